@@ -1,0 +1,1 @@
+"""Decides: which GPUs, which strategy, how many processes. Never imports torch."""

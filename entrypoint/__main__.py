@@ -1,0 +1,3 @@
+from entrypoint.cli import main
+
+main()

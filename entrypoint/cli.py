@@ -1,0 +1,266 @@
+"""`trainbox`: verbs that are planned and supervised, verbs answered here, and anything else run as it stands."""
+
+import dataclasses
+import difflib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import click
+
+from entrypoint.cluster import Cluster, detect_cluster
+from entrypoint.cpus import usable_cpus
+from entrypoint.errors import WRONG_USE, HardwareMissing, LaunchError, WrongUse
+from entrypoint.gpus import Gpu, visible_gpus
+from entrypoint.nvml import Detection, detect
+from entrypoint.plan import LaunchPlan, LaunchRequest, plan_launch
+from entrypoint.supervise import supervise
+
+_PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+class _GpuCount(click.ParamType[int | str]):
+    name = "N|all"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value in ("all", "auto") or isinstance(value, int):
+            return "all" if value == "all" else value
+        if value.isascii() and value.isdigit():
+            return int(value)
+        self.fail(f"{value!r} is neither a number of GPUs nor `all`; to name GPUs use --gpu-ids {value}", param, ctx)
+
+
+_OPTIONS = [
+    click.option("--gpus", type=_GpuCount(), envvar="GPUS", help="How many GPUs; 0 is the CPU. Default: all visible."),
+    click.option("--gpu-ids", metavar="IDS", envvar="GPU_IDS", help="Which ones: 0,2 or UUIDs or 0:1 for a MIG slice."),
+    click.option(
+        "--strategy",
+        type=click.Choice(["ddp", "dp", "single"]),
+        envvar="STRATEGY",
+        help="ddp: torchrun, a process a GPU. dp: DataParallel. Default: ddp on 2 GPUs or more.",
+    ),
+    click.option(
+        "--processes", type=click.IntRange(1), envvar="PROCESSES", help="How many CPU processes (torchrun DDP over gloo)."
+    ),
+    click.option(
+        "--device",
+        type=click.Choice(["auto", "cuda", "mps", "cpu"]),
+        envvar=["DEVICE", "TRAINBOX_DEVICE"],
+        help="Default: auto, which is cuda where there are GPUs.",
+    ),
+    click.option("--nnodes", type=click.IntRange(1), envvar="NNODES", help="How many machines. Default: the scheduler's word."),
+    click.option("--node-rank", type=click.IntRange(0), envvar="NODE_RANK", help="Which of them this is, from 0."),
+    click.option("--rdzv-endpoint", metavar="HOST:PORT", envvar="RDZV_ENDPOINT", help="Where they meet: on node 0."),
+    click.option("--rdzv-id", metavar="TEXT", envvar="RDZV_ID", help="The job's name there, the same on all."),
+]
+
+
+def _launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def _whole_help(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    """Launch options from here and training options from the trainer, on one page."""
+    if not value or ctx.resilient_parsing:
+        return
+    formatter = ctx.make_formatter()
+    ctx.command.format_usage(ctx, formatter)
+    ctx.command.format_help_text(ctx, formatter)
+    records = [record for p in ctx.command.get_params(ctx) if (record := p.get_help_record(ctx))]
+    with formatter.section("Launch options"):
+        formatter.write_dl(records)
+    click.echo(formatter.getvalue())
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "trainer", "train", "--help-options"])
+
+
+_help_option = click.option(
+    "--help", "-h", is_flag=True, is_eager=True, expose_value=False, callback=_whole_help, help="Show this page."
+)
+
+
+@click.group(context_settings={"help_option_names": ["--help", "-h"]})
+@click.version_option(package_name="trainbox", message="trainbox %(version)s")
+def cli() -> None:
+    """Find the GPUs, plan a launch, train, and prove what was done.
+
+    \b
+    Examples:
+      trainbox train                           digits, on whatever is here
+      trainbox train mnist --gpus 2            two GPUs, torchrun DDP
+      trainbox train my.py:Gestures --processes 2 --epochs 3
+      trainbox plan mnist --gpus 3             what would be launched, and why
+      docker run IMAGE nvidia-smi              anything else is run as it stands
+    """
+
+
+@cli.command(context_settings=_PASS_ON, options_metavar="[OPTIONS]")
+@_launch_options
+@_help_option
+@click.argument("training", nargs=-1, type=click.UNPROCESSED, metavar="[TASK]")
+def train(training: tuple[str, ...], **options: Any) -> None:
+    """Train TASK (default: digits) and go on where a stopped run of the same command ended.
+
+    \b
+    Examples:
+      trainbox train                                     digits on whatever is here
+      trainbox train mnist --gpus 2 --epochs 5           two GPUs
+      trainbox train fashion_mnist --batch-size 512 --lr 0.002 --lr-scaling linear
+      trainbox train my_tasks/gestures.py:Gestures --set width=64
+      trainbox train --processes 2 --device cpu          two gloo processes, without a GPU
+    """
+    checking = _start_check(training)
+    plan = _plan(training, options)
+    _finish_check(checking)
+    sys.exit(supervise(plan.argv, {**os.environ, **plan.env}))
+
+
+@cli.command(context_settings=_PASS_ON, options_metavar="[OPTIONS]")
+@_launch_options
+@_help_option
+@click.argument("training", nargs=-1, type=click.UNPROCESSED, metavar="[TASK]")
+def plan(training: tuple[str, ...], **options: Any) -> None:
+    """Print as JSON what `train` with the same words would launch, and why; start nothing.
+
+    \b
+    Examples:
+      trainbox plan mnist --gpus 3
+      GPU_IDS=0,2 trainbox plan
+    """
+    checking = _start_check(training)
+    decided = _plan(training, options)
+    _finish_check(checking)
+    click.echo(json.dumps(dataclasses.asdict(decided), indent=2))
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON array instead of lines.")
+def gpus(as_json: bool) -> None:
+    """List the visible GPUs and MIG slices.
+
+    \b
+    Examples:
+      trainbox gpus
+      trainbox gpus --json
+    """
+    found = _detected()
+    visible = _visible(found)
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(gpu) for gpu in visible], indent=2))
+        return
+    _list_gpus(visible, found)
+
+
+@cli.command()
+@click.option("--gpus", "wanted", type=_GpuCount(), envvar="GPUS", help="How many GPUs there must be.")
+@click.option("--gpu-ids", metavar="IDS", envvar="GPU_IDS", help="Which ones there must be.")
+def health(wanted: int | str | None, gpu_ids: str | None) -> None:
+    """List the GPUs; exit 3 if one that was asked for is missing or cannot be used.
+
+    \b
+    Examples:
+      trainbox health --gpus 2
+      GPU_IDS=0,2 trainbox health
+    """
+    found = _detected()
+    visible = _visible(found)
+    _list_gpus(visible, found)
+    # The same decision as a launch, so that `health` and `train` cannot differ.
+    device = None if wanted == 0 or not (wanted or gpu_ids) else "cuda"
+    decided = plan_launch(LaunchRequest(argv=(), gpus=wanted, gpu_ids=gpu_ids, device=device), visible, Cluster())
+    click.echo(f"PASS: {len(decided.gpus)} GPU(s) to use" if decided.gpus else "PASS: no GPU asked for, none to check")
+
+
+def _list_gpus(gpus: tuple[Gpu, ...], found: Detection) -> None:
+    if found.driver_version:
+        click.echo(f"NVIDIA driver {found.driver_version}")
+    for gpu in gpus:
+        click.echo(f"GPU {gpu.label}  {gpu.name}  {gpu.memory_mib} MiB  {gpu.uuid}{f'  {gpu.fault}' if gpu.fault else ''}")
+    if not gpus:
+        click.echo(f"no GPU visible: {found.absent or 'the driver lists none, or CUDA_VISIBLE_DEVICES hides them'}")
+
+
+@cli.command(context_settings=_PASS_ON)
+@click.argument("rest", nargs=-1, type=click.UNPROCESSED)
+def tasks(rest: tuple[str, ...]) -> None:
+    """List the tasks, or one task's fields: `trainbox tasks mnist`."""
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "trainer", "tasks", *rest])
+
+
+def _start_check(training: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    """The trainer checks its own words in a child, without torch, while we ask the driver."""
+    return subprocess.Popen([sys.executable, "-m", "trainer", "train", "--check", *training], stdin=subprocess.DEVNULL)
+
+
+def _finish_check(checking: subprocess.Popen[bytes]) -> None:
+    if code := checking.wait():
+        sys.exit(code)
+
+
+def _plan(training: tuple[str, ...], options: dict[str, Any]) -> LaunchPlan:
+    options["gpus"] = None if options["gpus"] == "auto" else options["gpus"]
+    options["device"] = _device(options["device"], options["processes"])
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    request = LaunchRequest(
+        argv=("-m", "trainer", "train", *training),
+        python=sys.executable,
+        cpus=usable_cpus(),
+        omp_num_threads=int(threads) if threads.isdigit() and int(threads) > 0 else None,
+        **options,
+    )
+    # A CPU run asked for does not look at the driver at all: it works beside a broken one.
+    visible = () if request.device in ("cpu", "mps") or request.gpus == 0 else _visible(_detected())
+    return plan_launch(request, visible, detect_cluster(os.environ))
+
+
+def _device(asked: str | None, processes: int | None) -> str | None:
+    if asked not in (None, "auto"):
+        return asked
+    return "mps" if (sys.platform, platform.machine()) == ("darwin", "arm64") and processes is None else None
+
+
+def _detected() -> Detection:
+    found = detect()
+    if found.broken:
+        raise HardwareMissing(f"{found.broken}; to train without GPUs all the same: --device cpu")
+    return found
+
+
+def _visible(found: Detection) -> tuple[Gpu, ...]:
+    return visible_gpus(found.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _run_verbatim(argv: list[str]) -> NoReturn:
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        verbs = sorted(cli.commands)
+        close = difflib.get_close_matches(argv[0], verbs, n=1)
+        hint = f"did you mean `{close[0]}`?" if close else f"the verbs are {', '.join(verbs)}"
+        raise WrongUse(f"'{argv[0]}' is neither a verb nor a program that can be run ({error.strerror}): {hint}") from error
+
+
+def main() -> NoReturn:
+    """The console script and the image's entrypoint."""
+    words = sys.argv[1:]
+    try:
+        if words and not words[0].startswith("-") and words[0] not in cli.commands:
+            _run_verbatim(words)
+        sys.exit(cli.main(words or ["--help"], prog_name="trainbox", standalone_mode=False) or 0)
+    except click.ClickException as error:
+        click.echo(f"trainbox: {error.format_message()}", err=True)
+        sys.exit(WRONG_USE)
+    except LaunchError as error:
+        click.echo(f"trainbox: {error}", err=True)
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+
+

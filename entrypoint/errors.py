@@ -1,0 +1,23 @@
+"""The errors of the launch decision, each with the exit code that it ends in (docs/exit-codes.md)."""
+
+WRONG_USE = 2
+HARDWARE = 3
+PREEMPTED = 75
+
+
+class LaunchError(Exception):
+    """A launch that cannot be: the message says what was asked, what was found and what to do."""
+
+    exit_code: int
+
+
+class WrongUse(LaunchError):
+    """Contradictory or malformed request: nobody should retry it."""
+
+    exit_code = WRONG_USE
+
+
+class HardwareMissing(LaunchError):
+    """Fewer GPUs than asked for, or a driver that does not answer: another node may do."""
+
+    exit_code = HARDWARE

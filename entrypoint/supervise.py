@@ -1,0 +1,73 @@
+"""Run the plan's child: forward signals to it, end it if it hangs, answer with its exit code."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import FrameType
+
+from entrypoint.errors import PREEMPTED
+
+# Of the 60 s that compose and Kubernetes give (stop_grace_period), so that our own message comes before their SIGKILL.
+STOP_BUDGET_S = 50
+_POLL_S = 0.2
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1
+
+
+def supervise(argv: Sequence[str], env: Mapping[str, str], stop_budget_s: float = STOP_BUDGET_S) -> int:
+    """Start `argv`, stay its parent, and return the exit code to end with.
+
+    The first SIGTERM, SIGINT, SIGUSR1 or SIGHUP reaches the child as SIGTERM: save and stop. A second one, or
+    `stop_budget_s` without an end, kills it. A child killed by signal N gives 128 + N, as in a shell.
+    """
+    received: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+
+    for number in _STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's wish stands
+            signal.signal(number, note)
+    if received:
+        return PREEMPTED
+    child = subprocess.Popen(
+        argv,
+        env=dict(env),
+        start_new_session=True,  # a terminal's Ctrl-C then reaches us alone, and the ranks hear of it once
+        preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+    )
+    forwarded, deadline = False, 0.0
+    while True:
+        try:
+            code = child.wait(timeout=_POLL_S)
+            return code if code >= 0 else 128 - code
+        except subprocess.TimeoutExpired:
+            pass
+        if received and not forwarded:
+            forwarded, deadline = True, time.monotonic() + stop_budget_s
+            _say(f"{signal.Signals(received[0]).name} received: saving a checkpoint, then stopping (again: stop at once)")
+            child.send_signal(signal.SIGTERM)
+        if forwarded and (len(received) > 1 or time.monotonic() > deadline):
+            why = "second signal" if len(received) > 1 else f"not stopped {stop_budget_s:.0f} s after the signal"
+            _say(f"{why}: killed; the newest checkpoint before it is whole, and the same command goes on from there")
+            _kill_session(child)
+            return 128 + received[-1] if len(received) > 1 else 128 + signal.SIGKILL
+
+
+def _kill_session(child: subprocess.Popen[bytes]) -> None:
+    """The ranks are sessions of their own under torchrun; they ask the kernel to die with it."""
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _die_with_parent() -> None:
+    """In the child, before it runs: SIGKILL it should this process vanish, so that nothing trains on unseen."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _say(text: str) -> None:
+    print(f"trainbox: {text}", file=sys.stderr, flush=True)

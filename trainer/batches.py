@@ -1,0 +1,199 @@
+"""Which examples a step sees, and how they get to the device. Positions are integers: a resume needs no sampler state."""
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
+
+from trainer.seeding import derive_seed
+from trainer.stopping import leave_signals_to_the_parent
+
+# Of the device's free memory, how much a dataset may take; the rest is for the model.
+DATA_SHARE_OF_DEVICE = 0.4
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward sees: part `part` of shard `shard`, the examples `start` to `stop` of the global batch."""
+
+    shard: int
+    part: int
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+def micro_batches(batch_size: int, shards: int, accumulation: int, owned: Iterable[int]) -> tuple[MicroBatch, ...]:
+    """The micro-batches of the shards `owned`: shards are equal but for one example, parts of a shard too."""
+    cut = []
+    for shard in owned:
+        begin, end = batch_size * shard // shards, batch_size * (shard + 1) // shards
+        for part in range(accumulation):
+            start, stop = (begin + (end - begin) * i // accumulation for i in (part, part + 1))
+            cut.append(MicroBatch(shard, part, start, stop))
+    return tuple(cut)
+
+
+def epoch_order(seed: int, epoch: int, size: int) -> Tensor:
+    """The order of the examples in `epoch`: a permutation that depends on its arguments only."""
+    return torch.randperm(size, generator=torch.Generator().manual_seed(derive_seed(seed, "order", epoch)))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The steps of a run over `examples` examples; an epoch's last incomplete batch is left out, each time another."""
+
+    seed: int
+    examples: int
+    batch_size: int
+    total_steps: int
+    micros: tuple[MicroBatch, ...]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.examples // self.batch_size
+
+    def indices(self, start_step: int, device: torch.device | str = "cpu") -> Iterator[tuple[int, Tensor]]:
+        """(epoch, indices) of each of this process's micro-batches from `start_step` to the end."""
+        known, order = -1, torch.empty(0)
+        for step in range(start_step, self.total_steps):
+            epoch, position = divmod(step, self.steps_per_epoch)
+            if epoch != known:
+                known, order = epoch, epoch_order(self.seed, epoch, self.examples).to(device)
+            first = position * self.batch_size
+            for micro in self.micros:
+                yield epoch, order[first + micro.start : first + micro.stop]
+
+
+def place_tensors(dataset: Dataset[Any], device: torch.device) -> Dataset[Any]:
+    """A `TensorDataset` moved to the GPU if it fits there beside a model; anything else as it is."""
+    if not isinstance(dataset, TensorDataset) or device.type != "cuda":
+        return dataset
+    size = sum(tensor.nbytes for tensor in dataset.tensors)
+    free, _total = torch.cuda.mem_get_info(device)
+    if size > DATA_SHARE_OF_DEVICE * free:
+        return dataset
+    return TensorDataset(*(tensor.to(device) for tensor in dataset.tensors))
+
+
+def training_batches(
+    dataset: Dataset[Any], schedule: Schedule, start_step: int, device: torch.device, workers: int
+) -> Iterator[Any]:
+    """This process's micro-batches on `device`, in the order of its steps, from `start_step` to the end of the run."""
+    if isinstance(dataset, TensorDataset):
+        tensors = dataset.tensors
+        for _epoch, indices in schedule.indices(start_step, tensors[0].device):
+            yield to_device(tuple(tensor.index_select(0, indices) for tensor in tensors), device)
+        return
+    sampler = _EpochIndices(schedule, start_step)
+    loader = _loader(_SeededExamples(dataset, schedule.seed), sampler, device, workers)
+    yield from _ahead(loader, device)
+
+
+class EvaluationBatches:
+    """Batches number `own` of the validation set, in order, again at each call of `iterate`; each example stands in one."""
+
+    def __init__(self, dataset: Dataset[Any], batch_size: int, own: range, device: torch.device, workers: int) -> None:
+        self.dataset, self.batch_size, self.own, self.device = dataset, batch_size, own, device
+        self.size = length(dataset)
+        self._loader: Iterable[Any] | None = None
+        if not isinstance(dataset, TensorDataset):
+            positions = [[(0, i) for i in range(*self._bounds(number))] for number in own]
+            self._loader = _loader(_SeededExamples(dataset, 0), positions, device, workers)
+
+    def _bounds(self, number: int) -> tuple[int, int]:
+        return number * self.batch_size, min((number + 1) * self.batch_size, self.size)
+
+    def iterate(self) -> Iterator[tuple[int, Any]]:
+        """(number of examples, batch on the device) of each own batch."""
+        counts = [stop - start for start, stop in map(self._bounds, self.own)]
+        if isinstance(self.dataset, TensorDataset):
+            tensors = self.dataset.tensors
+            slices = (slice(*self._bounds(number)) for number in self.own)
+            batches = (to_device(tuple(tensor[part] for tensor in tensors), self.device) for part in slices)
+            yield from zip(counts, batches, strict=True)
+        else:
+            assert self._loader is not None
+            yield from zip(counts, _ahead(self._loader, self.device), strict=True)
+
+
+def evaluation_batch_count(examples: int, batch_size: int) -> int:
+    return -(-examples // batch_size)
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The tensors of a tuple, list or dict on `device`; pinned ones are copied while the device computes."""
+    if isinstance(batch, Tensor):
+        return batch if batch.device == device else batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {name: to_device(value, device) for name, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        moved = [to_device(value, device) for value in batch]
+        return moved if isinstance(batch, list) else tuple(moved)
+    return batch
+
+
+class _EpochIndices(Sampler[list[tuple[int, int]]]):
+    """Lists of (epoch, index), one a micro-batch, over all epochs: workers live on from one epoch to the next."""
+
+    def __init__(self, schedule: Schedule, start_step: int) -> None:
+        self.schedule, self.start_step = schedule, start_step
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for epoch, indices in self.schedule.indices(self.start_step):
+            yield [(epoch, index) for index in indices.tolist()]
+
+
+class _SeededExamples(Dataset[Any]):
+    """Seeds Python's, NumPy's and torch's generators for each example by (seed, epoch, index), in whatever worker."""
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+
+    def __getitem__(self, position: tuple[int, int]) -> Any:
+        import numpy
+
+        epoch, index = position
+        seed = derive_seed(self.seed, "example", epoch, index)
+        random.seed(seed)
+        numpy.random.seed(seed % 2**32)
+        torch.default_generator.manual_seed(seed)
+        return self.dataset[index]
+
+
+def _loader(examples: Dataset[Any], batches: Any, device: torch.device, workers: int) -> "DataLoader[Any]":
+    return DataLoader(
+        examples,
+        batch_sampler=batches,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        persistent_workers=workers > 0,
+        worker_init_fn=_start_worker if workers else None,
+    )
+
+
+def _start_worker(_worker: int) -> None:
+    torch.set_num_threads(1)
+    leave_signals_to_the_parent()
+
+
+def _ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
+    """The batches on `device`, each one's copy started before the one before it is used."""
+    waiting: list[Any] = []
+    for batch in batches:
+        waiting.append(to_device(batch, device))
+        if len(waiting) == 2:
+            yield waiting.pop(0)
+    yield from waiting
+
+
+def length(dataset: Dataset[Any]) -> int:
+    """How many examples it holds."""
+    return len(dataset)  # type: ignore[arg-type]

@@ -1,0 +1,278 @@
+"""Checkpoints that are whole or not there: written beside the training, checked before a load."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from trainer.errors import Failure, NotFinite, StorageFailure
+
+
+class Checkpoints:
+    """The checkpoints of one run: `step-00000800.pt`, and its `.json` with the sha256, written last.
+
+    A save copies the tensors into kept buffers and returns; a thread writes, syncs and renames. The next save waits
+    for it. A crash in between loses that one checkpoint, never an older one.
+    """
+
+    def __init__(self, folder: Path, keep: int, writes: bool, report: Callable[[str], None]) -> None:
+        """`writes` is false on every process but the first: it then only loads. `report` takes lines for people."""
+        self.folder, self.keep, self.writes, self.report = folder, keep, writes, report
+        self._snapshot = _Snapshot()
+        self._thread: threading.Thread | None = None
+        self._failure: Failure | None = None
+
+    def sweep(self) -> None:
+        """Remove what an interrupted save left: temporary files, and tensors without a sidecar."""
+        for path in self.folder.glob("*"):
+            orphan = path.suffix == ".pt" and not path.with_suffix(".json").exists()
+            if path.suffix == ".tmp" or orphan:
+                path.unlink()
+
+    def newest(self) -> int | None:
+        """The step of the newest checkpoint that is whole; damaged ones are renamed to `.damaged`. None if there is none.
+
+        Raises:
+            StorageFailure: there are checkpoints and not one is whole: starting over would hide that.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            problem = self._problem(step)
+            if problem is None:
+                return step
+            self.report(f"checkpoint {self._path(step)} is damaged ({problem}): set aside, trying the one before")
+            for path in (self._path(step), self._path(step, ".json")):
+                with contextlib.suppress(FileNotFoundError):
+                    path.rename(path.with_name(path.name + ".damaged"))
+        damaged = sorted(self.folder.glob("step-*.damaged"))
+        if damaged:
+            raise StorageFailure(
+                f"no whole checkpoint in {self.folder}, {len(damaged)} damaged file(s): restore one from a backup, "
+                "or start over under another --run name"
+            )
+        return None
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, oldest first."""
+        return sorted(int(path.stem.removeprefix("step-")) for path in self.folder.glob("step-????????.json"))
+
+    def load(self, step: int) -> dict[str, Any]:
+        """The state saved at `step`, on the CPU: tensors and primitives, nothing that could run code."""
+        try:
+            state = torch.load(self._path(step), map_location="cpu", weights_only=True)
+        except Exception as error:  # the file is what its sidecar says, so another program or an attacker wrote both
+            raise StorageFailure(f"checkpoint {self._path(step)} cannot be loaded safely: {error}") from error
+        assert isinstance(state, dict)
+        return state
+
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """Get the buffers for states like this one, beside the training, so that the first save is as short as the next."""
+        if self.writes:
+            self.wait()
+            self._start(lambda: self._snapshot.allocate(state))
+
+    def save(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float], best_step: int | None) -> None:
+        """Copy `state` and write it as the checkpoint of `step` in a thread; keep the newest few and `best_step`'s.
+
+        If `step` is the best one, its model goes to `model.safetensors` too.
+
+        Raises:
+            StorageFailure: the save before this one could not be written.
+        """
+        if self.writes:
+            self.wait()
+            copy = self._snapshot.take(state)
+            self._start(lambda: self._write(step, copy, dict(metrics), best_step))
+
+    def wait(self) -> None:
+        """Until the save under way is durable.
+
+        Raises:
+            StorageFailure: it could not be written; the checkpoints before it are as they were.
+            NotFinite: its weights are not finite, and it was not written.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _start(self, work: Callable[[], None]) -> None:
+        """`work` in the thread; its failure is raised by the next `wait`."""
+
+        def run() -> None:
+            try:
+                work()
+            except Failure as failure:
+                self._failure = failure
+            except OSError as error:
+                self._failure = storage_failure(self.folder, error)
+
+        self._thread = threading.Thread(target=run, name="checkpoint")
+        self._thread.start()
+
+    def _write(self, step: int, state: dict[str, Any], metrics: dict[str, float], best_step: int | None) -> None:
+        for name, tensor in state["model"].items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise NotFinite(
+                    f"the weights {name!r} are not finite at step {step}: lower --lr, or add --warmup-epochs or "
+                    "--clip-norm; the checkpoints saved before are whole"
+                )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(self._path(step)) as file:
+            hashed = _HashedFile(file)
+            try:
+                torch.save(state, hashed)
+            except RuntimeError as error:
+                raise (hashed.error or error) from error  # torch hides the reason, ENOSPC say
+        if step == best_step:
+            model = {name: tensor.contiguous() for name, tensor in state["model"].items()}
+            with replacing(self.folder.parent / "model.safetensors") as file:
+                file.write(to_safetensors(model, {"format": "pt", "step": str(step)}))
+        sidecar = {
+            "step": step,
+            "sha256": hashed.sha256.hexdigest(),
+            "bytes": hashed.size,
+            "metrics": metrics,
+            "best_step": best_step,
+            "saved_at_unix_s": round(time.time(), 3),
+        }
+        with replacing(self._path(step, ".json")) as file:
+            file.write(json.dumps(sidecar, indent=2).encode() + b"\n")
+        self._prune(best_step)
+
+    def _prune(self, best_step: int | None) -> None:
+        for step in self.steps()[: -self.keep]:
+            if step != best_step:
+                self._path(step, ".json").unlink()  # first: tensors without it are swept, it without them is damage
+                self._path(step).unlink(missing_ok=True)
+
+    def _problem(self, step: int) -> str | None:
+        """What is wrong with the checkpoint of `step`, or None if its bytes are those that were written."""
+        try:
+            sidecar = json.loads(self._path(step, ".json").read_text())
+            expected = sidecar["sha256"]
+            with self._path(step).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return f"{type(error).__name__}: {error}"
+        return None if found == expected else f"sha256 {found[:12]}..., its sidecar says {str(expected)[:12]}..."
+
+    def _path(self, step: int, suffix: str = ".pt") -> Path:
+        return self.folder / f"step-{step:08d}{suffix}"
+
+
+class _Snapshot:
+    """A copy of a state in buffers that are kept: copying into fresh memory takes several times as long."""
+
+    def __init__(self) -> None:
+        self._buffers: list[Tensor] = []
+
+    def allocate(self, state: Mapping[str, Any]) -> None:
+        tensors = list(_tensors(state))
+        if [_layout(t) for t in tensors] != [_layout(t) for t in self._buffers]:
+            # zeros, not empty: the pages are then really there
+            self._buffers = [
+                torch.zeros_like(tensor, device="cpu", requires_grad=False, pin_memory=tensor.device.type == "cuda")
+                for tensor in tensors
+            ]
+
+    @torch.no_grad()
+    def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        self.allocate(state)
+        for buffer, tensor in zip(self._buffers, _tensors(state), strict=True):
+            buffer.copy_(tensor, non_blocking=True)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        copies = iter(self._buffers)
+        rebuilt = _rebuild(state, copies)
+        assert isinstance(rebuilt, dict)
+        return rebuilt
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.stride()
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from _tensors(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _tensors(value)
+
+
+def _rebuild(tree: Any, copies: Iterator[Tensor]) -> Any:
+    """`tree` with its tensors replaced, in order, and its containers plain."""
+    if isinstance(tree, Tensor):
+        return next(copies)
+    if isinstance(tree, Mapping):
+        return {name: _rebuild(value, copies) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_rebuild(value, copies) for value in tree]
+    return tree
+
+
+class _HashedFile:
+    """Passes writes on, hashing them, and remembers the error that torch would hide."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.sha256, self.size = file, hashlib.sha256(), 0
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            written = self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        self.sha256.update(data)
+        self.size += written
+        return written
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears at `path` whole, synced to the disk, or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def storage_failure(place: Path, error: OSError) -> StorageFailure:
+    """`error` in words: the place, the reason and the room that is left."""
+    existing = next(folder for folder in [place, *place.absolute().parents] if folder.exists())
+    free_mib = shutil.disk_usage(existing).free // 2**20
+    return StorageFailure(
+        f"cannot write {error.filename or place}: {error.strerror or error} ({free_mib} MiB free, uid {os.getuid()}): "
+        "free some space or choose another --runs-dir; what was saved before is whole"
+    )

@@ -1,0 +1,52 @@
+"""Classification: a Task whose batches are (inputs, labels). Give it the datasets and the model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainer import metrics, pictures
+from trainer.task import Task
+
+# Shape suffixes: B examples of a batch, C channels, H height, W width, K classes.
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """Cross-entropy, accuracy, macro-F1, a confusion matrix, and a sheet of examples where the inputs are images.
+
+    The model maps inputs to logits (B, K); `class_names` gives K.
+    """
+
+    class_names: ClassVar[tuple[str, ...]] = ()
+    best_by: ClassVar[str] = "max:accuracy"
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        inputs, labels_B = batch
+        return {"cross_entropy": F.cross_entropy(model(inputs), labels_B, reduction="none")}
+
+    def statistics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        inputs, labels_B = batch
+        logits_BK = model(inputs).float()
+        return {
+            "loss": F.cross_entropy(logits_BK, labels_B, reduction="sum"),
+            "confusion": metrics.confusion_matrix(labels_B, logits_BK.argmax(1), len(self.class_names)),
+        }
+
+    def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        return {
+            "loss": float(totals["loss"] / totals["examples"]),
+            "accuracy": metrics.accuracy(totals["confusion"]),
+            "macro_f1": metrics.macro_f1(totals["confusion"]),
+        }
+
+    def figures(self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        figures = {"confusion_matrix": pictures.confusion_matrix(totals["confusion"], self.class_names)}
+        inputs, labels_B = batch
+        if inputs.ndim == 4 and inputs.shape[1] in (1, 3):
+            images_BCHW, labels_B = inputs[:32], labels_B[:32]
+            predictions_B = model(images_BCHW).argmax(1)
+            figures["examples"] = pictures.example_sheet(images_BCHW, labels_B, predictions_B, self.class_names)
+        return figures

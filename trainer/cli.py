@@ -1,0 +1,228 @@
+"""The trainer's command line: checks everything it can before torch is imported."""
+
+import dataclasses
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainer.config import Config, check, load_config_file
+from trainer.errors import Failure, NetworkFailure, NotFinite, Preempted, WrongUse
+from trainer.stopping import StopRequest
+from trainer.task import built_in_tasks, load_task, loaded_fields, parse_fields, static_fields, summary
+
+
+class _Number(click.ParamType[float]):
+    """A finite number above (or from) `low`; click's ranges let NaN through."""
+
+    name = "number"
+
+    def __init__(self, low: float, open_low: bool = True) -> None:
+        self.low, self.open_low = low, open_low
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        if not math.isfinite(number) or number < self.low or (self.open_low and number == self.low):
+            self.fail(f"{value} is not a finite number {'above' if self.open_low else 'from'} {self.low:g}", param, ctx)
+        return number
+
+
+_COUNT = click.IntRange(1, 2**40)
+
+
+def _read_config_file(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
+    if path is not None:
+        settings = load_config_file(path)
+        ctx.meta["fields"] = settings.pop("fields", {})
+        ctx.meta["shards"] = settings.pop("shards", None)
+        ctx.default_map = settings
+
+
+def _option(*names: str, **attributes: Any) -> Any:
+    """An option with its environment name: `--batch-size` is TRAINBOX_BATCH_SIZE."""
+    variable = "TRAINBOX_" + names[0].split("/")[0].lstrip("-").replace("-", "_").upper()
+    return click.option(*names, envvar=[*attributes.pop("also", []), variable], **attributes)
+
+
+_OPTIONS = [
+    click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        envvar="TRAINBOX_CONFIG",
+        is_eager=True,
+        expose_value=False,
+        callback=_read_config_file,
+        help="JSON file of settings, such as a run's config.json; options given beside it win.",
+    ),
+    _option("--set", "pairs", multiple=True, metavar="NAME=VALUE", also=["SET"], help="A field of the task; repeatable."),
+    _option("--epochs", type=_COUNT, help="Passes over the training set. Default: the task's."),
+    _option("--max-steps", type=_COUNT, help="Optimizer steps, instead of --epochs."),
+    _option("--batch-size", type=_COUNT, help="Examples in one optimizer step, over all GPUs. Default: the task's."),
+    _option("--batch-size-per-gpu", type=_COUNT, help="The same, for each process."),
+    _option("--accumulation", type=_COUNT, default=1, help="Parts a GPU's share of a batch is computed in. Default: 1."),
+    _option("--lr", "learning_rate", type=_Number(0), help="Peak learning rate. Default: the task's."),
+    _option(
+        "--lr-scaling", type=click.Choice(["none", "linear", "sqrt"]), default="none", help="Of --lr with the batch size."
+    ),
+    _option("--base-batch-size", type=_COUNT, default=256, help="The batch size --lr is meant for. Default: 256."),
+    _option("--warmup-epochs", type=_Number(0, open_low=False), default=0.0, help="Linear warm-up. Default: 0."),
+    _option("--optimizer", type=click.Choice(["adamw", "adam", "sgd"]), default="adamw", help="Default: adamw."),
+    _option("--weight-decay", type=_Number(0, open_low=False), help="Default: the optimizer's."),
+    _option("--clip-norm", type=_Number(0), help="Largest gradient norm. Default: no limit."),
+    _option(
+        "--precision",
+        type=click.Choice(["fp32", "tf32", "bf16", "fp16"]),
+        help="Default: bf16 on Ampere or newer, fp16 on older GPUs, fp32 elsewhere.",
+    ),
+    _option("--eval-every", type=_COUNT, default=1, help="Epochs between validations. Default: 1."),
+    _option("--best-by", metavar="METRIC", help="Metric of the best checkpoint: accuracy, min:loss. Default: the task's."),
+    _option("--early-stopping", metavar="METRIC", help="End when this metric stops getting better."),
+    _option("--patience", type=_COUNT, default=5, help="Validations to wait for it. Default: 5."),
+    _option("--checkpoint-steps", type=_COUNT, help="Steps between checkpoints, beside the best, the last and the minutes."),
+    _option("--checkpoint-minutes", type=_Number(0), default=5.0, help="Minutes between checkpoints. Default: 5."),
+    _option("--keep", type=_COUNT, default=3, help="Newest checkpoints kept, beside the best. Default: 3."),
+    _option("--log-steps", type=_COUNT, default=50, help="Steps between entries in metrics.jsonl. Default: 50."),
+    _option("--workers", type=click.IntRange(0, 1024), help="Loader processes for data not held in memory, a process."),
+    _option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Default: 0."),
+    _option("--deterministic/--fast", default=True, help="Same bits each time (default), or whatever is fastest."),
+    _option("--compile/--no-compile", default=False, help="torch.compile the model; needs a C compiler."),
+    _option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), help="Default: runs."),
+    _option("--run", metavar="NAME", help="The run's folder there. Default: the task and a digest of the settings."),
+    _option("--data-dir", type=click.Path(path_type=Path), default=Path("data"), help="Where datasets lie. Default: data."),
+    _option(
+        "--resume",
+        type=click.Choice(["auto", "never"]),
+        default="auto",
+        help="auto: go on from the run's newest checkpoint. never: refuse a run that has one.",
+    ),
+]
+
+
+def _training_options(command: Any) -> Any:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def _print_options(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    """The options alone, for the page that `trainbox train --help` makes."""
+    if value:
+        formatter = ctx.make_formatter()
+        with formatter.section("Training options, each also as TRAINBOX_NAME in the environment (--epochs: TRAINBOX_EPOCHS)"):
+            formatter.write_dl([r for p in ctx.command.get_params(ctx) if p.name != "help" and (r := p.get_help_record(ctx))])
+        click.echo(formatter.getvalue().rstrip())
+        ctx.exit()
+
+
+@click.group(context_settings={"help_option_names": ["--help", "-h"]})
+def cli() -> None:
+    """Train a task on the devices that this process was given. `trainbox` plans and starts this."""
+
+
+@cli.command()
+@click.argument("task", envvar="TASK", default="digits")
+@_training_options
+@_option("--device", type=click.Choice(["auto", "cuda", "mps", "cpu"]), default="auto", help="Default: auto.")
+@click.option("--check", "only_check", is_flag=True, hidden=True)
+@click.option("--help-options", is_flag=True, hidden=True, is_eager=True, expose_value=False, callback=_print_options)
+def train(
+    task: str,
+    pairs: tuple[str, ...],
+    runs_dir: Path,
+    run: str | None,
+    data_dir: Path,
+    resume: str,
+    device: str,
+    only_check: bool,
+    **settings: Any,
+) -> None:
+    """Train TASK: a built-in name, file.py:Class or module:Class.
+
+    \b
+    Examples:
+      python -m trainer train digits --epochs 5 --device cpu
+      python -m trainer train my.py:Gestures --set width=64
+    """
+    shards = click.get_current_context().meta.get("shards")
+    config = Config(task=task, fields=_fields(task, pairs), shards=shards, **settings)
+    check(config, device)
+    _check_run_name(run)
+    if only_check:
+        return
+    stop = StopRequest.install()
+    from trainer.session import train_task
+
+    train_task(config, stop, device, runs_dir, run, data_dir, resume)
+
+
+def _fields(task: str, pairs: tuple[str, ...]) -> dict[str, Any]:
+    """The task's fields from --config and --set, checked against its source where that can be read."""
+    given = dict(click.get_current_context().meta.get("fields", {}))
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise WrongUse(f"--set {pair}: write NAME=VALUE, as in --set width=64")
+        given[name] = value
+    fields = static_fields(task)
+    return given if fields is None else parse_fields(task, fields, given)
+
+
+def _check_run_name(run: str | None) -> None:
+    if run is not None and (run != Path(run).name or run.startswith(".") or not run.isprintable()):
+        raise WrongUse(f"--run {run!r} is not a folder's name: letters and digits; the place is --runs-dir")
+
+
+@cli.command()
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
+def tasks(name: str | None, as_json: bool) -> None:
+    """List the tasks, or the fields of the task NAME (also of your own: file.py:Class)."""
+    if name is None:
+        listing = {task: summary(task) for task in built_in_tasks()}
+        lines = [f"{task:<16}{text}" for task, text in listing.items()]
+        click.echo(json.dumps(listing) if as_json else "\n".join(lines))
+        return
+    fields = static_fields(name)
+    if fields is None:
+        fields = loaded_fields(type(load_task(name, {})))
+    values = {f.name: {"type": f.type.__name__, "default": _default(f.default)} for f in fields}
+    if as_json:
+        click.echo(json.dumps(values))
+        return
+    click.echo(f"{name}: {summary(name)}" if ":" not in name else name)
+    for field, entry in values.items():
+        click.echo(f"  --set {field}=...  {entry['type']}, default {entry['default']}")
+
+
+def _default(value: Any) -> Any:
+    return None if value is dataclasses.MISSING else value
+
+
+def _tell(error: Failure) -> None:
+    """One message, not one a rank: what all ranks agree on is the first one's to say, and so is a lost contact."""
+    rank = os.environ.get("RANK", "0")
+    if rank == "0":
+        click.echo(f"trainbox: {error}", err=True)
+    elif not isinstance(error, Preempted | NotFinite | NetworkFailure):
+        click.echo(f"trainbox: [rank {rank}] {error}", err=True)
+
+
+def main() -> None:
+    """`python -m trainer`."""
+    try:
+        sys.exit(cli.main(prog_name="python -m trainer", standalone_mode=False) or 0)
+    except click.ClickException as error:
+        click.echo(f"trainbox: {error.format_message()}", err=True)
+        sys.exit(WrongUse.exit_code)
+    except Failure as error:
+        _tell(error)
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)

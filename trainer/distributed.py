@@ -1,0 +1,195 @@
+"""This process among its equals: the only importer of torch.distributed besides trainer/torchrun.py."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.errors import DeviceMissing, WrongUse
+
+TIMEOUT = timedelta(minutes=10)  # of one exchange; gloo would wait 30 minutes
+
+
+@dataclass
+class Process:
+    """One of `world_size` processes that train together; `strategy` is single, ddp or dp."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+    strategy: str
+    _pending_vote: "tuple[dist.Work, Tensor] | None" = field(default=None, repr=False)
+
+    @classmethod
+    def start(cls, device_name: str) -> "Process":
+        """Join the others, as torchrun's variables say; without them this process is alone.
+
+        Raises:
+            DeviceMissing: the device asked for is not there; it is never replaced by the CPU.
+        """
+        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        strategy = "ddp" if "LOCAL_RANK" in os.environ else os.environ.get("TRAINBOX_STRATEGY", "single")
+        device = choose_device(device_name, local_rank)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        if strategy == "ddp":
+            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, timeout=TIMEOUT)
+        return cls(int(os.environ.get("RANK", "0")), local_rank, world_size, device, strategy)
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def owned(self, count: int) -> range:
+        """The contiguous block of `count` shards or batches that this process owns."""
+        return self.owned_by(self.rank, count)
+
+    def owned_by(self, rank: int, count: int) -> range:
+        """The block of the process `rank`; the first process never goes without."""
+        start, stop = (-(-count * bound // self.world_size) for bound in (rank, rank + 1))
+        return range(start, stop)
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """`module` such that its backward adds the gradients of all processes or GPUs (`gradient_scale` makes the sum)."""
+        if self.strategy == "ddp":
+            devices = [self.device] if self.device.type == "cuda" else None
+            # Buffers are kept the same by mean_buffers, which uses every process's statistics and not the first's alone.
+            return nn.parallel.DistributedDataParallel(
+                module, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
+            )
+        if self.strategy == "dp":
+            return nn.DataParallel(module)
+        return module
+
+    @property
+    def gradient_scale(self) -> float:
+        """What a loss is multiplied with before the backward, since DDP divides the sum by the number of processes."""
+        return float(self.world_size)
+
+    def exchange(self, module: nn.Module, now: bool) -> contextlib.AbstractContextManager[None]:
+        """Around a forward and backward: exchange gradients in it only if `now`, the last part of a step."""
+        if self.strategy == "ddp" and not now:
+            return module.no_sync()  # type: ignore[no-any-return, operator]
+        return contextlib.nullcontext()
+
+    def mean_buffers(self, model: nn.Module) -> None:
+        """Give all processes the mean of their floating buffers (running statistics), so that none drifts."""
+        if self.world_size == 1:
+            return
+        buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        if not buffers:
+            return
+        flat = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
+        dist.all_reduce(flat)
+        flat /= self.world_size
+        for buffer, mean in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
+            buffer.copy_(mean.view_as(buffer))
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes, on each."""
+        if self.world_size > 1:
+            tensor = tensor.clone()
+            dist.all_reduce(tensor)
+        return tensor
+
+    def gather_rows(self, rows_NK: Tensor, counts: Sequence[int]) -> Tensor:
+        """The rows of all processes, those of the first on top; `counts` tells each one's number. On the CPU."""
+        rows_NK = rows_NK.cpu()
+        if self.world_size == 1:
+            return rows_NK
+        padded = rows_NK.new_zeros((max(counts), rows_NK.shape[1]))
+        padded[: len(rows_NK)] = rows_NK
+        parts = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    def from_first(self, value: Any) -> Any:
+        """The first process's `value` (primitives), on each."""
+        if self.world_size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
+
+    def vote(self, *wishes: bool) -> list[bool]:
+        """Whether any process had each wish; all get the same answer in the same step.
+
+        The answer is to the wishes of the call before, so that the exchange runs beside a training step and costs none.
+        """
+        if self.world_size == 1:
+            return list(wishes)
+        answer = [False] * len(wishes)
+        if self._pending_vote is not None:
+            work, votes = self._pending_vote
+            work.wait()
+            answer = [bool(vote) for vote in votes.tolist()]
+        votes = torch.tensor(wishes, dtype=torch.int32)
+        work = dist.all_reduce(votes, dist.ReduceOp.MAX, async_op=True)
+        assert work is not None
+        self._pending_vote = (work, votes)
+        return answer
+
+    def barrier(self) -> None:
+        """Wait until all are here."""
+        if self.world_size > 1:
+            dist.all_reduce(torch.zeros(1))
+
+    @contextlib.contextmanager
+    def first_goes_first(self) -> Iterator[None]:
+        """The first process runs the body alone (it may download), then the others do (they find it there)."""
+        if not self.is_first:
+            self.barrier()
+        yield
+        if self.is_first:
+            self.barrier()
+
+    def leave(self) -> None:
+        """End together: a process group torn down while another still uses it aborts that one."""
+        if self.strategy == "ddp" and dist.is_initialized():
+            if self._pending_vote is not None:
+                self._pending_vote[0].wait()
+            self.barrier()
+            dist.destroy_process_group()
+
+
+def choose_device(name: str, local_rank: int) -> torch.device:
+    """The torch device for `auto`, `cuda`, `mps` or `cpu`.
+
+    Raises:
+        DeviceMissing: torch does not have it here.
+        WrongUse: several processes on one Apple GPU.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if local_rank >= count:
+            raise DeviceMissing(
+                f"process {local_rank} was given a GPU, torch {torch.__version__} (CUDA {torch.version.cuda}) sees {count}: "
+                "the driver may be too old for this image, or the container has lost its GPUs; see `trainbox gpus`"
+            )
+        return torch.device("cuda", local_rank)
+    if name == "mps":
+        if not torch.backends.mps.is_available():
+            raise DeviceMissing("--device mps asked, and torch finds no Apple GPU here: use --device cpu")
+        if local_rank > 0:
+            raise WrongUse("--device mps is one GPU, and several processes are asked: use --device cpu, or 1 process")
+    return torch.device(name)
+
+
+def is_network_error(error: BaseException) -> bool:
+    """Whether `error` is another process's end or a broken network, seen from this one."""
+    if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
+        return True
+    # gloo says it in plain RuntimeErrors
+    signs = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "gloo", "Broken pipe")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)

@@ -1,0 +1,37 @@
+"""The ends that a user can meet, each with its exit code (docs/exit-codes.md)."""
+
+
+class Failure(Exception):
+    """An end that is no bug of ours: one or two lines say what was asked, what was found and what to do."""
+
+    exit_code = 1
+
+
+class WrongUse(Failure):
+    exit_code = 2
+
+
+class DeviceMissing(Failure):
+    exit_code = 3
+
+
+class StorageFailure(Failure):
+    exit_code = 4
+
+
+class OutOfMemory(Failure):
+    exit_code = 5
+
+
+class NotFinite(Failure):
+    exit_code = 6
+
+
+class NetworkFailure(Failure):
+    exit_code = 7
+
+
+class Preempted(Failure):
+    """Stopped by a signal with a checkpoint saved: the same command goes on from it."""
+
+    exit_code = 75

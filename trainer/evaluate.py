@@ -1,0 +1,60 @@
+"""Validation: each example once, and the same totals on any number of processes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.batches import EvaluationBatches, evaluation_batch_count
+from trainer.distributed import Process
+from trainer.errors import WrongUse
+from trainer.losses import autocast
+from trainer.task import Task
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics, the totals they come from (float64, on the CPU), and the first prepared batch for pictures."""
+
+    metrics: dict[str, float]
+    totals: dict[str, Tensor]
+    first_batch: Any
+
+
+@torch.no_grad()
+def evaluate(
+    task: Task, model: nn.Module, batches: EvaluationBatches, process: Process, autocast_dtype: torch.dtype | None
+) -> Evaluation:
+    """Add up the task's statistics over all processes' batches, in the order of the batches.
+
+    Raises:
+        WrongUse: a statistic whose shape changes from batch to batch: it cannot be a sum over examples.
+    """
+    was_training = model.training
+    model.eval()
+    rows, first_batch = [], None
+    for count, batch in batches.iterate():
+        batch = task.prepare(batch, training=False)
+        first_batch = batch if first_batch is None else first_batch
+        with autocast(process.device.type, autocast_dtype):
+            sums = task.statistics(model, batch)
+        rows.append({**sums, "examples": torch.tensor(count, device=process.device)})
+    model.train(was_training)
+    totals = _add(task, rows, batches, process)
+    return Evaluation(task.metrics(totals), totals, first_batch)
+
+
+def _add(task: Task, rows: list[dict[str, Tensor]], batches: EvaluationBatches, process: Process) -> dict[str, Tensor]:
+    shapes = process.from_first([(name, list(value.shape)) for name, value in rows[0].items()] if rows else None)
+    for row in rows:
+        if [(name, list(value.shape)) for name, value in row.items()] != shapes:
+            raise WrongUse(f"task {type(task).__name__}: statistics() gave other names or shapes for another batch")
+    width = sum(torch.Size(shape).numel() for _, shape in shapes)
+    flat = [torch.cat([value.detach().reshape(-1).cpu().double() for value in row.values()]) for row in rows]
+    rows_NK = torch.stack(flat) if flat else torch.zeros(0, width, dtype=torch.float64)
+    count = evaluation_batch_count(batches.size, batches.batch_size)
+    counts = [len(process.owned_by(rank, count)) for rank in range(process.world_size)]
+    totals_K = process.gather_rows(rows_NK, counts).sum(0)
+    parts = totals_K.split([torch.Size(shape).numel() for _, shape in shapes])
+    return {name: part.reshape(shape) for (name, shape), part in zip(shapes, parts, strict=True)}

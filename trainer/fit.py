@@ -1,0 +1,315 @@
+"""The loop. Read this file first: one optimizer step from the batch to the log stands in `fit`, in order."""
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from trainer.batches import EvaluationBatches, MicroBatch, Schedule, training_batches
+from trainer.checkpoint import Checkpoints
+from trainer.config import Config, split_metric
+from trainer.distributed import Process
+from trainer.errors import NotFinite, Preempted, WrongUse
+from trainer.evaluate import Evaluation, evaluate
+from trainer.losses import check_losses
+from trainer.run import RunDirectory, gpu_figures
+from trainer.seeding import derive_seed
+from trainer.stopping import StopRequest
+from trainer.task import Task
+
+# Shape suffixes: B examples of a micro-batch.
+
+
+@dataclass
+class Progress:
+    """Where a run stands: with the weights and the optimizer's state, all that a resume needs."""
+
+    step: int = 0
+    evaluated_step: int = 0
+    best_step: int | None = None
+    best_metrics: dict[str, float] = field(default_factory=dict)
+    patience_best: float | None = None
+    patience_used: int = 0
+    ended_early: bool = False
+    train_seconds: float = 0.0
+
+
+@dataclass
+class Job:
+    """Everything that `fit` works on; `loss_module` is what wraps `model` for the strategy."""
+
+    task: Task
+    config: Config
+    process: Process
+    run: RunDirectory
+    checkpoints: Checkpoints
+    model: nn.Module
+    loss_module: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    autocast_dtype: torch.dtype | None
+    train: Dataset[Any]
+    evaluation: EvaluationBatches
+    schedule: Schedule
+    workers: int
+    watch: "Stopwatch"
+    progress: Progress = field(default_factory=Progress)
+    running: dict[str, Tensor] = field(default_factory=dict)  # sums of losses since the last log entry, over own examples
+    running_steps: int = 0
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds. On several processes all must call it: the running sums are added up."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "progress": dataclasses.asdict(self.progress) | {"train_seconds": self.watch.seconds},
+            "running": {name: self.process.sum(total) for name, total in self.running.items()},
+            "running_steps": self.running_steps,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned, on any number of processes."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.progress = Progress(**state["progress"])
+        self.watch = Stopwatch(self.progress.train_seconds)
+        self.running = {
+            name: total.to(self.process.device) * self.process.is_first for name, total in state["running"].items()
+        }
+        self.running_steps = state["running_steps"]
+
+
+def fit(job: Job, stop: StopRequest) -> None:
+    """Train to the end of the schedule, from wherever `job.progress` stands.
+
+    Raises:
+        Preempted: `stop` was requested on some process, and a checkpoint of this step is saved.
+        NotFinite: a loss or a weight is infinite or NaN; nothing of it was saved.
+        StorageFailure: a checkpoint or the metrics could not be written.
+    """
+    config, process, progress, schedule = job.config, job.process, job.progress, job.schedule
+    batches = training_batches(job.train, schedule, progress.step, process.device, job.workers)
+    warmup_steps = round(config.warmup_epochs * schedule.steps_per_epoch)
+    parameters = [parameter for parameter in job.model.parameters() if parameter.requires_grad]
+    first_step, saved_at = progress.step, time.monotonic()
+    job.watch.start(first_step)
+    job.model.train()
+    while True:
+        if progress.evaluated_step < progress.step and _evaluation_due(job):
+            with job.watch.paused():
+                _validate(job)
+        if progress.step >= schedule.total_steps or progress.ended_early:
+            break
+
+        factor = job.task.schedule(progress.step, schedule.total_steps, warmup_steps)
+        for group in job.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+        for micro in schedule.micros:
+            batch = next(batches)
+            _seed(config.seed, progress.step, micro, process.device)
+            with process.exchange(job.loss_module, now=micro is schedule.micros[-1]):
+                losses_B = job.loss_module(batch)
+                if progress.step == first_step:
+                    check_losses(job.task, losses_B, micro.size)
+                sums = {name: loss_B.sum() for name, loss_B in losses_B.items()}
+                # Over the global batch, so that every number of processes and parts has the same gradient.
+                loss = sum(sums.values()) / schedule.batch_size * process.gradient_scale
+                job.scaler.scale(loss).backward()
+            _add(job.running, sums)
+        job.running_steps += 1
+        progress.step += 1
+        logged = progress.step % config.log_steps == 0 or progress.step % schedule.steps_per_epoch == 0
+        norm = _gradient_norm(job, parameters) if logged or config.clip_norm else None
+        job.scaler.step(job.optimizer)
+        job.scaler.update()
+        job.optimizer.zero_grad()
+        process.mean_buffers(job.model)
+
+        job.run.advance(schedule.batch_size)
+        if logged and norm is not None:
+            _log(job, norm)
+        if progress.step == first_step + 1:
+            job.checkpoints.prepare(job.state())
+        late = process.is_first and time.monotonic() - saved_at > config.checkpoint_minutes * 60
+        stop_now, save_now = process.vote(bool(stop), late)
+        if stop_now or save_now or (config.checkpoint_steps and progress.step % config.checkpoint_steps == 0):
+            _save(job, {})
+            saved_at = time.monotonic()
+        if stop_now:
+            job.checkpoints.wait()
+            process.barrier()
+            raise Preempted(
+                f"stopped by {stop.signal_name or 'a signal to another process'} at step {progress.step} of "
+                f"{schedule.total_steps}, checkpoint saved: the same command goes on from there"
+            )
+    job.checkpoints.wait()
+    progress.train_seconds = job.watch.seconds
+
+
+def _evaluation_due(job: Job) -> bool:
+    every = job.config.eval_every * job.schedule.steps_per_epoch
+    return job.progress.step % every == 0 or job.progress.step >= job.schedule.total_steps
+
+
+def _validate(job: Job) -> None:
+    """Evaluate, note the best and whether to end early, and save if there is a reason to."""
+    progress, config = job.progress, job.config
+    result = evaluate(job.task, job.model, job.evaluation, job.process, job.autocast_dtype)
+    progress.evaluated_step = progress.step
+    assert config.best_by is not None
+    best = compare(result.metrics, config.best_by, "--best-by", progress.best_metrics.get(split_metric(config.best_by, "")[1]))
+    if best:
+        progress.best_step, progress.best_metrics = progress.step, result.metrics
+    if config.early_stopping is not None:
+        _, name = split_metric(config.early_stopping, "--early-stopping")
+        if compare(result.metrics, config.early_stopping, "--early-stopping", progress.patience_best):
+            progress.patience_best, progress.patience_used = result.metrics[name], 0
+        else:
+            progress.patience_used += 1
+        progress.ended_early = progress.patience_used >= config.patience
+    epoch = progress.step / job.schedule.steps_per_epoch
+    figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+    tables = {name: total.tolist() for name, total in result.totals.items() if total.ndim}
+    job.run.record(
+        "validation",
+        progress.step,
+        math.ceil(epoch),
+        {**result.metrics, **tables},
+        f"epoch {epoch:g}: {figures}{' (best)' if best else ''}",
+    )
+    last = progress.step >= job.schedule.total_steps or progress.ended_early
+    if best or last:
+        _save(job, result.metrics)
+        job.run.pictures(progress.step, lambda: _figures(job, result))
+
+
+@torch.no_grad()
+def _figures(job: Job, result: Evaluation) -> dict[str, Tensor]:
+    job.model.eval()
+    figures = job.task.figures(job.model, result.first_batch, result.totals)
+    job.model.train()
+    return figures
+
+
+def compare(metrics: Mapping[str, float], spec: str, option: str, best: float | None) -> bool:
+    """Whether the metric that `spec` names is better than `best`.
+
+    Raises:
+        WrongUse: there is no such metric.
+    """
+    direction, name = split_metric(spec, option)
+    if name not in metrics:
+        raise WrongUse(f"{option} {spec}: the task has no metric {name}; it has {', '.join(metrics)}")
+    value = metrics[name]
+    return not math.isnan(value) and (best is None or (value < best if direction == "min" else value > best))
+
+
+def _save(job: Job, metrics: Mapping[str, float]) -> None:
+    """Start a checkpoint of this step; all processes must call it, the first one writes."""
+    state = job.state()
+    for name, total in state["running"].items():
+        if not math.isfinite(float(total)):
+            raise _not_finite(job, f"loss {name!r}")
+    job.checkpoints.save(job.progress.step, state, metrics, job.progress.best_step)
+
+
+def _log(job: Job, norm: Tensor) -> None:
+    """One entry of the mean losses since the last one, and of speed."""
+    progress = job.progress
+    examples = job.running_steps * job.schedule.batch_size
+    losses = {name: float(job.process.sum(total)) / examples for name, total in job.running.items()}
+    for name, value in losses.items():
+        if not math.isfinite(value):
+            raise _not_finite(job, f"loss {name!r}")
+    epoch = (progress.step - 1) // job.schedule.steps_per_epoch + 1
+    speed = job.watch.rate(progress.step) * job.schedule.batch_size
+    values = {
+        "loss": sum(losses.values()),
+        **({f"loss_{name}": value for name, value in losses.items()} if len(losses) > 1 else {}),
+        "learning_rate": job.optimizer.param_groups[0]["lr"],
+        "gradient_norm": float(norm),
+        "samples_per_second": speed,
+        **gpu_figures(job.process.device),
+    }
+    remaining_s = (job.schedule.total_steps - progress.step) * job.schedule.batch_size / speed
+    line = f"step {progress.step}/{job.schedule.total_steps}, epoch {epoch}, loss {values['loss']:.4f}"
+    job.run.record("train", progress.step, epoch, values, line, f", {speed:,.0f} samples/s, {remaining_s:.0f} s to go")
+    job.run.heartbeat()
+    job.running, job.running_steps = {}, 0
+
+
+def _not_finite(job: Job, what: str) -> NotFinite:
+    best = f", the best at step {job.progress.best_step}" if job.progress.best_step else ""
+    return NotFinite(
+        f"{what} is not finite by step {job.progress.step}: lower --lr, add --warmup-epochs or --clip-norm, or use "
+        f"--precision fp32; the checkpoints saved before are whole{best}"
+    )
+
+
+def _gradient_norm(job: Job, parameters: list[nn.Parameter]) -> Tensor:
+    """The norm of all gradients together, which are scaled down to `--clip-norm` if there is one."""
+    if job.scaler.is_enabled():
+        job.scaler.unscale_(job.optimizer)
+    if job.config.clip_norm is not None:
+        return torch.nn.utils.clip_grad_norm_(parameters, job.config.clip_norm)
+    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+
+
+def _seed(seed: int, step: int, micro: MicroBatch, device: torch.device) -> None:
+    """Seed dropout and augmentation by what is computed, never by who computes it."""
+    value = derive_seed(seed, "forward", step, micro.shard, micro.part)
+    torch.default_generator.manual_seed(value)
+    if device.type == "cuda":
+        for index, generator in enumerate(torch.cuda.default_generators):  # more than one under DataParallel
+            generator.manual_seed(value + index - (device.index or 0))
+    elif device.type == "mps":
+        torch.mps.manual_seed(value)
+
+
+def _add(running: dict[str, Tensor], sums: Mapping[str, Tensor]) -> None:
+    for name, total in sums.items():
+        running[name] = running[name] + total.detach() if name in running else total.detach()
+
+
+def build_optimizer(task: Task, config: Config, model: nn.Module, peak_learning_rate: float) -> torch.optim.Optimizer:
+    """The task's optimizer with the run's settings; each group keeps its peak rate as `initial_lr`."""
+    optimizer = task.build_optimizer(model, config.optimizer, peak_learning_rate, config.weight_decay)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return optimizer
+
+
+class Stopwatch:
+    """Seconds of training, counted on from `start`, without the pauses, and the rate of steps in them."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._offset = start - time.monotonic()
+        self._last: tuple[int, float] | None = None
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() + self._offset
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        begin = time.monotonic()
+        yield
+        self._offset -= time.monotonic() - begin
+
+    def rate(self, step: int) -> float:
+        """Steps a second since the last call, or since `start` was called."""
+        assert self._last is not None
+        (before, since), self._last = self._last, (step, self.seconds)
+        return (step - before) / max(self._last[1] - since, 1e-9)
+
+    def start(self, step: int) -> None:
+        self._last = (step, self.seconds)

@@ -1,0 +1,46 @@
+"""What DDP and DataParallel wrap: a batch in, per-example losses out."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.errors import WrongUse
+from trainer.task import Task
+
+
+class LossModule(nn.Module):
+    """The task's losses of its model, `{name: (B,)}` in float32, computed inside one forward.
+
+    Inside, because DDP sees only what passes through the wrapped forward, DataParallel runs it in a thread for each
+    GPU, and autocast holds for one thread. Per example, because a mean of shards' means is not the mean of the whole.
+    """
+
+    def __init__(self, task: Task, model: nn.Module, autocast_dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.task, self.model, self.autocast_dtype = task, model, autocast_dtype
+
+    def forward(self, batch: Any) -> dict[str, Tensor]:
+        with torch.no_grad():
+            batch = self.task.prepare(batch, training=True)
+        with autocast(next(self.model.parameters()).device.type, self.autocast_dtype):
+            losses_B = self.task.losses(self.model, batch)
+        return {name: loss_B.float() for name, loss_B in losses_B.items()}
+
+
+def autocast(device_type: str, dtype: torch.dtype | None) -> torch.autocast:
+    """Mixed precision of `dtype`, or none."""
+    return torch.autocast(device_type, dtype=dtype, enabled=dtype is not None)
+
+
+def check_losses(task: Task, losses: Any, size: int) -> None:
+    """Raise WrongUse if a task's first losses are not `{name: (B,)}` with B = `size`."""
+    name = type(task).__name__
+    if not isinstance(losses, dict) or not losses:
+        raise WrongUse(f"task {name}: losses() returned {type(losses).__name__}, wanted a dict {{name: tensor of (B,)}}")
+    for loss, value in losses.items():
+        if tuple(value.shape) != (size,):
+            raise WrongUse(
+                f"task {name}: loss {loss!r} has shape {tuple(value.shape)}, wanted ({size},), one loss for each example: "
+                "use reduction='none' and average over all dimensions but the first"
+            )

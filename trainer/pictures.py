@@ -1,0 +1,78 @@
+"""Pictures for TensorBoard, as (3, H, W) uint8 tensors."""
+
+from collections.abc import Sequence
+
+import numpy
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+# Shape suffixes: B examples, C channels, H height, W width, K classes.
+
+_INK, _PAPER, _GOOD, _BAD = (32, 32, 32), (255, 255, 255), (0, 110, 50), (190, 20, 20)
+_FULL_CELL = (23, 78, 166)
+
+
+def confusion_matrix(confusion_KK: Tensor, class_names: Sequence[str]) -> Tensor:
+    """Counts in cells shaded by their share of the row; rows are true classes, columns predicted ones."""
+    classes, cell = len(class_names), 44
+    font = ImageFont.load_default(13)
+    margin = 30 + round(max(font.getlength(name) for name in class_names))
+    size = margin + cell * classes
+    picture = Image.new("RGB", (size + 14, size + 14), _PAPER)
+    draw = ImageDraw.Draw(picture)
+    share_KK = (confusion_KK / confusion_KK.sum(1, keepdim=True).clamp(min=1)).tolist()
+    for row in range(classes):
+        y = margin + row * cell
+        draw.text((margin - 8, y + cell / 2), class_names[row], _INK, font, anchor="rm")
+        for column in range(classes):
+            x, share = margin + column * cell, share_KK[row][column]
+            shade = tuple(round(paper + (full - paper) * share) for paper, full in zip(_PAPER, _FULL_CELL, strict=True))
+            draw.rectangle((x, y, x + cell - 2, y + cell - 2), fill=shade, outline=(225, 225, 225))
+            if count := int(confusion_KK[row, column]):
+                draw.text((x + cell / 2, y + cell / 2), f"{count}", _PAPER if share > 0.5 else _INK, font, anchor="mm")
+    for column, name in enumerate(class_names):
+        _upright_text(picture, name, margin + column * cell + cell // 2, margin - 8, font)
+    draw.text((4, 4), "true \\ predicted", (130, 130, 130), font)
+    return _to_tensor(picture)
+
+
+def example_sheet(images_BCHW: Tensor, labels_B: Tensor, predictions_B: Tensor, class_names: Sequence[str]) -> Tensor:
+    """Images with their predicted class, in red where it is wrong, beside the true one then."""
+    tile, text, columns = 84, 20, 8
+    font = ImageFont.load_default(12)
+    rows = -(-len(images_BCHW) // columns)
+    picture = Image.new("RGB", (columns * (tile + 8) + 8, rows * (tile + text + 8) + 8), _PAPER)
+    draw = ImageDraw.Draw(picture)
+    for i, (image_CHW, label, prediction) in enumerate(
+        zip(images_BCHW.float().cpu(), labels_B.tolist(), predictions_B.tolist(), strict=True)
+    ):
+        x, y = 8 + i % columns * (tile + 8), 8 + i // columns * (tile + text + 8)
+        low, high = image_CHW.min(), image_CHW.max()
+        grey = ((image_CHW - low) / (high - low).clamp(min=1e-6) * 255).byte()
+        pixels_HWC = grey.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
+        picture.paste(Image.fromarray(pixels_HWC).resize((tile, tile), Image.Resampling.NEAREST), (x, y))
+        right = label == prediction
+        caption = class_names[prediction] if right else f"{class_names[prediction]}, not {class_names[label]}"
+        draw.text((x + tile / 2, y + tile + 4), _fit(caption, font, tile + 6), _GOOD if right else _BAD, font, anchor="ma")
+    return _to_tensor(picture)
+
+
+def _fit(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
+    while font.getlength(text) > width:
+        text = text[:-2] + "…"
+    return text
+
+
+def _upright_text(
+    picture: Image.Image, text: str, x: int, bottom: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont
+) -> None:
+    """`text` read from below, ending at `bottom`, around `x`."""
+    strip = Image.new("RGB", (round(font.getlength(text)) + 2, 18), _PAPER)
+    ImageDraw.Draw(strip).text((0, 1), text, _INK, font)
+    turned = strip.rotate(90, expand=True)
+    picture.paste(turned, (x - turned.width // 2, bottom - turned.height))
+
+
+def _to_tensor(picture: Image.Image) -> Tensor:
+    return torch.from_numpy(numpy.array(picture)).permute(2, 0, 1)

@@ -1,0 +1,215 @@
+"""The run directory and what people see: the only importer of tensorboard. Only the first process writes."""
+
+import fcntl
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from trainer.checkpoint import replacing, storage_failure
+from trainer.config import Config
+from trainer.errors import WrongUse
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+_PLAIN_LINE_EVERY_S = 10.0
+_HEARTBEAT_EVERY_S = 5.0
+
+
+class RunDirectory:
+    """One run's folder. On every process but the first (`writes` false) each method does nothing."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        """Make the folder and its parts, and lock it.
+
+        Raises:
+            StorageFailure: it cannot be written.
+            WrongUse: another process trains in it.
+        """
+        self.path, self.writes = path, rank == 0
+        self._bar: tqdm[Any] | None = None
+        self._board: SummaryWriter | None = None
+        self._board_broken = False
+        self._board_from: int | None = None
+        self._metrics: TextIO | None = None
+        self._plain_at = self._heartbeat_at = 0.0
+        try:
+            for folder in ("checkpoints", "logs"):
+                (path / folder).mkdir(parents=True, exist_ok=True)
+            self._log = (path / "logs" / f"rank-{rank}.log").open("a", buffering=1)
+            self._lock = (path / "lock").open("a") if self.writes else None
+        except OSError as error:
+            raise storage_failure(path, error) from error
+        if self._lock is not None:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise WrongUse(
+                    f"another process trains in {path} now: wait for it, or give this one a --run NAME of its own"
+                ) from None
+        # Warnings and tracebacks of this process land in its own file too.
+        logging.basicConfig(stream=self._log, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+
+    def read_config_text(self) -> str | None:
+        """The config.json that the run was started with; None if it is new."""
+        try:
+            return (self.path / "config.json").read_text()
+        except FileNotFoundError:
+            return None
+
+    def parse_config(self, text: str) -> Config:
+        """The configuration in `text`.
+
+        Raises:
+            WrongUse: the file is damaged.
+        """
+        try:
+            return Config(**json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise WrongUse(f"{self.path}/config.json is not a configuration ({error}): restore it or use another --run") from error
+
+    def write_json(self, name: str, text: str) -> None:
+        if self.writes:
+            try:
+                with replacing(self.path / name) as file:
+                    file.write(text.encode())
+            except OSError as error:
+                raise storage_failure(self.path / name, error) from error
+
+    def begin(self, step: int, total_steps: int, batch_size: int) -> None:
+        """Start the progress at `step`; entries of later steps, from before a crash, are dropped."""
+        if not self.writes:
+            return
+        path = self.path / "metrics.jsonl"
+        kept = []
+        if path.exists():
+            for line in path.read_text().splitlines():
+                entry = _parse(line)
+                if entry is not None and entry["step"] <= step:
+                    kept.append(line + "\n")
+        self.write_json("metrics.jsonl", "".join(kept))
+        self._metrics = path.open("a", buffering=1)
+        self._board_from = step + 1 if step else None
+        if sys.stderr.isatty():
+            self._bar = tqdm(
+                initial=step * batch_size,
+                total=total_steps * batch_size,
+                unit=" samples",
+                unit_scale=True,
+                dynamic_ncols=True,
+                bar_format="{desc}{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]",
+            )
+
+    def say(self, text: str) -> None:
+        """A line for people, on the terminal and in the log."""
+        if self.writes:
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
+            self._log.write(text + "\n")
+
+    def advance(self, samples: int) -> None:
+        if self._bar is not None:
+            self._bar.update(samples)
+
+    def record(
+        self, kind: str, step: int, epoch: int, values: Mapping[str, Any], line: str, speed: str | None = None
+    ) -> None:
+        """One entry in metrics.jsonl and TensorBoard, and a line on the terminal.
+
+        With `speed` it is one of many: on the bar, which knows the speed itself, or every few seconds in full.
+        """
+        if not self.writes:
+            return
+        assert self._metrics is not None
+        entry = {"kind": kind, "step": step, "epoch": epoch, "time_unix_s": round(time.time(), 3), **values}
+        try:
+            self._metrics.write(json.dumps(entry) + "\n")
+        except OSError as error:
+            raise storage_failure(self.path / "metrics.jsonl", error) from error
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        self._on_board(lambda board: [board.add_scalar(f"{kind}/{n}", v, step) for n, v in numbers.items()])
+        if speed is None:
+            self.say(line)
+        elif self._bar is not None:
+            self._bar.set_description_str(line + "  ", refresh=False)
+        elif time.monotonic() - self._plain_at > _PLAIN_LINE_EVERY_S:
+            self._plain_at = time.monotonic()
+            self.say(line + speed)
+
+    def pictures(self, step: int, make: Callable[[], Mapping[str, Tensor]]) -> None:
+        """The pictures (3, H, W) uint8 that `make` draws, in TensorBoard."""
+        self._on_board(lambda board: [board.add_image(f"figures/{n}", p, step) for n, p in make().items()])
+
+    def hyperparameters(self, config: Config, metrics: Mapping[str, float]) -> None:
+        """The run's row in TensorBoard's HParams tab."""
+        settings = {name: _plain(value) for name, value in vars(config).items() if name != "fields" and value is not None}
+        settings |= {f"task.{name}": _plain(value) for name, value in config.fields.items()}
+        values = {f"best/{name}": value for name, value in metrics.items()}
+        self._on_board(lambda board: board.add_hparams(settings, values, run_name="."))
+
+    def heartbeat(self) -> None:
+        """Touch the file that the image's health check looks at, every few seconds."""
+        now = time.monotonic()
+        path = os.environ.get("TRAINBOX_HEARTBEAT")
+        if self.writes and path and now - self._heartbeat_at > _HEARTBEAT_EVERY_S:
+            self._heartbeat_at = now
+            Path(path).touch()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+
+    def _on_board(self, write: Any) -> None:
+        """TensorBoard is a view: if it cannot be written, training goes on, and says so once."""
+        if not self.writes or self._board_broken:
+            return
+        try:
+            if self._board is None:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._board = SummaryWriter(self.path / "tensorboard", purge_step=self._board_from)
+            write(self._board)
+        except OSError as error:
+            self._board_broken = True
+            self.say(f"TensorBoard's files cannot be written ({error}): training goes on without; metrics.jsonl has it all")
+
+
+def gpu_figures(device: torch.device) -> dict[str, float]:
+    """Memory and, from NVML, utilisation of this process's GPU; nothing on a CPU."""
+    if device.type != "cuda":
+        return {}
+    figures = {"gpu_memory_mib": torch.cuda.max_memory_allocated(device) / 2**20}
+    try:
+        figures["gpu_utilization_percent"] = float(torch.cuda.utilization(device))
+    except Exception as error:  # NVML missing or refusing: a figure less
+        logging.getLogger(__name__).info("no utilisation: %s", error)
+    return figures
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    """One entry; None for the torn last line of a crash."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and isinstance(entry.get("step"), int) else None
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str) else str(value)

@@ -1,0 +1,310 @@
+"""One call of `train`: settle the settings, build what `fit` needs, tell people, and turn errors into exits."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from trainer import batches, manifest
+from trainer.batches import EvaluationBatches, Schedule
+from trainer.checkpoint import Checkpoints, storage_failure
+from trainer.config import (
+    DEFAULT_BATCH_SIZE,
+    DEFAULT_EPOCHS,
+    DEFAULT_LEARNING_RATE,
+    Config,
+    check,
+    differences,
+    scaled_learning_rate,
+    split_metric,
+)
+from trainer.digest import tensors_digest
+from trainer.distributed import Process, is_network_error
+from trainer.errors import Failure, NetworkFailure, OutOfMemory, WrongUse
+from trainer.fit import Job, Stopwatch, build_optimizer, fit
+from trainer.losses import LossModule
+from trainer.run import RunDirectory
+from trainer.seeding import derive_seed
+from trainer.stopping import StopRequest
+from trainer.task import Task, load_task
+
+_VALIDATION_BATCH_SIZE = 500
+_MOST_LOADER_WORKERS = 8
+
+
+def train_task(
+    config: Config, stop: StopRequest, device_name: str, runs_dir: Path, run_name: str | None, data_dir: Path, resume: str
+) -> None:
+    """Train `config.task` to its end in `runs_dir/run_name`, going on where a stopped run of the same settings ended.
+
+    Raises:
+        Failure: any end but the good one, with its exit code.
+    """
+    with _told_as_failures(runs_dir):
+        process = Process.start(device_name)
+        task = load_task(config.task, config.fields)
+        run = RunDirectory(runs_dir / (run_name or _default_name(config)), process.rank)
+        try:
+            settled = _settle(config, task, process, run)
+            check(settled, process.device.type)
+            job = _build(settled, task, process, run, data_dir)
+            _resume(job, resume)
+            _start(job, stop)
+        finally:
+            run.close()
+        process.leave()
+
+
+def _default_name(config: Config) -> str:
+    label = config.task.rpartition(":")[2].lower()
+    return f"{label}-{config.fingerprint()}"
+
+
+def _settle(config: Config, task: Task, process: Process, run: RunDirectory) -> Config:
+    """`config` with every open choice made: as the run was started, else by the task, the hardware, the processes.
+
+    Raises:
+        WrongUse: the run was started with other settings.
+    """
+    stored_text = process.from_first(run.read_config_text())
+    stored = run.parse_config(stored_text) if stored_text is not None else None
+    given = dataclasses.asdict(config) | {"batch_size_per_gpu": None}
+    if config.batch_size_per_gpu is not None:
+        given["batch_size"] = config.batch_size_per_gpu * process.world_size
+    if stored is not None and config.max_steps is None and config.epochs is None:
+        given |= {"epochs": stored.epochs, "max_steps": stored.max_steps}
+    elif config.max_steps is None and config.epochs is None:
+        given["epochs"] = task.epochs or DEFAULT_EPOCHS
+    fallback = stored or Config(
+        batch_size=task.batch_size or DEFAULT_BATCH_SIZE,
+        learning_rate=task.learning_rate or DEFAULT_LEARNING_RATE,
+        precision=_default_precision(process.device),
+        best_by=task.best_by,
+        shards=process.world_size,
+    )
+    for name in ("batch_size", "learning_rate", "precision", "best_by", "shards"):
+        if given[name] is None:
+            given[name] = getattr(fallback, name)
+    settled = Config(**given)
+    if stored is not None and (changed := differences(stored, settled)):
+        raise WrongUse(
+            f"{run.path} was started with other settings ({'; '.join(changed)}): give those again, "
+            "or train anew under another --run name"
+        )
+    return settled
+
+
+def _default_precision(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+
+
+def _build(config: Config, task: Task, process: Process, run: RunDirectory, data_dir: Path) -> Job:
+    """Data, model and optimizer; raises WrongUse where the sizes cannot be."""
+    assert config.batch_size and config.learning_rate and config.shards and config.best_by and config.precision
+    _set_arithmetic(config)
+    with process.first_goes_first():
+        train = batches.place_tensors(task.train_dataset(data_dir), process.device)
+        validation = batches.place_tensors(task.validation_dataset(data_dir), process.device)
+    schedule = _schedule(config, process, batches.length(train))
+    if batches.length(validation) == 0:
+        raise WrongUse(f"task {config.task}: the validation set is empty: nothing to choose the best model by")
+    # Not by the number of processes or the accumulation: the totals are then added in the same order everywhere.
+    size = _VALIDATION_BATCH_SIZE if isinstance(validation, TensorDataset) else schedule.micros[0].size
+    workers = _workers(config, train)
+    own = process.owned(batches.evaluation_batch_count(batches.length(validation), size))
+    torch.manual_seed(derive_seed(config.seed, "model"))
+    model = task.build_model().to(process.device)
+    if config.compile:
+        model.compile()
+    autocast_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
+    peak = scaled_learning_rate(config.learning_rate, config.lr_scaling, config.batch_size, config.base_batch_size)
+    return Job(
+        task=task,
+        config=config,
+        process=process,
+        run=run,
+        checkpoints=Checkpoints(run.path / "checkpoints", config.keep, run.writes, run.say),
+        model=model,
+        loss_module=process.wrap(LossModule(task, model, autocast_dtype)),
+        optimizer=build_optimizer(task, config, model, peak),
+        scaler=torch.amp.GradScaler(process.device.type, enabled=config.precision == "fp16"),
+        autocast_dtype=autocast_dtype,
+        train=train,
+        evaluation=EvaluationBatches(validation, size, own, process.device, workers),
+        schedule=schedule,
+        workers=workers,
+        watch=Stopwatch(),
+    )
+
+
+def _schedule(config: Config, process: Process, examples: int) -> Schedule:
+    assert config.batch_size and config.shards
+    if config.batch_size > examples:
+        raise WrongUse(
+            f"--batch-size {config.batch_size} is more than the training set's {examples} examples: lower it to {examples}"
+        )
+    if process.world_size > config.shards:
+        raise WrongUse(
+            f"this run was started with {config.shards} shard(s) a batch, and {process.world_size} processes are given: "
+            f"use at most {config.shards}, or train anew under another --run name"
+        )
+    if config.batch_size < config.shards * config.accumulation:
+        raise WrongUse(
+            f"--batch-size {config.batch_size} is less than {config.shards} processes x {config.accumulation} accumulation: "
+            "each must get an example; raise the batch size"
+        )
+    micros = batches.micro_batches(config.batch_size, config.shards, config.accumulation, process.owned(config.shards))
+    steps_per_epoch = examples // config.batch_size
+    total_steps = config.max_steps or (config.epochs or 0) * steps_per_epoch
+    return Schedule(config.seed, examples, config.batch_size, total_steps, micros)
+
+
+def _workers(config: Config, dataset: Dataset[Any]) -> int:
+    if isinstance(dataset, TensorDataset):
+        return 0
+    if config.workers is not None:
+        return config.workers
+    cpus = int(os.environ.get("TRAINBOX_CPUS") or os.cpu_count() or 1)
+    return min(_MOST_LOADER_WORKERS, max(1, cpus // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+def _set_arithmetic(config: Config) -> None:
+    """The switches that change bits: what `--deterministic` and `--precision` mean to torch."""
+    tf32 = config.precision == "tf32" or not config.deterministic
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if tf32 else "ieee"
+    torch.backends.cudnn.conv.fp32_precision = "tf32" if tf32 else "ieee"  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = not config.deterministic
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA's matrix library starts
+        # Not use_deterministic_algorithms, which says the same and imports the compiler for it.
+        torch.set_deterministic_debug_mode("error")
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def _resume(job: Job, resume: str) -> None:
+    """Restore the newest whole checkpoint, if there is one; all processes take the first one's choice."""
+    if job.run.writes:
+        job.checkpoints.sweep()
+    step = job.process.from_first(job.checkpoints.newest() if job.process.is_first else None)
+    if step is None:
+        return
+    if resume == "never":
+        raise WrongUse(
+            f"--resume never, and {job.run.path} holds a checkpoint of step {step}: "
+            "choose another --run name, or remove the folder"
+        )
+    job.restore(job.checkpoints.load(step))
+
+
+def _start(job: Job, stop: StopRequest) -> None:
+    """Write down what is about to be done, do it, and close with what came out."""
+    run, progress = job.run, job.progress
+    first_step = progress.step
+    run.write_json("config.json", job.config.to_json())
+    if first_step == 0:
+        description = manifest.describe(job.process, sys.argv[1:], job.config.shards, tensors_digest(job.model.state_dict()))
+        run.write_json("manifest.json", json.dumps(description, indent=2) + "\n")
+    _header(job)
+    run.begin(first_step, job.schedule.total_steps, job.schedule.batch_size)
+    if progress.step >= job.schedule.total_steps or progress.ended_early:
+        run.say("this run is complete: nothing is left to do (another --run name or --seed starts a new one)")
+    else:
+        fit(job, stop)
+        run.hyperparameters(job.config, job.progress.best_metrics)
+    run.close()
+    _closing(job)
+
+
+def _header(job: Job) -> None:
+    config, process, schedule, say = job.config, job.process, job.schedule, job.run.say
+    rows = {
+        "run": str(job.run.path),
+        "plan": os.environ.get("TRAINBOX_REASON") or f"{process.world_size} process(es) on {process.device}",
+        "batch": batch_equation(job),
+        "model": f"{type(job.task).__name__}, {sum(p.numel() for p in job.model.parameters()):,} parameters",
+        "data": _data_sizes(job),
+        "steps": f"{schedule.total_steps:,}, {schedule.steps_per_epoch:,} an epoch",
+        "precision": f"{config.precision}, {'deterministic' if config.deterministic else 'fast'}, "
+        f"{torch.get_num_threads()} CPU thread(s) a process",
+    }
+    if job.progress.step:
+        rows["resume"] = f"from step {job.progress.step}, epoch {job.progress.step // schedule.steps_per_epoch + 1}"
+    say("\n".join(f"{name:<10} {value}" for name, value in rows.items()))
+
+
+def batch_equation(job: Job) -> str:
+    """`batch 384 = 3 GPUs x 128 x 1 accumulation`: how a step's examples are shared out."""
+    config, process = job.config, job.process
+    assert config.batch_size and config.shards
+    accumulation = config.accumulation * -(-config.shards // process.world_size)
+    low = config.batch_size // (process.world_size * accumulation)
+    exact = low * process.world_size * accumulation == config.batch_size
+    gpus = torch.cuda.device_count() if process.strategy == "dp" else process.world_size
+    noun = "GPU" if process.device.type == "cuda" else "process"
+    plural = ("s" if noun == "GPU" else "es") if gpus > 1 else ""
+    if process.strategy == "dp":
+        low, exact = low // gpus, exact and low % gpus == 0
+    each = f"{low}" if exact else f"{low} or {low + 1}"
+    return f"{config.batch_size} = {gpus} {noun}{plural} x {each} x {accumulation} accumulation"
+
+
+def _data_sizes(job: Job) -> str:
+    held = "read by " + (f"{job.workers} loader workers a process" if job.workers else "the training process")
+    if isinstance(job.train, TensorDataset):
+        held = f"held on {job.train.tensors[0].device}"
+    return f"{job.schedule.examples:,} training and {job.evaluation.size:,} validation examples, {held}"
+
+
+def _closing(job: Job) -> None:
+    config, progress, path = job.config, job.progress, job.run.path
+    assert config.best_by is not None
+    _, name = split_metric(config.best_by, "--best-by")
+    steps = progress.step
+    speed = steps * job.schedule.batch_size / progress.train_seconds if progress.train_seconds else math.nan
+    best = f"{name} {progress.best_metrics[name]:.4f}, step {progress.best_step}" if progress.best_metrics else "none"
+    rows = {
+        "best": best + (f" (ended early at step {steps})" if progress.ended_early else ""),
+        "trained": f"{steps:,} steps in {progress.train_seconds:.1f} s, {speed:,.0f} samples/s",
+        "weights": f"{path}/model.safetensors (the best), {path}/checkpoints/ (to go on)",
+        "digest": f"{tensors_digest(job.model.state_dict())} (of the last weights)",
+        "figures": f"{path}/metrics.jsonl; to look at them: tensorboard --logdir {path.parent}",
+    }
+    width = min(100, shutil.get_terminal_size().columns)
+    job.run.say("-" * width + "\n" + "\n".join(f"{key:<10} {value}" for key, value in rows.items()))
+
+
+@contextlib.contextmanager
+def _told_as_failures(place: Path) -> Iterator[None]:
+    """Known errors of torch and the system, as Failures with their exit codes."""
+    try:
+        yield
+    except Failure:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(
+            f"the GPU's memory is used up ({str(error).splitlines()[0]}): lower --batch-size, or raise --accumulation, "
+            "which keeps the batch and cuts it into smaller parts"
+        ) from error
+    except MemoryError as error:
+        raise OutOfMemory("the host's memory is used up: lower --batch-size or --workers") from error
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error):
+            raise OutOfMemory(f"the host's memory is used up ({error}): lower --batch-size or --workers") from error
+        if is_network_error(error):
+            raise NetworkFailure(f"lost contact with another process: {str(error).splitlines()[0]}") from error
+        raise
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise storage_failure(place, error) from error

@@ -1,0 +1,84 @@
+"""torchrun, with two habits changed: it ends with its ranks' exit code, and it passes a signal on instead of dying of it.
+
+Used as torchrun is: `python -m trainer.torchrun --standalone --nproc-per-node=2 -m trainer train digits`.
+Why: docs/decisions/0003-torchrun-with-exit-codes.md.
+"""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+
+from trainer.errors import NetworkFailure, Preempted
+
+_CRASH = 1
+
+
+def main() -> int:
+    """Run torchrun on this process's arguments and return the exit code that tells why the ranks ended."""
+    forwarded: list[int] = []
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        ranks = _children()
+        if not ranks:
+            sys.exit(Preempted.exit_code)  # nothing runs yet, so nothing is lost
+        forwarded.append(number)
+        for pid in ranks:
+            os.kill(pid, signal.SIGTERM)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, forward)
+
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.run import parse_args, run
+
+    # Its log would tell of each stop as a failure, with a traceback; the ranks have said what there is to say.
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    try:
+        # It takes over the signals it is told to handle: one that nobody sends.
+        run(parse_args(["--signals-to-handle=SIGQUIT", *sys.argv[1:]]))
+    except ChildFailedError as error:
+        return _cause({rank: failure.exitcode for rank, failure in error.failures.items()}, bool(forwarded))
+    except (RendezvousError, ConnectionError) as error:
+        _say(f"the nodes did not meet: {error}. Start the same command on each, with one --rdzv-endpoint that all can reach")
+        return NetworkFailure.exit_code
+    return 0
+
+
+def _cause(codes: Mapping[int, int], stopped: bool) -> int:
+    """The exit code to end with, of those of the ranks that failed; a rank's own reason goes before its neighbours'."""
+    signals = {rank: -code for rank, code in codes.items() if code < 0}
+    if stopped and set(signals.values()) <= {signal.SIGTERM} and not set(codes.values()) - {Preempted.exit_code, -signal.SIGTERM}:
+        return Preempted.exit_code  # some ranks were told to stop before they had begun
+    for rank, number in signals.items():
+        _say(f"rank {rank} was killed by {signal.Signals(number).name}: the same command goes on from the newest checkpoint")
+    told = [code for code in codes.values() if code > 0]
+    reasons = [code for code in told if code not in (_CRASH, NetworkFailure.exit_code)]
+    if reasons:
+        return reasons[0]
+    return _CRASH if signals or _CRASH in told else told[0]
+
+
+def _children() -> list[int]:
+    """The ranks: the processes whose parent is this one."""
+    children = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has just ended
+        if parent == os.getpid():
+            children.append(int(stat.parent.name))
+    return children
+
+
+def _say(text: str) -> None:
+    print(f"trainbox: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
