@@ -20,11 +20,15 @@ from entrypoint.nvml import Detection, detect
 from entrypoint.plan import LaunchPlan, LaunchRequest, plan_launch
 from entrypoint.supervise import supervise
 
+_PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 _PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
 class _GpuCount(click.ParamType[int | str]):
     name = "N|all"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return self.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         if value in ("all", "auto") or isinstance(value, int):
@@ -44,7 +48,7 @@ _OPTIONS = [
         help="ddp: torchrun, a process a GPU. dp: DataParallel. Default: ddp on 2 GPUs or more.",
     ),
     click.option(
-        "--processes", type=click.IntRange(1), envvar="PROCESSES", help="How many CPU processes (torchrun DDP over gloo)."
+        "--processes", type=click.IntRange(1), metavar="N", envvar="PROCESSES", help="How many CPU processes (torchrun DDP over gloo)."
     ),
     click.option(
         "--device",
@@ -52,8 +56,8 @@ _OPTIONS = [
         envvar=["DEVICE", "TRAINBOX_DEVICE"],
         help="Default: auto, which is cuda where there are GPUs.",
     ),
-    click.option("--nnodes", type=click.IntRange(1), envvar="NNODES", help="How many machines. Default: the scheduler's word."),
-    click.option("--node-rank", type=click.IntRange(0), envvar="NODE_RANK", help="Which of them this is, from 0."),
+    click.option("--nnodes", type=click.IntRange(1), metavar="N", envvar="NNODES", help="How many machines. Default: the scheduler's word."),
+    click.option("--node-rank", type=click.IntRange(0), metavar="N", envvar="NODE_RANK", help="Which of them this is, from 0."),
     click.option("--rdzv-endpoint", metavar="HOST:PORT", envvar="RDZV_ENDPOINT", help="Where they meet: on node 0."),
     click.option("--rdzv-id", metavar="TEXT", envvar="RDZV_ID", help="The job's name there, the same on all."),
 ]
@@ -72,7 +76,8 @@ def _whole_help(ctx: click.Context, _param: click.Parameter, value: bool) -> Non
     formatter = ctx.make_formatter()
     ctx.command.format_usage(ctx, formatter)
     ctx.command.format_help_text(ctx, formatter)
-    records = [record for p in ctx.command.get_params(ctx) if (record := p.get_help_record(ctx))]
+    options = [p for p in ctx.command.get_params(ctx) if isinstance(p, click.Option)]
+    records = [record for option in options if (record := option.get_help_record(ctx))]
     with formatter.section("Launch options"):
         formatter.write_dl(records)
     click.echo(formatter.getvalue())
@@ -85,7 +90,7 @@ _help_option = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["--help", "-h"]})
+@click.group(context_settings=_PAGE)
 @click.version_option(package_name="trainbox", message="trainbox %(version)s")
 def cli() -> None:
     """Find the GPUs, plan a launch, train, and prove what was done.
@@ -209,7 +214,7 @@ def _plan(training: tuple[str, ...], options: dict[str, Any]) -> LaunchPlan:
     options["device"] = _device(options["device"], options["processes"])
     threads = os.environ.get("OMP_NUM_THREADS", "")
     request = LaunchRequest(
-        argv=("-m", "trainer", "train", *training),
+        argv=("trainer", "train", *training),
         python=sys.executable,
         cpus=usable_cpus(),
         omp_num_threads=int(threads) if threads.isdigit() and int(threads) > 0 else None,

@@ -15,7 +15,7 @@ RDZV_JOIN_TIMEOUT_S = 600
 class LaunchRequest:
     """What the user asked for; None where they said nothing.
 
-    `gpus` is a count or "all"; `argv` is what one process runs, without the interpreter (`-m trainer train digits`);
+    `gpus` is a count or "all"; `argv` is the module that one process runs and its words (`trainer train digits`);
     `cpus` is how many this container may use.
     """
 
@@ -198,7 +198,7 @@ def _refuse_mig_groups(chosen: Sequence[Gpu]) -> None:
 
 def _argv(request: LaunchRequest, strategy: str, nproc: int, nodes: _Nodes) -> tuple[str, ...]:
     if strategy != "ddp":
-        return (request.python, *request.argv)
+        return (request.python, "-m", *request.argv)
     if nodes.count == 1:
         rendezvous = ["--standalone"]
     else:
@@ -211,7 +211,7 @@ def _argv(request: LaunchRequest, strategy: str, nproc: int, nodes: _Nodes) -> t
             # Node 0 holds the store by decision; torchrun else guesses it by comparing host names.
             f"--rdzv-conf=is_host={int(nodes.rank == 0)},join_timeout={RDZV_JOIN_TIMEOUT_S}",
         ]
-    return (request.python, "-m", "trainer.torchrun", *rendezvous, f"--nproc-per-node={nproc}", *request.argv)
+    return (request.python, "-m", "trainer.torchrun", *rendezvous, f"--nproc-per-node={nproc}", "-m", "--", *request.argv)
 
 
 def _reason(

@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import sys
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -34,7 +36,8 @@ class _Number(click.ParamType[float]):
         return number
 
 
-_COUNT = click.IntRange(1, 2**40)
+_COUNT = click.IntRange(1)
+_PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 
 
 def _read_config_file(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
@@ -62,16 +65,16 @@ _OPTIONS = [
         help="JSON file of settings, such as a run's config.json; options given beside it win.",
     ),
     _option("--set", "pairs", multiple=True, metavar="NAME=VALUE", also=["SET"], help="A field of the task; repeatable."),
-    _option("--epochs", type=_COUNT, help="Passes over the training set. Default: the task's."),
-    _option("--max-steps", type=_COUNT, help="Optimizer steps, instead of --epochs."),
-    _option("--batch-size", type=_COUNT, help="Examples in one optimizer step, over all GPUs. Default: the task's."),
-    _option("--batch-size-per-gpu", type=_COUNT, help="The same, for each process."),
-    _option("--accumulation", type=_COUNT, default=1, help="Parts a GPU's share of a batch is computed in. Default: 1."),
+    _option("--epochs", type=_COUNT, metavar="N", help="Passes over the training set. Default: the task's."),
+    _option("--max-steps", type=_COUNT, metavar="N", help="Optimizer steps, instead of --epochs."),
+    _option("--batch-size", type=_COUNT, metavar="N", help="Examples in one optimizer step, over all GPUs. Default: the task's."),
+    _option("--batch-size-per-gpu", type=_COUNT, metavar="N", help="The same, for each process."),
+    _option("--accumulation", type=_COUNT, metavar="N", default=1, help="Parts a GPU's share of a batch is computed in. Default: 1."),
     _option("--lr", "learning_rate", type=_Number(0), help="Peak learning rate. Default: the task's."),
     _option(
         "--lr-scaling", type=click.Choice(["none", "linear", "sqrt"]), default="none", help="Of --lr with the batch size."
     ),
-    _option("--base-batch-size", type=_COUNT, default=256, help="The batch size --lr is meant for. Default: 256."),
+    _option("--base-batch-size", type=_COUNT, metavar="N", default=256, help="The batch size --lr is meant for. Default: 256."),
     _option("--warmup-epochs", type=_Number(0, open_low=False), default=0.0, help="Linear warm-up. Default: 0."),
     _option("--optimizer", type=click.Choice(["adamw", "adam", "sgd"]), default="adamw", help="Default: adamw."),
     _option("--weight-decay", type=_Number(0, open_low=False), help="Default: the optimizer's."),
@@ -81,16 +84,16 @@ _OPTIONS = [
         type=click.Choice(["fp32", "tf32", "bf16", "fp16"]),
         help="Default: bf16 on Ampere or newer, fp16 on older GPUs, fp32 elsewhere.",
     ),
-    _option("--eval-every", type=_COUNT, default=1, help="Epochs between validations. Default: 1."),
+    _option("--eval-every", type=_COUNT, metavar="N", default=1, help="Epochs between validations. Default: 1."),
     _option("--best-by", metavar="METRIC", help="Metric of the best checkpoint: accuracy, min:loss. Default: the task's."),
     _option("--early-stopping", metavar="METRIC", help="End when this metric stops getting better."),
-    _option("--patience", type=_COUNT, default=5, help="Validations to wait for it. Default: 5."),
-    _option("--checkpoint-steps", type=_COUNT, help="Steps between checkpoints, beside the best, the last and the minutes."),
+    _option("--patience", type=_COUNT, metavar="N", default=5, help="Validations to wait for it. Default: 5."),
+    _option("--checkpoint-steps", type=_COUNT, metavar="N", help="Steps between checkpoints, beside the best, the last and the minutes."),
     _option("--checkpoint-minutes", type=_Number(0), default=5.0, help="Minutes between checkpoints. Default: 5."),
-    _option("--keep", type=_COUNT, default=3, help="Newest checkpoints kept, beside the best. Default: 3."),
-    _option("--log-steps", type=_COUNT, default=50, help="Steps between entries in metrics.jsonl. Default: 50."),
-    _option("--workers", type=click.IntRange(0, 1024), help="Loader processes for data not held in memory, a process."),
-    _option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Default: 0."),
+    _option("--keep", type=_COUNT, metavar="N", default=3, help="Newest checkpoints kept, beside the best. Default: 3."),
+    _option("--log-steps", type=_COUNT, metavar="N", default=50, help="Steps between entries in metrics.jsonl. Default: 50."),
+    _option("--workers", type=click.IntRange(0, 1024), metavar="N", help="Loader processes for data not held in memory, a process."),
+    _option("--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", default=0, help="Default: 0."),
     _option("--deterministic/--fast", default=True, help="Same bits each time (default), or whatever is fastest."),
     _option("--compile/--no-compile", default=False, help="torch.compile the model; needs a C compiler."),
     _option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), help="Default: runs."),
@@ -116,12 +119,13 @@ def _print_options(ctx: click.Context, _param: click.Parameter, value: bool) -> 
     if value:
         formatter = ctx.make_formatter()
         with formatter.section("Training options, each also as TRAINBOX_NAME in the environment (--epochs: TRAINBOX_EPOCHS)"):
-            formatter.write_dl([r for p in ctx.command.get_params(ctx) if p.name != "help" and (r := p.get_help_record(ctx))])
+            options = [p for p in ctx.command.params if isinstance(p, click.Option) and p.name != "device"]
+            formatter.write_dl([record for option in options if (record := option.get_help_record(ctx))])
         click.echo(formatter.getvalue().rstrip())
         ctx.exit()
 
 
-@click.group(context_settings={"help_option_names": ["--help", "-h"]})
+@click.group(context_settings=_PAGE)
 def cli() -> None:
     """Train a task on the devices that this process was given. `trainbox` plans and starts this."""
 
@@ -214,15 +218,30 @@ def _tell(error: Failure) -> None:
         click.echo(f"trainbox: [rank {rank}] {error}", err=True)
 
 
-def main() -> None:
+def main() -> NoReturn:
     """`python -m trainer`."""
+    code = _run()
+    if "LOCAL_RANK" in os.environ:
+        # A rank that lets the interpreter take gloo's threads down is aborted now and then, its exit code lost.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        logging.shutdown()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _run() -> int:
     try:
-        sys.exit(cli.main(prog_name="python -m trainer", standalone_mode=False) or 0)
+        return int(cli.main(prog_name="python -m trainer", standalone_mode=False) or 0)
     except click.ClickException as error:
         click.echo(f"trainbox: {error.format_message()}", err=True)
-        sys.exit(WrongUse.exit_code)
+        return WrongUse.exit_code
     except Failure as error:
         _tell(error)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except click.Abort:
-        sys.exit(130)
+        return 130
+    except Exception:
+        logging.getLogger("trainer").exception("ended by an error")  # in the rank's own log
+        traceback.print_exc()
+        return 1

@@ -153,12 +153,11 @@ class Process:
             self.barrier()
 
     def leave(self) -> None:
-        """End together: a process group torn down while another still uses it aborts that one."""
-        if self.strategy == "ddp" and dist.is_initialized():
-            if self._pending_vote is not None:
-                self._pending_vote[0].wait()
-            self.barrier()
-            dist.destroy_process_group()
+        """Wait until all have done their work; `trainer.cli` then ends the process without tearing the group down."""
+        if self._pending_vote is not None:
+            self._pending_vote[0].wait()
+            self._pending_vote = None
+        self.barrier()
 
 
 def choose_device(name: str, local_rank: int) -> torch.device:

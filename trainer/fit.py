@@ -146,7 +146,7 @@ def fit(job: Job, stop: StopRequest) -> None:
             saved_at = time.monotonic()
         if stop_now:
             job.checkpoints.wait()
-            process.barrier()
+            process.leave()
             raise Preempted(
                 f"stopped by {stop.signal_name or 'a signal to another process'} at step {progress.step} of "
                 f"{schedule.total_steps}, checkpoint saved: the same command goes on from there"
