@@ -27,15 +27,15 @@ _PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_opti
 class _GpuCount(click.ParamType[int | str]):
     name = "N|all"
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
         return self.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         if value in ("all", "auto") or isinstance(value, int):
             return "all" if value == "all" else value
-        if value.isascii() and value.isdigit():
-            return int(value)
-        self.fail(f"{value!r} is neither a number of GPUs nor `all`; to name GPUs use --gpu-ids {value}", param, ctx)
+        if not (value.isascii() and value.isdigit()):
+            self.fail(f"{value!r} is neither a number of GPUs nor `all`; to name GPUs use --gpu-ids {value}", param, ctx)
+        return int(value)
 
 
 _OPTIONS = [
@@ -48,7 +48,11 @@ _OPTIONS = [
         help="ddp: torchrun, a process a GPU. dp: DataParallel. Default: ddp on 2 GPUs or more.",
     ),
     click.option(
-        "--processes", type=click.IntRange(1), metavar="N", envvar="PROCESSES", help="How many CPU processes (torchrun DDP over gloo)."
+        "--processes",
+        type=click.IntRange(1),
+        metavar="N",
+        envvar="PROCESSES",
+        help="How many CPU processes (torchrun DDP over gloo).",
     ),
     click.option(
         "--device",
@@ -56,7 +60,13 @@ _OPTIONS = [
         envvar=["DEVICE", "TRAINBOX_DEVICE"],
         help="Default: auto, which is cuda where there are GPUs.",
     ),
-    click.option("--nnodes", type=click.IntRange(1), metavar="N", envvar="NNODES", help="How many machines. Default: the scheduler's word."),
+    click.option(
+        "--nnodes",
+        type=click.IntRange(1),
+        metavar="N",
+        envvar="NNODES",
+        help="How many machines. Default: the scheduler's word.",
+    ),
     click.option("--node-rank", type=click.IntRange(0), metavar="N", envvar="NODE_RANK", help="Which of them this is, from 0."),
     click.option("--rdzv-endpoint", metavar="HOST:PORT", envvar="RDZV_ENDPOINT", help="Where they meet: on node 0."),
     click.option("--rdzv-id", metavar="TEXT", envvar="RDZV_ID", help="The job's name there, the same on all."),
@@ -267,5 +277,3 @@ def main() -> NoReturn:
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)
-
-

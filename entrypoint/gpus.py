@@ -59,7 +59,7 @@ def _find(gpus: Sequence[Gpu], word: str, asked: str, position: int) -> Gpu:
         if len(matches) > 1:
             raise WrongUse(f"{asked}: {word} fits {len(matches)} GPUs ({labels(matches)}): write more of the UUID")
     elif all(part.isascii() and part.isdigit() for part in word.split(":", 1)):
-        matches = [gpu for gpu in gpus if gpu.label == word or f"{gpu.index}" == word]
+        matches = [gpu for gpu in gpus if word in (gpu.label, f"{gpu.index}")]
         if len(matches) > 1:
             raise WrongUse(
                 f"{asked}: GPU {word} is cut into MIG slices {labels(matches)}: name one slice, as in {matches[0].label}"

@@ -56,7 +56,7 @@ def _devices(index: int) -> list[Gpu]:
         return [Gpu(index, f"unknown-{index}", "unknown", 0, fault=f"NVML {error.value}: {error}")]
     if not _mig_enabled(handle):
         return [whole]
-    slices = []
+    slices: list[Gpu] = []
     for position in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, position)

@@ -211,7 +211,16 @@ def _argv(request: LaunchRequest, strategy: str, nproc: int, nodes: _Nodes) -> t
             # Node 0 holds the store by decision; torchrun else guesses it by comparing host names.
             f"--rdzv-conf=is_host={int(nodes.rank == 0)},join_timeout={RDZV_JOIN_TIMEOUT_S}",
         ]
-    return (request.python, "-m", "trainer.torchrun", *rendezvous, f"--nproc-per-node={nproc}", "-m", "--", *request.argv)
+    return (
+        request.python,
+        "-m",
+        "trainer.torchrun",
+        *rendezvous,
+        f"--nproc-per-node={nproc}",
+        "-m",
+        "--",
+        *request.argv,
+    )
 
 
 def _reason(

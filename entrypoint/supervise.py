@@ -38,7 +38,7 @@ def supervise(argv: Sequence[str], env: Mapping[str, str], stop_budget_s: float 
         argv,
         env=dict(env),
         start_new_session=True,  # a terminal's Ctrl-C then reaches us alone, and the ranks hear of it once
-        preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - there are no threads here
     )
     forwarded, deadline = False, 0.0
     while True:

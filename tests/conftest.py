@@ -21,9 +21,7 @@ _LAUNCH_PREFIXES = ("TRAINBOX_", "RDZV_", "SLURM_", "PET_", "KUBERNETES_", "CUDA
 
 def clean_environment(**extra: str) -> dict[str, str]:
     kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _LAUNCH_NAMES and not name.startswith(_LAUNCH_PREFIXES)
+        name: value for name, value in os.environ.items() if name not in _LAUNCH_NAMES and not name.startswith(_LAUNCH_PREFIXES)
     }
     # No test may reach the network: downloads are refused at once.
     return kept | {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"} | extra

@@ -133,7 +133,7 @@ class Checkpoints:
         with replacing(self._path(step)) as file:
             hashed = _HashedFile(file)
             try:
-                torch.save(state, hashed)
+                torch.save(state, hashed)  # type: ignore[arg-type]
             except RuntimeError as error:
                 raise (hashed.error or error) from error  # torch hides the reason, ENOSPC say
         if step == best_step:
@@ -257,7 +257,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -105,7 +105,7 @@ def load_config_file(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise WrongUse(f"--config {path} is not JSON: {error}") from error
     if not isinstance(settings, dict):
-        raise WrongUse(f"--config {path} holds {type(settings).__name__}, not an object of settings as in a run's config.json")
+        raise WrongUse(f"--config {path} holds no settings: it must be a JSON object, as a run's config.json is")
     known = {f.name for f in dataclasses.fields(Config)}
     if unknown := sorted(settings.keys() - known):
         raise WrongUse(f"--config {path}: no setting {', '.join(unknown)}; known are {', '.join(sorted(known))}")

@@ -34,8 +34,8 @@ def evaluate(
     was_training = model.training
     model.eval()
     rows, first_batch = [], None
-    for count, batch in batches.iterate():
-        batch = task.prepare(batch, training=False)
+    for count, raw_batch in batches.iterate():
+        batch = task.prepare(raw_batch, training=False)
         first_batch = batch if first_batch is None else first_batch
         with autocast(process.device.type, autocast_dtype):
             sums = task.statistics(model, batch)

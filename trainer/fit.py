@@ -82,9 +82,7 @@ class Job:
         self.scaler.load_state_dict(state["scaler"])
         self.progress = Progress(**state["progress"])
         self.watch = Stopwatch(self.progress.train_seconds)
-        self.running = {
-            name: total.to(self.process.device) * self.process.is_first for name, total in state["running"].items()
-        }
+        self.running = {name: total.to(self.process.device) * self.process.is_first for name, total in state["running"].items()}
         self.running_steps = state["running_steps"]
 
 

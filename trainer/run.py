@@ -75,7 +75,9 @@ class RunDirectory:
         try:
             return Config(**json.loads(text))
         except (ValueError, TypeError) as error:
-            raise WrongUse(f"{self.path}/config.json is not a configuration ({error}): restore it or use another --run") from error
+            raise WrongUse(
+                f"{self.path}/config.json is not a configuration ({error}): restore it or use another --run"
+            ) from error
 
     def write_json(self, name: str, text: str) -> None:
         if self.writes:
@@ -120,9 +122,7 @@ class RunDirectory:
         if self._bar is not None:
             self._bar.update(samples)
 
-    def record(
-        self, kind: str, step: int, epoch: int, values: Mapping[str, Any], line: str, speed: str | None = None
-    ) -> None:
+    def record(self, kind: str, step: int, epoch: int, values: Mapping[str, Any], line: str, speed: str | None = None) -> None:
         """One entry in metrics.jsonl and TensorBoard, and a line on the terminal.
 
         With `speed` it is one of many: on the bar, which knows the speed itself, or every few seconds in full.
@@ -197,7 +197,7 @@ def gpu_figures(device: torch.device) -> dict[str, float]:
     figures = {"gpu_memory_mib": torch.cuda.max_memory_allocated(device) / 2**20}
     try:
         figures["gpu_utilization_percent"] = float(torch.cuda.utilization(device))
-    except Exception as error:  # NVML missing or refusing: a figure less
+    except Exception as error:  # noqa: BLE001 - NVML missing or refusing in any way: a figure less
         logging.getLogger(__name__).info("no utilisation: %s", error)
     return figures
 

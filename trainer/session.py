@@ -42,7 +42,13 @@ _MOST_LOADER_WORKERS = 8
 
 
 def train_task(
-    config: Config, stop: StopRequest, device_name: str, runs_dir: Path, run_name: str | None, data_dir: Path, resume: str
+    config: Config,
+    stop: StopRequest,
+    device_name: str,
+    runs_dir: Path,
+    run_name: str | None,
+    data_dir: Path,
+    resume: str,
 ) -> None:
     """Train `config.task` to its end in `runs_dir/run_name`, going on where a stopped run of the same settings ended.
 

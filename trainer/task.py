@@ -76,11 +76,11 @@ class Task:
         """The optimizer `--optimizer` names. Override it for parameter groups; the schedule scales each group's rate."""
         import torch
 
-        options: dict[str, Any] = {} if weight_decay is None else {"weight_decay": weight_decay}
+        options: dict[str, Any] = {"fused": True} | ({} if weight_decay is None else {"weight_decay": weight_decay})
         if name == "sgd":
-            return torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9, fused=True, **options)
-        optimizer = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[name]
-        return optimizer(model.parameters(), lr=learning_rate, fused=True, **options)
+            return torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9, **options)
+        kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
+        return kind(model.parameters(), lr=learning_rate, **options)
 
     def schedule(self, step: int, total_steps: int, warmup_steps: int) -> float:
         """The factor on the learning rate at `step`, from 0: pure, so that a resume needs nothing saved."""

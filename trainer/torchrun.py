@@ -52,7 +52,7 @@ def main() -> int:
 def _cause(codes: Mapping[int, int], stopped: bool) -> int:
     """The exit code to end with, of those of the ranks that failed; a rank's own reason goes before its neighbours'."""
     signals = {rank: -code for rank, code in codes.items() if code < 0}
-    if stopped and set(signals.values()) <= {signal.SIGTERM} and not set(codes.values()) - {Preempted.exit_code, -signal.SIGTERM}:
+    if stopped and set(codes.values()) <= {Preempted.exit_code, -signal.SIGTERM}:
         return Preempted.exit_code  # some ranks were told to stop before they had begun
     for rank, number in signals.items():
         _say(f"rank {rank} was killed by {signal.Signals(number).name}: the same command goes on from the newest checkpoint")

@@ -68,7 +68,9 @@ class Mnist(Classification):
             folder = data_dir / self.torchvision_name / "raw"
             missing = [name for name in _FILES if not (folder / name).is_file()]
             if not missing:
-                raise WrongUse(f"{folder} holds a damaged file ({error}): delete the folder, or put whole files there") from error
+                raise WrongUse(
+                    f"{folder} holds a damaged file ({error}): delete the folder, or put whole files there"
+                ) from error
             raise WrongUse(
                 f"{self.torchvision_name} is not in {folder} and cannot be downloaded ({str(error).splitlines()[0]}): "
                 f"put these files there, as they are or with .gz: {', '.join(missing)}"
