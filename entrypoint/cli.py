@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -16,9 +16,11 @@ from entrypoint.cluster import Cluster, detect_cluster
 from entrypoint.cpus import usable_cpus
 from entrypoint.errors import WRONG_USE, HardwareMissing, LaunchError, WrongUse
 from entrypoint.gpus import Gpu, visible_gpus
-from entrypoint.nvml import Detection, detect
 from entrypoint.plan import LaunchPlan, LaunchRequest, plan_launch
 from entrypoint.supervise import supervise
+
+if TYPE_CHECKING:
+    from entrypoint.nvml import Detection
 
 _PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 _PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -192,7 +194,7 @@ def health(wanted: int | str | None, gpu_ids: str | None) -> None:
     click.echo(f"PASS: {len(decided.gpus)} GPU(s) to use" if decided.gpus else "PASS: no GPU asked for, none to check")
 
 
-def _list_gpus(gpus: tuple[Gpu, ...], found: Detection) -> None:
+def _list_gpus(gpus: tuple[Gpu, ...], found: "Detection") -> None:
     if found.driver_version:
         click.echo(f"NVIDIA driver {found.driver_version}")
     for gpu in gpus:
@@ -241,14 +243,16 @@ def _device(asked: str | None, processes: int | None) -> str | None:
     return "mps" if (sys.platform, platform.machine()) == ("darwin", "arm64") and processes is None else None
 
 
-def _detected() -> Detection:
-    found = detect()
+def _detected() -> "Detection":
+    from entrypoint import nvml  # its import takes as long as the trainer's check, which runs meanwhile
+
+    found = nvml.detect()
     if found.broken:
         raise HardwareMissing(f"{found.broken}; to train without GPUs all the same: --device cpu")
     return found
 
 
-def _visible(found: Detection) -> tuple[Gpu, ...]:
+def _visible(found: "Detection") -> tuple[Gpu, ...]:
     return visible_gpus(found.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
