@@ -12,6 +12,8 @@ from trainer.task import Task
 
 # Shape suffixes: B examples of a batch, C channels, H height, W width, K classes.
 
+_SHEET_SIZE = 32
+
 
 @dataclass(frozen=True)
 class Classification(Task):
@@ -46,7 +48,7 @@ class Classification(Task):
         figures = {"confusion_matrix": pictures.confusion_matrix(totals["confusion"], self.class_names)}
         inputs, labels_B = batch
         if inputs.ndim == 4 and inputs.shape[1] in (1, 3):
-            images_BCHW, labels_B = inputs[:32], labels_B[:32]
-            predictions_B = model(images_BCHW).argmax(1)
-            figures["examples"] = pictures.example_sheet(images_BCHW, labels_B, predictions_B, self.class_names)
+            predictions_B = model(inputs).argmax(1)
+            shown = (predictions_B == labels_B).int().argsort(stable=True)[:_SHEET_SIZE]  # the wrong ones first
+            figures["examples"] = pictures.example_sheet(inputs[shown], labels_B[shown], predictions_B[shown], self.class_names)
         return figures

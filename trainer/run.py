@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from trainer.checkpoint import replacing, storage_failure
-from trainer.config import Config
+from trainer.config import FREE_AT_RESUME, Config
 from trainer.errors import WrongUse
 
 if TYPE_CHECKING:
@@ -147,14 +147,25 @@ class RunDirectory:
 
     def pictures(self, step: int, make: Callable[[], Mapping[str, Tensor]]) -> None:
         """The pictures (3, H, W) uint8 that `make` draws, in TensorBoard."""
-        self._on_board(lambda board: [board.add_image(f"figures/{n}", p, step) for n, p in make().items()])
+        self._on_board(lambda board: [board.add_image(f"validation/{n}", p, step) for n, p in make().items()])
 
-    def hyperparameters(self, config: Config, metrics: Mapping[str, float]) -> None:
-        """The run's row in TensorBoard's HParams tab."""
-        settings = {name: _plain(value) for name, value in vars(config).items() if name != "fields" and value is not None}
+    def hyperparameters(self, config: Config, best_step: int, metrics: Mapping[str, float]) -> None:
+        """The run's row in TensorBoard's HParams tab: its settings and the metrics of its best step."""
+        hidden = FREE_AT_RESUME | {"fields"}
+        settings = {name: _plain(value) for name, value in vars(config).items() if name not in hidden and value is not None}
         settings |= {f"task.{name}": _plain(value) for name, value in config.fields.items()}
-        values = {f"best/{name}": value for name, value in metrics.items()}
-        self._on_board(lambda board: board.add_hparams(settings, values, run_name="."))
+        best = {f"validation/best_{name}": value for name, value in metrics.items()}
+
+        def write(board: "SummaryWriter") -> None:
+            from torch.utils.tensorboard.summary import hparams
+
+            # Not add_hparams, which starts a run of its own and gives the metrics step 0.
+            for summary in hparams(settings, best):
+                board.file_writer.add_summary(summary)  # type: ignore[attr-defined]
+            for name, value in best.items():
+                board.add_scalar(name, value, best_step)
+
+        self._on_board(write)
 
     def heartbeat(self) -> None:
         """Touch the file that the image's health check looks at, every few seconds."""

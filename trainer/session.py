@@ -60,9 +60,9 @@ def train_task(
         task = load_task(config.task, config.fields)
         run = RunDirectory(runs_dir / (run_name or _default_name(config)), process.rank)
         try:
-            settled = _settle(config, task, process, run)
+            settled = settle(config, task, process, run)
             check(settled, process.device.type)
-            job = _build(settled, task, process, run, data_dir)
+            job = build(settled, task, process, run, data_dir)
             _resume(job, resume)
             _start(job, stop)
         finally:
@@ -75,7 +75,7 @@ def _default_name(config: Config) -> str:
     return f"{label}-{config.fingerprint()}"
 
 
-def _settle(config: Config, task: Task, process: Process, run: RunDirectory) -> Config:
+def settle(config: Config, task: Task, process: Process, run: RunDirectory) -> Config:
     """`config` with every open choice made: as the run was started, else by the task, the hardware, the processes.
 
     Raises:
@@ -115,7 +115,7 @@ def _default_precision(device: torch.device) -> str:
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
-def _build(config: Config, task: Task, process: Process, run: RunDirectory, data_dir: Path) -> Job:
+def build(config: Config, task: Task, process: Process, run: RunDirectory, data_dir: Path) -> Job:
     """Data, model and optimizer; raises WrongUse where the sizes cannot be."""
     assert config.batch_size and config.learning_rate and config.shards and config.best_by and config.precision
     _set_arithmetic(config)
@@ -227,7 +227,7 @@ def _start(job: Job, stop: StopRequest) -> None:
         run.say("this run is complete: nothing is left to do (another --run name or --seed starts a new one)")
     else:
         fit(job, stop)
-        run.hyperparameters(job.config, job.progress.best_metrics)
+        run.hyperparameters(job.config, job.progress.best_step or 0, job.progress.best_metrics)
     run.close()
     _closing(job)
 

@@ -1,0 +1,52 @@
+"""How long training stands still for a checkpoint of 300 MB."""
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from trainer.checkpoint import Checkpoints
+
+TURNS = 7
+
+
+def measure() -> Iterator[str]:
+    model = torch.nn.Sequential(*(torch.nn.Linear(1120, 1120) for _ in range(20)))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    model(torch.ones(1, 1120)).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    plain, ours, durable = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints = Checkpoints(Path(folder) / "checkpoints", 1, True, print)
+        checkpoints.prepare(state)
+        for turn in range(TURNS):
+            checkpoints.wait()
+            begin = time.perf_counter()
+            checkpoints.save(turn + 1, state, {}, None)
+            ours.append(time.perf_counter() - begin)
+            checkpoints.wait()
+            durable.append(time.perf_counter() - begin)
+            plain.append(_plain(state, Path(folder) / "plain.pt"))
+        size_mb = (Path(folder) / "plain.pt").stat().st_size / 1e6
+    yield f"| {size_mb:.0f} MB | training stands still, median ms | longest ms | durable after, median s |"
+    yield "|---|---|---|---|"
+    yield f"| torch.save and fsync | {_ms(plain):.1f} | {max(plain) * 1e3:.1f} | {statistics.median(plain):.2f} |"
+    yield f"| Trainbox | {_ms(ours):.1f} | {max(ours) * 1e3:.1f} | {statistics.median(durable):.2f} |"
+
+
+def _plain(state: dict[str, object], path: Path) -> float:
+    begin = time.perf_counter()
+    with path.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    return time.perf_counter() - begin
+
+
+def _ms(seconds: list[float]) -> float:
+    return statistics.median(seconds) * 1e3

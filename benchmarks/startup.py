@@ -1,0 +1,53 @@
+"""How long a command takes to answer, and to make its first optimizer step, against what it cannot do without."""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+REPEATS = 9
+
+_FLOOR = "import click, pynvml"
+_FIRST_OPTIMIZER = "import torch; torch.optim.AdamW(torch.nn.Linear(2, 2).parameters(), fused=True)"
+_TRAIN = ["train", "digits", "--device", "cpu", "--max-steps", "1", "--log-steps", "1", "--run", "r"]
+
+
+def measure() -> Iterator[str]:
+    cases: dict[str, Callable[[], float]] = {
+        "python, click and pynvml alone": lambda: _seconds("-c", _FLOOR),
+        "trainbox plan": lambda: _seconds("-m", "entrypoint", "plan"),
+        "trainbox --help": lambda: _seconds("-m", "entrypoint", "--help"),
+        "trainbox train --help": lambda: _seconds("-m", "entrypoint", "train", "--help"),
+        "python -m trainer --help": lambda: _seconds("-m", "trainer", "--help"),
+        "import torch and a first optimizer": lambda: _seconds("-c", _FIRST_OPTIMIZER),
+        "trainbox train, to the first step": _first_step,
+    }
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(REPEATS):
+        for name, case in cases.items():
+            times[name].append(case())
+    yield "| command | median s | least s |"
+    yield "|---|---|---|"
+    for name, seconds in times.items():
+        yield f"| {name} | {statistics.median(seconds):.3f} | {min(seconds):.3f} |"
+
+
+def _seconds(*words: str) -> float:
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - begin
+
+
+def _first_step() -> float:
+    """From the command to the entry that the first step writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.time()
+        subprocess.run(
+            [sys.executable, "-m", "entrypoint", *_TRAIN, "--runs-dir", folder], check=True, stdout=subprocess.DEVNULL
+        )
+        entry = json.loads((Path(folder) / "r" / "metrics.jsonl").read_text().splitlines()[0])
+        return float(entry["time_unix_s"]) - begin
