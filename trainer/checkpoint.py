@@ -34,9 +34,10 @@ class Checkpoints:
 
     def sweep(self) -> None:
         """Remove what an interrupted save left: temporary files, and tensors without a sidecar."""
-        for path in self.folder.glob("*"):
-            orphan = path.suffix == ".pt" and not path.with_suffix(".json").exists()
-            if path.suffix == ".tmp" or orphan:
+        for path in [*self.folder.glob("*.tmp"), *self.folder.parent.glob("*.tmp")]:
+            path.unlink()
+        for path in self.folder.glob("*.pt"):
+            if not path.with_suffix(".json").exists():
                 path.unlink()
 
     def newest(self) -> int | None:

@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import sys
 import traceback
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from trainer.config import Config, check, load_config_file
-from trainer.errors import Failure, NetworkFailure, NotFinite, Preempted, WrongUse
+from trainer.errors import MESSAGES, Failure, WrongUse
 from trainer.stopping import StopRequest
 from trainer.task import built_in_tasks, load_task, loaded_fields, parse_fields, static_fields, summary
 
@@ -188,6 +189,8 @@ def train(
     config = Config(task=task, fields=_fields(task, pairs), shards=shards, **settings)
     check(config, device)
     _check_run_name(run)
+    if config.compile and not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        raise WrongUse("--compile needs a C compiler, and there is none on PATH: install one, or drop --compile")
     if only_check:
         return
     stop = StopRequest.install()
@@ -240,12 +243,11 @@ def _default(value: Any) -> Any:
 
 
 def _tell(error: Failure) -> None:
-    """One message, not one a rank: what all ranks agree on is the first one's to say, and so is a lost contact."""
-    rank = os.environ.get("RANK", "0")
-    if rank == "0":
+    """On standard error; a rank leaves it to its launcher, which says once what several have to say."""
+    if folder := os.environ.get(MESSAGES):
+        Path(folder, os.environ["RANK"]).write_text(str(error))
+    else:
         click.echo(f"trainbox: {error}", err=True)
-    elif not isinstance(error, Preempted | NotFinite | NetworkFailure):
-        click.echo(f"trainbox: [rank {rank}] {error}", err=True)
 
 
 def main() -> NoReturn:

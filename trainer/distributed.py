@@ -1,6 +1,7 @@
 """This process among its equals: the only importer of torch.distributed besides trainer/torchrun.py."""
 
 import contextlib
+import inspect
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -62,10 +63,11 @@ class Process:
         """`module` such that its backward adds the gradients of all processes or GPUs (`gradient_scale` makes the sum)."""
         if self.strategy == "ddp":
             devices = [self.device] if self.device.type == "cuda" else None
+            ddp = nn.parallel.DistributedDataParallel
             # Buffers are kept the same by mean_buffers, which uses every process's statistics and not the first's alone.
-            return nn.parallel.DistributedDataParallel(
-                module, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True
-            )
+            known = inspect.signature(ddp).parameters
+            name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.15
+            return ddp(module, device_ids=devices, gradient_as_bucket_view=True, **{name: False})
         if self.strategy == "dp":
             return nn.DataParallel(module)
         return module

@@ -1,5 +1,8 @@
 """The ends that a user can meet, each with its exit code (docs/exit-codes.md)."""
 
+# Names the folder where torchrun's ranks leave their last words, one file a rank.
+MESSAGES = "TRAINBOX_MESSAGES"
+
 
 class Failure(Exception):
     """An end that is no bug of ours: one or two lines say what was asked, what was found and what to do."""

@@ -241,7 +241,6 @@ def _log(job: Job, norm: Tensor) -> None:
     remaining_s = (job.schedule.total_steps - progress.step) * job.schedule.batch_size / speed
     line = f"step {progress.step}/{job.schedule.total_steps}, epoch {epoch}, loss {values['loss']:.4f}"
     job.run.record("train", progress.step, epoch, values, line, f", {speed:,.0f} samples/s, {remaining_s:.0f} s to go")
-    job.run.heartbeat()
     job.running, job.running_steps = {}, 0
 
 

@@ -42,6 +42,8 @@ class RunDirectory:
         self._board_from: int | None = None
         self._metrics: TextIO | None = None
         self._plain_at = self._heartbeat_at = 0.0
+        heartbeat = os.environ.get("TRAINBOX_HEARTBEAT")
+        self._heartbeat = Path(heartbeat) if heartbeat and self.writes else None
         try:
             for folder in ("checkpoints", "logs"):
                 (path / folder).mkdir(parents=True, exist_ok=True)
@@ -119,8 +121,12 @@ class RunDirectory:
             self._log.write(text + "\n")
 
     def advance(self, samples: int) -> None:
+        """Count a step's samples, and touch the file that the image's health check looks at."""
         if self._bar is not None:
             self._bar.update(samples)
+        if self._heartbeat is not None and time.monotonic() > self._heartbeat_at:
+            self._heartbeat_at = time.monotonic() + _HEARTBEAT_EVERY_S
+            self._heartbeat.touch()
 
     def record(self, kind: str, step: int, epoch: int, values: Mapping[str, Any], line: str, speed: str | None = None) -> None:
         """One entry in metrics.jsonl and TensorBoard, and a line on the terminal.
@@ -166,14 +172,6 @@ class RunDirectory:
                 board.add_scalar(name, value, best_step)
 
         self._on_board(write)
-
-    def heartbeat(self) -> None:
-        """Touch the file that the image's health check looks at, every few seconds."""
-        now = time.monotonic()
-        path = os.environ.get("TRAINBOX_HEARTBEAT")
-        if self.writes and path and now - self._heartbeat_at > _HEARTBEAT_EVERY_S:
-            self._heartbeat_at = now
-            Path(path).touch()
 
     def close(self) -> None:
         if self._bar is not None:

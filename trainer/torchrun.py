@@ -8,11 +8,12 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
-from trainer.errors import NetworkFailure, Preempted
+from trainer.errors import MESSAGES, NetworkFailure, Preempted
 
 _CRASH = 1
 
@@ -38,29 +39,40 @@ def main() -> int:
 
     # Its log would tell of each stop as a failure, with a traceback; the ranks have said what there is to say.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
-    try:
-        # It takes over the signals it is told to handle: one that nobody sends.
-        run(parse_args(["--signals-to-handle=SIGQUIT", *sys.argv[1:]]))
-    except ChildFailedError as error:
-        return _cause({rank: failure.exitcode for rank, failure in error.failures.items()}, bool(forwarded))
-    except (RendezvousError, ConnectionError) as error:
-        _say(f"the nodes did not meet: {error}. Start the same command on each, with one --rdzv-endpoint that all can reach")
-        return NetworkFailure.exit_code
+    with tempfile.TemporaryDirectory(prefix="trainbox-") as messages:
+        os.environ[MESSAGES] = messages
+        try:
+            # It takes over the signals it is told to handle: one that nobody sends.
+            run(parse_args(["--signals-to-handle=SIGQUIT", *sys.argv[1:]]))
+        except ChildFailedError as error:
+            codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+            return _told({Path(messages) / str(rank): code for rank, code in codes.items()}, bool(forwarded))
+        except (RendezvousError, ConnectionError) as error:
+            _say(f"the nodes did not meet ({error}): start the same command on each, with an --rdzv-endpoint all can reach")
+            return NetworkFailure.exit_code
     return 0
 
 
-def _cause(codes: Mapping[int, int], stopped: bool) -> int:
-    """The exit code to end with, of those of the ranks that failed; a rank's own reason goes before its neighbours'."""
-    signals = {rank: -code for rank, code in codes.items() if code < 0}
-    if stopped and set(codes.values()) <= {Preempted.exit_code, -signal.SIGTERM}:
-        return Preempted.exit_code  # some ranks were told to stop before they had begun
-    for rank, number in signals.items():
-        _say(f"rank {rank} was killed by {signal.Signals(number).name}: the same command goes on from the newest checkpoint")
-    told = [code for code in codes.values() if code > 0]
-    reasons = [code for code in told if code not in (_CRASH, NetworkFailure.exit_code)]
+def _told(codes: Mapping[Path, int], stopped: bool) -> int:
+    """Say why the ranks ended, each reason once, and return the exit code; `codes` are by the file of a rank's last words."""
+    for file, code in codes.items():
+        if code < 0 and not (stopped and code == -signal.SIGTERM):
+            name = signal.Signals(-code).name
+            _say(f"rank {file.name} was killed by {name}: the same command goes on from the newest checkpoint")
+    cause = _cause(set(codes.values()), stopped)
+    for text in dict.fromkeys(file.read_text() for file, code in codes.items() if code == cause and file.exists()):
+        _say(text)
+    return cause
+
+
+def _cause(codes: set[int], stopped: bool) -> int:
+    """The exit code to end with, of those of the ranks that failed: one with a reason of its own goes first."""
+    if stopped and codes <= {Preempted.exit_code, -signal.SIGTERM}:
+        return Preempted.exit_code  # a rank that was told to stop before it had begun just ends
+    reasons = sorted(code for code in codes if code not in (_CRASH, NetworkFailure.exit_code) and code > 0)
     if reasons:
         return reasons[0]
-    return _CRASH if signals or _CRASH in told else told[0]
+    return NetworkFailure.exit_code if codes == {NetworkFailure.exit_code} else _CRASH
 
 
 def _children() -> list[int]:
