@@ -67,7 +67,8 @@ class Process:
             # Buffers are kept the same by mean_buffers, which uses every process's statistics and not the first's alone.
             known = inspect.signature(ddp).parameters
             name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.15
-            return ddp(module, device_ids=devices, gradient_as_bucket_view=True, **{name: False})
+            options: dict[str, Any] = {name: False}
+            return ddp(module, device_ids=devices, gradient_as_bucket_view=True, **options)
         if self.strategy == "dp":
             return nn.DataParallel(module)
         return module
