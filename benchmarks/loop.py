@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -44,13 +43,14 @@ class RandomMnist(Mnist):
 
 @dataclass(frozen=True)
 class Mlp(RandomMnist):
-    """A small perceptron: bound by everything but arithmetic."""
+    """A small perceptron, of the size that semi-supervised VAEs of MNIST have."""
 
-    hidden: int = 256
-    class_names: ClassVar[tuple[str, ...]] = tuple("0123456789")
+    hidden: int = 512
 
     def build_model(self) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(784, self.hidden), nn.ReLU(), nn.Linear(self.hidden, 10))
+        wide = self.hidden
+        layers = [nn.Linear(784, wide), nn.ReLU(), nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, 10)]
+        return nn.Sequential(nn.Flatten(), *layers)
 
 
 def measure() -> Iterator[str]:

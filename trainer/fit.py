@@ -97,7 +97,7 @@ def fit(job: Job, stop: StopRequest) -> None:
     config, process, progress, schedule = job.config, job.process, job.progress, job.schedule
     batches = training_batches(job.train, schedule, progress.step, process.device, job.workers)
     warmup_steps = round(config.warmup_epochs * schedule.steps_per_epoch)
-    parameters = [parameter for parameter in job.model.parameters() if parameter.requires_grad]
+    weight = process.gradient_scale / schedule.batch_size
     first_step, saved_at = progress.step, time.monotonic()
     job.watch.start(first_step)
     job.model.train()
@@ -120,13 +120,13 @@ def fit(job: Job, stop: StopRequest) -> None:
                     check_losses(job.task, losses_B, micro.size)
                 sums = {name: loss_B.sum() for name, loss_B in losses_B.items()}
                 # Over the global batch, so that every number of processes and parts has the same gradient.
-                loss = sum(sums.values()) / schedule.batch_size * process.gradient_scale
+                loss = _total(sums) * weight
                 job.scaler.scale(loss).backward()
             _add(job.running, sums)
         job.running_steps += 1
         progress.step += 1
         logged = progress.step % config.log_steps == 0 or progress.step % schedule.steps_per_epoch == 0
-        norm = _gradient_norm(job, parameters) if logged or config.clip_norm else None
+        norm = _gradient_norm(job) if logged or config.clip_norm else None
         job.scaler.step(job.optimizer)
         job.scaler.update()
         job.optimizer.zero_grad()
@@ -252,13 +252,13 @@ def _not_finite(job: Job, what: str) -> NotFinite:
     )
 
 
-def _gradient_norm(job: Job, parameters: list[nn.Parameter]) -> Tensor:
+def _gradient_norm(job: Job) -> Tensor:
     """The norm of all gradients together, which are scaled down to `--clip-norm` if there is one."""
     if job.scaler.is_enabled():
         job.scaler.unscale_(job.optimizer)
     if job.config.clip_norm is not None:
-        return torch.nn.utils.clip_grad_norm_(parameters, job.config.clip_norm)
-    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        return torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.config.clip_norm)
+    return torch.nn.utils.get_total_norm([p.grad for p in job.model.parameters() if p.grad is not None])
 
 
 def _seed(seed: int, step: int, micro: MicroBatch, device: torch.device) -> None:
@@ -270,6 +270,13 @@ def _seed(seed: int, step: int, micro: MicroBatch, device: torch.device) -> None
             generator.manual_seed(value + index - (device.index or 0))
     elif device.type == "mps":
         torch.mps.manual_seed(value)
+
+
+def _total(sums: Mapping[str, Tensor]) -> Tensor:
+    total, *others = sums.values()
+    for other in others:
+        total = total + other
+    return total
 
 
 def _add(running: dict[str, Tensor], sums: Mapping[str, Tensor]) -> None:

@@ -1,5 +1,6 @@
 """What DDP and DataParallel wrap: a batch in, per-example losses out."""
 
+import contextlib
 from typing import Any
 
 import torch
@@ -16,21 +17,21 @@ class LossModule(nn.Module):
     GPU, and autocast holds for one thread. Per example, because a mean of shards' means is not the mean of the whole.
     """
 
-    def __init__(self, task: Task, model: nn.Module, autocast_dtype: torch.dtype | None) -> None:
+    def __init__(self, task: Task, model: nn.Module, device_type: str, autocast_dtype: torch.dtype | None) -> None:
         super().__init__()
-        self.task, self.model, self.autocast_dtype = task, model, autocast_dtype
+        self.task, self.model, self.device_type, self.autocast_dtype = task, model, device_type, autocast_dtype
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
         with torch.no_grad():
             batch = self.task.prepare(batch, training=True)
-        with autocast(next(self.model.parameters()).device.type, self.autocast_dtype):
+        with autocast(self.device_type, self.autocast_dtype):
             losses_B = self.task.losses(self.model, batch)
         return {name: loss_B.float() for name, loss_B in losses_B.items()}
 
 
-def autocast(device_type: str, dtype: torch.dtype | None) -> torch.autocast:
+def autocast(device_type: str, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[None]:
     """Mixed precision of `dtype`, or none."""
-    return torch.autocast(device_type, dtype=dtype, enabled=dtype is not None)
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device_type, dtype)
 
 
 def check_losses(task: Task, losses: Any, size: int) -> None:

@@ -142,7 +142,7 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
         run=run,
         checkpoints=Checkpoints(run.path / "checkpoints", config.keep, run.writes, run.say),
         model=model,
-        loss_module=process.wrap(LossModule(task, model, autocast_dtype)),
+        loss_module=process.wrap(LossModule(task, model, process.device.type, autocast_dtype)),
         optimizer=build_optimizer(task, config, model, peak),
         scaler=torch.amp.GradScaler(process.device.type, enabled=config.precision == "fp16"),
         autocast_dtype=autocast_dtype,
