@@ -22,6 +22,7 @@ from entrypoint.supervise import supervise
 if TYPE_CHECKING:
     from entrypoint.nvml import Detection
 
+_LONGEST_MESSAGE = 1000
 _PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 _PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
@@ -132,9 +133,7 @@ def train(training: tuple[str, ...], **options: Any) -> None:
       trainbox train my_tasks/gestures.py:Gestures --set width=64
       trainbox train --processes 2 --device cpu          two gloo processes, without a GPU
     """
-    checking = _start_check(training)
-    plan = _plan(training, options)
-    _finish_check(checking)
+    plan = _checked_plan(training, options)
     sys.exit(supervise(plan.argv, {**os.environ, **plan.env}))
 
 
@@ -150,9 +149,7 @@ def plan(training: tuple[str, ...], **options: Any) -> None:
       trainbox plan mnist --gpus 3
       GPU_IDS=0,2 trainbox plan
     """
-    checking = _start_check(training)
-    decided = _plan(training, options)
-    _finish_check(checking)
+    decided = _checked_plan(training, options)
     click.echo(json.dumps(dataclasses.asdict(decided), indent=2))
 
 
@@ -211,14 +208,19 @@ def tasks(rest: tuple[str, ...]) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "trainer", "tasks", *rest])
 
 
-def _start_check(training: tuple[str, ...]) -> subprocess.Popen[bytes]:
-    """The trainer checks its own words in a child, without torch, while we ask the driver."""
-    return subprocess.Popen([sys.executable, "-m", "trainer", "train", "--check", *training], stdin=subprocess.DEVNULL)
-
-
-def _finish_check(checking: subprocess.Popen[bytes]) -> None:
-    if code := checking.wait():
-        sys.exit(code)
+def _checked_plan(training: tuple[str, ...], options: dict[str, Any]) -> LaunchPlan:
+    """The plan, while a child checks the trainer's words without torch; of two mistakes the trainer's is told."""
+    device = "cpu" if options["gpus"] == 0 else options["device"] or ""
+    checking = subprocess.Popen(
+        [sys.executable, "-m", "trainer", "train", "--check", *training],
+        env={**os.environ, "TRAINBOX_DEVICE": device},
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+        return _plan(training, options)
+    finally:
+        if code := checking.wait():
+            sys.exit(code)
 
 
 def _plan(training: tuple[str, ...], options: dict[str, Any]) -> LaunchPlan:
@@ -229,7 +231,7 @@ def _plan(training: tuple[str, ...], options: dict[str, Any]) -> LaunchPlan:
         argv=("trainer", "train", *training),
         python=sys.executable,
         cpus=usable_cpus(),
-        omp_num_threads=int(threads) if threads.isdigit() and int(threads) > 0 else None,
+        omp_num_threads=int(threads) if threads.isdecimal() and int(threads) > 0 else None,
         **options,
     )
     # A CPU run asked for does not look at the driver at all: it works beside a broken one.
@@ -259,11 +261,18 @@ def _visible(found: "Detection") -> tuple[Gpu, ...]:
 def _run_verbatim(argv: list[str]) -> NoReturn:
     try:
         os.execvp(argv[0], argv)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: an empty word
         verbs = sorted(cli.commands)
         close = difflib.get_close_matches(argv[0], verbs, n=1)
         hint = f"did you mean `{close[0]}`?" if close else f"the verbs are {', '.join(verbs)}"
-        raise WrongUse(f"'{argv[0]}' is neither a verb nor a program that can be run ({error.strerror}): {hint}") from error
+        raise WrongUse(
+            f"'{argv[0]}' is neither a verb nor a program that can be run ({getattr(error, 'strerror', error)}): {hint}"
+        ) from error
+
+
+def _tell(text: str) -> None:
+    """One line, however long or broken the value that it repeats."""
+    click.echo(f"trainbox: {' '.join(text.split())[:_LONGEST_MESSAGE]}", err=True)
 
 
 def main() -> NoReturn:
@@ -274,10 +283,10 @@ def main() -> NoReturn:
             _run_verbatim(words)
         sys.exit(cli.main(words or ["--help"], prog_name="trainbox", standalone_mode=False) or 0)
     except click.ClickException as error:
-        click.echo(f"trainbox: {error.format_message()}", err=True)
+        _tell(error.format_message())
         sys.exit(WRONG_USE)
     except LaunchError as error:
-        click.echo(f"trainbox: {error}", err=True)
+        _tell(str(error))
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)

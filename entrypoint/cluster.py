@@ -36,10 +36,10 @@ def detect_cluster(env: Mapping[str, str]) -> Cluster:
 
 def first_host(nodelist: str) -> str:
     """The first host of SLURM's compressed list: `n[03-05,9],login` -> `n03`."""
-    match = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\]([^,]*))?", nodelist)
-    if match is None:
+    host = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", nodelist).partition(",")[0]
+    if not host:
         raise WrongUse(f"SLURM_JOB_NODELIST={nodelist!r} names no host: set --rdzv-endpoint HOST:PORT")
-    return "".join(part or "" for part in match.groups())
+    return host
 
 
 def _slurm(env: Mapping[str, str]) -> Cluster:
@@ -66,7 +66,7 @@ def _slurm(env: Mapping[str, str]) -> Cluster:
 
 
 def _kubernetes(env: Mapping[str, str]) -> Cluster:
-    nnodes = _number(env, "PET_NNODES", default=1)
+    nnodes = _number(env, "PET_NNODES", default=1, least=1)
     rank_name = "PET_NODE_RANK" if env.get("PET_NODE_RANK") else "JOB_COMPLETION_INDEX"
     endpoint = env.get("PET_RDZV_ENDPOINT")
     if not endpoint and env.get("PET_MASTER_ADDR"):
@@ -79,12 +79,14 @@ def _kubernetes(env: Mapping[str, str]) -> Cluster:
         endpoint or None,
         env.get("PET_RDZV_ID") or None,
         # auto, gpu and cpu leave the number to what is found here
-        None if nproc in ("", "auto", "gpu", "cpu") else _number(env, "PET_NPROC_PER_NODE"),
+        None if nproc in ("", "auto", "gpu", "cpu") else _number(env, "PET_NPROC_PER_NODE", least=1),
     )
 
 
-def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+def _number(env: Mapping[str, str], name: str, default: int | None = None, least: int = 0) -> int:
     text = env.get(name) or ("" if default is None else str(default))
     if not (text.isascii() and text.isdigit()):
         raise WrongUse(f"{name}={text!r} is not a whole number: correct what sets it, or pass the launch options by hand")
+    if int(text) < least:
+        raise WrongUse(f"{name}={text} is less than {least}: correct what sets it, or pass the launch options by hand")
     return int(text)

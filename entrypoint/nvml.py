@@ -51,19 +51,28 @@ def _devices(index: int) -> list[Gpu]:
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         whole = _describe(handle, index)
+        return _slices(handle, whole) if _mig_enabled(handle) else [whole]
     except pynvml.NVMLError as error:
         # Kept in the list, so that a plan that would use it is refused and indices do not shift.
         return [Gpu(index, f"unknown-{index}", "unknown", 0, fault=f"NVML {error.value}: {error}")]
-    if not _mig_enabled(handle):
-        return [whole]
+
+
+def _slices(handle: object, whole: Gpu) -> list[Gpu]:
     slices: list[Gpu] = []
     for position in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, position)
         except pynvml.NVMLError_NotFound:
             continue  # a free place
-        slices.append(_describe(mig, index, len(slices), whole.uuid))
-    return slices or [Gpu(index, whole.uuid, whole.name, 0, fault="MIG mode is on and no slice is made")]
+        slices.append(_describe(mig, whole.index, len(slices), whole.uuid))
+    return slices or [Gpu(whole.index, whole.uuid, whole.name, 0, fault="MIG mode is on and no slice is made")]
+
+
+def _memory_mib(handle: object) -> int:
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // 2**20
+    except pynvml.NVMLError_NotSupported:
+        return 0  # it shares the host's
 
 
 def _describe(handle: object, index: int, mig_index: int | None = None, mig_parent: str | None = None) -> Gpu:
@@ -71,7 +80,7 @@ def _describe(handle: object, index: int, mig_index: int | None = None, mig_pare
         index=index,
         uuid=pynvml.nvmlDeviceGetUUID(handle),
         name=pynvml.nvmlDeviceGetName(handle),
-        memory_mib=pynvml.nvmlDeviceGetMemoryInfo(handle).total // 2**20,
+        memory_mib=_memory_mib(handle),
         mig_index=mig_index,
         mig_parent=mig_parent,
     )

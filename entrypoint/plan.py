@@ -117,6 +117,8 @@ def _choose_gpus(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) 
     if request.device == "cuda" and count == 0:
         raise WrongUse("--gpus 0 and --device cuda contradict each other: drop one of them")
     if request.gpu_ids:
+        if count == 0:
+            raise WrongUse(f"--gpus 0 and --gpu-ids {request.gpu_ids} contradict each other: drop one of them")
         named = select(gpus, request.gpu_ids, "--gpu-ids")
         if isinstance(count, int) and count != len(named):
             raise WrongUse(f"--gpus {count} and --gpu-ids {request.gpu_ids} ({len(named)} GPUs) differ: drop one of them")
@@ -158,6 +160,8 @@ def _strategy(request: LaunchRequest, chosen: Sequence[Gpu], nproc: int, nodes: 
     if wanted == "dp":
         if nodes.count > 1:
             raise WrongUse(f"--strategy dp works within one machine, and {nodes.count} nodes are asked: use --strategy ddp")
+        if request.device == "cpu" or request.gpus == 0:
+            raise WrongUse("--strategy dp splits batches over GPUs, and the CPU is asked for: drop one of the two")
         if not chosen:
             raise HardwareMissing(
                 "--strategy dp splits batches over GPUs, found none in use: use a GPU host, or drop --strategy"
@@ -233,18 +237,20 @@ def _reason(
     request: LaunchRequest,
 ) -> str:
     if chosen:
-        noun = "MIG slices" if chosen[0].mig_parent else "GPUs" if len(visible) > 1 else "GPU"
+        kind = "MIG slice" if chosen[0].mig_parent else "GPU"
+        noun, named = (kind + "s" * (len(some) > 1) for some in (visible, chosen))
+        of_them = f"{len(chosen)} of {len(visible)}"
         found = {
-            "requested": f"{len(chosen)} of {len(visible)} visible {noun} requested",
-            "named": f"{noun} {labels(chosen)} of {len(visible)} visible named",
-            "visible": f"{len(chosen)} of {len(visible)} {noun} visible",
+            "requested": f"{of_them} visible {noun} requested",
+            "named": f"{named} {labels(chosen)} named, of {len(visible)} visible",
+            "visible": f"{of_them} {noun} visible",
         }[asked]
     elif request.processes:
         found = f"{nproc} CPU process{'es' * (nproc > 1)} requested"
     elif visible:
         found = f"{len(visible)} visible GPU(s) set aside by request"
     else:
-        found = "no GPU visible"
+        found = "no NVIDIA GPU visible" if request.device == "mps" else "no GPU visible"
     if strategy == "dp":
         return f"{found} -> DataParallel, 1 process"
     if strategy == "single":

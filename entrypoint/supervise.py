@@ -44,6 +44,8 @@ def supervise(argv: Sequence[str], env: Mapping[str, str], stop_budget_s: float 
     while True:
         try:
             code = child.wait(timeout=_POLL_S)
+            if forwarded and code == -signal.SIGTERM:
+                return PREEMPTED  # it had not begun, so nothing is lost
             return code if code >= 0 else 128 - code
         except subprocess.TimeoutExpired:
             pass

@@ -24,8 +24,8 @@ class _Number(click.ParamType[float]):
 
     name = "number"
 
-    def __init__(self, low: float, open_low: bool = True) -> None:
-        self.low, self.open_low = low, open_low
+    def __init__(self, low: float, open_low: bool = True, high: float = math.inf) -> None:
+        self.low, self.open_low, self.high = low, open_low, high
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
@@ -34,10 +34,31 @@ class _Number(click.ParamType[float]):
             self.fail(f"{value!r} is not a number", param, ctx)
         if not math.isfinite(number) or number < self.low or (self.open_low and number == self.low):
             self.fail(f"{value} is not a finite number {'above' if self.open_low else 'from'} {self.low:g}", param, ctx)
+        if number > self.high:
+            self.fail(f"{value} is more than {self.high:g}", param, ctx)
         return number
 
 
-_COUNT = click.IntRange(1)
+class _Whole(click.ParamType[int]):
+    """A whole number from `low` to `high`, which floating point can still count with."""
+
+    name = "whole number"
+
+    def __init__(self, low: int, high: int = 2**53) -> None:
+        self.low, self.high = low, high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = int(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number", param, ctx)
+        if not self.low <= number <= self.high:
+            self.fail(f"{value} is not a whole number from {self.low} to {self.high}", param, ctx)
+        return number
+
+
+_COUNT = _Whole(1)
+_LONGEST_MESSAGE = 1000
 _PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 
 
@@ -46,7 +67,8 @@ def _read_config_file(ctx: click.Context, _param: click.Parameter, path: Path | 
         settings = load_config_file(path)
         ctx.meta["fields"] = settings.pop("fields", {})
         ctx.meta["shards"] = settings.pop("shards", None)
-        ctx.default_map = settings
+        # As text, so that a value means here what it means on the command line: 1.5 is no number of epochs.
+        ctx.default_map = {name: str(value) for name, value in settings.items() if value is not None}
 
 
 def _option(*names: str, **attributes: Any) -> Any:
@@ -96,7 +118,7 @@ _OPTIONS = [
         default=256,
         help="The batch size --lr is meant for. Default: 256.",
     ),
-    _option("--warmup-epochs", type=_Number(0, open_low=False), default=0.0, help="Linear warm-up. Default: 0."),
+    _option("--warmup-epochs", type=_Number(0, open_low=False, high=1e9), default=0.0, help="Linear warm-up. Default: 0."),
     _option("--optimizer", type=click.Choice(["adamw", "adam", "sgd"]), default="adamw", help="Default: adamw."),
     _option("--weight-decay", type=_Number(0, open_low=False), help="Default: the optimizer's."),
     _option("--clip-norm", type=_Number(0), help="Largest gradient norm. Default: no limit."),
@@ -120,11 +142,11 @@ _OPTIONS = [
     _option("--log-steps", type=_COUNT, metavar="N", default=50, help="Steps between entries in metrics.jsonl. Default: 50."),
     _option(
         "--workers",
-        type=click.IntRange(0, 1024),
+        type=_Whole(0, 1024),
         metavar="N",
         help="Loader processes for data not held in memory, a process.",
     ),
-    _option("--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", default=0, help="Default: 0."),
+    _option("--seed", type=_Whole(0, 2**63 - 1), metavar="N", default=0, help="Default: 0."),
     _option("--deterministic/--fast", default=True, help="Same bits each time (default), or whatever is fastest."),
     _option("--compile/--no-compile", default=False, help="torch.compile the model; needs a C compiler."),
     _option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), help="Default: runs."),
@@ -212,7 +234,9 @@ def _fields(task: str, pairs: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _check_run_name(run: str | None) -> None:
-    if run is not None and (run != Path(run).name or run.startswith(".") or not run.isprintable()):
+    if run is not None and (
+        run != Path(run).name or run.startswith(".") or not run.isprintable() or len(os.fsencode(run)) > 255
+    ):
         raise WrongUse(f"--run {run!r} is not a folder's name: letters and digits; the place is --runs-dir")
 
 
@@ -247,7 +271,12 @@ def _tell(error: Failure) -> None:
     if folder := os.environ.get(MESSAGES):
         Path(folder, os.environ["RANK"]).write_text(str(error))
     else:
-        click.echo(f"trainbox: {error}", err=True)
+        click.echo(_line(str(error)), err=True)
+
+
+def _line(text: str) -> str:
+    """One line, however long or broken the value that it repeats."""
+    return f"trainbox: {' '.join(text.split())[:_LONGEST_MESSAGE]}"
 
 
 def main() -> NoReturn:
@@ -266,7 +295,7 @@ def _run() -> int:
     try:
         return int(cli.main(prog_name="python -m trainer", standalone_mode=False) or 0)
     except click.ClickException as error:
-        click.echo(f"trainbox: {error.format_message()}", err=True)
+        click.echo(_line(error.format_message()), err=True)
         return WrongUse.exit_code
     except Failure as error:
         _tell(error)

@@ -102,13 +102,18 @@ def load_config_file(path: Path) -> dict[str, Any]:
         settings = json.loads(path.read_text())
     except OSError as error:
         raise WrongUse(f"--config {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WrongUse(f"--config {path} is not JSON: {error}") from error
     if not isinstance(settings, dict):
         raise WrongUse(f"--config {path} holds no settings: it must be a JSON object, as a run's config.json is")
     known = {f.name for f in dataclasses.fields(Config)}
     if unknown := sorted(settings.keys() - known):
         raise WrongUse(f"--config {path}: no setting {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    if not isinstance(settings.get("fields", {}), dict):
+        raise WrongUse(f"--config {path}: fields must be an object of the task's fields, as in a run's config.json")
+    shards = settings.get("shards")
+    if shards is not None and (type(shards) is not int or shards < 1):
+        raise WrongUse(f"--config {path}: shards={shards!r} is not a whole number above 0")
     return settings
 
 

@@ -89,7 +89,7 @@ def _children() -> list[int]:
 
 
 def _say(text: str) -> None:
-    print(f"trainbox: {text}", file=sys.stderr, flush=True)
+    print(f"trainbox: {' '.join(text.split())}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,191 @@
+"""The parent of a training: exit codes, signals and deaths, with real processes that say when they are ready."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import clean_environment, finish
+
+# A shell may have started the tests with some of these ignored, as nohup does; a Python child would inherit that.
+SUPERVISE = """
+import os, signal, sys
+from entrypoint.supervise import supervise
+child, budget, ignored = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
+for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"):
+    signal.signal(signal.Signals[name], signal.SIG_IGN if name in ignored else signal.SIG_DFL)
+sys.exit(supervise([sys.executable, "-c", child], os.environ, budget))
+"""
+
+# Each says its process id when it is ready, and the name of every signal that reaches it.
+TALKS = """
+import os, signal
+def say(text):
+    os.write(1, f"{text}\\n".encode())  # at once and whole, whoever else writes there
+def take_signals(handler):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, handler)
+    say(os.getpid())
+"""
+ENDS_WHEN_TOLD = (
+    TALKS
+    + """
+def told(number, frame):
+    say(signal.Signals(number).name)
+    raise SystemExit(75)
+take_signals(told)
+signal.pause()
+"""
+)
+GOES_ON = """
+take_signals(lambda number, frame: say(signal.Signals(number).name))
+while True:
+    signal.pause()
+"""
+IGNORES, IGNORES_AS_TWO = TALKS + GOES_ON, TALKS + "os.fork()" + GOES_ON
+ENDS_AFTER_A_LINE = TALKS + "say(os.getpid()); input(); raise SystemExit(7)"
+
+RECEIVED = "received: saving a checkpoint, then stopping (again: stop at once)"
+KILLED = "killed; the newest checkpoint before it is whole, and the same command goes on from there"
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a supervisor of a child with this code; at the end of the test none is left."""
+    with ExitStack() as stack:
+
+        def start(child: str, *ignored: str, budget_s: float = 60, program: str = SUPERVISE) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                [sys.executable, "-c", program, child, str(budget_s), *ignored],
+                env=clean_environment(NAME="a value"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            stack.enter_context(process)  # closes the pipes and waits,
+            stack.callback(process.kill)  # after this
+            return process
+
+        yield start
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    return process.stdout.readline().strip()
+
+
+def first_line(process: subprocess.Popen[str]) -> int:
+    """The process id of the child, which is ready then."""
+    return int(line(process))
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 75, 255])
+def test_the_exit_code_is_passed_on(start: Start, code: int) -> None:
+    assert finish(start(f"raise SystemExit({code})")).code == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR2])
+def test_a_child_killed_by_a_signal_ends_as_in_a_shell(start: Start, number: signal.Signals) -> None:
+    ended = finish(start(f"import os; os.kill(os.getpid(), {int(number)})"))
+    assert (ended.code, ended.err) == (128 + number, "")
+
+
+def test_the_child_has_the_environment_and_the_streams(start: Start) -> None:
+    process = start("import os; print(os.environ['NAME'], input())")
+    assert process.communicate("a line\n", timeout=60) == ("a value a line\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+def test_the_first_signal_reaches_the_child_as_sigterm(start: Start, number: signal.Signals) -> None:
+    process = start(ENDS_WHEN_TOLD)
+    first_line(process)
+    process.send_signal(number)
+    ended = finish(process)
+    assert (ended.code, ended.out) == (75, "SIGTERM\n")
+    assert ended.err == f"trainbox: {number.name} {RECEIVED}\n"
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_the_second_signal_kills(start: Start, second: signal.Signals) -> None:
+    process = start(IGNORES)
+    first_line(process)
+    process.send_signal(signal.SIGTERM)
+    assert line(process) == "SIGTERM"
+    process.send_signal(second)
+    ended = finish(process)
+    assert ended.code == 128 + second
+    assert ended.err.splitlines() == [f"trainbox: SIGTERM {RECEIVED}", f"trainbox: second signal: {KILLED}"]
+
+
+def test_a_kill_takes_the_whole_session(start: Start) -> None:
+    process = start(IGNORES_AS_TWO)
+    first_line(process)
+    first_line(process)
+    process.send_signal(signal.SIGTERM)
+    assert line(process) == "SIGTERM"
+    process.send_signal(signal.SIGTERM)
+    # The second child holds the pipe: its end is seen by the end of the output.
+    assert finish(process, timeout_s=30).code == 128 + signal.SIGTERM
+
+
+def test_a_child_that_does_not_stop_in_time_is_killed(start: Start) -> None:
+    process = start(IGNORES, budget_s=1)
+    first_line(process)
+    process.send_signal(signal.SIGUSR1)
+    ended = finish(process)
+    assert (ended.code, ended.out) == (137, "SIGTERM\n")
+    assert ended.err.splitlines() == [
+        f"trainbox: SIGUSR1 {RECEIVED}",
+        f"trainbox: not stopped 1 s after the signal: {KILLED}",
+    ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="which signals a process takes is read from /proc")
+def test_an_ignored_sighup_stays_ignored(start: Start) -> None:
+    process = start(ENDS_AFTER_A_LINE, "SIGHUP")
+    first_line(process)
+    status = dict(text.split(":", 1) for text in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+    caught, ignored = int(status["SigCgt"], 16), int(status["SigIgn"], 16)
+    hangup, terminate = 1 << (signal.SIGHUP - 1), 1 << (signal.SIGTERM - 1)
+    assert (caught & hangup, ignored & hangup, caught & terminate) == (0, hangup, terminate)
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate("go on\n", timeout=60) == ("", "")
+    assert process.returncode == 7
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no kernel kills a child with its parent")
+@pytest.mark.parametrize("child", [IGNORES, ENDS_AFTER_A_LINE], ids=["ignores SIGTERM", "waits for input"])
+def test_the_child_dies_when_its_parent_is_killed(start: Start, child: str) -> None:
+    process = start(child)
+    descriptor = os.pidfd_open(first_line(process))
+    try:
+        process.kill()
+        assert process.wait(timeout=60) == -signal.SIGKILL
+        dead, _, _ = select.select([descriptor], [], [], 60)  # readable at its death, also as a zombie
+        assert dead, "the child lives on"
+    finally:
+        os.close(descriptor)
+
+
+def test_a_signal_before_the_start_starts_nothing(start: Start) -> None:
+    at_once = SUPERVISE.replace(
+        "sys.exit(supervise",
+        """
+install = signal.signal
+def install_and_send(number, handler):
+    install(number, handler)
+    signal.raise_signal(number)
+signal.signal = install_and_send
+sys.exit(supervise""",
+    )
+    ended = finish(start("print('started')", program=at_once))
+    assert (ended.code, ended.out, ended.err) == (75, "", "")

@@ -1,0 +1,124 @@
+"""Who may import whom: read from the sources, and from what fresh processes have loaded."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import clean_environment
+
+ROOT = Path(__file__).parents[1]
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+    for package in ("entrypoint", "trainer")
+    for path in sorted((ROOT / package).rglob("*.py"))
+    if path.stem != "__init__"
+}
+
+# A module imports from its own line and those above it. A new file needs a place here.
+LAYERS = {
+    "entrypoint": ["errors gpus cluster cpus", "nvml plan supervise", "cli", "__main__"],
+    "trainer": [
+        "batches digest metrics seeding config task stopping errors",
+        "checkpoint run manifest evaluate losses distributed pictures classification torchrun",
+        "fit",
+        "session",
+        "cli",
+        "__main__",
+    ],
+}
+
+# What only these import.
+SOLE_IMPORTERS: dict[str, set[str]] = {
+    "pynvml": {"entrypoint.nvml"},
+    "torch.distributed": {"trainer.distributed", "trainer.torchrun"},
+    "torch.utils.tensorboard": {"trainer.run"},
+    "tensorboard": set(),
+    "click": {"entrypoint.cli", "trainer.cli"},
+}
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    """Dotted names that the module imports anywhere, with what it takes out of them: `a.b` and `a.b.c`."""
+    return frozenset(_imports(ast.parse(FILES[module].read_text()), module))
+
+
+def _imports(tree: ast.Module, module: str) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{module}: imports are written in full"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
+            yield f"torch.{node.attr}"  # `import torch` brings in torch.distributed, too
+
+
+def importers(name: str) -> set[str]:
+    return {module for module in FILES if any(f"{found}.".startswith(f"{name}.") for found in imports(module))}
+
+
+def test_the_packages_do_not_know_each_other() -> None:
+    assert {module for module in importers("trainer") if module.startswith("entrypoint.")} == set()
+    assert {module for module in importers("entrypoint") if module.startswith("trainer.")} == set()
+
+
+def test_the_entrypoint_decides_without_torch() -> None:
+    heavy = importers("torch") | importers("numpy") | importers("torchvision")
+    assert {module for module in heavy if module.startswith("entrypoint.")} == set()
+
+
+@pytest.mark.parametrize("name", SOLE_IMPORTERS)
+def test_a_library_has_one_place(name: str) -> None:
+    assert importers(name) == SOLE_IMPORTERS[name]
+
+
+def test_nothing_imports_the_tasks_but_tasks() -> None:
+    assert {module for module in importers("trainer.tasks") if not module.startswith("trainer.tasks.")} == set()
+
+
+def test_tasks_import_what_a_task_of_your_own_may() -> None:
+    tasks = {module for module in FILES if module.startswith("trainer.tasks.")}
+    used = {name for task in tasks for name in imports(task) if name in FILES} - tasks
+    assert used <= {"trainer.classification", "trainer.errors", "trainer.task"}
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_every_module_has_its_layer(package: str) -> None:
+    placed = [f"{package}.{name}" for layer in LAYERS[package] for name in layer.split()]
+    found = [name for name in FILES if name.startswith(f"{package}.") and not name.startswith("trainer.tasks.")]
+    assert sorted(placed) == sorted(found)
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_modules_import_downwards(package: str) -> None:
+    layer_of = {f"{package}.{name}": depth for depth, layer in enumerate(LAYERS[package]) for name in layer.split()}
+    upwards = [
+        f"{module} imports {name}"
+        for module, depth in layer_of.items()
+        for name in imports(module)
+        if layer_of.get(name, 0) > depth
+    ]
+    assert upwards == []
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("entrypoint.cli", {"torch", "numpy", "trainer"}),
+        ("trainer.cli", {"torch", "numpy", "torchvision", "tensorboard", "entrypoint"}),
+    ],
+)
+def test_a_fresh_process_does_not_load(module: str, absent: set[str]) -> None:
+    program = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=clean_environment(), check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert "click" in loaded
+    assert set(loaded) & absent == set()
