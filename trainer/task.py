@@ -141,8 +141,8 @@ def locate(spec: str) -> tuple[Path | str, str]:
         if spec.endswith(".py"):
             raise WrongUse(f"task {spec} does not name the class: write {spec}:CLASS")
         close = difflib.get_close_matches(spec, built_in_tasks(), n=1)
-        hint = f"did you mean {close[0]}" if close else f"there are {', '.join(built_in_tasks())}"
-        raise WrongUse(f"no task {spec!r}: {hint}. Your own is file.py:Class or module:Class")
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(built_in_tasks())}."
+        raise WrongUse(f"no task {spec!r}: {hint} Your own is file.py:Class or module:Class")
     if not class_name.isidentifier():
         raise WrongUse(f"task {spec}: {class_name!r} is no class name; write file.py:Class or module:Class")
     if not place.endswith(".py"):

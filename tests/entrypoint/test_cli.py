@@ -252,7 +252,7 @@ def test_a_wrong_value_in_the_environment_is_refused(plan: Command) -> None:
     ("words", "text"),
     [
         (["--lr", "nan"], "Invalid value for '--lr': nan is not a finite number above 0"),
-        (["digit"], "no task 'digit': did you mean digits. Your own is file.py:Class or module:Class"),
+        (["digit"], "no task 'digit': did you mean digits? Your own is file.py:Class or module:Class"),
     ],
 )
 def test_a_wrong_training_option_is_told_once_and_starts_nothing(
@@ -340,7 +340,7 @@ def test_every_number_is_in_the_table() -> None:
         ("--set widht=64", "--set widht=64: task digits has no field widht; did you mean width?"),
         ("--set colour=red", "--set colour=red: task digits has no field colour; it has width, dropout"),
         ("--set width=wide", "--set width=wide: width is a int"),
-        ("digit", "no task 'digit': did you mean digits. Your own is file.py:Class or module:Class"),
+        ("digit", "no task 'digit': did you mean digits? Your own is file.py:Class or module:Class"),
         ("zebra", "no task 'zebra': there are digits, fashion_mnist, mnist. Your own is file.py:Class or module:Class"),
         ("my.py", "task my.py does not name the class: write my.py:CLASS"),
         ("my.py:1", "task my.py:1: '1' is no class name; write file.py:Class or module:Class"),
