@@ -14,6 +14,7 @@ from entrypoint.errors import PREEMPTED
 # Of the 60 s that compose and Kubernetes give (stop_grace_period), so that our own message comes before their SIGKILL.
 STOP_BUDGET_S = 50
 _POLL_S = 0.2
+_ECHO_S = 0.3  # `docker compose run` delivers each signal twice, about 10 ms apart: that is one wish
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 
@@ -25,9 +26,14 @@ def supervise(argv: Sequence[str], env: Mapping[str, str], stop_budget_s: float 
     `stop_budget_s` without an end, kills it. A child killed by signal N gives 128 + N, as in a shell.
     """
     received: list[int] = []
+    received_at = 0.0
 
     def note(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
+        nonlocal received_at
+        now = time.monotonic()
+        if not received or now - received_at > _ECHO_S:
+            received.append(number)
+        received_at = now
 
     for number in _STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's wish stands

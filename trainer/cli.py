@@ -149,7 +149,7 @@ _OPTIONS = [
     _option("--seed", type=_Whole(0, 2**63 - 1), metavar="N", default=0, help="Default: 0."),
     _option("--deterministic/--fast", default=True, help="Same bits each time (default), or whatever is fastest."),
     _option("--compile/--no-compile", default=False, help="torch.compile the model; needs a C compiler."),
-    _option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), help="Default: runs."),
+    _option("--runs-dir", type=click.Path(readable=False, path_type=Path), default=Path("runs"), help="Default: runs."),
     _option("--run", metavar="NAME", help="The run's folder there. Default: the task and a digest of the settings."),
     _option("--data-dir", type=click.Path(path_type=Path), default=Path("data"), help="Where datasets lie. Default: data."),
     _option(

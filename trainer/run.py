@@ -1,5 +1,6 @@
 """The run directory and what people see: the only importer of tensorboard. Only the first process writes."""
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -126,7 +127,8 @@ class RunDirectory:
             self._bar.update(samples)
         if self._heartbeat is not None and time.monotonic() > self._heartbeat_at:
             self._heartbeat_at = time.monotonic() + _HEARTBEAT_EVERY_S
-            self._heartbeat.touch()
+            with contextlib.suppress(OSError):
+                self._heartbeat.touch()
 
     def record(self, kind: str, step: int, epoch: int, values: Mapping[str, Any], line: str, speed: str | None = None) -> None:
         """One entry in metrics.jsonl and TensorBoard, and a line on the terminal.

@@ -23,6 +23,9 @@ for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"):
 sys.exit(supervise([sys.executable, "-c", child], os.environ, budget))
 """
 
+# A signal is then never taken for the echo of the one before.
+NO_ECHO = SUPERVISE.replace("child, budget", "import entrypoint.supervise; entrypoint.supervise._ECHO_S = 0\nchild, budget", 1)
+
 # Each says its process id when it is ready, and the name of every signal that reaches it.
 TALKS = """
 import os, signal
@@ -116,7 +119,7 @@ def test_the_first_signal_reaches_the_child_as_sigterm(start: Start, number: sig
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_the_second_signal_kills(start: Start, second: signal.Signals) -> None:
-    process = start(IGNORES)
+    process = start(IGNORES, program=NO_ECHO)
     first_line(process)
     process.send_signal(signal.SIGTERM)
     assert line(process) == "SIGTERM"
@@ -126,8 +129,20 @@ def test_the_second_signal_kills(start: Start, second: signal.Signals) -> None:
     assert ended.err.splitlines() == [f"trainbox: SIGTERM {RECEIVED}", f"trainbox: second signal: {KILLED}"]
 
 
+def test_a_signal_that_comes_twice_at_once_is_one(start: Start) -> None:
+    program = SUPERVISE.replace(
+        "child, budget", "import entrypoint.supervise; entrypoint.supervise._ECHO_S = 60\nchild, budget", 1
+    )
+    process = start(ENDS_WHEN_TOLD, program=program)
+    first_line(process)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    ended = finish(process)
+    assert (ended.code, ended.out) == (75, "SIGTERM\n")
+
+
 def test_a_kill_takes_the_whole_session(start: Start) -> None:
-    process = start(IGNORES_AS_TWO)
+    process = start(IGNORES_AS_TWO, program=NO_ECHO)
     first_line(process)
     first_line(process)
     process.send_signal(signal.SIGTERM)

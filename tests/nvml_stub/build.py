@@ -46,9 +46,7 @@ def write_config(path: Path, profile: str, keys: Mapping[str, object] | None = N
 
     write_config(path, "h100", {"gpu1.ret": 15, "gpu0.field.230": None}, count=2)
     """
-    values = {
-        key: value for key, value in {**read_profile(profile), **(keys or {}), **more}.items() if value is not None
-    }
+    values = {key: value for key, value in {**read_profile(profile), **(keys or {}), **more}.items() if value is not None}
     whole = path.with_name(f".{path.name}.{os.getpid()}")
     whole.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
     whole.replace(path)

@@ -1,0 +1,85 @@
+# The trainbox image. docs/image.md: how to run it. `make build` fills in REVISION and VERSION.
+# Needs BuildKit 0.13 (Docker 26): mounts, here-documents, ${name%pattern}.
+
+# -base: the wheels carry CUDA, -runtime would ship it twice. 13.0: NVIDIA_REQUIRE_CUDA then lets in the most drivers.
+# Debian 12 works as well.
+ARG BASE_IMAGE=nvidia/cuda:13.0.3-base-ubuntu24.04@sha256:7c7413a56200486f71f181cad9310f6fd31b6bb21816ade15fc9c1e1e927a5c1
+
+# uv installs the lock in seconds where pip takes minutes. Only the build sees it.
+FROM ${BASE_IMAGE} AS uv
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates python3-venv \
+    && rm -rf /var/lib/apt/lists/*
+COPY requirements-dev.lock /tmp/
+RUN awk '/^[^ #]/ { keep = /^uv==/ } keep' /tmp/requirements-dev.lock > /tmp/uv.lock \
+    && python3 -m venv /opt/uv \
+    && /opt/uv/bin/pip install --no-cache-dir --require-hashes -r /tmp/uv.lock
+
+FROM ${BASE_IMAGE}
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates python3 tini \
+    && rm -rf /var/lib/apt/lists/*
+
+# The locked packages: 99.9 % of the bytes, rebuilt only with requirements.lock. The .pth file is where the source will be.
+RUN --mount=type=bind,from=uv,source=/opt/uv/bin/uv,target=/mnt/uv \
+    --mount=type=bind,source=requirements.lock,target=/mnt/requirements.lock \
+    /mnt/uv venv --quiet --python /usr/bin/python3 /opt/venv \
+    && /mnt/uv pip install --quiet --no-cache --python /opt/venv --compile-bytecode --require-hashes -r /mnt/requirements.lock \
+    && for site in /opt/venv/lib/python3.*/site-packages; do echo /opt/trainbox > "$site/trainbox.pth"; done
+
+RUN printf '%s\n' '#!/opt/venv/bin/python' 'import sys' 'from entrypoint.cli import main' 'sys.exit(main())' \
+        > /opt/venv/bin/trainbox \
+    && chmod 755 /opt/venv/bin/trainbox
+
+# Any --user: what is written by default is writable by all, as /tmp is. A new named volume takes these modes over.
+RUN mkdir -p /workspace/runs /workspace/data && chmod 1777 /workspace /workspace/runs /workspace/data
+WORKDIR /workspace
+
+# The root may be read-only and the user may have no passwd entry: HOME and every cache under /tmp, a name for getpass.
+# Caches are named one by one since some launchers (Apptainer, Slurm) set HOME to the caller's.
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/tmp USER=trainbox LOGNAME=trainbox \
+    XDG_CACHE_HOME=/tmp/cache \
+    TORCH_HOME=/tmp/cache/torch \
+    TORCHINDUCTOR_CACHE_DIR=/tmp/cache/inductor \
+    TRITON_CACHE_DIR=/tmp/cache/triton \
+    CUDA_CACHE_PATH=/tmp/cache/cuda \
+    MPLCONFIGDIR=/tmp/cache/matplotlib \
+    TRAINBOX_HEARTBEAT=/tmp/trainbox-heartbeat \
+    TRAINBOX_BUILD_INFO=/opt/trainbox/build-info.json
+
+COPY entrypoint /opt/trainbox/entrypoint
+COPY trainer /opt/trainbox/trainer
+
+ARG BASE_IMAGE
+ARG BASE_NAME=${BASE_IMAGE%@*}
+ARG BASE_DIGEST=${BASE_IMAGE#${BASE_NAME}}
+ARG REVISION=unknown
+ARG VERSION=0+unknown
+# The metadata is for `trainbox --version`. chmod: a checkout made under a strict umask would be unreadable for others.
+RUN --mount=type=bind,source=requirements.lock,target=/mnt/requirements.lock \
+    lock=$(sha256sum < /mnt/requirements.lock) \
+    && printf '{"revision": "%s", "version": "%s", "lock_sha256": "%s"}\n' "$REVISION" "$VERSION" "${lock%% *}" \
+        > "$TRAINBOX_BUILD_INFO" \
+    && metadata="/opt/trainbox/trainbox-$VERSION.dist-info" \
+    && mkdir "$metadata" \
+    && printf 'Metadata-Version: 2.4\nName: trainbox\nVersion: %s\n' "$VERSION" > "$metadata/METADATA" \
+    && chmod -R a+rX /opt/trainbox \
+    && python -m compileall -q /opt/trainbox
+LABEL org.opencontainers.image.title="trainbox" \
+    org.opencontainers.image.description="Finds its GPUs, trains PyTorch models on them, and can prove what it did" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.version="${VERSION}" \
+    org.opencontainers.image.revision="${REVISION}" \
+    org.opencontainers.image.base.name="${BASE_NAME}" \
+    org.opencontainers.image.base.digest="${BASE_DIGEST#@}"
+
+# Unhealthy: the training loop has not touched its file for five minutes. No file: nothing trains, healthy.
+HEALTHCHECK --interval=30s --timeout=5s \
+    CMD ["sh", "-c", "test ! -e \"$TRAINBOX_HEARTBEAT\" || test -n \"$(find \"$TRAINBOX_HEARTBEAT\" -mmin -5)\""]
+
+USER 1000:0
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["tini", "--", "trainbox"]
+CMD ["--help"]

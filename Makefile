@@ -1,0 +1,139 @@
+# Trainbox. `make help` lists the targets, `make -n train GPUS=3` shows the command and runs nothing.
+#
+# Where it runs is found out: Docker with the NVIDIA runtime, Docker alone (CPU), or a virtual environment made from the
+# lock. RUN_IN=docker-gpu, docker-cpu or venv says otherwise; GPUS=0 means the CPU.
+
+.DEFAULT_GOAL := help
+.SECONDEXPANSION:
+
+PYTHON ?= python3
+VENV ?= .venv
+IMAGE ?= trainbox
+RUNS_DIR ?= $(TRAINBOX_RUNS_DIR)
+DATA_DIR ?= $(TRAINBOX_DATA_DIR)
+# The folder that the container sees beside runs/ and data/: that of TASK=folder/file.py:Class.
+TASKS_DIR ?= $(if $(findstring .py:,$(TASK)),$(filter-out .,$(patsubst %/,%,$(dir $(TASK)))))
+
+quote = '$(subst ','\'',$(1))'
+given = $(foreach name,$(strip $(foreach n,$(1),$(if $($(n)),$(n)))),$(name)=$(call quote,$($(name))))
+
+# What trainbox reads from its environment; TRAINBOX_<OPTION> is handed on as well.
+settings = $(call given,GPUS GPU_IDS STRATEGY PROCESSES DEVICE NNODES NODE_RANK RDZV_ENDPOINT RDZV_ID TASK SET)
+
+# The Compose plugin's path, then the engine's runtimes; nothing without an engine. Asked once, and only where needed.
+docker = $(eval docker := $(shell answer=$$(docker info --format \
+	'{{range .ClientInfo.Plugins}}{{if eq .Name "compose"}}{{.Path}}{{end}}{{end}} {{range $$k, $$_ := .Runtimes}}{{$$k}} {{end}}' \
+	2>/dev/null) && echo "$$answer"))$(docker)
+compose = $(filter %docker-compose,$(docker))
+RUN_IN ?= $(if $(compose),$(if $(filter nvidia,$(docker)),docker-gpu,docker-cpu),venv)
+runs_in = $(if $(filter 0,$(GPUS)),$(RUN_IN:docker-gpu=docker-cpu),$(RUN_IN))
+
+# venv: straight from the checkout.
+in-venv = env $(settings) $(if $(RUNS_DIR),TRAINBOX_RUNS_DIR=$(call quote,$(RUNS_DIR))) \
+	$(if $(DATA_DIR),TRAINBOX_DATA_DIR=$(call quote,$(DATA_DIR))) $(VENV)/bin
+train-venv = $(in-venv)/trainbox
+health-venv = $(in-venv)/trainbox health
+shell-venv = env PATH="$(abspath $(VENV))/bin:$$PATH" $${SHELL:-sh}
+tensorboard-venv = $(VENV)/bin/tensorboard --logdir $(or $(RUNS_DIR),runs) --host 127.0.0.1 \
+	--port $(or $(TENSORBOARD_PORT),6006)
+ready-venv = $(VENV)/.train
+
+# docker: `run`, not `up`: the exit code is trainbox's own, and two trainings do not replace each other. By the plugin's
+# path: `docker compose run` without a terminal ends at a SIGTERM and leaves the container running.
+files-docker-cpu = -f docker-compose.yml -f docker-compose.cpu.yml
+in-docker = env UID=$(shell id -u) GID=$(shell id -g) IMAGE=$(IMAGE) \
+	$(if $(filter-out 1,$(NNODES)),NETWORK_MODE=host) $(if $(GPU_IDS),GPU_COUNT=all) \
+	$(call given,RUNS_DIR DATA_DIR TASKS_DIR TENSORBOARD_PORT) $(settings) \
+	$(or $(compose),docker compose) $(files-$(runs_in))
+# Paths of this machine mean nothing in there.
+options = $(addprefix -e ,$(filter-out %_DIR %_HEARTBEAT %_BUILD_INFO %_IMAGE_DIGEST,$(filter TRAINBOX_%,$(.VARIABLES))))
+train-docker = $(in-docker) run --rm --no-deps $(options) train
+health-docker = $(in-docker) run --rm --no-deps gpu-health health
+shell-docker = $(in-docker) run --rm --no-deps train bash
+tensorboard-docker = $(in-docker) up tensorboard
+ready-docker = build folders
+
+kind = $(firstword $(subst -, ,$(runs_in)))
+
+##@ Train
+
+# The manifest's. Exported and not in the command, which make then starts without a shell that would keep its signals.
+digest-docker = $(shell docker image inspect --format '{{.Id}}' $(IMAGE) 2>/dev/null)
+train: export TRAINBOX_IMAGE_DIGEST = $(digest-$(kind))
+
+train: $$(ready-$$(kind)) ## Train, or go on: TASK=digits GPUS=3 GPU_IDS=0,2 STRATEGY=ddp SET="width=64" ARGS="--epochs 5"
+	$(train-$(kind)) train $(ARGS)
+
+plan: $$(ready-$$(kind)) ## Print what train would start, as JSON, and start nothing
+	$(train-$(kind)) plan $(ARGS)
+
+health: $$(ready-$$(kind)) ## List the GPUs and say whether those asked for are there
+	$(health-$(kind)) $(ARGS)
+
+tensorboard: $$(ready-$$(kind)) ## Curves of runs/ on http://localhost:6006 (TENSORBOARD_PORT=)
+	$(tensorboard-$(kind))
+
+shell: $$(ready-$$(kind)) ## A shell where train would run
+	$(shell-$(kind))
+
+benchmark: $(VENV)/.train ## Measure this machine; ARGS are passed on
+	$(VENV)/bin/python -m benchmarks $(ARGS)
+
+##@ Image
+
+build: ## Build the image (BASE_IMAGE=, DOCKER_BUILD_FLAGS=)
+	docker build $(DOCKER_BUILD_FLAGS) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
+		--build-arg REVISION=$(or $(shell git describe --always --abbrev=40 --exclude='*' --dirty 2>/dev/null),unknown) \
+		--build-arg VERSION=$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) --tag $(IMAGE) .
+
+# Made here, the mounts belong to the caller; made by the daemon, to root.
+folders:
+	@mkdir -p $(or $(RUNS_DIR),runs) $(or $(DATA_DIR),data) $(or $(TASKS_DIR),my_tasks)
+
+##@ Work on Trainbox
+
+test: lint ## Lint, then every test but the image's (PYTEST_ARGS=)
+	$(VENV)/bin/python -m pytest -n auto --maxprocesses=4 --ignore=tests/image $(PYTEST_ARGS)
+
+test-image: $(VENV)/.dev ## Build the image and run it in Docker: minutes, and 7 GB of disk (BASE_IMAGE=, PYTEST_ARGS=)
+	$(VENV)/bin/python -m pytest -m image -rs $(PYTEST_ARGS) tests/image
+
+lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/hadolint Dockerfile
+	$(VENV)/bin/shellcheck .ci/run $(wildcard deploy/*/*.sh deploy/*/*.sbatch)
+	$(VENV)/bin/yamllint --strict .
+
+lock: $(VENV)/.dev ## Remake both lock files after a change in pyproject.toml (ARGS=--upgrade: the newest of everything)
+	$(VENV)/bin/uv pip compile --quiet pyproject.toml --universal --generate-hashes --no-emit-index-url $(ARGS) -o requirements.lock
+	$(VENV)/bin/uv pip compile --quiet pyproject.toml --group dev --universal --generate-hashes --no-emit-index-url $(ARGS) \
+		-c requirements.lock -o requirements-dev.lock
+
+clean: ## Remove the environment, caches and build leftovers; runs/ and data/ stay
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## This list
+	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# The environment: uv alone by pip, by its hashes in the lock; then uv, which is done in seconds where pip takes minutes.
+$(VENV)/bin/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Trainbox needs Python 3.11 or newer, and $(PYTHON) is older or missing: add PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	awk '/^[^ #]/ { keep = /^uv==/ } keep' requirements-dev.lock > $(VENV)/uv.lock
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/uv.lock
+
+install = $(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python
+$(VENV)/.train: requirements.lock pyproject.toml | $(VENV)/bin/uv
+	$(install) --require-hashes -r requirements.lock
+	$(install) --no-build-isolation --no-deps --editable .
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
+	$(install) --require-hashes -r requirements-dev.lock
+	@touch $@
+
+.PHONY: train plan health tensorboard shell benchmark build folders test test-image lint lock clean help

@@ -1,0 +1,75 @@
+"""One, two and three processes train the same thing: the same losses to rounding, the same validation examples, once each."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Trainbox
+from tests.trainer.here import Here, training_here
+
+_JOBS = Path(__file__).with_name("jobs.py")
+_STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The entries of the training and of the validation of digits on one process."""
+    with training_here(tmp_path_factory.mktemp("alone")) as here:
+        here.train(task="digits", fields={"dropout": "0"}, max_steps=_STEPS, log_steps=1)
+        return here.entries("train"), here.entries("validation")
+
+
+@pytest.mark.parametrize(("processes", "accumulation"), [(2, 1), (3, 1), (3, 2)])
+def test_losses_are_the_same_step_by_step(
+    trainbox: Trainbox, alone: tuple[list[dict[str, Any]], list[dict[str, Any]]], processes: int, accumulation: int
+) -> None:
+    words = ["digits", "--set", "dropout=0", "--max-steps", str(_STEPS), "--log-steps", "1", "--device", "cpu", "--run", "r"]
+    ended = trainbox.train(*words, "--processes", str(processes), "--accumulation", str(accumulation))
+    sizes = {(2, 1): "32", (3, 1): "21 or 22", (3, 2): "10 or 11"}[processes, accumulation]
+    assert f"batch      64 = {processes} processes x {sizes} x {accumulation} accumulation\n" in ended.out
+    expected, found = alone[0], trainbox.entries("r", "train")
+    assert [entry["step"] for entry in found] == list(range(1, _STEPS + 1))
+    for name in ("loss", "gradient_norm", "learning_rate"):
+        assert [entry[name] for entry in found] == pytest.approx([entry[name] for entry in expected], rel=1e-3)
+    (validation,), (other,) = alone[1], trainbox.entries("r", "validation")
+    assert other["loss"] == pytest.approx(validation["loss"], rel=1e-3)
+    assert other["accuracy"] == pytest.approx(validation["accuracy"], abs=1.01 / 360)
+    assert sum(map(sum, other["confusion"])) == 360
+
+
+def _check_census(entries: list[dict[str, Any]]) -> None:
+    assert len(entries) == 2
+    for entry in entries:
+        assert entry["seen"] == [1.0] * 257
+        assert entry["count"] == 257
+        assert entry["ids"] == 256 * 257 / 2
+
+
+@pytest.mark.parametrize("loaded", ["false", "true"])
+def test_each_validation_example_counts_once_on_one_process(here: Here, loaded: str) -> None:
+    here.train(task=f"{_JOBS}:Census", fields={"loaded": loaded}, workers=0)
+    _check_census(here.entries("validation"))
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("loaded", ["false", "true"])
+def test_each_validation_example_counts_once_on_several(trainbox: Trainbox, here: Here, processes: int, loaded: str) -> None:
+    words = [
+        "--set",
+        f"loaded={loaded}",
+        "--workers",
+        "1",
+        "--device",
+        "cpu",
+        "--processes",
+        str(processes),
+        "--run",
+        "several",
+    ]
+    trainbox.train(f"{_JOBS}:Census", *words)  # batches of 64: of 21, 21 and 22 on three processes
+    found = trainbox.entries("several", "validation")
+    _check_census(found)
+    here.train(task=f"{_JOBS}:Census", fields={"loaded": loaded}, workers=0)
+    losses = [[entry["loss"] for entry in entries] for entries in (found, here.entries("validation"))]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

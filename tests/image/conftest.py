@@ -1,0 +1,137 @@
+"""The image, built once on BASE_IMAGE (default: the Dockerfile's own), and a checkout to use it from."""
+
+import os
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+IMAGE = "trainbox-test"
+NAMES = ["Makefile", "Dockerfile", ".dockerignore", "docker-compose.yml", "docker-compose.cpu.yml"]
+NAMES += ["pyproject.toml", "requirements.lock", "requirements-dev.lock", "entrypoint", "trainer"]
+
+Done = subprocess.CompletedProcess[str]
+Docker = Callable[..., Done]
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A copy of what a user has, with an environment of its own and a Compose project of its own."""
+
+    path: Path
+    env: dict[str, str]
+
+    def run(self, *words: str, **settings: str) -> Done:
+        """To its end, without a terminal."""
+        return subprocess.run(
+            words,
+            cwd=self.path,
+            env={**self.env, **settings},
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+
+    def start(self, *words: str, **settings: str) -> subprocess.Popen[str]:
+        """In a session of its own, with both outputs in one pipe."""
+        return subprocess.Popen(
+            words,
+            cwd=self.path,
+            env={**self.env, **settings},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def compose(self, *words: str, **settings: str) -> Done:
+        """`docker compose` with the CPU file."""
+        files = ("-f", "docker-compose.yml", "-f", "docker-compose.cpu.yml")
+        return self.run("docker", "compose", *files, *words, **settings)
+
+
+def copy_tree(to: Path) -> Path:
+    for name in NAMES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(ROOT / name, to / name)
+    return to
+
+
+def make_build(tree: Path, image: str, **settings: str) -> float:
+    """Seconds that `make build` took."""
+    start = time.monotonic()
+    done = subprocess.run(
+        ["make", "build", f"IMAGE={image}"],
+        cwd=tree,
+        env={**os.environ, "BUILDKIT_PROGRESS": "plain", **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return time.monotonic() - start
+
+
+def engine_answers(**env: str) -> bool:
+    if not shutil.which("docker"):
+        return False
+    asked = subprocess.run(["docker", "info"], env={**os.environ, **env}, capture_output=True, check=False)
+    return asked.returncode == 0
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The working tree, committed, so that the image has a revision."""
+    made = copy_tree(tmp_path_factory.mktemp("tree"))
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "tested"]):
+        subprocess.run(["git", "-c", "user.name=test", "-c", "user.email=test@test", *words], cwd=made, check=True)
+    return made
+
+
+@pytest.fixture(scope="session")
+def image(tree: Path) -> str:
+    """The image's name; skips where no Docker engine answers."""
+    if not engine_answers():
+        pytest.skip("no Docker engine answers: `docker info` fails or docker is not on PATH")
+    print(f"\nmake build: {make_build(tree, IMAGE):.1f} s")
+    return IMAGE
+
+
+@pytest.fixture
+def docker(image: str) -> Iterator[Docker]:
+    """`docker ...`; the containers that a test names are removed at its end."""
+    names: list[str] = []
+
+    def run(*words: str) -> Done:
+        if "--name" in words:
+            names.append(words[words.index("--name") + 1])
+        return subprocess.run(["docker", *words], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+
+    yield run
+    if names:
+        subprocess.run(["docker", "rm", "--force", *names], capture_output=True, check=False)
+
+
+@pytest.fixture
+def checkout(image: str, tree: Path, tmp_path: Path) -> Iterator[Checkout]:
+    """As the caller's own uid, unless a test says otherwise."""
+    kept = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG", "BASE_IMAGE")
+    env = {name: os.environ[name] for name in kept if name in os.environ}
+    env |= {"UID": str(os.getuid()), "GID": str(os.getgid()), "IMAGE": image, "COMPOSE_PROJECT_NAME": name_of_its_own()}
+    made = Checkout(shutil.copytree(tree, tmp_path / "checkout"), env)
+    yield made
+    made.compose("down", "--volumes", "--remove-orphans", "--timeout", "1")
+
+
+def name_of_its_own() -> str:
+    return f"trainbox-test-{uuid.uuid4().hex[:8]}"

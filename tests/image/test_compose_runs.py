@@ -1,0 +1,125 @@
+"""Training, resume and TensorBoard as a user runs them: `make train` and `docker compose up`, on the CPU files."""
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT, Checkout, Docker
+from .test_image import assert_whole, steps_of
+
+pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
+
+
+def owners(run: Path) -> set[tuple[int, int]]:
+    return {(path.stat().st_uid, path.stat().st_gid) for path in [run, *run.rglob("*")]}
+
+
+def test_make_train_stop_and_go_on(checkout: Checkout) -> None:
+    """SIGTERM to make, without a terminal, is a saved checkpoint and code 75; the same command finishes the run."""
+    train = ["make", "train", "ARGS=--run r --epochs 12", "RUN_IN=docker-cpu"]
+    said = ""
+    with checkout.start(*train) as making:
+        assert making.stdout
+        for line in making.stdout:
+            said += line
+            if "epoch 2:" in line:
+                making.send_signal(signal.SIGTERM)
+    assert making.returncode != 0 and "Error 75" in said, said
+    left = checkout.compose("ps", "--all", "--quiet", "train")
+    assert left.stdout == "", "the container is gone"
+    run = checkout.path / "runs" / "r"
+    step = assert_whole(run)
+    assert 44 <= step < 12 * 22
+
+    again = checkout.run(*train)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert steps_of(run)[-1] == 12 * 22
+    assert (run / "model.safetensors").exists()
+    assert owners(checkout.path / "runs") == {(os.getuid(), os.getgid())}
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["image_digest"].startswith("sha256:") and manifest["build"]["lock_sha256"]
+
+
+def test_make_shows_the_exit_code_and_mounts_a_users_task(checkout: Checkout) -> None:
+    mine = checkout.path / "examples"
+    mine.mkdir()
+    shutil.copy(ROOT / "trainer" / "tasks" / "digits.py", mine / "mine.py")
+    done = checkout.run("make", "train", "RUN_IN=docker-cpu", "TASK=examples/mine.py:Digits", "TRAINBOX_MAX_STEPS=5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = checkout.run("make", "plan", "RUN_IN=docker-cpu", "TASK=digitz")
+    assert done.returncode == 2 and "Error 2" in done.stderr, done.stderr
+    done = checkout.run("make", "train", "RUN_IN=docker-cpu", "GPUS=2")
+    assert "Error 3" in done.stderr, done.stderr
+
+
+def test_up_alone_as_anyone(checkout: Checkout) -> None:
+    """No folder is there yet and the uid is nobody's: the outputs still are that uid's."""
+    settings = {"UID": "12345", "GID": "23456", "ARGS": "--run r --max-steps 30"}
+    done = checkout.compose("up", "--exit-code-from", "train", "train", **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = checkout.path / "runs" / "r"
+    assert assert_whole(run) == 30
+    assert owners(run) == {(12345, 23456)}
+
+
+def test_up_leaves_a_folder_that_has_an_owner(checkout: Checkout) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a folder to someone else")
+    runs = checkout.path / "runs"
+    runs.mkdir()
+    os.chown(runs, 777, 777)
+    settings = {"UID": "12345", "GID": "12345", "ARGS": "--run r --max-steps 5"}
+    done = checkout.compose("up", "--exit-code-from", "train", "train", **settings)
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert (runs.stat().st_uid, runs.stat().st_gid) == (777, 777)
+
+
+def test_stop_of_a_service(checkout: Checkout, docker: Docker) -> None:
+    settings = {"ARGS": "--run r --epochs 200"}
+    assert checkout.compose("up", "--detach", "train", **settings).returncode == 0
+    with checkout.start("docker", "compose", "logs", "--follow", "train") as logs:
+        assert logs.stdout
+        assert any("epoch 1:" in line for line in logs.stdout)
+        start = time.monotonic()
+        assert checkout.compose("stop", "train", **settings).returncode == 0
+        print(f"\nstopped in {time.monotonic() - start:.1f} s")
+    state = json.loads(docker("inspect", f"{checkout.env['COMPOSE_PROJECT_NAME']}-train-1").stdout)[0]["State"]
+    assert state["ExitCode"] == 75 and not state["OOMKilled"]
+    assert assert_whole(checkout.path / "runs" / "r") >= 22
+
+
+def fetch(port: str, path: str) -> bytes:
+    connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read()
+    finally:
+        connection.close()
+
+
+def test_tensorboard_shows_the_run(checkout: Checkout) -> None:
+    done = checkout.compose("run", "--rm", "train", "train", "--run", "r", "--max-steps", "30")
+    assert done.returncode == 0, done.stdout + done.stderr
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    done = checkout.compose("up", "--detach", "tensorboard", TENSORBOARD_PORT=port)
+    assert done.returncode == 0, done.stderr
+    published = checkout.compose("port", "tensorboard", "6006", TENSORBOARD_PORT=port).stdout
+    assert published.strip() == f"127.0.0.1:{port}"
+    with checkout.start("docker", "compose", "logs", "--follow", "tensorboard") as logs:
+        assert logs.stdout
+        assert any("TensorBoard" in line and "http" in line for line in logs.stdout)
+        logs.terminate()
+    end = time.monotonic() + 60
+    while not (runs := json.loads(fetch(port, "/data/runs"))):
+        assert time.monotonic() < end, "TensorBoard found no run"
+        time.sleep(0.2)
+    assert any(run.startswith("r") for run in runs), runs

@@ -1,0 +1,210 @@
+"""What the image holds, and how it behaves under `docker run`."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import IMAGE, Docker, copy_tree, make_build, name_of_its_own
+
+pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
+
+CONFINED = ["--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+SHORT = ["train", "--max-steps", "30", "--run", "r"]
+LONG = ["train", "--epochs", "12", "--run", "r"]
+
+
+def inspect(docker: Docker) -> dict[str, Any]:
+    (found,) = json.loads(docker("image", "inspect", IMAGE).stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def folder(path: Path, mode: int) -> Path:
+    path.mkdir()
+    path.chmod(mode)
+    return path
+
+
+def mount(path: Path) -> list[str]:
+    return ["--volume", f"{path}:/workspace/runs"]
+
+
+def assert_whole(run: Path) -> int:
+    """Each sidecar's digest is its checkpoint's; answers the newest step."""
+    sidecars = [json.loads(path.read_text()) for path in sorted(run.glob("checkpoints/*.json"))]
+    assert sidecars
+    for sidecar in sidecars:
+        weights = run / "checkpoints" / f"step-{sidecar['step']:08}.pt"
+        assert hashlib.sha256(weights.read_bytes()).hexdigest() == sidecar["sha256"]
+    return max(int(sidecar["step"]) for sidecar in sidecars)
+
+
+def steps_of(run: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_its_configuration(docker: Docker) -> None:
+    found = inspect(docker)
+    config = found["Config"]
+    print(f"\nsize: {found['Size'] / 1e9:.2f} GB, {len(found['RootFS']['Layers'])} layers")
+    uid, gid = config["User"].split(":")
+    assert int(uid) > 0 and gid == "0"
+    assert config["Entrypoint"] == ["tini", "--", "trainbox"]
+    assert config["StopSignal"] == "SIGTERM"
+    assert not {"python", "python3"} & set(config["Healthcheck"]["Test"])
+    assert config["WorkingDir"] == "/workspace"
+
+
+def test_labels_and_build_info(docker: Docker) -> None:
+    labels = {k.removeprefix("org.opencontainers.image."): v for k, v in inspect(docker)["Config"]["Labels"].items()}
+    assert labels["title"] == "trainbox" and labels["licenses"] == "Apache-2.0" and labels["description"]
+    base = os.environ.get("BASE_IMAGE", "")
+    if base:
+        name, _, digest = base.partition("@")
+        assert (labels["base.name"], labels["base.digest"]) == (name, digest)
+    else:
+        assert labels["base.digest"].startswith("sha256:")
+    info = json.loads(docker("run", "--rm", IMAGE, "sh", "-c", 'cat "$TRAINBOX_BUILD_INFO"').stdout)
+    lock = Path(__file__).parents[2] / "requirements.lock"
+    assert info["lock_sha256"] == hashlib.sha256(lock.read_bytes()).hexdigest()
+    assert re.fullmatch("[0-9a-f]{40}", labels["revision"])
+    assert (info["revision"], info["version"]) == (labels["revision"], labels["version"])
+    assert docker("run", "--rm", IMAGE, "--version").stdout.strip() == f"trainbox {info['version']}"
+
+
+def test_bytecode_is_there_and_fresh(docker: Docker) -> None:
+    program = """
+import importlib.util, pathlib, struct, sys
+import entrypoint, torch, trainer
+for package in (entrypoint, torch.nn, trainer):
+    for source in pathlib.Path(package.__file__).parent.rglob("*.py"):
+        head = pathlib.Path(importlib.util.cache_from_source(source)).read_bytes()[:16]
+        flags, mtime, size = struct.unpack("<3I", head[4:])
+        stat = source.stat()
+        assert (flags, mtime, size) == (0, int(stat.st_mtime), stat.st_size), source
+"""
+    done = docker("run", "--rm", IMAGE, "python", "-c", program)
+    assert done.returncode == 0, done.stderr
+
+
+def test_build_tools_stayed_behind(docker: Docker) -> None:
+    found = docker("run", "--rm", IMAGE, "sh", "-c", "for tool in cc gcc git pip uv; do command -v $tool; done")
+    assert found.stdout + found.stderr == ""
+
+
+def test_a_source_change_rebuilds_only_the_source(docker: Docker, tmp_path: Path) -> None:
+    tree = copy_tree(tmp_path)
+    (tree / "trainer" / "__init__.py").write_text(f"# {name_of_its_own()}\n")
+    changed = "trainbox-test-changed"
+    try:
+        print(f"\nrebuilt after a source change: {make_build(tree, changed):.1f} s")
+        before, after = (
+            json.loads(docker("image", "inspect", name, "--format", "{{json .RootFS.Layers}}").stdout)
+            for name in (IMAGE, changed)
+        )
+        assert len(before) == len(after)
+        same = [a == b for a, b in zip(before, after, strict=True)]
+        assert all(same[:-2]), "only the trainer's layer and the bytecode's may differ"
+    finally:
+        docker("image", "rm", changed)
+
+
+@pytest.mark.parametrize("command", [["bash", "-c", "exit 42"], ["python", "-c", "raise SystemExit(42)"]])
+def test_other_commands_run_as_they_stand(docker: Docker, command: list[str]) -> None:
+    assert docker("run", "--rm", IMAGE, *command).returncode == 42
+
+
+@pytest.mark.parametrize("user", ["12345", "0:0"])
+def test_trains_as_anyone_confined(docker: Docker, tmp_path: Path, user: str) -> None:
+    runs = folder(tmp_path / "runs", 0o777)
+    done = docker("run", "--rm", "--user", user, *CONFINED, *mount(runs), IMAGE, *SHORT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert assert_whole(runs / "r") == 30
+    uid, gid = (*map(int, user.split(":")), 0)[:2]
+    assert {(p.stat().st_uid, p.stat().st_gid) for p in (runs / "r").rglob("*")} == {(uid, gid)}
+
+
+def test_needs_no_mount(docker: Docker) -> None:
+    done = docker("run", "--rm", "--user", "12345:23456", IMAGE, *SHORT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_name_a_home_and_caches_for_anyone(docker: Docker) -> None:
+    program = """
+import getpass, os, pathlib, tempfile
+assert getpass.getuser() and pathlib.Path.home() == pathlib.Path("/tmp")
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+names = ("XDG_CACHE_HOME", "TRITON_CACHE_DIR", "MPLCONFIGDIR", "TORCH_HOME", "CUDA_CACHE_PATH")
+for name in [cache_dir(), *(os.environ[n] for n in names)]:
+    assert name.startswith("/tmp/"), name
+    pathlib.Path(name).mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=name).close()
+"""
+    done = docker("run", "--rm", "--user", "12345:23456", *CONFINED, IMAGE, "python", "-c", program)
+    assert done.returncode == 0, done.stderr
+
+
+def test_exit_codes(docker: Docker, tmp_path: Path) -> None:
+    assert docker("run", "--rm", IMAGE, "train", "digitz").returncode == 2
+    assert docker("run", "--rm", "--env", "GPUS=1", IMAGE, "health").returncode == 3
+    assert docker("run", "--rm", "--env", "GPUS=1", IMAGE, "train").returncode == 3
+    mine = folder(tmp_path / "runs", 0o755)
+    mine.chmod(0o555)
+    done = docker("run", "--rm", "--user", "12345:12345", *mount(mine), IMAGE, *SHORT)
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "12345" in done.stderr and "runs/r" in done.stderr
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_stop_saves_and_the_same_command_goes_on(docker: Docker, tmp_path: Path, processes: str) -> None:
+    run = folder(tmp_path / "runs", 0o777) / "r"
+    name = name_of_its_own()
+    train = ["--user", "12345", "--env", f"PROCESSES={processes}", *CONFINED, *mount(run.parent), IMAGE, *LONG]
+    assert docker("run", "--detach", "--name", name, *train).returncode == 0
+    follow = ["docker", "logs", "--follow", name]
+    with subprocess.Popen(follow, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as logs:
+        assert logs.stdout
+        assert any(b"epoch 2:" in line for line in logs.stdout), "it ended before its second epoch"
+        assert docker("stop", "--time", "60", name).returncode == 0
+    said = docker("logs", name)
+    assert docker("inspect", "--format", "{{.State.ExitCode}}", name).stdout.strip() == "75", said.stdout + said.stderr
+    assert "Traceback" not in said.stdout + said.stderr
+    stopped_at = assert_whole(run)
+    assert 44 <= stopped_at < 12 * 22
+    before = len(steps_of(run))
+
+    again = docker("run", "--rm", *train)
+    assert again.returncode == 0, again.stdout + again.stderr
+    steps = steps_of(run)
+    assert min(steps[before:]) > stopped_at, "no step is done twice"
+    assert steps == sorted(steps) and steps[-1] == 12 * 22
+
+
+@pytest.mark.parametrize(
+    ("before", "code"),
+    [
+        ("true", 0),
+        ('touch "$TRAINBOX_HEARTBEAT"', 0),
+        ('touch --date "10 minutes ago" "$TRAINBOX_HEARTBEAT"', 1),
+    ],
+    ids=["nothing trains", "alive", "hangs"],
+)
+def test_health_check(docker: Docker, before: str, code: int) -> None:
+    kind, *check = inspect(docker)["Config"]["Healthcheck"]["Test"]
+    assert kind == "CMD"
+    name = name_of_its_own()
+    docker("run", "--detach", "--name", name, *CONFINED, IMAGE, "sleep", "600")
+    assert docker("exec", name, "sh", "-c", before).returncode == 0
+    assert docker("exec", name, *check).returncode == code
+
+
+def test_training_keeps_the_heartbeat(docker: Docker, tmp_path: Path) -> None:
+    program = f'trainbox {" ".join(SHORT)} >&2 && find "$TRAINBOX_HEARTBEAT" -mmin -1'
+    done = docker("run", "--rm", *CONFINED, *mount(folder(tmp_path / "runs", 0o777)), IMAGE, "sh", "-c", program)
+    assert done.returncode == 0 and done.stdout, done.stderr

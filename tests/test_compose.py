@@ -1,0 +1,138 @@
+"""What Compose makes of the files, by `docker compose config`: no engine is needed."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def has_compose() -> bool:
+    if not shutil.which("docker"):
+        return False
+    return subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
+
+
+pytestmark = pytest.mark.skipif(not has_compose(), reason="no `docker compose` on PATH")
+
+
+def services(*files: str, **settings: str) -> dict[str, Any]:
+    """The services as Compose resolves them; settings are the only environment."""
+    chosen = [word for file in files or ("docker-compose.yml",) for word in ("-f", file)]
+    done = subprocess.run(
+        ["docker", "compose", "--env-file", "/dev/null", *chosen, "--profile", "*", "config", "--format", "json"],
+        cwd=ROOT,
+        env={**{k: os.environ[k] for k in ("PATH", "HOME", "DOCKER_CONFIG") if k in os.environ}, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    resolved: dict[str, Any] = json.loads(done.stdout)["services"]
+    return resolved
+
+
+def gpus(service: dict[str, Any]) -> Any:
+    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia" and device["capabilities"] == ["gpu"]
+    return device["count"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({}, -1),
+        ({"GPUS": ""}, -1),
+        ({"GPUS": "all"}, -1),
+        ({"GPUS": "2"}, 2),
+        ({"GPU_IDS": "0,2"}, -1),
+        ({"GPUS": "2", "GPU_IDS": "0,2", "GPU_COUNT": "all"}, -1),
+    ],
+)
+def test_gpus_reserves_that_many(settings: dict[str, str], count: int) -> None:
+    resolved = services(**settings)
+    assert gpus(resolved["train"]) == gpus(resolved["gpu-health"]) == count
+
+
+def test_the_cpu_file_drops_every_reservation_and_nothing_else() -> None:
+    plain, on_cpu = services(), services("docker-compose.yml", "docker-compose.cpu.yml")
+    for name in ("train", "gpu-health"):
+        assert "deploy" not in on_cpu[name]
+        del plain[name]["deploy"]
+    assert plain == on_cpu
+
+
+@pytest.mark.parametrize("name", ["train", "tensorboard", "gpu-health", "folders"])
+def test_every_service_is_confined(name: str) -> None:
+    service = services()[name]
+    assert service["read_only"] is True
+    assert service["tmpfs"] == ["/tmp:exec,mode=1777"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["pids_limit"] == 8192
+    assert service.get("cap_add") == (["CHOWN"] if name == "folders" else None)
+    assert "privileged" not in service
+
+
+def test_the_caller_trains() -> None:
+    resolved = services(UID="12345", GID="678")
+    assert {resolved[name]["user"] for name in ("train", "tensorboard", "gpu-health")} == {"12345:678"}
+    assert resolved["folders"]["user"] == "0:0"
+    assert "12345:678" in resolved["folders"]["command"]
+
+
+def test_train() -> None:
+    train = services(ARGS="--epochs 3 --set 'name=a b'")["train"]
+    assert train["command"] == ["train", "--epochs", "3", "--set", "name=a b"]
+    assert train["stop_grace_period"] == "1m0s"
+    assert int(train["shm_size"]) == 8 << 30
+    assert train["network_mode"] == "bridge"
+    assert services(NETWORK_MODE="host")["train"]["network_mode"] == "host"
+
+
+def mounts(service: dict[str, Any]) -> dict[str, tuple[str, bool]]:
+    return {m["target"]: (m["source"], m.get("read_only", False)) for m in service["volumes"]}
+
+
+def test_mounts() -> None:
+    resolved = services()
+    assert mounts(resolved["train"]) == {
+        "/workspace/runs": (f"{ROOT}/runs", False),
+        "/workspace/data": (f"{ROOT}/data", False),
+        "/workspace/my_tasks": (f"{ROOT}/my_tasks", True),
+    }
+    assert mounts(resolved["tensorboard"]) == {"/workspace/runs": (f"{ROOT}/runs", True)}
+
+
+def test_mounts_elsewhere() -> None:
+    resolved = services(RUNS_DIR="/big/runs", DATA_DIR="/big/data", TASKS_DIR="examples")
+    assert mounts(resolved["train"]) == {
+        "/workspace/runs": ("/big/runs", False),
+        "/workspace/data": ("/big/data", False),
+        "/workspace/examples": (f"{ROOT}/examples", True),
+    }
+    assert mounts(resolved["tensorboard"])["/workspace/runs"] == ("/big/runs", True)
+
+
+def test_tensorboard_is_for_this_host_only_and_takes_no_gpu() -> None:
+    tensorboard = services(TENSORBOARD_PORT="7007")["tensorboard"]
+    (port,) = tensorboard["ports"]
+    assert (port["host_ip"], port["published"], port["target"]) == ("127.0.0.1", "7007", 6006)
+    assert tensorboard["environment"]["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert "deploy" not in tensorboard
+
+
+def test_settings_reach_trainbox_only_when_given() -> None:
+    given = {"GPUS": "2", "TASK": "mnist", "SET": "width=64 depth=2", "RDZV_ENDPOINT": "a:29500"}
+    environment = services(**given)["train"]["environment"]
+    assert {name: value for name, value in environment.items() if value is not None} == given
+
+
+def test_a_bare_up_starts_no_health_check() -> None:
+    assert services()["gpu-health"]["profiles"] == ["health"]
+    assert services()["gpu-health"]["command"] == ["health"]

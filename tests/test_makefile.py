@@ -1,0 +1,228 @@
+"""What make would run, by `make -n` with a make-believe docker on PATH; exit codes, by running one."""
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PLUGIN = "/plugins/docker-compose"
+CPU_FILES = "-f docker-compose.yml -f docker-compose.cpu.yml"
+NO_DOCKER, STOPPED, NO_COMPOSE = "none", "exit 1", "echo ' runc'"
+DOCKER, NVIDIA = f"echo '{PLUGIN} io.containerd.runc.v2 runc'", f"echo '{PLUGIN} io.containerd.runc.v2 nvidia runc'"
+
+Make = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Run make with only the tools it needs on PATH, and a docker whose `info` runs `docker`."""
+
+    def run(*words: str, docker: str = NO_DOCKER, **env: str) -> subprocess.CompletedProcess[str]:
+        tools = tmp_path / "bin"
+        tools.mkdir(exist_ok=True)
+        for name in ("make", "sh", "env", "id", "git", "sed", "awk", "mkdir", "touch", "true", "cat"):
+            if not (tools / name).exists():
+                (tools / name).symlink_to(shutil.which(name) or pytest.skip(f"no {name} on PATH"))
+        (tools / "docker").unlink(missing_ok=True)
+        if docker != NO_DOCKER:
+            (tools / "docker").write_text(f"#!/bin/sh\n[ $1 = info ] || exit 0\n{docker}\n")
+            (tools / "docker").chmod(0o755)
+        return subprocess.run(
+            ["make", "-C", str(ROOT), "--no-print-directory", *words],
+            env={"PATH": str(tools), "HOME": str(tmp_path), **env},
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+def last(done: subprocess.CompletedProcess[str]) -> str:
+    """The command after the preparations."""
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1].strip()
+
+
+def plainly(command: str) -> str:
+    """With one space where a setting that was not given left several."""
+    return " ".join(command.split())
+
+
+def in_docker(files: str, settings: str, command: str) -> str:
+    before = f"env UID={os.getuid()} GID={os.getgid()} IMAGE=trainbox"
+    return " ".join(word for word in (before, settings, PLUGIN, files, command) if word)
+
+
+def test_help_is_the_default_and_lists_every_public_target(make: Make) -> None:
+    targets = ["train", "plan", "health", "tensorboard", "shell", "benchmark", "build"]
+    targets += ["test", "test-image", "lint", "lock", "clean", "help"]
+    shown = [line.split()[0] for line in make().stdout.splitlines() if line.startswith("  ")]
+    assert shown == targets
+
+
+@pytest.mark.parametrize(
+    ("docker", "expected"),
+    [
+        (NVIDIA, in_docker("", "GPUS='3'", "run --rm --no-deps train train --epochs 5")),
+        (DOCKER, in_docker(CPU_FILES, "GPUS='3'", "run --rm --no-deps train train --epochs 5")),
+        (NO_COMPOSE, "env GPUS='3' .venv/bin/trainbox train --epochs 5"),
+        (STOPPED, "env GPUS='3' .venv/bin/trainbox train --epochs 5"),
+        (NO_DOCKER, "env GPUS='3' .venv/bin/trainbox train --epochs 5"),
+    ],
+    ids=["nvidia", "docker alone", "docker without compose", "engine stopped", "no docker"],
+)
+def test_train_takes_the_best_there_is(make: Make, docker: str, expected: str) -> None:
+    assert plainly(last(make("-n", "train", "GPUS=3", "ARGS=--epochs 5", docker=docker))) == expected
+
+
+@pytest.mark.parametrize("docker", [NVIDIA, DOCKER])
+def test_no_gpus_is_the_cpu_file(make: Make, docker: str) -> None:
+    expected = in_docker(CPU_FILES, "GPUS='0'", "run --rm --no-deps train train")
+    assert plainly(last(make("-n", "train", "GPUS=0", docker=docker))) == expected
+
+
+@pytest.mark.parametrize(
+    ("where", "command"),
+    [
+        ("docker-gpu", in_docker("", "", "run --rm --no-deps train plan")),
+        ("docker-cpu", in_docker(CPU_FILES, "", "run --rm --no-deps train plan")),
+        ("venv", "env .venv/bin/trainbox plan"),
+    ],
+)
+def test_run_in_says_where(make: Make, where: str, command: str) -> None:
+    assert plainly(last(make("-n", "plan", f"RUN_IN={where}", docker=NVIDIA))) == command
+
+
+@pytest.mark.parametrize(
+    ("target", "docker", "command"),
+    [
+        ("health", NVIDIA, in_docker("", "", "run --rm --no-deps gpu-health health")),
+        ("health", NO_DOCKER, "env .venv/bin/trainbox health"),
+        ("shell", DOCKER, in_docker(CPU_FILES, "", "run --rm --no-deps train bash")),
+        ("tensorboard", NVIDIA, in_docker("", "", "up tensorboard")),
+        ("tensorboard", NO_DOCKER, ".venv/bin/tensorboard --logdir runs --host 127.0.0.1 --port 6006"),
+        ("benchmark", NVIDIA, ".venv/bin/python -m benchmarks"),
+    ],
+)
+def test_other_targets(make: Make, target: str, docker: str, command: str) -> None:
+    assert plainly(last(make("-n", target, docker=docker))) == command
+
+
+@pytest.mark.parametrize("docker", [NVIDIA, NO_DOCKER])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "GPUS=2",
+        "GPU_IDS=0,2",
+        "STRATEGY=dp",
+        "PROCESSES=2",
+        "DEVICE=cpu",
+        "NNODES=1",
+        "NODE_RANK=0",
+        "RDZV_ENDPOINT=a:29500",
+        "RDZV_ID=7",
+        "TASK=mnist",
+    ],
+)
+def test_settings_pass_through(make: Make, setting: str, docker: str) -> None:
+    assert setting in shlex.split(last(make("-n", "train", setting, docker=docker)))
+    name, value = setting.split("=")
+    assert setting in shlex.split(last(make("-n", "train", docker=docker, **{name: value})))
+
+
+@pytest.mark.parametrize("docker", [NVIDIA, NO_DOCKER])
+def test_values_survive_the_shell(make: Make, docker: str) -> None:
+    value = """SET=width=64  name=it's "a" $HOME"""
+    assert value in shlex.split(last(make("-n", "train", value.replace("$", "$$"), docker=docker)))
+
+
+def test_named_gpus_are_picked_from_all(make: Make) -> None:
+    words = shlex.split(last(make("-n", "train", "GPUS=2", "GPU_IDS=0,2", docker=NVIDIA)))
+    assert {"GPU_COUNT=all", "GPUS=2", "GPU_IDS=0,2"} <= set(words)
+
+
+def test_the_port_of_tensorboard(make: Make) -> None:
+    assert "TENSORBOARD_PORT='7007'" in last(make("-n", "tensorboard", "TENSORBOARD_PORT=7007", docker=DOCKER))
+    assert last(make("-n", "tensorboard", "TENSORBOARD_PORT=7007")).endswith("--port 7007")
+
+
+def test_several_nodes_share_the_hosts_network(make: Make) -> None:
+    assert "NETWORK_MODE=host" in last(make("-n", "train", "NNODES=2", docker=NVIDIA))
+    assert "NETWORK_MODE" not in last(make("-n", "train", "NNODES=1", docker=NVIDIA))
+
+
+def test_the_folder_of_a_task_is_mounted(make: Make) -> None:
+    done = make("-n", "train", "TASK=examples/gestures.py:Gestures", docker=DOCKER)
+    assert "TASKS_DIR='examples'" in last(done)
+    assert "mkdir -p runs data examples" in done.stdout
+    for task in ("digits", "gestures.py:Gestures", "package.module:Class"):
+        assert "TASKS_DIR" not in last(make("-n", "train", f"TASK={task}", docker=DOCKER))
+
+
+def test_folders_elsewhere(make: Make) -> None:
+    settings = {"TRAINBOX_RUNS_DIR": "/big/runs", "TRAINBOX_DATA_DIR": "/big/data"}
+    words = shlex.split(last(make("-n", "train", docker=DOCKER, **settings)))
+    assert {"RUNS_DIR=/big/runs", "DATA_DIR=/big/data"} <= set(words)
+    assert "TRAINBOX_RUNS_DIR" not in words, "a path of the host means nothing in the container"
+    words = shlex.split(last(make("-n", "train", "RUNS_DIR=/big/runs", "DATA_DIR=/big/data")))
+    assert {"TRAINBOX_RUNS_DIR=/big/runs", "TRAINBOX_DATA_DIR=/big/data"} <= set(words)
+
+
+def test_training_options_of_the_environment_reach_the_container(make: Make) -> None:
+    settings = {"TRAINBOX_EPOCHS": "3", "TRAINBOX_HEARTBEAT": "/here", "TRAINBOX_BUILD_INFO": "/here"}
+    words = shlex.split(last(make("-n", "train", docker=DOCKER, **settings)))
+    assert words[words.index("TRAINBOX_EPOCHS") - 1] == "-e"
+    assert "TRAINBOX_HEARTBEAT" not in words and "TRAINBOX_BUILD_INFO" not in words
+
+
+def test_the_image_is_built_first_with_its_revision(make: Make) -> None:
+    done = make("-n", "train", "BASE_IMAGE=debian:12", "IMAGE=mine", "DOCKER_BUILD_FLAGS=--pull", docker=DOCKER)
+    words = shlex.split(done.stdout.replace("\\\n", ""))
+    assert words[:3] == ["docker", "build", "--pull"]
+    assert {"BASE_IMAGE=debian:12", "VERSION=0.1.0"} <= set(words)
+    assert any(word.startswith("REVISION=") for word in words)
+    assert words[words.index("--tag") + 1] == "mine"
+
+
+@pytest.mark.parametrize("code", [0, 3, 75])
+def test_the_exit_code_is_shown(make: Make, tmp_path: Path, code: int) -> None:
+    plugin = tmp_path / "docker-compose"
+    plugin.write_text(f"#!/bin/sh\nexit {code}\n")
+    plugin.chmod(0o755)
+    folders = [f"{name}={tmp_path / name}" for name in ("RUNS_DIR", "DATA_DIR", "TASKS_DIR")]
+    done = make("train", *folders, docker=f"echo '{plugin} runc'")
+    assert done.returncode == (2 if code else 0)
+    assert (f"Error {code}" in done.stderr) is (code != 0)
+    assert (tmp_path / "RUNS_DIR").is_dir(), "made by the caller, before the daemon makes it as root"
+
+
+def test_an_old_python_is_named(make: Make, tmp_path: Path) -> None:
+    old = tmp_path / "python3.9"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    done = make("train", f"PYTHON={old}", f"VENV={tmp_path / 'venv'}")
+    assert done.returncode == 2
+    assert "Python 3.11 or newer" in done.stderr and str(old) in done.stderr
+
+
+def test_the_environment_is_made_from_the_locks_by_hash(make: Make, tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    lines = make("-n", "train", f"VENV={venv}").stdout.splitlines()
+    installs = [line for line in lines if " install " in line]
+    assert len(installs) == 3
+    assert f"--require-hashes -r {venv}/uv.lock" in installs[0]
+    assert installs[1].endswith("--require-hashes -r requirements.lock")
+    assert installs[2].endswith("--no-build-isolation --no-deps --editable .")
+
+
+def test_clean_leaves_what_was_trained(make: Make) -> None:
+    words = shlex.split(make("-n", "clean").stdout)
+    assert not {"runs", "data", "my_tasks", "."} & set(words[: words.index("find")])

@@ -1,0 +1,140 @@
+"""The three small leaves: seeds that are computed, digests that miss nothing, metrics that agree with scikit-learn."""
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
+from torch import Tensor
+
+from trainer import metrics
+from trainer.digest import tensors_digest
+from trainer.seeding import derive_seed
+
+
+# Frozen: another value would give every old run another result on resume.
+@pytest.mark.parametrize(
+    ("parts", "seed"),
+    [
+        ((0, "order", 0), 1829853113658518448),
+        ((0, "order", 1), 2961819992523135983),
+        ((1, "order", 0), 8401410035462850704),
+        ((0, "example", 0, 5), 1499564754864087518),
+        ((42, "forward", 1000, 3, 1), 6121695588923932757),
+        ((9223372036854775807, "model"), 390199425896511442),
+    ],
+)
+def test_seeds_are_frozen(parts: tuple[int | str, ...], seed: int) -> None:
+    assert derive_seed(*parts) == seed
+
+
+def test_seeds_do_not_depend_on_the_interpreters_hash_seed() -> None:
+    code = "from trainer.seeding import derive_seed; print(derive_seed(0, 'order', 0))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONHASHSEED": "5"}, capture_output=True, text=True, check=True
+    )
+    assert int(ended.stdout) == derive_seed(0, "order", 0)
+
+
+def test_seeds_of_neighbours_differ_and_fit_every_generator() -> None:
+    seeds = {derive_seed(seed, "order", epoch) for seed in range(50) for epoch in range(50)}
+    assert len(seeds) == 2500
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert derive_seed(1, 23) != derive_seed(12, 3)
+    torch.Generator().manual_seed(max(seeds))
+
+
+def _tensors() -> dict[str, Tensor]:
+    return {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[1, 2], [3, 4]], dtype=torch.int32)}
+
+
+def test_the_digest_is_frozen_and_does_not_depend_on_the_order() -> None:
+    tensors = _tensors()
+    assert tensors_digest(tensors) == "ae96df0de65d2d4f8eb9ed4f08e25becf778890eddce6a389230fdb2521a65d6"
+    assert tensors_digest(dict(reversed(tensors.items()))) == tensors_digest(tensors)
+    assert tensors_digest({name: tensor.clone() for name, tensor in tensors.items()}) == tensors_digest(tensors)
+
+
+def _flip_a_bit(tensor: Tensor) -> Tensor:
+    flipped = tensor.clone()
+    flipped.view(torch.uint8)[0] ^= 1
+    return flipped
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda t: {"c" if name == "a" else name: tensor for name, tensor in t.items()}, id="name"),
+        pytest.param(lambda t: t | {"a": t["a"].view(torch.int32)}, id="dtype of the same bytes"),
+        pytest.param(lambda t: t | {"a": t["a"].double()}, id="dtype of the same values"),
+        pytest.param(lambda t: t | {"b": t["b"].view(4)}, id="shape"),
+        pytest.param(lambda t: t | {"b": t["b"].T}, id="transposed"),
+        pytest.param(lambda t: t | {"a": _flip_a_bit(t["a"])}, id="one bit"),
+        pytest.param(lambda t: t | {"c": torch.zeros(0)}, id="an empty tensor more"),
+        pytest.param(lambda t: {"a": t["a"]}, id="a tensor less"),
+    ],
+)
+def test_the_digest_tells_every_change(change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+    assert tensors_digest(change(_tensors())) != tensors_digest(_tensors())
+
+
+def test_the_digest_tells_nans_and_zeros_of_different_bits_apart() -> None:
+    quiet, other = (torch.tensor([bits], dtype=torch.int32).view(torch.float32) for bits in (0x7FC00000, 0x7FC00001))
+    assert quiet.isnan()
+    assert other.isnan()
+    assert tensors_digest({"x": quiet}) != tensors_digest({"x": other})
+    assert tensors_digest({"x": torch.tensor(0.0)}) != tensors_digest({"x": torch.tensor(-0.0)})
+
+
+def test_the_digest_takes_any_type_and_layout() -> None:
+    wide = torch.arange(12.0).view(3, 4)
+    assert tensors_digest({"x": wide.T}) == tensors_digest({"x": wide.T.contiguous()})
+    parameter = torch.nn.Parameter(wide)
+    assert tensors_digest({"x": parameter}) == tensors_digest({"x": wide})
+    for dtype in (torch.bfloat16, torch.float16, torch.bool, torch.int64, torch.complex64):
+        assert tensors_digest({"x": torch.ones((), dtype=dtype)}) != tensors_digest({"x": torch.zeros((), dtype=dtype)})
+
+
+def _confusion(labels: Tensor, predictions: Tensor, classes: int) -> Tensor:
+    return metrics.confusion_matrix(labels, predictions, classes).double()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_accuracy_f1_and_confusion_agree_with_scikit_learn(classes: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, classes, (200,), generator=generator)
+    right = torch.rand(200, generator=generator) < 0.7
+    predictions = torch.where(right, labels, torch.randint(0, classes, (200,), generator=generator))
+    confusion = _confusion(labels, predictions, classes)
+    assert confusion.tolist() == confusion_matrix(labels, predictions, labels=range(classes)).tolist()
+    assert metrics.accuracy(confusion) == pytest.approx(accuracy_score(labels, predictions), rel=1e-12)
+    assert metrics.macro_f1(confusion) == pytest.approx(f1_score(labels, predictions, average="macro"), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("labels", "predictions"),
+    [
+        pytest.param([0, 0, 1, 1], [0, 0, 1, 1], id="all right, one class absent"),
+        pytest.param([0, 0, 1, 1], [1, 1, 0, 0], id="all wrong"),
+        pytest.param([0, 0, 0, 0], [0, 0, 2, 0], id="a class only predicted"),
+        pytest.param([0, 2, 2, 0], [0, 0, 0, 0], id="a class never predicted"),
+    ],
+)
+def test_macro_f1_counts_the_classes_that_occur_as_scikit_learn_does(labels: list[int], predictions: list[int]) -> None:
+    confusion = _confusion(torch.tensor(labels), torch.tensor(predictions), 3)
+    expected = f1_score(labels, predictions, average="macro", zero_division=0)
+    assert metrics.macro_f1(confusion) == pytest.approx(expected, rel=1e-12)
+
+
+def test_rows_are_true_classes_and_columns_predicted_ones() -> None:
+    confusion = metrics.confusion_matrix(torch.tensor([0, 0, 1]), torch.tensor([1, 1, 1]), 2)
+    assert confusion.tolist() == [[0, 2], [0, 1]]
+    assert metrics.accuracy(confusion) == pytest.approx(1 / 3)
+
+
+def test_no_examples_have_no_accuracy() -> None:
+    assert math.isnan(metrics.accuracy(torch.zeros(2, 2)))

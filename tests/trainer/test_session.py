@@ -1,0 +1,387 @@
+"""One call of `train` from outside: what people read, what the run folder holds, and which end has which exit code."""
+
+import errno
+import io
+import json
+import os
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.trainer.here import Here, StopAfter, close_files, open_files
+from tests.trainer.tiny import TINY
+from trainer.batches import Schedule, micro_batches
+from trainer.config import Config
+from trainer.distributed import Process, choose_device
+from trainer.errors import (
+    DeviceMissing,
+    Failure,
+    NetworkFailure,
+    NotFinite,
+    OutOfMemory,
+    Preempted,
+    StorageFailure,
+    WrongUse,
+)
+from trainer.run import RunDirectory
+from trainer.session import _told_as_failures, batch_equation
+
+
+def _equation(batch: int, world: int, shards: int, accumulation: int = 1, device: str = "cpu", strategy: str = "ddp") -> str:
+    process = Process(0, 0, world, torch.device(device), strategy if world > 1 or strategy == "dp" else "single")
+    config = Config(batch_size=batch, accumulation=accumulation, shards=shards)
+    return batch_equation(SimpleNamespace(config=config, process=process))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"batch": 384, "world": 3, "shards": 3, "device": "cuda"}, "384 = 3 GPUs x 128 x 1 accumulation"),
+        ({"batch": 64, "world": 1, "shards": 1}, "64 = 1 process x 64 x 1 accumulation"),
+        ({"batch": 64, "world": 1, "shards": 1, "device": "cuda"}, "64 = 1 GPU x 64 x 1 accumulation"),
+        ({"batch": 64, "world": 2, "shards": 2}, "64 = 2 processes x 32 x 1 accumulation"),
+        ({"batch": 64, "world": 3, "shards": 3}, "64 = 3 processes x 21 or 22 x 1 accumulation"),
+        ({"batch": 64, "world": 2, "shards": 2, "accumulation": 4}, "64 = 2 processes x 8 x 4 accumulation"),
+        ({"batch": 64, "world": 3, "shards": 3, "accumulation": 2}, "64 = 3 processes x 10 or 11 x 2 accumulation"),
+        ({"batch": 64, "world": 1, "shards": 4}, "64 = 1 process x 16 x 4 accumulation"),
+        ({"batch": 64, "world": 2, "shards": 4, "accumulation": 2}, "64 = 2 processes x 8 x 4 accumulation"),
+    ],
+)
+def test_the_batch_equation(settings: dict[str, Any], expected: str) -> None:
+    assert _equation(**settings) == expected
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(("world", "shards"), [(1, 1), (1, 3), (2, 3), (3, 3), (1, 4), (2, 4), (3, 4), (4, 6)])
+def test_the_batch_equation_is_true(world: int, shards: int, accumulation: int) -> None:
+    """The sizes and counts that it names are those of the micro-batches that are computed."""
+    match = re.search(r" x ([0-9 or]+) x (\d+) accumulation", _equation(64, world, shards, accumulation))
+    assert match
+    each, parts = match.groups()
+    ranks = [
+        micro_batches(64, shards, accumulation, Process(rank, rank, world, torch.device("cpu"), "ddp").owned(shards))
+        for rank in range(world)
+    ]
+    assert {micro.size for micros in ranks for micro in micros} == {int(size) for size in each.split(" or ")}
+    assert max(len(micros) for micros in ranks) == int(parts)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"), [(64, "64 = 2 GPUs x 32 x 1 accumulation"), (6, "6 = 2 GPUs x 3 x 1 accumulation")]
+)
+def test_the_batch_equation_of_data_parallel(monkeypatch: pytest.MonkeyPatch, batch: int, expected: str) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert _equation(batch, 1, 1, device="cuda", strategy="dp") == expected
+
+
+_ENDS = [
+    (
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has"),
+        OutOfMemory,
+        5,
+        "Tried to allocate 2 GiB",
+    ),
+    (MemoryError(), OutOfMemory, 5, "the host's memory is used up: lower --batch-size or --workers"),
+    (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), OutOfMemory, 5, "host's memory"),
+    (OSError(errno.ENOSPC, "No space left on device", "runs/r/x"), StorageFailure, 4, "cannot write runs/r/x: No space left"),
+    (OSError(errno.EROFS, "Read-only file system"), StorageFailure, 4, "cannot write runs: Read-only file system ("),
+    (PermissionError(errno.EACCES, "Permission denied", "runs/r/x"), StorageFailure, 4, "Permission denied"),
+    (
+        RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"),
+        NetworkFailure,
+        7,
+        "lost contact",
+    ),
+    (RuntimeError("[../gloo/transport/tcp/pair.cc] Timed out waiting 600000ms for recv"), NetworkFailure, 7, "lost contact"),
+    (
+        torch.distributed.DistBackendError("NCCL error in: x.cpp\nmore"),
+        NetworkFailure,
+        7,
+        "another process: NCCL error in: x.cpp",
+    ),
+    (torch.distributed.DistNetworkError("The client socket has timed out"), NetworkFailure, 7, "timed out"),
+    (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), NetworkFailure, 7, "Connection reset by peer"),
+]
+
+
+@pytest.mark.parametrize(("error", "kind", "code", "text"), _ENDS, ids=lambda value: getattr(value, "__name__", None))
+def test_known_errors_have_their_exit_code(error: Exception, kind: type[Failure], code: int, text: str) -> None:
+    with pytest.raises(kind) as failure, _told_as_failures(Path("runs")):
+        raise error
+    assert failure.value.exit_code == code
+    assert text in str(failure.value)
+    assert "\n" not in str(failure.value)
+    assert failure.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("x"), OSError("odd")])
+def test_unknown_errors_come_through_as_they_are(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised, _told_as_failures(Path("runs")):
+        raise error
+    assert raised.value is error
+
+
+def test_failures_come_through_and_have_their_codes() -> None:
+    codes = {WrongUse: 2, DeviceMissing: 3, StorageFailure: 4, OutOfMemory: 5, NotFinite: 6, NetworkFailure: 7, Preempted: 75}
+    for kind, code in codes.items():
+        failure = kind("why")
+        with pytest.raises(kind) as raised, _told_as_failures(Path("runs")):
+            raise failure
+        assert raised.value is failure
+        assert failure.exit_code == code
+
+
+def test_a_missing_data_file_is_not_told_as_a_full_disk(here: Here) -> None:
+    code, _, err = here.command("train", "tests.trainer.tiny:NoSuchFile", "--device", "cpu")
+    assert "data/readings.npy" in err
+    assert "cannot write" not in err
+    assert "free some space" not in err
+    assert code in (1, 2)
+
+
+def test_a_device_that_is_not_there_is_never_replaced() -> None:
+    assert choose_device("cpu", 3) == torch.device("cpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(DeviceMissing, match="process 0 was given a GPU, torch .* sees 0: "):
+            choose_device("cuda", 0)
+    if not torch.backends.mps.is_available():
+        with pytest.raises(DeviceMissing, match="use --device cpu"):
+            choose_device("mps", 0)
+
+
+def test_the_header_and_the_closing_table_hold_what_people_need(here: Here) -> None:
+    out = here.train(accumulation=2, max_steps=9)
+    lines = [line.split(maxsplit=1) for line in out.splitlines() if " " in line]
+    table = {words[0]: words[1] for words in lines if len(words) == 2}
+    assert table["run"] == "runs/r"
+    assert table["plan"] == "1 process(es) on cpu"
+    assert table["batch"] == "8 = 1 process x 4 x 2 accumulation"
+    assert table["model"] == "Tiny, 5 parameters"
+    assert table["data"] == "50 training and 20 validation examples, held on cpu"
+    assert table["steps"] == "9, 6 an epoch"
+    assert table["precision"].startswith("fp32, deterministic, ")
+    assert "resume" not in table
+    validation = here.entries("validation")
+    assert f"epoch 1: loss {validation[0]['loss']:.4f} (best)" in out
+    assert f"epoch 1.5: loss {validation[1]['loss']:.4f}" in out
+    assert table["best"] == f"loss {min(e['loss'] for e in validation):.4f}, step 9"
+    assert re.fullmatch(r"9 steps in \d+\.\d s, [\d,]+ samples/s", table["trained"])
+    assert table["weights"] == "runs/r/model.safetensors (the best), runs/r/checkpoints/ (to go on)"
+    assert table["digest"] == f"{here.digest()} (of the last weights)"
+    assert table["figures"] == "runs/r/metrics.jsonl; to look at them: tensorboard --logdir runs"
+    assert (here.path() / "logs/rank-0.log").read_text() == out
+    assert load_file(here.path() / "model.safetensors").keys() == here.weights().keys()
+
+
+def test_the_reason_of_the_plan_is_repeated(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINBOX_REASON", "3 of 4 visible GPUs requested -> torchrun DDP, 3 processes")
+    assert "plan       3 of 4 visible GPUs requested -> torchrun DDP, 3 processes\n" in here.train(max_steps=1)
+    manifest = json.loads((here.path() / "manifest.json").read_text())
+    assert manifest["plan"] == {"reason": os.environ["TRAINBOX_REASON"], "strategy": "single", "world_size": 1, "shards": 1}
+
+
+def test_the_manifest_tells_what_was_run_on_what(here: Here) -> None:
+    assert here.command("train", TINY, "--max-steps", "1", "--device", "cpu", "--run", "r")[0] == 0
+    manifest = json.loads((here.path() / "manifest.json").read_text())
+    assert manifest["argv"] == ["train", TINY, "--max-steps", "1", "--device", "cpu", "--run", "r"]
+    assert torch.__version__.startswith(manifest["packages"]["torch"])
+    assert manifest["device"] == {"type": "cpu"}
+    assert len(manifest["initial_weights_sha256"]) == 64
+    assert re.fullmatch("[0-9a-f]{40}", manifest["build"]["revision"] or "0" * 40)
+    assert here.command("train", TINY, "--max-steps", "1", "--device", "cpu", "--run", "other")[0] == 0
+    other = json.loads((here.path("other") / "manifest.json").read_text())
+    assert other["initial_weights_sha256"] == manifest["initial_weights_sha256"]
+
+
+def test_the_default_name_tells_task_and_settings_apart(here: Here) -> None:
+    for seed in ("1", "2", "1"):
+        assert here.command("train", TINY, "--max-steps", "1", "--seed", seed, "--device", "cpu")[0] == 0
+    names = sorted(path.name for path in (here.folder / "runs").iterdir())
+    assert len(names) == 2
+    assert all(re.fullmatch("tiny-[0-9a-f]{8}", name) for name in names)
+
+
+def test_stopped_before_it_begins_it_saves_after_one_step_and_goes_on(here: Here) -> None:
+    for step in range(1, 4):
+        with pytest.raises(Preempted, match=f"stopped by SIGTERM at step {step} of 18, checkpoint saved") as ended:
+            here.train(stop=StopAfter(1))
+        assert ended.value.exit_code == 75
+        assert here.steps()[-1] == step
+    out = here.train()
+    assert "resume     from step 3, epoch 1\n" in out
+    here.train("undisturbed")
+    assert here.digest() == here.digest("undisturbed")
+
+
+def test_entries_of_steps_that_a_crash_lost_are_dropped_and_a_torn_line_too(here: Here) -> None:
+    here.train("undisturbed", log_steps=1)
+    with pytest.raises(Preempted):
+        here.train(log_steps=1, stop=StopAfter(1))
+    metrics = here.path() / "metrics.jsonl"
+    whole = metrics.read_text()
+    lost = [json.dumps({"kind": "train", "step": step, "epoch": 1, "loss": -1.0}) + "\n" for step in (2, 3)]
+    torn = '{"kind": "train", "step": 4, "ep'
+    for junk in (["[1]\n"], ['{"step": "x"}\n'], [*lost, torn], ["\n", torn]):
+        metrics.write_text(whole + "".join(junk))
+        run = _directory(here)
+        run.begin(1, 18, 8)
+        assert metrics.read_text() == whole
+        close_files(run)
+    metrics.write_text(whole + "".join(lost) + torn)
+    here.train(log_steps=1)
+    steps = [entry["step"] for entry in here.entries("train")]
+    assert steps == list(range(1, 19))
+    assert [e["loss"] for e in here.entries("train")] == [e["loss"] for e in here.entries("train", "undisturbed")]
+
+
+def _directory(here: Here, run: str = "r") -> RunDirectory:
+    return RunDirectory(here.path(run), 0)
+
+
+def test_a_validation_done_again_after_a_crash_stands_once_in_the_metrics(here: Here) -> None:
+    """The checkpoint of `--checkpoint-steps` at an epoch's end is from before the epoch's validation."""
+    settings: dict[str, Any] = {"checkpoint_steps": 6, "keep": 9, "best_by": "max:loss"}
+    here.train(**settings)
+    assert here.state(12)["progress"]["evaluated_step"] == 6
+    whole = [(e["step"], e["loss"]) for e in here.entries("validation")]
+    assert [step for step, _ in whole] == [6, 12, 18]
+    for path in (here.path() / "checkpoints").glob("step-00000018*"):
+        path.unlink()
+    here.train(**settings)
+    assert [(e["step"], e["loss"]) for e in here.entries("validation")] == whole
+
+
+def test_metrics_that_are_numpys_numbers_can_be_resumed_from(here: Here) -> None:
+    task = "tests.trainer.tiny:NumpyMetrics"
+    with pytest.raises(Preempted):
+        here.train(task=task, stop=StopAfter(8))
+    assert here.entries("validation")[0]["step"] == 6  # so the state holds a metric
+    here.train(task=task)
+    assert len(here.entries("validation")) == 3
+
+
+def test_tensorboard_that_cannot_be_written_is_one_line_and_training_goes_on(here: Here) -> None:
+    here.path().mkdir(parents=True)
+    (here.path() / "tensorboard").write_text("a file in its place")
+    out = here.train(log_steps=1)
+    assert out.count("TensorBoard's files cannot be written") == 1
+    assert "training goes on without; metrics.jsonl has it all" in out
+    assert len(here.entries("train")) == 18
+    assert len(here.entries("validation")) == 3
+    assert "digest" in out
+    here.train("other", log_steps=1)
+    assert here.digest() == here.digest("other")
+
+
+@pytest.mark.parametrize(
+    ("place", "named"),
+    [("runs", "runs"), ("runs/r", "runs/r"), ("runs/r/checkpoints", "runs/r/checkpoints"), ("runs/r/lock", "runs/r/lock")],
+)
+def test_a_run_directory_that_cannot_be_written_ends_at_once_with_code_4(here: Here, place: str, named: str) -> None:
+    path = here.folder / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if place.endswith("lock"):
+        path.mkdir()
+    else:
+        path.write_text("a file in its place")
+    code, out, err = here.command("train", TINY, "--device", "cpu", "--run", "r")
+    assert code == 4
+    assert err.startswith(f"trainbox: cannot write {named}")
+    assert err.count("\n") == 1
+    assert "MiB free, uid " in err
+    assert out == ""  # before any data was read
+
+
+def test_metrics_that_cannot_be_written_end_with_code_4(here: Here) -> None:
+    (here.path() / "metrics.jsonl").mkdir(parents=True)
+    code, _, err = here.command("train", TINY, "--device", "cpu", "--run", "r")
+    assert code == 4
+    assert "metrics.jsonl" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"no_such_setting": 1}', "null"])
+def test_a_damaged_config_json_is_told(here: Here, text: str) -> None:
+    here.path().mkdir(parents=True)
+    (here.path() / "config.json").write_text(text)
+    code, _, err = here.command("train", TINY, "--device", "cpu", "--run", "r")
+    assert code == 2
+    assert err.startswith("trainbox: runs/r/config.json is not a configuration (")
+    assert "restore it or use another --run" in err
+
+
+def test_the_end_of_a_call_gives_the_run_free_even_while_its_error_is_held(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For callers that train several times in one process: no file stays open and no lock held."""
+    opened: list[RunDirectory] = []
+    init = RunDirectory.__init__
+
+    def note(self: RunDirectory, path: Path, rank: int) -> None:
+        opened.append(self)
+        init(self, path, rank)
+
+    from trainer.session import train_task
+
+    monkeypatch.setattr(RunDirectory, "__init__", note)
+    try:
+        for _ in range(2):
+            with pytest.raises(Preempted):
+                train_task(Config(task=TINY), StopAfter(1), "cpu", Path("runs"), "r", Path("data"), "auto")
+        assert [file.name for run in opened for file in open_files(run)] == []
+    finally:
+        for run in opened:
+            close_files(run)
+
+
+def test_the_heartbeat_file_is_touched(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINBOX_HEARTBEAT", str(here.folder / "alive"))
+    here.train(max_steps=2)
+    assert (here.folder / "alive").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 51}, "--batch-size 51 is more than the training set's 50 examples: lower it to 50"),
+        ({"best_by": "accuracy"}, "--best-by accuracy: the task has no metric accuracy; it has loss"),
+        ({"early_stopping": "f1"}, "--early-stopping f1: the task has no metric f1; it has loss"),
+        ({"fields": {"wide": "3"}}, "--set wide=3: task tests.trainer.tiny:Tiny has no field wide; it has nan_at, noise"),
+    ],
+)
+def test_settings_that_the_task_cannot_fulfil_are_told(here: Here, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(WrongUse) as failure:
+        here.train(**settings)
+    assert message in str(failure.value)
+
+
+def test_the_whole_set_as_one_batch_is_fine(here: Here) -> None:
+    here.train(batch_size=50, epochs=2)
+    assert here.steps() == [1, 2]
+
+
+def test_resume_never_refuses_a_run_that_has_a_checkpoint(here: Here) -> None:
+    here.train(epochs=1, resume="never")
+    with pytest.raises(WrongUse, match="--resume never, and runs/r holds a checkpoint of step 6: choose another --run name"):
+        here.train(epochs=1, resume="never")
+
+
+def test_a_complete_run_says_so_and_changes_nothing(here: Here) -> None:
+    here.train()
+    before = {path: path.read_bytes() for path in here.path().rglob("*") if path.is_file() and "logs" not in path.parts}
+    out = here.train()
+    assert "this run is complete: nothing is left to do" in out
+    assert f"digest     {here.digest()}" in out
+    after = {path: path.read_bytes() for path in here.path().rglob("*") if path.is_file() and "logs" not in path.parts}
+    assert after == before
+
+
+def test_two_losses_are_logged_by_name_and_in_sum(here: Here) -> None:
+    here.train(task="tests.trainer.tiny:FigureCount", log_steps=1, max_steps=3)
+    for entry in here.entries("train"):
+        assert entry["loss_tenth"] == pytest.approx(entry["loss_squared_error"] / 10)
+        assert entry["loss"] == pytest.approx(1.1 * entry["loss_squared_error"])
+    assert len(here.entries("validation")[-1]["sums"]) == 4
