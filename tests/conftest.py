@@ -27,6 +27,10 @@ def clean_environment(**extra: str) -> dict[str, str]:
     return kept | {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"} | extra
 
 
+# Tests run side by side: more threads than cores make each of them slower by a lot.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+
 @dataclass
 class Ended:
     """A command that has ended."""
@@ -53,7 +57,7 @@ class Trainbox:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *words],
             cwd=self.folder,
-            env=clean_environment(**(env or {})),
+            env=clean_environment(**({"OMP_NUM_THREADS": "1"} if "train" in words else {}), **(env or {})),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

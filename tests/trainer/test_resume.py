@@ -26,8 +26,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[str
     return results
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("count", "number"), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGTERM), (2, signal.SIGUSR1)]
+)
 def test_a_signal_saves_and_the_same_command_goes_on(
     trainbox: Trainbox, undisturbed: dict[int, tuple[str, list[float]]], count: int, number: signal.Signals
 ) -> None:
