@@ -97,7 +97,8 @@ def fit(job: Job, stop: StopRequest) -> None:
     config, process, progress, schedule = job.config, job.process, job.progress, job.schedule
     batches = training_batches(job.train, schedule, progress.step, process.device, job.workers)
     warmup_steps = round(config.warmup_epochs * schedule.steps_per_epoch)
-    weight = process.gradient_scale / schedule.batch_size
+    # Sums over the global batch's size, so that every number of processes and parts has the same gradient.
+    weight = torch.tensor(process.gradient_scale / schedule.batch_size, device=process.device)
     first_step, saved_at = progress.step, time.monotonic()
     job.watch.start(first_step)
     job.model.train()
@@ -119,9 +120,7 @@ def fit(job: Job, stop: StopRequest) -> None:
                 if progress.step == first_step:
                     check_losses(job.task, losses_B, micro.size)
                 sums = {name: loss_B.sum() for name, loss_B in losses_B.items()}
-                # Over the global batch, so that every number of processes and parts has the same gradient.
-                loss = _total(sums) * weight
-                job.scaler.scale(loss).backward()
+                _total(sums).backward(job.scaler.scale(weight))
             _add(job.running, sums)
         job.running_steps += 1
         progress.step += 1
