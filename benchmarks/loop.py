@@ -81,7 +81,7 @@ def _ours(task: RandomMnist, steps: int) -> float:
         run = RunDirectory(Path(folder) / "r", 0)
         config = session.settle(Config(max_steps=steps, batch_size=BATCH_SIZE, log_steps=_log_steps(steps)), task, process, run)
         job = session.build(config, task, process, run, Path(folder))
-        run.begin(0, steps, BATCH_SIZE)
+        run.begin(0, 0, steps, BATCH_SIZE)
         fit(job, StopRequest())
         run.close()
         lines = (run.path / "metrics.jsonl").read_text().splitlines()

@@ -34,8 +34,8 @@ class _GpuCount(click.ParamType[int | str]):
         return self.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value in ("all", "auto") or isinstance(value, int):
-            return "all" if value == "all" else value
+        if value == "all" or isinstance(value, int):
+            return "all" if value == "all" else int(value)
         if not (value.isascii() and value.isdigit()):
             self.fail(f"{value!r} is neither a number of GPUs nor `all`; to name GPUs use --gpu-ids {value}", param, ctx)
         return int(value)
@@ -210,21 +210,21 @@ def tasks(rest: tuple[str, ...]) -> None:
 
 def _checked_plan(training: tuple[str, ...], options: dict[str, Any]) -> LaunchPlan:
     """The plan, while a child checks the trainer's words without torch; of two mistakes the trainer's is told."""
-    device = "cpu" if options["gpus"] == 0 else options["device"] or ""
     checking = subprocess.Popen(
-        [sys.executable, "-m", "trainer", "train", "--check", *training],
-        env={**os.environ, "TRAINBOX_DEVICE": device},
-        stdin=subprocess.DEVNULL,
+        [sys.executable, "-m", "trainer", "train", "--check", *training], stdin=subprocess.PIPE, text=True
     )
+    device = ""
     try:
-        return _plan(training, options)
+        plan = _plan(training, options)
+        device = plan.env["TRAINBOX_DEVICE"]
+        return plan
     finally:
-        if code := checking.wait():
-            sys.exit(code)
+        checking.communicate(device + "\n")
+        if checking.returncode:
+            sys.exit(checking.returncode)
 
 
 def _plan(training: tuple[str, ...], options: dict[str, Any]) -> LaunchPlan:
-    options["gpus"] = None if options["gpus"] == "auto" else options["gpus"]
     options["device"] = _device(options["device"], options["processes"])
     threads = os.environ.get("OMP_NUM_THREADS", "")
     request = LaunchRequest(

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from trainer.errors import Failure, NotFinite, StorageFailure
+from trainer.errors import NotFinite, StorageFailure
 
 
 class Checkpoints:
-    """The checkpoints of one run: `step-00000800.pt`, and its `.json` with the sha256, written last.
+    """The checkpoints of one run: `step-00000800.pt`, and its `.json` with name and sha256 of that, written last.
 
     A save copies the tensors into kept buffers and returns; a thread writes, syncs and renames. The next save waits
     for it. A crash in between loses that one checkpoint, never an older one.
@@ -29,16 +29,17 @@ class Checkpoints:
         """`writes` is false on every process but the first: it then only loads. `report` takes lines for people."""
         self.folder, self.keep, self.writes, self.report = folder, keep, writes, report
         self._snapshot = _Snapshot()
+        self._since_s = time.monotonic()
         self._thread: threading.Thread | None = None
-        self._failure: Failure | None = None
+        self._failure: BaseException | None = None
 
     def sweep(self) -> None:
         """Remove what an interrupted save left: temporary files, and tensors without a sidecar."""
         for path in [*self.folder.glob("*.tmp"), *self.folder.parent.glob("*.tmp")]:
             path.unlink()
-        for path in self.folder.glob("*.pt"):
-            if not path.with_suffix(".json").exists():
-                path.unlink()
+        whole = {self._tensors_path(step) for step in self.steps()}
+        for path in set(self.folder.glob("*.pt")) - whole:
+            path.unlink()
 
     def newest(self) -> int | None:
         """The step of the newest checkpoint that is whole; damaged ones are renamed to `.damaged`. None if there is none.
@@ -51,8 +52,9 @@ class Checkpoints:
             problem = self._problem(step)
             if problem is None:
                 return step
-            self.report(f"checkpoint {self._path(step)} is damaged ({problem}): set aside, trying the one before")
-            for path in (self._path(step), self._path(step, ".json")):
+            tensors = self._tensors_path(step)
+            self.report(f"checkpoint {tensors} is damaged ({problem}): set aside, trying the one before")
+            for path in (tensors, self._path(step)):
                 with contextlib.suppress(FileNotFoundError):
                     path.rename(path.with_name(path.name + ".damaged"))
         damaged = sorted(self.folder.glob("step-*.damaged"))
@@ -65,16 +67,23 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, oldest first."""
-        return sorted(int(path.stem.removeprefix("step-")) for path in self.folder.glob("step-????????.json"))
+        return sorted(int(path.stem.removeprefix("step-")) for path in self.folder.glob("step-*.json"))
 
     def load(self, step: int) -> dict[str, Any]:
         """The state saved at `step`, on the CPU: tensors and primitives, nothing that could run code."""
         try:
-            state = torch.load(self._path(step), map_location="cpu", weights_only=True)
+            state = torch.load(self._tensors_path(step), map_location="cpu", weights_only=True)
         except Exception as error:  # the file is what its sidecar says, so another program or an attacker wrote both
-            raise StorageFailure(f"checkpoint {self._path(step)} cannot be loaded safely: {error}") from error
+            raise StorageFailure(f"checkpoint {self._tensors_path(step)} cannot be loaded safely: {error}") from error
         assert isinstance(state, dict)
         return state
+
+    def due(self, minutes: float) -> bool:
+        """Whether the last save is longer ago than `minutes`; yes is said once, since the save comes a step later."""
+        if not self.writes or time.monotonic() - self._since_s < minutes * 60:
+            return False
+        self._since_s = time.monotonic()
+        return True
 
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Get the buffers for states like this one, beside the training, so that the first save is as short as the next."""
@@ -90,6 +99,7 @@ class Checkpoints:
         Raises:
             StorageFailure: the save before this one could not be written.
         """
+        self._since_s = time.monotonic()
         if self.writes:
             self.wait()
             copy = self._snapshot.take(state)
@@ -115,10 +125,10 @@ class Checkpoints:
         def run() -> None:
             try:
                 work()
-            except Failure as failure:
-                self._failure = failure
             except OSError as error:
                 self._failure = storage_failure(self.folder, error)
+            except BaseException as error:  # noqa: BLE001 - it is raised by the next wait, in the training's own thread
+                self._failure = error
 
         self._thread = threading.Thread(target=run, name="checkpoint")
         self._thread.start()
@@ -131,7 +141,11 @@ class Checkpoints:
                     "--clip-norm; the checkpoints saved before are whole"
                 )
         self.folder.mkdir(parents=True, exist_ok=True)
-        with replacing(self._path(step)) as file:
+        before = self._tensors_path(step) if self._path(step).exists() else None
+        tensors = self.folder / f"step-{step:08d}.pt"
+        if tensors == before:  # saved a second time, evaluated by now: the first stays whole until this one is
+            tensors = tensors.with_suffix(".again.pt")
+        with replacing(tensors) as file:
             hashed = _HashedFile(file)
             try:
                 torch.save(state, hashed)  # type: ignore[arg-type]
@@ -143,35 +157,46 @@ class Checkpoints:
                 file.write(to_safetensors(model, {"format": "pt", "step": str(step)}))
         sidecar = {
             "step": step,
+            "file": tensors.name,
             "sha256": hashed.sha256.hexdigest(),
             "bytes": hashed.size,
             "metrics": metrics,
             "best_step": best_step,
             "saved_at_unix_s": round(time.time(), 3),
         }
-        with replacing(self._path(step, ".json")) as file:
+        with replacing(self._path(step)) as file:
             file.write(json.dumps(sidecar, indent=2).encode() + b"\n")
+        if before is not None:
+            before.unlink(missing_ok=True)
         self._prune(best_step)
 
     def _prune(self, best_step: int | None) -> None:
         for step in self.steps()[: -self.keep]:
             if step != best_step:
-                self._path(step, ".json").unlink()  # first: tensors without it are swept, it without them is damage
-                self._path(step).unlink(missing_ok=True)
+                tensors = self._tensors_path(step)
+                self._path(step).unlink()  # first: tensors without it are swept, it without them is damage
+                tensors.unlink(missing_ok=True)
 
     def _problem(self, step: int) -> str | None:
         """What is wrong with the checkpoint of `step`, or None if its bytes are those that were written."""
         try:
-            sidecar = json.loads(self._path(step, ".json").read_text())
-            expected = sidecar["sha256"]
-            with self._path(step).open("rb") as file:
+            expected = json.loads(self._path(step).read_text())["sha256"]
+            with self._tensors_path(step).open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
         except (OSError, ValueError, KeyError, TypeError) as error:
             return f"{type(error).__name__}: {error}"
         return None if found == expected else f"sha256 {found[:12]}..., its sidecar says {str(expected)[:12]}..."
 
-    def _path(self, step: int, suffix: str = ".pt") -> Path:
-        return self.folder / f"step-{step:08d}{suffix}"
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}.json"
+
+    def _tensors_path(self, step: int) -> Path:
+        """The file that the sidecar of `step` speaks of."""
+        usual = self._path(step).with_suffix(".pt")
+        try:
+            return self.folder / Path(json.loads(self._path(step).read_text())["file"]).name
+        except (OSError, ValueError, KeyError, TypeError):
+            return usual
 
 
 class _Snapshot:

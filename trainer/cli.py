@@ -208,6 +208,8 @@ def train(
       python -m trainer train my.py:Gestures --set width=64
     """
     shards = click.get_current_context().meta.get("shards")
+    if only_check:
+        device = sys.stdin.readline().strip() or device  # the launcher tells it when it has decided
     config = Config(task=task, fields=_fields(task, pairs), shards=shards, **settings)
     check(config, device)
     _check_run_name(run)

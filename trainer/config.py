@@ -59,7 +59,12 @@ class Config:
 
     def fingerprint(self) -> str:
         """Eight hex digits that differ when anything that changes the result does: names a run directory."""
-        settings = {name: value for name, value in dataclasses.asdict(self).items() if name not in FREE_AT_RESUME}
+        default = dataclasses.asdict(Config())  # left out, so that a setting that is new tomorrow renames no run of today
+        settings = {
+            name: value
+            for name, value in dataclasses.asdict(self).items()
+            if name == "task" or (name not in FREE_AT_RESUME and value != default[name])
+        }
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
 

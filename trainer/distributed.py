@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.errors import DeviceMissing, WrongUse
+from trainer.seeding import derive_seed
 
 TIMEOUT = timedelta(minutes=10)  # of one exchange; gloo would wait 30 minutes
 
@@ -64,7 +65,7 @@ class Process:
         if self.strategy == "ddp":
             devices = [self.device] if self.device.type == "cuda" else None
             ddp = nn.parallel.DistributedDataParallel
-            # Buffers are kept the same by mean_buffers, which uses every process's statistics and not the first's alone.
+            # Running statistics are kept the same by `mean`, which uses every process's and not the first's alone.
             known = inspect.signature(ddp).parameters
             name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.15
             options: dict[str, Any] = {name: False}
@@ -84,12 +85,9 @@ class Process:
             return module.no_sync()  # type: ignore[no-any-return, operator]
         return contextlib.nullcontext()
 
-    def mean_buffers(self, model: nn.Module) -> None:
-        """Give all processes the mean of their floating buffers (running statistics), so that none drifts."""
-        if self.world_size == 1:
-            return
-        buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-        if not buffers:
+    def mean(self, buffers: Sequence[Tensor]) -> None:
+        """Give all processes the mean of their `buffers` (running statistics), so that none drifts."""
+        if self.world_size == 1 or not buffers:
             return
         flat = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
         dist.all_reduce(flat)
@@ -141,6 +139,16 @@ class Process:
         self._pending_vote = (work, votes)
         return answer
 
+    def seed(self, *parts: int | str) -> None:
+        """Seed the generators that models draw from by what is computed, never by who computes it."""
+        value = derive_seed(*parts)
+        torch.default_generator.manual_seed(value)
+        if self.device.type == "cuda":
+            for index, generator in enumerate(torch.cuda.default_generators):  # more than one under DataParallel
+                generator.manual_seed(value + index - (self.device.index or 0))
+        elif self.device.type == "mps":
+            torch.mps.manual_seed(value)
+
     def barrier(self) -> None:
         """Wait until all are here."""
         if self.world_size > 1:
@@ -161,6 +169,12 @@ class Process:
             self._pending_vote[0].wait()
             self._pending_vote = None
         self.barrier()
+
+
+def running_statistics(model: nn.Module) -> list[Tensor]:
+    """The running means and variances of the model's normalisation layers."""
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+    return [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var) if buffer is not None]
 
 
 def choose_device(name: str, local_rank: int) -> torch.device:

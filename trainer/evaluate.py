@@ -1,5 +1,6 @@
 """Validation: each example once, and the same totals on any number of processes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,28 +25,41 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    task: Task, model: nn.Module, batches: EvaluationBatches, process: Process, autocast_dtype: torch.dtype | None
-) -> Evaluation:
+    task: Task,
+    model: nn.Module,
+    batches: EvaluationBatches,
+    process: Process,
+    autocast_dtype: torch.dtype | None,
+    stopped: Callable[[], bool],
+) -> Evaluation | None:
     """Add up the task's statistics over all processes' batches, in the order of the batches.
+
+    None if `stopped`, which is asked on all processes after each batch that all of them have, says to leave off.
 
     Raises:
         WrongUse: a statistic whose shape changes from batch to batch: it cannot be a sum over examples.
     """
     was_training = model.training
     model.eval()
-    rows, first_batch = [], None
-    for count, raw_batch in batches.iterate():
+    rows: list[dict[str, Tensor]] = []
+    first_batch = None
+    batch_count = evaluation_batch_count(batches.size, batches.batch_size)
+    asked_of_all = batch_count // process.world_size
+    for number, (count, raw_batch) in enumerate(batches.iterate(), start=1):
         batch = task.prepare(raw_batch, training=False)
         first_batch = batch if first_batch is None else first_batch
         with autocast(process.device.type, autocast_dtype):
             sums = task.statistics(model, batch)
         rows.append({**sums, "examples": torch.tensor(count, device=process.device)})
+        if number <= asked_of_all and stopped():
+            model.train(was_training)
+            return None
     model.train(was_training)
-    totals = _add(task, rows, batches, process)
+    totals = _add(task, rows, batch_count, process)
     return Evaluation(task.metrics(totals), totals, first_batch)
 
 
-def _add(task: Task, rows: list[dict[str, Tensor]], batches: EvaluationBatches, process: Process) -> dict[str, Tensor]:
+def _add(task: Task, rows: list[dict[str, Tensor]], batch_count: int, process: Process) -> dict[str, Tensor]:
     shapes = process.from_first([(name, list(value.shape)) for name, value in rows[0].items()] if rows else None)
     for row in rows:
         if [(name, list(value.shape)) for name, value in row.items()] != shapes:
@@ -53,8 +67,7 @@ def _add(task: Task, rows: list[dict[str, Tensor]], batches: EvaluationBatches, 
     width = sum(torch.Size(shape).numel() for _, shape in shapes)
     flat = [torch.cat([value.detach().reshape(-1).cpu().double() for value in row.values()]) for row in rows]
     rows_NK = torch.stack(flat) if flat else torch.zeros(0, width, dtype=torch.float64)
-    count = evaluation_batch_count(batches.size, batches.batch_size)
-    counts = [len(process.owned_by(rank, count)) for rank in range(process.world_size)]
+    counts = [len(process.owned_by(rank, batch_count)) for rank in range(process.world_size)]
     totals_K = process.gather_rows(rows_NK, counts).sum(0)
     parts = totals_K.split([torch.Size(shape).numel() for _, shape in shapes])
     return {name: part.reshape(shape) for (name, shape), part in zip(shapes, parts, strict=True)}

@@ -6,21 +6,20 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from trainer.batches import EvaluationBatches, MicroBatch, Schedule, training_batches
+from trainer.batches import EvaluationBatches, Schedule, training_batches
 from trainer.checkpoint import Checkpoints
 from trainer.config import Config, split_metric
-from trainer.distributed import Process
+from trainer.distributed import Process, running_statistics
 from trainer.errors import NotFinite, Preempted, WrongUse
 from trainer.evaluate import Evaluation, evaluate
 from trainer.losses import check_losses
 from trainer.run import RunDirectory, gpu_figures
-from trainer.seeding import derive_seed
 from trainer.stopping import StopRequest
 from trainer.task import Task
 
@@ -71,7 +70,7 @@ class Job:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "progress": dataclasses.asdict(self.progress) | {"train_seconds": self.watch.seconds},
-            "running": {name: self.process.sum(total) for name, total in self.running.items()},
+            "running": {name: float(self.process.sum(total)) for name, total in self.running.items()},
             "running_steps": self.running_steps,
         }
 
@@ -99,13 +98,16 @@ def fit(job: Job, stop: StopRequest) -> None:
     warmup_steps = round(config.warmup_epochs * schedule.steps_per_epoch)
     # Sums over the global batch's size, so that every number of processes and parts has the same gradient.
     weight = torch.tensor(process.gradient_scale / schedule.batch_size, device=process.device)
-    first_step, saved_at = progress.step, time.monotonic()
+    statistics = running_statistics(job.model)
+    first_step = progress.step
     job.watch.start(first_step)
     job.model.train()
     while True:
         if progress.evaluated_step < progress.step and _evaluation_due(job):
             with job.watch.paused():
-                _validate(job)
+                validated = _validate(job, stop)
+            if not validated:
+                _save_and_stop(job, stop)
         if progress.step >= schedule.total_steps or progress.ended_early:
             break
 
@@ -114,7 +116,7 @@ def fit(job: Job, stop: StopRequest) -> None:
             group["lr"] = group["initial_lr"] * factor
         for micro in schedule.micros:
             batch = next(batches)
-            _seed(config.seed, progress.step, micro, process.device)
+            process.seed(config.seed, "forward", progress.step, micro.shard, micro.part)
             with process.exchange(job.loss_module, now=micro is schedule.micros[-1]):
                 losses_B = job.loss_module(batch)
                 if progress.step == first_step:
@@ -129,25 +131,18 @@ def fit(job: Job, stop: StopRequest) -> None:
         job.scaler.step(job.optimizer)
         job.scaler.update()
         job.optimizer.zero_grad()
-        process.mean_buffers(job.model)
+        process.mean(statistics)
 
         job.run.advance(schedule.batch_size)
         if logged and norm is not None:
             _log(job, norm)
         if progress.step == first_step + 1:
             job.checkpoints.prepare(job.state())
-        late = process.is_first and time.monotonic() - saved_at > config.checkpoint_minutes * 60
-        stop_now, save_now = process.vote(bool(stop), late)
-        if stop_now or save_now or (config.checkpoint_steps and progress.step % config.checkpoint_steps == 0):
-            _save(job, {})
-            saved_at = time.monotonic()
+        stop_now, save_now = process.vote(bool(stop), job.checkpoints.due(config.checkpoint_minutes))
         if stop_now:
-            job.checkpoints.wait()
-            process.leave()
-            raise Preempted(
-                f"stopped by {stop.signal_name or 'a signal to another process'} at step {progress.step} of "
-                f"{schedule.total_steps}, checkpoint saved: the same command goes on from there"
-            )
+            _save_and_stop(job, stop)
+        if save_now or (config.checkpoint_steps and progress.step % config.checkpoint_steps == 0):
+            _save(job, {})
     job.checkpoints.wait()
     progress.train_seconds = job.watch.seconds
 
@@ -157,10 +152,27 @@ def _evaluation_due(job: Job) -> bool:
     return job.progress.step % every == 0 or job.progress.step >= job.schedule.total_steps
 
 
-def _validate(job: Job) -> None:
-    """Evaluate, note the best and whether to end early, and save if there is a reason to."""
+def _save_and_stop(job: Job, stop: StopRequest) -> NoReturn:
+    _save(job, {})
+    job.checkpoints.wait()
+    job.process.leave()
+    raise Preempted(
+        f"stopped by {stop.signal_name or 'a signal to another process'} at step {job.progress.step} of "
+        f"{job.schedule.total_steps}, checkpoint saved: the same command goes on from there"
+    )
+
+
+def _validate(job: Job, stop: StopRequest) -> bool:
+    """Evaluate, note the best and whether to end early, and save if there is a reason to; False if told to stop."""
     progress, config = job.progress, job.config
-    result = evaluate(job.task, job.model, job.evaluation, job.process, job.autocast_dtype)
+
+    def stopped() -> bool:
+        return job.process.vote(bool(stop), False)[0]
+
+    job.process.seed(config.seed, "validation", progress.step)
+    result = evaluate(job.task, job.model, job.evaluation, job.process, job.autocast_dtype, stopped)
+    if result is None:
+        return False
     progress.evaluated_step = progress.step
     assert config.best_by is not None
     best = compare(result.metrics, config.best_by, "--best-by", progress.best_metrics.get(split_metric(config.best_by, "")[1]))
@@ -187,6 +199,7 @@ def _validate(job: Job) -> None:
     if best or last:
         _save(job, result.metrics)
         job.run.pictures(progress.step, lambda: _figures(job, result))
+    return True
 
 
 @torch.no_grad()
@@ -214,7 +227,7 @@ def _save(job: Job, metrics: Mapping[str, float]) -> None:
     """Start a checkpoint of this step; all processes must call it, the first one writes."""
     state = job.state()
     for name, total in state["running"].items():
-        if not math.isfinite(float(total)):
+        if not math.isfinite(total):
             raise _not_finite(job, f"loss {name!r}")
     job.checkpoints.save(job.progress.step, state, metrics, job.progress.best_step)
 
@@ -227,6 +240,11 @@ def _log(job: Job, norm: Tensor) -> None:
     for name, value in losses.items():
         if not math.isfinite(value):
             raise _not_finite(job, f"loss {name!r}")
+    if job.scaler.is_enabled():
+        if job.scaler.get_scale() < 1:  # it is halved by each gradient that is not finite
+            raise _not_finite(job, "the gradient")
+    elif not math.isfinite(norm):
+        raise _not_finite(job, "the gradient")
     epoch = (progress.step - 1) // job.schedule.steps_per_epoch + 1
     speed = job.watch.rate(progress.step) * job.schedule.batch_size
     values = {
@@ -258,17 +276,6 @@ def _gradient_norm(job: Job) -> Tensor:
     if job.config.clip_norm is not None:
         return torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.config.clip_norm)
     return torch.nn.utils.get_total_norm([p.grad for p in job.model.parameters() if p.grad is not None])
-
-
-def _seed(seed: int, step: int, micro: MicroBatch, device: torch.device) -> None:
-    """Seed dropout and augmentation by what is computed, never by who computes it."""
-    value = derive_seed(seed, "forward", step, micro.shard, micro.part)
-    torch.default_generator.manual_seed(value)
-    if device.type == "cuda":
-        for index, generator in enumerate(torch.cuda.default_generators):  # more than one under DataParallel
-            generator.manual_seed(value + index - (device.index or 0))
-    elif device.type == "mps":
-        torch.mps.manual_seed(value)
 
 
 def _total(sums: Mapping[str, Tensor]) -> Tensor:

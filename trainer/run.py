@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -90,8 +91,8 @@ class RunDirectory:
             except OSError as error:
                 raise storage_failure(self.path / name, error) from error
 
-    def begin(self, step: int, total_steps: int, batch_size: int) -> None:
-        """Start the progress at `step`; entries of later steps, from before a crash, are dropped."""
+    def begin(self, step: int, evaluated_step: int, total_steps: int, batch_size: int) -> None:
+        """Start the progress at `step`; entries of what will be done again, after a crash, are dropped."""
         if not self.writes:
             return
         path = self.path / "metrics.jsonl"
@@ -99,7 +100,7 @@ class RunDirectory:
         if path.exists():
             for line in path.read_text().splitlines():
                 entry = _parse(line)
-                if entry is not None and entry["step"] <= step:
+                if entry is not None and entry["step"] <= (evaluated_step if entry.get("kind") == "validation" else step):
                     kept.append(line + "\n")
         self.write_json("metrics.jsonl", "".join(kept))
         self._metrics = path.open("a", buffering=1)
@@ -117,8 +118,11 @@ class RunDirectory:
     def say(self, text: str) -> None:
         """A line for people, on the terminal and in the log."""
         if self.writes:
-            tqdm.write(text, file=sys.stdout)
-            sys.stdout.flush()
+            try:
+                tqdm.write(text, file=sys.stdout)
+                sys.stdout.flush()
+            except BrokenPipeError:  # `| head` has seen enough; the training goes on
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             self._log.write(text + "\n")
 
     def advance(self, samples: int) -> None:
@@ -138,7 +142,9 @@ class RunDirectory:
         if not self.writes:
             return
         assert self._metrics is not None
-        entry = {"kind": kind, "step": step, "epoch": epoch, "time_unix_s": round(time.time(), 3), **values}
+        entry = {"kind": kind, "step": step, "epoch": epoch, "time_unix_s": round(time.time(), 3)}
+        # JSON has no infinity; a gradient's norm may be one under fp16.
+        entry |= {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in values.items()}
         try:
             self._metrics.write(json.dumps(entry) + "\n")
         except OSError as error:
@@ -155,7 +161,9 @@ class RunDirectory:
 
     def pictures(self, step: int, make: Callable[[], Mapping[str, Tensor]]) -> None:
         """The pictures (3, H, W) uint8 that `make` draws, in TensorBoard."""
-        self._on_board(lambda board: [board.add_image(f"validation/{n}", p, step) for n, p in make().items()])
+        if self.writes:
+            figures = make()
+            self._on_board(lambda board: [board.add_image(f"validation/{n}", p, step) for n, p in figures.items()])
 
     def hyperparameters(self, config: Config, best_step: int, metrics: Mapping[str, float]) -> None:
         """The run's row in TensorBoard's HParams tab: its settings and the metrics of its best step."""
@@ -180,7 +188,8 @@ class RunDirectory:
             self._bar.close()
             self._bar = None
         if self._board is not None:
-            self._board.close()
+            with contextlib.suppress(OSError):
+                self._board.close()
             self._board = None
         if self._metrics is not None:
             self._metrics.close()

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -37,7 +38,6 @@ from trainer.seeding import derive_seed
 from trainer.stopping import StopRequest
 from trainer.task import Task, load_task
 
-_VALIDATION_BATCH_SIZE = 500
 _MOST_LOADER_WORKERS = 8
 
 
@@ -58,7 +58,7 @@ def train_task(
     with _told_as_failures(runs_dir):
         process = Process.start(device_name)
         task = load_task(config.task, config.fields)
-        run = RunDirectory(runs_dir / (run_name or _default_name(config)), process.rank)
+        run = RunDirectory(runs_dir / (run_name or _default_name(config, process, runs_dir)), process.rank)
         try:
             settled = settle(config, task, process, run)
             check(settled, process.device.type)
@@ -70,9 +70,20 @@ def train_task(
         process.leave()
 
 
-def _default_name(config: Config) -> str:
-    label = config.task.rpartition(":")[2].lower()
-    return f"{label}-{config.fingerprint()}"
+def _default_name(config: Config, process: Process, runs_dir: Path) -> str:
+    """The task and a digest of the settings; for more processes than that run has shards, a run of their own."""
+    name = f"{config.task.rpartition(':')[2].lower()}-{config.fingerprint()}"
+    shards = process.from_first(_shards_of(runs_dir / name))
+    return name if shards is None or shards >= process.world_size else f"{name}-x{process.world_size}"
+
+
+def _shards_of(path: Path) -> int | None:
+    """Into how many shards the run in `path` cuts a batch; None if that is not written."""
+    try:
+        shards = json.loads((path / "config.json").read_text())["shards"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return shards if isinstance(shards, int) else None
 
 
 def settle(config: Config, task: Task, process: Process, run: RunDirectory) -> Config:
@@ -125,8 +136,8 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
     schedule = _schedule(config, process, batches.length(train))
     if batches.length(validation) == 0:
         raise WrongUse(f"task {config.task}: the validation set is empty: nothing to choose the best model by")
-    # Not by the number of processes or the accumulation: the totals are then added in the same order everywhere.
-    size = _VALIDATION_BATCH_SIZE if isinstance(validation, TensorDataset) else schedule.micros[0].size
+    # As large as a training part, which fits, and the same on each process, which must agree on who has what.
+    size = -(-config.batch_size // (config.shards * config.accumulation))
     workers = _workers(config, train)
     own = process.owned(batches.evaluation_batch_count(batches.length(validation), size))
     torch.manual_seed(derive_seed(config.seed, "model"))
@@ -187,9 +198,10 @@ def _workers(config: Config, dataset: Dataset[Any]) -> int:
 
 def _set_arithmetic(config: Config) -> None:
     """The switches that change bits: what `--deterministic` and `--precision` mean to torch."""
-    tf32 = config.precision == "tf32" or not config.deterministic
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if tf32 else "ieee"
-    torch.backends.cudnn.conv.fp32_precision = "tf32" if tf32 else "ieee"  # type: ignore[attr-defined]
+    multiply = "tf32" if config.precision == "tf32" else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = multiply
+    torch.backends.cudnn.conv.fp32_precision = multiply  # type: ignore[attr-defined]
+    torch.backends.cudnn.rnn.fp32_precision = multiply  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not config.deterministic
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA's matrix library starts
@@ -222,7 +234,7 @@ def _start(job: Job, stop: StopRequest) -> None:
         description = manifest.describe(job.process, sys.argv[1:], job.config.shards, tensors_digest(job.model.state_dict()))
         run.write_json("manifest.json", json.dumps(description, indent=2) + "\n")
     _header(job)
-    run.begin(first_step, job.schedule.total_steps, job.schedule.batch_size)
+    run.begin(first_step, progress.evaluated_step, job.schedule.total_steps, job.schedule.batch_size)
     if progress.step >= job.schedule.total_steps or progress.ended_early:
         run.say("this run is complete: nothing is left to do (another --run name or --seed starts a new one)")
     else:
@@ -250,19 +262,21 @@ def _header(job: Job) -> None:
 
 
 def batch_equation(job: Job) -> str:
-    """`batch 384 = 3 GPUs x 128 x 1 accumulation`: how a step's examples are shared out."""
+    """`384 = 3 GPUs x 128 x 1 accumulation`: how a step's examples are shared out."""
     config, process = job.config, job.process
     assert config.batch_size and config.shards
-    accumulation = config.accumulation * -(-config.shards // process.world_size)
-    low = config.batch_size // (process.world_size * accumulation)
-    exact = low * process.world_size * accumulation == config.batch_size
     gpus = torch.cuda.device_count() if process.strategy == "dp" else process.world_size
-    noun = "GPU" if process.device.type == "cuda" else "process"
-    plural = ("s" if noun == "GPU" else "es") if gpus > 1 else ""
-    if process.strategy == "dp":
-        low, exact = low // gpus, exact and low % gpus == 0
-    each = f"{low}" if exact else f"{low} or {low + 1}"
-    return f"{config.batch_size} = {gpus} {noun}{plural} x {each} x {accumulation} accumulation"
+    noun, ending = ("GPU", "s") if process.device.type == "cuda" else ("process", "es")
+    takers = f"{gpus} {noun}{ending * (gpus > 1)}"
+    if config.shards > process.world_size:
+        takers = f"{config.shards} shards on {takers}"
+    each = _share(config.batch_size, max(config.shards, gpus) * config.accumulation)
+    return f"{config.batch_size} = {takers} x {each} x {config.accumulation} accumulation"
+
+
+def _share(whole: int, parts: int) -> str:
+    least, rest = divmod(whole, parts)
+    return f"{least} or {least + 1}" if rest else f"{least}"
 
 
 def _data_sizes(job: Job) -> str:
@@ -282,7 +296,7 @@ def _closing(job: Job) -> None:
     rows = {
         "best": best + (f" (ended early at step {steps})" if progress.ended_early else ""),
         "trained": f"{steps:,} steps in {progress.train_seconds:.1f} s, {speed:,.0f} samples/s",
-        "weights": f"{path}/model.safetensors (the best), {path}/checkpoints/ (to go on)",
+        "weights": f"{path}/model.safetensors (the best), " * bool(progress.best_step) + f"{path}/checkpoints/ (to go on)",
         "digest": f"{tensors_digest(job.model.state_dict())} (of the last weights)",
         "figures": f"{path}/metrics.jsonl; to look at them: tensorboard --logdir {path.parent}",
     }
@@ -307,10 +321,12 @@ def _told_as_failures(place: Path) -> Iterator[None]:
     except RuntimeError as error:
         if "can't allocate memory" in str(error):
             raise OutOfMemory(f"the host's memory is used up ({error}): lower --batch-size or --workers") from error
+        if "does not have a deterministic implementation" in str(error):
+            raise WrongUse(f"{str(error).splitlines()[0]} Add --fast to train without the promise of the same bits") from error
         if is_network_error(error):
             raise NetworkFailure(f"lost contact with another process: {str(error).splitlines()[0]}") from error
         raise
     except OSError as error:
-        if error.errno is None:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise
         raise storage_failure(place, error) from error

@@ -72,6 +72,8 @@ def _cause(codes: set[int], stopped: bool) -> int:
     reasons = sorted(code for code in codes if code not in (_CRASH, NetworkFailure.exit_code) and code > 0)
     if reasons:
         return reasons[0]
+    if killed := [-code for code in sorted(codes) if code < 0]:
+        return 128 + killed[0]
     return NetworkFailure.exit_code if codes == {NetworkFailure.exit_code} else _CRASH
 
 

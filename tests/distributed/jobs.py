@@ -71,7 +71,7 @@ class Census(Task):
 class Shaky(Task):
     """Everything that draws or drifts: augmentation in loader workers, batch norm, dropout. 40 steps of 16 an epoch."""
 
-    epochs: ClassVar[int] = 15
+    epochs: ClassVar[int] = 10
     batch_size: ClassVar[int] = 16
 
     def train_dataset(self, data_dir: Path) -> Dataset[Any]:

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import Trainbox, finish
 
 _JOBS = Path(__file__).with_name("jobs.py")
-# 600 steps, 40 an epoch, whose model augments in loader workers, drops out and normalises by batch.
+# 400 steps, 40 an epoch, whose model augments in loader workers, drops out and normalises by batch.
 _SHAKY = (f"{_JOBS}:Shaky", "--workers", "2", "--processes", "2", "--device", "cpu", "--log-steps", "1", "--run", "r")
 
 
@@ -70,7 +70,7 @@ class Job:
 def _check(trainbox: Trainbox, digest: str, undisturbed: tuple[str, list[float]]) -> None:
     assert digest == undisturbed[0]
     assert [entry["loss"] for entry in trainbox.entries("r", "validation")] == undisturbed[1]
-    assert [entry["step"] for entry in trainbox.entries("r", "train")] == list(range(1, 601))
+    assert [entry["step"] for entry in trainbox.entries("r", "train")] == list(range(1, 401))
 
 
 def test_stopped_in_the_middle_of_an_epoch_it_goes_on_to_the_same_bits(
@@ -87,7 +87,7 @@ def test_stopped_in_the_middle_of_an_epoch_it_goes_on_to_the_same_bits(
     assert len(re.findall("checkpoint saved: the same command goes on from there", stopped.err)) == 1
     assert job.living() == []
     last_step = trainbox.entries("r", "train")[-1]["step"]
-    assert last_step < 600
+    assert last_step < 400
     resumed = trainbox.train(*_SHAKY)
     assert f"from step {last_step}, epoch {last_step // 40 + 1}" in resumed.out
     _check(trainbox, resumed.digest, undisturbed)

@@ -434,6 +434,17 @@ def test_a_disk_that_refuses_gives_place_reason_and_room_and_harms_nothing(
     assert saver.checkpoints.newest() == 3
 
 
+def test_a_disk_that_refuses_a_step_saved_again_leaves_the_first(saver: Saver, file_size_limit: Callable[[int], None]) -> None:
+    saver.save(1)
+    file_size_limit(10_000)
+    saver.checkpoints.save(1, {"model": {"weight": torch.ones(100_000)}}, {}, None)
+    with pytest.raises(StorageFailure):
+        saver.checkpoints.wait()
+    file_size_limit(resource.RLIM_INFINITY)
+    assert saver.checkpoints.newest() == 1
+    assert _equal(saver.checkpoints.load(1), simple(1))
+
+
 def test_a_folder_removed_in_between_is_made_again(saver: Saver) -> None:
     saver.save(1)
     shutil.rmtree(saver.folder)

@@ -1,7 +1,6 @@
 """One call of `train` from outside: what people read, what the run folder holds, and which end has which exit code."""
 
 import errno
-import io
 import json
 import os
 import re
@@ -218,29 +217,22 @@ def test_stopped_before_it_begins_it_saves_after_one_step_and_goes_on(here: Here
     assert here.digest() == here.digest("undisturbed")
 
 
-def test_entries_of_steps_that_a_crash_lost_are_dropped_and_a_torn_line_too(here: Here) -> None:
+_LOST = [json.dumps({"kind": "train", "step": step, "epoch": 1, "loss": -1.0}) + "\n" for step in (2, 3)]
+_TORN = '{"kind": "train", "step": 4, "ep'
+
+
+@pytest.mark.parametrize("junk", [_LOST, [_TORN], [*_LOST, _TORN], ["\n", _TORN], ["[1]\n"], ['{"step": "x"}\n'], ["\0\0\0"]])
+def test_entries_of_steps_that_a_crash_lost_are_dropped_and_a_torn_line_too(here: Here, junk: list[str]) -> None:
     here.train("undisturbed", log_steps=1)
     with pytest.raises(Preempted):
         here.train(log_steps=1, stop=StopAfter(1))
-    metrics = here.path() / "metrics.jsonl"
-    whole = metrics.read_text()
-    lost = [json.dumps({"kind": "train", "step": step, "epoch": 1, "loss": -1.0}) + "\n" for step in (2, 3)]
-    torn = '{"kind": "train", "step": 4, "ep'
-    for junk in (["[1]\n"], ['{"step": "x"}\n'], [*lost, torn], ["\n", torn]):
-        metrics.write_text(whole + "".join(junk))
-        run = _directory(here)
-        run.begin(1, 18, 8)
-        assert metrics.read_text() == whole
-        close_files(run)
-    metrics.write_text(whole + "".join(lost) + torn)
+    with (here.path() / "metrics.jsonl").open("a") as file:
+        file.writelines(junk)
     here.train(log_steps=1)
-    steps = [entry["step"] for entry in here.entries("train")]
-    assert steps == list(range(1, 19))
-    assert [e["loss"] for e in here.entries("train")] == [e["loss"] for e in here.entries("train", "undisturbed")]
-
-
-def _directory(here: Here, run: str = "r") -> RunDirectory:
-    return RunDirectory(here.path(run), 0)
+    for kind in ("train", "validation"):
+        ours, theirs = ([(e["step"], e["epoch"], e["loss"]) for e in here.entries(kind, run)] for run in ("r", "undisturbed"))
+        assert ours == theirs
+    assert len(here.entries("train")) == 18
 
 
 def test_a_validation_done_again_after_a_crash_stands_once_in_the_metrics(here: Here) -> None:
