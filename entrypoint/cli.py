@@ -211,7 +211,7 @@ def tasks(rest: tuple[str, ...]) -> None:
 def _checked_plan(training: tuple[str, ...], options: dict[str, Any]) -> LaunchPlan:
     """The plan, while a child checks the trainer's words without torch; of two mistakes the trainer's is told."""
     checking = subprocess.Popen(
-        [sys.executable, "-m", "trainer", "train", "--check", *training], stdin=subprocess.PIPE, text=True
+        [sys.executable, "-m", "trainer", "train", "--check", "--device-on-stdin", *training], stdin=subprocess.PIPE, text=True
     )
     device = ""
     try:

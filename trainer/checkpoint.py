@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -35,10 +36,11 @@ class Checkpoints:
 
     def sweep(self) -> None:
         """Remove what an interrupted save left: temporary files, and tensors without a sidecar."""
-        for path in [*self.folder.glob("*.tmp"), *self.folder.parent.glob("*.tmp")]:
-            path.unlink()
+        beside = (self.folder.parent / f"{name}.tmp" for name in ("model.safetensors", "config.json", "metrics.jsonl"))
+        for path in [*self.folder.glob("step-*.tmp"), *beside]:
+            path.unlink(missing_ok=True)
         whole = {self._tensors_path(step) for step in self.steps()}
-        for path in set(self.folder.glob("*.pt")) - whole:
+        for path in set(self.folder.glob("step-*.pt")) - whole:
             path.unlink()
 
     def newest(self) -> int | None:
@@ -67,7 +69,8 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, oldest first."""
-        return sorted(int(path.stem.removeprefix("step-")) for path in self.folder.glob("step-*.json"))
+        names = (path.name for path in self.folder.glob("step-*.json"))
+        return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d{8,})\.json", name)))
 
     def load(self, step: int) -> dict[str, Any]:
         """The state saved at `step`, on the CPU: tensors and primitives, nothing that could run code."""

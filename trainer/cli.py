@@ -188,6 +188,7 @@ def cli() -> None:
 @_training_options
 @_option("--device", type=click.Choice(["auto", "cuda", "mps", "cpu"]), default="auto", help="Default: auto.")
 @click.option("--check", "only_check", is_flag=True, hidden=True)
+@click.option("--device-on-stdin", is_flag=True, hidden=True, help="For the launcher, which decides it meanwhile.")
 @click.option("--help-options", is_flag=True, hidden=True, is_eager=True, expose_value=False, callback=_print_options)
 def train(
     task: str,
@@ -198,6 +199,7 @@ def train(
     resume: str,
     device: str,
     only_check: bool,
+    device_on_stdin: bool,
     **settings: Any,
 ) -> None:
     """Train TASK: a built-in name, file.py:Class or module:Class.
@@ -208,8 +210,9 @@ def train(
       python -m trainer train my.py:Gestures --set width=64
     """
     shards = click.get_current_context().meta.get("shards")
-    if only_check:
-        device = sys.stdin.readline().strip() or device  # the launcher tells it when it has decided
+    if device_on_stdin:
+        device = sys.stdin.readline().strip() or device
+    settings = _without_overridden(settings)
     config = Config(task=task, fields=_fields(task, pairs), shards=shards, **settings)
     check(config, device)
     _check_run_name(run)
@@ -221,6 +224,16 @@ def train(
     from trainer.session import train_task
 
     train_task(config, stop, device, runs_dir, run, data_dir, resume)
+
+
+def _without_overridden(settings: dict[str, Any]) -> dict[str, Any]:
+    """A setting of the --config file gives way to its other spelling on the command line or in the environment."""
+    source, from_file = click.get_current_context().get_parameter_source, click.core.ParameterSource.DEFAULT_MAP
+    for one, other in (("epochs", "max_steps"), ("batch_size", "batch_size_per_gpu")):
+        for kept, dropped in ((one, other), (other, one)):
+            if settings[kept] is not None and source(kept) != from_file and source(dropped) == from_file:
+                settings = settings | {dropped: None}
+    return settings
 
 
 def _fields(task: str, pairs: tuple[str, ...]) -> dict[str, Any]:

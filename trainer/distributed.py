@@ -102,6 +102,10 @@ class Process:
             dist.all_reduce(tensor)
         return tensor
 
+    def gather(self, scalar: Tensor) -> list[float]:
+        """The scalar of each process, the first's first."""
+        return [float(row) for row in self.gather_rows(scalar.detach().reshape(1, 1), [1] * self.world_size)]
+
     def gather_rows(self, rows_NK: Tensor, counts: Sequence[int]) -> Tensor:
         """The rows of all processes, those of the first on top; `counts` tells each one's number. On the CPU."""
         rows_NK = rows_NK.cpu()

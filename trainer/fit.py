@@ -64,13 +64,13 @@ class Job:
     running_steps: int = 0
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds. On several processes all must call it: the running sums are added up."""
+        """What a checkpoint holds. On several processes all must call it: each one's running sums are gathered."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "progress": dataclasses.asdict(self.progress) | {"train_seconds": self.watch.seconds},
-            "running": {name: float(self.process.sum(total)) for name, total in self.running.items()},
+            "running": {name: self.process.gather(total) for name, total in self.running.items()},
             "running_steps": self.running_steps,
         }
 
@@ -81,8 +81,14 @@ class Job:
         self.scaler.load_state_dict(state["scaler"])
         self.progress = Progress(**state["progress"])
         self.watch = Stopwatch(self.progress.train_seconds)
-        self.running = {name: total.to(self.process.device) * self.process.is_first for name, total in state["running"].items()}
+        self.running = {name: self._own(totals) for name, totals in state["running"].items()}
         self.running_steps = state["running_steps"]
+
+    def _own(self, totals: list[float]) -> Tensor:
+        """This process's running sum; after a change of their number the first has them all."""
+        same = len(totals) == self.process.world_size
+        own = totals[self.process.rank] if same else math.fsum(totals) * self.process.is_first
+        return torch.tensor(own, device=self.process.device)
 
 
 def fit(job: Job, stop: StopRequest) -> None:
@@ -226,8 +232,8 @@ def compare(metrics: Mapping[str, float], spec: str, option: str, best: float | 
 def _save(job: Job, metrics: Mapping[str, float]) -> None:
     """Start a checkpoint of this step; all processes must call it, the first one writes."""
     state = job.state()
-    for name, total in state["running"].items():
-        if not math.isfinite(total):
+    for name, totals in state["running"].items():
+        if not all(map(math.isfinite, totals)):
             raise _not_finite(job, f"loss {name!r}")
     job.checkpoints.save(job.progress.step, state, metrics, job.progress.best_step)
 

@@ -171,7 +171,6 @@ def test_a_plan_has_the_documented_fields(plan: Command) -> None:
     [
         ({"GPUS": "3"}, [], {"reason": "3 of 4 visible GPUs requested -> torchrun DDP, 3 processes"}),
         ({"GPUS": "all"}, [], {"nproc_per_node": 4}),
-        ({"GPUS": "auto"}, [], {"nproc_per_node": 4}),
         ({"GPUS": "0"}, [], {"gpus": [], "strategy": "single"}),
         ({"GPUS": "3"}, ["--gpus", "2"], {"nproc_per_node": 2}),
         ({"GPU_IDS": "0,2"}, [], {"reason": "GPUs 0 2 named, of 4 visible -> torchrun DDP, 2 processes"}),

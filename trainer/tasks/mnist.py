@@ -63,6 +63,7 @@ class Mnist(Classification):
         loader = getattr(datasets, self.torchvision_name)
         try:
             loaded = loader(data_dir, train=train, download=True)
+            return TensorDataset(loaded.data.unsqueeze(1), loaded.targets.long())
         # torchvision gives RuntimeError when each mirror failed, and these others for files that are cut short
         except (OSError, RuntimeError, ValueError, AssertionError) as error:
             folder = data_dir / self.torchvision_name / "raw"
@@ -75,4 +76,3 @@ class Mnist(Classification):
                 f"{self.torchvision_name} is not in {folder} and cannot be downloaded ({str(error).splitlines()[0]}): "
                 f"put these files there, as they are or with .gz: {', '.join(missing)}"
             ) from error
-        return TensorDataset(loaded.data.unsqueeze(1), loaded.targets.long())
