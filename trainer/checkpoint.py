@@ -20,7 +20,7 @@ from trainer.errors import NotFinite, StorageFailure
 
 
 class Checkpoints:
-    """The checkpoints of one run: `step-00000800.pt`, and its `.json` with name and sha256 of that, written last.
+    """The checkpoints of one run: `step-00000800.pt`, and its `.json` with the sha256 of that, written last.
 
     A save copies the tensors into kept buffers and returns; a thread writes, syncs and renames. The next save waits
     for it. A crash in between loses that one checkpoint, never an older one.
@@ -39,9 +39,9 @@ class Checkpoints:
         beside = (self.folder.parent / f"{name}.tmp" for name in ("model.safetensors", "config.json", "metrics.jsonl"))
         for path in [*self.folder.glob("step-*.tmp"), *beside]:
             path.unlink(missing_ok=True)
-        whole = {self._tensors_path(step) for step in self.steps()}
-        for path in set(self.folder.glob("step-*.pt")) - whole:
-            path.unlink()
+        for path in self.folder.glob("step-*.pt"):
+            if not path.with_suffix(".json").exists():
+                path.unlink()
 
     def newest(self) -> int | None:
         """The step of the newest checkpoint that is whole; damaged ones are renamed to `.damaged`. None if there is none.
@@ -54,7 +54,7 @@ class Checkpoints:
             problem = self._problem(step)
             if problem is None:
                 return step
-            tensors = self._tensors_path(step)
+            tensors = self._path(step, ".pt")
             self.report(f"checkpoint {tensors} is damaged ({problem}): set aside, trying the one before")
             for path in (tensors, self._path(step)):
                 with contextlib.suppress(FileNotFoundError):
@@ -75,9 +75,9 @@ class Checkpoints:
     def load(self, step: int) -> dict[str, Any]:
         """The state saved at `step`, on the CPU: tensors and primitives, nothing that could run code."""
         try:
-            state = torch.load(self._tensors_path(step), map_location="cpu", weights_only=True)
+            state = torch.load(self._path(step, ".pt"), map_location="cpu", weights_only=True)
         except Exception as error:  # the file is what its sidecar says, so another program or an attacker wrote both
-            raise StorageFailure(f"checkpoint {self._tensors_path(step)} cannot be loaded safely: {error}") from error
+            raise StorageFailure(f"checkpoint {self._path(step, '.pt')} cannot be loaded safely: {error}") from error
         assert isinstance(state, dict)
         return state
 
@@ -122,6 +122,11 @@ class Checkpoints:
             failure, self._failure = self._failure, None
             raise failure
 
+    def finish(self) -> None:
+        """Let the save under way end, whatever becomes of it: for a training that ends by an error of its own."""
+        if self._thread is not None:
+            self._thread.join()
+
     def _start(self, work: Callable[[], None]) -> None:
         """`work` in the thread; its failure is raised by the next `wait`."""
 
@@ -144,62 +149,51 @@ class Checkpoints:
                     "--clip-norm; the checkpoints saved before are whole"
                 )
         self.folder.mkdir(parents=True, exist_ok=True)
-        before = self._tensors_path(step) if self._path(step).exists() else None
-        tensors = self.folder / f"step-{step:08d}.pt"
-        if tensors == before:  # saved a second time, evaluated by now: the first stays whole until this one is
-            tensors = tensors.with_suffix(".again.pt")
-        with replacing(tensors) as file:
+        if step == best_step:
+            model = {name: tensor.contiguous() for name, tensor in state["model"].items()}
+            with replacing(self.folder.parent / "model.safetensors") as file:
+                file.write(to_safetensors(model, {"format": "pt", "step": str(step)}))
+        sidecar: dict[str, Any] = {"step": step, "metrics": metrics, "best_step": best_step}
+        with replacing(self._path(step, ".pt")) as file:
             hashed = _HashedFile(file)
             try:
                 torch.save(state, hashed)  # type: ignore[arg-type]
             except RuntimeError as error:
                 raise (hashed.error or error) from error  # torch hides the reason, ENOSPC say
-        if step == best_step:
-            model = {name: tensor.contiguous() for name, tensor in state["model"].items()}
-            with replacing(self.folder.parent / "model.safetensors") as file:
-                file.write(to_safetensors(model, {"format": "pt", "step": str(step)}))
-        sidecar = {
-            "step": step,
-            "file": tensors.name,
-            "sha256": hashed.sha256.hexdigest(),
-            "bytes": hashed.size,
-            "metrics": metrics,
-            "best_step": best_step,
-            "saved_at_unix_s": round(time.time(), 3),
-        }
+            sidecar |= {"sha256": hashed.sha256.hexdigest(), "bytes": hashed.size, "saved_at_unix_s": round(time.time(), 3)}
+            if self._path(step).exists():
+                # Saved a second time, evaluated by now: until the file is replaced, the sidecar speaks of both.
+                self._write_sidecar(step, sidecar | {"sha256_before": self._sha256s(step)[0]})
+        self._write_sidecar(step, sidecar)
+        self._prune(best_step)
+
+    def _write_sidecar(self, step: int, sidecar: Mapping[str, Any]) -> None:
         with replacing(self._path(step)) as file:
             file.write(json.dumps(sidecar, indent=2).encode() + b"\n")
-        if before is not None:
-            before.unlink(missing_ok=True)
-        self._prune(best_step)
+
+    def _sha256s(self, step: int) -> list[str]:
+        """What the sidecar says of the tensors' file: one sha256, or two where a second save was cut short."""
+        sidecar = json.loads(self._path(step).read_text())
+        return [sidecar["sha256"], *([sidecar["sha256_before"]] if "sha256_before" in sidecar else [])]
 
     def _prune(self, best_step: int | None) -> None:
         for step in self.steps()[: -self.keep]:
             if step != best_step:
-                tensors = self._tensors_path(step)
                 self._path(step).unlink()  # first: tensors without it are swept, it without them is damage
-                tensors.unlink(missing_ok=True)
+                self._path(step, ".pt").unlink(missing_ok=True)
 
     def _problem(self, step: int) -> str | None:
         """What is wrong with the checkpoint of `step`, or None if its bytes are those that were written."""
         try:
-            expected = json.loads(self._path(step).read_text())["sha256"]
-            with self._tensors_path(step).open("rb") as file:
+            expected = self._sha256s(step)
+            with self._path(step, ".pt").open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
         except (OSError, ValueError, KeyError, TypeError) as error:
             return f"{type(error).__name__}: {error}"
-        return None if found == expected else f"sha256 {found[:12]}..., its sidecar says {str(expected)[:12]}..."
+        return None if found in expected else f"sha256 {found[:12]}..., its sidecar says {str(expected[0])[:12]}..."
 
-    def _path(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}.json"
-
-    def _tensors_path(self, step: int) -> Path:
-        """The file that the sidecar of `step` speaks of."""
-        usual = self._path(step).with_suffix(".pt")
-        try:
-            return self.folder / Path(json.loads(self._path(step).read_text())["file"]).name
-        except (OSError, ValueError, KeyError, TypeError):
-            return usual
+    def _path(self, step: int, suffix: str = ".json") -> Path:
+        return self.folder / f"step-{step:08d}{suffix}"
 
 
 class _Snapshot:

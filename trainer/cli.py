@@ -1,5 +1,6 @@
 """The trainer's command line: checks everything it can before torch is imported."""
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -297,13 +298,13 @@ def _line(text: str) -> str:
 def main() -> NoReturn:
     """`python -m trainer`."""
     code = _run()
-    if "LOCAL_RANK" in os.environ:
-        # A rank that lets the interpreter take gloo's threads down is aborted now and then, its exit code lost.
+    # Without the interpreter's own end: taking gloo's threads down it is aborted now and then, and it would wait for
+    # ever for loader workers that do not hear SIGTERM. Those die with this process.
+    with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
-        sys.stderr.flush()
-        logging.shutdown()
-        os._exit(code)
-    sys.exit(code)
+    sys.stderr.flush()
+    logging.shutdown()
+    os._exit(code)
 
 
 def _run() -> int:

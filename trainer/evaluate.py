@@ -56,7 +56,8 @@ def evaluate(
             return None
     model.train(was_training)
     totals = _add(task, rows, batch_count, process)
-    return Evaluation(task.metrics(totals), totals, first_batch)
+    metrics = {name: float(value) for name, value in task.metrics(totals).items()}
+    return Evaluation(metrics, totals, first_batch)
 
 
 def _add(task: Task, rows: list[dict[str, Tensor]], batch_count: int, process: Process) -> dict[str, Tensor]:

@@ -26,6 +26,8 @@ class LossModule(nn.Module):
             batch = self.task.prepare(batch, training=True)
         with autocast(self.device_type, self.autocast_dtype):
             losses_B = self.task.losses(self.model, batch)
+        if not isinstance(losses_B, dict):
+            check_losses(self.task, losses_B, 0)
         return {name: loss_B.float() for name, loss_B in losses_B.items()}
 
 

@@ -184,6 +184,14 @@ class RunDirectory:
         self._on_board(write)
 
     def close(self) -> None:
+        """Give the run free for others."""
+        self.end_progress()
+        self._log.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def end_progress(self) -> None:
+        """Close the bar, TensorBoard's files and metrics.jsonl; `say` still works."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -64,7 +64,10 @@ def train_task(
             check(settled, process.device.type)
             job = build(settled, task, process, run, data_dir)
             _resume(job, resume)
-            _start(job, stop)
+            try:
+                _start(job, stop)
+            finally:
+                job.checkpoints.finish()
         finally:
             run.close()
         process.leave()
@@ -235,12 +238,12 @@ def _start(job: Job, stop: StopRequest) -> None:
         run.write_json("manifest.json", json.dumps(description, indent=2) + "\n")
     _header(job)
     run.begin(first_step, progress.evaluated_step, job.schedule.total_steps, job.schedule.batch_size)
-    if progress.step >= job.schedule.total_steps or progress.ended_early:
+    if (progress.step >= job.schedule.total_steps and progress.evaluated_step == progress.step) or progress.ended_early:
         run.say("this run is complete: nothing is left to do (another --run name or --seed starts a new one)")
     else:
         fit(job, stop)
         run.hyperparameters(job.config, job.progress.best_step or 0, job.progress.best_metrics)
-    run.close()
+    run.end_progress()
     _closing(job)
 
 
@@ -267,11 +270,9 @@ def batch_equation(job: Job) -> str:
     assert config.batch_size and config.shards
     gpus = torch.cuda.device_count() if process.strategy == "dp" else process.world_size
     noun, ending = ("GPU", "s") if process.device.type == "cuda" else ("process", "es")
-    takers = f"{gpus} {noun}{ending * (gpus > 1)}"
-    if config.shards > process.world_size:
-        takers = f"{config.shards} shards on {takers}"
-    each = _share(config.batch_size, max(config.shards, gpus) * config.accumulation)
-    return f"{config.batch_size} = {takers} x {each} x {config.accumulation} accumulation"
+    each = _share(config.batch_size, (gpus if process.strategy == "dp" else config.shards) * config.accumulation)
+    parts = config.accumulation * -(-config.shards // process.world_size)
+    return f"{config.batch_size} = {gpus} {noun}{ending * (gpus > 1)} x {each} x {parts} accumulation"
 
 
 def _share(whole: int, parts: int) -> str:
@@ -327,6 +328,9 @@ def _told_as_failures(place: Path) -> Iterator[None]:
             raise NetworkFailure(f"lost contact with another process: {str(error).splitlines()[0]}") from error
         raise
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise
+        if isinstance(error, ConnectionError):
+            raise NetworkFailure(f"lost contact with another process: {error}") from error
+        ours = str(error.filename or "").startswith(str(place))
+        if not ours and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise  # the user's own file, say
         raise storage_failure(place, error) from error

@@ -62,7 +62,8 @@ class Task:
     def statistics(self, model: "nn.Module", batch: Any) -> "dict[str, Tensor]":
         """Sums over the batch's examples, of any shape: totals are their sums over the validation set."""
         per_example = self.losses(model, batch)
-        return {"loss": sum(per_example.values()).sum()}  # type: ignore[union-attr]
+        total, *others = (loss_B.float().sum() for loss_B in per_example.values())
+        return {"loss": sum(others, start=total)}
 
     def metrics(self, totals: "Mapping[str, Tensor]") -> dict[str, float]:
         """Figures from the totals (float64, on the CPU), which also hold `examples`, their number. Pure."""

@@ -94,6 +94,21 @@ class Shaky(Task):
         return Rows(inputs_N8, inputs_N8.sin().sum(1), noise=0.5)
 
 
+class _WithAHole(Rows):
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        if index == 600:
+            raise ValueError(f"recording {index} is broken")
+        return super().__getitem__(index)
+
+
+@dataclass(frozen=True)
+class Holey(Shaky):
+    """One of its training examples cannot be read."""
+
+    def train_dataset(self, data_dir: Path) -> Dataset[Any]:
+        return _WithAHole(torch.zeros(650, 8), torch.zeros(650))
+
+
 @dataclass(frozen=True)
 class Alone(Census):
     """Goes wrong on one process only, which must then be the one that is heard."""

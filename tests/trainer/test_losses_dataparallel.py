@@ -15,7 +15,6 @@ from torch.nn.parallel import scatter_gather
 from trainer.losses import LossModule
 from trainer.task import Task, load_task
 
-
 replicate_module = importlib.import_module("torch.nn.parallel.replicate")  # the package has a function of that name
 
 

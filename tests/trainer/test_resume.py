@@ -108,12 +108,14 @@ def test_a_complete_run_is_left_as_it_is(trainbox: Trainbox) -> None:
 
 
 def test_a_second_command_in_the_same_run_is_refused(trainbox: Trainbox) -> None:
-    process = trainbox.start("train", *_processes(1))
+    words = ("--device", "cpu", "--max-steps", "1000000", "--log-steps", "1", "--run", "r")
+    process = trainbox.start("train", *words)
     trainbox.wait_for_step(process, "r", 1)
-    second = trainbox("train", *_processes(1))
+    second = trainbox("train", *words)
     assert second.code == 2
     assert "another process trains in runs/r now" in second.err
-    assert finish(process).code == 0
+    process.send_signal(signal.SIGTERM)
+    assert finish(process).code == 75
 
 
 def test_other_settings_in_the_same_run_are_refused_with_the_difference(trainbox: Trainbox) -> None:

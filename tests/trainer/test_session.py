@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from tests.trainer.here import Here, StopAfter, close_files, open_files
 from tests.trainer.tiny import TINY
-from trainer.batches import Schedule, micro_batches
+from trainer.batches import micro_batches
 from trainer.config import Config
 from trainer.distributed import Process, choose_device
 from trainer.errors import (

@@ -356,9 +356,14 @@ def test_a_file_with_the_name_of_another_module_is_refused(write: Callable[[str,
         ({}, "losses\\(\\) returned dict, wanted a dict"),
     ],
 )
-def test_losses_of_another_form_are_told_by_task_loss_and_shape(losses: Any, found: str) -> None:
+def test_losses_of_another_form_are_told_by_task_loss_and_shape(
+    monkeypatch: pytest.MonkeyPatch, losses: Any, found: str
+) -> None:
+    task = Tiny()
+    module = LossModule(task, task.build_model(), "cpu", None)
+    monkeypatch.setattr(Tiny, "losses", lambda *_: losses)
     with pytest.raises(WrongUse, match=f"^task Tiny: {found}"):
-        check_losses(Tiny(), losses, 4)
+        check_losses(task, module((torch.ones(4, 4), torch.ones(4))), 4)
 
 
 def test_right_losses_pass_and_are_float32() -> None:

@@ -1,0 +1,37 @@
+"""Loader workers that fail or die end the training with the cause: they leave signals to their parent, it must not wait."""
+
+import os
+import signal
+from pathlib import Path
+
+from tests.conftest import Trainbox, finish
+from tests.distributed.processes import Job
+
+_JOBS = Path(__file__).parents[1] / "distributed" / "jobs.py"
+_WORDS = ("--workers", "2", "--device", "cpu", "--log-steps", "1", "--run", "r")
+
+
+def test_an_example_that_cannot_be_read_ends_the_training_with_the_users_error(trainbox: Trainbox) -> None:
+    process = trainbox.start("train", f"{_JOBS}:Holey", *_WORDS)
+    trainbox.wait_for_step(process, "r", 1)
+    job = Job(process, 0)
+    ended = finish(process, timeout_s=120)  # it once waited for its workers for good
+    assert ended.code == 1
+    assert "ValueError: recording 600 is broken" in ended.err
+    assert "Caught ValueError in DataLoader worker process" in ended.err
+    job.wait_until_gone()
+
+
+def test_a_killed_loader_worker_ends_the_training_with_the_cause(trainbox: Trainbox) -> None:
+    process = trainbox.start("train", f"{_JOBS}:Shaky", *_WORDS)
+    trainbox.wait_for_step(process, "r", 50)
+    job = Job(process, 0)
+    assert len(job.workers) >= 2
+    os.kill(job.workers[0], signal.SIGKILL)
+    ended = finish(process, timeout_s=120)
+    assert ended.code not in (0, 75)
+    assert f"DataLoader worker (pid {job.workers[0]}) is killed by signal: Killed" in ended.err or (
+        f"DataLoader worker (pid(s) {job.workers[0]}) exited unexpectedly" in ended.err
+    )
+    assert trainbox.entries("r", "train")[-1]["step"] < 400
+    job.wait_until_gone()
