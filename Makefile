@@ -25,7 +25,11 @@ docker = $(eval docker := $(shell answer=$$(docker info --format \
 	'{{range .ClientInfo.Plugins}}{{if eq .Name "compose"}}{{.Path}}{{end}}{{end}} {{range $$k, $$_ := .Runtimes}}{{$$k}} {{end}}' \
 	2>/dev/null) && echo "$$answer"))$(docker)
 compose = $(filter %docker-compose,$(docker))
-RUN_IN ?= $(if $(compose),$(if $(filter nvidia,$(docker)),docker-gpu,docker-cpu),venv)
+RUN_IN ?= $(if $(compose),$(if $(filter nvidia,$(docker)),docker-gpu,$(docker-without-gpu)),venv)
+# A GPU that Docker cannot hand out is no reason to train on the CPU in silence.
+NVIDIA_DEVICE ?= /dev/nvidiactl
+docker-without-gpu = $(if $(and $(wildcard $(NVIDIA_DEVICE)),$(filter-out 0,$(or $(GPUS),all))),$(error this host has an NVIDIA \
+	GPU, and Docker has no NVIDIA runtime: install nvidia-container-toolkit, or say RUN_IN=docker-gpu (CDI), RUN_IN=venv or GPUS=0),docker-cpu)
 runs_in = $(if $(filter 0,$(GPUS)),$(RUN_IN:docker-gpu=docker-cpu),$(RUN_IN))
 
 # venv: straight from the checkout.
