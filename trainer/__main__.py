@@ -1,3 +1,17 @@
+import contextlib
+import logging
+import os
+import sys
+
 from trainer.cli import main
 
-main()
+try:
+    main()
+except SystemExit as end:
+    # Not the interpreter's own end: taking gloo's threads down it is aborted now and then, and it would wait for ever
+    # for loader workers, which do not hear SIGTERM and die with this process.
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+    sys.stderr.flush()
+    logging.shutdown()
+    os._exit(int(end.code or 0))

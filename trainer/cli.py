@@ -1,6 +1,5 @@
 """The trainer's command line: checks everything it can before torch is imported."""
 
-import contextlib
 import dataclasses
 import json
 import logging
@@ -297,14 +296,7 @@ def _line(text: str) -> str:
 
 def main() -> NoReturn:
     """`python -m trainer`."""
-    code = _run()
-    # Without the interpreter's own end: taking gloo's threads down it is aborted now and then, and it would wait for
-    # ever for loader workers that do not hear SIGTERM. Those die with this process.
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.flush()
-    sys.stderr.flush()
-    logging.shutdown()
-    os._exit(code)
+    sys.exit(_run())
 
 
 def _run() -> int:
