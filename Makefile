@@ -132,12 +132,12 @@ $(VENV)/bin/uv:
 
 install = $(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python
 $(VENV)/.train: requirements.lock pyproject.toml | $(VENV)/bin/uv
-	$(install) --require-hashes -r requirements.lock
+	$(install) --compile-bytecode --require-hashes -r requirements.lock
 	$(install) --no-build-isolation --no-deps --editable .
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
-	$(install) --require-hashes -r requirements-dev.lock
+	$(install) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
 .PHONY: train plan health tensorboard shell benchmark build folders test test-image lint lock clean help

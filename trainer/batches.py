@@ -89,8 +89,10 @@ def training_batches(
     """This process's micro-batches on `device`, in the order of its steps, from `start_step` to the end of the run."""
     if isinstance(dataset, TensorDataset):
         tensors = dataset.tensors
+        placed = tensors[0].device == device
         for _epoch, indices in schedule.indices(start_step, tensors[0].device):
-            yield to_device(tuple(tensor.index_select(0, indices) for tensor in tensors), device)
+            batch = tuple([tensor.index_select(0, indices) for tensor in tensors])
+            yield batch if placed else to_device(batch, device)
         return
     sampler = _EpochIndices(schedule, start_step)
     loader = _loader(_SeededExamples(dataset, schedule.seed), sampler, device, workers)

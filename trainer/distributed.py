@@ -29,6 +29,10 @@ class Process:
     strategy: str
     _pending_vote: "tuple[dist.Work, Tensor] | None" = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        # Asked at each step: torch makes a new string for each look at a device's type.
+        self._seeds_cuda, self._seeds_mps = self.device.type == "cuda", self.device.type == "mps"
+
     @classmethod
     def start(cls, device_name: str) -> "Process":
         """Join the others, as torchrun's variables say; without them this process is alone.
@@ -95,17 +99,6 @@ class Process:
         for buffer, mean in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
             buffer.copy_(mean.view_as(buffer))
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all processes, on each."""
-        if self.world_size > 1:
-            tensor = tensor.clone()
-            dist.all_reduce(tensor)
-        return tensor
-
-    def gather(self, scalar: Tensor) -> list[float]:
-        """The scalar of each process, the first's first."""
-        return [float(row) for row in self.gather_rows(scalar.detach().reshape(1, 1), [1] * self.world_size)]
-
     def gather_rows(self, rows_NK: Tensor, counts: Sequence[int]) -> Tensor:
         """The rows of all processes, those of the first on top; `counts` tells each one's number. On the CPU."""
         rows_NK = rows_NK.cpu()
@@ -147,10 +140,10 @@ class Process:
         """Seed the generators that models draw from by what is computed, never by who computes it."""
         value = derive_seed(*parts)
         torch.default_generator.manual_seed(value)
-        if self.device.type == "cuda":
+        if self._seeds_cuda:
             for index, generator in enumerate(torch.cuda.default_generators):  # more than one under DataParallel
                 generator.manual_seed(value + index - (self.device.index or 0))
-        elif self.device.type == "mps":
+        elif self._seeds_mps:
             torch.mps.manual_seed(value)
 
     def barrier(self) -> None:

@@ -20,6 +20,7 @@ from trainer.errors import NotFinite, Preempted, WrongUse
 from trainer.evaluate import Evaluation, evaluate
 from trainer.losses import check_losses
 from trainer.run import RunDirectory, gpu_figures
+from trainer.running import RunningLosses
 from trainer.stopping import StopRequest
 from trainer.task import Task
 
@@ -59,9 +60,8 @@ class Job:
     schedule: Schedule
     workers: int
     watch: "Stopwatch"
+    running: RunningLosses
     progress: Progress = field(default_factory=Progress)
-    running: dict[str, Tensor] = field(default_factory=dict)  # sums of losses since the last log entry, over own examples
-    running_steps: int = 0
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds. On several processes all must call it: each one's running sums are gathered."""
@@ -70,8 +70,8 @@ class Job:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "progress": dataclasses.asdict(self.progress) | {"train_seconds": self.watch.seconds},
-            "running": {name: self.process.gather(total) for name, total in self.running.items()},
-            "running_steps": self.running_steps,
+            "running": self.running.gather(),
+            "running_steps": self.running.steps,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -81,14 +81,7 @@ class Job:
         self.scaler.load_state_dict(state["scaler"])
         self.progress = Progress(**state["progress"])
         self.watch = Stopwatch(self.progress.train_seconds)
-        self.running = {name: self._own(totals) for name, totals in state["running"].items()}
-        self.running_steps = state["running_steps"]
-
-    def _own(self, totals: list[float]) -> Tensor:
-        """This process's running sum; after a change of their number the first has them all."""
-        same = len(totals) == self.process.world_size
-        own = totals[self.process.rank] if same else math.fsum(totals) * self.process.is_first
-        return torch.tensor(own, device=self.process.device)
+        self.running.restore(state["running"], state["running_steps"])
 
 
 def fit(job: Job, stop: StopRequest) -> None:
@@ -103,7 +96,8 @@ def fit(job: Job, stop: StopRequest) -> None:
     batches = training_batches(job.train, schedule, progress.step, process.device, job.workers)
     warmup_steps = round(config.warmup_epochs * schedule.steps_per_epoch)
     # Sums over the global batch's size, so that every number of processes and parts has the same gradient.
-    weight = torch.tensor(process.gradient_scale / schedule.batch_size, device=process.device)
+    weight = process.gradient_scale / schedule.batch_size
+    weights_B = [torch.full((micro.size,), weight, device=process.device) for micro in schedule.micros]
     statistics = running_statistics(job.model)
     first_step = progress.step
     job.watch.start(first_step)
@@ -120,17 +114,16 @@ def fit(job: Job, stop: StopRequest) -> None:
         factor = job.task.schedule(progress.step, schedule.total_steps, warmup_steps)
         for group in job.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
-        for micro in schedule.micros:
+        for micro, weight_B in zip(schedule.micros, weights_B, strict=True):
             batch = next(batches)
             process.seed(config.seed, "forward", progress.step, micro.shard, micro.part)
             with process.exchange(job.loss_module, now=micro is schedule.micros[-1]):
                 losses_B = job.loss_module(batch)
                 if progress.step == first_step:
                     check_losses(job.task, losses_B, micro.size)
-                sums = {name: loss_B.sum() for name, loss_B in losses_B.items()}
-                _total(sums).backward(job.scaler.scale(weight))
-            _add(job.running, sums)
-        job.running_steps += 1
+                torch.autograd.backward(tuple(losses_B.values()), (job.scaler.scale(weight_B),) * len(losses_B))
+            job.running.add(losses_B)
+        job.running.steps += 1
         progress.step += 1
         logged = progress.step % config.log_steps == 0 or progress.step % schedule.steps_per_epoch == 0
         norm = _gradient_norm(job) if logged or config.clip_norm else None
@@ -232,8 +225,8 @@ def compare(metrics: Mapping[str, float], spec: str, option: str, best: float | 
 def _save(job: Job, metrics: Mapping[str, float]) -> None:
     """Start a checkpoint of this step; all processes must call it, the first one writes."""
     state = job.state()
-    for name, totals in state["running"].items():
-        if not all(map(math.isfinite, totals)):
+    for name, sums in state["running"].items():
+        if not all(map(math.isfinite, sums)):
             raise _not_finite(job, f"loss {name!r}")
     job.checkpoints.save(job.progress.step, state, metrics, job.progress.best_step)
 
@@ -241,8 +234,7 @@ def _save(job: Job, metrics: Mapping[str, float]) -> None:
 def _log(job: Job, norm: Tensor) -> None:
     """One entry of the mean losses since the last one, and of speed."""
     progress = job.progress
-    examples = job.running_steps * job.schedule.batch_size
-    losses = {name: float(job.process.sum(total)) / examples for name, total in job.running.items()}
+    losses = job.running.means(job.schedule.batch_size)
     for name, value in losses.items():
         if not math.isfinite(value):
             raise _not_finite(job, f"loss {name!r}")
@@ -264,7 +256,7 @@ def _log(job: Job, norm: Tensor) -> None:
     remaining_s = (job.schedule.total_steps - progress.step) * job.schedule.batch_size / speed
     line = f"step {progress.step}/{job.schedule.total_steps}, epoch {epoch}, loss {values['loss']:.4f}"
     job.run.record("train", progress.step, epoch, values, line, f", {speed:,.0f} samples/s, {remaining_s:.0f} s to go")
-    job.running, job.running_steps = {}, 0
+    job.running.clear()
 
 
 def _not_finite(job: Job, what: str) -> NotFinite:
@@ -282,18 +274,6 @@ def _gradient_norm(job: Job) -> Tensor:
     if job.config.clip_norm is not None:
         return torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.config.clip_norm)
     return torch.nn.utils.get_total_norm([p.grad for p in job.model.parameters() if p.grad is not None])
-
-
-def _total(sums: Mapping[str, Tensor]) -> Tensor:
-    total, *others = sums.values()
-    for other in others:
-        total = total + other
-    return total
-
-
-def _add(running: dict[str, Tensor], sums: Mapping[str, Tensor]) -> None:
-    for name, total in sums.items():
-        running[name] = running[name] + total.detach() if name in running else total.detach()
 
 
 def build_optimizer(task: Task, config: Config, model: nn.Module, peak_learning_rate: float) -> torch.optim.Optimizer:

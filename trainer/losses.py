@@ -22,13 +22,14 @@ class LossModule(nn.Module):
         self.task, self.model, self.device_type, self.autocast_dtype = task, model, device_type, autocast_dtype
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
-        with torch.no_grad():
-            batch = self.task.prepare(batch, training=True)
+        batch = self.task.prepare(batch, training=True)
         with autocast(self.device_type, self.autocast_dtype):
             losses_B = self.task.losses(self.model, batch)
-        if not isinstance(losses_B, dict):
+        try:
+            return {name: loss_B.float() for name, loss_B in losses_B.items()}
+        except AttributeError:  # no dict, or no tensors in it
             check_losses(self.task, losses_B, 0)
-        return {name: loss_B.float() for name, loss_B in losses_B.items()}
+            raise
 
 
 def autocast(device_type: str, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[None]:
@@ -42,6 +43,8 @@ def check_losses(task: Task, losses: Any, size: int) -> None:
     if not isinstance(losses, dict) or not losses:
         raise WrongUse(f"task {name}: losses() returned {type(losses).__name__}, wanted a dict {{name: tensor of (B,)}}")
     for loss, value in losses.items():
+        if not isinstance(value, Tensor):
+            raise WrongUse(f"task {name}: loss {loss!r} is a {type(value).__name__}, wanted a tensor of one loss for each example")
         if tuple(value.shape) != (size,):
             raise WrongUse(
                 f"task {name}: loss {loss!r} has shape {tuple(value.shape)}, wanted ({size},), one loss for each example: "

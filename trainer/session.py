@@ -34,6 +34,7 @@ from trainer.errors import Failure, NetworkFailure, OutOfMemory, WrongUse
 from trainer.fit import Job, Stopwatch, build_optimizer, fit
 from trainer.losses import LossModule
 from trainer.run import RunDirectory
+from trainer.running import RunningLosses
 from trainer.seeding import derive_seed
 from trainer.stopping import StopRequest
 from trainer.task import Task, load_task
@@ -142,6 +143,7 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
     # As large as a training part, which fits, and the same on each process, which must agree on who has what.
     size = -(-config.batch_size // (config.shards * config.accumulation))
     workers = _workers(config, train)
+    ranks = range(process.world_size)
     own = process.owned(batches.evaluation_batch_count(batches.length(validation), size))
     torch.manual_seed(derive_seed(config.seed, "model"))
     model = task.build_model().to(process.device)
@@ -165,6 +167,7 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
         schedule=schedule,
         workers=workers,
         watch=Stopwatch(),
+        running=RunningLosses(process, [len(process.owned_by(r, config.shards)) * config.accumulation for r in ranks]),
     )
 
 
