@@ -203,25 +203,27 @@ class _Snapshot:
         self._buffers: list[Tensor] = []
 
     def allocate(self, state: Mapping[str, Any]) -> None:
-        tensors = list(_tensors(state))
-        if [_layout(t) for t in tensors] != [_layout(t) for t in self._buffers]:
-            # zeros, not empty: the pages are then really there
-            self._buffers = [
-                torch.zeros_like(tensor, device="cpu", requires_grad=False, pin_memory=tensor.device.type == "cuda")
-                for tensor in tensors
-            ]
+        self._buffers_for(list(_tensors(state)))
 
     @torch.no_grad()
     def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        self.allocate(state)
-        for buffer, tensor in zip(self._buffers, _tensors(state), strict=True):
-            buffer.copy_(tensor, non_blocking=True)
+        tensors = list(_tensors(state))
+        torch._foreach_copy_(self._buffers_for(tensors), tensors, non_blocking=True)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         copies = iter(self._buffers)
         rebuilt = _rebuild(state, copies)
         assert isinstance(rebuilt, dict)
         return rebuilt
+
+    def _buffers_for(self, tensors: list[Tensor]) -> list[Tensor]:
+        if [_layout(t) for t in tensors] != [_layout(t) for t in self._buffers]:
+            # zeros, not empty: the pages are then really there
+            self._buffers = [
+                torch.zeros_like(tensor, device="cpu", requires_grad=False, pin_memory=tensor.device.type == "cuda")
+                for tensor in tensors
+            ]
+        return self._buffers
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
