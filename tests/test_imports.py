@@ -24,7 +24,7 @@ LAYERS = {
     "entrypoint": ["errors gpus cluster cpus", "nvml plan supervise", "cli", "__main__"],
     "trainer": [
         "batches digest metrics seeding config task stopping errors",
-        "checkpoint run manifest evaluate losses distributed pictures classification torchrun",
+        "checkpoint run running manifest evaluate losses distributed pictures classification torchrun",
         "fit",
         "session",
         "cli",
@@ -37,7 +37,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
     "pynvml": {"entrypoint.nvml"},
     "torch.distributed": {"trainer.distributed", "trainer.torchrun"},
     "torch.utils.tensorboard": {"trainer.run"},
-    "tensorboard": set(),
+    "tensorboard": {"trainer.run"},
     "click": {"entrypoint.cli", "trainer.cli"},
 }
 

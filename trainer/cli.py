@@ -270,7 +270,7 @@ def tasks(name: str | None, as_json: bool) -> None:
         fields = loaded_fields(type(load_task(name, {})))
     values = {f.name: {"type": f.type.__name__, "default": _default(f.default)} for f in fields}
     if as_json:
-        click.echo(json.dumps(values))
+        click.echo(json.dumps(values, default=str))
         return
     click.echo(f"{name}: {summary(name)}" if ":" not in name else name)
     for field, entry in values.items():

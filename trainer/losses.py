@@ -44,7 +44,9 @@ def check_losses(task: Task, losses: Any, size: int) -> None:
         raise WrongUse(f"task {name}: losses() returned {type(losses).__name__}, wanted a dict {{name: tensor of (B,)}}")
     for loss, value in losses.items():
         if not isinstance(value, Tensor):
-            raise WrongUse(f"task {name}: loss {loss!r} is a {type(value).__name__}, wanted a tensor of one loss for each example")
+            raise WrongUse(
+                f"task {name}: loss {loss!r} is a {type(value).__name__}, wanted a tensor of one loss for each example"
+            )
         if tuple(value.shape) != (size,):
             raise WrongUse(
                 f"task {name}: loss {loss!r} has shape {tuple(value.shape)}, wanted ({size},), one loss for each example: "

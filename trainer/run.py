@@ -219,7 +219,7 @@ class RunDirectory:
 
 def _write_scalars(board: "SummaryWriter", scalars: Mapping[str, float], step: int) -> None:
     """All of a step in one event: add_scalar's event for each takes four times as long."""
-    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
     board.file_writer.add_summary(Summary(value=values), step)  # type: ignore[attr-defined]

@@ -32,8 +32,7 @@ class RunningLosses:
         steps = len(self._own) // self._micro_counts[self._process.rank]
         gathered_NK = self._process.gather_rows(sums_NK, [steps * count for count in self._micro_counts])
         return {
-            name: [*self._carried.get(name, []), *column]
-            for name, column in zip(names, gathered_NK.T.tolist(), strict=True)
+            name: [*self._carried.get(name, []), *column] for name, column in zip(names, gathered_NK.T.tolist(), strict=True)
         }
 
     def means(self, batch_size: int) -> dict[str, float]:

@@ -228,7 +228,13 @@ def _resume(job: Job, resume: str) -> None:
             f"--resume never, and {job.run.path} holds a checkpoint of step {step}: "
             "choose another --run name, or remove the folder"
         )
-    job.restore(job.checkpoints.load(step))
+    try:
+        job.restore(job.checkpoints.load(step))
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise WrongUse(
+            f"the checkpoint of step {step} in {job.run.path} is of another model or optimizer "
+            f"({str(error).splitlines()[-1].strip()}): undo the change of the task, or train anew under another --run name"
+        ) from error
 
 
 def _start(job: Job, stop: StopRequest) -> None:
@@ -273,7 +279,10 @@ def batch_equation(job: Job) -> str:
     assert config.batch_size and config.shards
     gpus = torch.cuda.device_count() if process.strategy == "dp" else process.world_size
     noun, ending = ("GPU", "s") if process.device.type == "cuda" else ("process", "es")
-    each = _share(config.batch_size, (gpus if process.strategy == "dp" else config.shards) * config.accumulation)
+    each = _share(config.batch_size, config.shards * config.accumulation)
+    if process.strategy == "dp":
+        most, rest = divmod(config.batch_size, gpus * config.accumulation)
+        each = f"up to {most + 1}" if rest else f"{most}"  # scattered as torch.chunk cuts
     parts = config.accumulation * -(-config.shards // process.world_size)
     return f"{config.batch_size} = {gpus} {noun}{ending * (gpus > 1)} x {each} x {parts} accumulation"
 

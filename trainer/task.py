@@ -93,7 +93,7 @@ class TaskField:
     """One hyperparameter of a task; `default` is `dataclasses.MISSING` where a value must be given."""
 
     name: str
-    type: type
+    type: type  # object: of a type that --set cannot give
     default: Any = dataclasses.MISSING
 
 
@@ -117,12 +117,16 @@ def parse_fields(task: str, fields: Sequence[TaskField], given: Mapping[str, Any
 
 def _convert(field: TaskField, value: Any) -> Any:
     text = str(value)
+    if field.type not in FIELD_TYPES.values():
+        raise WrongUse(
+            f"--set {field.name}={text}: only fields of the types {', '.join(FIELD_TYPES)} can be set; {field.name} is none"
+        )
     try:
         if field.type is bool:
             return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
         return field.type(text)
     except (ValueError, KeyError):
-        raise WrongUse(f"--set {field.name}={text}: {field.name} is a {field.type.__name__}") from None
+        raise WrongUse(f"--set {field.name}={text}: {field.name} is of type {field.type.__name__}") from None
 
 
 def built_in_tasks() -> list[str]:
@@ -163,15 +167,21 @@ def load_task(spec: str, given: Mapping[str, Any]) -> Task:
     if not (isinstance(cls, type) and issubclass(cls, Task)):
         tasks = [name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, Task)]
         raise WrongUse(f"task {spec}: {place} holds no Task named {class_name}; it holds {', '.join(tasks) or 'none'}")
-    if not dataclasses.is_dataclass(cls):  # pragma: no cover - Task itself is one
-        raise WrongUse(f"task {spec}: {class_name} is no dataclass")
+    fields = {f.name for f in dataclasses.fields(cls)}
+    annotations = vars(cls).get("__annotations__", {})
+    if undecorated := [name for name, kind in annotations.items() if name not in fields and "ClassVar" not in str(kind)]:
+        raise WrongUse(f"task {spec}: {', '.join(undecorated)} cannot be set: write @dataclass(frozen=True) above {class_name}")
     return cls(**parse_fields(spec, loaded_fields(cls), given))
 
 
 def loaded_fields(cls: type[Task]) -> list[TaskField]:
     """The fields of an imported task class."""
     return [
-        TaskField(f.name, FIELD_TYPES.get(getattr(f.type, "__name__", str(f.type)), str), f.default)
+        TaskField(
+            f.name,
+            FIELD_TYPES.get(getattr(f.type, "__name__", str(f.type)), object),
+            f.default if f.default_factory is dataclasses.MISSING else f.default_factory(),
+        )
         for f in dataclasses.fields(cls)
     ]
 

@@ -338,7 +338,7 @@ def test_every_number_is_in_the_table() -> None:
         ("--set =64", "--set =64: write NAME=VALUE, as in --set width=64"),
         ("--set widht=64", "--set widht=64: task digits has no field widht; did you mean width?"),
         ("--set colour=red", "--set colour=red: task digits has no field colour; it has width, dropout"),
-        ("--set width=wide", "--set width=wide: width is a int"),
+        ("--set width=wide", "--set width=wide: width is of type int"),
         ("digit", "no task 'digit': did you mean digits? Your own is file.py:Class or module:Class"),
         ("zebra", "no task 'zebra': there are digits, fashion_mnist, mnist. Your own is file.py:Class or module:Class"),
         ("my.py", "task my.py does not name the class: write my.py:CLASS"),
@@ -368,7 +368,7 @@ def test_training_options_come_from_the_environment_and_words_win(check: Command
     assert refused(check(TRAINBOX_EPOCHS="0")).startswith("Invalid value for '--epochs': 0 is not a whole number from 1 ")
     assert check("--epochs", "1", TRAINBOX_EPOCHS="0") == Ended(0, "", "")
     assert check(SET="width=64 dropout=0.1") == Ended(0, "", "")
-    assert refused(check(SET="width=64 dropout=x")) == "--set dropout=x: dropout is a float"
+    assert refused(check(SET="width=64 dropout=x")) == "--set dropout=x: dropout is of type float"
     assert refused(check(TASK="mnits")).startswith("no task 'mnits': did you mean mnist?")
     assert check("digits", TASK="mnits") == Ended(0, "", "")
 
@@ -412,8 +412,8 @@ YAML = '!!python/object/apply:os.system ["touch x"]'
         ("[]", "--config c.json holds "),
         ('{"run": "../x"}', "--config c.json: no setting run; known are accumulation, base_batch_size, "),
         (json.dumps({"task": YAML}), f"task {YAML}: "),
-        (json.dumps({"fields": {"width": YAML}}), f"--set width={YAML}: width is a int"),
-        ('{"fields": {"width": [64]}}', "--set width=[64]: width is a int"),
+        (json.dumps({"fields": {"width": YAML}}), f"--set width={YAML}: width is of type int"),
+        ('{"fields": {"width": [64]}}', "--set width=[64]: width is of type int"),
         ('{"fields": {"widht": 64}}', "--set widht=64: task digits has no field widht; did you mean width?"),
         ('{"epochs": 1, "max_steps": 2}', "--epochs 1 and --max-steps 2 both say when to end: drop one"),
         ('{"epochs": NaN}', "Invalid value for '--epochs': "),

@@ -398,7 +398,9 @@ def test_weights_that_are_not_finite_are_refused_and_nothing_is_written(saver: S
 
 def test_a_save_that_fails_in_any_other_way_is_told_too(saver: Saver) -> None:
     saver.save(1)
-    saver.checkpoints.save(2, {"model": {}, "progress": {"best": lambda: 3}}, {}, None)  # torch cannot pickle it
+    saver.checkpoints.save(
+        2, {"model": {"w": torch.ones(2)}, "progress": {"best": lambda: 3}}, {}, None
+    )  # torch cannot pickle it
     with pytest.raises(Exception, match="(?i)pickle"):
         saver.checkpoints.wait()
     assert saver.names() == ["step-00000001.json", "step-00000001.pt"]

@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.trainer import tiny
 from tests.trainer.here import Here, StopAfter, close_files, open_files
-from tests.trainer.tiny import TINY
+from tests.trainer.tiny import TINY, Tiny
 from trainer.batches import micro_batches
 from trainer.config import Config
 from trainer.distributed import Process, choose_device
@@ -71,10 +72,15 @@ def test_the_batch_equation_is_true(world: int, shards: int, accumulation: int) 
 
 
 @pytest.mark.parametrize(
-    ("batch", "expected"), [(64, "64 = 2 GPUs x 32 x 1 accumulation"), (6, "6 = 2 GPUs x 3 x 1 accumulation")]
+    ("gpus", "batch", "expected"),
+    [
+        (2, 64, "64 = 2 GPUs x 32 x 1 accumulation"),
+        (2, 6, "6 = 2 GPUs x 3 x 1 accumulation"),
+        (3, 7, "7 = 3 GPUs x up to 3 x 1 accumulation"),
+    ],
 )
-def test_the_batch_equation_of_data_parallel(monkeypatch: pytest.MonkeyPatch, batch: int, expected: str) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+def test_the_batch_equation_of_data_parallel(monkeypatch: pytest.MonkeyPatch, gpus: int, batch: int, expected: str) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert _equation(batch, 1, 1, device="cuda", strategy="dp") == expected
 
 
@@ -359,6 +365,18 @@ def test_resume_never_refuses_a_run_that_has_a_checkpoint(here: Here) -> None:
     here.train(epochs=1, resume="never")
     with pytest.raises(WrongUse, match="--resume never, and runs/r holds a checkpoint of step 6: choose another --run name"):
         here.train(epochs=1, resume="never")
+
+
+def test_a_checkpoint_of_another_architecture_is_told(here: Here) -> None:
+    class Wider(Tiny):
+        def build_model(self) -> torch.nn.Module:
+            return torch.nn.Linear(5, 1)
+
+    here.train()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny, "Tiny", Wider)
+        with pytest.raises(WrongUse, match=r"the checkpoint of step 18 in runs/r is of another model .*: undo the change"):
+            here.train()
 
 
 def test_a_complete_run_says_so_and_changes_nothing(here: Here) -> None:

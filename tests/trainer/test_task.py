@@ -221,12 +221,12 @@ def test_values_are_converted_to_the_fields_types(name: str, text: Any, value: A
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"width": "6.5"}, "--set width=6.5: width is a int"),
-        ({"width": "wide"}, "--set width=wide: width is a int"),
-        ({"width": "true"}, "--set width=true: width is a int"),
-        ({"rate": ""}, "--set rate=: rate is a float"),
-        ({"deep": "maybe"}, "--set deep=maybe: deep is a bool"),
-        ({"deep": ""}, "--set deep=: deep is a bool"),
+        ({"width": "6.5"}, "--set width=6.5: width is of type int"),
+        ({"width": "wide"}, "--set width=wide: width is of type int"),
+        ({"width": "true"}, "--set width=true: width is of type int"),
+        ({"rate": ""}, "--set rate=: rate is of type float"),
+        ({"deep": "maybe"}, "--set deep=maybe: deep is of type bool"),
+        ({"deep": ""}, "--set deep=: deep is of type bool"),
         ({"widht": "3"}, "--set widht=3: task t has no field widht; did you mean width?"),
         ({"zzz": "3"}, "--set zzz=3: task t has no field zzz; it has width, rate, label, deep"),
     ],
@@ -305,6 +305,26 @@ def test_a_class_that_is_no_task_is_told(write: Callable[[str, str], str]) -> No
         load_task("json:Task", {})
 
 
+def test_fields_without_the_decorator_are_told(write: Callable[[str, str], str]) -> None:
+    spec = write("bare_class.py", _HEAD + "class T(Task):\n    width: int = 3\n")
+    with pytest.raises(WrongUse, match=r"task bare_class.py:T: width cannot be set: write @dataclass\(frozen=True\) above T"):
+        load_task(f"{spec}:T", {})
+
+
+def test_a_field_of_another_type_cannot_be_set_and_keeps_its_default(write: Callable[[str, str], str]) -> None:
+    spec = write(
+        "other_types.py",
+        "from dataclasses import field\n" + _HEAD + "@dataclass(frozen=True)\nclass T(Task):\n    depth: int | None = None\n"
+        "    sizes: tuple[int, ...] = field(default_factory=lambda: (1, 2))\n",
+    )
+    loaded = load_task(f"{spec}:T", {})
+    assert vars(loaded) == {"depth": None, "sizes": (1, 2)}
+    with pytest.raises(
+        WrongUse, match="--set depth=3: only fields of the types str, int, float, bool can be set; depth is none"
+    ):
+        load_task(f"{spec}:T", {"depth": "3"})
+
+
 def test_a_missing_module_is_told_and_its_own_missing_imports_come_through(
     write: Callable[[str, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,6 +368,7 @@ def test_a_file_with_the_name_of_another_module_is_refused(write: Callable[[str,
             {"mse": torch.tensor(1.0)},
             r"loss 'mse' has shape \(\), wanted \(4,\), one loss for each example: use reduction='none'",
         ),
+        ({"mse": 0.5}, r"loss 'mse' is a float, wanted a tensor of one loss for each example"),
         ({"mse": torch.ones(3)}, r"loss 'mse' has shape \(3,\), wanted \(4,\)"),
         ({"ce": torch.ones(4), "map": torch.ones(4, 7)}, r"loss 'map' has shape \(4, 7\), wanted \(4,\)"),
         (torch.ones(4), "losses\\(\\) returned Tensor, wanted a dict"),
