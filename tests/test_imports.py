@@ -25,6 +25,7 @@ LAYERS = {
     "trainer": [
         "batches digest metrics seeding config task stopping errors",
         "checkpoint run running manifest evaluate losses distributed pictures classification torchrun",
+        "reduction",
         "fit",
         "session",
         "cli",

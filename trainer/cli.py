@@ -66,7 +66,6 @@ def _read_config_file(ctx: click.Context, _param: click.Parameter, path: Path | 
     if path is not None:
         settings = load_config_file(path)
         ctx.meta["fields"] = settings.pop("fields", {})
-        ctx.meta["shards"] = settings.pop("shards", None)
         # As text, so that a value means here what it means on the command line: 1.5 is no number of epochs.
         ctx.default_map = {name: str(value) for name, value in settings.items() if value is not None}
 
@@ -103,6 +102,18 @@ _OPTIONS = [
         metavar="N",
         default=1,
         help="Parts a GPU's share of a batch is computed in. Default: 1.",
+    ),
+    _option(
+        "--shards",
+        type=_COUNT,
+        metavar="V",
+        help="Parts of a batch: the same bits on 1 to V processes. Default: the processes of the run's first start.",
+    ),
+    _option(
+        "--threads",
+        type=_Whole(1, 1024),
+        metavar="N",
+        help="CPU threads a process; they change bits, so they stay with the run. Default: its share of the CPUs.",
     ),
     _option("--lr", "learning_rate", type=_Number(0), help="Peak learning rate. Default: the task's."),
     _option(
@@ -209,11 +220,10 @@ def train(
       python -m trainer train digits --epochs 5 --device cpu
       python -m trainer train my.py:Gestures --set width=64
     """
-    shards = click.get_current_context().meta.get("shards")
     if device_on_stdin:
         device = sys.stdin.readline().strip() or device
     settings = _without_overridden(settings)
-    config = Config(task=task, fields=_fields(task, pairs), shards=shards, **settings)
+    config = Config(task=task, fields=_fields(task, pairs), **settings)
     check(config, device)
     _check_run_name(run)
     if config.compile and not any(map(shutil.which, ("cc", "gcc", "clang"))):

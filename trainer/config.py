@@ -52,7 +52,9 @@ class Config:
     seed: int = 0
     deterministic: bool = True
     compile: bool = False
-    shards: int | None = None  # of a batch; the number of processes at the run's first start, then for good
+    # Of a batch and of the CPU: by the number of processes at the run's first start, then for good.
+    shards: int | None = None
+    threads: int | None = None
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
@@ -116,9 +118,6 @@ def load_config_file(path: Path) -> dict[str, Any]:
         raise WrongUse(f"--config {path}: no setting {', '.join(unknown)}; known are {', '.join(sorted(known))}")
     if not isinstance(settings.get("fields", {}), dict):
         raise WrongUse(f"--config {path}: fields must be an object of the task's fields, as in a run's config.json")
-    shards = settings.get("shards")
-    if shards is not None and (type(shards) is not int or shards < 1):
-        raise WrongUse(f"--config {path}: shards={shards!r} is not a whole number above 0")
     return settings
 
 

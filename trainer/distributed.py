@@ -1,7 +1,6 @@
 """This process among its equals: the only importer of torch.distributed besides trainer/torchrun.py."""
 
 import contextlib
-import inspect
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,8 @@ from torch import Tensor, nn
 
 from trainer.errors import DeviceMissing, WrongUse
 from trainer.seeding import derive_seed
+
+Transfer = dist.Work  # under way; `wait` for it
 
 TIMEOUT = timedelta(minutes=10)  # of one exchange; gloo would wait 30 minutes
 
@@ -65,39 +66,26 @@ class Process:
         return range(start, stop)
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """`module` such that its backward adds the gradients of all processes or GPUs (`gradient_scale` makes the sum)."""
-        if self.strategy == "ddp":
-            devices = [self.device] if self.device.type == "cuda" else None
-            ddp = nn.parallel.DistributedDataParallel
-            # Running statistics are kept the same by `mean`, which uses every process's and not the first's alone.
-            known = inspect.signature(ddp).parameters
-            name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.15
-            options: dict[str, Any] = {name: False}
-            return ddp(module, device_ids=devices, gradient_as_bucket_view=True, **options)
-        if self.strategy == "dp":
-            return nn.DataParallel(module)
-        return module
+        """`module` such that one forward of it uses all the GPUs of this process."""
+        return nn.DataParallel(module) if self.strategy == "dp" else module
 
-    @property
-    def gradient_scale(self) -> float:
-        """What a loss is multiplied with before the backward, since DDP divides the sum by the number of processes."""
-        return float(self.world_size)
+    def all_to_all(self, received_N: Tensor, sent_N: Tensor, received_counts: list[int], sent_counts: list[int]) -> Transfer:
+        """Send each process its part of `sent_N`; the parts of all come to stand in `received_N`, the first's first."""
+        work = dist.all_to_all_single(
+            _bytes(received_N),
+            _bytes(sent_N),
+            [count * received_N.element_size() for count in received_counts],
+            [count * sent_N.element_size() for count in sent_counts],
+            async_op=True,
+        )
+        assert work is not None
+        return work
 
-    def exchange(self, module: nn.Module, now: bool) -> contextlib.AbstractContextManager[None]:
-        """Around a forward and backward: exchange gradients in it only if `now`, the last part of a step."""
-        if self.strategy == "ddp" and not now:
-            return module.no_sync()  # type: ignore[no-any-return, operator]
-        return contextlib.nullcontext()
-
-    def mean(self, buffers: Sequence[Tensor]) -> None:
-        """Give all processes the mean of their `buffers` (running statistics), so that none drifts."""
-        if self.world_size == 1 or not buffers:
-            return
-        flat = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
-        dist.all_reduce(flat)
-        flat /= self.world_size
-        for buffer, mean in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
-            buffer.copy_(mean.view_as(buffer))
+    def all_gather(self, received_N: Tensor, sent_N: Tensor) -> Transfer:
+        """The `sent_N` of all processes, one behind the other."""
+        work = dist.all_gather_into_tensor(_bytes(received_N), _bytes(sent_N), async_op=True)
+        assert work is not None
+        return work
 
     def gather_rows(self, rows_NK: Tensor, counts: Sequence[int]) -> Tensor:
         """The rows of all processes, those of the first on top; `counts` tells each one's number. On the CPU."""
@@ -168,10 +156,9 @@ class Process:
         self.barrier()
 
 
-def running_statistics(model: nn.Module) -> list[Tensor]:
-    """The running means and variances of the model's normalisation layers."""
-    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
-    return [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var) if buffer is not None]
+def _bytes(tensor: Tensor) -> Tensor:
+    """As bytes, which every backend moves, whatever numbers they are."""
+    return tensor.view(torch.uint8)
 
 
 def choose_device(name: str, local_rank: int) -> torch.device:

@@ -30,9 +30,10 @@ def evaluate(
     batches: EvaluationBatches,
     process: Process,
     autocast_dtype: torch.dtype | None,
+    seed_parts: tuple[int | str, ...],
     stopped: Callable[[], bool],
 ) -> Evaluation | None:
-    """Add up the task's statistics over all processes' batches, in the order of the batches.
+    """Add up the task's statistics over all processes' batches, in the order of the batches, each seeded by its number.
 
     None if `stopped`, which is asked on all processes after each batch that all of them have, says to leave off.
 
@@ -45,13 +46,14 @@ def evaluate(
     first_batch = None
     batch_count = evaluation_batch_count(batches.size, batches.batch_size)
     asked_of_all = batch_count // process.world_size
-    for number, (count, raw_batch) in enumerate(batches.iterate(), start=1):
+    for number, (count, raw_batch) in zip(batches.own, batches.iterate(), strict=True):
+        process.seed(*seed_parts, number)
         batch = task.prepare(raw_batch, training=False)
         first_batch = batch if first_batch is None else first_batch
         with autocast(process.device.type, autocast_dtype):
             sums = task.statistics(model, batch)
         rows.append({**sums, "examples": torch.tensor(count, device=process.device)})
-        if number <= asked_of_all and stopped():
+        if len(rows) <= asked_of_all and stopped():
             model.train(was_training)
             return None
     model.train(was_training)

@@ -15,10 +15,11 @@ from torch.utils.data import Dataset
 from trainer.batches import EvaluationBatches, Schedule, training_batches
 from trainer.checkpoint import Checkpoints
 from trainer.config import Config, split_metric
-from trainer.distributed import Process, running_statistics
+from trainer.distributed import Process
 from trainer.errors import NotFinite, Preempted, WrongUse
 from trainer.evaluate import Evaluation, evaluate
 from trainer.losses import check_losses
+from trainer.reduction import Reduction
 from trainer.run import RunDirectory, gpu_figures
 from trainer.running import RunningLosses
 from trainer.stopping import StopRequest
@@ -43,7 +44,7 @@ class Progress:
 
 @dataclass
 class Job:
-    """Everything that `fit` works on; `loss_module` is what wraps `model` for the strategy."""
+    """Everything that `fit` works on; `loss_module` holds `model`."""
 
     task: Task
     config: Config
@@ -61,6 +62,7 @@ class Job:
     workers: int
     watch: "Stopwatch"
     running: RunningLosses
+    reduction: Reduction
     progress: Progress = field(default_factory=Progress)
 
     def state(self) -> dict[str, Any]:
@@ -96,9 +98,7 @@ def fit(job: Job, stop: StopRequest) -> None:
     batches = training_batches(job.train, schedule, progress.step, process.device, job.workers)
     warmup_steps = round(config.warmup_epochs * schedule.steps_per_epoch)
     # Sums over the global batch's size, so that every number of processes and parts has the same gradient.
-    weight = process.gradient_scale / schedule.batch_size
-    weights_B = [torch.full((micro.size,), weight, device=process.device) for micro in schedule.micros]
-    statistics = running_statistics(job.model)
+    weights_B = [torch.full((micro.size,), 1 / schedule.batch_size, device=process.device) for micro in schedule.micros]
     first_step = progress.step
     job.watch.start(first_step)
     job.model.train()
@@ -117,12 +117,13 @@ def fit(job: Job, stop: StopRequest) -> None:
         for micro, weight_B in zip(schedule.micros, weights_B, strict=True):
             batch = next(batches)
             process.seed(config.seed, "forward", progress.step, micro.shard, micro.part)
-            with process.exchange(job.loss_module, now=micro is schedule.micros[-1]):
+            with job.reduction.of(micro):
                 losses_B = job.loss_module(batch)
                 if progress.step == first_step:
                     check_losses(job.task, losses_B, micro.size)
                 torch.autograd.backward(tuple(losses_B.values()), (job.scaler.scale(weight_B),) * len(losses_B))
             job.running.add(losses_B)
+        job.reduction.finish()
         job.running.steps += 1
         progress.step += 1
         logged = progress.step % config.log_steps == 0 or progress.step % schedule.steps_per_epoch == 0
@@ -130,7 +131,6 @@ def fit(job: Job, stop: StopRequest) -> None:
         job.scaler.step(job.optimizer)
         job.scaler.update()
         job.optimizer.zero_grad()
-        process.mean(statistics)
 
         job.run.advance(schedule.batch_size)
         if logged and norm is not None:
@@ -168,8 +168,8 @@ def _validate(job: Job, stop: StopRequest) -> bool:
     def stopped() -> bool:
         return job.process.vote(bool(stop), False)[0]
 
-    job.process.seed(config.seed, "validation", progress.step)
-    result = evaluate(job.task, job.model, job.evaluation, job.process, job.autocast_dtype, stopped)
+    seed_parts = (config.seed, "validation", progress.step)
+    result = evaluate(job.task, job.model, job.evaluation, job.process, job.autocast_dtype, seed_parts, stopped)
     if result is None:
         return False
     progress.evaluated_step = progress.step

@@ -33,6 +33,7 @@ from trainer.distributed import Process, is_network_error
 from trainer.errors import Failure, NetworkFailure, OutOfMemory, WrongUse
 from trainer.fit import Job, Stopwatch, build_optimizer, fit
 from trainer.losses import LossModule
+from trainer.reduction import Reduction
 from trainer.run import RunDirectory
 from trainer.running import RunningLosses
 from trainer.seeding import derive_seed
@@ -78,7 +79,9 @@ def _default_name(config: Config, process: Process, runs_dir: Path) -> str:
     """The task and a digest of the settings; for more processes than that run has shards, a run of their own."""
     name = f"{config.task.rpartition(':')[2].lower()}-{config.fingerprint()}"
     shards = process.from_first(_shards_of(runs_dir / name))
-    return name if shards is None or shards >= process.world_size else f"{name}-x{process.world_size}"
+    return (
+        name if config.shards is not None or shards is None or shards >= process.world_size else f"{name}-x{process.world_size}"
+    )
 
 
 def _shards_of(path: Path) -> int | None:
@@ -111,8 +114,9 @@ def settle(config: Config, task: Task, process: Process, run: RunDirectory) -> C
         precision=_default_precision(process.device),
         best_by=task.best_by,
         shards=process.world_size,
+        threads=_default_threads(config),
     )
-    for name in ("batch_size", "learning_rate", "precision", "best_by", "shards"):
+    for name in ("batch_size", "learning_rate", "precision", "best_by", "shards", "threads"):
         if given[name] is None:
             given[name] = getattr(fallback, name)
     settled = Config(**given)
@@ -128,6 +132,17 @@ def _default_precision(device: torch.device) -> str:
     if device.type != "cuda":
         return "fp32"
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+
+
+def _default_threads(config: Config) -> int:
+    """The process's share of the CPUs; with --shards a shard's, so that it is the same on any number of processes."""
+    if config.shards is None:
+        return torch.get_num_threads()
+    return max(1, _cpus() // config.shards)
+
+
+def _cpus() -> int:
+    return int(os.environ.get("TRAINBOX_CPUS") or os.cpu_count() or 1)
 
 
 def build(config: Config, task: Task, process: Process, run: RunDirectory, data_dir: Path) -> Job:
@@ -151,6 +166,7 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
         model.compile()
     autocast_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
     peak = scaled_learning_rate(config.learning_rate, config.lr_scaling, config.batch_size, config.base_batch_size)
+    loss_module = process.wrap(LossModule(task, model, process.device.type, autocast_dtype))
     return Job(
         task=task,
         config=config,
@@ -158,7 +174,7 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
         run=run,
         checkpoints=Checkpoints(run.path / "checkpoints", config.keep, run.writes, run.say),
         model=model,
-        loss_module=process.wrap(LossModule(task, model, process.device.type, autocast_dtype)),
+        loss_module=loss_module,
         optimizer=build_optimizer(task, config, model, peak),
         scaler=torch.amp.GradScaler(process.device.type, enabled=config.precision == "fp16"),
         autocast_dtype=autocast_dtype,
@@ -168,6 +184,7 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
         workers=workers,
         watch=Stopwatch(),
         running=RunningLosses(process, [len(process.owned_by(r, config.shards)) * config.accumulation for r in ranks]),
+        reduction=Reduction(process, config.shards, config.accumulation, model),
     )
 
 
@@ -179,12 +196,12 @@ def _schedule(config: Config, process: Process, examples: int) -> Schedule:
         )
     if process.world_size > config.shards:
         raise WrongUse(
-            f"this run was started with {config.shards} shard(s) a batch, and {process.world_size} processes are given: "
-            f"use at most {config.shards}, or train anew under another --run name"
+            f"this run cuts a batch into {config.shards} shard(s), and {process.world_size} processes are given: "
+            f"use at most {config.shards}, or train anew under another --run name with --shards {process.world_size}"
         )
     if config.batch_size < config.shards * config.accumulation:
         raise WrongUse(
-            f"--batch-size {config.batch_size} is less than {config.shards} processes x {config.accumulation} accumulation: "
+            f"--batch-size {config.batch_size} is less than {config.shards} shards x {config.accumulation} accumulation: "
             "each must get an example; raise the batch size"
         )
     micros = batches.micro_batches(config.batch_size, config.shards, config.accumulation, process.owned(config.shards))
@@ -198,12 +215,13 @@ def _workers(config: Config, dataset: Dataset[Any]) -> int:
         return 0
     if config.workers is not None:
         return config.workers
-    cpus = int(os.environ.get("TRAINBOX_CPUS") or os.cpu_count() or 1)
-    return min(_MOST_LOADER_WORKERS, max(1, cpus // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    return min(_MOST_LOADER_WORKERS, max(1, _cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def _set_arithmetic(config: Config) -> None:
     """The switches that change bits: what `--deterministic` and `--precision` mean to torch."""
+    assert config.threads
+    torch.set_num_threads(config.threads)
     multiply = "tf32" if config.precision == "tf32" else "ieee"
     torch.backends.cuda.matmul.fp32_precision = multiply
     torch.backends.cudnn.conv.fp32_precision = multiply  # type: ignore[attr-defined]
@@ -262,6 +280,7 @@ def _header(job: Job) -> None:
         "run": str(job.run.path),
         "plan": os.environ.get("TRAINBOX_REASON") or f"{process.world_size} process(es) on {process.device}",
         "batch": batch_equation(job),
+        **({"shards": f"{config.shards}: the same bits on 1 to {config.shards} processes"} if (config.shards or 1) > 1 else {}),
         "model": f"{type(job.task).__name__}, {sum(p.numel() for p in job.model.parameters()):,} parameters",
         "data": _data_sizes(job),
         "steps": f"{schedule.total_steps:,}, {schedule.steps_per_epoch:,} an epoch",

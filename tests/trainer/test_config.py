@@ -52,6 +52,7 @@ _OTHER: dict[str, Any] = {
     "deterministic": False,
     "compile": True,
     "shards": 19,
+    "threads": 20,
 }
 
 

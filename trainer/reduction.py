@@ -1,0 +1,296 @@
+"""One gradient from all shards, with the same bits on any number of processes.
+
+Each shard's gradient is computed alone, and the shards' gradients are added in one fixed binary tree over their numbers:
+inside a process the subtrees that it owns, between processes the rest. Collectives move bytes and never add. The method
+of EasyScale (Li et al., SC'23), with a tree instead of a fixed assignment; docs/decisions/0006-one-tree-of-shards.md.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from trainer.batches import MicroBatch
+from trainer.distributed import Process, Transfer
+from trainer.errors import WrongUse
+
+T = TypeVar("T")
+Node = tuple[int, int]  # (level, number): the shards from number * 2**level up to the next one's, as far as there are any
+
+_BUCKET_BYTES = 8 * 2**20  # exchanged as soon as the backward is done with it
+_ALIGNMENT_BYTES = 512  # as freshly allocated: kernels may add in another order where a tensor starts elsewhere
+
+
+class TreeSum(Generic[T]):
+    """The sum of values pushed in the order of their nodes; a value waits until its neighbour in the tree is there."""
+
+    def __init__(self, shards: int, add: Callable[[T, T], T]) -> None:
+        self._shards, self._add = shards, add
+        self.waiting: list[tuple[Node, T]] = []
+
+    def push(self, node: Node, value: T) -> None:
+        level, number = node
+        while number > 0 or 1 << level < self._shards:  # up to the root
+            if number % 2:
+                if not self.waiting or self.waiting[-1][0] != (level, number - 1):
+                    break  # another process has the neighbour
+                value = self._add(self.waiting.pop()[1], value)
+            elif (number + 1) << level < self._shards:
+                break  # the neighbour is still to come
+            level, number = level + 1, number // 2
+        self.waiting.append(((level, number), value))
+
+
+def subtrees(owned: range, shards: int) -> list[Node]:
+    """The largest subtrees of the tree over `shards` that lie within `owned`, in order."""
+    tree: TreeSum[None] = TreeSum(shards, lambda _left, _right: None)
+    for shard in owned:
+        tree.push((0, shard), None)
+    return [node for node, _ in tree.waiting]
+
+
+class Reduction:
+    """Gives each process the sum of all shards' gradients, and the mean of the buffers that they moved."""
+
+    def __init__(self, process: Process, shards: int, accumulation: int, module: nn.Module) -> None:
+        self._process, self._shards, self._accumulation = process, shards, accumulation
+        self._last_shard = process.owned(shards)[-1]
+        self._module = module
+        self._idle = shards == 1  # one shard's gradient is the sum, and its buffers are the mean
+        self._buckets = [] if self._idle else [_Bucket(process, shards, group) for group in _grouped(module)]
+        self._launched = 0
+        self._armed = False
+        self._moved: _MovedBuffers | None = None
+        if process.world_size > 1:
+            for bucket in self._buckets:
+                for parameter in bucket.parameters:
+                    parameter.register_post_accumulate_grad_hook(self._hook(bucket))
+
+    def of(self, micro: MicroBatch) -> contextlib.AbstractContextManager[None]:
+        """Around a micro-batch's forward and backward; shards come in order, each with all its parts."""
+        return contextlib.nullcontext() if self._idle else self._part(micro)
+
+    @contextlib.contextmanager
+    def _part(self, micro: MicroBatch) -> Iterator[None]:
+        last_part = micro.part == self._accumulation - 1
+        if micro.part == 0:
+            if self._moved is None:
+                self._moved = _MovedBuffers(self._process, self._shards, self._module)
+            self._moved.begin(micro.shard)
+        self._armed = last_part and micro.shard == self._last_shard and self._process.world_size > 1
+        yield
+        if not last_part:
+            return
+        for bucket in self._buckets[self._launched :]:
+            bucket.push(micro.shard)
+            if micro.shard == self._last_shard:
+                bucket.start()
+        assert self._moved is not None
+        self._moved.end(micro.shard)
+
+    def finish(self) -> None:
+        """After a step's last micro-batch: wait for the others, and set each parameter's gradient and the buffers."""
+        if self._idle:
+            return
+        assert self._moved is not None
+        exchanges = [bucket.exchange for bucket in self._buckets]
+        self._moved.start()
+        for exchange in [*exchanges, self._moved.exchange]:
+            exchange.add()
+        for bucket in self._buckets:
+            bucket.finish()
+        self._moved.finish()
+        self._launched, self._armed = 0, False
+
+    def _hook(self, bucket: "_Bucket") -> Callable[[Tensor], None]:
+        def ready(_parameter: Tensor) -> None:
+            if not self._armed:
+                return
+            bucket.missing -= 1
+            # In their order on all processes, whatever the order in which a backward is done with them.
+            while self._launched < len(self._buckets) and self._buckets[self._launched].missing == 0:
+                self._buckets[self._launched].push(self._last_shard)
+                self._buckets[self._launched].start()
+                self._launched += 1
+
+        return ready
+
+
+class _Bucket:
+    """Parameters whose gradients are exchanged together."""
+
+    def __init__(self, process: Process, shards: int, parameters: list[nn.Parameter]) -> None:
+        self.parameters, self.missing = parameters, len(parameters)
+        self.exchange = _Exchange(process, shards, parameters)
+        self._tree = TreeSum(shards, _add_lists)
+
+    def push(self, shard: int) -> None:
+        # A parameter that the shard's loss does not depend on has gradient 0, as in the sum it would.
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._tree.push((0, shard), gradients)
+
+    def start(self) -> None:
+        self.exchange.start(self._tree.waiting)
+        self._tree.waiting = []
+
+    def finish(self) -> None:
+        for parameter, total in zip(self.parameters, self.exchange.totals(), strict=True):
+            parameter.grad = total
+        self.missing = len(self.parameters)
+
+
+class _MovedBuffers:
+    """The buffers that a training forward moves (running statistics): the same before each shard, their mean after all.
+
+    Statistics are thus per shard, as they are per process under torch's DistributedDataParallel. Whole numbers, such as
+    a count of batches, keep one shard's value.
+    """
+
+    def __init__(self, process: Process, shards: int, module: nn.Module) -> None:
+        self._process, self._shards = process, shards
+        self._names = [(m, name) for m in module.modules() for name, buffer in m._buffers.items() if buffer is not None]
+        self._before: list[Tensor] = []
+        self._exchange: _Exchange | None = None
+        self._tree = TreeSum(shards, _add_lists)
+        self._first_shard = process.owned(shards)[0]
+        self._agreed = process.world_size == 1
+
+    @property
+    def exchange(self) -> "_Exchange":
+        assert self._exchange is not None
+        return self._exchange
+
+    def begin(self, shard: int) -> None:
+        if shard == self._first_shard:
+            self._before = [self._buffer(place).clone() for place in self._names]
+        else:
+            for place, before in zip(self._names, self._before, strict=True):
+                self._buffer(place).copy_(before)
+
+    @torch.no_grad()
+    def end(self, shard: int) -> None:
+        if self._exchange is None:
+            self._keep_the_moved()
+            self._exchange = _Exchange(self._process, self._shards, self._floating())
+        self._tree.push((0, shard), [buffer.clone() for buffer in self._floating()])
+
+    def start(self) -> None:
+        if not self._agreed:
+            names = [f"{type(module).__name__}.{name}" for module, name in self._names]
+            if names != (others := self._process.from_first(names)):
+                raise WrongUse(
+                    f"process {self._process.rank} moved the buffers {names} in its first forward, the first process {others}: "
+                    "a model must do the same on each"
+                )
+            self._agreed = True
+        self.exchange.start(self._tree.waiting)
+        self._tree.waiting = []
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        for buffer, total in zip(self._floating(), self.exchange.totals(), strict=True):
+            buffer.copy_(total / self._shards)
+
+    def _keep_the_moved(self) -> None:
+        """Seen by their values after the first forward: torch's own batch norm does not count a version up."""
+        pairs = zip(self._names, self._before, strict=True)
+        kept = [(place, before) for place, before in pairs if not torch.equal(self._buffer(place), before)]
+        self._names, self._before = [place for place, _ in kept], [before for _, before in kept]
+
+    def _floating(self) -> list[Tensor]:
+        return [buffer for place in self._names if (buffer := self._buffer(place)).is_floating_point()]
+
+    @staticmethod
+    def _buffer(place: tuple[nn.Module, str]) -> Tensor:
+        module, name = place
+        buffer = module._buffers[name]
+        assert buffer is not None
+        return buffer
+
+
+class _Exchange:
+    """Sums of lists of tensors over all processes: about the bytes of a ring all-reduce where each has one subtree."""
+
+    def __init__(self, process: Process, shards: int, likes: Sequence[Tensor]) -> None:
+        """`likes`: tensors of one type and device, of the shapes that are summed."""
+        self._process, self._shards, self._likes = process, shards, likes
+        self._nodes = [subtrees(process.owned_by(rank, shards), shards) for rank in range(process.world_size)]
+        self._alone: list[Tensor] = []
+        self._transfer: Transfer | None = None
+        if process.world_size == 1 or not likes:
+            return
+        step = _ALIGNMENT_BYTES // likes[0].element_size()
+        sizes = [-(-like.numel() // step) * step for like in likes]
+        self._slice = -(-sum(sizes) // (process.world_size * step)) * step
+        width = self._slice * process.world_size
+        own = len(self._nodes[process.rank])
+        new = likes[0].new_zeros
+        self._sent_MN = new((own, width))
+        self._received = new(sum(map(len, self._nodes)) * self._slice)
+        self._total_N = new(width)
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+
+        def views(flat_N: Tensor) -> list[Tensor]:
+            return [flat_N[start : start + like.numel()].view(like.shape) for start, like in zip(starts, likes, strict=True)]
+
+        self._sent_views = [views(row_N) for row_N in self._sent_MN]
+        self._total_views = views(self._total_N)
+
+    @torch.no_grad()
+    def start(self, waiting: list[tuple[Node, list[Tensor]]]) -> None:
+        """Send each process its slice of this one's subtrees."""
+        if self._process.world_size == 1 or not self._likes:
+            self._alone = waiting[0][1]
+            return
+        for views, (_node, tensors) in zip(self._sent_views, waiting, strict=True):
+            torch._foreach_copy_(views, tensors)
+        world_size, slice_ = self._process.world_size, self._slice
+        sent = self._sent_MN.view(len(waiting), world_size, slice_).transpose(0, 1).contiguous()
+        counts = [len(nodes) * slice_ for nodes in self._nodes]
+        self._transfer = self._process.all_to_all(self._received, sent.view(-1), counts, [len(waiting) * slice_] * world_size)
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Add the own slice of all subtrees, and send it to all."""
+        if self._transfer is None:
+            return
+        self._transfer.wait()
+        tree: TreeSum[Tensor] = TreeSum(self._shards, lambda left, right: left.add_(right))
+        nodes = [node for nodes in self._nodes for node in nodes]
+        for node, part in zip(nodes, self._received.split(self._slice), strict=True):
+            tree.push(node, part)
+        ((_root, total),) = tree.waiting
+        self._transfer = self._process.all_gather(self._total_N, total)
+
+    def totals(self) -> list[Tensor]:
+        """The sums, each shaped and laid out as its like; they hold until the next `start`."""
+        if self._transfer is None:
+            return self._alone
+        self._transfer.wait()
+        self._transfer = None
+        pairs = zip(self._total_views, self._likes, strict=True)
+        return [view if like.is_contiguous() else torch.empty_like(like).copy_(view) for view, like in pairs]
+
+
+def _grouped(module: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """The trained parameters in buckets of one type, the last first: a backward is done with them in about that order."""
+    group: list[nn.Parameter] = []
+    size = 0
+    for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
+        if group and (size + parameter.nbytes > _BUCKET_BYTES or parameter.dtype != group[0].dtype):
+            yield group
+            group, size = [], 0
+        group.append(parameter)
+        size += parameter.nbytes
+    if group:
+        yield group
+
+
+def _add_lists(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+    if left:
+        torch._foreach_add_(left, right)
+    return left
