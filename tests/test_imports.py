@@ -23,7 +23,7 @@ FILES = {
 LAYERS = {
     "entrypoint": ["errors gpus cluster cpus", "nvml plan supervise", "cli", "__main__"],
     "trainer": [
-        "batches digest metrics seeding config task stopping errors",
+        "batches digest metrics seeding config compare task stopping errors",
         "checkpoint run running manifest evaluate losses distributed pictures classification torchrun",
         "reduction",
         "fit",

@@ -95,7 +95,7 @@ def training_batches(
             yield batch if placed else to_device(batch, device)
         return
     sampler = _EpochIndices(schedule, start_step)
-    loader = _loader(_SeededExamples(dataset, schedule.seed), sampler, device, workers)
+    loader = _loader(SeededExamples(dataset, schedule.seed), sampler, device, workers)
     yield from _ahead(loader, device)
 
 
@@ -108,7 +108,7 @@ class EvaluationBatches:
         self._loader: Iterable[Any] | None = None
         if not isinstance(dataset, TensorDataset):
             positions = [[(0, i) for i in range(*self._bounds(number))] for number in own]
-            self._loader = _loader(_SeededExamples(dataset, 0), positions, device, workers)
+            self._loader = _loader(SeededExamples(dataset, 0), positions, device, workers)
 
     def _bounds(self, number: int) -> tuple[int, int]:
         return number * self.batch_size, min((number + 1) * self.batch_size, self.size)
@@ -153,7 +153,7 @@ class _EpochIndices(Sampler[list[tuple[int, int]]]):
             yield [(epoch, index) for index in indices.tolist()]
 
 
-class _SeededExamples(Dataset[Any]):
+class SeededExamples(Dataset[Any]):
     """Seeds Python's, NumPy's and torch's generators for each example by (seed, epoch, index), in whatever worker."""
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:

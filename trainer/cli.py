@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 import click
 
-from trainer.config import Config, check, load_config_file
+from trainer.compare import read_entries, verdict
+from trainer.config import Config, check, differences, load_config_file, parse_config
 from trainer.errors import MESSAGES, Failure, WrongUse
 from trainer.stopping import StopRequest
 from trainer.task import built_in_tasks, load_task, loaded_fields, parse_fields, static_fields, summary
@@ -151,6 +152,7 @@ _OPTIONS = [
     _option("--checkpoint-minutes", type=_Number(0), default=5.0, help="Minutes between checkpoints. Default: 5."),
     _option("--keep", type=_COUNT, metavar="N", default=3, help="Newest checkpoints kept, beside the best. Default: 3."),
     _option("--log-steps", type=_COUNT, metavar="N", default=50, help="Steps between entries in metrics.jsonl. Default: 50."),
+    _option("--digest-steps", type=_COUNT, metavar="N", help="Steps between entries in digests.jsonl. Default: an epoch."),
     _option(
         "--workers",
         type=_Whole(0, 1024),
@@ -165,9 +167,10 @@ _OPTIONS = [
     _option("--data-dir", type=click.Path(path_type=Path), default=Path("data"), help="Where datasets lie. Default: data."),
     _option(
         "--resume",
-        type=click.Choice(["auto", "never"]),
+        type=click.Choice(["auto", "never", "anyway"]),
         default="auto",
-        help="auto: go on from the run's newest checkpoint. never: refuse a run that has one.",
+        help="auto: go on from the run's newest checkpoint. never: refuse a run that has one. anyway: go on though the "
+        "software, the hardware, the data or the task changed.",
     ),
 ]
 
@@ -234,6 +237,48 @@ def train(
     from trainer.session import train_task
 
     train_task(config, stop, device, runs_dir, run, data_dir, resume)
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--steps", type=_COUNT, metavar="N", help="Only the first N steps. Default: the whole run.")
+@_option("--data-dir", type=click.Path(path_type=Path), default=Path("data"), help="Where datasets lie. Default: data.")
+@_option("--device", type=click.Choice(["auto", "cuda", "mps", "cpu"]), default="auto", help="Default: auto.")
+@click.option("--check", "only_check", is_flag=True, hidden=True)
+@click.option("--device-on-stdin", is_flag=True, hidden=True)
+def verify(run: Path, steps: int | None, data_dir: Path, device: str, only_check: bool, device_on_stdin: bool) -> None:
+    """Do RUN, a run's folder, again and compare the digests; exit 8 if they differ, naming the first step and tensor.
+
+    \b
+    Examples:
+      python -m trainer verify runs/digits-7d2c1a90
+      python -m trainer verify runs/digits-7d2c1a90 --steps 100
+    """
+    if device_on_stdin:
+        device = sys.stdin.readline().strip() or device
+    for name in ("config.json", "manifest.json", "digests.jsonl"):
+        if not (run / name).is_file():
+            raise WrongUse(f"verify {run}: no {name} there: give the folder of a run, such as runs/digits-7d2c1a90")
+    if only_check:
+        return
+    stop = StopRequest.install()
+    from trainer.session import verify_run
+
+    verify_run(run, steps, stop, device, data_dir)
+
+
+@cli.command()
+@click.argument("one", metavar="RUN_A", type=click.Path(path_type=Path))
+@click.argument("other", metavar="RUN_B", type=click.Path(path_type=Path))
+def diff(one: Path, other: Path) -> None:
+    """Compare two runs' digests: the first step and tensor that differ, and the settings; exit 8 if they do."""
+    for run in (one, other):
+        if not (run / "digests.jsonl").is_file():
+            raise WrongUse(f"diff {run}: no digests.jsonl there: give the folders of two runs")
+    configs = [parse_config((run / "config.json").read_text(), run / "config.json") for run in (one, other)]
+    settings = "; ".join(differences(*configs))
+    digests = [read_entries(run / "digests.jsonl") for run in (one, other)]
+    click.echo(verdict(str(one), str(other), digests[0], digests[1], settings))
 
 
 def _without_overridden(settings: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ DEFAULT_BATCH_SIZE = 128
 DEFAULT_LEARNING_RATE = 1e-3
 
 # A resumed run may differ in these: none of them changes a weight or the choice of the best.
-FREE_AT_RESUME = frozenset({"workers", "checkpoint_steps", "checkpoint_minutes", "keep", "log_steps"})
+FREE_AT_RESUME = frozenset({"workers", "checkpoint_steps", "checkpoint_minutes", "keep", "log_steps", "digest_steps"})
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Config:
     checkpoint_minutes: float = 5.0
     keep: int = 3
     log_steps: int = 50
+    digest_steps: int | None = None  # an epoch
     workers: int | None = None
     seed: int = 0
     deterministic: bool = True
@@ -119,6 +120,18 @@ def load_config_file(path: Path) -> dict[str, Any]:
     if not isinstance(settings.get("fields", {}), dict):
         raise WrongUse(f"--config {path}: fields must be an object of the task's fields, as in a run's config.json")
     return settings
+
+
+def parse_config(text: str, path: Path) -> Config:
+    """The configuration in `text`, a run's config.json at `path`.
+
+    Raises:
+        WrongUse: the file is damaged.
+    """
+    try:
+        return Config(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise WrongUse(f"{path} is not a configuration ({error}): restore it or use another --run") from error
 
 
 def differences(old: Config, new: Config) -> list[str]:

@@ -98,6 +98,15 @@ class Process:
         dist.all_gather(parts, padded)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
+    def first_difference(self, digests: Sequence[str]) -> int | None:
+        """The place of the first digest (16 hex digits) that is not the same on all processes; None if all are."""
+        if self.world_size == 1 or not digests:
+            return None
+        row_K = torch.tensor([int(digest, 16) - 2**63 for digest in digests])
+        rows_NK = self.gather_rows(row_K[None], [1] * self.world_size)
+        places = (rows_NK != rows_NK[0]).any(0).nonzero()
+        return int(places[0]) if len(places) else None
+
     def from_first(self, value: Any) -> Any:
         """The first process's `value` (primitives), on each."""
         if self.world_size == 1:

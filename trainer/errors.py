@@ -34,6 +34,12 @@ class NetworkFailure(Failure):
     exit_code = 7
 
 
+class Differs(Failure):
+    """Two runs that should have the same bits have not."""
+
+    exit_code = 8
+
+
 class Preempted(Failure):
     """Stopped by a signal with a checkpoint saved: the same command goes on from it."""
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from trainer.batches import EvaluationBatches, Schedule, training_batches
+from trainer.batches import EvaluationBatches, Schedule, epoch_order, training_batches
 from trainer.checkpoint import Checkpoints
 from trainer.config import Config, split_metric
+from trainer.digest import digest_of_digests, tensor_digest, tensor_digests
 from trainer.distributed import Process
 from trainer.errors import NotFinite, Preempted, WrongUse
 from trainer.evaluate import Evaluation, evaluate
@@ -64,6 +65,12 @@ class Job:
     running: RunningLosses
     reduction: Reduction
     progress: Progress = field(default_factory=Progress)
+    until_step: int | None = None
+
+    @property
+    def end_step(self) -> int:
+        """Where this training ends: the schedule's end, unless it is told to leave off before."""
+        return min(self.schedule.total_steps, self.until_step or self.schedule.total_steps)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds. On several processes all must call it: each one's running sums are gathered."""
@@ -99,7 +106,9 @@ def fit(job: Job, stop: StopRequest) -> None:
     warmup_steps = round(config.warmup_epochs * schedule.steps_per_epoch)
     # Sums over the global batch's size, so that every number of processes and parts has the same gradient.
     weights_B = [torch.full((micro.size,), 1 / schedule.batch_size, device=process.device) for micro in schedule.micros]
+    digest_steps = config.digest_steps or schedule.steps_per_epoch
     first_step = progress.step
+    _record_digests(job, "resume" if first_step else "start")
     job.watch.start(first_step)
     job.model.train()
     while True:
@@ -108,7 +117,7 @@ def fit(job: Job, stop: StopRequest) -> None:
                 validated = _validate(job, stop)
             if not validated:
                 _save_and_stop(job, stop)
-        if progress.step >= schedule.total_steps or progress.ended_early:
+        if progress.step >= job.end_step or progress.ended_early:
             break
 
         factor = job.task.schedule(progress.step, schedule.total_steps, warmup_steps)
@@ -135,20 +144,56 @@ def fit(job: Job, stop: StopRequest) -> None:
         job.run.advance(schedule.batch_size)
         if logged and norm is not None:
             _log(job, norm)
+        if progress.step % digest_steps == 0 or progress.step == job.end_step:
+            _record_digests(job, "step")
         if progress.step == first_step + 1:
             job.checkpoints.prepare(job.state())
-        stop_now, save_now = process.vote(bool(stop), job.checkpoints.due(config.checkpoint_minutes))
-        if stop_now:
-            _save_and_stop(job, stop)
-        if save_now or (config.checkpoint_steps and progress.step % config.checkpoint_steps == 0):
-            _save(job, {})
+        _save_or_stop(job, stop)
     job.checkpoints.wait()
     progress.train_seconds = job.watch.seconds
+
+
+def _record_digests(job: Job, kind: str) -> None:
+    """Digests of the weights, of the optimizer's state and of the epoch's order, in digests.jsonl.
+
+    Raises:
+        WrongUse: they are not the same on all processes.
+    """
+    progress, schedule = job.progress, job.schedule
+    model, optimizer = (tensor_digests(tensors) for tensors in (job.model.state_dict(), _optimizer_tensors(job)))
+    tensors = {name: digest[:16] for name, digest in {**model, **optimizer}.items()}
+    if (place := job.process.first_difference(list(tensors.values()))) is not None:
+        raise WrongUse(
+            f"task {type(job.task).__name__}: the processes differ at step {progress.step}, first in {list(tensors)[place]}: "
+            "it draws random numbers of its own, or does not do the same on each process; torch's generators are seeded for it"
+        )
+    epoch = max(0, progress.step - 1) // schedule.steps_per_epoch
+    order = tensor_digest(epoch_order(schedule.seed, epoch, schedule.examples))
+    whole = {"model": digest_of_digests(model), "optimizer": digest_of_digests(optimizer), "order": order}
+    job.run.record_digests({"kind": kind, "step": progress.step, **whole, "tensors": tensors})
+
+
+def _optimizer_tensors(job: Job) -> dict[str, Tensor]:
+    return {
+        f"optimizer.{name}.{key}": value
+        for name, parameter in job.model.named_parameters()
+        for key, value in job.optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
 
 
 def _evaluation_due(job: Job) -> bool:
     every = job.config.eval_every * job.schedule.steps_per_epoch
     return job.progress.step % every == 0 or job.progress.step >= job.schedule.total_steps
+
+
+def _save_or_stop(job: Job, stop: StopRequest) -> None:
+    """A checkpoint if one is due on any process, and the end if any was told to stop."""
+    stop_now, save_now = job.process.vote(bool(stop), job.checkpoints.due(job.config.checkpoint_minutes))
+    if stop_now:
+        _save_and_stop(job, stop)
+    if save_now or (job.config.checkpoint_steps and job.progress.step % job.config.checkpoint_steps == 0):
+        _save(job, {})
 
 
 def _save_and_stop(job: Job, stop: StopRequest) -> NoReturn:

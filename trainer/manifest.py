@@ -1,31 +1,81 @@
-"""What was run, on what: enough to explain a run later."""
+"""What was run, on what: all that can change a bit or explain one, and the comparison of two such descriptions."""
 
 import hashlib
 import importlib.metadata
+import inspect
 import json
 import os
 import platform
 import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import Dataset, TensorDataset
 
+from trainer.batches import SeededExamples, length
+from trainer.digest import value_digest
 from trainer.distributed import Process
+from trainer.task import Task
 
 _PACKAGES = ("trainbox", "torch", "torchvision", "numpy", "tensorboard", "safetensors")
+# Read by the libraries that compute; a name of these that is set belongs to the run.
+_ENVIRONMENT = (
+    "ATEN_",
+    "ONEDNN_",
+    "DNNL_",
+    "MKL_",
+    "OMP_",
+    "KMP_",
+    "CUBLAS_",
+    "CUDNN_",
+    "NVIDIA_TF32",
+    "NCCL_",
+    "TORCH_",
+    "PYTORCH_",
+)
+_SAMPLED_EXAMPLES = 16
+_WHOLE_BYTES = 2**30  # a larger set in memory would hold a start up for seconds: every so-many-th example of it counts
+
+# A resume with another value of these may give other bits, so it is refused; the others are named and allowed.
+CHANGES_BITS = (
+    "threads",
+    "packages.torch",
+    "cuda",
+    "cudnn",
+    "device.type",
+    "device.names",
+    "machine.cpu_model",
+    "machine.cpu_capability",
+    "data.",
+    "task_source_sha256",
+    "environment.ATEN_",
+    "environment.ONEDNN_",
+    "environment.DNNL_",
+    "environment.MKL_",
+    "environment.CUBLAS_",
+    "environment.CUDNN_",
+    "environment.NVIDIA_TF32",
+)
+# Differ from start to start and tell nothing of the bits.
+_OF_THE_START = ("argv", "plan.", "environment.OMP_", "resumes")
 
 
-def describe(process: Process, argv: list[str], shards: int | None, weights_digest: str) -> dict[str, Any]:
-    """The manifest of a run about to start, as primitives for JSON."""
+def describe(
+    process: Process, task: Task, argv: list[str], settings: Mapping[str, Any], data: Mapping[str, Dataset[Any]], weights: str
+) -> dict[str, Any]:
+    """The manifest of a run about to start, as primitives for JSON; `weights` is the digest of the first ones."""
     return {
         "argv": argv,
         "plan": {
             "reason": os.environ.get("TRAINBOX_REASON"),
             "strategy": process.strategy,
             "world_size": process.world_size,
-            "shards": shards,
+            "shards": settings["shards"],
         },
+        "seed": settings["seed"],
         "build": _build(),
         "image_digest": os.environ.get("TRAINBOX_IMAGE_DIGEST"),
         "python": platform.python_version(),
@@ -33,10 +83,61 @@ def describe(process: Process, argv: list[str], shards: int | None, weights_dige
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "device": _device(process),
-        "machine": {"system": platform.platform(), "cpu_capability": torch.backends.cpu.get_cpu_capability()},
+        "machine": {
+            "system": platform.platform(),
+            "cpu_model": _cpu_model(),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        },
         "threads": torch.get_num_threads(),
-        "initial_weights_sha256": weights_digest,
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT)},
+        "task_source_sha256": _source_digest(type(task)),
+        "data": {name: dataset_digest(dataset) for name, dataset in data.items()},
+        "initial_weights_sha256": weights,
     }
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The entries, by dotted name, that two manifests do not share, but for those that belong to one start."""
+    before, after = _flat(old), _flat(new)
+    return {
+        name: (before.get(name), after.get(name))
+        for name in {**before, **after}
+        if before.get(name) != after.get(name) and not name.startswith(_OF_THE_START)
+    }
+
+
+def changes_bits(name: str) -> bool:
+    """Whether another value of the entry `name` may give other bits."""
+    return name.startswith(CHANGES_BITS)
+
+
+def in_words(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """`threads: 1 -> 2; cudnn: 9 -> 10`, long values cut."""
+    return "; ".join(f"{name}: {_short(old)} -> {_short(new)}" for name, (old, new) in changed.items())
+
+
+def dataset_digest(dataset: Dataset[Any]) -> str:
+    """sha256 of the content: of all of it where it is held in memory, else of the length and examples spread over it."""
+    if isinstance(dataset, TensorDataset):
+        tensors = dataset.tensors
+        every = -(-sum(tensor.nbytes for tensor in tensors) // _WHOLE_BYTES)
+        return value_digest([len(tensors[0]), tuple(tensor[:: max(1, every)] for tensor in tensors)])
+    count = length(dataset)
+    examples = SeededExamples(dataset, 0)
+    positions = sorted({count * i // _SAMPLED_EXAMPLES for i in range(_SAMPLED_EXAMPLES)}) if count else []
+    return value_digest([count, [value_digest(examples[0, position]) for position in positions]])
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 40 else text[:12] + "..."
 
 
 def _build() -> dict[str, Any]:
@@ -50,9 +151,10 @@ def _build() -> dict[str, Any]:
             pass
     root = Path(__file__).parent.parent
     lock = root / "requirements.lock"
+    diff = _git(root, "diff", "HEAD")
     return {
         "revision": _git(root, "rev-parse", "HEAD"),
-        "dirty": bool(_git(root, "status", "--porcelain")),
+        "dirty_diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
         "lock_sha256": hashlib.sha256(lock.read_bytes()).hexdigest() if lock.exists() else None,
     }
 
@@ -71,14 +173,32 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _source_digest(cls: type) -> str:
+    """Of the files that define the task's class and those of its bases that are tasks' own."""
+    modules = {c.__module__ for c in cls.__mro__ if issubclass(c, Task)} - {"trainer.task"}
+    files = sorted(file for name in modules if (file := inspect.getsourcefile(sys.modules[name])))
+    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
+
+
+def _cpu_model() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+
+
 def _device(process: Process) -> dict[str, Any]:
     if process.device.type != "cuda":
         return {"type": process.device.type}
-    properties = torch.cuda.get_device_properties(process.device)
+    own = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    driver = Path("/proc/driver/nvidia/version")
     return {
         "type": "cuda",
-        "name": properties.name,
-        "compute_capability": f"{properties.major}.{properties.minor}",
+        "names": sorted({gpu.name for gpu in own}),
+        "uuids": [str(gpu.uuid) for gpu in own],
+        "compute_capability": f"{own[0].major}.{own[0].minor}",
+        "driver": driver.read_text().splitlines()[0] if driver.exists() else None,
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),
     }

@@ -17,6 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from trainer.checkpoint import replacing, storage_failure
+from trainer.compare import read_entries
 from trainer.config import FREE_AT_RESUME, Config
 from trainer.errors import WrongUse
 
@@ -70,18 +71,13 @@ class RunDirectory:
         except FileNotFoundError:
             return None
 
-    def parse_config(self, text: str) -> Config:
-        """The configuration in `text`.
-
-        Raises:
-            WrongUse: the file is damaged.
-        """
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """The object in the file `name`; None if it is not there or damaged."""
         try:
-            return Config(**json.loads(text))
-        except (ValueError, TypeError) as error:
-            raise WrongUse(
-                f"{self.path}/config.json is not a configuration ({error}): restore it or use another --run"
-            ) from error
+            value = json.loads((self.path / name).read_text())
+        except (OSError, ValueError):
+            return None
+        return value if isinstance(value, dict) else None
 
     def write_json(self, name: str, text: str) -> None:
         if self.writes:
@@ -95,15 +91,11 @@ class RunDirectory:
         """Start the progress at `step`; entries of what will be done again, after a crash, are dropped."""
         if not self.writes:
             return
-        path = self.path / "metrics.jsonl"
-        kept = []
-        if path.exists():
-            for line in path.read_text().splitlines():
-                entry = _parse(line)
-                if entry is not None and entry["step"] <= (evaluated_step if entry.get("kind") == "validation" else step):
-                    kept.append(line + "\n")
-        self.write_json("metrics.jsonl", "".join(kept))
-        self._metrics = path.open("a", buffering=1)
+        for name in ("metrics.jsonl", "digests.jsonl"):
+            entries = read_entries(self.path / name)
+            kept = [e for e in entries if e["step"] <= (evaluated_step if e.get("kind") == "validation" else step)]
+            self.write_json(name, "".join(json.dumps(entry) + "\n" for entry in kept))
+        self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1)
         self._board_from = step + 1 if step else None
         if sys.stderr.isatty():
             self._bar = tqdm(
@@ -158,6 +150,16 @@ class RunDirectory:
         elif time.monotonic() - self._plain_at > _PLAIN_LINE_EVERY_S:
             self._plain_at = time.monotonic()
             self.say(line + speed)
+
+    def record_digests(self, entry: Mapping[str, Any]) -> None:
+        """One entry in digests.jsonl."""
+        if self.writes:
+            path = self.path / "digests.jsonl"
+            try:
+                with path.open("a") as file:
+                    file.write(json.dumps(entry) + "\n")
+            except OSError as error:
+                raise storage_failure(path, error) from error
 
     def pictures(self, step: int, make: Callable[[], Mapping[str, Tensor]]) -> None:
         """The pictures (3, H, W) uint8 that `make` draws, in TensorBoard."""
@@ -235,15 +237,6 @@ def gpu_figures(device: torch.device) -> dict[str, float]:
     except Exception as error:  # noqa: BLE001 - NVML missing or refusing in any way: a figure less
         logging.getLogger(__name__).info("no utilisation: %s", error)
     return figures
-
-
-def _parse(line: str) -> dict[str, Any] | None:
-    """One entry; None for the torn last line of a crash."""
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return None
-    return entry if isinstance(entry, dict) and isinstance(entry.get("step"), int) else None
 
 
 def _plain(value: Any) -> Any:

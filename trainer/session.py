@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 from trainer import batches, manifest
 from trainer.batches import EvaluationBatches, Schedule
 from trainer.checkpoint import Checkpoints, storage_failure
+from trainer.compare import read_entries, verdict
 from trainer.config import (
     DEFAULT_BATCH_SIZE,
     DEFAULT_EPOCHS,
@@ -25,6 +27,7 @@ from trainer.config import (
     Config,
     check,
     differences,
+    parse_config,
     scaled_learning_rate,
     split_metric,
 )
@@ -51,8 +54,11 @@ def train_task(
     run_name: str | None,
     data_dir: Path,
     resume: str,
+    until_step: int | None = None,
 ) -> None:
     """Train `config.task` to its end in `runs_dir/run_name`, going on where a stopped run of the same settings ended.
+
+    With `until_step` it ends there, as if that were the end, at the learning rates of the whole.
 
     Raises:
         Failure: any end but the good one, with its exit code.
@@ -65,14 +71,42 @@ def train_task(
             settled = settle(config, task, process, run)
             check(settled, process.device.type)
             job = build(settled, task, process, run, data_dir)
+            job.until_step = until_step
             _resume(job, resume)
             try:
-                _start(job, stop)
+                _start(job, stop, resume)
             finally:
                 job.checkpoints.finish()
         finally:
             run.close()
         process.leave()
+
+
+def verify_run(path: Path, steps: int | None, stop: StopRequest, device_name: str, data_dir: Path) -> None:
+    """Do the run in `path` again, whole or its first `steps`, in a folder that is removed, and compare the digests.
+
+    Raises:
+        Differs: the digests are not the same; it says where first, and which manifest entries are not.
+        Failure: the run cannot be done again.
+    """
+    text = _text_of(path / "config.json")
+    stored, before = read_entries(path / "digests.jsonl"), json.loads(_text_of(path / "manifest.json"))
+    with tempfile.TemporaryDirectory(prefix="trainbox-verify-") as folder:
+        again = Path(folder) / "again"
+        config = parse_config(text, path / "config.json")
+        train_task(config, stop, device_name, Path(folder), again.name, data_dir, "never", steps)
+        if (again / "manifest.json").exists():  # on the first process
+            found = read_entries(again / "digests.jsonl")
+            after = json.loads(_text_of(again / "manifest.json"))
+            changed = manifest.differences(before, after)
+            print(verdict(str(path), "the same settings done again", stored, found, manifest.in_words(changed)), flush=True)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise WrongUse(f"{path} cannot be read ({error.strerror}): is {path.parent} a run's folder?") from error
 
 
 def _default_name(config: Config, process: Process, runs_dir: Path) -> str:
@@ -100,7 +134,7 @@ def settle(config: Config, task: Task, process: Process, run: RunDirectory) -> C
         WrongUse: the run was started with other settings.
     """
     stored_text = process.from_first(run.read_config_text())
-    stored = run.parse_config(stored_text) if stored_text is not None else None
+    stored = parse_config(stored_text, run.path / "config.json") if stored_text is not None else None
     given = dataclasses.asdict(config) | {"batch_size_per_gpu": None}
     if config.batch_size_per_gpu is not None:
         given["batch_size"] = config.batch_size_per_gpu * process.world_size
@@ -255,23 +289,45 @@ def _resume(job: Job, resume: str) -> None:
         ) from error
 
 
-def _start(job: Job, stop: StopRequest) -> None:
+def _start(job: Job, stop: StopRequest, resume: str) -> None:
     """Write down what is about to be done, do it, and close with what came out."""
     run, progress = job.run, job.progress
     first_step = progress.step
+    complete = (progress.step >= job.schedule.total_steps and progress.evaluated_step == progress.step) or progress.ended_early
+    if run.writes and not complete:
+        _describe(job, resume == "anyway")
     run.write_json("config.json", job.config.to_json())
-    if first_step == 0:
-        description = manifest.describe(job.process, sys.argv[1:], job.config.shards, tensors_digest(job.model.state_dict()))
-        run.write_json("manifest.json", json.dumps(description, indent=2) + "\n")
     _header(job)
     run.begin(first_step, progress.evaluated_step, job.schedule.total_steps, job.schedule.batch_size)
-    if (progress.step >= job.schedule.total_steps and progress.evaluated_step == progress.step) or progress.ended_early:
+    if complete:
         run.say("this run is complete: nothing is left to do (another --run name or --seed starts a new one)")
     else:
         fit(job, stop)
         run.hyperparameters(job.config, job.progress.best_step or 0, job.progress.best_metrics)
     run.end_progress()
     _closing(job)
+
+
+def _describe(job: Job, anyway: bool) -> None:
+    """Write the manifest of a new run; add to that of a resumed one what is not as it was."""
+    step, run = job.progress.step, job.run
+    data = {"train": job.train, "validation": job.evaluation.dataset}
+    weights = tensors_digest(job.model.state_dict())
+    found = manifest.describe(job.process, job.task, sys.argv[1:], dataclasses.asdict(job.config), data, weights)
+    stored = run.read_json("manifest.json") if step else None
+    if stored is None:
+        run.write_json("manifest.json", json.dumps(found, indent=2) + "\n")
+        return
+    changed = manifest.differences(stored, found | {"initial_weights_sha256": stored.get("initial_weights_sha256")})
+    if (breaking := {n: v for n, v in changed.items() if manifest.changes_bits(n)}) and not anyway:
+        raise WrongUse(
+            f"{run.path} cannot go on to the same bits, since it was started with {manifest.in_words(breaking)}: "
+            "restore that, or go on all the same with --resume anyway, or train anew under another --run name"
+        )
+    if changed:
+        run.say(f"changed since the run's start: {manifest.in_words(changed)}")
+    start = {"step": step, "argv": sys.argv[1:], "plan": found["plan"], "changed": changed}
+    run.write_json("manifest.json", json.dumps(stored | {"resumes": [*stored.get("resumes", []), start]}, indent=2) + "\n")
 
 
 def _header(job: Job) -> None:

@@ -47,6 +47,7 @@ _OTHER: dict[str, Any] = {
     "checkpoint_minutes": 14.0,
     "keep": 15,
     "log_steps": 16,
+    "digest_steps": 21,
     "workers": 17,
     "seed": 18,
     "deterministic": False,
@@ -63,7 +64,7 @@ def test_every_setting_is_tried_here() -> None:
 @pytest.mark.parametrize("name", _OTHER)
 def test_what_is_free_at_a_resume_changes_neither_the_name_nor_the_comparison(name: str) -> None:
     other = dataclasses.replace(Config(), **{name: _OTHER[name]})
-    free = name in {"workers", "checkpoint_steps", "checkpoint_minutes", "keep", "log_steps"}
+    free = name in {"workers", "checkpoint_steps", "checkpoint_minutes", "keep", "log_steps", "digest_steps"}
     assert free == (name in FREE_AT_RESUME)
     assert (Config().fingerprint() == other.fingerprint()) == free
     old = getattr(Config(), name)
