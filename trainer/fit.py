@@ -77,6 +77,7 @@ class Job:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "optimizer_class": type(self.optimizer).__name__,
             "scaler": self.scaler.state_dict(),
             "progress": dataclasses.asdict(self.progress) | {"train_seconds": self.watch.seconds},
             "running": self.running.gather(),
@@ -84,7 +85,20 @@ class Job:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned, on any number of processes."""
+        """Continue from what `state` returned, on any number of processes.
+
+        Raises:
+            WrongUse: it is of another model or optimizer.
+        """
+        found: dict[str, Any] = {name: tuple(tensor.shape) for name, tensor in state["model"].items()}
+        here: dict[str, Any] = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
+        found["optimizer"], here["optimizer"] = state["optimizer_class"], type(self.optimizer).__name__
+        other = {name: (found.get(name), here.get(name)) for name in {**found, **here} if found.get(name) != here.get(name)}
+        for name, (saved, now) in other.items():
+            raise WrongUse(
+                f"{self.run.path} holds a checkpoint of another model or optimizer ({name} was {saved} and is {now}): "
+                "undo the change of the task, or train anew under another --run name"
+            )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
@@ -130,12 +144,13 @@ def fit(job: Job, stop: StopRequest) -> None:
                 losses_B = job.loss_module(batch)
                 if progress.step == first_step:
                     check_losses(job.task, losses_B, micro.size)
-                torch.autograd.backward(tuple(losses_B.values()), (job.scaler.scale(weight_B),) * len(losses_B))
+                trained_B = [loss_B for loss_B in losses_B.values() if loss_B.requires_grad]
+                torch.autograd.backward(trained_B, [job.scaler.scale(weight_B)] * len(trained_B))
             job.running.add(losses_B)
         job.reduction.finish()
         job.running.steps += 1
         progress.step += 1
-        logged = progress.step % config.log_steps == 0 or progress.step % schedule.steps_per_epoch == 0
+        logged = 0 in (progress.step % config.log_steps, progress.step % schedule.steps_per_epoch, progress.step - job.end_step)
         norm = _gradient_norm(job) if logged or config.clip_norm else None
         job.scaler.step(job.optimizer)
         job.scaler.update()

@@ -27,8 +27,8 @@ class LossModule(nn.Module):
             losses_B = self.task.losses(self.model, batch)
         try:
             return {name: loss_B.float() for name, loss_B in losses_B.items()}
-        except AttributeError:  # no dict, or no tensors in it
-            check_losses(self.task, losses_B, 0)
+        except AttributeError:
+            _check_types(self.task, losses_B)
             raise
 
 
@@ -37,8 +37,23 @@ def autocast(device_type: str, dtype: torch.dtype | None) -> contextlib.Abstract
     return contextlib.nullcontext() if dtype is None else torch.autocast(device_type, dtype)
 
 
-def check_losses(task: Task, losses: Any, size: int) -> None:
-    """Raise WrongUse if a task's first losses are not `{name: (B,)}` with B = `size`."""
+def check_losses(task: Task, losses: dict[str, Tensor], size: int) -> None:
+    """Raise WrongUse if a task's first losses are not `{name: (B,)}` with B = `size`, or none of them trains anything."""
+    _check_types(task, losses)
+    for name, loss in losses.items():
+        if tuple(loss.shape) != (size,):
+            raise WrongUse(
+                f"task {type(task).__name__}: loss {name!r} has shape {tuple(loss.shape)}, wanted ({size},), one loss for each "
+                "example: use reduction='none' and average over all dimensions but the first"
+            )
+    if not any(loss.requires_grad for loss in losses.values()):
+        raise WrongUse(
+            f"task {type(task).__name__}: no loss depends on a parameter that is trained: compute {', '.join(losses)} from the "
+            "model's output, without detach() and torch.no_grad()"
+        )
+
+
+def _check_types(task: Task, losses: Any) -> None:
     name = type(task).__name__
     if not isinstance(losses, dict) or not losses:
         raise WrongUse(f"task {name}: losses() returned {type(losses).__name__}, wanted a dict {{name: tensor of (B,)}}")
@@ -46,9 +61,4 @@ def check_losses(task: Task, losses: Any, size: int) -> None:
         if not isinstance(value, Tensor):
             raise WrongUse(
                 f"task {name}: loss {loss!r} is a {type(value).__name__}, wanted a tensor of one loss for each example"
-            )
-        if tuple(value.shape) != (size,):
-            raise WrongUse(
-                f"task {name}: loss {loss!r} has shape {tuple(value.shape)}, wanted ({size},), one loss for each example: "
-                "use reduction='none' and average over all dimensions but the first"
             )

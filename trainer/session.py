@@ -280,13 +280,7 @@ def _resume(job: Job, resume: str) -> None:
             f"--resume never, and {job.run.path} holds a checkpoint of step {step}: "
             "choose another --run name, or remove the folder"
         )
-    try:
-        job.restore(job.checkpoints.load(step))
-    except (RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise WrongUse(
-            f"the checkpoint of step {step} in {job.run.path} is of another model or optimizer "
-            f"({str(error).splitlines()[-1].strip()}): undo the change of the task, or train anew under another --run name"
-        ) from error
+    job.restore(job.checkpoints.load(step))
 
 
 def _start(job: Job, stop: StopRequest, resume: str) -> None:
@@ -336,7 +330,11 @@ def _header(job: Job) -> None:
         "run": str(job.run.path),
         "plan": os.environ.get("TRAINBOX_REASON") or f"{process.world_size} process(es) on {process.device}",
         "batch": batch_equation(job),
-        **({"shards": f"{config.shards}: the same bits on 1 to {config.shards} processes"} if (config.shards or 1) > 1 else {}),
+        **(
+            {"shards": f"{config.shards} on {process.world_size} process(es), the same bits on 1 to {config.shards}"}
+            if (config.shards or 1) > 1
+            else {}
+        ),
         "model": f"{type(job.task).__name__}, {sum(p.numel() for p in job.model.parameters()):,} parameters",
         "data": _data_sizes(job),
         "steps": f"{schedule.total_steps:,}, {schedule.steps_per_epoch:,} an epoch",
@@ -352,14 +350,16 @@ def batch_equation(job: Job) -> str:
     """`384 = 3 GPUs x 128 x 1 accumulation`: how a step's examples are shared out."""
     config, process = job.config, job.process
     assert config.batch_size and config.shards
-    gpus = torch.cuda.device_count() if process.strategy == "dp" else process.world_size
-    noun, ending = ("GPU", "s") if process.device.type == "cuda" else ("process", "es")
-    each = _share(config.batch_size, config.shards * config.accumulation)
     if process.strategy == "dp":
-        most, rest = divmod(config.batch_size, gpus * config.accumulation)
+        parts, noun, ending = torch.cuda.device_count(), "GPU", "s"
+        most, rest = divmod(config.batch_size, parts * config.accumulation)
         each = f"up to {most + 1}" if rest else f"{most}"  # scattered as torch.chunk cuts
-    parts = config.accumulation * -(-config.shards // process.world_size)
-    return f"{config.batch_size} = {gpus} {noun}{ending * (gpus > 1)} x {each} x {parts} accumulation"
+    else:
+        parts, noun, ending = config.shards, "shard", "s"
+        if config.shards == process.world_size:
+            noun, ending = ("GPU", "s") if process.device.type == "cuda" else ("process", "es")
+        each = _share(config.batch_size, config.shards * config.accumulation)
+    return f"{config.batch_size} = {parts} {noun}{ending * (parts > 1)} x {each} x {config.accumulation} accumulation"
 
 
 def _share(whole: int, parts: int) -> str:

@@ -119,7 +119,7 @@ def _convert(field: TaskField, value: Any) -> Any:
     text = str(value)
     if field.type not in FIELD_TYPES.values():
         raise WrongUse(
-            f"--set {field.name}={text}: only fields of the types {', '.join(FIELD_TYPES)} can be set; {field.name} is none"
+            f"--set {field.name}={text}: only fields of the types {', '.join(FIELD_TYPES)} can be set, {field.name} has another"
         )
     try:
         if field.type is bool:

@@ -48,8 +48,8 @@ def _equation(batch: int, world: int, shards: int, accumulation: int = 1, device
         ({"batch": 64, "world": 3, "shards": 3}, "64 = 3 processes x 21 or 22 x 1 accumulation"),
         ({"batch": 64, "world": 2, "shards": 2, "accumulation": 4}, "64 = 2 processes x 8 x 4 accumulation"),
         ({"batch": 64, "world": 3, "shards": 3, "accumulation": 2}, "64 = 3 processes x 10 or 11 x 2 accumulation"),
-        ({"batch": 64, "world": 1, "shards": 4}, "64 = 1 process x 16 x 4 accumulation"),
-        ({"batch": 64, "world": 2, "shards": 4, "accumulation": 2}, "64 = 2 processes x 8 x 4 accumulation"),
+        ({"batch": 64, "world": 1, "shards": 4}, "64 = 4 shards x 16 x 1 accumulation"),
+        ({"batch": 64, "world": 2, "shards": 4, "accumulation": 2}, "64 = 4 shards x 8 x 2 accumulation"),
     ],
 )
 def test_the_batch_equation(settings: dict[str, Any], expected: str) -> None:
@@ -60,15 +60,17 @@ def test_the_batch_equation(settings: dict[str, Any], expected: str) -> None:
 @pytest.mark.parametrize(("world", "shards"), [(1, 1), (1, 3), (2, 3), (3, 3), (1, 4), (2, 4), (3, 4), (4, 6)])
 def test_the_batch_equation_is_true(world: int, shards: int, accumulation: int) -> None:
     """The sizes and counts that it names are those of the micro-batches that are computed."""
-    match = re.search(r" x ([0-9 or]+) x (\d+) accumulation", _equation(64, world, shards, accumulation))
+    match = re.fullmatch(
+        r"64 = (\d+) (?:shard|process)e?s? x ([0-9 or]+) x (\d+) accumulation", _equation(64, world, shards, accumulation)
+    )
     assert match
-    each, parts = match.groups()
+    cuts, each, parts = match.groups()
     ranks = [
         micro_batches(64, shards, accumulation, Process(rank, rank, world, torch.device("cpu"), "ddp").owned(shards))
         for rank in range(world)
     ]
     assert {micro.size for micros in ranks for micro in micros} == {int(size) for size in each.split(" or ")}
-    assert max(len(micros) for micros in ranks) == int(parts)
+    assert sum(len(micros) for micros in ranks) == int(cuts) * int(parts)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +377,10 @@ def test_a_checkpoint_of_another_architecture_is_told(here: Here) -> None:
     here.train()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny, "Tiny", Wider)
-        with pytest.raises(WrongUse, match=r"the checkpoint of step 18 in runs/r is of another model .*: undo the change"):
+        with pytest.raises(
+            WrongUse,
+            match=r"runs/r holds a checkpoint of another model or optimizer \(forwards was \(\) and is None\): undo",
+        ):
             here.train()
 
 

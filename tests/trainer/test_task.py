@@ -320,7 +320,7 @@ def test_a_field_of_another_type_cannot_be_set_and_keeps_its_default(write: Call
     loaded = load_task(f"{spec}:T", {})
     assert vars(loaded) == {"depth": None, "sizes": (1, 2)}
     with pytest.raises(
-        WrongUse, match="--set depth=3: only fields of the types str, int, float, bool can be set; depth is none"
+        WrongUse, match="--set depth=3: only fields of the types str, int, float, bool can be set, depth has another"
     ):
         load_task(f"{spec}:T", {"depth": "3"})
 
@@ -369,6 +369,8 @@ def test_a_file_with_the_name_of_another_module_is_refused(write: Callable[[str,
             r"loss 'mse' has shape \(\), wanted \(4,\), one loss for each example: use reduction='none'",
         ),
         ({"mse": 0.5}, r"loss 'mse' is a float, wanted a tensor of one loss for each example"),
+        ({"a": torch.ones(4), "aux": 0.5}, r"loss 'aux' is a float, wanted a tensor"),
+        ({"mse": torch.ones(4)}, "no loss depends on a parameter that is trained: compute mse from"),
         ({"mse": torch.ones(3)}, r"loss 'mse' has shape \(3,\), wanted \(4,\)"),
         ({"ce": torch.ones(4), "map": torch.ones(4, 7)}, r"loss 'map' has shape \(4, 7\), wanted \(4,\)"),
         (torch.ones(4), "losses\\(\\) returned Tensor, wanted a dict"),
@@ -388,7 +390,7 @@ def test_losses_of_another_form_are_told_by_task_loss_and_shape(
 
 
 def test_right_losses_pass_and_are_float32() -> None:
-    check_losses(Tiny(), {"a": torch.ones(4), "b": torch.ones(4)}, 4)
+    check_losses(Tiny(), {"a": torch.ones(4, requires_grad=True), "b": torch.ones(4)}, 4)
     task = Tiny()
     module = LossModule(task, task.build_model().bfloat16(), "cpu", None)
     losses = module((torch.ones(4, 4).bfloat16(), torch.ones(4).bfloat16()))
