@@ -5,16 +5,22 @@ import difflib
 import json
 import os
 import platform
+import random
+import secrets
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from entrypoint.cluster import Cluster, detect_cluster
 from entrypoint.cpus import usable_cpus
-from entrypoint.errors import WRONG_USE, HardwareMissing, LaunchError, WrongUse
+from entrypoint.drill import Failed, Outcome, cases, row, run_case, training_words
+from entrypoint.errors import WRONG_USE, BitsDiffer, HardwareMissing, LaunchError, WrongUse
 from entrypoint.gpus import Gpu, visible_gpus
 from entrypoint.plan import LaunchPlan, LaunchRequest, plan_launch
 from entrypoint.supervise import supervise
@@ -94,8 +100,7 @@ def _whole_help(ctx: click.Context, _param: click.Parameter, value: bool) -> Non
     with formatter.section("Launch options"):
         formatter.write_dl(records)
     click.echo(formatter.getvalue())
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "trainer", "train", "--help-options"])
+    _hand_over("train", "--help-options")
 
 
 _help_option = click.option(
@@ -114,6 +119,7 @@ def cli() -> None:
       trainbox train mnist --gpus 2            two GPUs, torchrun DDP
       trainbox train my.py:Gestures --processes 2 --epochs 3
       trainbox plan mnist --gpus 3             what would be launched, and why
+      trainbox verify runs/digits-7d2c1a90     do a run again and compare the bits
       docker run IMAGE nvidia-smi              anything else is run as it stands
     """
 
@@ -200,22 +206,96 @@ def _list_gpus(gpus: tuple[Gpu, ...], found: "Detection") -> None:
         click.echo(f"no GPU visible: {found.absent or 'the driver lists none, or CUDA_VISIBLE_DEVICES hides them'}")
 
 
+@cli.command(context_settings=_PASS_ON, options_metavar="[OPTIONS]")
+@_launch_options
+@click.option("--help", "-h", "wants_help", is_flag=True, help="Show this page.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="RUN")
+def verify(words: tuple[str, ...], wants_help: bool, **options: Any) -> None:
+    """Do RUN again and compare: exit 8 if the bits differ, naming the first step, the first tensor and the settings."""
+    if wants_help:
+        _hand_over("verify", "--help")
+    plan = _checked_plan(words, options, verb="verify")
+    sys.exit(supervise(plan.argv, {**os.environ, **plan.env}))
+
+
+@cli.command(context_settings=_PASS_ON)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def diff(words: tuple[str, ...]) -> None:
+    """Compare two runs: `trainbox diff RUN_A RUN_B`."""
+    _hand_over("diff", *words)
+
+
+@cli.command()
+@click.argument("tasks", nargs=-1, envvar="TASK")
+@click.option("--shards", type=click.IntRange(1), default=4, metavar="V", help="Parts of a batch. Default: 4.")
+@click.option("--steps", type=click.IntRange(10), default=60, metavar="N", help="Length of each training. Default: 60.")
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="Of the moments of the kills. Default: another each time.")
+@click.option("--cpu", is_flag=True, help="On CPU processes, though there are GPUs.")
+def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu: bool) -> None:
+    """Show that TASKS (default: digits and digits_augmented) train to the same bits whatever happens.
+
+    Each is trained on 1 to V processes (or GPUs), then killed at random steps and resumed on other numbers of them.
+    Training options come from the environment: TRAINBOX_BATCH_SIZE=256 trainbox drill my.py:Gestures
+
+    \b
+    Examples:
+      trainbox drill
+      trainbox drill my_tasks/gestures.py:Gestures --steps 200
+    """
+    seed = secrets.randbelow(10**6) if seed is None else seed
+    gpus = () if cpu else _visible(_detected())
+    most = min(shards, len(gpus) or 4)
+    device = ["--gpus", "{processes}"] if gpus else ["--device", "cpu", "--processes", "{processes}"]
+    click.echo(f"drill on up to {most} {'GPUs' if gpus else 'CPU processes'}, {steps} steps of {shards} shards, --seed {seed}")
+    for task in tasks or ("digits", "digits_augmented"):
+        _drill_task(task, shards, steps, device, most, random.Random(seed))  # noqa: S311 - moments, no secrets
+
+
+def _drill_task(task: str, shards: int, steps: int, device: list[str], most: int, draw: random.Random) -> None:
+    click.echo(f"{task}\n  {'processes':<18} {'':<34} weights          optimizer")
+    folder = Path(tempfile.mkdtemp(prefix="trainbox-drill-"))
+    outcomes: list[Outcome] = []
+    try:
+        for number, case in enumerate(cases(most)):
+            place = folder / f"case-{number}"
+            place.mkdir()
+            outcomes.append(run_case(case, training_words(task, shards, steps, place, device), place, steps, draw))
+            click.echo(row(outcomes[-1], outcomes[0]))
+    except Failed as failure:
+        path = " -> ".join(map(str, failure.case.processes))
+        raise BitsDiffer(
+            f"drill {task}: the case {path} ended with {failure.code}: {failure.message} (kept: {folder})"
+        ) from failure
+    different = [number for number, outcome in enumerate(outcomes) if outcome.digest != outcomes[0].digest]
+    if different:
+        raise BitsDiffer(
+            f"drill {task}: {len(different)} of {len(outcomes)} trainings ended with other bits; to see where they part: "
+            f"trainbox diff {folder}/case-0/run {folder}/case-{different[0]}/run"
+        )
+    shutil.rmtree(folder)
+    click.echo(f"  the same bits in all {len(outcomes)} trainings")
+
+
 @cli.command(context_settings=_PASS_ON)
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED)
 def tasks(rest: tuple[str, ...]) -> None:
     """List the tasks, or one task's fields: `trainbox tasks mnist`."""
+    _hand_over("tasks", *rest)
+
+
+def _hand_over(*words: str) -> NoReturn:
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "trainer", "tasks", *rest])
+    os.execv(sys.executable, [sys.executable, "-m", "trainer", *words])
 
 
-def _checked_plan(training: tuple[str, ...], options: dict[str, Any]) -> LaunchPlan:
+def _checked_plan(training: tuple[str, ...], options: dict[str, Any], verb: str = "train") -> LaunchPlan:
     """The plan, while a child checks the trainer's words without torch; of two mistakes the trainer's is told."""
     checking = subprocess.Popen(
-        [sys.executable, "-m", "trainer", "train", "--check", "--device-on-stdin", *training], stdin=subprocess.PIPE, text=True
+        [sys.executable, "-m", "trainer", verb, "--check", "--device-on-stdin", *training], stdin=subprocess.PIPE, text=True
     )
     device = ""
     try:
-        plan = _plan(training, options)
+        plan = _plan((verb, *training), options)
         device = plan.env["TRAINBOX_DEVICE"]
         return plan
     finally:
@@ -224,11 +304,11 @@ def _checked_plan(training: tuple[str, ...], options: dict[str, Any]) -> LaunchP
             sys.exit(checking.returncode)
 
 
-def _plan(training: tuple[str, ...], options: dict[str, Any]) -> LaunchPlan:
+def _plan(words: tuple[str, ...], options: dict[str, Any]) -> LaunchPlan:
     options["device"] = _device(options["device"], options["processes"])
     threads = os.environ.get("OMP_NUM_THREADS", "")
     request = LaunchRequest(
-        argv=("trainer", "train", *training),
+        argv=("trainer", *words),
         python=sys.executable,
         cpus=usable_cpus(),
         omp_num_threads=int(threads) if threads.isdecimal() and int(threads) > 0 else None,

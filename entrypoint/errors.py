@@ -2,6 +2,7 @@
 
 WRONG_USE = 2
 HARDWARE = 3
+BITS_DIFFER = 8
 PREEMPTED = 75
 
 
@@ -21,3 +22,9 @@ class HardwareMissing(LaunchError):
     """Fewer GPUs than asked for, or a driver that does not answer: another node may do."""
 
     exit_code = HARDWARE
+
+
+class BitsDiffer(LaunchError):
+    """Trainings that should end with the same bits did not."""
+
+    exit_code = BITS_DIFFER

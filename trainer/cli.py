@@ -317,7 +317,7 @@ def tasks(name: str | None, as_json: bool) -> None:
     """List the tasks, or the fields of the task NAME (also of your own: file.py:Class)."""
     if name is None:
         listing = {task: summary(task) for task in built_in_tasks()}
-        lines = [f"{task:<16}{text}" for task, text in listing.items()]
+        lines = [f"{task:<18}{text}" for task, text in listing.items()]
         click.echo(json.dumps(listing) if as_json else "\n".join(lines))
         return
     fields = static_fields(name)

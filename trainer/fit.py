@@ -19,7 +19,6 @@ from trainer.digest import digest_of_digests, tensor_digest, tensor_digests
 from trainer.distributed import Process
 from trainer.errors import NotFinite, Preempted, WrongUse
 from trainer.evaluate import Evaluation, evaluate
-from trainer.losses import check_losses
 from trainer.reduction import Reduction
 from trainer.run import RunDirectory, gpu_figures
 from trainer.running import RunningLosses
@@ -142,8 +141,6 @@ def fit(job: Job, stop: StopRequest) -> None:
             process.seed(config.seed, "forward", progress.step, micro.shard, micro.part)
             with job.reduction.of(micro):
                 losses_B = job.loss_module(batch)
-                if progress.step == first_step:
-                    check_losses(job.task, losses_B, micro.size)
                 trained_B = [loss_B for loss_B in losses_B.values() if loss_B.requires_grad]
                 torch.autograd.backward(trained_B, [job.scaler.scale(weight_B)] * len(trained_B))
             job.running.add(losses_B)

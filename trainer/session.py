@@ -42,6 +42,7 @@ from trainer.running import RunningLosses
 from trainer.seeding import derive_seed
 from trainer.stopping import StopRequest
 from trainer.task import Task, load_task
+from trainer.trial import try_task
 
 _MOST_LOADER_WORKERS = 8
 
@@ -296,6 +297,7 @@ def _start(job: Job, stop: StopRequest, resume: str) -> None:
     if complete:
         run.say("this run is complete: nothing is left to do (another --run name or --seed starts a new one)")
     else:
+        try_task(job)
         fit(job, stop)
         run.hyperparameters(job.config, job.progress.best_step or 0, job.progress.best_metrics)
     run.end_progress()

@@ -19,6 +19,7 @@ from entrypoint.gpus import Gpu
 from entrypoint.nvml import Detection
 from tests.conftest import Ended, Trainbox, clean_environment
 
+_TASKS = "there are digits, digits_augmented, fashion_mnist, mnist. Your own is file.py:Class or module:Class"
 FOUR = tuple(Gpu(index, f"GPU-{letter}", "H100", 81559) for index, letter in enumerate("abcd"))
 
 Command = Callable[..., Ended]
@@ -94,10 +95,13 @@ def test_a_program_is_run_in_our_place_with_its_words_and_streams(trainbox: Trai
     [
         (["trian"], "(No such file or directory): did you mean `train`?"),
         (["helth"], "(No such file or directory): did you mean `health`?"),
-        (["nosuch", "--gpus", "1"], "(No such file or directory): the verbs are gpus, health, plan, tasks, train"),
-        (["./folder"], "(Permission denied): the verbs are gpus, health, plan, tasks, train"),
-        (["./file"], "(Permission denied): the verbs are gpus, health, plan, tasks, train"),
-        (["$(id)"], "(No such file or directory): the verbs are gpus, health, plan, tasks, train"),
+        (
+            ["nosuch", "--gpus", "1"],
+            "(No such file or directory): the verbs are diff, drill, gpus, health, plan, tasks, train, verify",
+        ),
+        (["./folder"], "(Permission denied): the verbs are diff, drill, gpus, health, plan, tasks, train, verify"),
+        (["./file"], "(Permission denied): the verbs are diff, drill, gpus, health, plan, tasks, train, verify"),
+        (["$(id)"], "(No such file or directory): the verbs are diff, drill, gpus, health, plan, tasks, train, verify"),
     ],
 )
 def test_neither_a_verb_nor_a_program(
@@ -284,6 +288,9 @@ WHOLE_NUMBERS = {
     "--checkpoint-steps": ["0", "-1"],
     "--keep": ["0", "-1"],
     "--log-steps": ["0", "-1"],
+    "--digest-steps": ["0", "-1"],
+    "--shards": ["0", "-1"],
+    "--threads": ["0", "-1"],
     "--workers": ["-1", "1025", "9" * 30],
     "--seed": ["-1", f"{2**63}", "9" * 30],
 }
@@ -340,13 +347,16 @@ def test_every_number_is_in_the_table() -> None:
         ("--set colour=red", "--set colour=red: task digits has no field colour; it has width, dropout"),
         ("--set width=wide", "--set width=wide: width is of type int"),
         ("digit", "no task 'digit': did you mean digits? Your own is file.py:Class or module:Class"),
-        ("zebra", "no task 'zebra': there are digits, fashion_mnist, mnist. Your own is file.py:Class or module:Class"),
+        (
+            "zebra",
+            f"no task 'zebra': {_TASKS}",
+        ),
         ("my.py", "task my.py does not name the class: write my.py:CLASS"),
         ("my.py:1", "task my.py:1: '1' is no class name; write file.py:Class or module:Class"),
         ("../my:Task", "task ../my:Task: '../my' is neither a .py file nor a module; write file.py:Class or module:Class"),
         ("digits mnist", "Got unexpected extra argument (mnist)"),
         ("--optimizer lion", "Invalid value for '--optimizer': 'lion' is not one of 'adamw', 'adam', 'sgd'."),
-        ("--resume always", "Invalid value for '--resume': 'always' is not one of 'auto', 'never'."),
+        ("--resume always", "Invalid value for '--resume': 'always' is not one of 'auto', 'never', 'anyway'."),
         ("--epochs", "Option '--epochs' requires an argument."),
         ("--epoch 1", "No such option '--epoch'. (Did you mean one of: '--epochs', '--keep', '--warmup-epochs'?)"),
         ("--config none.json", "--config none.json cannot be read: No such file or directory"),
@@ -394,7 +404,7 @@ def test_a_run_is_a_name_and_no_path(check: Command, name: str) -> None:
 @pytest.mark.parametrize("task", ["$(touch x)", "; touch x", "`touch x`", "a\nb", "/etc/passwd", "\udcff", "", "x" * 200])
 def test_a_hostile_task_is_only_a_wrong_name(check: Command, tmp_path: Path, task: str) -> None:
     text = refused(check("--", task))
-    assert text == f"no task {task!r}: there are digits, fashion_mnist, mnist. Your own is file.py:Class or module:Class"
+    assert text == f"no task {task!r}: {_TASKS}"
     assert list(tmp_path.iterdir()) == []
 
 

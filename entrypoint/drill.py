@@ -1,0 +1,132 @@
+"""The drill: one small training done again and again, killed at random and on other numbers of processes; one digest.
+
+Runs the real `trainbox train` each time, and reads what it leaves.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+_POLL_S = 0.02
+_CHECKPOINT_STEPS = 5
+_END_S = 30.0  # for the ranks of a killed start
+_LAUNCH_NAMES = {"TASK", "GPUS", "PROCESSES", "STRATEGY", "DEVICE", "TRAINBOX_DEVICE"}  # the drill's own words take their place
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training: the numbers of processes of its starts; each but the last start is killed."""
+
+    processes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a case ended: the steps after which it was killed, and the digest of weights and optimizer at the end."""
+
+    case: Case
+    killed_after: tuple[int, ...]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Failed(Exception):
+    """A start of a case that ended in another way than it should, and its last words."""
+
+    case: Case
+    code: int
+    message: str
+
+
+def cases(most: int) -> list[Case]:
+    """Undisturbed on 1 to `most` processes, then with a kill at each change of their number, up and down."""
+    straight = [Case((count,)) for count in range(1, most + 1)]
+    if most == 1:
+        return [*straight, Case((1, 1, 1))]
+    return [*straight, Case((1, most, max(1, most - 1), 2)), Case((most, 2, 1))]
+
+
+def run_case(case: Case, words: list[str], folder: Path, steps: int, draw: random.Random) -> Outcome:
+    """Train `case` in `folder` with `trainbox train WORDS`; each start but the last is killed after a random step.
+
+    Raises:
+        Failed: a start ended with another code than 0, or left no digest.
+    """
+    killed: list[int] = []
+    for number, count in enumerate(case.processes):
+        log = folder / f"start-{number}.log"
+        with log.open("w") as output:
+            start = subprocess.Popen(
+                [sys.executable, "-m", "entrypoint", "train", *(word.replace("{processes}", str(count)) for word in words)],
+                env={name: value for name, value in os.environ.items() if name not in _LAUNCH_NAMES},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        if number < len(case.processes) - 1:
+            begin = killed[-1] if killed else 0
+            after = draw.randint(begin + 1, begin + max(1, (steps - begin) // 2))
+            _wait(lambda after=after: _last_step(folder) >= after, start)  # type: ignore[misc]
+            if start.poll() is None:
+                start.send_signal(signal.SIGKILL)  # its ranks ask the kernel to die with it
+                start.wait()
+                _wait_until_free(case, folder)
+                killed.append(_last_step(folder))
+        start.wait()
+        if start.returncode not in (0, -signal.SIGKILL):
+            raise Failed(case, start.returncode, (log.read_text().strip().splitlines() or ["no output"])[-1])
+    last = _last_entry(folder / "run" / "digests.jsonl")
+    if last is None or last["step"] != steps:
+        raise Failed(case, 0, f"no digest of step {steps} in {folder}/run/digests.jsonl")
+    return Outcome(case, tuple(killed), f"{str(last['model'])[:16]} {str(last['optimizer'])[:8]}")
+
+
+def training_words(task: str, shards: int, steps: int, folder: Path, device: list[str]) -> list[str]:
+    """The words of `trainbox train` for one case of the drill."""
+    words = [task, "--shards", str(shards), "--max-steps", str(steps), "--log-steps", "1"]
+    words += ["--checkpoint-steps", str(_CHECKPOINT_STEPS), "--runs-dir", str(folder), "--run", "run"]
+    return [*words, *device]
+
+
+def row(outcome: Outcome, first: Outcome) -> str:
+    """One case: processes, kills, digest, and whether it is the first case's."""
+    path = " -> ".join(map(str, outcome.case.processes))
+    kills = f"killed after step {', '.join(map(str, outcome.killed_after))}" if outcome.killed_after else "undisturbed"
+    return f"  {path:<18} {kills:<34} {outcome.digest}  {'same' if outcome.digest == first.digest else 'DIFFERENT'}"
+
+
+def _last_step(folder: Path) -> int:
+    entry = _last_entry(folder / "run" / "metrics.jsonl")
+    return int(entry["step"]) if entry else 0  # type: ignore[call-overload]
+
+
+def _last_entry(path: Path) -> dict[str, object] | None:
+    try:
+        lines = path.read_text().split("\n")[:-1]
+        return dict(json.loads(lines[-1])) if lines else None
+    except (OSError, ValueError):
+        return None
+
+
+def _wait(condition: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
+    while process.poll() is None and not condition():
+        time.sleep(_POLL_S)
+
+
+def _wait_until_free(case: Case, folder: Path) -> None:
+    """Until the ranks of a killed start are gone, and with them their lock on the run."""
+    deadline = time.monotonic() + _END_S
+    with (folder / "run" / "lock").open("a") as lock:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(BlockingIOError):
+                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            time.sleep(_POLL_S)
+    raise Failed(case, 0, f"ranks still train {_END_S:.0f} s after their launcher was killed")

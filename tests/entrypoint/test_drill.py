@@ -1,0 +1,31 @@
+"""The drill's cases and table; what it does for real is tested in tests/faults."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from entrypoint.drill import Case, Outcome, cases, row, training_words
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 8])
+def test_every_number_undisturbed_and_kills_between_different_numbers(most: int) -> None:
+    drilled = cases(most)
+    assert [case.processes for case in drilled if len(case.processes) == 1] == [(count,) for count in range(1, most + 1)]
+    killed = [case.processes for case in drilled if len(case.processes) > 1]
+    assert killed
+    assert all(1 <= count <= most for path in killed for count in path)
+    changes = {(before, after) for path in killed for before, after in itertools.pairwise(path)}
+    assert most == 1 or (any(a < b for a, b in changes) and any(a > b for a, b in changes))
+
+
+def test_the_table() -> None:
+    first, other = Outcome(Case((1,)), (), "aa bb"), Outcome(Case((4, 2, 1)), (9, 14), "aa cc")
+    assert row(first, first) == "  1                  undisturbed                        aa bb  same"
+    assert row(other, first) == "  4 -> 2 -> 1        killed after step 9, 14            aa cc  DIFFERENT"
+
+
+def test_the_words_of_a_training() -> None:
+    words = training_words("digits", 4, 60, Path("d"), ["--gpus", "{processes}"])
+    expected = "digits --shards 4 --max-steps 60 --log-steps 1 --checkpoint-steps 5 --runs-dir d --run run --gpus {processes}"
+    assert words == expected.split()
