@@ -82,11 +82,13 @@ class Here:
                 super().__init__(path, rank)
 
         out, err = io.StringIO(), io.StringIO()
+        threads = torch.get_num_threads()
         try:
             with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 patch.setattr(session, "RunDirectory", Noted)
                 yield out, err
         finally:
+            torch.set_num_threads(threads)
             self.saving = [thread for thread in threading.enumerate() if thread.name == "checkpoint"]
             for thread in self.saving:
                 thread.join()

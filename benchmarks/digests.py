@@ -1,0 +1,54 @@
+"""What an epoch's entry in digests.jsonl costs, against the epoch."""
+
+import io
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from benchmarks.loop import RandomMnist
+from trainer import fit as loop
+from trainer import session
+from trainer.config import Config
+from trainer.distributed import Process
+from trainer.run import RunDirectory
+from trainer.stopping import StopRequest
+from trainer.task import Task
+from trainer.tasks.digits import Digits
+
+EPOCHS = 8
+
+
+def measure() -> Iterator[str]:
+    yield "| task | epoch, median s | digests, median ms | share |"
+    yield "|---|---|---|---|"
+    for task, epochs in ((Digits(), EPOCHS), (RandomMnist(), 2)):
+        epoch_s, digest_s = _trained(task, epochs)
+        yield f"| {type(task).__name__} | {epoch_s:.2f} | {digest_s * 1e3:.1f} | {digest_s / epoch_s:.2%} |"
+
+
+def _trained(task: Task, epochs: int) -> tuple[float, float]:
+    """Median seconds of an epoch's training and of its digests."""
+    times: list[float] = []
+    record = loop._record_digests
+
+    def timed(job: loop.Job, kind: str) -> None:
+        begin = time.perf_counter()
+        record(job, kind)
+        times.append(time.perf_counter() - begin)
+
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
+        process = Process.start("cpu")
+        run = RunDirectory(Path(folder) / "r", 0)
+        config = session.settle(Config(epochs=epochs), task, process, run)
+        job = session.build(config, task, process, run, Path(folder))
+        run.begin(0, 0, job.schedule.total_steps, job.schedule.batch_size)
+        loop._record_digests = timed
+        try:
+            loop.fit(job, StopRequest())
+        finally:
+            loop._record_digests = record
+        run.close()
+    return job.progress.train_seconds / epochs, statistics.median(times)

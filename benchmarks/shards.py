@@ -1,0 +1,120 @@
+"""What the same bits cost: a step of V shards in one tree against torch's DistributedDataParallel, in turns.
+
+Run by `python -m benchmarks shards`, which starts this file again under torchrun for two processes.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from trainer.batches import micro_batches
+from trainer.distributed import Process
+from trainer.reduction import Reduction
+from trainer.tasks.mnist import Mnist
+
+TURNS = 16
+STEPS = 4  # a turn
+BATCH_SIZE = 128
+
+
+def measure() -> Iterator[str]:
+    yield "| processes of one thread | step | ms | against plain (median of turns) | middle half |"
+    yield "|---|---|---|---|---|"
+    for processes in (1, 2):
+        launch = ["trainer.torchrun", "--standalone", f"--nproc-per-node={processes}", "-m", "benchmarks.shards"]
+        ended = subprocess.run(
+            [sys.executable, "-m", *launch],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        plain, *others = json.loads(ended.stdout).items()
+        yield f"| {processes} | {plain[0]} | {statistics.median(plain[1]) * 1e3:.1f} | 1 | |"
+        for name, seconds in others:
+            ratios = sorted(ours / theirs for ours, theirs in zip(seconds, plain[1], strict=True))
+            yield (
+                f"| {processes} | {name} | {statistics.median(seconds) * 1e3:.1f} | {statistics.median(ratios):.3f} "
+                f"| {ratios[TURNS // 4]:.3f} to {ratios[-TURNS // 4]:.3f} |"
+            )
+
+
+def _model() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = Mnist().build_model()
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+
+
+def _plain(process: Process, inputs: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
+    model, optimizer = _model()
+    wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True) if process.world_size > 1 else model
+    own = process.owned(BATCH_SIZE)
+
+    def step() -> None:
+        F.cross_entropy(wrapped(inputs[own.start : own.stop]), labels[own.start : own.stop]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _in_shards(process: Process, inputs: torch.Tensor, labels: torch.Tensor, shards: int) -> Callable[[], None]:
+    model, optimizer = _model()
+    reduction = Reduction(process, shards, 1, model)
+    micros = micro_batches(BATCH_SIZE, shards, 1, process.owned(shards))
+    weights_B = [torch.full((micro.size,), 1 / BATCH_SIZE) for micro in micros]
+
+    def step() -> None:
+        for micro, weight_B in zip(micros, weights_B, strict=True):
+            with reduction.of(micro):
+                losses_B = F.cross_entropy(
+                    model(inputs[micro.start : micro.stop]), labels[micro.start : micro.stop], reduction="none"
+                )
+                losses_B.backward(weight_B)
+        reduction.finish()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _seconds(step: Callable[[], None], process: Process) -> float:
+    process.barrier()
+    begin = time.perf_counter()
+    for _ in range(STEPS):
+        step()
+    process.barrier()
+    return (time.perf_counter() - begin) / STEPS
+
+
+def _run() -> None:
+    process = Process.start("cpu")
+    generator = torch.Generator().manual_seed(0)
+    inputs, labels = torch.randn(BATCH_SIZE, 1, 28, 28, generator=generator), torch.randint(0, 10, (BATCH_SIZE,))
+    counts = [process.world_size * factor for factor in ((1, 2, 4) if process.world_size > 1 else (2, 4, 8))]
+    steps = {
+        "DistributedDataParallel" if process.world_size > 1 else "the whole batch at once": _plain(process, inputs, labels)
+    }
+    steps |= {f"V = {shards}": _in_shards(process, inputs, labels, shards) for shards in counts}
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(TURNS + 1):
+        for name, step in steps.items():
+            seconds = _seconds(step, process)
+            if turn:  # the first warms up
+                times[name].append(seconds)
+    if process.is_first:
+        print(json.dumps(times))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _run()

@@ -1,0 +1,164 @@
+"""What proves a run: digests, the manifest that is compared at a resume, verify and diff."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.here import Here, StopAfter
+from tests.trainer.tiny import Tiny
+from trainer import manifest
+from trainer.compare import Parting, first_parting, read_entries, verdict
+from trainer.errors import Differs, Preempted, WrongUse
+
+
+def _digests(here: Here, run: str = "r") -> list[dict[str, Any]]:
+    return read_entries(here.path(run) / "digests.jsonl")
+
+
+def _change(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_digests_stand_at_the_start_each_epoch_and_the_end(here: Here) -> None:
+    here.train(max_steps=15)  # epochs of 6 steps
+    entries = _digests(here)
+    assert [(entry["kind"], entry["step"]) for entry in entries] == [("start", 0), ("step", 6), ("step", 12), ("step", 15)]
+    assert len({entry["model"] for entry in entries}) == 4
+    assert entries[0]["order"] == entries[1]["order"] != entries[2]["order"] != entries[3]["order"]
+    assert list(entries[1]["tensors"]) == [
+        "forwards",
+        "linear.weight",
+        "linear.bias",
+        *(f"optimizer.linear.{p}.{key}" for p in ("weight", "bias") for key in ("step", "exp_avg", "exp_avg_sq")),
+    ]
+    assert entries[-1]["model"] == here.digest()
+
+
+def test_a_resumed_runs_digests_are_those_of_one_never_stopped(here: Here) -> None:
+    here.train("whole", max_steps=15, digest_steps=2)
+    with pytest.raises(Preempted):
+        here.train(max_steps=15, digest_steps=2, stop=StopAfter(5))
+    here.train(max_steps=15, digest_steps=2)
+    assert ("resume", 5) in [(entry["kind"], entry["step"]) for entry in _digests(here)]
+    assert first_parting(_digests(here), _digests(here, "whole")) is None
+    assert "SAME BITS: runs/r and runs/whole, 9 digests up to step 15" in here.command("diff", "runs/r", "runs/whole")[1]
+
+
+def _entry(step: int, **tensors: str) -> dict[str, Any]:
+    whole = "".join(tensors.values())
+    return {"step": step, "model": whole, "optimizer": "o", "order": "x", "tensors": tensors}
+
+
+def test_the_first_step_and_tensor_that_part_are_named() -> None:
+    one = [_entry(0, a="1", b="1"), _entry(4, a="2", b="2"), _entry(6, a="9", b="9"), _entry(8, a="3", b="3")]
+    other = [_entry(0, a="1", b="1"), _entry(4, a="2", b="2"), _entry(8, a="3", b="4", c="1")]
+    parting = first_parting(one, other)
+    assert parting == Parting(8, 4, ("b", "c"))
+    assert parting.in_words() == "first difference at step 8 (step 4 is the same): first tensor b, 2 in all"
+    assert first_parting(one, one) is None
+    with pytest.raises(Differs, match="DIFFERENT BITS: A against B: first difference at step 8 .*: threads: 1 -> 2"):
+        verdict("A", "B", one, other, "threads: 1 -> 2")
+    with pytest.raises(WrongUse, match="A and B have no step in common"):
+        verdict("A", "B", one[:1], one[1:], "")
+    order = [one[0] | {"order": "y"}]
+    assert first_parting(one, order) == Parting(0, None, ())
+
+
+def test_verify_does_a_run_again(here: Here) -> None:
+    here.train(task="digits", max_steps=30, threads=1)
+    code, out, err = here.command("verify", "runs/r", "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert "SAME BITS: runs/r and the same settings done again, 3 digests up to step 30" in out
+    code, out, _ = here.command("verify", "runs/r", "--device", "cpu", "--steps", "22")
+    assert code == 0
+    assert "2 digests up to step 22" in out
+    assert [path.name for path in Path("runs").iterdir()] == ["r"]
+
+
+def test_verify_names_the_altered_entry_the_first_step_and_the_first_tensor(here: Here) -> None:
+    here.train(task="digits", max_steps=30, threads=1)
+    _change(here.path() / "config.json", threads=2)
+    code, _, err = here.command("verify", "runs/r", "--device", "cpu")
+    assert code == 8
+    assert err.startswith(
+        "trainbox: DIFFERENT BITS: runs/r against the same settings done again: "
+        "first difference at step 22 (step 0 is the same): first tensor "
+    )
+    assert err.endswith("manifest entries that differ: threads: 1 -> 2\n")
+
+
+@pytest.mark.parametrize("words", [["verify", "runs/none"], ["diff", "runs/none", "runs/none"]])
+def test_a_folder_that_is_no_run_is_told(here: Here, words: list[str]) -> None:
+    code, _, err = here.command(*words)
+    assert code == 2
+    assert err.startswith(f"trainbox: {words[0]} runs/none: no ")
+
+
+def test_diff_names_the_settings(here: Here) -> None:
+    here.train("one", max_steps=6)
+    here.train("other", max_steps=6, seed=1)
+    code, _, err = here.command("diff", "runs/one", "runs/other")
+    assert code == 8
+    assert "first difference at step 0 (there is no earlier step to compare): first tensor linear.weight" in err
+    assert err.endswith("entries that differ: seed: 0 -> 1\n")
+
+
+_STOPPED = {"max_steps": 15}
+
+
+def _stopped(here: Here) -> Path:
+    with pytest.raises(Preempted):
+        here.train(**_STOPPED, stop=StopAfter(5))
+    return here.path() / "manifest.json"
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "words"),
+    [
+        ("cuda", "11.0", "cuda: 11.0 -> "),
+        ("task_source_sha256", "0" * 64, "task_source_sha256: 000000000000... -> "),
+        ("data", {"train": "a", "validation": "b"}, "data.train: a -> "),
+        ("environment", {"MKL_CBWR": "AVX"}, "environment.MKL_CBWR: AVX -> nothing"),
+    ],
+)
+def test_a_resume_under_what_changes_bits_is_refused_unless_wanted(here: Here, entry: str, value: Any, words: str) -> None:
+    path = _stopped(here)
+    _change(path, **{entry: value})
+    with pytest.raises(WrongUse) as refused:
+        here.train(**_STOPPED)
+    assert f"runs/r cannot go on to the same bits, since it was started with {words}" in str(refused.value)
+    assert "or go on all the same with --resume anyway" in str(refused.value)
+    assert words in here.train(**_STOPPED, resume="anyway")
+    (start,) = json.loads(path.read_text())["resumes"]
+    assert start["step"] == 5
+    assert any(name.startswith(entry) for name in start["changed"])
+
+
+def test_a_resume_under_what_explains_only_is_listed(here: Here) -> None:
+    path = _stopped(here)
+    _change(path, python="3.0", image_digest="sha256:abc")
+    out = here.train(**_STOPPED)
+    assert "changed since the run's start: " in out
+    assert "python: 3.0 -> 3." in out
+    assert "image_digest: sha256:abc -> nothing" in out
+
+
+def test_other_data_and_another_task_source_have_other_digests(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Tiny()
+    data = task.train_dataset(Path())
+    digest = manifest.dataset_digest(data)
+    assert manifest.dataset_digest(task.train_dataset(Path())) == digest
+    data.tensors[0][17, 2] += 1
+    assert manifest.dataset_digest(data) != digest
+    monkeypatch.setattr(manifest, "_WHOLE_BYTES", 100)  # of more than a gibibyte, every so-many-th example
+    data.tensors[0][1, 2] += 1
+    assert manifest.dataset_digest(data) == manifest.dataset_digest(data)
+    here.train(max_steps=1)
+    described = json.loads((here.path() / "manifest.json").read_text())
+    source = described["task_source_sha256"]
+    assert source == manifest._source_digest(Tiny)
+    assert {"cpu_model", "cpu_capability"} < set(described["machine"])
+    assert set(described["data"]) == {"train", "validation"}
+    assert described["seed"] == 0
