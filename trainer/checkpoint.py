@@ -106,7 +106,8 @@ class Checkpoints:
         if self.writes:
             self.wait()
             copy = self._snapshot.take(state)
-            self._start(lambda: self._write(step, copy, dict(metrics), best_step))
+            needed = sum(tensor.nbytes for tensor in _tensors(copy))
+            self._start(lambda: self._write(step, copy, dict(metrics), best_step), needed)
 
     def wait(self) -> None:
         """Until the save under way is durable.
@@ -127,14 +128,14 @@ class Checkpoints:
         if self._thread is not None:
             self._thread.join()
 
-    def _start(self, work: Callable[[], None]) -> None:
-        """`work` in the thread; its failure is raised by the next `wait`."""
+    def _start(self, work: Callable[[], None], needed_bytes: int = 0) -> None:
+        """`work` in the thread; its failure is raised by the next `wait`, and says how much room it needed."""
 
         def run() -> None:
             try:
                 work()
             except OSError as error:
-                self._failure = storage_failure(self.folder, error)
+                self._failure = storage_failure(self.folder, error, needed_bytes)
             except BaseException as error:  # noqa: BLE001 - it is raised by the next wait, in the training's own thread
                 self._failure = error
 
@@ -148,6 +149,8 @@ class Checkpoints:
                     f"the weights {name!r} are not finite at step {step}: lower --lr, or add --warmup-epochs or "
                     "--clip-norm; the checkpoints saved before are whole"
                 )
+        if not self.folder.exists():
+            self.report(f"{self.folder} is gone, and the checkpoints in it: made again for that of step {step}")
         self.folder.mkdir(parents=True, exist_ok=True)
         if step == best_step:
             model = {name: tensor.contiguous() for name, tensor in state["model"].items()}
@@ -293,11 +296,12 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         os.close(folder)
 
 
-def storage_failure(place: Path, error: OSError) -> StorageFailure:
-    """`error` in words: the place, the reason and the room that is left."""
+def storage_failure(place: Path, error: OSError, needed_bytes: int = 0) -> StorageFailure:
+    """`error` in words: the place, the reason, the room that was needed, where that is known, and what is left."""
     existing = next(folder for folder in [place, *place.absolute().parents] if folder.exists())
     free_mib = shutil.disk_usage(existing).free // 2**20
+    needed = f"{-(-needed_bytes // 2**20)} MiB needed, " * bool(needed_bytes)
     return StorageFailure(
-        f"cannot write {error.filename or place}: {error.strerror or error} ({free_mib} MiB free, uid {os.getuid()}): "
+        f"cannot write {error.filename or place}: {error.strerror or error} ({needed}{free_mib} MiB free, uid {os.getuid()}): "
         "free some space or choose another --runs-dir; what was saved before is whole"
     )

@@ -39,28 +39,41 @@ def main() -> int:
 
     # Its log would tell of each stop as a failure, with a traceback; the ranks have said what there is to say.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    # It takes over the signals it is told to handle: one that nobody sends.
+    arguments = parse_args(["--signals-to-handle=SIGQUIT", *sys.argv[1:]])
     with tempfile.TemporaryDirectory(prefix="trainbox-") as messages:
         os.environ[MESSAGES] = messages
         try:
-            # It takes over the signals it is told to handle: one that nobody sends.
-            run(parse_args(["--signals-to-handle=SIGQUIT", *sys.argv[1:]]))
+            run(arguments)
         except ChildFailedError as error:
             codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
             return _told({Path(messages) / str(rank): code for rank, code in codes.items()}, bool(forwarded))
         except (RendezvousError, ConnectionError) as error:
-            _say(f"the nodes did not meet ({error}): start the same command on each, with an --rdzv-endpoint all can reach")
+            place = f" at {arguments.rdzv_endpoint}" * bool(arguments.rdzv_endpoint)
+            reason = str(error.__cause__ or error).rstrip(".")  # RendezvousError's own is "see inner exception"
+            _say(
+                f"the nodes did not meet{place} ({reason}): start the same command on each, "
+                "with an --rdzv-endpoint that all can reach and no other program uses"
+            )
             return NetworkFailure.exit_code
     return 0
 
 
 def _told(codes: Mapping[Path, int], stopped: bool) -> int:
     """Say why the ranks ended, each reason once, and return the exit code; `codes` are by the file of a rank's last words."""
+    words = {file: file.read_text() for file in codes if file.exists()}
+    # The others waited for one that stood still; torchrun killed it, since it did not end when it was told to either.
+    waited = any("timed out" in text.lower() for text in words.values())
+    hung = [file for file, code in codes.items() if waited and code == -signal.SIGKILL]
+    for file in hung:
+        _say(f"rank {file.name} stood still and was killed: the same command goes on from the newest checkpoint")
+    codes = {file: code for file, code in codes.items() if file not in hung}
     for file, code in codes.items():
         if code < 0 and not (stopped and code == -signal.SIGTERM):
             name = signal.Signals(-code).name
             _say(f"rank {file.name} was killed by {name}: the same command goes on from the newest checkpoint")
     cause = _cause(set(codes.values()), stopped)
-    for text in dict.fromkeys(file.read_text() for file, code in codes.items() if code == cause and file.exists()):
+    for text in dict.fromkeys(text for file, text in words.items() if codes.get(file) == cause):
         _say(text)
     return cause
 

@@ -1,0 +1,217 @@
+"""Files that are damaged, gone, in the way or hostile; disks that are full, read-only or somebody else's."""
+
+import hashlib
+import json
+import os
+import pickle
+import random
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import Ended, Trainbox, clean_environment, finish
+from tests.faults.faults import GATED, TASKS, Gate, checkpoints, in_a_mount_namespace, messages, needs_root, trainer
+from tests.trainer.here import Here, StopAfter
+from tests.trainer.tiny import TINY
+from trainer.checkpoint import Checkpoints
+from trainer.errors import Preempted
+
+_EACH_STEP: dict[str, Any] = {"checkpoint_steps": 1, "keep": 99, "log_steps": 1}
+
+
+def _stopped_at_10(here: Here) -> list[Path]:
+    """The tensors of the checkpoints of steps 1 to 10, and a clean run beside it."""
+    here.train("clean")
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(10), **_EACH_STEP)
+    assert here.steps() == list(range(1, 11))
+    return [here.path() / f"checkpoints/step-{step:08d}.pt" for step in range(1, 11)]
+
+
+def _check_resumed(here: Here, out: str, step: int) -> None:
+    assert f"resume     from step {step}, " in out
+    assert here.digest() == here.digest("clean")
+    assert [entry["step"] for entry in here.entries("train")] == list(range(1, 19))
+
+
+def test_row_11_the_newest_checkpoint_truncated(here: Here) -> None:
+    newest = _stopped_at_10(here)[-1]
+    os.truncate(newest, newest.stat().st_size // 2)
+    out = here.train(**_EACH_STEP)
+    assert len(re.findall(r"step-00000010\.pt is damaged \(sha256 .*\): set aside, trying the one before\n", out)) == 1
+    assert newest.with_name("step-00000010.pt.damaged").exists()
+    _check_resumed(here, out, 9)
+
+
+def test_row_12_a_page_zeroed_fifty_times(tmp_path: Path) -> None:
+    reports: list[str] = []
+    saved = Checkpoints(tmp_path, 3, True, reports.append)
+    for step in (1, 2):
+        saved.save(step, {"model": {"weight": torch.randn(100_000)}}, {}, None)
+    saved.wait()
+    tensors, sidecar = tmp_path / "step-00000002.pt", tmp_path / "step-00000002.json"
+    whole, words = tensors.read_bytes(), sidecar.read_text()
+    draw = random.Random(0)  # noqa: S311
+    for time_ in range(1, 51):
+        page = 4096 * draw.randrange(1, len(whole) // 4096 - 1)
+        tensors.write_bytes(whole[:page] + bytes(4096) + whole[page + 4096 :])
+        sidecar.write_text(words)
+        assert saved.newest() == 1
+        assert len(reports) == time_
+
+
+def test_row_14_files_that_are_empty_strange_or_point_nowhere(here: Here) -> None:
+    _stopped_at_10(here)
+    folder = here.path() / "checkpoints"
+    (folder / "latest").symlink_to("step-00000099.pt")
+    (folder / "step-00000097.pt").symlink_to("nowhere")
+    (folder / "step-00000098.json").symlink_to("nowhere")
+    for name in ("step-00000096.pt", "step-00000096.json", "step-00000095.pt", "notes.txt", "step-5.json"):
+        (folder / name).touch()
+    (folder / "a folder").mkdir()
+    out = here.train(**_EACH_STEP)
+    assert re.findall(r"(step-\d+)\.pt is damaged", out) == ["step-00000098", "step-00000096"]
+    _check_resumed(here, out, 10)
+    assert {"latest", "notes.txt", "step-5.json", "a folder"} <= {path.name for path in folder.iterdir()}
+
+
+_FULL = """
+mkdir -p runs && mount -t tmpfs -o size=4m tmpfs runs || exit 99
+head -c 2900k /dev/zero > runs/filler
+"$@"
+echo "first $?"
+find runs -name '*.tmp'
+rm runs/filler
+"$@"
+echo "second $?"
+"""
+
+
+@needs_root
+def test_row_15_the_disk_full_while_saving(tmp_path: Path, clean: str) -> None:
+    """It ends; when somebody has made room the same command goes on from the last checkpoint that fitted."""
+    ended = in_a_mount_namespace(tmp_path, _FULL, *trainer(*GATED, "--checkpoint-steps", "10", "--keep", "40"))
+    first, _, second = ended.out.partition("first 4\n")
+    assert second, ended.out + ended.err
+    assert not second.startswith("runs")  # no temporary file
+    assert len(messages(ended)) == 1
+    assert messages(ended)[0].startswith(
+        "trainbox: cannot write runs/r/checkpoints: No space left on device (1 MiB needed, 0 MiB free, uid 0): free some space"
+    )
+    assert "Traceback" not in ended.err
+    match = re.search(r"^resume +from step (\d+)0, ", second, re.MULTILINE)
+    assert match and 5 <= int(match[1]) < 40
+    assert "damaged" not in second
+    assert second.endswith("second 0\n")
+    assert f"digest     {clean} " in second
+
+
+_READ_ONLY = """
+mkdir -p runs && mount -t tmpfs tmpfs runs && mount -o remount,ro runs || exit 99
+"$@"
+"""
+
+
+@needs_root
+def test_row_16_a_read_only_disk(tmp_path: Path) -> None:
+    ended = in_a_mount_namespace(tmp_path, _READ_ONLY, *trainer(*GATED))
+    assert ended.code == 4
+    assert re.fullmatch(
+        r"trainbox: cannot write runs/r: Read-only file system \(\d+ MiB free, uid 0\): "
+        r"free some space or choose another --runs-dir; what was saved before is whole\n",
+        ended.err,
+    )
+    assert not (tmp_path / "asked for data").exists()
+
+
+def test_row_17_the_checkpoints_deleted_under_a_training(trainbox: Trainbox, clean: str) -> None:
+    words = (*GATED, "--checkpoint-steps", "60")
+    gate = Gate(trainbox.folder, 150)
+    process = trainbox.start("train", *words)
+    gate.wait_for(process)
+    shutil.rmtree(trainbox.folder / "runs/r/checkpoints")
+    gate.release()
+    ended = finish(process)
+    assert ended.code == 0, ended.err
+    assert ended.out.count("runs/r/checkpoints is gone, and the checkpoints in it: made again for that of step 180\n") == 1
+    assert ended.digest == clean
+    assert "step-00000400.json" in checkpoints(trainbox.folder)
+    again = trainbox.train(*words)
+    assert "this run is complete" in again.out
+    assert again.digest == clean
+
+
+def _as_user(folder: Path, uid: int, *words: str) -> Ended:
+    """As a user without a name, a home or rights; it may read all, since the interpreter may lie in root's home."""
+    may_read = ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search", "--bounding-set=-all,+dac_read_search"]
+    done = subprocess.run(
+        ["setpriv", f"--reuid={uid}", "--regid=0", "--clear-groups", *may_read, "--no-new-privs", *trainer(*words)],
+        cwd=folder,
+        env={name: value for name, value in clean_environment(OMP_NUM_THREADS="1", HOME="/nowhere").items() if "USER" not in name},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+@needs_root
+def test_row_18_a_user_without_a_name(tmp_path: Path, clean: str) -> None:
+    for folder in (tmp_path, tmp_path / "runs"):
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o775)  # the group 0 may write, as OpenShift has it
+    ended = _as_user(tmp_path, 12345, *GATED)
+    assert ended.code == 0, ended.err
+    assert ended.err == ""
+    assert ended.digest == clean
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in (tmp_path / "runs/r").rglob("*")} == {(12345, 0)}
+
+
+@needs_root
+def test_row_19_a_disk_of_somebody_else(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs").chmod(0o755)
+    ended = _as_user(tmp_path, 1000, *GATED)
+    assert ended.code == 4
+    assert re.match(r"trainbox: cannot write runs/r: Permission denied \(\d+ MiB free, uid 1000\): ", ended.err)
+    assert ended.err.count("\n") == 1
+    assert not (tmp_path / "asked for data").exists()
+
+
+def test_row_41_a_clock_that_jumps(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's clock cannot be moved for a test: the process's own answer is, an hour to and fro, and the files' times."""
+    saved = _stopped_at_10(here)
+    for age, path in enumerate(saved):  # the newest looks like the oldest
+        for file in (path, path.with_suffix(".json")):
+            os.utime(file, (1e9 - 3600 * age, 1e9 - 3600 * age))
+    now, draw = time.time, random.Random(0)  # noqa: S311
+    monkeypatch.setattr(time, "time", lambda: now() + draw.choice((-3600, 0, 3600)))
+    _check_resumed(here, here.train(**_EACH_STEP), 10)
+
+
+class _Evil:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.marker),)
+
+
+def test_row_43_a_checkpoint_with_code_in_it(here: Here) -> None:
+    newest = _stopped_at_10(here)[-1]
+    marker = here.folder / "it ran"
+    newest.write_bytes(pickle.dumps({"model": _Evil(marker)}))
+    sidecar = json.loads(newest.with_suffix(".json").read_text())
+    sidecar["sha256"] = hashlib.sha256(newest.read_bytes()).hexdigest()
+    newest.with_suffix(".json").write_text(json.dumps(sidecar))
+    code, _, err = here.command("train", TINY, "--device", "cpu", "--run", "r")
+    assert code == 4
+    assert err.startswith("trainbox: checkpoint runs/r/checkpoints/step-00000010.pt cannot be loaded safely: ")
+    assert err.count("\n") == 1
+    assert not marker.exists()
