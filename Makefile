@@ -96,8 +96,13 @@ folders:
 
 ##@ Work on Trainbox
 
-test: lint ## Lint, then every test but the image's (PYTEST_ARGS=)
-	$(VENV)/bin/python -m pytest -n auto --maxprocesses=4 --ignore=tests/image $(PYTEST_ARGS)
+pytest = $(VENV)/bin/python -m pytest -n auto --maxprocesses=4 $(PYTEST_ARGS)
+
+test: lint ## Lint, then every test but the slow ones and the image's (PYTEST_ARGS=)
+	$(pytest) -m "not slow" --ignore=tests/image
+
+test-faults: $(VENV)/.dev ## Every fault of docs/faults.md, the slow ones too; as root, those of mounts and users as well (PYTEST_ARGS=)
+	$(pytest) tests/faults
 
 test-image: $(VENV)/.dev ## Build the image and run it in Docker: minutes, and 7 GB of disk (BASE_IMAGE=, PYTEST_ARGS=)
 	$(VENV)/bin/python -m pytest -m image -rs $(PYTEST_ARGS) tests/image
@@ -140,4 +145,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	$(install) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: train plan health tensorboard shell benchmark build folders test test-image lint lock clean help
+.PHONY: train plan health tensorboard shell benchmark build folders test test-faults test-image lint lock clean help

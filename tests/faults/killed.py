@@ -10,7 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-import torch.utils.tensorboard  # noqa: F401 - as are the trainer's own: a fork begins at once
+import torch._dynamo
+import torch.utils.tensorboard  # noqa: F401
+
 import trainer.session  # noqa: F401
 from trainer.cli import main
 

@@ -5,6 +5,8 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import Trainbox, finish
 from tests.distributed.processes import Job
 from tests.faults.faults import GATED, TASKS, Gate, needs_linux
@@ -15,6 +17,7 @@ def _seen(folder: Path, rank: int) -> list[list[int]]:
     return [json.loads(line) for line in (folder / f"seen-{rank}.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @needs_linux
 def test_row_46_resumed_on_fewer_processes_each_example_is_seen_once(trainbox: Trainbox) -> None:
     words = (f"{TASKS}:Audited", *GATED[1:], "--max-steps", "120")
@@ -42,5 +45,3 @@ def test_row_46_resumed_on_fewer_processes_each_example_is_seen_once(trainbox: T
     assert len(both) == 120
     for epoch, steps in enumerate(zip(*[iter(both)] * 40, strict=True)):
         assert list(itertools.chain(*steps)) == epoch_order(0, epoch, 650)[:640].tolist()
-
-

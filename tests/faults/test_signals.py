@@ -10,6 +10,7 @@ from tests.conftest import Trainbox, finish, wait_until
 from tests.distributed.processes import Job
 from tests.faults.faults import GATED, TASKS, Gate, checkpoints, clean_digest, messages, needs_linux
 
+
 def test_row_06_a_signal_during_a_save(trainbox: Trainbox, tmp_path_factory: pytest.TempPathFactory) -> None:
     """It comes twice, as `docker compose run` delivers it; the checkpoint under way and that of the last step are whole."""
     words = (*GATED, "--set", "width=1500", "--max-steps", "40", "--keep", "99")

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.conftest import Ended, Trainbox, clean_environment, finish
-from tests.faults.faults import GATED, TASKS, Gate, checkpoints, in_a_mount_namespace, messages, needs_root, trainer
+from tests.faults.faults import GATED, Gate, checkpoints, in_a_mount_namespace, messages, needs_root, trainer
 from tests.trainer.here import Here, StopAfter
 from tests.trainer.tiny import TINY
 from trainer.checkpoint import Checkpoints
@@ -149,11 +149,12 @@ def test_row_17_the_checkpoints_deleted_under_a_training(trainbox: Trainbox, cle
 
 def _as_user(folder: Path, uid: int, *words: str) -> Ended:
     """As a user without a name, a home or rights; it may read all, since the interpreter may lie in root's home."""
-    may_read = ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search", "--bounding-set=-all,+dac_read_search"]
+    may_read = [f"--{kind}=-all,+dac_read_search" for kind in ("inh-caps", "ambient-caps", "bounding-set")]
+    env = clean_environment(OMP_NUM_THREADS="1", HOME="/nowhere")
     done = subprocess.run(
         ["setpriv", f"--reuid={uid}", "--regid=0", "--clear-groups", *may_read, "--no-new-privs", *trainer(*words)],
         cwd=folder,
-        env={name: value for name, value in clean_environment(OMP_NUM_THREADS="1", HOME="/nowhere").items() if "USER" not in name},
+        env={name: value for name, value in env.items() if name not in ("USER", "LOGNAME")},
         capture_output=True,
         text=True,
         timeout=240,
