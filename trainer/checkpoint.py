@@ -30,6 +30,7 @@ class Checkpoints:
         """`writes` is false on every process but the first: it then only loads. `report` takes lines for people."""
         self.folder, self.keep, self.writes, self.report = folder, keep, writes, report
         self._snapshot = _Snapshot()
+        self._folder_seen = folder.exists()
         self._since_s = time.monotonic()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -149,9 +150,10 @@ class Checkpoints:
                     f"the weights {name!r} are not finite at step {step}: lower --lr, or add --warmup-epochs or "
                     "--clip-norm; the checkpoints saved before are whole"
                 )
-        if not self.folder.exists():
-            self.report(f"{self.folder} is gone, and the checkpoints in it: made again for that of step {step}")
+        if self._folder_seen and not self.folder.exists():
+            self.report(f"{self.folder} is gone with all that was in it: made again for the checkpoint of step {step}")
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._folder_seen = True
         if step == best_step:
             model = {name: tensor.contiguous() for name, tensor in state["model"].items()}
             with replacing(self.folder.parent / "model.safetensors") as file:

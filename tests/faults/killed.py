@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-import torch._dynamo
+import torch._dynamo  # an optimizer imports it; with all of these here, a fork begins at once
 import torch.utils.tensorboard  # noqa: F401
 
 import trainer.session  # noqa: F401

@@ -430,7 +430,9 @@ def test_a_disk_that_refuses_gives_place_reason_and_room_and_harms_nothing(
     assert f"cannot write {saver.folder}: File too large (" in text
     free_mib = shutil.disk_usage(saver.folder).free // 2**20
     assert f"MiB free, uid {os.getuid()})" in text
-    assert abs(int(text.split("(")[1].split(maxsplit=1)[0]) - free_mib) < 10_000
+    needed, free = text.split("(")[1].split(", ")[:2]
+    assert needed == "1 MiB needed"
+    assert abs(int(free.split(maxsplit=1)[0]) - free_mib) < 10_000
     assert {path.name: path.read_bytes() for path in saver.folder.iterdir()} == before
     saver.save(3, big)  # the next one is none the worse
     assert saver.checkpoints.newest() == 3
