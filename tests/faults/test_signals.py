@@ -1,6 +1,7 @@
 """Told to stop at the worst moment: while it saves, twice, and while it hangs."""
 
 import os
+import re
 import signal
 import subprocess
 
@@ -39,12 +40,14 @@ def test_row_07_a_second_signal(trainbox: Trainbox, clean: str) -> None:
     process = trainbox.start("train", *words)
     gate.wait_for(process)
     job = Job(process, 0)
-    while process.poll() is None:
+    for _ in range(40):  # far fewer seconds than the launcher would wait by itself
         process.send_signal(signal.SIGINT)
         try:
             process.wait(0.5)  # what comes sooner is taken for an echo of the one before
         except subprocess.TimeoutExpired:
             continue
+        break
+    assert process.poll() is not None
     ended = finish(process)
     assert ended.code == 130
     assert [line.split(": ")[1] for line in messages(ended)] == ["SIGINT received", "second signal"]
@@ -52,7 +55,7 @@ def test_row_07_a_second_signal(trainbox: Trainbox, clean: str) -> None:
     job.wait_until_gone()
     gate.release()
     resumed = trainbox.train(*words)
-    assert "resume     from step 90, " in resumed.out
+    assert re.search("^resume +from step [89]0, ", resumed.out, re.MULTILINE)
     assert resumed.digest == clean
 
 

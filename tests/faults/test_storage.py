@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import Ended, Trainbox, clean_environment, finish
+from tests.conftest import Ended, Trainbox, clean_environment, finish, wait_until
 from tests.faults.faults import GATED, Gate, checkpoints, in_a_mount_namespace, messages, needs_root, trainer
 from tests.trainer.here import Here, StopAfter
 from tests.trainer.tiny import TINY
@@ -131,11 +131,14 @@ def test_row_16_a_read_only_disk(tmp_path: Path) -> None:
 
 
 def test_row_17_the_checkpoints_deleted_under_a_training(trainbox: Trainbox, clean: str) -> None:
-    words = (*GATED, "--checkpoint-steps", "60")
+    words = (*GATED, "--checkpoint-steps", "60", "--keep", "1", "--eval-every", "10")
     gate = Gate(trainbox.folder, 150)
     process = trainbox.start("train", *words)
     gate.wait_for(process)
-    shutil.rmtree(trainbox.folder / "runs/r/checkpoints")
+    folder = trainbox.folder / "runs/r/checkpoints"
+    # The last thing that the save of step 120 does is to remove the one before.
+    wait_until(lambda: [path.name for path in folder.glob("*.pt")] == ["step-00000120.pt"], process)
+    shutil.rmtree(folder)
     gate.release()
     ended = finish(process)
     assert ended.code == 0, ended.err
