@@ -29,10 +29,11 @@ def _train() -> None:
         os._exit(int(end.code or 0))
 
 
-def _fork() -> int:
+def _fork(*more_words: str) -> int:
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
+        sys.argv += more_words
         _train()
     return pid
 
@@ -45,7 +46,7 @@ def _wait_until(pid: int, saving: bool) -> None:
 
 
 def _kill(draw: random.Random, at_a_save: bool) -> None:
-    pid = _fork()
+    pid = _fork("--checkpoint-steps", "3")
     for _save in range(draw.randint(1, 3)):
         _wait_until(pid, saving=False)
         _wait_until(pid, saving=True)

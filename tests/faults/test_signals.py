@@ -14,7 +14,7 @@ from tests.faults.faults import GATED, TASKS, Gate, checkpoints, clean_digest, m
 
 def test_row_06_a_signal_during_a_save(trainbox: Trainbox, tmp_path_factory: pytest.TempPathFactory) -> None:
     """It comes twice, as `docker compose run` delivers it; the checkpoint under way and that of the last step are whole."""
-    words = (*GATED, "--set", "width=1500", "--max-steps", "40", "--keep", "99")
+    words = (*GATED, "--set", "width=1000", "--max-steps", "20", "--keep", "99")
     process = trainbox.start("train", *words, "--checkpoint-steps", "1")
     folder = trainbox.folder / "runs/r/checkpoints"
     wait_until(lambda: any(folder.glob("*.pt.tmp")), process)
@@ -25,7 +25,7 @@ def test_row_06_a_signal_during_a_save(trainbox: Trainbox, tmp_path_factory: pyt
     assert "Traceback" not in ended.err
     steps = [int(path.stem.removeprefix("step-")) for path in sorted(folder.glob("*.json"))]
     assert checkpoints(trainbox.folder) == [f"step-{step:08d}{suffix}" for step in steps for suffix in (".json", ".pt")]
-    assert f"at step {steps[-1]} of 40, checkpoint saved" in ended.err
+    assert f"at step {steps[-1]} of 20, checkpoint saved" in ended.err
     resumed = trainbox.train(*words)
     assert f"resume     from step {steps[-1]}, " in resumed.out
     assert "damaged" not in resumed.out
