@@ -71,6 +71,12 @@ train: $$(ready-$$(kind)) ## Train, or go on: TASK=digits GPUS=3 GPU_IDS=0,2 STR
 plan: $$(ready-$$(kind)) ## Print what train would start, as JSON, and start nothing
 	$(train-$(kind)) plan $(ARGS)
 
+drill: $$(ready-$$(kind)) ## Show the same bits on 1 to 4 processes, through kills (TASK=, ARGS="--steps 200")
+	$(train-$(kind)) drill $(ARGS)
+
+verify: $$(ready-$$(kind)) ## Do RUN=runs/NAME again and compare its digests (ARGS="--steps 100")
+	$(train-$(kind)) verify $(or $(RUN),$(error say which run: make verify RUN=runs/NAME)) $(ARGS)
+
 health: $$(ready-$$(kind)) ## List the GPUs and say whether those asked for are there
 	$(health-$(kind)) $(ARGS)
 

@@ -62,10 +62,23 @@ def in_docker(files: str, settings: str, command: str) -> str:
 
 
 def test_help_is_the_default_and_lists_every_public_target(make: Make) -> None:
-    targets = ["train", "plan", "health", "tensorboard", "shell", "benchmark", "build"]
+    targets = ["train", "plan", "drill", "verify", "health", "tensorboard", "shell", "benchmark", "build"]
     targets += ["test", "test-faults", "test-image", "lint", "lock", "clean", "help"]
     shown = [line.split()[0] for line in make().stdout.splitlines() if line.startswith("  ")]
     assert shown == targets
+
+
+@pytest.mark.parametrize(
+    ("where", "before"), [("venv", "env .venv/bin/trainbox"), ("docker-gpu", in_docker("", "", "run --rm --no-deps train"))]
+)
+def test_drill_and_verify(make: Make, where: str, before: str) -> None:
+    assert (
+        plainly(last(make("-n", "drill", f"RUN_IN={where}", "ARGS=--steps 200", docker=NVIDIA)))
+        == f"{before} drill --steps 200"
+    )
+    done = make("-n", "verify", f"RUN_IN={where}", "RUN=runs/digits-7d2c1a90", docker=NVIDIA)
+    assert plainly(last(done)) == f"{before} verify runs/digits-7d2c1a90"
+    assert "say which run: make verify RUN=runs/NAME" in make("-n", "verify", f"RUN_IN={where}", docker=NVIDIA).stderr
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from trainer.config import (
 )
 from trainer.digest import tensors_digest
 from trainer.distributed import Process, is_network_error
-from trainer.errors import Failure, NetworkFailure, OutOfMemory, WrongUse
+from trainer.errors import Failure, NetworkFailure, OutOfMemory, StorageFailure, WrongUse
 from trainer.fit import Job, Stopwatch, build_optimizer, fit
 from trainer.losses import LossModule
 from trainer.reduction import Reduction
@@ -225,6 +225,8 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
 
 def _schedule(config: Config, process: Process, examples: int) -> Schedule:
     assert config.batch_size and config.shards
+    if examples == 0:
+        raise WrongUse(f"task {config.task}: the training set is empty: look into --data-dir, or at the task's train_dataset")
     if config.batch_size > examples:
         raise WrongUse(
             f"--batch-size {config.batch_size} is more than the training set's {examples} examples: lower it to {examples}"
@@ -411,6 +413,13 @@ def _told_as_failures(place: Path) -> Iterator[None]:
     except RuntimeError as error:
         if "can't allocate memory" in str(error):
             raise OutOfMemory(f"the host's memory is used up ({error}): lower --batch-size or --workers") from error
+        if "shared memory" in str(error):  # a loader worker's: refused, or a bus error
+            shm = "/dev/shm"  # noqa: S108 - the system's own name
+            size_mib = shutil.disk_usage(shm).total // 2**20
+            raise StorageFailure(
+                f"{shm}, {size_mib} MiB, is too small for what the loader workers hand over: start the container with "
+                "--shm-size=1g or --ipc=host, or add --workers 0"
+            ) from error
         if "does not have a deterministic implementation" in str(error):
             raise WrongUse(f"{str(error).splitlines()[0]} Add --fast to train without the promise of the same bits") from error
         if is_network_error(error):

@@ -121,3 +121,27 @@ class Audited(Loaded):
         super().at_step(step, batch)
         with Path(f"seen-{os.environ.get('RANK', '0')}.jsonl").open("a") as file:
             file.write(json.dumps(batch[2].tolist()) + "\n")
+
+
+@dataclass(frozen=True)
+class Sick(Gated):
+    """From step `first` on, to `last`, the loss of one example in the rank 1 (or alone) is multiplied by `factor`."""
+
+    first: int = 50
+    last: int = 50
+    factor: float = float("nan")
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        losses_B = super().losses(model, batch)["error"]
+        assert isinstance(model, CountingNet)
+        if model.training and self.first <= int(model.forwards) <= self.last and os.environ.get("RANK", "1") == "1":
+            losses_B = losses_B * torch.tensor([self.factor, *[1.0] * (len(losses_B) - 1)])
+        return {"error": losses_B}
+
+
+@dataclass(frozen=True)
+class Empty(Gated):
+    """Finds no examples."""
+
+    def train_dataset(self, data_dir: Path) -> Dataset[Any]:
+        return TensorDataset(*self._rows(0, 1))

@@ -9,12 +9,17 @@ import pytest
 
 from tests.conftest import Trainbox, finish
 from tests.distributed.processes import Job
-from tests.faults.faults import GATED, TASKS, Gate, needs_linux
+from tests.faults.faults import GATED, TASKS, Gate, in_a_mount_namespace, messages, needs_linux, needs_root, trainer
 from trainer.batches import epoch_order
 
 
-def _seen(folder: Path, rank: int) -> list[list[int]]:
-    return [json.loads(line) for line in (folder / f"seen-{rank}.jsonl").read_text().splitlines()]
+_TRIALS = 3  # forwards before the first step of a start
+
+
+def _seen(folder: Path, rank: int, start: int = 0) -> list[list[int]]:
+    """What each of a start's forwards has seen; `start` is the line it begins at."""
+    lines = (folder / f"seen-{rank}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines[start + _TRIALS :]]
 
 
 @pytest.mark.slow
@@ -35,13 +40,32 @@ def test_row_46_resumed_on_fewer_processes_each_example_is_seen_once(trainbox: T
 
     refused = trainbox("train", *words, "--processes", "3")
     assert refused.code == 2
-    assert "this run was started with 2 shard(s) a batch, and 3 processes are given: use at most 2" in refused.err
+    assert "this run cuts a batch into 2 shard(s), and 3 processes are given: use at most 2" in refused.err
 
     resumed = trainbox.train(*words, "--workers", "2", "--checkpoint-steps", "100", "--keep", "1")
     assert f"resume     from step {stopped}, epoch 2" in resumed.out
     both = [one + other for one, other in zip(first, second, strict=True)]
-    later = _seen(trainbox.folder, 0)[stopped:]
+    later = _seen(trainbox.folder, 0, start=_TRIALS + stopped)
     both += [one + other for one, other in zip(later[::2], later[1::2], strict=True)]
     assert len(both) == 120
     for epoch, steps in enumerate(zip(*[iter(both)] * 40, strict=True)):
         assert list(itertools.chain(*steps)) == epoch_order(0, epoch, 650)[:640].tolist()
+
+
+@needs_root
+def test_row_28_shared_memory_too_small(tmp_path: Path) -> None:
+    words = trainer(f"{TASKS}:Loaded", *GATED[1:], "--set", "padding=100000", "--workers", "2")
+    ended = in_a_mount_namespace(tmp_path, 'mount -t tmpfs -o size=1m tmpfs /dev/shm && "$@"', *words)
+    assert ended.code == 4
+    assert len(messages(ended)) == 1
+    assert "/dev/shm, 1 MiB, is too small for what the loader workers hand over" in ended.err
+    assert "--shm-size=1g" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_row_29_an_empty_dataset(trainbox: Trainbox) -> None:
+    ended = trainbox("train", f"{TASKS}:Empty", *GATED[1:])
+    assert ended.code == 2
+    assert messages(ended) == [
+        f"trainbox: task {TASKS}:Empty: the training set is empty: look into --data-dir, or at the task's train_dataset"
+    ]
