@@ -135,6 +135,13 @@ _OPTIONS = [
     _option("--weight-decay", type=_Number(0, open_low=False), help="Default: the optimizer's."),
     _option("--clip-norm", type=_Number(0), help="Largest gradient norm. Default: no limit."),
     _option(
+        "--skip-nonfinite",
+        type=_Whole(0),
+        metavar="N",
+        default=0,
+        help="Leave out up to N steps in a row whose gradient is not finite. Default: 0, which ends at the first.",
+    ),
+    _option(
         "--precision",
         type=click.Choice(["fp32", "tf32", "bf16", "fp16"]),
         help="Default: bf16 on Ampere or newer, fp16 on older GPUs, fp32 elsewhere.",

@@ -40,6 +40,7 @@ class Config:
     accumulation: int = 1
     precision: str | None = None
     clip_norm: float | None = None
+    skip_nonfinite: int = 0
     eval_every: int = 1
     early_stopping: str | None = None
     patience: int = 5

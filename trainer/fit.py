@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import math
+import statistics
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -27,6 +29,9 @@ from trainer.task import Task
 
 # Shape suffixes: B examples of a micro-batch.
 
+_SPIKE = 10.0  # times the median of the entries before is worth a warning
+_FEW_ENTRIES, _RECENT_ENTRIES = 5, 20
+
 
 @dataclass
 class Progress:
@@ -39,6 +44,8 @@ class Progress:
     patience_best: float | None = None
     patience_used: int = 0
     ended_early: bool = False
+    skipped: int = 0
+    skipped_in_a_row: int = 0
     train_seconds: float = 0.0
 
 
@@ -65,6 +72,7 @@ class Job:
     reduction: Reduction
     progress: Progress = field(default_factory=Progress)
     until_step: int | None = None
+    recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_ENTRIES))
 
     @property
     def end_step(self) -> int:
@@ -136,6 +144,7 @@ def fit(job: Job, stop: StopRequest) -> None:
         factor = job.task.schedule(progress.step, schedule.total_steps, warmup_steps)
         for group in job.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
+        before = [buffer.clone() for buffer in _statistics(job.model)] if config.skip_nonfinite else []
         for micro, weight_B in zip(schedule.micros, weights_B, strict=True):
             batch = next(batches)
             process.seed(config.seed, "forward", progress.step, micro.shard, micro.part)
@@ -148,9 +157,8 @@ def fit(job: Job, stop: StopRequest) -> None:
         job.running.steps += 1
         progress.step += 1
         logged = 0 in (progress.step % config.log_steps, progress.step % schedule.steps_per_epoch, progress.step - job.end_step)
-        norm = _gradient_norm(job) if logged or config.clip_norm else None
-        job.scaler.step(job.optimizer)
-        job.scaler.update()
+        norm = _gradient_norm(job) if logged or config.clip_norm or config.skip_nonfinite else None
+        _update(job, norm, before)
         job.optimizer.zero_grad()
 
         job.run.advance(schedule.batch_size)
@@ -288,9 +296,48 @@ def _save(job: Job, metrics: Mapping[str, float]) -> None:
     job.checkpoints.save(job.progress.step, state, metrics, job.progress.best_step)
 
 
+def _update(job: Job, norm: Tensor | None, before: list[Tensor]) -> None:
+    """Give the gradient to the optimizer; under --skip-nonfinite take back what a step with a bad one has left.
+
+    The gradient is the sum over all processes, so all take the same way. fp16's scaler has a way of its own.
+    """
+    progress, most = job.progress, job.config.skip_nonfinite
+    if not most or norm is None or job.scaler.is_enabled() or math.isfinite(norm):
+        job.scaler.step(job.optimizer)
+        job.scaler.update()
+        progress.skipped_in_a_row = 0
+        return
+    progress.skipped += 1
+    progress.skipped_in_a_row += 1
+    if progress.skipped_in_a_row > most:
+        raise _not_finite(job, f"the gradient of {progress.skipped_in_a_row} steps in a row")
+    job.running.drop_step()
+    for buffer, old in zip(_statistics(job.model), before, strict=True):
+        buffer.copy_(old)
+    job.run.say(f"step {progress.step}: the gradient is not finite, the step is skipped ({progress.skipped} so far)")
+
+
+def _statistics(model: nn.Module) -> list[Tensor]:
+    """The buffers that one bad batch can spoil."""
+    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+
+
+def _warn_of_a_spike(job: Job, loss: float) -> None:
+    recent = job.recent_losses
+    usual = statistics.median(recent) if len(recent) >= _FEW_ENTRIES else math.inf
+    if loss > _SPIKE * usual > 0:
+        job.run.say(
+            f"step {job.progress.step}: the loss {loss:.4g} is {loss / usual:.0f} times the usual {usual:.4g}: "
+            "look at the data of these steps; --clip-norm or a lower --lr bears it better"
+        )
+    recent.append(loss)
+
+
 def _log(job: Job, norm: Tensor) -> None:
     """One entry of the mean losses since the last one, and of speed."""
     progress = job.progress
+    if not job.running.steps:
+        return  # each step since the last entry was skipped
     losses = job.running.means(job.schedule.batch_size)
     for name, value in losses.items():
         if not math.isfinite(value):
@@ -298,7 +345,7 @@ def _log(job: Job, norm: Tensor) -> None:
     if job.scaler.is_enabled():
         if job.scaler.get_scale() < 1:  # it is halved by each gradient that is not finite
             raise _not_finite(job, "the gradient")
-    elif not math.isfinite(norm):
+    elif not job.config.skip_nonfinite and not math.isfinite(norm):
         raise _not_finite(job, "the gradient")
     epoch = (progress.step - 1) // job.schedule.steps_per_epoch + 1
     speed = job.watch.rate(progress.step) * job.schedule.batch_size
@@ -307,12 +354,14 @@ def _log(job: Job, norm: Tensor) -> None:
         **({f"loss_{name}": value for name, value in losses.items()} if len(losses) > 1 else {}),
         "learning_rate": job.optimizer.param_groups[0]["lr"],
         "gradient_norm": float(norm),
+        **({"skipped_steps": progress.skipped} if progress.skipped else {}),
         "samples_per_second": speed,
         **gpu_figures(job.process.device),
     }
     remaining_s = (job.schedule.total_steps - progress.step) * job.schedule.batch_size / speed
     line = f"step {progress.step}/{job.schedule.total_steps}, epoch {epoch}, loss {values['loss']:.4f}"
     job.run.record("train", progress.step, epoch, values, line, f", {speed:,.0f} samples/s, {remaining_s:.0f} s to go")
+    _warn_of_a_spike(job, values["loss"])
     job.running.clear()
 
 

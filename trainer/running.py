@@ -52,6 +52,11 @@ class RunningLosses:
         """The mean of each loss over the examples of the steps since `clear`; each process must call it."""
         return {name: _exact_sum(sums) / (self.steps * batch_size) for name, sums in self.gather().items()}
 
+    def drop_step(self) -> None:
+        """Forget the newest step, which is left out of the training."""
+        del self._own[-self._micro_counts[self._process.rank] :]
+        self.steps -= 1
+
     def clear(self) -> None:
         self._own, self._carried, self.steps = [], {}, 0
 

@@ -287,6 +287,7 @@ WHOLE_NUMBERS = {
     "--patience": ["0", "-1"],
     "--checkpoint-steps": ["0", "-1"],
     "--keep": ["0", "-1"],
+    "--skip-nonfinite": ["-1"],
     "--log-steps": ["0", "-1"],
     "--digest-steps": ["0", "-1"],
     "--shards": ["0", "-1"],

@@ -39,6 +39,7 @@ _OTHER: dict[str, Any] = {
     "accumulation": 9,
     "precision": "bf16",
     "clip_norm": 10.0,
+    "skip_nonfinite": 22,
     "eval_every": 11,
     "early_stopping": "loss",
     "patience": 12,
