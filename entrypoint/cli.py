@@ -7,6 +7,7 @@ import os
 import platform
 import random
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from entrypoint.drill import Failed, Outcome, cases, row, run_case, training_wor
 from entrypoint.errors import WRONG_USE, BitsDiffer, HardwareMissing, LaunchError, WrongUse
 from entrypoint.gpus import Gpu, visible_gpus
 from entrypoint.plan import LaunchPlan, LaunchRequest, plan_launch
+from entrypoint.replay import read_run, replay_command
 from entrypoint.supervise import supervise
 
 if TYPE_CHECKING:
@@ -223,6 +225,25 @@ def verify(words: tuple[str, ...], wants_help: bool, **options: Any) -> None:
 def diff(words: tuple[str, ...]) -> None:
     """Compare two runs: `trainbox diff RUN_A RUN_B`."""
     _hand_over("diff", *words)
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--data-dir", type=click.Path(path_type=Path), default=Path("data"), help="Where datasets lie. Default: data.")
+@click.option("--execute", is_flag=True, help="Run the command instead of printing it.")
+def replay(run: Path, data_dir: Path, execute: bool) -> None:
+    """Print the docker command that does RUN again: the same image, by its digest, settings, processes and GPUs.
+
+    \b
+    Examples:
+      trainbox replay runs/digits-7d2c1a90
+      trainbox replay runs/digits-7d2c1a90 --execute && trainbox diff runs/digits-7d2c1a90{,-replay}
+    """
+    config, manifest = read_run(run)
+    command = replay_command(run, config, manifest, data_dir, f"{os.getuid()}:{os.getgid()}")
+    if execute:
+        _run_verbatim(command)
+    click.echo(shlex.join(command))
 
 
 @cli.command()

@@ -97,11 +97,11 @@ def test_a_program_is_run_in_our_place_with_its_words_and_streams(trainbox: Trai
         (["helth"], "(No such file or directory): did you mean `health`?"),
         (
             ["nosuch", "--gpus", "1"],
-            "(No such file or directory): the verbs are diff, drill, gpus, health, plan, tasks, train, verify",
+            "(No such file or directory): the verbs are diff, drill, gpus, health, plan, replay, tasks, train, verify",
         ),
-        (["./folder"], "(Permission denied): the verbs are diff, drill, gpus, health, plan, tasks, train, verify"),
-        (["./file"], "(Permission denied): the verbs are diff, drill, gpus, health, plan, tasks, train, verify"),
-        (["$(id)"], "(No such file or directory): the verbs are diff, drill, gpus, health, plan, tasks, train, verify"),
+        (["./folder"], "(Permission denied): the verbs are diff, drill, gpus, health, plan, replay, tasks, train, verify"),
+        (["./file"], "(Permission denied): the verbs are diff, drill, gpus, health, plan, replay, tasks, train, verify"),
+        (["$(id)"], "(No such file or directory): the verbs are diff, drill, gpus, health, plan, replay, tasks, train, verify"),
     ],
 )
 def test_neither_a_verb_nor_a_program(

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -45,6 +46,14 @@ def test_make_train_stop_and_go_on(checkout: Checkout) -> None:
     assert owners(checkout.path / "runs") == {(os.getuid(), os.getgid())}
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["image_digest"].startswith("sha256:") and manifest["build"]["lock_sha256"]
+
+    verified = checkout.run("make", "verify", "RUN=runs/r", "RUN_IN=docker-cpu", "ARGS=--steps 44")
+    assert "SAME BITS: runs/r" in verified.stdout, verified.stdout + verified.stderr
+    here = (sys.executable, "-m", "entrypoint")
+    replayed = checkout.run(*here, "replay", "runs/r", "--execute")
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    compared = checkout.run(*here, "diff", "runs/r", "runs/r-replay")
+    assert "SAME BITS: runs/r and runs/r-replay" in compared.stdout, compared.stderr
 
 
 def test_make_shows_the_exit_code_and_mounts_a_users_task(checkout: Checkout) -> None:

@@ -1,0 +1,48 @@
+"""The docker command that does a run again: the same image by its digest, the same settings, processes and GPUs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from entrypoint.errors import WrongUse
+
+
+def read_run(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(config.json, manifest.json) of the run's folder.
+
+    Raises:
+        WrongUse: it holds none, or the run was not started from an image.
+    """
+    try:
+        config, manifest = (json.loads((run / name).read_text()) for name in ("config.json", "manifest.json"))
+    except (OSError, ValueError) as error:
+        raise WrongUse(f"replay {run}: {error}: give the folder of a run, such as runs/digits-7d2c1a90") from error
+    if not manifest.get("image_digest"):
+        raise WrongUse(
+            f"replay {run}: it was not started from an image whose digest is known; to do it again with what is here: "
+            f"trainbox verify {run}"
+        )
+    return config, manifest
+
+
+def replay_command(run: Path, config: dict[str, Any], manifest: dict[str, Any], data_dir: Path, user: str) -> list[str]:
+    """`docker run ...` for a new run beside `run`, named `NAME-replay`; the paths are made absolute."""
+    run = run.absolute()
+    command = ["docker", "run", "--rm", "--user", user, "--read-only", "--cap-drop", "ALL"]
+    command += ["--tmpfs", "/tmp:exec,mode=1777"]  # noqa: S108 - in the container
+    command += ["--security-opt", "no-new-privileges", "--shm-size", "8g", "--stop-timeout", "60"]
+    gpus = manifest["device"].get("uuids", [])
+    if gpus:
+        command += ["--gpus", f'"device={",".join(gpus)}"']
+    command += ["-v", f"{run.parent}:/workspace/runs", "-v", f"{data_dir.absolute()}:/workspace/data"]
+    file, _, _ = str(config["task"]).rpartition(":")
+    if file.endswith(".py"):
+        folder = Path(file).parent
+        command += ["-v", f"{folder.absolute()}:/workspace/{folder}:ro"]
+    digest = manifest["image_digest"]
+    command += ["-e", f"TRAINBOX_IMAGE_DIGEST={digest}", digest, "train", "--config", f"/workspace/runs/{run.name}/config.json"]
+    command += ["--run", f"{run.name}-replay"]
+    plan = manifest["plan"]
+    if plan["strategy"] == "dp":
+        return [*command, "--strategy", "dp"]
+    return command if gpus else [*command, "--device", "cpu", "--processes", str(plan["world_size"])]

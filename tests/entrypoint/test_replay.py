@@ -1,0 +1,79 @@
+"""The docker command that does a run again."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint.replay import replay_command
+from tests.conftest import Trainbox
+
+_CONFINED = (
+    "docker run --rm --user 1000:100 --read-only --cap-drop ALL --tmpfs /tmp:exec,mode=1777 --security-opt no-new-privileges "
+    "--shm-size 8g --stop-timeout 60 "
+)
+_MOUNTS = "-v /w/runs:/workspace/runs -v /d:/workspace/data "
+_AGAIN = "-e TRAINBOX_IMAGE_DIGEST=sha256:abc sha256:abc train --config /workspace/runs/r/config.json --run r-replay"
+
+
+@pytest.mark.parametrize(
+    ("task", "device", "plan", "expected"),
+    [
+        (
+            "digits",
+            {"type": "cpu"},
+            {"strategy": "ddp", "world_size": 2},
+            _CONFINED + _MOUNTS + _AGAIN + " --device cpu --processes 2",
+        ),
+        (
+            "digits",
+            {"type": "cuda", "uuids": ["GPU-a", "GPU-b"]},
+            {"strategy": "ddp", "world_size": 2},
+            _CONFINED + "--gpus '\"device=GPU-a,GPU-b\"' " + _MOUNTS + _AGAIN,
+        ),
+        (
+            "digits",
+            {"type": "cuda", "uuids": ["GPU-a", "GPU-b"]},
+            {"strategy": "dp", "world_size": 1},
+            _CONFINED + "--gpus '\"device=GPU-a,GPU-b\"' " + _MOUNTS + _AGAIN + " --strategy dp",
+        ),
+        (
+            "my_tasks/gestures.py:Gestures",
+            {"type": "cpu"},
+            {"strategy": "single", "world_size": 1},
+            _CONFINED + _MOUNTS + "-v /w/my_tasks:/workspace/my_tasks:ro " + _AGAIN + " --device cpu --processes 1",
+        ),
+    ],
+)
+def test_the_command(
+    monkeypatch: pytest.MonkeyPatch, task: str, device: dict[str, Any], plan: dict[str, Any], expected: str
+) -> None:
+    monkeypatch.setattr(os, "getcwd", lambda: "/w")
+    manifest = {"device": device, "plan": plan, "image_digest": "sha256:abc"}
+    assert shlex.join(replay_command(Path("runs/r"), {"task": task}, manifest, Path("/d"), "1000:100")) == expected
+
+
+def test_it_is_printed_or_run_and_a_run_without_an_image_is_told(trainbox: Trainbox) -> None:
+    folder = trainbox.folder / "runs" / "r"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"task": "digits"}')
+    manifest = {"device": {"type": "cpu"}, "plan": {"strategy": "single", "world_size": 1}, "image_digest": "sha256:abc"}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    printed = trainbox("replay", "runs/r")
+    assert printed.code == 0
+    assert f"--user {os.getuid()}:{os.getgid()} " in printed.out
+    tools = trainbox.folder / "tools"
+    tools.mkdir()
+    (tools / "docker").write_text('#!/bin/sh\necho "ran docker $*"\nexit 7\n')
+    (tools / "docker").chmod(0o755)
+    ran = trainbox("replay", "runs/r", "--execute", env={"PATH": f"{tools}:{os.environ['PATH']}"})
+    assert ran.code == 7
+    assert ran.out == "ran " + " ".join(shlex.split(printed.out)) + "\n"
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"image_digest": None}))
+    refused = trainbox("replay", "runs/r")
+    assert refused.code == 2
+    assert refused.err.endswith("to do it again with what is here: trainbox verify runs/r\n")
+    assert trainbox("replay", "runs/none").code == 2
