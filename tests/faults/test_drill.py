@@ -1,0 +1,48 @@
+"""The drill itself, for real and with trainings that part."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from entrypoint import cli
+from entrypoint.drill import Outcome
+from tests.conftest import Trainbox
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_drill_prints_one_digest(trainbox: Trainbox) -> None:
+    """With batch norm, dropout and augmentation in loader workers; undisturbed on 1 to 4 processes and killed between."""
+    ended = trainbox("drill", "digits_augmented", "--steps", "30", "--seed", "3", "--cpu")
+    assert ended.code == 0, ended.out + ended.err
+    table = [line.split() for line in ended.out.splitlines() if line.endswith("same")]
+    assert [" ".join(words[:2]) for words in table[:4]] == [f"{count} undisturbed" for count in (1, 2, 3, 4)]
+    assert [line.split("  ")[1] for line in ended.out.splitlines() if "killed after" in line] == [
+        "1 -> 4 -> 3 -> 2",
+        "4 -> 2 -> 1",
+    ]
+    assert len({tuple(words[-3:-1]) for words in table}) == 1
+    assert "the same bits in all 6 trainings" in ended.out
+
+
+def test_trainings_that_part_end_with_code_8(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    digests = itertools.cycle(["aa bb", "aa bb", "aa cc"])
+    monkeypatch.setattr(cli, "run_case", lambda case, *_: Outcome(case, (), next(digests)))
+    monkeypatch.setattr("sys.argv", ["trainbox", "drill", "digits", "--cpu"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 8
+    out, err = capsys.readouterr()
+    assert [line.split()[-1] for line in out.splitlines()[3:]] == ["same", "same", "DIFFERENT", "same", "same", "DIFFERENT"]
+    assert "trainbox: drill digits: 2 of 6 trainings ended with other bits; to see where they part: trainbox diff " in err
+    assert err.strip().endswith("case-2/run")
+
+
+def test_a_training_that_fails_is_told_with_its_last_words() -> None:
+    ended = CliRunner().invoke(cli.cli, ["drill", "no_such_task", "--cpu"])
+    assert isinstance(ended.exception, cli.BitsDiffer)
+    assert "the case 1 ended with 2: trainbox: no task 'no_such_task'" in str(ended.exception)
+    kept = Path(str(ended.exception).partition("kept: ")[2].rstrip(")"))
+    assert (kept / "case-0" / "start-0.log").is_file()
