@@ -1,0 +1,52 @@
+"""What `--deterministic` costs against `--fast`, in turns."""
+
+import io
+import statistics
+import tempfile
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import torch
+
+from benchmarks.loop import RandomMnist
+from trainer import session
+from trainer.config import Config
+from trainer.distributed import Process
+from trainer.fit import fit
+from trainer.run import RunDirectory
+from trainer.stopping import StopRequest
+from trainer.task import Task
+from trainer.tasks.digits import Digits
+from trainer.tasks.digits_augmented import DigitsAugmented
+
+TURNS = 9
+
+
+def measure() -> Iterator[str]:
+    yield "| task | deterministic, s | fast, s | deterministic / fast (median of turns) | middle half |"
+    yield "|---|---|---|---|---|"
+    for task, steps in ((Digits(), 220), (DigitsAugmented(), 66), (RandomMnist(), 20)):
+        pairs = [(_seconds(task, steps, True), _seconds(task, steps, False)) for _ in range(TURNS + 1)][1:]
+        ratios = sorted(ours / fast for ours, fast in pairs)
+        ours_s, fast_s = (statistics.median(column) for column in zip(*pairs, strict=True))
+        yield (
+            f"| {type(task).__name__} | {ours_s:.2f} | {fast_s:.2f} | {statistics.median(ratios):.3f} "
+            f"| {ratios[TURNS // 4]:.3f} to {ratios[-TURNS // 4]:.3f} |"
+        )
+
+
+def _seconds(task: Task, steps: int, deterministic: bool) -> float:
+    """Of `steps` training steps."""
+    torch.set_deterministic_debug_mode("default")
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
+        process = Process.start("cpu")
+        run = RunDirectory(Path(folder) / "r", 0)
+        settings = Config(max_steps=steps, eval_every=steps, workers=0, deterministic=deterministic)
+        config = session.settle(settings, task, process, run)
+        job = session.build(config, task, process, run, Path(folder))
+        run.begin(0, 0, steps, job.schedule.batch_size)
+        fit(job, StopRequest())
+        run.close()
+    torch.set_deterministic_debug_mode("default")
+    return job.progress.train_seconds
