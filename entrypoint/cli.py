@@ -21,7 +21,7 @@ import click
 from entrypoint.cluster import Cluster, detect_cluster
 from entrypoint.cpus import usable_cpus
 from entrypoint.drill import Failed, Outcome, cases, row, run_case, training_words
-from entrypoint.errors import WRONG_USE, BitsDiffer, HardwareMissing, LaunchError, WrongUse
+from entrypoint.errors import WRONG_USE, BitsDiffer, DrillFailed, HardwareMissing, LaunchError, WrongUse
 from entrypoint.gpus import Gpu, visible_gpus
 from entrypoint.plan import LaunchPlan, LaunchRequest, plan_launch
 from entrypoint.replay import read_run, replay_command
@@ -284,9 +284,7 @@ def _drill_task(task: str, shards: int, steps: int, device: list[str], most: int
             click.echo(row(outcomes[-1], outcomes[0]))
     except Failed as failure:
         path = " -> ".join(map(str, failure.case.processes))
-        raise BitsDiffer(
-            f"drill {task}: the case {path} ended with {failure.code}: {failure.message} (kept: {folder})"
-        ) from failure
+        raise DrillFailed(failure.code, f"drill {task}: the case {path}: {failure.message} (kept: {folder})") from failure
     different = [number for number, outcome in enumerate(outcomes) if outcome.digest != outcomes[0].digest]
     if different:
         raise BitsDiffer(

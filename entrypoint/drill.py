@@ -19,7 +19,9 @@ from pathlib import Path
 _POLL_S = 0.02
 _CHECKPOINT_STEPS = 5
 _END_S = 30.0  # for the ranks of a killed start
-_LAUNCH_NAMES = {"TASK", "GPUS", "PROCESSES", "STRATEGY", "DEVICE", "TRAINBOX_DEVICE"}  # the drill's own words take their place
+# The drill's own words take their place.
+_LAUNCH_NAMES = {"TASK", "GPUS", "GPU_IDS", "PROCESSES", "STRATEGY", "DEVICE", "NNODES", "NODE_RANK"}
+_LAUNCH_NAMES |= {"TRAINBOX_DEVICE", "TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,12 @@ def run_case(case: Case, words: list[str], folder: Path, steps: int, draw: rando
             begin = killed[-1] if killed else 0
             after = draw.randint(begin + 1, begin + max(1, (steps - begin) // 2))
             _wait(lambda after=after: _last_step(folder) >= after, start)  # type: ignore[misc]
-            if start.poll() is None:
-                start.send_signal(signal.SIGKILL)  # its ranks ask the kernel to die with it
-                start.wait()
-                _wait_until_free(case, folder)
-                killed.append(_last_step(folder))
+            if start.poll() == 0:
+                raise Failed(case, 0, f"it ended before it could be killed after step {after}: give more --steps")
+            start.send_signal(signal.SIGKILL)  # its ranks ask the kernel to die with it
+            start.wait()
+            _wait_until_free(case, folder)
+            killed.append(_last_step(folder))
         start.wait()
         if start.returncode not in (0, -signal.SIGKILL):
             raise Failed(case, start.returncode, (log.read_text().strip().splitlines() or ["no output"])[-1])

@@ -28,3 +28,11 @@ class BitsDiffer(LaunchError):
     """Trainings that should end with the same bits did not."""
 
     exit_code = BITS_DIFFER
+
+
+class DrillFailed(LaunchError):
+    """One of the drill's trainings ended by an error, with whose code the drill ends."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = code or 1

@@ -23,7 +23,7 @@ FILES = {
 LAYERS = {
     "entrypoint": ["errors gpus cluster cpus drill", "nvml plan supervise replay", "cli", "__main__"],
     "trainer": [
-        "batches digest metrics seeding config compare task stopping errors",
+        "batches buffers digest metrics seeding config compare task stopping errors",
         "checkpoint run running manifest evaluate losses distributed pictures classification torchrun",
         "reduction",
         "fit",

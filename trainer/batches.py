@@ -99,6 +99,16 @@ def training_batches(
     yield from _ahead(loader, device)
 
 
+def read_examples(dataset: Dataset[Any], seed: int, indices: list[int], workers: int) -> list[Any]:
+    """Examples as batches of one; by a loader worker where they come through those.
+
+    This process then stays as it is: a file that a dataset opens at its first example must not be shared with the workers
+    that are forked later.
+    """
+    positions = [[(0, index)] for index in indices]
+    return list(_loader(SeededExamples(dataset, seed), positions, torch.device("cpu"), min(workers, 1)))
+
+
 class EvaluationBatches:
     """Batches number `own` of the validation set, in order, again at each call of `iterate`; each example stands in one."""
 

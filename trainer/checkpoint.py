@@ -144,8 +144,9 @@ class Checkpoints:
         self._thread.start()
 
     def _write(self, step: int, state: dict[str, Any], metrics: dict[str, float], best_step: int | None) -> None:
+        masks = state.get("buffers", ())  # may hold infinities of their own
         for name, tensor in state["model"].items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            if tensor.is_floating_point() and not (~tensor.isnan() if name in masks else tensor.isfinite()).all():
                 raise NotFinite(
                     f"the weights {name!r} are not finite at step {step}: lower --lr, or add --warmup-epochs or "
                     "--clip-norm; the checkpoints saved before are whole"

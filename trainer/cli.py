@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import click
 
-from trainer.compare import read_entries, verdict
-from trainer.config import Config, check, differences, load_config_file, parse_config
+from trainer.compare import in_words, manifest_differences, read_entries, verdict
+from trainer.config import Config, check, load_config_file
 from trainer.errors import MESSAGES, Failure, WrongUse
 from trainer.stopping import StopRequest
 from trainer.task import built_in_tasks, load_task, loaded_fields, parse_fields, static_fields, summary
@@ -280,12 +280,15 @@ def verify(run: Path, steps: int | None, data_dir: Path, device: str, only_check
 def diff(one: Path, other: Path) -> None:
     """Compare two runs' digests: the first step and tensor that differ, and the settings; exit 8 if they do."""
     for run in (one, other):
-        if not (run / "digests.jsonl").is_file():
-            raise WrongUse(f"diff {run}: no digests.jsonl there: give the folders of two runs")
-    configs = [parse_config((run / "config.json").read_text(), run / "config.json") for run in (one, other)]
-    settings = "; ".join(differences(*configs))
+        for name in ("digests.jsonl", "manifest.json"):
+            if not (run / name).is_file():
+                raise WrongUse(f"diff {run}: no {name} there: give the folders of two runs")
+    try:
+        manifests = [json.loads((run / "manifest.json").read_text()) for run in (one, other)]
+    except ValueError as error:
+        raise WrongUse(f"diff {one} {other}: a manifest.json is damaged ({error}): restore it") from error
     digests = [read_entries(run / "digests.jsonl") for run in (one, other)]
-    click.echo(verdict(str(one), str(other), digests[0], digests[1], settings))
+    click.echo(verdict(str(one), str(other), digests[0], digests[1], in_words(manifest_differences(*manifests))))
 
 
 def _without_overridden(settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,36 @@
-"""Two runs' digests side by side: where they part first. No torch here."""
+"""Two runs side by side: where their digests part first, and what their manifests do not share. No torch here."""
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.errors import Differs, WrongUse
+
+# A resume with another value of these may give other bits, so it is refused; the others are named and allowed.
+CHANGES_BITS = (
+    "threads",
+    "packages.torch",
+    "cuda",
+    "cudnn",
+    "device.type",
+    "device.names",
+    "machine.cpu_model",
+    "machine.cpu_capability",
+    "data.",
+    "task_source_sha256",
+    "environment.ATEN_",
+    "environment.ONEDNN_",
+    "environment.DNNL_",
+    "environment.MKL_",
+    "environment.CUBLAS_",
+    "environment.CUDNN_",
+    "environment.NVIDIA_TF32",
+)
+# Differ from start to start and tell nothing of the bits.
+_OF_THE_START = ("argv", "plan.", "environment.OMP_", "resumes")
 
 
 @dataclass(frozen=True)
@@ -63,9 +87,45 @@ def verdict(one: str, other: str, digests: Sequence[dict[str, Any]], others: Seq
     """
     common = common_steps(digests, others)
     entries = f"; manifest entries that differ: {manifests}" if manifests else "; no manifest entry differs"
-    if not common:
-        raise WrongUse(f"{one} and {other} have no step in common in digests.jsonl: nothing can be compared")
+    if not any(common):
+        trained = next((entry["step"] for entry in digests if entry["step"]), None)
+        raise WrongUse(
+            f"{one} and {other} have no digest of a trained step in common: nothing is compared (the first of {one} is of "
+            f"step {trained}; --digest-steps N writes more)"
+        )
     if parting := first_parting(digests, others):
         raise Differs(f"DIFFERENT BITS: {one} against {other}: {parting.in_words()}{entries}")
     last = next(entry["model"] for entry in reversed(digests) if entry["step"] == common[-1])
     return f"SAME BITS: {one} and {other}, {len(common)} digests up to step {common[-1]}, weights {last[:16]}{entries}"
+
+
+def manifest_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The entries, by dotted name, that two manifests do not share, but for those that belong to one start."""
+    before, after = _flat(old), _flat(new)
+    return {
+        name: (before.get(name), after.get(name))
+        for name in {**before, **after}
+        if before.get(name) != after.get(name) and not name.startswith(_OF_THE_START)
+    }
+
+
+def changes_bits(name: str) -> bool:
+    """Whether another value of the entry `name` may give other bits."""
+    return name.startswith(CHANGES_BITS)
+
+
+def in_words(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """`threads: 1 -> 2; cudnn: 9 -> 10`, long values cut."""
+    return "; ".join(f"{name}: {_short(old)} -> {_short(new)}" for name, (old, new) in changed.items())
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return f"{text[:12]}..." if re.fullmatch("[0-9a-f]{40,}", text) else text[:200]

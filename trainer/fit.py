@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from trainer.batches import EvaluationBatches, Schedule, epoch_order, training_batches
+from trainer.buffers import kept_buffers
 from trainer.checkpoint import Checkpoints
 from trainer.config import Config, split_metric
 from trainer.digest import digest_of_digests, tensor_digest, tensor_digests
@@ -72,6 +73,7 @@ class Job:
     reduction: Reduction
     progress: Progress = field(default_factory=Progress)
     until_step: int | None = None
+    save_due: bool = False
     recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_ENTRIES))
 
     @property
@@ -83,6 +85,7 @@ class Job:
         """What a checkpoint holds. On several processes all must call it: each one's running sums are gathered."""
         return {
             "model": self.model.state_dict(),
+            "buffers": [name for name, _ in self.model.named_buffers()],
             "optimizer": self.optimizer.state_dict(),
             "optimizer_class": type(self.optimizer).__name__,
             "scaler": self.scaler.state_dict(),
@@ -159,7 +162,7 @@ def fit(job: Job, stop: StopRequest) -> None:
         logged = 0 in (progress.step % config.log_steps, progress.step % schedule.steps_per_epoch, progress.step - job.end_step)
         norm = _gradient_norm(job) if logged or config.clip_norm or config.skip_nonfinite else None
         _update(job, norm, before)
-        job.optimizer.zero_grad()
+        job.model.zero_grad()  # also what the optimizer has not
 
         job.run.advance(schedule.batch_size)
         if logged and norm is not None:
@@ -212,7 +215,8 @@ def _save_or_stop(job: Job, stop: StopRequest) -> None:
     stop_now, save_now = job.process.vote(bool(stop), job.checkpoints.due(job.config.checkpoint_minutes))
     if stop_now:
         _save_and_stop(job, stop)
-    if save_now or (job.config.checkpoint_steps and job.progress.step % job.config.checkpoint_steps == 0):
+    if save_now or job.save_due or (job.config.checkpoint_steps and job.progress.step % job.config.checkpoint_steps == 0):
+        job.save_due = False
         _save(job, {})
 
 
@@ -231,7 +235,9 @@ def _validate(job: Job, stop: StopRequest) -> bool:
     progress, config = job.progress, job.config
 
     def stopped() -> bool:
-        return job.process.vote(bool(stop), False)[0]
+        stop_now, save_now = job.process.vote(bool(stop), False)
+        job.save_due |= save_now  # the answer to a wish of the step before
+        return stop_now
 
     seed_parts = (config.seed, "validation", progress.step)
     result = evaluate(job.task, job.model, job.evaluation, job.process, job.autocast_dtype, seed_parts, stopped)
@@ -269,7 +275,8 @@ def _validate(job: Job, stop: StopRequest) -> bool:
 @torch.no_grad()
 def _figures(job: Job, result: Evaluation) -> dict[str, Tensor]:
     job.model.eval()
-    figures = job.task.figures(job.model, result.first_batch, result.totals)
+    with kept_buffers(job.model):
+        figures = job.task.figures(job.model, result.first_batch, result.totals)
     job.model.train()
     return figures
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from trainer.batches import SeededExamples, length
+from trainer.batches import length, read_examples
 from trainer.digest import value_digest
 from trainer.distributed import Process
 from trainer.task import Task
@@ -39,32 +39,15 @@ _ENVIRONMENT = (
 _SAMPLED_EXAMPLES = 16
 _WHOLE_BYTES = 2**30  # a larger set in memory would hold a start up for seconds: every so-many-th example of it counts
 
-# A resume with another value of these may give other bits, so it is refused; the others are named and allowed.
-CHANGES_BITS = (
-    "threads",
-    "packages.torch",
-    "cuda",
-    "cudnn",
-    "device.type",
-    "device.names",
-    "machine.cpu_model",
-    "machine.cpu_capability",
-    "data.",
-    "task_source_sha256",
-    "environment.ATEN_",
-    "environment.ONEDNN_",
-    "environment.DNNL_",
-    "environment.MKL_",
-    "environment.CUBLAS_",
-    "environment.CUDNN_",
-    "environment.NVIDIA_TF32",
-)
-# Differ from start to start and tell nothing of the bits.
-_OF_THE_START = ("argv", "plan.", "environment.OMP_", "resumes")
-
 
 def describe(
-    process: Process, task: Task, argv: list[str], settings: Mapping[str, Any], data: Mapping[str, Dataset[Any]], weights: str
+    process: Process,
+    task: Task,
+    argv: list[str],
+    settings: Mapping[str, Any],
+    data: Mapping[str, Dataset[Any]],
+    workers: int,
+    weights: str | None,
 ) -> dict[str, Any]:
     """The manifest of a run about to start, as primitives for JSON; `weights` is the digest of the first ones."""
     return {
@@ -73,9 +56,8 @@ def describe(
             "reason": os.environ.get("TRAINBOX_REASON"),
             "strategy": process.strategy,
             "world_size": process.world_size,
-            "shards": settings["shards"],
         },
-        "seed": settings["seed"],
+        "settings": dict(settings),
         "build": _build(),
         "image_digest": os.environ.get("TRAINBOX_IMAGE_DIGEST"),
         "python": platform.python_version(),
@@ -91,53 +73,20 @@ def describe(
         "threads": torch.get_num_threads(),
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT)},
         "task_source_sha256": _source_digest(type(task)),
-        "data": {name: dataset_digest(dataset) for name, dataset in data.items()},
+        "data": {name: dataset_digest(dataset, workers) for name, dataset in data.items()},
         "initial_weights_sha256": weights,
     }
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The entries, by dotted name, that two manifests do not share, but for those that belong to one start."""
-    before, after = _flat(old), _flat(new)
-    return {
-        name: (before.get(name), after.get(name))
-        for name in {**before, **after}
-        if before.get(name) != after.get(name) and not name.startswith(_OF_THE_START)
-    }
-
-
-def changes_bits(name: str) -> bool:
-    """Whether another value of the entry `name` may give other bits."""
-    return name.startswith(CHANGES_BITS)
-
-
-def in_words(changed: Mapping[str, tuple[Any, Any]]) -> str:
-    """`threads: 1 -> 2; cudnn: 9 -> 10`, long values cut."""
-    return "; ".join(f"{name}: {_short(old)} -> {_short(new)}" for name, (old, new) in changed.items())
-
-
-def dataset_digest(dataset: Dataset[Any]) -> str:
+def dataset_digest(dataset: Dataset[Any], workers: int) -> str:
     """sha256 of the content: of all of it where it is held in memory, else of the length and examples spread over it."""
     if isinstance(dataset, TensorDataset):
         tensors = dataset.tensors
         every = -(-sum(tensor.nbytes for tensor in tensors) // _WHOLE_BYTES)
         return value_digest([len(tensors[0]), tuple(tensor[:: max(1, every)] for tensor in tensors)])
     count = length(dataset)
-    examples = SeededExamples(dataset, 0)
-    positions = sorted({count * i // _SAMPLED_EXAMPLES for i in range(_SAMPLED_EXAMPLES)}) if count else []
-    return value_digest([count, [value_digest(examples[0, position]) for position in positions]])
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat
-
-
-def _short(value: Any) -> str:
-    text = "nothing" if value is None else str(value)
-    return text if len(text) <= 40 else text[:12] + "..."
+    indices = sorted({count * i // _SAMPLED_EXAMPLES for i in range(_SAMPLED_EXAMPLES)}) if count else []
+    return value_digest([count, read_examples(dataset, 0, indices, workers)])
 
 
 def _build() -> dict[str, Any]:

@@ -7,6 +7,7 @@ of EasyScale (Li et al., SC'23), with a tree instead of a fixed assignment; docs
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
@@ -95,22 +96,27 @@ class Reduction:
         if self._idle:
             return
         assert self._moved is not None
-        exchanges = [bucket.exchange for bucket in self._buckets]
         self._moved.start()
-        for exchange in [*exchanges, self._moved.exchange]:
-            exchange.add()
+        for bucket in self._buckets:
+            bucket.exchange.add()
+        self._moved.add()
         for bucket in self._buckets:
             bucket.finish()
         self._moved.finish()
         self._launched, self._armed = 0, False
 
     def _hook(self, bucket: "_Bucket") -> Callable[[Tensor], None]:
-        def ready(_parameter: Tensor) -> None:
+        def ready(parameter: Tensor) -> None:
             if not self._armed:
                 return
-            bucket.missing -= 1
+            if id(parameter) in bucket.ready:
+                raise WrongUse(
+                    "a parameter's gradient comes in several parts (activation checkpoints with use_reentrant=True around a "
+                    "module that is used more than once do that): use use_reentrant=False"
+                )
+            bucket.ready.add(id(parameter))
             # In their order on all processes, whatever the order in which a backward is done with them.
-            while self._launched < len(self._buckets) and self._buckets[self._launched].missing == 0:
+            while self._launched < len(self._buckets) and self._buckets[self._launched].is_ready:
                 self._buckets[self._launched].push(self._last_shard)
                 self._buckets[self._launched].start()
                 self._launched += 1
@@ -122,9 +128,14 @@ class _Bucket:
     """Parameters whose gradients are exchanged together."""
 
     def __init__(self, process: Process, shards: int, parameters: list[nn.Parameter]) -> None:
-        self.parameters, self.missing = parameters, len(parameters)
+        self.parameters = parameters
+        self.ready: set[int] = set()  # the ids of those that the last shard's backward is done with
         self.exchange = _Exchange(process, shards, parameters)
         self._tree = TreeSum(shards, _add_lists)
+
+    @property
+    def is_ready(self) -> bool:
+        return len(self.ready) == len(self.parameters)
 
     def push(self, shard: int) -> None:
         # A parameter that the shard's loss does not depend on has gradient 0, as in the sum it would.
@@ -140,76 +151,81 @@ class _Bucket:
     def finish(self) -> None:
         for parameter, total in zip(self.parameters, self.exchange.totals(), strict=True):
             parameter.grad = total
-        self.missing = len(self.parameters)
+        self.ready.clear()
 
 
 class _MovedBuffers:
-    """The buffers that a training forward moves (running statistics): the same before each shard, their mean after all.
+    """The buffers that training forwards move (running statistics): the same before each shard; after all of them they have
+    moved by the mean over the shards.
 
     Statistics are thus per shard, as they are per process under torch's DistributedDataParallel. Whole numbers, such as
-    a count of batches, keep one shard's value.
+    a count of batches, move by the mean rounded down. Those that hold an infinity are masks, and flags have no mean: both
+    are only put back.
     """
 
     def __init__(self, process: Process, shards: int, module: nn.Module) -> None:
-        self._process, self._shards = process, shards
-        self._names = [(m, name) for m in module.modules() for name, buffer in m._buffers.items() if buffer is not None]
+        self._shards, self._first_shard = shards, process.owned(shards)[0]
+        places = [(m, name) for m in module.modules() for name, buffer in m._buffers.items() if buffer is not None]
+        self._places = sorted(places, key=lambda place: not _has_a_mean(_buffer(place)))
+        self._moving = sum(_has_a_mean(_buffer(place)) for place in places)  # the first so many
         self._before: list[Tensor] = []
-        self._exchange: _Exchange | None = None
-        self._tree = TreeSum(shards, _add_lists)
-        self._first_shard = process.owned(shards)[0]
-        self._agreed = process.world_size == 1
+        self._groups: list[_Group] = []
+        types = dict.fromkeys(_buffer(place).dtype for place in self._places[: self._moving])
+        for dtype in types:
+            indices = [i for i in range(self._moving) if _buffer(self._places[i]).dtype == dtype]
+            likes = [_buffer(self._places[i]) for i in indices]
+            self._groups.append(_Group(indices, _Exchange(process, shards, likes), TreeSum(shards, _add_lists)))
 
-    @property
-    def exchange(self) -> "_Exchange":
-        assert self._exchange is not None
-        return self._exchange
-
+    @torch.no_grad()
     def begin(self, shard: int) -> None:
         if shard == self._first_shard:
-            self._before = [self._buffer(place).clone() for place in self._names]
+            self._before = [_buffer(place).clone() for place in self._places]
         else:
-            for place, before in zip(self._names, self._before, strict=True):
-                self._buffer(place).copy_(before)
+            for place, before in zip(self._places, self._before, strict=True):
+                _buffer(place).copy_(before)
 
     @torch.no_grad()
     def end(self, shard: int) -> None:
-        if self._exchange is None:
-            self._keep_the_moved()
-            self._exchange = _Exchange(self._process, self._shards, self._floating())
-        self._tree.push((0, shard), [buffer.clone() for buffer in self._floating()])
+        for group in self._groups:
+            now = [_buffer(self._places[i]) for i in group.indices]
+            group.tree.push((0, shard), list(torch._foreach_sub(now, [self._before[i] for i in group.indices])))
 
     def start(self) -> None:
-        if not self._agreed:
-            names = [f"{type(module).__name__}.{name}" for module, name in self._names]
-            if names != (others := self._process.from_first(names)):
-                raise WrongUse(
-                    f"process {self._process.rank} moved the buffers {names} in its first forward, the first process {others}: "
-                    "a model must do the same on each"
-                )
-            self._agreed = True
-        self.exchange.start(self._tree.waiting)
-        self._tree.waiting = []
+        for group in self._groups:
+            group.exchange.start(group.tree.waiting)
+            group.tree.waiting = []
+
+    def add(self) -> None:
+        for group in self._groups:
+            group.exchange.add()
 
     @torch.no_grad()
     def finish(self) -> None:
-        for buffer, total in zip(self._floating(), self.exchange.totals(), strict=True):
-            buffer.copy_(total / self._shards)
+        for group in self._groups:
+            for i, total in zip(group.indices, group.exchange.totals(), strict=True):
+                whole = not (total.is_floating_point() or total.is_complex())
+                mean = torch.div(total, self._shards, rounding_mode="floor") if whole else total / self._shards
+                _buffer(self._places[i]).copy_(self._before[i] + mean)
 
-    def _keep_the_moved(self) -> None:
-        """Seen by their values after the first forward: torch's own batch norm does not count a version up."""
-        pairs = zip(self._names, self._before, strict=True)
-        kept = [(place, before) for place, before in pairs if not torch.equal(self._buffer(place), before)]
-        self._names, self._before = [place for place, _ in kept], [before for _, before in kept]
 
-    def _floating(self) -> list[Tensor]:
-        return [buffer for place in self._names if (buffer := self._buffer(place)).is_floating_point()]
+@dataclass
+class _Group:
+    """Buffers of one type, by their places' numbers."""
 
-    @staticmethod
-    def _buffer(place: tuple[nn.Module, str]) -> Tensor:
-        module, name = place
-        buffer = module._buffers[name]
-        assert buffer is not None
-        return buffer
+    indices: list[int]
+    exchange: "_Exchange"
+    tree: TreeSum[list[Tensor]]
+
+
+def _buffer(place: tuple[nn.Module, str]) -> Tensor:
+    module, name = place
+    buffer = module._buffers[name]
+    assert buffer is not None
+    return buffer
+
+
+def _has_a_mean(buffer: Tensor) -> bool:
+    return buffer.dtype != torch.bool and bool(torch.isfinite(buffer).all())
 
 
 class _Exchange:
@@ -291,6 +307,5 @@ def _grouped(module: nn.Module) -> Iterator[list[nn.Parameter]]:
 
 
 def _add_lists(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
-    if left:
-        torch._foreach_add_(left, right)
+    torch._foreach_add_(left, right)
     return left

@@ -19,11 +19,12 @@ from torch.utils.data import Dataset, TensorDataset
 from trainer import batches, manifest
 from trainer.batches import EvaluationBatches, Schedule
 from trainer.checkpoint import Checkpoints, storage_failure
-from trainer.compare import read_entries, verdict
+from trainer.compare import changes_bits, in_words, manifest_differences, read_entries, verdict
 from trainer.config import (
     DEFAULT_BATCH_SIZE,
     DEFAULT_EPOCHS,
     DEFAULT_LEARNING_RATE,
+    FREE_AT_RESUME,
     Config,
     check,
     differences,
@@ -99,8 +100,8 @@ def verify_run(path: Path, steps: int | None, stop: StopRequest, device_name: st
         if (again / "manifest.json").exists():  # on the first process
             found = read_entries(again / "digests.jsonl")
             after = json.loads(_text_of(again / "manifest.json"))
-            changed = manifest.differences(before, after)
-            print(verdict(str(path), "the same settings done again", stored, found, manifest.in_words(changed)), flush=True)
+            changed = manifest_differences(before, after)
+            print(verdict(str(path), "the same settings done again", stored, found, in_words(changed)), flush=True)
 
 
 def _text_of(path: Path) -> str:
@@ -310,20 +311,26 @@ def _describe(job: Job, anyway: bool) -> None:
     """Write the manifest of a new run; add to that of a resumed one what is not as it was."""
     step, run = job.progress.step, job.run
     data = {"train": job.train, "validation": job.evaluation.dataset}
-    weights = tensors_digest(job.model.state_dict())
-    found = manifest.describe(job.process, job.task, sys.argv[1:], dataclasses.asdict(job.config), data, weights)
-    stored = run.read_json("manifest.json") if step else None
-    if stored is None:
+    weights = None if step else tensors_digest(job.model.state_dict())
+    settings = {n: v for n, v in dataclasses.asdict(job.config).items() if n not in FREE_AT_RESUME | {"threads"}}
+    found = manifest.describe(job.process, job.task, sys.argv[1:], settings, data, job.workers, weights)
+    stored = run.read_json("manifest.json") if step else found
+    if stored is None and not anyway:
+        raise WrongUse(
+            f"{run.path}/manifest.json is missing or damaged, so nobody knows whether the same bits can follow: restore it, or "
+            "go on all the same with --resume anyway"
+        )
+    if stored is None or step == 0:
         run.write_json("manifest.json", json.dumps(found, indent=2) + "\n")
         return
-    changed = manifest.differences(stored, found | {"initial_weights_sha256": stored.get("initial_weights_sha256")})
-    if (breaking := {n: v for n, v in changed.items() if manifest.changes_bits(n)}) and not anyway:
+    changed = manifest_differences(stored, found | {"initial_weights_sha256": stored.get("initial_weights_sha256")})
+    if (breaking := {n: v for n, v in changed.items() if changes_bits(n)}) and not anyway:
         raise WrongUse(
-            f"{run.path} cannot go on to the same bits, since it was started with {manifest.in_words(breaking)}: "
+            f"{run.path} cannot go on to the same bits, since it was started with {in_words(breaking)}: "
             "restore that, or go on all the same with --resume anyway, or train anew under another --run name"
         )
     if changed:
-        run.say(f"changed since the run's start: {manifest.in_words(changed)}")
+        run.say(f"changed since the run's start: {in_words(changed)}")
     start = {"step": step, "argv": sys.argv[1:], "plan": found["plan"], "changed": changed}
     run.write_json("manifest.json", json.dumps(stored | {"resumes": [*stored.get("resumes", []), start]}, indent=2) + "\n")
 

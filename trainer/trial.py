@@ -4,8 +4,10 @@ import dataclasses
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from trainer.batches import SeededExamples, length, training_batches
+from trainer.batches import length, read_examples, training_batches
+from trainer.buffers import kept_buffers
 from trainer.digest import tensor_digests, value_digest
 from trainer.errors import WrongUse
 from trainer.fit import Job
@@ -28,8 +30,7 @@ def try_task(job: Job) -> None:
     if not in_memory:
         micro = dataclasses.replace(micro, stop=min(micro.stop, micro.start + _EXAMPLES_FROM_A_LOADER))
     schedule = dataclasses.replace(job.schedule, micros=(micro,), total_steps=step + 1)
-    (batch,) = training_batches(job.train, schedule, step, job.process.device, 0)
-    before = {name: buffer.clone() for name, buffer in job.model.named_buffers()}
+    (batch,) = training_batches(job.train, schedule, step, job.process.device, min(job.workers, 1))
     job.model.train()
     first = _computed(job, batch, 0, micro.size)
     if job.config.deterministic:
@@ -37,33 +38,42 @@ def try_task(job: Job) -> None:
             _read_again(job)
         _computed(job, batch, 1, micro.size)  # in between, as in a training
         _compare(job, first, _computed(job, batch, 0, micro.size))
-    _restore(job, before)
 
 
 def _computed(job: Job, batch: Any, number: int, size: int) -> dict[str, str]:
     """Digests of the losses and gradients of `batch` under the seed `number`."""
-    before = {name: buffer.clone() for name, buffer in job.model.named_buffers()}
+    before = {name: buffer.clone() for name, buffer in _unsaved(job.model).items()}
     job.process.seed(job.config.seed, "trial", number)
-    losses_B = job.loss_module(batch)
-    check_losses(job.task, losses_B, size)
-    sum(loss_B.sum() for loss_B in losses_B.values()).backward()
+    with kept_buffers(job.model):
+        losses_B = job.loss_module(batch)
+        check_losses(job.task, losses_B, size)
+        sum(loss_B.sum() for loss_B in losses_B.values() if loss_B.requires_grad).backward()
+        for name, buffer in _unsaved(job.model).items():
+            if name in before and not torch.equal(buffer, before[name]):
+                raise WrongUse(
+                    f"task {type(job.task).__name__}: a forward moves the buffer {name}, which checkpoints leave out: register "
+                    "it with persistent=True"
+                )
     gradients = {f"the gradient of {name}": p.grad for name, p in job.model.named_parameters() if p.grad is not None}
+    for name, gradient in gradients.items():
+        if gradient.is_sparse:
+            raise WrongUse(f"task {type(job.task).__name__}: {name} is sparse, and cannot be exchanged: use sparse=False")
     digests = tensor_digests({f"the loss {name}": loss_B for name, loss_B in losses_B.items()} | gradients)
-    _restore(job, before)
+    job.model.zero_grad()
     return digests
 
 
-def _restore(job: Job, buffers: dict[str, torch.Tensor]) -> None:
-    job.optimizer.zero_grad()
-    job.model.zero_grad()
-    for name, buffer in job.model.named_buffers():
-        buffer.copy_(buffers[name])
+def _unsaved(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that a checkpoint leaves out."""
+    saved = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name not in saved}
 
 
 def _read_again(job: Job) -> None:
-    examples = SeededExamples(job.train, job.config.seed)
-    for index in {0, length(job.train) - 1}:
-        if value_digest(examples[0, index]) != value_digest(examples[0, index]):
+    indices = [0, length(job.train) - 1]
+    *first, one, other = read_examples(job.train, job.config.seed, indices * 2, job.workers)
+    for index, before, after in zip(indices, first, (one, other), strict=True):
+        if value_digest(before) != value_digest(after):
             raise WrongUse(f"task {type(job.task).__name__}: training example {index} differs when it is read again: {_CURE}")
 
 

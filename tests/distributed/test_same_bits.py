@@ -34,3 +34,32 @@ def test_weights_metrics_and_gradient_norms_are_the_same(
     assert entries == alone[1]
     assert len(entries) == 45 + 2
     assert digest == alone[0]
+
+
+_MIXED = f"{Path(__file__).with_name('mixed.py')}:Mixed"
+_MIXED_WORDS = ["--shards", "5", "--clip-norm", "1", "--log-steps", "1", "--digest-steps", "2", "--device", "cpu"]
+
+
+def test_models_of_all_kinds_have_the_same_bits_also_after_a_stop(trainbox: Trainbox) -> None:
+    """Buffers that move late, in validation or in another type, many buckets, five shards on one and three processes."""
+    trainbox.train(_MIXED, *_MIXED_WORDS, "--run", "one", "--checkpoint-steps", "3", "--keep", "99")
+    trainbox.train(_MIXED, *_MIXED_WORDS, "--run", "three", "--processes", "3")
+    run = trainbox.folder / "runs" / "one"
+    again = trainbox.folder / "runs" / "again"
+    again.mkdir()
+    for name in ("config.json", "manifest.json"):
+        (again / name).write_bytes((run / name).read_bytes())
+    (again / "checkpoints").mkdir()
+    for name in ("step-00000009.pt", "step-00000009.json"):
+        (again / "checkpoints" / name).write_bytes((run / "checkpoints" / name).read_bytes())
+    assert "resume     from step 9" in trainbox.train(_MIXED, *_MIXED_WORDS, "--run", "again", "--processes", "2").out
+    for other in ("three", "again"):
+        compared = trainbox("diff", "runs/one", f"runs/{other}")
+        assert "SAME BITS" in compared.out, compared.err
+
+
+def test_a_task_that_is_not_the_same_on_each_process_is_named(trainbox: Trainbox) -> None:
+    ended = trainbox("train", _MIXED, *_MIXED_WORDS, "--set", "by_rank=true", "--processes", "2", "--fast")
+    assert ended.code == 2
+    assert "task Mixed: the processes differ at step " in ended.err
+    assert "first in head.bias" in ended.err

@@ -42,7 +42,8 @@ def test_trainings_that_part_end_with_code_8(monkeypatch: pytest.MonkeyPatch, ca
 
 def test_a_training_that_fails_is_told_with_its_last_words() -> None:
     ended = CliRunner().invoke(cli.cli, ["drill", "no_such_task", "--cpu"])
-    assert isinstance(ended.exception, cli.BitsDiffer)
-    assert "the case 1 ended with 2: trainbox: no task 'no_such_task'" in str(ended.exception)
+    assert isinstance(ended.exception, cli.DrillFailed)
+    assert ended.exception.exit_code == 2
+    assert "the case 1: trainbox: no task 'no_such_task'" in str(ended.exception)
     kept = Path(str(ended.exception).partition("kept: ")[2].rstrip(")"))
     assert (kept / "case-0" / "start-0.log").is_file()

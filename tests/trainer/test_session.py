@@ -189,7 +189,7 @@ def test_the_reason_of_the_plan_is_repeated(here: Here, monkeypatch: pytest.Monk
     monkeypatch.setenv("TRAINBOX_REASON", "3 of 4 visible GPUs requested -> torchrun DDP, 3 processes")
     assert "plan       3 of 4 visible GPUs requested -> torchrun DDP, 3 processes\n" in here.train(max_steps=1)
     manifest = json.loads((here.path() / "manifest.json").read_text())
-    assert manifest["plan"] == {"reason": os.environ["TRAINBOX_REASON"], "strategy": "single", "world_size": 1, "shards": 1}
+    assert manifest["plan"] == {"reason": os.environ["TRAINBOX_REASON"], "strategy": "single", "world_size": 1}
 
 
 def test_the_manifest_tells_what_was_run_on_what(here: Here) -> None:

@@ -60,8 +60,8 @@ def test_the_first_step_and_tensor_that_part_are_named() -> None:
     assert first_parting(one, one) is None
     with pytest.raises(Differs, match="DIFFERENT BITS: A against B: first difference at step 8 .*: threads: 1 -> 2"):
         verdict("A", "B", one, other, "threads: 1 -> 2")
-    with pytest.raises(WrongUse, match="A and B have no step in common"):
-        verdict("A", "B", one[:1], one[1:], "")
+    with pytest.raises(WrongUse, match="A and B have no digest of a trained step in common: .*the first of A is of step 4"):
+        verdict("A", "B", one, one[:1], "")  # the first weights alone prove nothing
     order = [one[0] | {"order": "y"}]
     assert first_parting(one, order) == Parting(0, None, ())
 
@@ -89,6 +89,15 @@ def test_verify_names_the_altered_entry_the_first_step_and_the_first_tensor(here
     assert err.endswith("manifest entries that differ: threads: 1 -> 2\n")
 
 
+@pytest.mark.parametrize(("name", "value"), [("learning_rate", 0.5), ("shards", 2), ("precision", "bf16"), ("seed", 3)])
+def test_verify_names_each_altered_setting(here: Here, name: str, value: Any) -> None:
+    here.train(max_steps=6)
+    _change(here.path() / "config.json", **{name: value})
+    code, _, err = here.command("verify", "runs/r", "--device", "cpu")
+    assert code == 8
+    assert f"; manifest entries that differ: settings.{name}: " in err
+
+
 @pytest.mark.parametrize("words", [["verify", "runs/none"], ["diff", "runs/none", "runs/none"]])
 def test_a_folder_that_is_no_run_is_told(here: Here, words: list[str]) -> None:
     code, _, err = here.command(*words)
@@ -102,7 +111,7 @@ def test_diff_names_the_settings(here: Here) -> None:
     code, _, err = here.command("diff", "runs/one", "runs/other")
     assert code == 8
     assert "first difference at step 0 (there is no earlier step to compare): first tensor linear.weight" in err
-    assert err.endswith("entries that differ: seed: 0 -> 1\n")
+    assert "; manifest entries that differ: settings.seed: 0 -> 1; initial_weights_sha256: " in err
 
 
 _STOPPED = {"max_steps": 15}
@@ -136,6 +145,14 @@ def test_a_resume_under_what_changes_bits_is_refused_unless_wanted(here: Here, e
     assert any(name.startswith(entry) for name in start["changed"])
 
 
+def test_a_resume_without_its_manifest_is_refused_unless_wanted(here: Here) -> None:
+    _stopped(here).unlink()
+    with pytest.raises(WrongUse, match="runs/r/manifest.json is missing or damaged"):
+        here.train(**_STOPPED)
+    here.train(**_STOPPED, resume="anyway")
+    assert json.loads((here.path() / "manifest.json").read_text())["initial_weights_sha256"] is None
+
+
 def test_a_resume_under_what_explains_only_is_listed(here: Here) -> None:
     path = _stopped(here)
     _change(path, python="3.0", image_digest="sha256:abc")
@@ -148,17 +165,17 @@ def test_a_resume_under_what_explains_only_is_listed(here: Here) -> None:
 def test_other_data_and_another_task_source_have_other_digests(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     task = Tiny()
     data = task.train_dataset(Path())
-    digest = manifest.dataset_digest(data)
-    assert manifest.dataset_digest(task.train_dataset(Path())) == digest
+    digest = manifest.dataset_digest(data, 0)
+    assert manifest.dataset_digest(task.train_dataset(Path()), 0) == digest
     data.tensors[0][17, 2] += 1
-    assert manifest.dataset_digest(data) != digest
+    assert manifest.dataset_digest(data, 0) != digest
     monkeypatch.setattr(manifest, "_WHOLE_BYTES", 100)  # of more than a gibibyte, every so-many-th example
     data.tensors[0][1, 2] += 1
-    assert manifest.dataset_digest(data) == manifest.dataset_digest(data)
+    assert manifest.dataset_digest(data, 0) == manifest.dataset_digest(data, 0)
     here.train(max_steps=1)
     described = json.loads((here.path() / "manifest.json").read_text())
     source = described["task_source_sha256"]
     assert source == manifest._source_digest(Tiny)
     assert {"cpu_model", "cpu_capability"} < set(described["machine"])
     assert set(described["data"]) == {"train", "validation"}
-    assert described["seed"] == 0
+    assert described["settings"]["seed"] == 0
