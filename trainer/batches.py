@@ -199,10 +199,13 @@ def _start_worker(_worker: int) -> None:
 def _ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     """The batches on `device`, each one's copy started before the one before it is used."""
     waiting: list[Any] = []
-    for batch in batches:
-        waiting.append(to_device(batch, device))
-        if len(waiting) == 2:
-            yield waiting.pop(0)
+    try:
+        for batch in batches:
+            waiting.append(to_device(batch, device))
+            if len(waiting) == 2:
+                yield waiting.pop(0)
+    except ConnectionError as error:  # from its socket, if it dies while it hands a batch over
+        raise RuntimeError("DataLoader worker exited unexpectedly: killed, perhaps for its memory") from error
     yield from waiting
 
 
