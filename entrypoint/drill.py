@@ -78,14 +78,17 @@ def run_case(case: Case, words: list[str], folder: Path, steps: int, draw: rando
             after = draw.randint(begin + 1, begin + max(1, (steps - begin) // 2))
             _wait(lambda after=after: _last_step(folder) >= after, start)  # type: ignore[misc]
             if start.poll() == 0:
-                raise Failed(case, 0, f"it ended before it could be killed after step {after}: give more --steps")
-            start.send_signal(signal.SIGKILL)  # its ranks ask the kernel to die with it
-            start.wait()
-            _wait_until_free(case, folder)
-            killed.append(_last_step(folder))
+                break  # it was done before its moment came; the row tells which kills there were
+            if start.poll() is None:
+                start.send_signal(signal.SIGKILL)  # its ranks ask the kernel to die with it
+                start.wait()
+                _wait_until_free(case, folder)
+                killed.append(_last_step(folder))
         start.wait()
         if start.returncode not in (0, -signal.SIGKILL):
             raise Failed(case, start.returncode, (log.read_text().strip().splitlines() or ["no output"])[-1])
+    if len(case.processes) > 1 and not killed:
+        raise Failed(case, 0, "it ended before it could be killed: give more --steps")
     last = _last_entry(folder / "run" / "digests.jsonl")
     if last is None or last["step"] != steps:
         raise Failed(case, 0, f"no digest of step {steps} in {folder}/run/digests.jsonl")
