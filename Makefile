@@ -151,4 +151,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	$(install) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: train plan health tensorboard shell benchmark build folders test test-faults test-image lint lock clean help
+.PHONY: train plan drill verify health tensorboard shell benchmark build folders test test-faults test-image lint lock clean help

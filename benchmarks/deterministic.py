@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.loop import RandomMnist
-from trainer import session
+from trainer.build import build, settle
 from trainer.config import Config
 from trainer.distributed import Process
 from trainer.fit import fit
@@ -43,8 +43,8 @@ def _seconds(task: Task, steps: int, deterministic: bool) -> float:
         process = Process.start("cpu")
         run = RunDirectory(Path(folder) / "r", 0)
         settings = Config(max_steps=steps, eval_every=steps, workers=0, deterministic=deterministic)
-        config = session.settle(settings, task, process, run)
-        job = session.build(config, task, process, run, Path(folder))
+        config = settle(settings, task, process, run)
+        job = build(config, task, process, run, Path(folder))
         run.begin(0, 0, steps, job.schedule.batch_size)
         fit(job, StopRequest())
         run.close()

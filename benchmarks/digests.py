@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.loop import RandomMnist
 from trainer import fit as loop
-from trainer import session
+from trainer.build import build, settle
 from trainer.config import Config
 from trainer.distributed import Process
 from trainer.run import RunDirectory
@@ -42,8 +42,8 @@ def _trained(task: Task, epochs: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
         process = Process.start("cpu")
         run = RunDirectory(Path(folder) / "r", 0)
-        config = session.settle(Config(epochs=epochs), task, process, run)
-        job = session.build(config, task, process, run, Path(folder))
+        config = settle(Config(epochs=epochs), task, process, run)
+        job = build(config, task, process, run, Path(folder))
         run.begin(0, 0, job.schedule.total_steps, job.schedule.batch_size)
         loop._record_digests = timed
         try:

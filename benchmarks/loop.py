@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from trainer import session
+from trainer.build import build, settle
 from trainer.config import Config
 from trainer.distributed import Process
 from trainer.fit import fit
@@ -81,8 +81,8 @@ def _in_turns(task: RandomMnist, steps: int) -> tuple[list[float], list[float]]:
         settings = Config(
             max_steps=total_steps, batch_size=BATCH_SIZE, log_steps=steps, eval_every=total_steps, learning_rate=LEARNING_RATE
         )
-        config = session.settle(settings, task, process, run)
-        job = session.build(config, task, process, run, Path(folder))
+        config = settle(settings, task, process, run)
+        job = build(config, task, process, run, Path(folder))
         run.begin(0, 0, total_steps, BATCH_SIZE)
         run.resume_ours()
         fit(job, StopRequest())

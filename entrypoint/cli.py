@@ -5,13 +5,9 @@ import difflib
 import json
 import os
 import platform
-import random
-import secrets
 import shlex
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,11 +16,9 @@ import click
 
 from entrypoint.cluster import Cluster, detect_cluster
 from entrypoint.cpus import usable_cpus
-from entrypoint.drill import Failed, Outcome, cases, row, run_case, training_words
-from entrypoint.errors import WRONG_USE, BitsDiffer, DrillFailed, HardwareMissing, LaunchError, WrongUse
+from entrypoint.errors import WRONG_USE, HardwareMissing, LaunchError, WrongUse
 from entrypoint.gpus import Gpu, visible_gpus
 from entrypoint.plan import LaunchPlan, LaunchRequest, plan_launch
-from entrypoint.replay import read_run, replay_command
 from entrypoint.supervise import supervise
 
 if TYPE_CHECKING:
@@ -239,6 +233,8 @@ def replay(run: Path, data_dir: Path, execute: bool) -> None:
       trainbox replay runs/digits-7d2c1a90
       trainbox replay runs/digits-7d2c1a90 --execute && trainbox diff runs/digits-7d2c1a90{,-replay}
     """
+    from entrypoint.replay import read_run, replay_command
+
     config, manifest = read_run(run)
     command = replay_command(run, config, manifest, data_dir, f"{os.getuid()}:{os.getgid()}")
     if execute:
@@ -263,36 +259,19 @@ def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu
       trainbox drill
       trainbox drill my_tasks/gestures.py:Gestures --steps 200
     """
+    import random
+    import secrets
+
+    from entrypoint.drill import drill_task  # these would cost a start of training 6 ms
+
     seed = secrets.randbelow(10**6) if seed is None else seed
     gpus = () if cpu else _visible(_detected())
     most = min(shards, len(gpus) or 4)
     device = ["--gpus", "{processes}"] if gpus else ["--device", "cpu", "--processes", "{processes}"]
     click.echo(f"drill on up to {most} {'GPUs' if gpus else 'CPU processes'}, {steps} steps of {shards} shards, --seed {seed}")
     for task in tasks or ("digits", "digits_augmented"):
-        _drill_task(task, shards, steps, device, most, random.Random(seed))  # noqa: S311 - moments, no secrets
-
-
-def _drill_task(task: str, shards: int, steps: int, device: list[str], most: int, draw: random.Random) -> None:
-    click.echo(f"{task}\n  {'processes':<18} {'':<34} weights          optimizer")
-    folder = Path(tempfile.mkdtemp(prefix="trainbox-drill-"))
-    outcomes: list[Outcome] = []
-    try:
-        for number, case in enumerate(cases(most)):
-            place = folder / f"case-{number}"
-            place.mkdir()
-            outcomes.append(run_case(case, training_words(task, shards, steps, place, device), place, steps, draw))
-            click.echo(row(outcomes[-1], outcomes[0]))
-    except Failed as failure:
-        path = " -> ".join(map(str, failure.case.processes))
-        raise DrillFailed(failure.code, f"drill {task}: the case {path}: {failure.message} (kept: {folder})") from failure
-    different = [number for number, outcome in enumerate(outcomes) if outcome.digest != outcomes[0].digest]
-    if different:
-        raise BitsDiffer(
-            f"drill {task}: {len(different)} of {len(outcomes)} trainings ended with other bits; to see where they part: "
-            f"trainbox diff {folder}/case-0/run {folder}/case-{different[0]}/run"
-        )
-    shutil.rmtree(folder)
-    click.echo(f"  the same bits in all {len(outcomes)} trainings")
+        for line in drill_task(task, shards, steps, device, most, random.Random(seed)):  # noqa: S311 - moments, no secrets
+            click.echo(line)
 
 
 @cli.command(context_settings=_PASS_ON)

@@ -8,13 +8,17 @@ import fcntl
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from entrypoint.errors import BitsDiffer, DrillFailed
 
 _POLL_S = 0.02
 _CHECKPOINT_STEPS = 5
@@ -30,6 +34,9 @@ class Case:
 
     processes: tuple[int, ...]
 
+    def __str__(self) -> str:
+        return " -> ".join(map(str, self.processes))
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -40,15 +47,6 @@ class Outcome:
     digest: str
 
 
-@dataclass(frozen=True)
-class Failed(Exception):
-    """A start of a case that ended in another way than it should, and its last words."""
-
-    case: Case
-    code: int
-    message: str
-
-
 def cases(most: int) -> list[Case]:
     """Undisturbed on 1 to `most` processes, then with a kill at each change of their number, up and down."""
     straight = [Case((count,)) for count in range(1, most + 1)]
@@ -57,11 +55,39 @@ def cases(most: int) -> list[Case]:
     return [*straight, Case((1, most, max(1, most - 1), 2)), Case((most, 2, 1))]
 
 
+def drill_task(task: str, shards: int, steps: int, device: list[str], most: int, draw: random.Random) -> Iterator[str]:
+    """Train `task` in all cases; yields the table line by line, as the cases end.
+
+    Raises:
+        DrillFailed: one of the trainings failed, with its exit code.
+        BitsDiffer: not all ended with the same digest.
+    """
+    yield f"{task}\n  {'processes':<18} {'':<34} weights          optimizer"
+    folder = Path(tempfile.mkdtemp(prefix="trainbox-drill-"))
+    outcomes: list[Outcome] = []
+    for number, case in enumerate(cases(most)):
+        place = folder / f"case-{number}"
+        place.mkdir()
+        try:
+            outcomes.append(run_case(case, training_words(task, shards, steps, place, device), place, steps, draw))
+        except DrillFailed as failure:
+            raise DrillFailed(failure.exit_code, f"drill {task}: the case {case}: {failure} (kept: {folder})") from failure
+        yield row(outcomes[-1], outcomes[0])
+    different = [number for number, outcome in enumerate(outcomes) if outcome.digest != outcomes[0].digest]
+    if different:
+        raise BitsDiffer(
+            f"drill {task}: {len(different)} of {len(outcomes)} trainings ended with other bits; to see where they part: "
+            f"trainbox diff {folder}/case-0/run {folder}/case-{different[0]}/run"
+        )
+    shutil.rmtree(folder)
+    yield f"  the same bits in all {len(outcomes)} trainings"
+
+
 def run_case(case: Case, words: list[str], folder: Path, steps: int, draw: random.Random) -> Outcome:
     """Train `case` in `folder` with `trainbox train WORDS`; each start but the last is killed after a random step.
 
     Raises:
-        Failed: a start ended with another code than 0, or left no digest.
+        DrillFailed: a start ended with another code than 0, or left no digest.
     """
     killed: list[int] = []
     for number, count in enumerate(case.processes):
@@ -82,16 +108,16 @@ def run_case(case: Case, words: list[str], folder: Path, steps: int, draw: rando
             if start.poll() is None:
                 start.send_signal(signal.SIGKILL)  # its ranks ask the kernel to die with it
                 start.wait()
-                _wait_until_free(case, folder)
+                _wait_until_free(folder)
                 killed.append(_last_step(folder))
         start.wait()
         if start.returncode not in (0, -signal.SIGKILL):
-            raise Failed(case, start.returncode, (log.read_text().strip().splitlines() or ["no output"])[-1])
+            raise DrillFailed(start.returncode, (log.read_text().strip().splitlines() or ["no output"])[-1])
     if len(case.processes) > 1 and not killed:
-        raise Failed(case, 0, "it ended before it could be killed: give more --steps")
+        raise DrillFailed(1, "it ended before it could be killed: give more --steps")
     last = _last_entry(folder / "run" / "digests.jsonl")
     if last is None or last["step"] != steps:
-        raise Failed(case, 0, f"no digest of step {steps} in {folder}/run/digests.jsonl")
+        raise DrillFailed(1, f"no digest of step {steps} in {folder}/run/digests.jsonl")
     return Outcome(case, tuple(killed), f"{str(last['model'])[:16]} {str(last['optimizer'])[:8]}")
 
 
@@ -104,9 +130,8 @@ def training_words(task: str, shards: int, steps: int, folder: Path, device: lis
 
 def row(outcome: Outcome, first: Outcome) -> str:
     """One case: processes, kills, digest, and whether it is the first case's."""
-    path = " -> ".join(map(str, outcome.case.processes))
     kills = f"killed after step {', '.join(map(str, outcome.killed_after))}" if outcome.killed_after else "undisturbed"
-    return f"  {path:<18} {kills:<34} {outcome.digest}  {'same' if outcome.digest == first.digest else 'DIFFERENT'}"
+    return f"  {outcome.case!s:<18} {kills:<34} {outcome.digest}  {'same' if outcome.digest == first.digest else 'DIFFERENT'}"
 
 
 def _last_step(folder: Path) -> int:
@@ -127,7 +152,7 @@ def _wait(condition: Callable[[], bool], process: "subprocess.Popen[bytes]") -> 
         time.sleep(_POLL_S)
 
 
-def _wait_until_free(case: Case, folder: Path) -> None:
+def _wait_until_free(folder: Path) -> None:
     """Until the ranks of a killed start are gone, and with them their lock on the run."""
     deadline = time.monotonic() + _END_S
     with (folder / "run" / "lock").open("a") as lock:
@@ -135,4 +160,4 @@ def _wait_until_free(case: Case, folder: Path) -> None:
             with contextlib.suppress(BlockingIOError):
                 return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             time.sleep(_POLL_S)
-    raise Failed(case, 0, f"ranks still train {_END_S:.0f} s after their launcher was killed")
+    raise DrillFailed(1, f"ranks still train {_END_S:.0f} s after their launcher was killed")

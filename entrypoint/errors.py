@@ -35,4 +35,4 @@ class DrillFailed(LaunchError):
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
-        self.exit_code = code or 1
+        self.exit_code = code

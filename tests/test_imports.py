@@ -21,13 +21,13 @@ FILES = {
 
 # A module imports from its own line and those above it. A new file needs a place here.
 LAYERS = {
-    "entrypoint": ["errors gpus cluster cpus drill", "nvml plan supervise replay", "cli", "__main__"],
+    "entrypoint": ["errors gpus cluster cpus", "nvml plan supervise replay drill", "cli", "__main__"],
     "trainer": [
         "batches buffers digest metrics seeding config compare task stopping errors",
         "checkpoint run running manifest evaluate losses distributed pictures classification torchrun",
         "reduction",
-        "fit",
-        "trial",
+        "state",
+        "build fit report trial",
         "session",
         "cli",
         "__main__",

@@ -1,4 +1,4 @@
-"""A module's buffers (running statistics, caches), put back as they were."""
+"""A module's mode and buffers (running statistics, caches), put back as they were."""
 
 import contextlib
 from collections.abc import Iterator
@@ -23,3 +23,15 @@ def kept_buffers(module: nn.Module) -> Iterator[None]:
                 owner._buffers[name] = buffer
                 if buffer is not None and values is not None:
                     buffer.copy_(values)
+
+
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """In evaluation mode, after which mode and buffers are as before: a forward here must not move what trainings save."""
+    was_training = module.training
+    module.eval()
+    try:
+        with kept_buffers(module):
+            yield
+    finally:
+        module.train(was_training)

@@ -10,7 +10,7 @@ from typing import Any
 from trainer.errors import Differs, WrongUse
 
 # A resume with another value of these may give other bits, so it is refused; the others are named and allowed.
-CHANGES_BITS = (
+_CHANGE_BITS = {
     "threads",
     "packages.torch",
     "cuda",
@@ -19,8 +19,10 @@ CHANGES_BITS = (
     "device.names",
     "machine.cpu_model",
     "machine.cpu_capability",
-    "data.",
     "task_source_sha256",
+}
+_CHANGE_BITS_PREFIXES = (
+    "data.",
     "environment.ATEN_",
     "environment.ONEDNN_",
     "environment.DNNL_",
@@ -111,7 +113,7 @@ def manifest_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict
 
 def changes_bits(name: str) -> bool:
     """Whether another value of the entry `name` may give other bits."""
-    return name.startswith(CHANGES_BITS)
+    return name in _CHANGE_BITS or name.startswith(_CHANGE_BITS_PREFIXES)
 
 
 def in_words(changed: Mapping[str, tuple[Any, Any]]) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.batches import EvaluationBatches, evaluation_batch_count
-from trainer.buffers import kept_buffers
+from trainer.buffers import evaluating
 from trainer.distributed import Process
 from trainer.errors import WrongUse
 from trainer.losses import autocast
@@ -41,43 +41,23 @@ def evaluate(
     Raises:
         WrongUse: a statistic whose shape changes from batch to batch: it cannot be a sum over examples.
     """
-    was_training = model.training
-    model.eval()
-    with kept_buffers(model):  # a forward that moves them here too would move others on each process
-        rows, first_batch = _rows(task, model, batches, process, autocast_dtype, seed_parts, stopped)
-    model.train(was_training)
-    if rows is None:
-        return None
-    batch_count = evaluation_batch_count(batches.size, batches.batch_size)
-    totals = _add(task, rows, batch_count, process)
-    metrics = {name: float(value) for name, value in task.metrics(totals).items()}
-    return Evaluation(metrics, totals, first_batch)
-
-
-def _rows(
-    task: Task,
-    model: nn.Module,
-    batches: EvaluationBatches,
-    process: Process,
-    autocast_dtype: torch.dtype | None,
-    seed_parts: tuple[int | str, ...],
-    stopped: Callable[[], bool],
-) -> tuple[list[dict[str, Tensor]] | None, Any]:
-    """(each own batch's statistics, the first batch); None for the statistics if `stopped`."""
     rows: list[dict[str, Tensor]] = []
     first_batch = None
     batch_count = evaluation_batch_count(batches.size, batches.batch_size)
     asked_of_all = batch_count // process.world_size
-    for number, (count, raw_batch) in zip(batches.own, batches.iterate(), strict=True):
-        process.seed(*seed_parts, number)
-        batch = task.prepare(raw_batch, training=False)
-        first_batch = batch if first_batch is None else first_batch
-        with autocast(process.device.type, autocast_dtype):
-            sums = task.statistics(model, batch)
-        rows.append({**sums, "examples": torch.tensor(count, device=process.device)})
-        if len(rows) <= asked_of_all and stopped():
-            return None, first_batch
-    return rows, first_batch
+    with evaluating(model):
+        for number, (count, raw_batch) in zip(batches.own, batches.iterate(), strict=True):
+            process.seed(*seed_parts, number)
+            batch = task.prepare(raw_batch, training=False)
+            first_batch = batch if first_batch is None else first_batch
+            with autocast(process.device.type, autocast_dtype):
+                sums = task.statistics(model, batch)
+            rows.append({**sums, "examples": torch.tensor(count, device=process.device)})
+            if len(rows) <= asked_of_all and stopped():
+                return None
+    totals = _add(task, rows, batch_count, process)
+    metrics = {name: float(value) for name, value in task.metrics(totals).items()}
+    return Evaluation(metrics, totals, first_batch)
 
 
 def _add(task: Task, rows: list[dict[str, Tensor]], batch_count: int, process: Process) -> dict[str, Tensor]:

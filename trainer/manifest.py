@@ -1,4 +1,4 @@
-"""What was run, on what: all that can change a bit or explain one, and the comparison of two such descriptions."""
+"""What is run, on what: all that can change a bit or explain one."""
 
 import hashlib
 import importlib.metadata
@@ -47,9 +47,8 @@ def describe(
     settings: Mapping[str, Any],
     data: Mapping[str, Dataset[Any]],
     workers: int,
-    weights: str | None,
 ) -> dict[str, Any]:
-    """The manifest of a run about to start, as primitives for JSON; `weights` is the digest of the first ones."""
+    """The manifest of a run about to start, as primitives for JSON."""
     return {
         "argv": argv,
         "plan": {
@@ -74,7 +73,6 @@ def describe(
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT)},
         "task_source_sha256": _source_digest(type(task)),
         "data": {name: dataset_digest(dataset, workers) for name, dataset in data.items()},
-        "initial_weights_sha256": weights,
     }
 
 

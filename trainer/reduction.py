@@ -58,12 +58,11 @@ class Reduction:
     def __init__(self, process: Process, shards: int, accumulation: int, module: nn.Module) -> None:
         self._process, self._shards, self._accumulation = process, shards, accumulation
         self._last_shard = process.owned(shards)[-1]
-        self._module = module
         self._idle = shards == 1  # one shard's gradient is the sum, and its buffers are the mean
         self._buckets = [] if self._idle else [_Bucket(process, shards, group) for group in _grouped(module)]
+        self._moved = _MovedBuffers(process, shards, module)
         self._launched = 0
         self._armed = False
-        self._moved: _MovedBuffers | None = None
         if process.world_size > 1:
             for bucket in self._buckets:
                 for parameter in bucket.parameters:
@@ -77,25 +76,21 @@ class Reduction:
     def _part(self, micro: MicroBatch) -> Iterator[None]:
         last_part = micro.part == self._accumulation - 1
         if micro.part == 0:
-            if self._moved is None:
-                self._moved = _MovedBuffers(self._process, self._shards, self._module)
             self._moved.begin(micro.shard)
-        self._armed = last_part and micro.shard == self._last_shard and self._process.world_size > 1
+        self._armed = last_part and micro.shard == self._last_shard
         yield
         if not last_part:
             return
         for bucket in self._buckets[self._launched :]:
             bucket.push(micro.shard)
             if micro.shard == self._last_shard:
-                bucket.start()
-        assert self._moved is not None
+                bucket.exchange.start()
         self._moved.end(micro.shard)
 
     def finish(self) -> None:
         """After a step's last micro-batch: wait for the others, and set each parameter's gradient and the buffers."""
         if self._idle:
             return
-        assert self._moved is not None
         self._moved.start()
         for bucket in self._buckets:
             bucket.exchange.add()
@@ -118,7 +113,7 @@ class Reduction:
             # In their order on all processes, whatever the order in which a backward is done with them.
             while self._launched < len(self._buckets) and self._buckets[self._launched].is_ready:
                 self._buckets[self._launched].push(self._last_shard)
-                self._buckets[self._launched].start()
+                self._buckets[self._launched].exchange.start()
                 self._launched += 1
 
         return ready
@@ -131,7 +126,6 @@ class _Bucket:
         self.parameters = parameters
         self.ready: set[int] = set()  # the ids of those that the last shard's backward is done with
         self.exchange = _Exchange(process, shards, parameters)
-        self._tree = TreeSum(shards, _add_lists)
 
     @property
     def is_ready(self) -> bool:
@@ -142,11 +136,7 @@ class _Bucket:
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
-        self._tree.push((0, shard), gradients)
-
-    def start(self) -> None:
-        self.exchange.start(self._tree.waiting)
-        self._tree.waiting = []
+        self.exchange.push(shard, gradients)
 
     def finish(self) -> None:
         for parameter, total in zip(self.parameters, self.exchange.totals(), strict=True):
@@ -174,7 +164,7 @@ class _MovedBuffers:
         for dtype in types:
             indices = [i for i in range(self._moving) if _buffer(self._places[i]).dtype == dtype]
             likes = [_buffer(self._places[i]) for i in indices]
-            self._groups.append(_Group(indices, _Exchange(process, shards, likes), TreeSum(shards, _add_lists)))
+            self._groups.append(_Group(indices, _Exchange(process, shards, likes)))
 
     @torch.no_grad()
     def begin(self, shard: int) -> None:
@@ -188,12 +178,11 @@ class _MovedBuffers:
     def end(self, shard: int) -> None:
         for group in self._groups:
             now = [_buffer(self._places[i]) for i in group.indices]
-            group.tree.push((0, shard), list(torch._foreach_sub(now, [self._before[i] for i in group.indices])))
+            group.exchange.push(shard, list(torch._foreach_sub(now, [self._before[i] for i in group.indices])))
 
     def start(self) -> None:
         for group in self._groups:
-            group.exchange.start(group.tree.waiting)
-            group.tree.waiting = []
+            group.exchange.start()
 
     def add(self) -> None:
         for group in self._groups:
@@ -214,7 +203,6 @@ class _Group:
 
     indices: list[int]
     exchange: "_Exchange"
-    tree: TreeSum[list[Tensor]]
 
 
 def _buffer(place: tuple[nn.Module, str]) -> Tensor:
@@ -229,15 +217,16 @@ def _has_a_mean(buffer: Tensor) -> bool:
 
 
 class _Exchange:
-    """Sums of lists of tensors over all processes: about the bytes of a ring all-reduce where each has one subtree."""
+    """Sums of lists of tensors over all shards: about the bytes of a ring all-reduce where each process has one subtree."""
 
     def __init__(self, process: Process, shards: int, likes: Sequence[Tensor]) -> None:
-        """`likes`: tensors of one type and device, of the shapes that are summed."""
+        """`likes`: at least one tensor; all of one type and device, of the shapes that are summed."""
         self._process, self._shards, self._likes = process, shards, likes
+        self._own = TreeSum(shards, _add_lists)
         self._nodes = [subtrees(process.owned_by(rank, shards), shards) for rank in range(process.world_size)]
         self._alone: list[Tensor] = []
         self._transfer: Transfer | None = None
-        if process.world_size == 1 or not likes:
+        if process.world_size == 1:
             return
         step = _ALIGNMENT_BYTES // likes[0].element_size()
         sizes = [-(-like.numel() // step) * step for like in likes]
@@ -257,10 +246,16 @@ class _Exchange:
         self._total_views = views(self._total_N)
 
     @torch.no_grad()
-    def start(self, waiting: list[tuple[Node, list[Tensor]]]) -> None:
+    def push(self, shard: int, tensors: list[Tensor]) -> None:
+        """Add those of the next of this process's shards, which from now on belong to the sum."""
+        self._own.push((0, shard), tensors)
+
+    @torch.no_grad()
+    def start(self) -> None:
         """Send each process its slice of this one's subtrees."""
-        if self._process.world_size == 1 or not self._likes:
-            self._alone = waiting[0][1]
+        waiting, self._own.waiting = self._own.waiting, []
+        if self._process.world_size == 1:
+            ((_root, self._alone),) = waiting
             return
         for views, (_node, tensors) in zip(self._sent_views, waiting, strict=True):
             torch._foreach_copy_(views, tensors)

@@ -16,6 +16,7 @@ from types import FrameType
 from trainer.errors import MESSAGES, NetworkFailure, Preempted
 
 _CRASH = 1
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def main() -> int:
@@ -24,13 +25,13 @@ def main() -> int:
 
     def forward(number: int, _frame: FrameType | None) -> None:
         ranks = _children()
-        if not ranks:
+        if not ranks and not forwarded:
             sys.exit(Preempted.exit_code)  # nothing runs yet, so nothing is lost
         forwarded.append(number)
         for pid in ranks:
             os.kill(pid, signal.SIGTERM)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in _SIGNALS:
         signal.signal(number, forward)
 
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -56,6 +57,9 @@ def main() -> int:
                 "with an --rdzv-endpoint that all can reach and no other program uses"
             )
             return NetworkFailure.exit_code
+        finally:
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_IGN)  # all is said; one that comes late must not break the way out
     return 0
 
 

@@ -10,8 +10,8 @@ from trainer.batches import length, read_examples, training_batches
 from trainer.buffers import kept_buffers
 from trainer.digest import tensor_digests, value_digest
 from trainer.errors import WrongUse
-from trainer.fit import Job
 from trainer.losses import check_losses
+from trainer.state import Job
 
 _EXAMPLES_FROM_A_LOADER = 8  # each may be a film to decode
 

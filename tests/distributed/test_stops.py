@@ -3,11 +3,13 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Trainbox, finish
+from tests.conftest import Trainbox, clean_environment, finish
 from tests.distributed.processes import Job
 
 _JOBS = Path(__file__).with_name("jobs.py")
@@ -92,3 +94,15 @@ def test_what_one_rank_alone_finds_wrong_is_told_once_and_sets_the_code(trainbox
     assert len(messages) == 1
     assert "task Alone: loss 'error' has shape (), wanted (32,), one loss for each example" in messages[0]
     assert "Traceback" not in ended.err
+
+
+def test_a_signal_that_comes_when_all_is_over_breaks_nothing() -> None:
+    program = (
+        "import atexit, os, signal, sys, torch.distributed.run as real; from trainer import torchrun\n"
+        "real.run = lambda arguments: None\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGTERM)\n"
+        "sys.argv = ['torchrun', 'nothing.py']; sys.exit(torchrun.main())"
+    )
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
+    assert (ended.returncode, ended.stderr) == (0, "")

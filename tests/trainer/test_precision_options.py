@@ -14,7 +14,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.trainer.here import Here, StopAfter
 from tests.trainer.tiny import StepCounter, Tiny
+from trainer.checkpoint import Checkpoints
 from trainer.config import warmup_then_cosine
+from trainer.distributed import Process
 from trainer.errors import NotFinite, Preempted, WrongUse
 
 
@@ -308,3 +310,18 @@ def test_whatever_torchs_generator_did_before_does_not_matter(here: Here) -> Non
     here.train("b", max_steps=3)
     assert here.digest("a") == here.digest("b")
     assert isinstance(Tiny().build_model(), StepCounter)
+
+
+def test_a_checkpoint_that_falls_due_before_a_validation_is_not_lost(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several processes hear of one another's wishes one vote later, which is then the validation's."""
+    votes: list[tuple[bool, ...]] = [(False, False)]
+
+    def one_later(_process: Process, *wishes: bool) -> list[bool]:
+        votes.append(wishes)
+        return list(votes[-2])
+
+    asked = iter(range(1, 99))
+    monkeypatch.setattr(Process, "vote", one_later)
+    monkeypatch.setattr(Checkpoints, "due", lambda _self, _minutes: next(asked) == 12)  # of two epochs of 6 steps
+    here.train(max_steps=18, best_by="max:loss", keep=99)  # never better than the first time
+    assert here.steps() == [6, 13, 18]

@@ -1,11 +1,15 @@
 """The tree over a batch's shards: one order of additions, whoever holds which of them."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from trainer.batches import micro_batches
 from trainer.distributed import Process
+from trainer.errors import WrongUse
 from trainer.reduction import Reduction, TreeSum, subtrees
 
 CPU = torch.device("cpu")
@@ -114,3 +118,21 @@ def test_one_shard_costs_nothing() -> None:
     reduction.finish()
     assert net.unused.weight.grad is None  # untouched by us
     assert int(net.norm.num_batches_tracked) == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_gradient_that_comes_in_parts_is_refused(monkeypatch: pytest.MonkeyPatch, use_reentrant: bool) -> None:
+    """The first part would be sent as the whole."""
+    layer, inputs_B3 = nn.Linear(3, 3), torch.randn(4, 3, requires_grad=True)
+    # Alone, but with the hooks that a process among several has, and nobody to send to.
+    reduction = Reduction(_process(0, 2), 2, 1, layer)
+    monkeypatch.setattr("trainer.reduction._Exchange.start", lambda _self: None)
+    (micro,) = micro_batches(8, 2, 1, range(1))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(reduction.of(micro))
+        outputs_B3 = inputs_B3
+        for _ in range(2):
+            outputs_B3 = checkpoint(layer, outputs_B3, use_reentrant=use_reentrant)
+        if use_reentrant:
+            stack.enter_context(pytest.raises(WrongUse, match="use use_reentrant=False"))
+        outputs_B3.sum().backward()

@@ -1,6 +1,8 @@
 """Tasks that cannot keep the promise of the same bits are found out before the first step, and named."""
 
 import itertools
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -70,3 +72,23 @@ def test_a_dataset_with_a_generator_of_its_own(here: Here, monkeypatch: pytest.M
             continue
         with pytest.raises(WrongUse, match=f"task Tiny: training example 0 differs when it is read again: it {_CURE}"):
             here.train(name, max_steps=2, workers=0)
+
+
+class _Noted(_Rows):
+    """Writes down which process reads it."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        with Path("readers").open("a") as readers:
+            readers.write(f"{os.getpid()}\n")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_with_loader_workers_only_they_read_the_dataset(here: Here, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    """A file that the training process opened would be shared by the workers, whose reads would move one another."""
+    monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _place: _Noted(lambda: 0.0))
+    monkeypatch.setattr(Tiny, "validation_dataset", lambda _task, _place: _Noted(lambda: 0.0))
+    here.train(max_steps=2, workers=workers)
+    readers = set(map(int, Path("readers").read_text().split()))
+    assert (os.getpid() in readers) == (workers == 0)
+    assert len(readers) > workers

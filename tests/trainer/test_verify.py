@@ -111,7 +111,7 @@ def test_diff_names_the_settings(here: Here) -> None:
     code, _, err = here.command("diff", "runs/one", "runs/other")
     assert code == 8
     assert "first difference at step 0 (there is no earlier step to compare): first tensor linear.weight" in err
-    assert "; manifest entries that differ: settings.seed: 0 -> 1; initial_weights_sha256: " in err
+    assert "; manifest entries that differ: settings.seed: 0 -> 1" in err
 
 
 _STOPPED = {"max_steps": 15}
@@ -127,6 +127,7 @@ def _stopped(here: Here) -> Path:
     ("entry", "value", "words"),
     [
         ("cuda", "11.0", "cuda: 11.0 -> "),
+        ("packages", {"torch": "1.0"}, "packages.torch: 1.0 -> "),
         ("task_source_sha256", "0" * 64, "task_source_sha256: 000000000000... -> "),
         ("data", {"train": "a", "validation": "b"}, "data.train: a -> "),
         ("environment", {"MKL_CBWR": "AVX"}, "environment.MKL_CBWR: AVX -> nothing"),
@@ -150,14 +151,16 @@ def test_a_resume_without_its_manifest_is_refused_unless_wanted(here: Here) -> N
     with pytest.raises(WrongUse, match="runs/r/manifest.json is missing or damaged"):
         here.train(**_STOPPED)
     here.train(**_STOPPED, resume="anyway")
-    assert json.loads((here.path() / "manifest.json").read_text())["initial_weights_sha256"] is None
+    assert json.loads((here.path() / "manifest.json").read_text())["settings"]["max_steps"] == 15
 
 
 def test_a_resume_under_what_explains_only_is_listed(here: Here) -> None:
     path = _stopped(here)
-    _change(path, python="3.0", image_digest="sha256:abc")
+    packages = json.loads(path.read_text())["packages"]
+    _change(path, python="3.0", image_digest="sha256:abc", packages=packages | {"torchvision": "0.1"})
     out = here.train(**_STOPPED)
     assert "changed since the run's start: " in out
+    assert "packages.torchvision: 0.1 -> " in out
     assert "python: 3.0 -> 3." in out
     assert "image_digest: sha256:abc -> nothing" in out
 

@@ -1,0 +1,185 @@
+"""From what was asked for to what `fit` works on: every open choice made, then data, model and optimizer."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from trainer import batches
+from trainer.batches import EvaluationBatches, Schedule
+from trainer.checkpoint import Checkpoints
+from trainer.config import (
+    DEFAULT_BATCH_SIZE,
+    DEFAULT_EPOCHS,
+    DEFAULT_LEARNING_RATE,
+    Config,
+    differences,
+    parse_config,
+    scaled_learning_rate,
+)
+from trainer.distributed import Process
+from trainer.errors import WrongUse
+from trainer.losses import LossModule
+from trainer.reduction import Reduction
+from trainer.run import RunDirectory
+from trainer.running import RunningLosses
+from trainer.seeding import derive_seed
+from trainer.state import Job, Stopwatch
+from trainer.task import Task
+
+_MOST_LOADER_WORKERS = 8
+
+
+def settle(config: Config, task: Task, process: Process, run: RunDirectory) -> Config:
+    """`config` with every open choice made: as the run was started, else by the task, the hardware, the processes.
+
+    Raises:
+        WrongUse: the run was started with other settings.
+    """
+    stored_text = process.from_first(run.read_config_text())
+    stored = parse_config(stored_text, run.path / "config.json") if stored_text is not None else None
+    given = dataclasses.asdict(config) | {"batch_size_per_gpu": None}
+    if config.batch_size_per_gpu is not None:
+        given["batch_size"] = config.batch_size_per_gpu * process.world_size
+    if stored is not None and config.max_steps is None and config.epochs is None:
+        given |= {"epochs": stored.epochs, "max_steps": stored.max_steps}
+    elif config.max_steps is None and config.epochs is None:
+        given["epochs"] = task.epochs or DEFAULT_EPOCHS
+    fallback = stored or Config(
+        batch_size=task.batch_size or DEFAULT_BATCH_SIZE,
+        learning_rate=task.learning_rate or DEFAULT_LEARNING_RATE,
+        precision=_default_precision(process.device),
+        best_by=task.best_by,
+        shards=process.world_size,
+        threads=_default_threads(config),
+    )
+    for name in ("batch_size", "learning_rate", "precision", "best_by", "shards", "threads"):
+        if given[name] is None:
+            given[name] = getattr(fallback, name)
+    settled = Config(**given)
+    if stored is not None and (changed := differences(stored, settled)):
+        raise WrongUse(
+            f"{run.path} was started with other settings ({'; '.join(changed)}): give those again, "
+            "or train anew under another --run name"
+        )
+    return settled
+
+
+def _default_precision(device: torch.device) -> str:
+    if device.type != "cuda":
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+
+
+def _default_threads(config: Config) -> int:
+    """The process's share of the CPUs; with --shards a shard's, so that it is the same on any number of processes."""
+    if config.shards is None:
+        return torch.get_num_threads()
+    return max(1, _cpus() // config.shards)
+
+
+def _cpus() -> int:
+    return int(os.environ.get("TRAINBOX_CPUS") or os.cpu_count() or 1)
+
+
+def build(config: Config, task: Task, process: Process, run: RunDirectory, data_dir: Path) -> Job:
+    """Data, model and optimizer; raises WrongUse where the sizes cannot be."""
+    assert config.batch_size and config.learning_rate and config.shards and config.best_by and config.precision
+    _set_arithmetic(config)
+    with process.first_goes_first():
+        train = batches.place_tensors(task.train_dataset(data_dir), process.device)
+        validation = batches.place_tensors(task.validation_dataset(data_dir), process.device)
+    schedule = _schedule(config, process, batches.length(train))
+    if batches.length(validation) == 0:
+        raise WrongUse(f"task {config.task}: the validation set is empty: nothing to choose the best model by")
+    # As large as a training part, which fits, and the same on each process, which must agree on who has what.
+    size = -(-config.batch_size // (config.shards * config.accumulation))
+    workers = _workers(config, train)
+    ranks = range(process.world_size)
+    own = process.owned(batches.evaluation_batch_count(batches.length(validation), size))
+    torch.manual_seed(derive_seed(config.seed, "model"))
+    model = task.build_model().to(process.device)
+    if config.compile:
+        model.compile()
+    autocast_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
+    peak = scaled_learning_rate(config.learning_rate, config.lr_scaling, config.batch_size, config.base_batch_size)
+    loss_module = process.wrap(LossModule(task, model, process.device.type, autocast_dtype))
+    return Job(
+        task=task,
+        config=config,
+        process=process,
+        run=run,
+        checkpoints=Checkpoints(run.path / "checkpoints", config.keep, run.writes, run.say),
+        model=model,
+        loss_module=loss_module,
+        optimizer=_build_optimizer(task, config, model, peak),
+        scaler=torch.amp.GradScaler(process.device.type, enabled=config.precision == "fp16"),
+        autocast_dtype=autocast_dtype,
+        train=train,
+        evaluation=EvaluationBatches(validation, size, own, process.device, workers),
+        schedule=schedule,
+        workers=workers,
+        watch=Stopwatch(),
+        running=RunningLosses(process, [len(process.owned_by(r, config.shards)) * config.accumulation for r in ranks]),
+        reduction=Reduction(process, config.shards, config.accumulation, model),
+    )
+
+
+def _build_optimizer(task: Task, config: Config, model: nn.Module, peak_learning_rate: float) -> torch.optim.Optimizer:
+    """The task's optimizer with the run's settings; each group keeps its peak rate as `initial_lr`."""
+    optimizer = task.build_optimizer(model, config.optimizer, peak_learning_rate, config.weight_decay)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return optimizer
+
+
+def _schedule(config: Config, process: Process, examples: int) -> Schedule:
+    assert config.batch_size and config.shards
+    if examples == 0:
+        raise WrongUse(f"task {config.task}: the training set is empty: look into --data-dir, or at the task's train_dataset")
+    if config.batch_size > examples:
+        raise WrongUse(
+            f"--batch-size {config.batch_size} is more than the training set's {examples} examples: lower it to {examples}"
+        )
+    if process.world_size > config.shards:
+        raise WrongUse(
+            f"this run cuts a batch into {config.shards} shard(s), and {process.world_size} processes are given: "
+            f"use at most {config.shards}, or train anew under another --run name with --shards {process.world_size}"
+        )
+    if config.batch_size < config.shards * config.accumulation:
+        raise WrongUse(
+            f"--batch-size {config.batch_size} is less than {config.shards} shards x {config.accumulation} accumulation: "
+            "each must get an example; raise the batch size"
+        )
+    micros = batches.micro_batches(config.batch_size, config.shards, config.accumulation, process.owned(config.shards))
+    steps_per_epoch = examples // config.batch_size
+    total_steps = config.max_steps or (config.epochs or 0) * steps_per_epoch
+    return Schedule(config.seed, examples, config.batch_size, total_steps, micros)
+
+
+def _workers(config: Config, dataset: Dataset[Any]) -> int:
+    if isinstance(dataset, TensorDataset):
+        return 0
+    if config.workers is not None:
+        return config.workers
+    return min(_MOST_LOADER_WORKERS, max(1, _cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+def _set_arithmetic(config: Config) -> None:
+    """The switches that change bits: what `--deterministic` and `--precision` mean to torch."""
+    assert config.threads
+    torch.set_num_threads(config.threads)
+    multiply = "tf32" if config.precision == "tf32" else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = multiply
+    torch.backends.cudnn.conv.fp32_precision = multiply  # type: ignore[attr-defined]
+    torch.backends.cudnn.rnn.fp32_precision = multiply  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = not config.deterministic
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA's matrix library starts
+        # Not use_deterministic_algorithms, which says the same and imports the compiler for it.
+        torch.set_deterministic_debug_mode("error")
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -1,0 +1,135 @@
+"""What a training is made of and where it stands: all that a checkpoint saves and a resume restores."""
+
+import contextlib
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from trainer.batches import EvaluationBatches, Schedule
+from trainer.checkpoint import Checkpoints
+from trainer.config import Config
+from trainer.distributed import Process
+from trainer.errors import WrongUse
+from trainer.reduction import Reduction
+from trainer.run import RunDirectory
+from trainer.running import RunningLosses
+from trainer.task import Task
+
+_RECENT_ENTRIES = 20  # of the log
+
+
+@dataclass
+class Progress:
+    """Where a run stands: with the weights and the optimizer's state, all that a resume needs."""
+
+    step: int = 0
+    evaluated_step: int = 0
+    best_step: int | None = None
+    best_metrics: dict[str, float] = field(default_factory=dict)
+    patience_best: float | None = None
+    patience_used: int = 0
+    ended_early: bool = False
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    train_seconds: float = 0.0
+
+
+class Stopwatch:
+    """Seconds of training, counted on from `start`, without the pauses, and the rate of steps in them."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._offset = start - time.monotonic()
+        self._last: tuple[int, float] | None = None
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() + self._offset
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        begin = time.monotonic()
+        yield
+        self._offset -= time.monotonic() - begin
+
+    def rate(self, step: int) -> float:
+        """Steps a second since the last call, or since `start` was called."""
+        assert self._last is not None
+        (before, since), self._last = self._last, (step, self.seconds)
+        return (step - before) / max(self._last[1] - since, 1e-9)
+
+    def start(self, step: int) -> None:
+        self._last = (step, self.seconds)
+
+
+@dataclass
+class Job:
+    """Everything that `fit` works on; `loss_module` holds `model`."""
+
+    task: Task
+    config: Config
+    process: Process
+    run: RunDirectory
+    checkpoints: Checkpoints
+    model: nn.Module
+    loss_module: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    autocast_dtype: torch.dtype | None
+    train: Dataset[Any]
+    evaluation: EvaluationBatches
+    schedule: Schedule
+    workers: int
+    watch: Stopwatch
+    running: RunningLosses
+    reduction: Reduction
+    progress: Progress = field(default_factory=Progress)
+    until_step: int | None = None
+    save_due: bool = False
+    recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_ENTRIES))
+
+    @property
+    def end_step(self) -> int:
+        """Where this training ends: the schedule's end, unless it is told to leave off before."""
+        return min(self.schedule.total_steps, self.until_step or self.schedule.total_steps)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds. On several processes all must call it: each one's running sums are gathered."""
+        return {
+            "model": self.model.state_dict(),
+            "buffers": [name for name, _ in self.model.named_buffers()],
+            "optimizer": self.optimizer.state_dict(),
+            "optimizer_class": type(self.optimizer).__name__,
+            "scaler": self.scaler.state_dict(),
+            "progress": dataclasses.asdict(self.progress) | {"train_seconds": self.watch.seconds},
+            "running": self.running.gather(),
+            "running_steps": self.running.steps,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned, on any number of processes.
+
+        Raises:
+            WrongUse: it is of another model or optimizer.
+        """
+        found: dict[str, Any] = {name: tuple(tensor.shape) for name, tensor in state["model"].items()}
+        here: dict[str, Any] = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
+        found["optimizer"], here["optimizer"] = state["optimizer_class"], type(self.optimizer).__name__
+        other = {name: (found.get(name), here.get(name)) for name in {**found, **here} if found.get(name) != here.get(name)}
+        for name, (saved, now) in other.items():
+            raise WrongUse(
+                f"{self.run.path} holds a checkpoint of another model or optimizer ({name} was {saved} and is {now}): "
+                "undo the change of the task, or train anew under another --run name"
+            )
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.progress = Progress(**state["progress"])
+        self.watch = Stopwatch(self.progress.train_seconds)
+        self.running.restore(state["running"], state["running_steps"])
