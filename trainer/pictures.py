@@ -1,11 +1,15 @@
 """Pictures for TensorBoard, as (3, H, W) uint8 tensors."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure  # its import takes most of a second: where a curve is drawn, no sooner
 
 # Shape suffixes: B examples, C channels, H height, W width, K classes.
 
@@ -56,6 +60,15 @@ def example_sheet(images_BCHW: Tensor, labels_B: Tensor, predictions_B: Tensor, 
         caption = class_names[prediction] if right else f"{class_names[prediction]}, not {class_names[label]}"
         draw.text((x + tile / 2, y + tile + 4), _fit(caption, font, tile + 6), _GOOD if right else _BAD, font, anchor="ma")
     return _to_tensor(picture)
+
+
+def from_figure(figure: "Figure") -> Tensor:
+    """A matplotlib `Figure` (made as `Figure(...)`, without pyplot), as large as its inches at its dpi say."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return torch.from_numpy(numpy.asarray(canvas.buffer_rgba())[:, :, :3].copy()).permute(2, 0, 1)
 
 
 def _fit(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
