@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from entrypoint import cli
 from entrypoint.drill import Outcome
+from entrypoint.errors import DrillFailed
 from tests.conftest import Trainbox
 
 pytestmark = pytest.mark.slow
@@ -29,7 +30,7 @@ def test_the_drill_prints_one_digest(trainbox: Trainbox) -> None:
 
 def test_trainings_that_part_end_with_code_8(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     digests = itertools.cycle(["aa bb", "aa bb", "aa cc"])
-    monkeypatch.setattr(cli, "run_case", lambda case, *_: Outcome(case, (), next(digests)))
+    monkeypatch.setattr("entrypoint.drill.run_case", lambda case, *_: Outcome(case, (), next(digests)))
     monkeypatch.setattr("sys.argv", ["trainbox", "drill", "digits", "--cpu"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -42,7 +43,7 @@ def test_trainings_that_part_end_with_code_8(monkeypatch: pytest.MonkeyPatch, ca
 
 def test_a_training_that_fails_is_told_with_its_last_words() -> None:
     ended = CliRunner().invoke(cli.cli, ["drill", "no_such_task", "--cpu"])
-    assert isinstance(ended.exception, cli.DrillFailed)
+    assert isinstance(ended.exception, DrillFailed)
     assert ended.exception.exit_code == 2
     assert "the case 1: trainbox: no task 'no_such_task'" in str(ended.exception)
     kept = Path(str(ended.exception).partition("kept: ")[2].rstrip(")"))
