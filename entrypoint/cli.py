@@ -18,7 +18,7 @@ from entrypoint.cluster import Cluster, detect_cluster
 from entrypoint.cpus import usable_cpus
 from entrypoint.errors import WRONG_USE, HardwareMissing, LaunchError, WrongUse
 from entrypoint.gpus import Gpu, visible_gpus
-from entrypoint.plan import LaunchPlan, LaunchRequest, plan_launch
+from entrypoint.plan import LaunchPlan, LaunchRequest, plan_launch, plan_sweep
 from entrypoint.supervise import supervise
 
 if TYPE_CHECKING:
@@ -43,27 +43,29 @@ class _GpuCount(click.ParamType[int | str]):
         return int(value)
 
 
-_OPTIONS = [
+_DEVICE_OPTIONS = [
     click.option("--gpus", type=_GpuCount(), envvar="GPUS", help="How many GPUs; 0 is the CPU. Default: all visible."),
     click.option("--gpu-ids", metavar="IDS", envvar="GPU_IDS", help="Which ones: 0,2 or UUIDs or 0:1 for a MIG slice."),
-    click.option(
-        "--strategy",
-        type=click.Choice(["ddp", "dp", "single"]),
-        envvar="STRATEGY",
-        help="ddp: torchrun, a process a GPU. dp: DataParallel. Default: ddp on 2 GPUs or more.",
-    ),
     click.option(
         "--processes",
         type=click.IntRange(1),
         metavar="N",
         envvar="PROCESSES",
-        help="How many CPU processes (torchrun DDP over gloo).",
+        help="How many CPU processes: torchrun DDP over gloo, or a sweep's trials at a time.",
     ),
     click.option(
         "--device",
         type=click.Choice(["auto", "cuda", "mps", "cpu"]),
         envvar=["DEVICE", "TRAINBOX_DEVICE"],
         help="Default: auto, which is cuda where there are GPUs.",
+    ),
+]
+_JOB_OPTIONS = [
+    click.option(
+        "--strategy",
+        type=click.Choice(["ddp", "dp", "single"]),
+        envvar="STRATEGY",
+        help="ddp: torchrun, a process a GPU. dp: DataParallel. Default: ddp on 2 GPUs or more.",
     ),
     click.option(
         "--nnodes",
@@ -78,16 +80,25 @@ _OPTIONS = [
 ]
 
 
-def _launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_OPTIONS):
+def _device_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_DEVICE_OPTIONS):
         command = option(command)
     return command
 
 
+def _launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_JOB_OPTIONS):
+        command = option(command)
+    return _device_options(command)
+
+
 def _whole_help(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     """Launch options from here and training options from the trainer, on one page."""
-    if not value or ctx.resilient_parsing:
-        return
+    if value and not ctx.resilient_parsing:
+        _show_whole_help(ctx, "train")
+
+
+def _show_whole_help(ctx: click.Context, verb: str) -> NoReturn:
     formatter = ctx.make_formatter()
     ctx.command.format_usage(ctx, formatter)
     ctx.command.format_help_text(ctx, formatter)
@@ -96,7 +107,7 @@ def _whole_help(ctx: click.Context, _param: click.Parameter, value: bool) -> Non
     with formatter.section("Launch options"):
         formatter.write_dl(records)
     click.echo(formatter.getvalue())
-    _hand_over("train", "--help-options")
+    _hand_over(verb, "--help-options")
 
 
 _help_option = click.option(
@@ -214,6 +225,32 @@ def verify(words: tuple[str, ...], wants_help: bool, **options: Any) -> None:
     sys.exit(supervise(plan.argv, {**os.environ, **plan.env}))
 
 
+@cli.command(context_settings=_PASS_ON, options_metavar="[OPTIONS]")
+@_device_options
+@click.option("--per-gpu", type=click.IntRange(1), default=1, metavar="K", help="Trials that share a GPU. Default: 1.")
+@click.option("--help", "-h", "wants_help", is_flag=True, help="Show this page.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="TASK")
+def sweep(words: tuple[str, ...], per_gpu: int, wants_help: bool, **options: Any) -> None:
+    """Train TASK for each combination of settings and each seed, on all GPUs (or CPU slots: --processes N).
+
+    `trainbox sweep show NAME` prints what came out up to now.
+
+    \b
+    Examples:
+      trainbox sweep digits --seeds 20 --grid width=8,16,32 --grid lr=1e-3,3e-3
+      trainbox sweep my.py:Gestures --sampler tpe --trials 50 --metric max:accuracy --range lr=1e-4:1e-1:log
+      trainbox sweep mnist --seeds 100 --per-gpu 4 --name course
+      trainbox sweep mnist --seeds 100 --name course --worker    on a second machine
+      trainbox sweep show course --csv
+    """
+    if words[:1] == ("show",):
+        _hand_over("sweep-show", *words[1:], *(["--help"] if wants_help else []))
+    if wants_help:
+        _show_whole_help(click.get_current_context(), "sweep")
+    plan = _checked_plan(words, options, "sweep", lambda request, gpus: plan_sweep(request, gpus, per_gpu))
+    sys.exit(supervise(plan.argv, {**os.environ, **plan.env}))
+
+
 @cli.command(context_settings=_PASS_ON)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def diff(words: tuple[str, ...]) -> None:
@@ -286,14 +323,23 @@ def _hand_over(*words: str) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-m", "trainer", *words])
 
 
-def _checked_plan(training: tuple[str, ...], options: dict[str, Any], verb: str = "train") -> LaunchPlan:
+def _planned_launch(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
+    return plan_launch(request, gpus, detect_cluster(os.environ))
+
+
+def _checked_plan(
+    training: tuple[str, ...],
+    options: dict[str, Any],
+    verb: str = "train",
+    decide: Callable[[LaunchRequest, tuple[Gpu, ...]], LaunchPlan] = _planned_launch,
+) -> LaunchPlan:
     """The plan, while a child checks the trainer's words without torch; of two mistakes the trainer's is told."""
     checking = subprocess.Popen(
         [sys.executable, "-m", "trainer", verb, "--check", "--device-on-stdin", *training], stdin=subprocess.PIPE, text=True
     )
     device = ""
     try:
-        plan = _plan((verb, *training), options)
+        plan = _plan((verb, *training), options, decide)
         device = plan.env["TRAINBOX_DEVICE"]
         return plan
     finally:
@@ -302,7 +348,9 @@ def _checked_plan(training: tuple[str, ...], options: dict[str, Any], verb: str 
             sys.exit(checking.returncode)
 
 
-def _plan(words: tuple[str, ...], options: dict[str, Any]) -> LaunchPlan:
+def _plan(
+    words: tuple[str, ...], options: dict[str, Any], decide: Callable[[LaunchRequest, tuple[Gpu, ...]], LaunchPlan]
+) -> LaunchPlan:
     options["device"] = _device(options["device"], options["processes"])
     threads = os.environ.get("OMP_NUM_THREADS", "")
     request = LaunchRequest(
@@ -314,7 +362,7 @@ def _plan(words: tuple[str, ...], options: dict[str, Any]) -> LaunchPlan:
     )
     # A CPU run asked for does not look at the driver at all: it works beside a broken one.
     visible = () if request.device in ("cpu", "mps") or request.gpus == 0 else _visible(_detected())
-    return plan_launch(request, visible, detect_cluster(os.environ))
+    return decide(request, visible)
 
 
 def _device(asked: str | None, processes: int | None) -> str | None:

@@ -1,8 +1,9 @@
 """The launch decision: a request, the GPUs and the cluster in, a plan or an error out. Pure."""
 
+import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from entrypoint.cluster import DEFAULT_PORT, Cluster
 from entrypoint.errors import HardwareMissing, WrongUse
@@ -80,6 +81,48 @@ def plan_launch(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -
         argv=_argv(request, strategy, nproc, nodes),
         reason=(reason := _reason(strategy, chosen, gpus, asked, nproc, nodes, request)),
         env=_env(request, strategy, chosen, nproc, reason),
+    )
+
+
+def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> LaunchPlan:
+    """Decide on which GPUs, or CPU slots, a sweep trains one trial each; `per_gpu` trials share a GPU.
+
+    Raises:
+        WrongUse: the request contradicts itself.
+        HardwareMissing: GPUs were asked for that are not there, or cannot be used.
+    """
+    if request.gpus is None and request.gpu_ids is None and request.device != "cpu" and gpus:
+        request = replace(request, gpus="all")
+    chosen, asked = _choose_gpus(request, gpus, Cluster())
+    _refuse_faults(chosen)
+    if chosen:
+        if request.processes is not None:
+            raise WrongUse(
+                f"--processes {request.processes} is for CPU slots, and {len(chosen)} GPU(s) are in use: use --per-gpu"
+            )
+        slots = [(f"GPU {gpu.label}", gpu.uuid) for gpu in chosen for _ in range(per_gpu)]
+        shared = f", {per_gpu} trials on each" * (per_gpu > 1)
+    else:
+        if per_gpu > 1:
+            raise WrongUse(f"--per-gpu {per_gpu}: no GPU is in use; --processes N sets the number of CPU slots")
+        slots = [(f"CPU slot {number}", "") for number in range(request.processes or request.cpus)]
+        shared = f", {len(slots)} slots"
+    found = _found(chosen, gpus, asked, 1, replace(request, processes=None))
+    reason = f"{found} -> sweep{shared}"
+    cpus = max(1, request.cpus // len(slots))
+    return LaunchPlan(
+        strategy="sweep",
+        gpus=chosen,
+        nnodes=1,
+        nproc_per_node=len(slots),
+        argv=(request.python, "-m", *request.argv),
+        reason=reason,
+        env=_env(request, "single", chosen, 1, reason)
+        | {
+            "OMP_NUM_THREADS": str(request.omp_num_threads or cpus),
+            "TRAINBOX_CPUS": str(cpus),
+            "TRAINBOX_SLOTS": json.dumps(slots),
+        },
     )
 
 
@@ -236,21 +279,7 @@ def _reason(
     nodes: _Nodes,
     request: LaunchRequest,
 ) -> str:
-    if chosen:
-        kind = "MIG slice" if chosen[0].mig_parent else "GPU"
-        noun, named = (kind + "s" * (len(some) > 1) for some in (visible, chosen))
-        of_them = f"{len(chosen)} of {len(visible)}"
-        found = {
-            "requested": f"{of_them} visible {noun} requested",
-            "named": f"{named} {labels(chosen)} named, of {len(visible)} visible",
-            "visible": f"{of_them} {noun} visible",
-        }[asked]
-    elif request.processes:
-        found = f"{nproc} CPU process{'es' * (nproc > 1)} requested"
-    elif visible:
-        found = f"{len(visible)} visible GPU(s) set aside by request"
-    else:
-        found = "no NVIDIA GPU visible" if request.device == "mps" else "no GPU visible"
+    found = _found(chosen, visible, asked, nproc, request)
     if strategy == "dp":
         return f"{found} -> DataParallel, 1 process"
     if strategy == "single":
@@ -262,6 +291,24 @@ def _reason(
     if nodes.count > 1:
         reason += f" on {nodes.count} nodes; this is node {nodes.rank}, they meet at {nodes.endpoint}"
     return reason
+
+
+def _found(chosen: Sequence[Gpu], visible: Sequence[Gpu], asked: str, nproc: int, request: LaunchRequest) -> str:
+    """What was asked for, and what is there."""
+    if chosen:
+        kind = "MIG slice" if chosen[0].mig_parent else "GPU"
+        noun, named = (kind + "s" * (len(some) > 1) for some in (visible, chosen))
+        of_them = f"{len(chosen)} of {len(visible)}"
+        return {
+            "requested": f"{of_them} visible {noun} requested",
+            "named": f"{named} {labels(chosen)} named, of {len(visible)} visible",
+            "visible": f"{of_them} {noun} visible",
+        }[asked]
+    if request.processes:
+        return f"{nproc} CPU process{'es' * (nproc > 1)} requested"
+    if visible:
+        return f"{len(visible)} visible GPU(s) set aside by request"
+    return "no NVIDIA GPU visible" if request.device == "mps" else "no GPU visible"
 
 
 def _env(request: LaunchRequest, strategy: str, chosen: Sequence[Gpu], nproc: int, reason: str) -> dict[str, str]:

@@ -23,12 +23,15 @@ FILES = {
 LAYERS = {
     "entrypoint": ["errors gpus cluster cpus", "nvml plan supervise replay drill", "cli", "__main__"],
     "trainer": [
-        "batches buffers digest metrics seeding config compare task stopping errors",
+        "batches buffers digest metrics seeding config compare task stopping errors grid",
+        "study",
+        "results",
         "checkpoint run running manifest evaluate losses distributed pictures classification torchrun",
         "reduction",
         "state",
         "build fit report trial",
         "session",
+        "worker sweep",
         "cli",
         "__main__",
     ],
@@ -37,6 +40,7 @@ LAYERS = {
 # What only these import.
 SOLE_IMPORTERS: dict[str, set[str]] = {
     "pynvml": {"entrypoint.nvml"},
+    "optuna": {"trainer.study"},
     "torch.distributed": {"trainer.distributed", "trainer.torchrun"},
     "torch.utils.tensorboard": {"trainer.run"},
     "tensorboard": {"trainer.run"},

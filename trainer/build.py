@@ -90,6 +90,7 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
     """Data, model and optimizer; raises WrongUse where the sizes cannot be."""
     assert config.batch_size and config.learning_rate and config.shards and config.best_by and config.precision
     _set_arithmetic(config)
+    torch.manual_seed(derive_seed(config.seed, "data"))
     with process.first_goes_first():
         train = batches.place_tensors(task.train_dataset(data_dir), process.device)
         validation = batches.place_tensors(task.validation_dataset(data_dir), process.device)

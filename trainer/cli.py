@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import logging
 import math
 import os
 import shutil
@@ -13,6 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
+from trainer import grid
 from trainer.compare import in_words, manifest_differences, read_entries, verdict
 from trainer.config import Config, check, load_config_file
 from trainer.errors import MESSAGES, Failure, WrongUse
@@ -320,6 +320,140 @@ def _check_run_name(run: str | None) -> None:
         raise WrongUse(f"--run {run!r} is not a folder's name: letters and digits; the place is --runs-dir")
 
 
+_SWEEP_OPTIONS = [
+    click.option("--seeds", type=_COUNT, metavar="N", default=1, help="Trials of each combination, with seeds from --seed on."),
+    click.option("--grid", "grids", multiple=True, metavar="NAME=A,B,C", help="Values of a field or an option; repeatable."),
+    click.option("--range", "ranges", multiple=True, metavar="NAME=LOW:HIGH[:log]", help="For a sampler to draw from."),
+    click.option("--sampler", type=click.Choice(["grid", "random", "tpe"]), default="grid", help="Default: grid, all of it."),
+    click.option("--trials", type=_COUNT, metavar="N", help="How many a sampler draws."),
+    click.option("--metric", metavar="METRIC", help="What trials are compared by: accuracy, min:loss."),
+    click.option(
+        "--pruner", type=click.Choice(["none", "median"]), default="none", help="Leave off trials worse than the median."
+    ),
+    click.option(
+        "--retries", type=_Whole(0), metavar="N", default=1, help="Of a trial that failed, on another GPU. Default: 1."
+    ),
+    click.option("--name", metavar="NAME", help="The sweep's folder in --runs-dir. Default: the task and a digest."),
+    click.option("--storage", metavar="URL", help="A database for the study. Default: a journal in the sweep's folder."),
+    click.option("--worker", is_flag=True, help="Join the sweep that another machine begins; wait for it, and print no table."),
+]
+
+
+def _sweep_options(command: Any) -> Any:
+    for option in reversed(_SWEEP_OPTIONS):
+        command = option(command)
+    return command
+
+
+@cli.command()
+@click.argument("task", envvar="TASK", default="digits")
+@_sweep_options
+@_training_options
+@_option("--device", type=click.Choice(["auto", "cuda", "mps", "cpu"]), default="auto", help="Default: auto.")
+@click.option("--check", "only_check", is_flag=True, hidden=True)
+@click.option("--device-on-stdin", is_flag=True, hidden=True, help="For the launcher, which decides it meanwhile.")
+@click.option("--help-options", is_flag=True, hidden=True, is_eager=True, expose_value=False, callback=_print_options)
+def sweep(
+    task: str,
+    pairs: tuple[str, ...],
+    grids: tuple[str, ...],
+    ranges: tuple[str, ...],
+    seeds: int,
+    sampler: str,
+    trials: int | None,
+    metric: str | None,
+    pruner: str,
+    retries: int,
+    name: str | None,
+    storage: str | None,
+    worker: bool,
+    runs_dir: Path,
+    run: str | None,
+    data_dir: Path,
+    resume: str,
+    device: str,
+    only_check: bool,
+    device_on_stdin: bool,
+    **settings: Any,
+) -> None:
+    """Train TASK once for each combination and seed, each on a GPU of its own."""
+    if device_on_stdin:
+        device = sys.stdin.readline().strip() or device
+    if run is not None or resume != "auto":
+        raise WrongUse("--run and --resume are for one training: a sweep has --name, and always goes on")
+    config = Config(task=task, fields=_fields(task, pairs), **_without_overridden(settings))
+    check(config, device)
+    _check_run_name(name)
+    ctx = click.get_current_context()
+    asked = grid.Sweep(
+        config,
+        dict(_values(ctx, task, text) for text in grids),
+        {_setting(ctx, key): drawn for key, drawn in map(grid.parse_range, ranges)},
+        seeds,
+        sampler,
+        trials,
+        metric,
+        pruner,
+    )
+    grid.check(asked)
+    for point in ({key: values[0]} for key, values in asked.grid.items()):
+        check(asked.trial_config(point, config.seed), device)
+    if only_check:
+        return
+    stop = StopRequest.install()
+    from trainer.sweep import run_sweep
+
+    run_sweep(asked, runs_dir, name, storage, data_dir, retries, worker, stop)
+
+
+@cli.command("sweep-show")
+@click.argument("name")
+@_option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), help="Default: runs.")
+@click.option("--storage", metavar="URL", help="The study's database, if it has one.")
+@click.option("--metric", metavar="NAME", help="Default: the one that the sweep compares by, or the trials' first.")
+@click.option("--csv", "as_csv", is_flag=True, help="All trials as CSV, with all their metrics.")
+@click.option(
+    "--figure", type=click.Path(path_type=Path), metavar="FILE", help="Draw into this file instead: .png, .svg, .pdf."
+)
+def sweep_show(name: str, runs_dir: Path, storage: str | None, metric: str | None, as_csv: bool, figure: Path | None) -> None:
+    """Print what came out of the sweep NAME (its folder, or its name in --runs-dir) up to now.
+
+    \b
+    Examples:
+      trainbox sweep show digits-sweep-7d2c1a90
+      trainbox sweep show digits-sweep-7d2c1a90 --csv > trials.csv
+      trainbox sweep show digits-sweep-7d2c1a90 --metric macro_f1 --figure sweep.png
+    """
+    folder = Path(name) if Path(name).is_dir() else runs_dir / name
+    from trainer.sweep import show
+
+    click.echo(show(folder, storage, metric, as_csv, figure), nl=not as_csv)
+
+
+def _setting(ctx: click.Context, name: str) -> str:
+    """The Config's name of an option as it is written: `lr` is learning_rate; any other is one of the task's fields."""
+    for option in ctx.command.params:
+        if isinstance(option, click.Option) and option.name and f"--{name.replace('_', '-')}" in option.opts:
+            return option.name if grid.is_setting(option.name) else name
+    return name
+
+
+def _values(ctx: click.Context, task: str, text: str) -> tuple[str, list[grid.Value]]:
+    """(name, values) of a --grid, checked and converted as --set and the options are."""
+    written, texts = grid.parse_grid(text)
+    name = _setting(ctx, written)
+    if grid.is_setting(name):
+        option = next(p for p in ctx.command.params if p.name == name)
+        if getattr(option, "is_flag", False):
+            raise WrongUse(f"--grid {text}: --{written} is a switch; a grid has values")
+        return name, [option.type_cast_value(ctx, value) for value in texts]
+    fields = static_fields(task)
+    if fields is None:
+        fields = loaded_fields(type(load_task(task, {})))
+    optional = [dataclasses.replace(f, default=None) for f in fields]
+    return name, [parse_fields(task, optional, {name: value})[name] for value in texts]
+
+
 @cli.command()
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
@@ -375,7 +509,6 @@ def _run() -> int:
         return error.exit_code
     except click.Abort:
         return 130
-    except Exception:
-        logging.getLogger("trainer").exception("ended by an error")  # in the rank's own log
+    except Exception:  # noqa: BLE001 - in the rank's own log as well
         traceback.print_exc()
         return 1

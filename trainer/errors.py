@@ -10,6 +10,10 @@ class Failure(Exception):
     exit_code = 1
 
 
+class TrialsFailed(Failure):
+    """Some trials of a sweep ended by an error; the others are recorded."""
+
+
 class WrongUse(Failure):
     exit_code = 2
 

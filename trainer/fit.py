@@ -172,10 +172,13 @@ def _validate(job: Job, stop: StopRequest) -> bool:
         {**result.metrics, **tables},
         f"epoch {epoch:g}: {figures}{' (best)' if best else ''}",
     )
+    progress.ended_early |= job.task.finished(result.metrics)
     last = progress.step >= job.schedule.total_steps or progress.ended_early
     if best or last:
         _save(job, result.metrics)
         job.run.pictures(progress.step, lambda: _figures(job, result))
+    if job.validated is not None:
+        job.validated(progress.step, result.metrics)
     return True
 
 

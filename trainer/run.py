@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import numpy
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -62,7 +63,9 @@ class RunDirectory:
                     f"another process trains in {path} now: wait for it, or give this one a --run NAME of its own"
                 ) from None
         # Warnings and tracebacks of this process land in its own file too.
-        logging.basicConfig(stream=self._log, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+        self._handler = logging.StreamHandler(self._log)
+        self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+        logging.getLogger().addHandler(self._handler)
 
     def read_config_text(self) -> str | None:
         """The config.json that the run was started with; None if it is new."""
@@ -187,6 +190,7 @@ class RunDirectory:
     def close(self) -> None:
         """Give the run free for others."""
         self.end_progress()
+        logging.getLogger().removeHandler(self._handler)
         self._log.close()
         if self._lock is not None:
             self._lock.close()
@@ -225,6 +229,15 @@ def _write_scalars(board: "SummaryWriter", scalars: Mapping[str, float], step: i
 
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
     board.file_writer.add_summary(Summary(value=values), step)  # type: ignore[attr-defined]
+
+
+def write_picture(folder: Path, name: str, file: Path) -> None:
+    """Show the picture in `file` in the TensorBoard of `folder`."""
+    from PIL import Image
+    from torch.utils.tensorboard import SummaryWriter
+
+    with contextlib.closing(SummaryWriter(folder / "tensorboard")) as board, Image.open(file) as picture:
+        board.add_image(name, numpy.asarray(picture.convert("RGB")), dataformats="HWC")
 
 
 def gpu_figures(device: torch.device) -> dict[str, float]:

@@ -4,10 +4,11 @@ import contextlib
 import dataclasses
 import errno
 import json
+import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from trainer.errors import Failure, NetworkFailure, OutOfMemory, StorageFailure,
 from trainer.fit import fit
 from trainer.report import closing, header
 from trainer.run import RunDirectory
-from trainer.state import Job
+from trainer.state import Job, Progress
 from trainer.stopping import StopRequest
 from trainer.task import load_task
 from trainer.trial import try_task
@@ -37,10 +38,12 @@ def train_task(
     data_dir: Path,
     resume: str,
     until_step: int | None = None,
-) -> None:
+    validated: Callable[[int, Mapping[str, float]], None] | None = None,
+) -> Progress:
     """Train `config.task` to its end in `runs_dir/run_name`, going on where a stopped run of the same settings ended.
 
-    With `until_step` it ends there, as if that were the end, at the learning rates of the whole.
+    With `until_step` it ends there, as if that were the end, at the learning rates of the whole. `validated` is called with
+    the step and the metrics of each validation. Returns where the run stands then.
 
     Raises:
         Failure: any end but the good one, with its exit code.
@@ -53,15 +56,20 @@ def train_task(
             settled = settle(config, task, process, run)
             check(settled, process.device.type)
             job = build(settled, task, process, run, data_dir)
-            job.until_step = until_step
+            job.until_step, job.validated = until_step, validated
             _resume(job, resume)
             try:
                 _start(job, stop, resume)
             finally:
                 job.checkpoints.finish()
+        except Exception as error:
+            if not isinstance(error, Failure):
+                logging.getLogger(__name__).exception("ended by an error")  # in the rank's own log
+            raise
         finally:
             run.close()
         process.leave()
+        return job.progress
 
 
 def verify_run(path: Path, steps: int | None, stop: StopRequest, device_name: str, data_dir: Path) -> None:

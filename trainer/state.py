@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +92,7 @@ class Job:
     progress: Progress = field(default_factory=Progress)
     until_step: int | None = None
     save_due: bool = False
+    validated: Callable[[int, Mapping[str, float]], None] | None = None
     recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_ENTRIES))
 
     @property

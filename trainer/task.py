@@ -39,8 +39,8 @@ class Task:
     best_by: ClassVar[str] = "min:loss"
 
     def train_dataset(self, data_dir: Path) -> "Dataset[Any]":
-        """The training examples. A `TensorDataset` is held in memory, on the device where it fits, and indexed in
-        batches; any other map-style dataset goes through loader workers."""
+        """The training examples; torch is seeded by the run's seed before the call. A `TensorDataset` is held in memory, on
+        the device where it fits, and indexed in batches; any other map-style dataset goes through loader workers."""
         raise NotImplementedError
 
     def validation_dataset(self, data_dir: Path) -> "Dataset[Any]":
@@ -68,6 +68,10 @@ class Task:
     def metrics(self, totals: "Mapping[str, Tensor]") -> dict[str, float]:
         """Figures from the totals (float64, on the CPU), which also hold `examples`, their number. Pure."""
         return {name: float(total / totals["examples"]) for name, total in totals.items() if name != "examples"}
+
+    def finished(self, metrics: "Mapping[str, float]") -> bool:
+        """Whether a validation's metrics are all that was wanted, and training may end here. Pure."""
+        return False
 
     def figures(self, model: "nn.Module", batch: Any, totals: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
         """Pictures `{name: (3, H, W) uint8}` for TensorBoard, from one prepared validation batch and the totals."""

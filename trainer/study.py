@@ -1,0 +1,326 @@
+"""The record of a sweep, shared by all that work on it: the only importer of optuna.
+
+An Optuna study is the truth: trial number N has the Nth combination, and ends once, as complete, failed or pruned. A trial that
+its owner did not end (killed, preempted, lost with its machine) is set back to waiting, and keeps its number and folder.
+"""
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from trainer.config import split_metric
+from trainer.errors import WrongUse
+from trainer.grid import Range, Sweep, Value, from_identity
+
+_LOCK_GRACE_S = 10
+_SILENCE_S = 60.0  # after which a machine that shares the study counts as lost
+_STATES = {
+    TrialState.COMPLETE: "done",
+    TrialState.FAIL: "failed",
+    TrialState.PRUNED: "pruned",
+    TrialState.RUNNING: "running",
+    TrialState.WAITING: "pending",
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial that this process has taken."""
+
+    id: int
+    number: int
+    point: dict[str, Value]
+    seed: int
+    attempts: int  # that failed before
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the study knows of a trial; `message` tells why it failed."""
+
+    number: int
+    state: str
+    point: dict[str, Value]
+    seed: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    message: str = ""
+    seconds: float | None = None
+
+
+class Study:
+    """One process's view of the study `name`."""
+
+    def __init__(self, storage: BaseStorage, name: str, sweep: Sweep | None, owner: str | None = None) -> None:
+        """Open the study, or make it; without `sweep` only to look at it.
+
+        Raises:
+            WrongUse: there is none to look at, or it is of another sweep.
+        """
+        self.owner = owner or _own_place()
+        self._storage, self._beats = storage, 0
+        self._heard: dict[str, tuple[Any, float]] = {}
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        try:
+            self._study = optuna.load_study(study_name=name, storage=storage)
+        except KeyError:
+            if sweep is None:
+                raise WrongUse(f"there is no sweep {name}: `trainbox sweep TASK --name {name}` begins one") from None
+            maximize = sweep.metric is not None and split_metric(sweep.metric, "--metric")[0] == "max"
+            direction = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
+            self._study = optuna.create_study(study_name=name, storage=storage, direction=direction, load_if_exists=True)
+        stored = self._study.user_attrs.get("sweep")
+        if stored is None:
+            if sweep is None:
+                raise WrongUse(f"the study {name} was not made by a sweep: give it another --name")
+            stored = sweep.identity()
+            self._study.set_user_attr("sweep", stored)
+        if sweep is not None and stored != sweep.identity():
+            changed = _difference(stored, sweep.identity())
+            raise WrongUse(f"the sweep {name} was begun with other settings ({changed}): give those again, or another --name")
+        self.total: int = max(self._study.user_attrs.get("total", 0), sweep.total if sweep else 0)
+        if self.total > self._study.user_attrs.get("total", 0):
+            self._study.set_user_attr("total", self.total)
+        self.sweep = sweep or from_identity(stored)
+        self._study.sampler = _sampler(self.sweep)
+        if self.sweep.pruner == "median":
+            self._study.pruner = optuna.pruners.MedianPruner()
+
+    def claim(self) -> Trial | None:
+        """The next trial that nobody has, now this process's; None if each has been taken."""
+        trials = self._study.get_trials(deepcopy=False)
+        if len(trials) >= self.total and not any(t.state == TrialState.WAITING and t.number < self.total for t in trials):
+            return None
+        trial = self._study.ask(_distributions(self.sweep))
+        if trial.number >= self.total:  # several asked for the last one
+            self._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+            return None
+        trial.set_user_attr("owner", self.owner)
+        seed = self.sweep.seed(trial.number)
+        trial.set_user_attr("seed", seed)
+        return Trial(trial._trial_id, trial.number, dict(trial.params), seed, trial.user_attrs.get("attempts", 0))
+
+    def done(self, trial: Trial, metrics: Mapping[str, float], seconds: float) -> None:
+        """Record the best metrics of a trial.
+
+        Raises:
+            WrongUse: the metric that is asked for is not among them.
+        """
+        value = self.value(metrics)
+        self._end(trial, TrialState.COMPLETE, value, {"metrics": dict(metrics), "seconds": seconds})
+
+    def value(self, metrics: Mapping[str, float]) -> float:
+        """What trials are compared by: 0 where nobody said by what."""
+        if self.sweep.metric is None:
+            return 0.0
+        _, name = split_metric(self.sweep.metric, "--metric")
+        if name not in metrics:
+            raise WrongUse(f"--metric {self.sweep.metric}: the task has no metric {name}; it has {', '.join(metrics)}")
+        return metrics[name]
+
+    def failed(self, trial: Trial, message: str) -> None:
+        """Record that a trial failed for good."""
+        self._end(trial, TrialState.FAIL, None, {"message": message})
+
+    def pruned(self, trial: Trial, metrics: Mapping[str, float], seconds: float) -> None:
+        """Record that a trial was left off, since others were better at the same step."""
+        self._end(trial, TrialState.PRUNED, None, {"metrics": dict(metrics), "seconds": seconds})
+
+    def attempted(self, trial: Trial) -> Trial:
+        """Count a failure after which the trial is tried again."""
+        self._storage.set_trial_user_attr(trial.id, "attempts", trial.attempts + 1)
+        return Trial(trial.id, trial.number, trial.point, trial.seed, trial.attempts + 1)
+
+    def give_back(self, trial: Trial) -> None:
+        """Leave the trial to whoever claims it next."""
+        if self._is_mine(trial.id):
+            self._back(trial.id)
+
+    def should_prune(self, trial: Trial, step: int, metrics: Mapping[str, float]) -> bool:
+        """Whether the trial is worse at `step` than those before it were."""
+        self._storage.set_trial_intermediate_value(trial.id, step, self.value(metrics))
+        frozen = self._storage.get_trial(trial.id)
+        return self._study.pruner.prune(self._study, frozen)
+
+    def beat(self) -> None:
+        """Show those who share the study that this process lives; every few seconds."""
+        self._beats += 1
+        self._study.set_user_attr(f"alive {self.owner}", self._beats)
+
+    def give_back_of_the_lost(self) -> int:
+        """Set back the trials of owners that are gone, here at once, elsewhere after a minute of silence; how many."""
+        alive = {
+            name.removeprefix("alive "): beats for name, beats in self._study.user_attrs.items() if name.startswith("alive ")
+        }
+        given = 0
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            owner = trial.user_attrs.get("owner", f"nobody {trial.number}")
+            if owner != self.owner and (_is_gone(owner) or self._is_silent(owner, alive.get(owner))):
+                self._back(trial._trial_id)
+                given += 1
+        return given
+
+    def unfinished(self) -> int:
+        """How many trials have not ended, here or elsewhere."""
+        trials = self._study.get_trials(deepcopy=False)
+        return self.total - sum(trial.state.is_finished() and trial.number < self.total for trial in trials)
+
+    def records(self) -> list[Record]:
+        """All trials in the order of their numbers; of those that nobody has begun, a grid's only."""
+        found = {t.number: t for t in self._study.get_trials(deepcopy=False) if t.number < self.total}
+        records = [_record(trial) for _, trial in sorted(found.items())]
+        if self.sweep.sampler == "grid":
+            missing = [n for n in range(self.total) if n not in found]
+            records += [Record(n, "pending", self.sweep.point(n), self.sweep.seed(n)) for n in missing]
+        return records
+
+    def _end(self, trial: Trial, state: TrialState, value: float | None, attributes: Mapping[str, Any]) -> None:
+        if not self._is_mine(trial.id):
+            return  # this process was taken for dead, and another has it now
+        for name, attribute in attributes.items():
+            self._storage.set_trial_user_attr(trial.id, name, attribute)
+        self._storage.set_trial_state_values(trial.id, state, None if value is None else [value])
+
+    def _is_mine(self, trial_id: int) -> bool:
+        found = self._storage.get_trial(trial_id)
+        return found.state == TrialState.RUNNING and found.user_attrs.get("owner") == self.owner
+
+    def _back(self, trial_id: int) -> None:
+        with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):  # its owner ended it meanwhile
+            self._storage.set_trial_state_values(trial_id, TrialState.WAITING)
+
+    def _is_silent(self, owner: str, beats: Any) -> bool:
+        """By this machine's own clock: nobody's clocks are compared."""
+        if owner not in self._heard or self._heard[owner][0] != beats:
+            self._heard[owner] = (beats, time.monotonic())
+        return time.monotonic() - self._heard[owner][1] > _SILENCE_S
+
+
+class _InOrder(BaseSampler):
+    """Gives trial N the Nth combination. Optuna's GridSampler draws one, and where several ask at once, the same one twice."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self._sweep = sweep
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return {}
+
+    def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: Any) -> dict[str, Any]:
+        return {}
+
+    def sample_independent(self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: Any) -> Value:
+        return self._sweep.point(trial.number)[param_name]
+
+
+def open_storage(url: str | None, folder: Path) -> BaseStorage:
+    """The database at `url`, or a journal in `folder`, which may lie on a network file system.
+
+    Raises:
+        WrongUse: the database cannot be opened.
+    """
+    if url is None:
+        path = str(folder.absolute() / "study.journal")
+        lock = JournalFileOpenLock(path, grace_period=_LOCK_GRACE_S)
+        backend = JournalFileBackend(path, lock_obj=lock)
+        lock.acquire()
+        try:
+            _drop_torn_end(Path(path))
+        finally:
+            lock.release()
+        return JournalStorage(backend)
+    try:
+        return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise WrongUse(
+            f"--storage {url.rpartition('@')[2]} cannot be opened ({reason}): write it as SQLAlchemy does"
+        ) from error
+
+
+def _drop_torn_end(path: Path) -> None:
+    """A crash in the middle of a write leaves part of a line, behind which Optuna would write the next."""
+    with path.open("rb+") as file:
+        whole = file.read().rfind(b"\n") + 1
+        file.truncate(whole)
+
+
+def _sampler(sweep: Sweep) -> BaseSampler:
+    if sweep.sampler == "grid":
+        return _InOrder(sweep)
+    # Each process that shares the study draws others.
+    return TPESampler() if sweep.sampler == "tpe" else RandomSampler()
+
+
+def _distributions(sweep: Sweep) -> dict[str, BaseDistribution]:
+    chosen: dict[str, BaseDistribution] = {name: CategoricalDistribution(values) for name, values in sweep.grid.items()}
+    return chosen | {name: _distribution(drawn) for name, drawn in sweep.ranges.items()}
+
+
+def _distribution(drawn: Range) -> BaseDistribution:
+    if isinstance(drawn.low, int) and isinstance(drawn.high, int):
+        return IntDistribution(drawn.low, drawn.high, log=drawn.log)
+    return FloatDistribution(drawn.low, drawn.high, log=drawn.log)
+
+
+def _record(trial: FrozenTrial) -> Record:
+    known = trial.user_attrs
+    return Record(
+        trial.number,
+        _STATES[trial.state],
+        dict(trial.params),
+        known.get("seed", -1),
+        known.get("metrics", {}),
+        known.get("message", ""),
+        known.get("seconds"),
+    )
+
+
+def _difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+        return {**{f"{k}": v for k, v in tree.items() if k != "config"}, **tree.get("config", {})}
+
+    before, after = flat(stored), flat(now)
+    return "; ".join(
+        f"{name}: {before.get(name)} -> {after.get(name)}" for name in after if before.get(name) != after.get(name)
+    )
+
+
+def _own_place() -> str:
+    """A name for this process that a later one on the same system can look up: is it still there?"""
+    space = _pid_space()
+    return f"{uuid.uuid4().hex[:8]} {space} {os.getpid()} {_started(os.getpid())}" if space else uuid.uuid4().hex
+
+
+def _pid_space() -> str | None:
+    """What makes a process id unique: the boot and the namespace. None where that cannot be told (not Linux)."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
+    except OSError:
+        return None
+
+
+def _started(pid: int) -> str | None:
+    """When the process began, in ticks since boot; None if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+
+
+def _is_gone(owner: str) -> bool:
+    """Whether `owner` lived in this very system and does not any more; False if it may live elsewhere."""
+    _, *place = owner.split()
+    return len(place) == 3 and place[0] == _pid_space() and _started(int(place[1])) != place[2]
