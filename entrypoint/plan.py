@@ -106,8 +106,8 @@ def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> Lau
         if per_gpu > 1:
             raise WrongUse(f"--per-gpu {per_gpu}: no GPU is in use; --processes N sets the number of CPU slots")
         slots = [(f"CPU slot {number}", "") for number in range(request.processes or request.cpus)]
-        shared = f", {len(slots)} slots"
-    found = _found(chosen, gpus, asked, 1, replace(request, processes=None))
+        shared = f", {len(slots)} slot{'s' * (len(slots) > 1)}"
+    found = _found(chosen, gpus, asked, len(slots), request)
     reason = f"{found} -> sweep{shared}"
     cpus = max(1, request.cpus // len(slots))
     return LaunchPlan(

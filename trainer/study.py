@@ -152,7 +152,7 @@ class Study:
         """Whether the trial is worse at `step` than those before it were."""
         self._storage.set_trial_intermediate_value(trial.id, step, self.value(metrics))
         frozen = self._storage.get_trial(trial.id)
-        return self._study.pruner.prune(self._study, frozen)
+        return bool(self._study.pruner.prune(self._study, frozen))  # a NumPy one
 
     def beat(self) -> None:
         """Show those who share the study that this process lives; every few seconds."""

@@ -269,10 +269,8 @@ def run_sweep(
             f"{error.filename or folder} cannot be written ({error.strerror}): choose another --runs-dir"
         ) from error
     slots = [Slot(*slot) for slot in json.loads(os.environ.get("TRAINBOX_SLOTS", '[["the CPU", ""]]'))]
-    print(
-        f"sweep      {folder}\nplan       {os.environ.get('TRAINBOX_REASON', '1 trial at a time')}\ntrials     {study.total}, {study.unfinished()} to do",
-        flush=True,
-    )
+    plan = os.environ.get("TRAINBOX_REASON", "1 trial at a time")
+    print(f"sweep      {folder}\nplan       {plan}\ntrials     {study.total}, {study.unfinished()} to do", flush=True)
     SweepRun(sweep, study, folder, data_dir, slots, retries, stop).run()
     if joins:
         return

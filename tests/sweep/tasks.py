@@ -1,0 +1,40 @@
+"""A task whose trials go wrong as their seed and the files in the working folder say."""
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from tests.trainer.tiny import Tiny
+from trainer.errors import WrongUse
+
+
+@dataclass(frozen=True)
+class Brittle(Tiny):
+    """Tiny, and: each process that trains leaves a line in `trained`; every tenth one is killed when it first begins."""
+
+    width: int = 4
+    dies: bool = False
+    fails: str = ""
+    bad: bool = False
+    waits: bool = False
+
+    def train_dataset(self, data_dir: Path) -> TensorDataset:
+        if self.bad:
+            raise WrongUse("no readings: put them there")
+        return super().train_dataset(data_dir)
+
+    def build_model(self) -> nn.Module:
+        if self.waits and Path("gate").exists():
+            Path("at the gate").touch()
+            Path("gate").read_bytes()  # a FIFO: until the test opens it
+        with Path("trained").open("a") as log:
+            log.write(f"{os.getpid()}\n")
+        if self.fails not in ("", "no"):
+            raise RuntimeError(self.fails)
+        if self.dies and len(Path("trained").read_text().split()) % 10 == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().build_model()

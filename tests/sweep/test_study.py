@@ -1,0 +1,180 @@
+"""The record of a sweep: each trial is claimed by one, and ends once, whoever dies."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer import study
+from trainer.config import Config
+from trainer.errors import WrongUse
+from trainer.grid import Range, Sweep
+from trainer.study import Record, Study, open_storage
+
+_SWEEP = Sweep(Config(), {"width": [4, 8, 16]}, seeds=4)
+Open = Callable[..., Study]
+
+
+@pytest.fixture(params=["journal", "sqlite"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Opens the same study again, as another process does."""
+    url = None if request.param == "journal" else f"sqlite:///{tmp_path}/study.db"
+
+    def open_study(sweep: Sweep | None = _SWEEP, owner: str | None = None) -> Study:
+        return Study(open_storage(url, tmp_path), "s", sweep, owner)
+
+    return open_study
+
+
+def _states(records: list[Record]) -> list[str]:
+    return [record.state for record in records]
+
+
+def test_two_that_share_a_study_claim_each_trial_once(opened: Open) -> None:
+    both = opened(owner="one"), opened(owner="other")
+    claimed = []
+    while trials := [trial for view in both if (trial := view.claim())]:
+        claimed += trials
+    assert sorted(trial.number for trial in claimed) == list(range(12))
+    assert {(trial.point["width"], trial.seed) for trial in claimed} == {(w, s) for w in (4, 8, 16) for s in range(4)}
+
+
+def test_what_ended_is_recorded_with_all_that_is_known(opened: Open) -> None:
+    view = opened()
+    first, second, third = (view.claim() for _ in range(3))
+    assert first and second and third
+    view.done(first, {"loss": 0.5, "accuracy": 0.9}, 1.5)
+    view.failed(second, "it died")
+    view.pruned(third, {"loss": 0.7}, 0.5)
+    records = opened(None).records()
+    assert records[0] == Record(0, "done", {"width": 4}, 0, {"loss": 0.5, "accuracy": 0.9}, "", 1.5)
+    assert records[1] == Record(1, "failed", {"width": 8}, 0, {}, "it died", None)
+    assert _states(records) == ["done", "failed", "pruned", *["pending"] * 9]
+    assert [(r.point["width"], r.seed) for r in records[3:]] == [(w, s) for s in (1, 2, 3) for w in (4, 8, 16)]
+    assert opened(None).unfinished() == 9
+
+
+def test_a_trial_that_is_given_back_keeps_its_number_and_its_failures(opened: Open) -> None:
+    view = opened()
+    trial = view.claim()
+    assert trial and trial.attempts == 0
+    view.give_back(view.attempted(trial))
+    again = opened(owner="other").claim()
+    assert again and (again.number, again.point, again.seed, again.attempts) == (0, {"width": 4}, 0, 1)
+
+
+def test_an_owner_that_is_gone_from_here_loses_its_trials_at_once(opened: Open) -> None:
+    gone = subprocess.run(
+        [sys.executable, "-c", "from trainer.study import _own_place; print(_own_place())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    lost = opened(owner=gone).claim()
+    kept = opened().claim()  # of a living process: this one
+    assert lost and kept
+    view = opened(owner="third")
+    assert view.give_back_of_the_lost() == 1
+    again = view.claim()
+    assert again and again.number == lost.number
+
+
+def test_an_owner_elsewhere_loses_its_trials_when_it_is_silent(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(study.time, "monotonic", lambda: now[0])
+    silent, living = opened(owner="abc elsewhere 1 2"), opened(owner="def elsewhere 3 4")
+    assert silent.claim()
+    held = living.claim()
+    assert held
+    view = opened()
+    for second in range(0, 61, 10):
+        now[0] = second
+        living.beat()
+        assert opened().give_back_of_the_lost() == 0  # heard of for the first time
+        assert view.give_back_of_the_lost() == 0
+    now[0] = 61
+    living.beat()
+    assert view.give_back_of_the_lost() == 1
+    living.done(held, {"loss": 1.0}, 1.0)
+    assert _states(view.records())[:2] == ["pending", "done"]
+
+
+def test_one_that_was_taken_for_dead_records_nothing_any_more(opened: Open) -> None:
+    slow, quick = opened(owner="slow"), opened(owner="quick")
+    late = slow.claim()
+    assert late
+    slow._back(late.id)
+    again = quick.claim()
+    assert again and again.number == late.number
+    slow.done(late, {"loss": 9.0}, 1.0)
+    slow.failed(late, "late")
+    slow.give_back(late)
+    quick.done(again, {"loss": 1.0}, 1.0)
+    assert quick.records()[0].metrics == {"loss": 1.0}
+
+
+def test_more_seeds_later_are_the_trials_that_were_missing(opened: Open) -> None:
+    view = opened()
+    for _ in range(12):
+        trial = view.claim()
+        assert trial
+        view.done(trial, {"loss": 0.0}, 0.0)
+    assert view.claim() is None
+    more = opened(Sweep(Config(), {"width": [4, 8, 16]}, seeds=5))
+    assert [(t.number, t.point["width"], t.seed) for t in (more.claim() for _ in range(3)) if t] == [
+        (12, 4, 4), (13, 8, 4), (14, 16, 4),
+    ]  # fmt: skip
+    assert more.claim() is None
+    assert opened().total == 15  # fewer seeds do not forget what there is
+
+
+def test_another_sweep_under_the_same_name_is_refused_with_the_difference(opened: Open) -> None:
+    opened()
+    with pytest.raises(WrongUse, match=r"begun with other settings \(epochs: None -> 3\): give those again, or another --name"):
+        opened(Sweep(Config(epochs=3), {"width": [4, 8, 16]}, seeds=4))
+
+
+def test_there_is_nothing_to_look_at_before_it_is_begun(opened: Open) -> None:
+    with pytest.raises(WrongUse, match="there is no sweep s"):
+        opened(None)
+
+
+def test_tpe_draws_better_ones_with_time(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "TPESampler", partial(study.TPESampler, seed=1))
+    view = opened(Sweep(Config(), {"shape": ["a", "b"]}, {"lr": Range(1e-4, 1.0, True)}, 1, "tpe", 40, "min:loss"))
+    losses = []
+    while trial := view.claim():
+        assert isinstance(trial.point["lr"], float)
+        losses.append(abs(trial.point["lr"] - 0.01) + (trial.point["shape"] == "b"))
+        view.done(trial, {"loss": losses[-1]}, 0.0)
+    assert len(losses) == 40
+    assert sum(losses[20:]) < 0.75 * sum(losses[:20])
+
+
+def test_the_metric_asked_for_must_be_there(opened: Open) -> None:
+    view = opened(Sweep(Config(), {"a": [1]}, metric="max:f1"))
+    trial = view.claim()
+    assert trial
+    with pytest.raises(WrongUse, match="--metric max:f1: the task has no metric f1; it has loss, accuracy"):
+        view.done(trial, {"loss": 1.0, "accuracy": 0.5}, 0.0)
+
+
+def test_a_line_that_a_crash_has_torn_is_dropped(tmp_path: Path) -> None:
+    def view(sweep: Any = _SWEEP) -> Study:
+        return Study(open_storage(None, tmp_path), "s", sweep)
+
+    assert view().claim()
+    with (tmp_path / "study.journal").open("ab") as journal:
+        journal.write(b'{"op_code":5,"work')
+    assert view().claim()
+    assert _states(view(None).records())[:3] == ["running", "running", "pending"]
+
+
+def test_a_database_that_cannot_be_opened_is_told_without_its_password(tmp_path: Path) -> None:
+    with pytest.raises(WrongUse, match=r"^--storage h/db cannot be opened") as refused:
+        open_storage("nosuch://me:secret@h/db", tmp_path)
+    assert "secret" not in str(refused.value)

@@ -1,0 +1,208 @@
+"""Sweeps for real: worker processes that train, die and are replaced, and what is recorded of it."""
+
+import csv
+import io
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
+
+from tests.conftest import Ended, Trainbox, finish, wait_until
+from trainer.compare import read_entries
+
+_BRITTLE = "tests.sweep.tasks:Brittle"
+_ROOT = str(Path(__file__).parents[2])
+_WORDS = ("sweep", _BRITTLE, "--device", "cpu", "--processes", "2", "--epochs", "1", "--name", "s")
+_ENV = {"PYTHONPATH": _ROOT}
+
+
+def _sweep(trainbox: Trainbox, *words: str, env: dict[str, str] | None = None) -> Ended:
+    return trainbox(*_WORDS, *words, env=_ENV | (env or {}))
+
+
+def _shown(trainbox: Trainbox) -> list[dict[str, str]]:
+    ended = trainbox("sweep", "show", "s", "--csv")
+    assert ended.code == 0, ended.err
+    return list(csv.DictReader(io.StringIO(ended.out)))
+
+
+def _workers(trainbox: Trainbox) -> list[int]:
+    """The processes that trained, in the order of the trials."""
+    return [int(line) for line in (trainbox.folder / "trained").read_text().split()]
+
+
+def test_each_combination_and_seed_is_trained_once_by_few_processes(trainbox: Trainbox) -> None:
+    ended = _sweep(trainbox, "--seeds", "3", "--grid", "width=4,8", "--grid", "lr=0.01,0.02")
+    assert ended.code == 0, ended.out + ended.err
+    assert "plan       2 CPU processes requested -> sweep, 2 slots" in ended.out
+    shown = _shown(trainbox)
+    assert [line["trial"] for line in shown] == [str(number) for number in range(12)]
+    assert {(line["width"], line["learning_rate"], line["seed"]) for line in shown} == {
+        (width, lr, seed) for width in ("4", "8") for lr in ("0.01", "0.02") for seed in ("0", "1", "2")
+    }
+    assert {line["state"] for line in shown} == {"done"}
+    assert len(_workers(trainbox)) == 12
+    assert 1 <= len(set(_workers(trainbox))) <= 2
+    run = trainbox.folder / "runs" / "s"
+    for line in shown:
+        trial = run / f"trial-{int(line['trial']):05d}"
+        config = json.loads((trial / "config.json").read_text())
+        assert (config["seed"], config["fields"]) == (int(line["seed"]), {"width": int(line["width"])})
+        assert config["learning_rate"] == float(line["learning_rate"])
+        validation = [json.loads(text) for text in (trial / "metrics.jsonl").read_text().splitlines()][-1]
+        assert float(line["loss"]) == pytest.approx(validation["loss"])
+        assert "best       loss" in (trial / "logs" / "rank-0.log").read_text()
+    assert (run / "results.csv").read_text() == trainbox("sweep", "show", "s", "--csv").out
+    board = EventAccumulator(str(run / "tensorboard"), {IMAGES: 0})
+    board.Reload()
+    assert board.Tags()["images"] == ["sweep"]
+    rows = [line.split() for line in ended.out.splitlines() if line.strip().startswith(("4 ", "8 "))]
+    assert [row[:3] for row in rows] == [["4", "0.01", "3"], ["4", "0.02", "3"], ["8", "0.01", "3"], ["8", "0.02", "3"]]
+    assert trainbox("sweep", "show", "s", "--figure", "f.svg").out == "drawn into f.svg\n"
+    assert (trainbox.folder / "f.svg").read_text().startswith("<?xml")
+
+
+def test_a_trial_among_others_has_the_bits_of_a_training_of_its_own(trainbox: Trainbox) -> None:
+    assert _sweep(trainbox, "--seeds", "3", "--grid", "lr=0.01,0.02", "--threads", "1").code == 0
+    for number, seed, lr in ((0, "0", "0.01"), (5, "2", "0.02")):
+        words = ("train", _BRITTLE, "--device", "cpu", "--epochs", "1", "--seed", seed, "--lr", lr, "--threads", "1")
+        assert trainbox(*words, "--run", f"own-{number}", env=_ENV).code == 0
+        runs = trainbox.folder / "runs"
+        own, trial = (
+            read_entries(run / "digests.jsonl")[-1] for run in (runs / f"own-{number}", runs / f"s/trial-{number:05d}")
+        )
+        assert own["model"] == trial["model"]
+
+
+def test_a_killed_worker_costs_one_try_of_one_trial(trainbox: Trainbox) -> None:
+    ended = _sweep(trainbox, "--seeds", "20", "--set", "dies=true")
+    assert ended.code == 0, ended.out + ended.err
+    assert ended.out.count("and is tried again: its process was killed by signal 9") == 2
+    assert [line["state"] for line in _shown(trainbox)] == ["done"] * 20
+    assert len(_workers(trainbox)) == 22
+
+
+def test_a_trial_that_fails_each_time_is_recorded_with_its_words(trainbox: Trainbox) -> None:
+    ended = _sweep(trainbox, "--seeds", "2", "--grid", "fails=no,no such layer", "--retries", "2")
+    assert ended.code == 1
+    assert ended.err.startswith("trainbox: 2 of 4 trials failed; the first, trial 1: RuntimeError: no such layer")
+    shown = _shown(trainbox)
+    assert [line["state"] for line in shown] == ["done", "failed", "done", "failed"]
+    assert shown[1]["message"] == "RuntimeError: no such layer"
+    assert len(_workers(trainbox)) == 2 + 2 * 3
+    log = (trainbox.folder / "runs/s/trial-00001/logs/rank-0.log").read_text()
+    assert log.count("Traceback (most recent call last)") >= 3
+    ended = _sweep(trainbox, "--seeds", "2", "--grid", "fails=no,no such layer", "--retries", "2")  # failed for good
+    assert (ended.code, len(_workers(trainbox))) == (1, 8)
+
+
+def test_what_no_trial_can_do_ends_the_sweep_at_once(trainbox: Trainbox) -> None:
+    ended = _sweep(trainbox, "--seeds", "50", "--set", "bad=true")
+    assert ended.code == 2
+    assert ended.err.startswith("trainbox: trial ")
+    assert ended.err.endswith(": no readings: put them there\n")
+    assert {line["state"] for line in _shown(trainbox)} == {"pending"}
+    assert "Traceback" not in ended.out + ended.err
+
+
+def test_stopped_by_a_signal_the_same_command_goes_on(trainbox: Trainbox) -> None:
+    words = (*_WORDS, "--seeds", "8", "--epochs", "400", "--log-steps", "1", "--eval-every", "400")
+    process = trainbox.start(*words, env=_ENV)
+    trainbox.wait_for_step(process, "s/trial-00001", 20)
+    process.send_signal(signal.SIGTERM)
+    stopped = finish(process)
+    assert stopped.code == 75, stopped.err
+    assert "stopped by SIGTERM with 0 of 8 trials done: the same command goes on" in stopped.err
+    assert {line["state"] for line in _shown(trainbox)} == {"pending"}
+    reached = [trainbox.entries(f"s/trial-0000{n}", "train")[-1]["step"] for n in (0, 1)]
+    ended = trainbox(*words, env=_ENV)
+    assert ended.code == 0, ended.out + ended.err
+    assert [line["state"] for line in _shown(trainbox)] == ["done"] * 8
+    for number, step in enumerate(reached):
+        assert f"resume     from step {step}, " in (trainbox.folder / f"runs/s/trial-0000{number}/logs/rank-0.log").read_text()
+        assert [entry["step"] for entry in trainbox.entries(f"s/trial-0000{number}", "train")] == list(range(1, 2401))
+
+
+def test_a_machine_that_dies_gives_its_trials_to_the_other(trainbox: Trainbox) -> None:
+    """Both are this one; it waits in its trials until it is killed."""
+    os.mkfifo(trainbox.folder / "gate")
+    words = (*_WORDS, "--seeds", "6", "--set", "waits=true")
+    doomed = trainbox.start(*words, env=_ENV)
+    wait_until((trainbox.folder / "at the gate").exists, doomed)
+    wait_until(lambda: [line["state"] for line in _shown(trainbox)].count("running") == 2, doomed)
+    doomed.kill()
+    doomed.wait()
+    (trainbox.folder / "gate").unlink()
+    ended = trainbox(*words, "--worker", env=_ENV)
+    assert (ended.code, "95 %" in ended.out) == (0, False), ended.err
+    assert [line["state"] for line in _shown(trainbox)] == ["done"] * 6
+    assert trainbox(*words, env=_ENV).out.count("6, 0 to do") == 1
+
+
+def test_two_machines_share_one_sweep(trainbox: Trainbox) -> None:
+    words = (*_WORDS, "--seeds", "40")
+    both = trainbox.start(*words, "--worker", env=_ENV), trainbox.start(*words, env=_ENV)
+    for ended in map(finish, both):
+        assert ended.code == 0, ended.out + ended.err
+    assert [line["state"] for line in _shown(trainbox)] == ["done"] * 40
+    assert len(_workers(trainbox)) == 40
+    assert len(set(_workers(trainbox))) > 2  # both took part
+
+
+def test_samplers_and_pruning(trainbox: Trainbox) -> None:
+    drawn = ("--sampler", "tpe", "--trials", "12", "--metric", "min:loss", "--range", "lr=1e-5:1e-1:log")
+    words = ("sweep", _BRITTLE, "--device", "cpu", "--processes", "1", "--epochs", "6", "--name", "s", *drawn)
+    ended = trainbox(*words, "--pruner", "median", env=_ENV)
+    assert ended.code == 0, ended.out + ended.err
+    shown = _shown(trainbox)
+    assert {line["state"] for line in shown} == {"done", "pruned"}
+    pruned = next(line for line in shown if line["state"] == "pruned")
+    assert len(trainbox.entries(f"s/trial-{int(pruned['trial']):05d}", "validation")) < 6
+    assert len({line["learning_rate"] for line in shown}) == 12
+    assert {line["seed"] for line in shown} == {"0"}
+
+
+def test_a_gpu_that_cannot_be_used_is_set_aside_before_it_costs_a_trial(trainbox: Trainbox) -> None:
+    """Straight to the trainer, which is told of GPUs that are not there."""
+    env = _ENV | {"TRAINBOX_SLOTS": json.dumps([["GPU 0", "GPU-a"], ["GPU 1", "GPU-b"]]), "TRAINBOX_DEVICE": "cuda"}
+    ended = trainbox("sweep", _BRITTLE, "--name", "s", module="trainer", env=env)
+    assert ended.code == 3
+    assert ended.out.count("cannot be used and is set aside: ") == 2
+    assert ended.err.startswith("trainbox: no GPU is left to train on (GPU ")
+    assert {line["state"] for line in _shown(trainbox)} == {"pending"}
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--grid", "widht=1,2"], "--set widht=1: task tests.sweep.tasks:Brittle has no field widht; did you mean width?"),
+        (["--grid", "width=a,2"], "--set width=a: width is of type int"),
+        (["--grid", "lr=0.1,nan"], "nan is not a finite number above 0"),
+        (["--grid", "deterministic=0,1"], "--grid deterministic=0,1: --deterministic is a switch; a grid has values"),
+        (["--run", "r"], "--run and --resume are for one training: a sweep has --name, and always goes on"),
+        (["--per-gpu", "2"], "--per-gpu 2: no GPU is in use; --processes N sets the number of CPU slots"),
+        (["--sampler", "tpe"], "--sampler tpe needs --trials N, --metric NAME and something to draw"),
+    ],
+)
+def test_wrong_words_are_told_before_anything_starts(trainbox: Trainbox, words: list[str], text: str) -> None:
+    ended = _sweep(trainbox, *words)
+    assert ended.code == 2
+    assert ended.err.startswith("trainbox: ")
+    assert text in ended.err
+    assert ended.err.count("\n") == 1
+    assert not (trainbox.folder / "runs").exists()
+
+
+def test_showing_what_is_not_there(trainbox: Trainbox) -> None:
+    ended = trainbox("sweep", "show", "none")
+    assert (ended.code, ended.err) == (
+        2,
+        "trainbox: runs/none holds no sweep: name one as it stands in the runs' folder, or give its --storage\n",
+    )
+    assert "Print what came out of the sweep NAME" in trainbox("sweep", "show", "--help").out
+    page = trainbox("sweep", "--help").out
+    for option in ("--gpus", "--per-gpu", "--seeds", "--grid", "--worker", "--batch-size", "--epochs"):
+        assert f"  {option}" in page
