@@ -18,8 +18,9 @@ import trainer.cli
 from entrypoint.gpus import Gpu
 from entrypoint.nvml import Detection
 from tests.conftest import Ended, Trainbox, clean_environment
+from trainer.task import built_in_tasks
 
-_TASKS = "there are digits, digits_augmented, fashion_mnist, mnist. Your own is file.py:Class or module:Class"
+_TASKS = f"there are {', '.join(built_in_tasks())}. Your own is file.py:Class or module:Class"
 FOUR = tuple(Gpu(index, f"GPU-{letter}", "H100", 81559) for index, letter in enumerate("abcd"))
 
 Command = Callable[..., Ended]
@@ -97,11 +98,17 @@ def test_a_program_is_run_in_our_place_with_its_words_and_streams(trainbox: Trai
         (["helth"], "(No such file or directory): did you mean `health`?"),
         (
             ["nosuch", "--gpus", "1"],
-            "(No such file or directory): the verbs are diff, drill, gpus, health, plan, replay, tasks, train, verify",
+            "(No such file or directory): the verbs are diff, drill, gpus, health, plan, replay, sweep, tasks, train, verify",
         ),
-        (["./folder"], "(Permission denied): the verbs are diff, drill, gpus, health, plan, replay, tasks, train, verify"),
-        (["./file"], "(Permission denied): the verbs are diff, drill, gpus, health, plan, replay, tasks, train, verify"),
-        (["$(id)"], "(No such file or directory): the verbs are diff, drill, gpus, health, plan, replay, tasks, train, verify"),
+        (
+            ["./folder"],
+            "(Permission denied): the verbs are diff, drill, gpus, health, plan, replay, sweep, tasks, train, verify",
+        ),
+        (["./file"], "(Permission denied): the verbs are diff, drill, gpus, health, plan, replay, sweep, tasks, train, verify"),
+        (
+            ["$(id)"],
+            "(No such file or directory): the verbs are diff, drill, gpus, health, plan, replay, sweep, tasks, train, verify",
+        ),
     ],
 )
 def test_neither_a_verb_nor_a_program(

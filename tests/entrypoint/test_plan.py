@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ import entrypoint.plan
 from entrypoint.cluster import Cluster
 from entrypoint.errors import LaunchError
 from entrypoint.gpus import Gpu, labels
-from entrypoint.plan import LaunchRequest, plan_launch
+from entrypoint.plan import LaunchRequest, plan_launch, plan_sweep
 from tests.entrypoint import test_cluster, test_gpus
 
 # The hosts. A slice `0:1` has the UUID MIG-a1 and its GPU the UUID GPU-a.
@@ -343,6 +344,53 @@ def test_a_request_is_refused_in_these_words(row: tuple[Any, ...]) -> None:
     assert [refused.value.exit_code, str(refused.value)] == expected
 
 
+# A sweep's: what is asked, trials a GPU; the slots (name and CUDA_VISIBLE_DEVICES), threads a slot, device, reason.
+# fmt: off
+SWEEPS = [
+    (ask(cpus=8), 1, FOUR, [["GPU 0", "GPU-a"], ["GPU 1", "GPU-b"], ["GPU 2", "GPU-c"], ["GPU 3", "GPU-d"]], "2", "cuda",
+     "4 of 4 GPUs visible -> sweep"),
+    (ask(cpus=8, gpus=2), 2, FOUR,
+     [["GPU 0", "GPU-a"], ["GPU 0", "GPU-a"], ["GPU 1", "GPU-b"], ["GPU 1", "GPU-b"]], "2", "cuda",
+     "2 of 4 visible GPUs requested -> sweep, 2 trials on each"),
+    (ask(cpus=2, gpu_ids="3"), 1, FOUR, [["GPU 3", "GPU-d"]], "2", "cuda", "GPU 3 named, of 4 visible -> sweep"),
+    (ask(cpus=2), 1, SLICES[:2], [["GPU 0:0", "MIG-a0"], ["GPU 0:1", "MIG-a1"]], "1", "cuda",
+     "2 of 2 MIG slices visible -> sweep"),
+    (ask(cpus=3), 1, NONE, [["CPU slot 0", ""], ["CPU slot 1", ""], ["CPU slot 2", ""]], "1", "cpu",
+     "no GPU visible -> sweep, 3 slots"),
+    (ask(cpus=4, processes=2), 1, NONE, [["CPU slot 0", ""], ["CPU slot 1", ""]], "2", "cpu",
+     "2 CPU processes requested -> sweep, 2 slots"),
+    (ask(cpus=1, device="cpu"), 1, FOUR, [["CPU slot 0", ""]], "1", "cpu",
+     "4 visible GPU(s) set aside by request -> sweep, 1 slot"),
+]
+SWEEP_REFUSALS = [
+    (ask(processes=2), 1, ONE, 2, "--processes 2 is for CPU slots, and 1 GPU(s) are in use: use --per-gpu"),
+    (ask(), 3, NONE, 2, "--per-gpu 3: no GPU is in use; --processes N sets the number of CPU slots"),
+    (ask(gpus=5), 1, FOUR, 3, "asked for 5 GPUs, found 4 (0 1 2 3): ask for at most 4, or run where there are 5"),
+    (ask(), 1, LOST, 3,
+     "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or mend it (reset, reboot)"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("row", SWEEPS, ids=lambda row: row[-1])
+def test_a_sweep_gets_these_slots(row: tuple[Any, ...]) -> None:
+    request, per_gpu, gpus, *expected = row
+    plan = plan_sweep(request, gpus, per_gpu)
+    env = plan.env
+    assert plan.argv == ("/venv/python", "-m", "trainer", "train", "digits")
+    assert [json.loads(env["TRAINBOX_SLOTS"]), env["OMP_NUM_THREADS"], env["TRAINBOX_DEVICE"], plan.reason] == expected
+    assert env["TRAINBOX_CPUS"] == env["OMP_NUM_THREADS"]
+    assert env["TRAINBOX_STRATEGY"] == "single"
+
+
+@pytest.mark.parametrize("row", SWEEP_REFUSALS, ids=lambda row: row[-1])
+def test_a_sweep_is_refused_in_these_words(row: tuple[Any, ...]) -> None:
+    request, per_gpu, gpus, *expected = row
+    with pytest.raises(LaunchError) as refused:
+        plan_sweep(request, gpus, per_gpu)
+    assert [refused.value.exit_code, str(refused.value)] == expected
+
+
 @pytest.mark.parametrize(
     ("request_", "gpus", "threads", "device", "strategy"),
     [
@@ -373,7 +421,7 @@ def test_the_environment_of_a_plan(
 
 def test_every_error_text_stands_in_a_table() -> None:
     told = {
-        entrypoint.plan: [text for *_, text in REFUSALS],
+        entrypoint.plan: [text for *_, text in REFUSALS + SWEEP_REFUSALS],
         entrypoint.gpus: test_gpus.TEXTS,
         entrypoint.cluster: test_cluster.TEXTS,
     }

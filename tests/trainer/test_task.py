@@ -63,14 +63,14 @@ def test_built_in_tasks_have_the_same_fields_read_and_loaded(name: str) -> None:
 
 
 def test_the_built_in_tasks_and_their_classes() -> None:
-    assert built_in_tasks() == ["digits", "digits_augmented", "fashion_mnist", "mnist"]
-    assert locate("fashion_mnist") == (TASKS_FOLDER / "fashion_mnist.py", "FashionMnist")
-    assert {type(load_task(name, {})).__name__ for name in built_in_tasks()} == {
-        "Digits",
-        "DigitsAugmented",
-        "Mnist",
-        "FashionMnist",
+    assert {name: type(load_task(name, {})).__name__ for name in built_in_tasks()} == {
+        "digits": "Digits",
+        "digits_augmented": "DigitsAugmented",
+        "fashion_mnist": "FashionMnist",
+        "mnist": "Mnist",
+        "teacher_student": "TeacherStudent",
     }
+    assert locate("fashion_mnist") == (TASKS_FOLDER / "fashion_mnist.py", "FashionMnist")
     assert load_task("digits", {"width": "8", "dropout": "0"}) == load_task("digits", {"width": 8, "dropout": 0.0})
 
 
@@ -257,7 +257,7 @@ def test_a_field_without_a_default_must_be_given() -> None:
     [
         ("digts", "no task 'digts': did you mean digits?"),
         ("mnst", "no task 'mnst': did you mean mnist?"),
-        ("zebra", "no task 'zebra': there are digits, digits_augmented, fashion_mnist, mnist"),
+        ("zebra", f"no task 'zebra': there are {', '.join(built_in_tasks())}"),
         ("", "no task ''"),
         ("my/gestures.py", "task my/gestures.py does not name the class: write my/gestures.py:CLASS"),
         ("my/gestures.py:Gestures", "task my/gestures.py:Gestures: no file my/gestures.py (looked from "),
