@@ -71,6 +71,9 @@ train: $$(ready-$$(kind)) ## Train, or go on: TASK=digits GPUS=3 GPU_IDS=0,2 STR
 plan: $$(ready-$$(kind)) ## Print what train would start, as JSON, and start nothing
 	$(train-$(kind)) plan $(ARGS)
 
+sweep: $$(ready-$$(kind)) ## Train for each combination and seed: TASK=digits ARGS="--seeds 20 --grid width=8,16"
+	$(train-$(kind)) sweep $(ARGS)
+
 drill: $$(ready-$$(kind)) ## Show the same bits on 1 to 4 processes, through kills (TASK=, ARGS="--steps 200")
 	$(train-$(kind)) drill $(ARGS)
 
@@ -151,4 +154,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	$(install) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: train plan drill verify health tensorboard shell benchmark build folders test test-faults test-image lint lock clean help
+.PHONY: train plan sweep drill verify health tensorboard shell benchmark build folders test test-faults test-image lint lock clean help

@@ -4,7 +4,7 @@ import importlib
 
 import click
 
-PARTS = ("startup", "loop", "data_path", "checkpoint", "shards", "digests", "deterministic")
+PARTS = ("startup", "loop", "data_path", "checkpoint", "shards", "digests", "deterministic", "sweep")
 
 
 @click.command()

@@ -1,5 +1,6 @@
 """What is run, on what: all that can change a bit or explain one."""
 
+import functools
 import hashlib
 import importlib.metadata
 import inspect
@@ -87,6 +88,7 @@ def dataset_digest(dataset: Dataset[Any], workers: int) -> str:
     return value_digest([count, read_examples(dataset, 0, indices, workers)])
 
 
+@functools.cache  # a sweep's worker asks for each trial
 def _build() -> dict[str, Any]:
     """Revision and lock digest: baked into the image, else asked of git beside this file."""
     if baked := os.environ.get("TRAINBOX_BUILD_INFO"):
@@ -113,6 +115,7 @@ def _git(root: Path, *words: str) -> str | None:
         return None
 
 
+@functools.cache
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
