@@ -72,6 +72,14 @@ def test_it_learns_from_plain_files(here: Here, files: Path, task: str, folder: 
     assert sum(map(sum, entries[-1]["confusion"])) == 360
 
 
+def test_read_by_loader_workers_it_learns_the_same(here: Here, files: Path) -> None:
+    shutil.copytree(files, here.folder / "data" / "MNIST" / "raw")
+    for run, fields, workers in (("held", {}, None), ("read", {"in_memory": False}, 2)):
+        out = here.train(run, task="mnist", max_steps=3, workers=workers, fields={"width": 4, "hidden": 8, **fields})
+    assert "360 validation examples, read by 2 loader workers a process" in out
+    assert here.digest("held") == here.digest("read")
+
+
 @pytest.mark.parametrize("kind", [Mnist, FashionMnist])
 def test_it_reads_packed_files(tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Mnist]) -> None:
     monkeypatch.setattr(

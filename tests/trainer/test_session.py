@@ -401,3 +401,14 @@ def test_two_losses_are_logged_by_name_and_in_sum(here: Here) -> None:
         assert entry["loss_tenth"] == pytest.approx(entry["loss_squared_error"] / 10)
         assert entry["loss"] == pytest.approx(1.1 * entry["loss_squared_error"])
     assert len(here.entries("validation")[-1]["sums"]) == 4
+
+
+def test_a_traceback_lands_in_the_runs_own_log(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_task: Any) -> Any:
+        raise RuntimeError("no such layer")
+
+    monkeypatch.setattr(Tiny, "build_model", broken)
+    assert here.command("train", TINY, "--device", "cpu", "--run", "r")[0] == 1
+    log = (here.path() / "logs/rank-0.log").read_text()
+    assert "Traceback (most recent call last)" in log
+    assert log.rstrip().endswith("RuntimeError: no such layer")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from trainer.classification import Classification
 from trainer.errors import WrongUse
@@ -17,7 +17,10 @@ _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx
 
 @dataclass(frozen=True)
 class Mnist(Classification):
-    """28x28 handwritten digits: 60,000 to train, 10,000 to validate; downloaded once."""
+    """28x28 handwritten digits: 60,000 to train, 10,000 to validate; downloaded once.
+
+    Without `in_memory` each example is read by a loader worker, as courses do who compare numbers of them.
+    """
 
     epochs: ClassVar[int] = 10
     batch_size: ClassVar[int] = 128
@@ -30,11 +33,12 @@ class Mnist(Classification):
     width: int = 32
     hidden: int = 128
     dropout: float = 0.25
+    in_memory: bool = True
 
-    def train_dataset(self, data_dir: Path) -> TensorDataset:
+    def train_dataset(self, data_dir: Path) -> Dataset[Any]:
         return self._load(data_dir, train=True)
 
-    def validation_dataset(self, data_dir: Path) -> TensorDataset:
+    def validation_dataset(self, data_dir: Path) -> Dataset[Any]:
         return self._load(data_dir, train=False)
 
     def build_model(self) -> nn.Module:
@@ -56,14 +60,15 @@ class Mnist(Classification):
         images_BCHW, labels_B = batch
         return (images_BCHW.float() / 255 - self.mean) / self.std, labels_B
 
-    def _load(self, data_dir: Path, train: bool) -> TensorDataset:
+    def _load(self, data_dir: Path, train: bool) -> Dataset[Any]:
         """torchvision's own files under `data_dir`, downloaded with their checksums where they are missing."""
         from torchvision import datasets
 
         loader = getattr(datasets, self.torchvision_name)
         try:
             loaded = loader(data_dir, train=train, download=True)
-            return TensorDataset(loaded.data.unsqueeze(1), loaded.targets.long())
+            tensors = TensorDataset(loaded.data.unsqueeze(1), loaded.targets.long())
+            return tensors if self.in_memory else Subset(tensors, range(len(tensors)))
         # torchvision gives RuntimeError when each mirror failed, and these others for files that are cut short
         except (OSError, RuntimeError, ValueError, AssertionError) as error:
             folder = data_dir / self.torchvision_name / "raw"
