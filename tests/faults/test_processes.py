@@ -27,11 +27,12 @@ def _step_of_resume(out: str) -> int:
 
 @pytest.mark.slow
 @needs_linux
+@pytest.mark.timeout(600)
 def test_row_01_a_rank_killed_again_and_again(trainbox: Trainbox, clean_on_two: str) -> None:
-    """Five times, one of the two ranks at a step drawn by lot: never more than the steps since the last checkpoint are lost."""
+    """Twenty times, one of the two ranks at a step drawn by lot: never more than the steps since the last checkpoint are lost."""
     draw = random.Random(1)  # noqa: S311
-    for first in range(10, 360, 70):
-        rank, step = draw.choice("01"), draw.randrange(first, first + 70)
+    for first in range(10, 370, 18):
+        rank, step = draw.choice("01"), draw.randrange(first, first + 18)
         gate = Gate(trainbox.folder, step, int(rank))
         process = trainbox.start("train", *_ON_TWO)
         gate.wait_for(process)
