@@ -29,7 +29,7 @@ def _step_of_resume(out: str) -> int:
 @needs_linux
 @pytest.mark.timeout(600)
 def test_row_01_a_rank_killed_again_and_again(trainbox: Trainbox, clean_on_two: str) -> None:
-    """Twenty times, one of the two ranks at a step drawn by lot: never more than the steps since the last checkpoint are lost."""
+    """Twenty times, one of the two at a step drawn by lot: never more than the steps since the last checkpoint are lost."""
     draw = random.Random(1)  # noqa: S311
     for first in range(10, 370, 18):
         rank, step = draw.choice("01"), draw.randrange(first, first + 18)
