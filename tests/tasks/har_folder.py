@@ -63,7 +63,7 @@ def _window(random: numpy.random.Generator, label: int, pace: float, force: floa
         gyro = 0.6 * force * numpy.stack([numpy.sin(turns), numpy.cos(turns), numpy.sin(turns / 2)])
     else:
         sway = 2 * numpy.pi * ((2.4 if label == 4 else 1.1) * pace * seconds + random.uniform())
-        gyro[:2] = 0.15 * force * numpy.stack([numpy.sin(sway), numpy.cos(sway)])
+        gyro[:2] = 0.22 * force * numpy.stack([numpy.sin(sway), numpy.cos(sway)])
     if label == 3:
         body, gyro = body[:, ::-1].copy(), gyro[:, ::-1].copy()
     drift_C1 = random.normal(0, 0.1, (3, 1))
@@ -73,12 +73,13 @@ def _window(random: numpy.random.Generator, label: int, pace: float, force: floa
 
 
 def _features(signals_NCT: _Numbers) -> _Numbers:
-    """(N, 561): of each channel mean, deviation, skewness of the slopes and 59 of its spectrum; and gravity's direction."""
-    slopes_NCT = signals_NCT[:, :, 6:] - signals_NCT[:, :, :-6]
-    skewness_NC = numpy.mean(slopes_NCT**3, 2) / slopes_NCT.std(2) ** 3
-    spectrum_NCF = numpy.log(numpy.abs(numpy.fft.rfft(signals_NCT))[:, :, 1:60])
-    each_NCF = numpy.concatenate([numpy.stack([signals_NCT.mean(2), signals_NCT.std(2), skewness_NC], 2), spectrum_NCF], 2)
+    """(N, 561): of each channel mean, deviation, skewness of three slopes and 57 of its spectrum; and gravity's direction."""
+    shape_NC = [signals_NCT.mean(2), signals_NCT.std(2)]
+    for lag in (3, 6, 9):
+        slopes_NCT = signals_NCT[:, :, lag:] - signals_NCT[:, :, :-lag]
+        shape_NC.append(numpy.mean(slopes_NCT**3, 2) / slopes_NCT.std(2) ** 3)
+    spectrum_NCF = numpy.log(numpy.abs(numpy.fft.rfft(signals_NCT))[:, :, 1:58])
+    each_NCF = numpy.concatenate([numpy.stack(shape_NC, 2), spectrum_NCF], 2)
     gravity_NC = signals_NCT[:, 6:].mean(2)
-    return numpy.concatenate(
-        [each_NCF.reshape(len(signals_NCT), -1), gravity_NC / numpy.linalg.norm(gravity_NC, axis=1, keepdims=True)], 1
-    )
+    direction_NC = gravity_NC / numpy.linalg.norm(gravity_NC, axis=1, keepdims=True)
+    return numpy.concatenate([each_NCF.reshape(len(signals_NCT), -1), direction_NC], 1)

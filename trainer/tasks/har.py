@@ -190,8 +190,8 @@ def _download(data_dir: Path) -> None:
     # RuntimeError is torch's for another checksum
     except (OSError, RuntimeError, zipfile.BadZipFile, KeyError) as error:
         raise WrongUse(
-            f"{data_dir / _FOLDER} is missing and cannot be downloaded ({str(error).splitlines()[0]}): unpack UCI's {_FOLDER}.zip "
-            f"in {data_dir}, so that {data_dir / _FOLDER}/train and .../test are there"
+            f"{data_dir / _FOLDER} is missing and cannot be downloaded ({str(error).splitlines()[0]}): unpack UCI's "
+            f"{_FOLDER}.zip in {data_dir}, so that train and test are in {data_dir / _FOLDER}"
         ) from error
 
 
@@ -222,9 +222,8 @@ def _read(path: Path, lines: int | None, columns: int) -> _Numbers:
     if not path.is_file():
         raise WrongUse(f"{path} is missing: {_CURE}")
     try:
-        numbers = (
-            numpy.loadtxt(path, dtype=numpy.float32, ndmin=2) if path.stat().st_size else numpy.empty((0, 0), numpy.float32)
-        )
+        # Of an empty file loadtxt would warn.
+        numbers = numpy.loadtxt(path, numpy.float32, ndmin=2) if path.stat().st_size else numpy.empty((0, 0), numpy.float32)
     except (OSError, ValueError) as error:
         raise WrongUse(f"{path} cannot be read ({str(error).splitlines()[0].rstrip('.')}): {_CURE}") from error
     if numbers.shape != (lines or max(1, len(numbers)), columns):
