@@ -17,8 +17,8 @@ def write_folder(folder: Path, train_people: int = 8, test_people: int = 4, seed
     """Write `UCI HAR Dataset` into `folder`; returns its path.
 
     What tells the classes apart, on purpose: up and down stairs are each other's mirror in time, with the same spectrum
-    and the same values; sitting and standing differ by the speed of a small sway that only the gyroscope sees; lying
-    down only by gravity, which only the total acceleration holds.
+    and the same values; sitting and standing sway in small circles of opposite sense, which only the gyroscope sees;
+    lying down differs by gravity, which only the total acceleration holds.
     """
     random = numpy.random.default_rng(seed)
     people = list(range(1, 1 + train_people + test_people))
@@ -62,7 +62,7 @@ def _window(random: numpy.random.Generator, label: int, pace: float, force: floa
         body = 0.4 * force * numpy.stack([shape, 0.5 * numpy.sin(turns / 2), 0.5 * numpy.roll(shape, 8)])
         gyro = 0.6 * force * numpy.stack([numpy.sin(turns), numpy.cos(turns), numpy.sin(turns / 2)])
     else:
-        sway = 2 * numpy.pi * ((2.4 if label == 4 else 1.1) * pace * seconds + random.uniform())
+        sway = 2 * numpy.pi * (1.7 * pace * seconds * (1 if label == 4 else -1) + random.uniform())
         gyro[:2] = 0.22 * force * numpy.stack([numpy.sin(sway), numpy.cos(sway)])
     if label == 3:
         body, gyro = body[:, ::-1].copy(), gyro[:, ::-1].copy()
@@ -73,13 +73,13 @@ def _window(random: numpy.random.Generator, label: int, pace: float, force: floa
 
 
 def _features(signals_NCT: _Numbers) -> _Numbers:
-    """(N, 561): of each channel mean, deviation, skewness of three slopes and 57 of its spectrum; and gravity's direction."""
-    shape_NC = [signals_NCT.mean(2), signals_NCT.std(2)]
+    """(N, 561): of each channel mean, deviation, skewness of 3 slopes and 50 of its spectrum; of the gyroscope 22 turnings."""
+    of_channels = [signals_NCT.mean(2), signals_NCT.std(2)]
     for lag in (3, 6, 9):
         slopes_NCT = signals_NCT[:, :, lag:] - signals_NCT[:, :, :-lag]
-        shape_NC.append(numpy.mean(slopes_NCT**3, 2) / slopes_NCT.std(2) ** 3)
-    spectrum_NCF = numpy.log(numpy.abs(numpy.fft.rfft(signals_NCT))[:, :, 1:58])
-    each_NCF = numpy.concatenate([numpy.stack(shape_NC, 2), spectrum_NCF], 2)
-    gravity_NC = signals_NCT[:, 6:].mean(2)
-    direction_NC = gravity_NC / numpy.linalg.norm(gravity_NC, axis=1, keepdims=True)
-    return numpy.concatenate([each_NCF.reshape(len(signals_NCT), -1), direction_NC], 1)
+        of_channels.append(numpy.mean(slopes_NCT**3, 2) / slopes_NCT.std(2) ** 3)
+    spectrum_NCF = numpy.log(numpy.abs(numpy.fft.rfft(signals_NCT))[:, :, 1:51])
+    gyro_NCT = signals_NCT[:, 3:6]
+    length_N1 = (gyro_NCT**2).sum(1).mean(1)[:, None]
+    turnings = [numpy.cross(gyro_NCT[:, :, :-lag], gyro_NCT[:, :, lag:], axis=1).mean(2) / length_N1 for lag in range(1, 23)]
+    return numpy.concatenate([*of_channels, spectrum_NCF.reshape(len(signals_NCT), -1), *turnings], 1)
