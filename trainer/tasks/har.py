@@ -58,7 +58,7 @@ class Har(Classification):
             if value not in choices:
                 raise WrongUse(f"--set {name}={value}: task har has {', '.join(choices)}")
         if self.mode == "flatten" and self.model != "cnn":
-            raise WrongUse(f"--set mode=flatten trains an MLP, not model={self.model}: drop one, or use mode=sequence")
+            raise WrongUse(f"--set mode=flatten trains an MLP, not model={self.model}: drop one, or use sequence")
         if self.width < 1 or self.layers < 1:
             raise WrongUse(f"--set width={self.width} layers={self.layers}: both are from 1")
         if self.mode == "sequence" and self.model == "transformer" and self.width % _HEADS:
@@ -227,7 +227,7 @@ def _read(path: Path, lines: int | None, columns: int) -> _Numbers:
     except (OSError, ValueError) as error:
         raise WrongUse(f"{path} cannot be read ({str(error).splitlines()[0].rstrip('.')}): {_CURE}") from error
     if numbers.shape != (lines or max(1, len(numbers)), columns):
-        wanted = f"{lines or 'as many'} lines of {columns}"
+        wanted = f"{lines} lines of {columns}" if lines else f"lines of {columns}"
         raise WrongUse(f"{path} is damaged ({len(numbers)} lines of {numbers.shape[1]} numbers, wanted {wanted}): {_CURE}")
     if not numpy.isfinite(numbers).all():
         raise WrongUse(f"{path} is damaged (a number is not finite): {_CURE}")
@@ -239,7 +239,8 @@ def _standardised(inputs: _Numbers, train: _Numbers) -> _Numbers:
     axes = tuple(axis for axis in range(train.ndim) if axis != 1)
     mean = train.mean(axes, dtype=numpy.float64, keepdims=True)  # numpy's sums do not depend on the number of threads
     std = train.std(axes, dtype=numpy.float64, keepdims=True)
-    standardised: _Numbers = ((inputs - mean) / numpy.where(std > 0, std, 1)).astype(numpy.float32)
+    # One that never changes has a deviation of rounding errors.
+    standardised: _Numbers = ((inputs - mean) / numpy.maximum(std, 1e-6)).astype(numpy.float32)
     return standardised
 
 

@@ -1,0 +1,291 @@
+"""Human activity recognition on a small folder in UCI HAR's layout, made up so that a broken model does not learn it."""
+
+import hashlib
+import http.server
+import re
+import shutil
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.conftest import Trainbox
+from tests.tasks.har_folder import CHANNELS, write_folder
+from tests.trainer.here import Here
+from trainer.errors import WrongUse
+from trainer.tasks import har
+from trainer.tasks.har import Har
+
+_NAME = "UCI HAR Dataset"
+_BROKEN = Path(__file__).with_name("har_broken.py")
+_NOWHERE = "http://127.0.0.1:9/har.zip"  # refused at once
+_MODELS: dict[str, dict[str, Any]] = {
+    "mlp": {"epochs": 20, "learning_rate": 3e-3, "fields": {"mode": "flatten", "width": 64}},
+    "cnn": {"epochs": 10, "learning_rate": 3e-3, "fields": {"width": 32}},
+    "lstm": {"epochs": 30, "learning_rate": 1e-2, "fields": {"model": "lstm", "width": 32, "layers": 1}},
+    "transformer": {"epochs": 10, "learning_rate": 3e-3, "fields": {"model": "transformer", "width": 32}},
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(har, "_URL", _NOWHERE)
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder of 480 windows of eight people to train and 240 of four others to validate."""
+    folder = tmp_path_factory.mktemp("people")
+    write_folder(folder)
+    return folder
+
+
+@pytest.fixture
+def data(here: Here, people: Path) -> Path:
+    """The same as ./data, which a test may damage."""
+    shutil.copytree(people, here.folder / "data")
+    return here.folder / "data" / _NAME
+
+
+def _best(here: Here) -> float:
+    return max(float(entry["accuracy"]) for entry in here.entries("validation"))
+
+
+@pytest.mark.parametrize("model", _MODELS)
+def test_it_learns_people_that_it_has_not_seen(here: Here, data: Path, model: str) -> None:
+    out = here.train(task="har", batch_size=48, **_MODELS[model])
+    assert "480 training and 240 validation examples, held on cpu" in out
+    last = here.entries("validation")[-1]
+    assert last["accuracy"] > 0.9
+    assert last["macro_f1"] > 0.9
+    assert [sum(row) for row in last["confusion"]] == [40] * 6
+    board = EventAccumulator(str(here.path() / "tensorboard"))
+    board.Reload()
+    pictures = {"confusion_matrix"} if model == "mlp" else {"confusion_matrix", "signals"}
+    assert {tag.rpartition("/")[2] for tag in board.Tags()["images"]} == pictures
+
+
+@pytest.mark.parametrize(
+    ("broken", "fields"),
+    [
+        ("TimeLost", {}),
+        pytest.param("ChannelsLost", {"first": 3}, id="gyroscope"),
+        pytest.param("ChannelsLost", {"first": 6}, id="total acceleration"),
+        *[pytest.param("BodyUntrained", _MODELS[model]["fields"], id=f"untrained {model}") for model in _MODELS],
+    ],
+)
+def test_a_broken_one_does_not(here: Here, data: Path, broken: str, fields: dict[str, Any]) -> None:
+    """So what the whole ones reach above is no accident of easy data."""
+    here.train(task=f"{_BROKEN}:{broken}", epochs=10, batch_size=48, learning_rate=3e-3, fields={"width": 32} | fields)
+    assert _best(here) < 0.87
+
+
+def _raw(folder: Path, part: str, file: str) -> Any:
+    return numpy.array([line.split() for line in (folder / part / file).read_text().splitlines()], float)
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_each_number_lands_in_its_place_standardised_by_the_training_people(people: Path, part: str) -> None:
+    folder = people / _NAME
+
+    def load(task: Har) -> Any:
+        return (task.train_dataset if part == "train" else task.validation_dataset)(people).tensors
+
+    inputs, labels = load(Har())
+    assert inputs.shape == ({"train": 480, "test": 240}[part], 9, 128)
+    assert inputs.dtype == torch.float32
+    for channel, name in enumerate(CHANNELS):
+        train = _raw(folder, "train", f"Inertial Signals/{name}_train.txt")
+        wanted = (_raw(folder, part, f"Inertial Signals/{name}_{part}.txt") - train.mean()) / train.std()
+        assert torch.allclose(inputs[:, channel].double(), torch.from_numpy(wanted), atol=1e-4)
+    train = _raw(folder, "train", "X_train.txt")
+    features, same_labels = load(Har(mode="flatten"))
+    wanted = (_raw(folder, part, f"X_{part}.txt") - train.mean(0)) / train.std(0)
+    assert torch.allclose(features.double(), torch.from_numpy(wanted), atol=1e-3)
+    assert labels.tolist() == same_labels.tolist() == [label - 1 for label in _raw(folder, part, f"y_{part}.txt")[:, 0]]
+
+
+def test_a_channel_that_never_changes_is_zero(here: Here, data: Path) -> None:
+    for part, lines in (("train", 480), ("test", 240)):
+        (data / part / "Inertial Signals" / f"body_gyro_y_{part}.txt").write_text((" 0.3" * 128 + "\n") * lines)
+    inputs, _ = Har().validation_dataset(here.folder / "data").tensors
+    assert inputs[:, 4].unique().tolist() == pytest.approx([0], abs=1e-6)
+    assert inputs[:, 5].std() == pytest.approx(1, abs=0.3)
+
+
+def test_a_folder_in_a_folder_of_the_same_name_is_found(tmp_path: Path, people: Path) -> None:
+    shutil.copytree(people / _NAME, tmp_path / _NAME / _NAME)
+    assert len(Har(mode="flatten").train_dataset(tmp_path)) == 480
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mode": "sequences"}, "--set mode=sequences: task har has flatten, sequence"),
+        ({"model": "gru"}, "--set model=gru: task har has cnn, lstm, transformer"),
+        (
+            {"mode": "flatten", "model": "lstm"},
+            "--set mode=flatten trains an MLP, not model=lstm: drop one, or use sequence",
+        ),
+        ({"width": "0"}, "--set width=0 layers=2: both are from 1"),
+        ({"layers": "-1"}, "--set width=64 layers=-1: both are from 1"),
+        ({"model": "transformer", "width": "30"}, "--set width=30: a transformer's 4 heads share it, so a multiple of 4"),
+        ({"dropout": "1"}, "--set dropout=1.0: a share from 0 to below 1"),
+    ],
+)
+def test_a_field_that_cannot_be_is_told(here: Here, fields: dict[str, str], message: str) -> None:
+    """Before there is a run's folder, or a look at the data."""
+    words = [word for name, value in fields.items() for word in ("--set", f"{name}={value}")]
+    code, _, err = here.command("train", "har", "--device", "cpu", *words)
+    assert err == f"trainbox: {message}\n"
+    assert code == 2
+    assert not (here.folder / "runs").exists()
+
+
+def _cut(path: Path, lines: int) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+
+
+def _replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+_SIGNAL = "train/Inertial Signals/body_gyro_y_train.txt"
+_SUBJECTS = "test/subject_test.txt"
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "told"),
+    [
+        (_SIGNAL, Path.unlink, "is missing: "),
+        (_SIGNAL, lambda path: _cut(path, 479), r"is damaged \(479 lines of 128 numbers, wanted 480 lines of 128\): "),
+        (_SIGNAL, lambda path: path.write_text(""), r"is damaged \(0 lines of 0 numbers, wanted 480 lines of 128\): "),
+        (_SIGNAL, lambda path: path.write_text("<html>no</html>"), r"cannot be read \(could not convert string .*\): "),
+        (_SIGNAL, lambda path: path.write_text(path.read_text()[:-20]), r"cannot be read \(.* columns changed .*\): "),
+        (_SIGNAL, lambda path: _replace(path, "e-001", "e+099"), r"is damaged \(a number is not finite\): "),
+        (_SUBJECTS, lambda path: path.write_text("9 9\n"), r"is damaged \(1 lines of 2 numbers, wanted lines of 1\): "),
+        ("train/y_train.txt", lambda path: _replace(path, "6\n", "7\n"), "holds other labels than 1 to 6: "),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_told(here: Here, data: Path, file: str, damage: Callable[[Path], Any], told: str) -> None:
+    damage(data / file)
+    code, _, err = here.command("train", "har", "--device", "cpu")
+    cure = f"put UCI's whole folder '{_NAME}' there, or delete it, so that it is downloaded"
+    assert re.fullmatch(f"trainbox: data/{_NAME}/{file} {told}{cure}\n", err)
+    assert code == 2
+
+
+def test_people_in_both_parts_are_refused(here: Here, data: Path) -> None:
+    _replace(data / "test/subject_test.txt", "9\n", "8\n")
+    _replace(data / "test/subject_test.txt", "10\n", "3\n")
+    code, _, err = here.command("train", "har", "--device", "cpu", "--set", "mode=flatten")
+    assert err == (
+        f"trainbox: data/{_NAME}: subject 3, 8 stands in train and in test, so the validation would be of people that were "
+        "trained on: give all windows of a person to one of the two\n"
+    )
+    assert code == 2
+
+
+def test_offline_it_says_what_to_put_where(trainbox: Trainbox) -> None:
+    """On several processes too, once."""
+    ended = trainbox("train", "har", "--device", "cpu", "--processes", "2")
+    assert ended.code == 2
+    (message,) = [line for line in ended.err.splitlines() if line.startswith("trainbox: ")]
+    assert message.startswith(f"trainbox: data/{_NAME} is missing and cannot be downloaded (")
+    assert message.endswith(f"unpack UCI's {_NAME}.zip in data, so that train and test are in data/{_NAME}")
+    assert "Traceback" not in ended.err
+    assert list((trainbox.folder / "data").iterdir()) == []
+
+
+@pytest.fixture
+def mirror(tmp_path: Path, people: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, list[str]]]:
+    """(the archive, as UCI packs it, on an HTTP server on this machine; the paths that were asked for)."""
+    asked = list[str]()
+    folder = tmp_path / "mirror"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "inner.zip", "w", zipfile.ZIP_DEFLATED) as inner:
+        for file in people.rglob("*.txt"):
+            inner.write(file, file.relative_to(people))
+        inner.writestr(f"__MACOSX/{_NAME}/._train", "of no use")
+    with zipfile.ZipFile(folder / "har.zip", "w") as outer:
+        outer.write(folder / "inner.zip", f"{_NAME}.zip")
+        outer.writestr(f"{_NAME}.names", "of no use")
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, directory=str(folder))
+
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            super().do_GET()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setattr(har, "_URL", f"http://127.0.0.1:{server.server_port}/har.zip")
+        monkeypatch.setattr(har, "_SHA256", hashlib.sha256((folder / "har.zip").read_bytes()).hexdigest())
+        yield folder / "har.zip", asked
+        server.shutdown()
+        thread.join()
+
+
+def test_it_is_downloaded_once(here: Here, people: Path, mirror: tuple[Path, list[str]]) -> None:
+    for run in ("first", "second"):
+        here.train(run, task="har", max_steps=1, fields={"mode": "flatten"})
+    assert mirror[1] == ["/har.zip"]
+    assert [path.name for path in (here.folder / "data").iterdir()] == [_NAME]
+    found = {path.relative_to(here.folder / "data"): path.read_bytes() for path in (here.folder / "data").rglob("*.txt")}
+    assert found == {path.relative_to(people): path.read_bytes() for path in people.rglob("*.txt")}
+
+
+@pytest.mark.parametrize(("right", "told"), [(False, "invalid hash value"), (True, "File is not a zip file")])
+def test_another_file_than_uci_s_is_refused(
+    here: Here, mirror: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch, right: bool, told: str
+) -> None:
+    mirror[0].write_bytes(b"<html>not found</html>")
+    if right:
+        monkeypatch.setattr(har, "_SHA256", hashlib.sha256(mirror[0].read_bytes()).hexdigest())
+    code, _, err = here.command("train", "har", "--device", "cpu")
+    assert f"trainbox: data/{_NAME} is missing and cannot be downloaded ({told}" in err
+    assert "Traceback" not in err
+    assert code == 2
+    assert list((here.folder / "data").iterdir()) == []
+
+
+@pytest.mark.parametrize("model", _MODELS)
+def test_it_trains_in_mixed_precision(here: Here, data: Path, model: str) -> None:
+    here.train(task="har", max_steps=2, batch_size=48, precision="bf16", fields=_MODELS[model]["fields"])
+    assert here.entries("train")[-1]["loss"] < 3
+
+
+def test_a_wrong_field_comes_from_the_task_itself() -> None:
+    with pytest.raises(WrongUse, match="--set mode=both: task har has flatten, sequence"):
+        Har(mode="both")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", _MODELS)
+def test_it_holds_the_same_bits_on_1_2_and_3_processes_and_through_kills(trainbox: Trainbox, people: Path, model: str) -> None:
+    fields = _MODELS[model]["fields"]
+    env = {
+        "TRAINBOX_DATA_DIR": str(people),
+        "TRAINBOX_BATCH_SIZE": "50",  # three unequal shards
+        "SET": " ".join(f"{name}={value}" for name, value in fields.items()),
+    }
+    ended = trainbox("drill", "har", "--shards", "3", "--steps", "20", "--seed", "1", "--cpu", env=env)
+    assert ended.code == 0, ended.out + ended.err
+    assert "the same bits in all 5 trainings" in ended.out
+    assert ended.out.count("killed after step") == 2
