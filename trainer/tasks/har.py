@@ -67,10 +67,13 @@ class Har(Classification):
             raise WrongUse(f"--set dropout={self.dropout}: a share from 0 to below 1")
 
     def train_dataset(self, data_dir: Path) -> TensorDataset:
-        return self._load(data_dir, "train")
+        return TensorDataset(*self._load(data_dir, "train"))
 
     def validation_dataset(self, data_dir: Path) -> TensorDataset:
-        return self._load(data_dir, "test")
+        inputs, labels_N = self._load(data_dir, "test")
+        # The files are sorted by person and activity: shuffled once, so that the figures' batch has something of all.
+        order_N = torch.randperm(len(labels_N), generator=torch.Generator().manual_seed(0))
+        return TensorDataset(inputs[order_N], labels_N[order_N])
 
     def build_model(self) -> nn.Module:
         if self.mode == "flatten":
@@ -90,7 +93,7 @@ class Har(Classification):
             figures["signals"] = _signals(inputs_BCT, labels_B, model(inputs_BCT).argmax(1), self.class_names)
         return figures
 
-    def _load(self, data_dir: Path, part: str) -> TensorDataset:
+    def _load(self, data_dir: Path, part: str) -> tuple[Tensor, Tensor]:
         """One part's inputs, (N, 9, 128) or (N, 561), standardised by the training part's statistics, and its labels (N,)."""
         folder = _find(data_dir)
         people = {name: _read(folder / name / f"subject_{name}.txt", None, 1) for name in ("train", "test")}
@@ -100,7 +103,7 @@ class Har(Classification):
         labels_N = _read(folder / part / f"y_{part}.txt", len(inputs), 1)[:, 0]
         if not numpy.isin(labels_N, range(1, len(self.class_names) + 1)).all():
             raise WrongUse(f"{folder / part}/y_{part}.txt holds other labels than 1 to {len(self.class_names)}: {_CURE}")
-        return TensorDataset(torch.from_numpy(_standardised(inputs, train)), torch.from_numpy(labels_N).long() - 1)
+        return torch.from_numpy(_standardised(inputs, train)), torch.from_numpy(labels_N).long() - 1
 
 
 class _Cnn(nn.Module):
