@@ -67,6 +67,7 @@ def test_the_built_in_tasks_and_their_classes() -> None:
         "digits": "Digits",
         "digits_augmented": "DigitsAugmented",
         "fashion_mnist": "FashionMnist",
+        "har": "Har",
         "mnist": "Mnist",
         "teacher_student": "TeacherStudent",
     }
