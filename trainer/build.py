@@ -92,6 +92,7 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
     _set_arithmetic(config)
     torch.manual_seed(derive_seed(config.seed, "data"))
     with process.first_goes_first():
+        task = task.with_data(data_dir)
         train = batches.place_tensors(task.train_dataset(data_dir), process.device)
         validation = batches.place_tensors(task.validation_dataset(data_dir), process.device)
     schedule = _schedule(config, process, batches.length(train))

@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from trainer.config import warmup_then_cosine
 from trainer.errors import WrongUse
@@ -37,6 +37,10 @@ class Task:
     batch_size: ClassVar[int | None] = None
     learning_rate: ClassVar[float | None] = None
     best_by: ClassVar[str] = "min:loss"
+
+    def with_data(self, data_dir: Path) -> Self:
+        """This task with the fields filled in that only the data can tell, such as its classes: asked before all else."""
+        return self
 
     def train_dataset(self, data_dir: Path) -> "Dataset[Any]":
         """The training examples; torch is seeded by the run's seed before the call. A `TensorDataset` is held in memory, on

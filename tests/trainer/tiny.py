@@ -1,9 +1,9 @@
 """A task that trains in milliseconds, for trainings inside the test's own process: `tests.trainer.tiny:Tiny`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy
 import torch
@@ -98,6 +98,32 @@ class NoSuchFile(Tiny):
 
     def train_dataset(self, data_dir: Path) -> TensorDataset:
         return TensorDataset(torch.from_numpy(numpy.load(data_dir / "readings.npy")))
+
+
+@dataclass(frozen=True)
+class Sized(Tiny):
+    """Learns from its data how many numbers there are."""
+
+    inputs: int = 0
+
+    def with_data(self, data_dir: Path) -> Self:
+        return replace(self, inputs=int((data_dir / "inputs.txt").read_text()))
+
+    def train_dataset(self, data_dir: Path) -> TensorDataset:
+        return self._sized(50)
+
+    def validation_dataset(self, data_dir: Path) -> TensorDataset:
+        return self._sized(20)
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(self.inputs, 1), nn.Flatten(0))
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        inputs_BN, targets_B = batch
+        return {"squared_error": F.mse_loss(model(inputs_BN), targets_B, reduction="none")}
+
+    def _sized(self, count: int) -> TensorDataset:
+        return TensorDataset(torch.ones(count, self.inputs), torch.zeros(count))
 
 
 @dataclass(frozen=True)
