@@ -26,6 +26,7 @@ def header(job: Job) -> None:
         ),
         "model": f"{type(job.task).__name__}, {sum(p.numel() for p in job.model.parameters()):,} parameters",
         "data": _data_sizes(job),
+        **job.task.notes(job.train, job.evaluation.dataset),
         "steps": f"{schedule.total_steps:,}, {schedule.steps_per_epoch:,} an epoch",
         "precision": f"{config.precision}, {'deterministic' if config.deterministic else 'fast'}, "
         f"{torch.get_num_threads()} CPU thread(s) a process",

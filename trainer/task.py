@@ -51,6 +51,10 @@ class Task:
         """The examples that models are chosen by; each is counted once, on any number of processes."""
         raise NotImplementedError
 
+    def notes(self, train: "Dataset[Any]", validation: "Dataset[Any]") -> dict[str, str]:
+        """What people should know of the data before they train on it, such as class weights: `{name: line}`."""
+        return {}
+
     def build_model(self) -> "nn.Module":
         """A fresh model with its initial weights, drawn from torch's generator, which is seeded before the call."""
         raise NotImplementedError

@@ -187,10 +187,12 @@ def test_the_header_and_the_closing_table_hold_what_people_need(here: Here) -> N
     assert load_file(here.path() / "model.safetensors").keys() == here.weights().keys()
 
 
-def test_a_task_learns_from_its_data_before_its_model_is_built(here: Here) -> None:
+def test_a_task_learns_from_its_data_before_its_model_is_built_and_tells_of_it(here: Here) -> None:
     (here.folder / "data").mkdir()
     (here.folder / "data/inputs.txt").write_text("7")
-    assert "\nmodel      Sized, 8 parameters\n" in here.train(task="tests.trainer.tiny:Sized", max_steps=1)
+    out = here.train(task="tests.trainer.tiny:Sized", max_steps=1)
+    assert "\nmodel      Sized, 8 parameters\n" in out
+    assert out.count("\nshapes     [[50, 7], [20, 7]]\n") == 1
 
 
 def test_the_reason_of_the_plan_is_repeated(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

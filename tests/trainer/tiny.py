@@ -9,7 +9,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from trainer.task import Task
 
@@ -102,7 +102,7 @@ class NoSuchFile(Tiny):
 
 @dataclass(frozen=True)
 class Sized(Tiny):
-    """Learns from its data how many numbers there are."""
+    """Learns from its data how many numbers there are, and tells the shapes."""
 
     inputs: int = 0
 
@@ -114,6 +114,10 @@ class Sized(Tiny):
 
     def validation_dataset(self, data_dir: Path) -> TensorDataset:
         return self._sized(20)
+
+    def notes(self, train: Dataset[Any], validation: Dataset[Any]) -> dict[str, str]:
+        shapes = [list(dataset.tensors[0].shape) for dataset in (train, validation) if isinstance(dataset, TensorDataset)]
+        return {"shapes": f"{shapes}"}
 
     def build_model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(self.inputs, 1), nn.Flatten(0))
