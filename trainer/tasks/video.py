@@ -1,0 +1,338 @@
+"""Video: rare behaviours in short clips of grey video, from a folder of videos for each class."""
+
+import contextlib
+import hashlib
+import os
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from trainer import metrics, pictures
+from trainer.classification import Classification
+from trainer.errors import StorageFailure, WrongUse
+
+# Shape suffixes: B clips of a batch, C channels, T frames, H height, W width, K classes.
+
+_TO_DECODE = (".mp4", ".avi", ".mkv", ".mov", ".webm")
+_SHEET_ROWS, _SHEET_COLUMNS = 6, 4
+_BRIGHTNESS = 0.2  # of the half range from black to white, up or down
+
+
+@dataclass(frozen=True)
+class Video(Classification):
+    """Clips of grey video, a folder a class: rare ones weigh more, and no recording is in both parts."""
+
+    epochs: ClassVar[int] = 30
+    batch_size: ClassVar[int] = 48
+    learning_rate: ClassVar[float] = 1e-3
+    best_by: ClassVar[str] = "max:macro_f1"
+
+    folder: str = "video"
+    classes: str = ""  # rest/groom/...: folder names, which hold no slash; empty: all that are there, sorted
+    frames: int = 17
+    size: int = 256
+    width: int = 32
+    validation_share: float = 0.2
+    weighted: bool = True
+    flips: bool = True
+
+    def with_data(self, data_dir: Path) -> Self:
+        return replace(self, classes="/".join(self.names or _class_folders(data_dir / self.folder)))
+
+    @property
+    def names(self) -> list[str]:
+        """The classes in the order of the model's outputs."""
+        return self.classes.split("/") if self.classes else []
+
+    def train_dataset(self, data_dir: Path) -> Dataset[Any]:
+        return self._clips(data_dir)[0]
+
+    def validation_dataset(self, data_dir: Path) -> Dataset[Any]:
+        return self._clips(data_dir)[1]
+
+    def notes(self, train: Dataset[Any], validation: Dataset[Any]) -> dict[str, str]:
+        assert isinstance(train, _Clips) and isinstance(validation, _Clips)
+        counts, held_out, weights = train.counts(), validation.counts(), train.weights_K.tolist()
+        classes = ", ".join(f"{name} {counts[k]:,} x {weights[k]:.3g}" for k, name in enumerate(self.names))
+        clips = ", ".join(f"{name} {held_out[k]:,}" for k, name in enumerate(self.names))
+        recordings = len(train.recordings) + len(validation.recordings)
+        return {
+            "classes": f"{classes} (training clips x weight of each)",
+            "validation": f"{clips}, from {len(validation.recordings)} of {recordings} recordings",
+        }
+
+    def build_model(self) -> nn.Module:
+        w = self.width
+        return nn.Sequential(
+            *_block(1, w, kernel=(3, 5, 5), stride=(1, 2, 2)),
+            *_block(w, 2 * w, kernel=(3, 3, 3), stride=(1, 2, 2)),
+            *_block(2 * w, 4 * w, kernel=(3, 3, 3), stride=(2, 2, 2)),
+            *_block(4 * w, 8 * w, kernel=(3, 3, 3), stride=(2, 2, 2)),
+            *_block(8 * w, 8 * w, kernel=(3, 3, 3), stride=(2, 2, 2)),
+            _Mean(),
+            nn.Linear(8 * w, len(self.names)),
+        )
+
+    def prepare(self, batch: Any, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+        clips_BTHW, labels_B, weights_B = batch
+        if training and self.flips:
+            for across in (2, 3):
+                flipped_B = torch.rand(len(clips_BTHW), device=clips_BTHW.device) < 0.5
+                clips_BTHW = torch.where(flipped_B.view(-1, 1, 1, 1), clips_BTHW.flip(across), clips_BTHW)
+        clips_BCTHW = clips_BTHW[:, None].float() / 127.5 - 1
+        if training:
+            clips_BCTHW += _BRIGHTNESS * (2 * torch.rand(len(clips_BCTHW), 1, 1, 1, 1, device=clips_BCTHW.device) - 1)
+        return clips_BCTHW, labels_B, weights_B
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        clips_BCTHW, labels_B, weights_B = batch
+        return {"cross_entropy": _weighted_losses(model(clips_BCTHW), labels_B, weights_B)}
+
+    def statistics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        clips_BCTHW, labels_B, weights_B = batch
+        logits_BK = model(clips_BCTHW).float()
+        return {
+            "loss": _weighted_losses(logits_BK, labels_B, weights_B).sum(),
+            "confusion": metrics.confusion_matrix(labels_B, logits_BK.argmax(1), len(self.names)),
+        }
+
+    def figures(self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        clips_BCTHW, labels_B, _ = batch
+        predictions_B = model(clips_BCTHW).argmax(1)
+        shown = (predictions_B == labels_B).int().argsort(stable=True)[: _SHEET_ROWS * _SHEET_COLUMNS]  # the wrong ones first
+        return {
+            "confusion_matrix": pictures.confusion_matrix(totals["confusion"], self.names),
+            "clips": _sheet(clips_BCTHW[shown, 0].cpu(), labels_B[shown].tolist(), predictions_B[shown].tolist(), self.names),
+        }
+
+    def _clips(self, data_dir: Path) -> "tuple[_Clips, _Clips]":
+        """The training and the validation part, with the weights of the training part; decodes what is not yet decoded."""
+        folder = data_dir / self.folder
+        videos = [video for label, name in enumerate(self.names) for video in _videos(folder / name, label)]
+        recordings = [{video.recording for video in videos if video.label == k} for k in range(len(self.names))]
+        held_out = validation_recordings(recordings, self.validation_share)
+        for name, own in zip(self.names, recordings, strict=True):
+            if not own & held_out or not own - held_out:
+                raise WrongUse(
+                    f"{folder / name} holds {len(own)} recording(s) ({', '.join(sorted(own)[:3])}), and no way to train on one "
+                    "and validate by another: add one (the recording is a file's name up to its first dot)"
+                )
+        frames_of = _decoded(videos, folder / ".cache", self.size)
+        lengths = {path: _length(path, self.size) for path in frames_of}
+        if short := [video.path for video, path in zip(videos, frames_of, strict=True) if lengths[path] < self.frames]:
+            raise WrongUse(
+                f"{len(short)} video(s) in {folder} have fewer than frames={self.frames} frames, the first is {short[0]}: "
+                "remove them, or lower --set frames=N"
+            )
+        parts: tuple[list[_Clip], list[_Clip]] = ([], [])
+        for video, path in zip(videos, frames_of, strict=True):
+            starts = range(0, lengths[path] - self.frames + 1, self.frames)
+            part = parts[video.recording in held_out]
+            part.extend(_Clip(path, start, video.label, video.recording) for start in starts)
+        weights_K = torch.ones(len(self.names))
+        if self.weighted:
+            weights_K = class_weights([clip.label for clip in parts[0]], len(self.names))
+        # Mixed once, so that a validation batch, and the sheet of its clips, has several classes.
+        order = torch.randperm(len(parts[1]), generator=torch.Generator().manual_seed(0)).tolist()
+        return _Clips(parts[0], self.frames, weights_K), _Clips([parts[1][i] for i in order], self.frames, weights_K)
+
+
+def validation_recordings(recordings: Sequence[set[str]], share: float) -> set[str]:
+    """Which recordings are for validation, given those of each class: about `share` of each class's, at least one.
+
+    Chosen by their names' digests: another class's files change nothing, unless a recording is in both. A recording is for
+    validation in all of its classes, and no class is left without one to train on; where that cannot be, it gets none.
+    """
+    chosen: set[str] = set()
+    for own in sorted(recordings, key=lambda names: (len(names), sorted(names))):  # the rare ones have the first choice
+        for name in sorted(own - chosen, key=lambda name: hashlib.sha256(name.encode()).digest()):
+            if len(own & chosen) >= max(1, round(share * len(own))):
+                break
+            if all(others - chosen - {name} for others in recordings if name in others):
+                chosen.add(name)
+    return chosen
+
+
+def class_weights(labels: Sequence[int], classes: int) -> Tensor:
+    """(classes,) inversely proportional to the classes' numbers of examples; their mean over the examples is 1."""
+    counts_K = torch.bincount(torch.tensor(labels), minlength=classes)
+    return len(labels) / (classes * counts_K)
+
+
+def _sheet(clips_BTHW: Tensor, labels: Sequence[int], predictions: Sequence[int], names: Sequence[str]) -> Tensor:
+    """Each clip's first, middle and last frame under its predicted class, in red where that is wrong, with the true one."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 1.25 * -(-len(clips_BTHW) // _SHEET_COLUMNS)), dpi=80, layout="constrained")
+    for place, (clip_THW, label, prediction) in enumerate(zip(clips_BTHW, labels, predictions, strict=True), 1):
+        axes = figure.add_subplot(-(-len(clips_BTHW) // _SHEET_COLUMNS), _SHEET_COLUMNS, place)
+        gap = -(-clip_THW.shape[2] // 32)
+        frames_HW = [F.pad(clip_THW[t], (gap, gap), value=float(clip_THW.max())) for t in (0, len(clip_THW) // 2, -1)]
+        axes.imshow(torch.cat(frames_HW, 1).numpy(), cmap="gray")
+        axes.set_axis_off()
+        right = label == prediction
+        caption = names[prediction] if right else f"{names[prediction]}, not {names[label]}"
+        axes.set_title(caption, fontsize=9, color="#006e32" if right else "#be1414")
+    return pictures.from_figure(figure)
+
+
+def _weighted_losses(logits_BK: Tensor, labels_B: Tensor, weights_B: Tensor) -> Tensor:
+    return weights_B * F.cross_entropy(logits_BK, labels_B, reduction="none")
+
+
+def _block(inputs: int, outputs: int, kernel: tuple[int, int, int], stride: tuple[int, int, int]) -> list[nn.Module]:
+    padding = (kernel[0] // 2, kernel[1] // 2, kernel[2] // 2)
+    convolution = nn.Conv3d(inputs, outputs, kernel, stride, padding, bias=False)
+    return [convolution, nn.BatchNorm3d(outputs), nn.ReLU(inplace=True)]
+
+
+class _Mean(nn.Module):
+    """(B, C, T, H, W) to (B, C); adaptive pooling has no deterministic gradient on a GPU."""
+
+    def forward(self, features_BCTHW: Tensor) -> Tensor:
+        return features_BCTHW.mean((2, 3, 4))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A video as it was put there."""
+
+    path: Path
+    label: int
+    recording: str
+
+
+@dataclass(frozen=True)
+class _Clip:
+    """`frames` frames from `start` of the .npy file `path`."""
+
+    path: Path
+    start: int
+    label: int
+    recording: str
+
+
+class _Clips(Dataset[Any]):
+    """(clip (T, H, W) uint8, label, weight); the file is mapped anew for each, so that workers share nothing open."""
+
+    def __init__(self, clips: list[_Clip], frames: int, weights_K: Tensor) -> None:
+        self.clips, self.frames, self.weights_K = clips, frames, weights_K
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int, Tensor]:
+        clip = self.clips[index]
+        frames_THW = numpy.load(clip.path, mmap_mode="r")[clip.start : clip.start + self.frames]
+        return torch.from_numpy(numpy.array(frames_THW)), clip.label, self.weights_K[clip.label]
+
+    def counts(self) -> Counter[int]:
+        """How many clips each class has."""
+        return Counter(clip.label for clip in self.clips)
+
+    @property
+    def recordings(self) -> set[str]:
+        return {clip.recording for clip in self.clips}
+
+
+def _class_folders(folder: Path) -> list[str]:
+    """The names of the classes in `folder`, sorted.
+
+    Raises:
+        WrongUse: there is no such folder, or fewer than two classes in it.
+    """
+    names = sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())
+    if len(names) < 2:
+        found = f"holds {len(names)} class folder(s)" if folder.is_dir() else "is not there"
+        raise WrongUse(
+            f"{folder} {found}: put videos into a folder for each of two classes or more, as {folder}/CLASS/NAME.mp4 "
+            f"(also {', '.join(_TO_DECODE[1:])} and .npy), or name another place with --data-dir or --set folder=NAME"
+        )
+    return names
+
+
+def _videos(folder: Path, label: int) -> list[_Source]:
+    """The videos of one class, sorted by name; raises WrongUse where there is none."""
+    paths = sorted(path for path in folder.glob("[!.]*") if path.suffix.lower() in (*_TO_DECODE, ".npy"))
+    if not paths:
+        raise WrongUse(f"{folder} holds no video ({', '.join(_TO_DECODE)} or .npy): put some there, or remove the folder")
+    return [_Source(path, label, path.name.partition(".")[0]) for path in paths]
+
+
+def _decoded(videos: Sequence[_Source], cache: Path, size: int) -> list[Path]:
+    """The .npy file of each video's frames: itself, or a file in `cache`, made where it is missing."""
+    found = [video.path if video.path.suffix.lower() == ".npy" else _cached(video.path, cache, size) for video in videos]
+    missing = [(video.path, target) for video, target in zip(videos, found, strict=True) if not target.exists()]
+    if missing:
+        from tqdm import tqdm
+
+        for path, target in tqdm(missing, desc="decoding", unit=" videos", leave=False, disable=None):
+            _decode(path, target, size)
+    return found
+
+
+def _cached(path: Path, cache: Path, size: int) -> Path:
+    """Where the decoded frames of `path` belong: another place when the file is another."""
+    status = path.stat()
+    key = hashlib.sha256(f"{path.name} {status.st_size} {status.st_mtime_ns} {size}".encode()).hexdigest()[:16]
+    return cache / path.parent.name / f"{path.name}-{key}.npy"
+
+
+def _decode(path: Path, target: Path, size: int) -> None:
+    """Write the frames of the video `path`, grey and `size` x `size`, to `target`, which is there whole or not at all.
+
+    Raises:
+        WrongUse: it cannot be decoded.
+        StorageFailure: `target` cannot be written.
+    """
+    import av
+    from numpy.lib import format as npy
+
+    part, count = target.with_name(f".{uuid.uuid4().hex}"), 0
+    header = {"descr": "|u1", "fortran_order": False}
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("xb") as file, av.open(str(path)) as container:
+            # The header holds the number of frames, which only the end tells; NumPy leaves room in it for that.
+            npy.write_array_header_1_0(file, header | {"shape": (0, size, size)})
+            for frame in container.decode(video=0):
+                file.write(frame.reformat(size, size, "gray").to_ndarray().tobytes())
+                count += 1
+            file.seek(0)
+            npy.write_array_header_1_0(file, header | {"shape": (count, size, size)})
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    except (av.FFmpegError, IndexError) as error:  # IndexError: there are no pictures in it
+        raise WrongUse(f"{path} cannot be decoded ({error}): replace it by a whole video, or remove it") from error
+    except OSError as error:
+        raise StorageFailure(
+            f"{target.parent} cannot be written ({error.strerror}): each video is decoded into it once, {size * size:,} bytes "
+            "a frame; make it writable and the disk large enough, or bring .npy files"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
+def _length(path: Path, size: int) -> int:
+    """How many frames the .npy file holds; raises WrongUse unless it is of (T, size, size) uint8."""
+    try:
+        frames_THW = numpy.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        raise WrongUse(f"{path} cannot be read ({error}): replace it by a .npy file of (T, {size}, {size}) uint8") from error
+    if frames_THW.dtype != numpy.uint8 or frames_THW.ndim != 3 or frames_THW.shape[1:] != (size, size):
+        raise WrongUse(
+            f"{path} holds {frames_THW.dtype} of shape {frames_THW.shape}, wanted uint8 of (T, {size}, {size}): convert it, "
+            "or give its side with --set size=N"
+        )
+    return len(frames_THW)
