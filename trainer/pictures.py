@@ -42,8 +42,8 @@ def confusion_matrix(confusion_KK: Tensor, class_names: Sequence[str]) -> Tensor
 
 
 def example_sheet(images_BCHW: Tensor, labels_B: Tensor, predictions_B: Tensor, class_names: Sequence[str]) -> Tensor:
-    """Images with their predicted class, in red where it is wrong, beside the true one then."""
-    tile, text, columns = 84, 20, 8
+    """Images with their predicted class, in red where it is wrong, above the true one then."""
+    tile, text, columns = 84, 34, 8
     font = ImageFont.load_default(12)
     rows = -(-len(images_BCHW) // columns)
     picture = Image.new("RGB", (columns * (tile + 8) + 8, rows * (tile + text + 8) + 8), _PAPER)
@@ -57,8 +57,11 @@ def example_sheet(images_BCHW: Tensor, labels_B: Tensor, predictions_B: Tensor, 
         pixels_HWC = grey.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
         picture.paste(Image.fromarray(pixels_HWC).resize((tile, tile), Image.Resampling.NEAREST), (x, y))
         right = label == prediction
-        caption = class_names[prediction] if right else f"{class_names[prediction]}, not {class_names[label]}"
-        draw.text((x + tile / 2, y + tile + 4), _fit(caption, font, tile + 6), _GOOD if right else _BAD, font, anchor="ma")
+        for line, caption in enumerate(
+            [class_names[prediction]] if right else [class_names[prediction], f"not {class_names[label]}"]
+        ):
+            place = (x + tile / 2, y + tile + 4 + 14 * line)
+            draw.text(place, _fit(caption, font, tile + 6), _GOOD if right else _BAD, font, anchor="ma")
     return _to_tensor(picture)
 
 

@@ -70,6 +70,7 @@ def test_the_built_in_tasks_and_their_classes() -> None:
         "har": "Har",
         "mnist": "Mnist",
         "teacher_student": "TeacherStudent",
+        "video": "Video",
     }
     assert locate("fashion_mnist") == (TASKS_FOLDER / "fashion_mnist.py", "FashionMnist")
     assert load_task("digits", {"width": "8", "dropout": "0"}) == load_task("digits", {"width": 8, "dropout": 0.0})
