@@ -17,13 +17,13 @@ from trainer import manifest
 from trainer.build import build, settle
 from trainer.checkpoint import storage_failure
 from trainer.compare import changes_bits, in_words, manifest_differences, read_entries, verdict
-from trainer.config import FREE_AT_RESUME, Config, check, parse_config
+from trainer.config import FREE_AT_RESUME, Config, check, parse_config, split_metric
 from trainer.distributed import Process, is_network_error
 from trainer.errors import Failure, NetworkFailure, OutOfMemory, StorageFailure, WrongUse
 from trainer.fit import fit
 from trainer.report import closing, header
 from trainer.run import RunDirectory
-from trainer.state import Job, Progress
+from trainer.state import Job
 from trainer.stopping import StopRequest
 from trainer.task import load_task
 from trainer.trial import try_task
@@ -39,11 +39,11 @@ def train_task(
     resume: str,
     until_step: int | None = None,
     validated: Callable[[int, Mapping[str, float]], None] | None = None,
-) -> Progress:
+) -> dict[str, float]:
     """Train `config.task` to its end in `runs_dir/run_name`, going on where a stopped run of the same settings ended.
 
     With `until_step` it ends there, as if that were the end, at the learning rates of the whole. `validated` is called with
-    the step and the metrics of each validation. Returns where the run stands then.
+    the step and the metrics of each validation. Returns the best one's metrics, first the one that it was the best by.
 
     Raises:
         Failure: any end but the good one, with its exit code.
@@ -69,7 +69,9 @@ def train_task(
         finally:
             run.close()
         process.leave()
-        return job.progress
+        assert settled.best_by is not None
+        _, chosen = split_metric(settled.best_by, "--best-by")
+        return dict(sorted(job.progress.best_metrics.items(), key=lambda item: item[0] != chosen))
 
 
 def verify_run(path: Path, steps: int | None, stop: StopRequest, device_name: str, data_dir: Path) -> None:

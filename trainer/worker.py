@@ -55,7 +55,7 @@ def _answer(connection: Connection, order: Mapping[str, Any], device: str) -> di
                 pruned, stop.signal_name = True, "the pruner"
 
     try:
-        progress = train_task(
+        metrics = train_task(
             Config(**order["config"]),
             stop,
             device,
@@ -65,7 +65,7 @@ def _answer(connection: Connection, order: Mapping[str, Any], device: str) -> di
             "auto",
             validated=validated,
         )
-        return {"code": 0, "metrics": progress.best_metrics, "seconds": time.monotonic() - begin}
+        return {"code": 0, "metrics": metrics, "seconds": time.monotonic() - begin}
     except Preempted as preempted:
         if not pruned:
             return {"code": preempted.exit_code, "message": str(preempted)}

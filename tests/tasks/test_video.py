@@ -325,3 +325,15 @@ def test_the_model_can_be_built_elsewhere_by_the_names_of_its_classes(tmp_path: 
     assert _task(classes="vertical/rest").with_data(tmp_path).names == ["vertical", "rest"]
     with pytest.raises(WrongUse, match="video/groom holds no video"):
         _task(classes="groom/rest").with_data(tmp_path).train_dataset(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"frames": 0}, "--set frames=0: it is a number of 1"),
+        ({"validation_share": 1.0}, "--set validation_share=1.0: it is a share"),
+    ],
+)
+def test_fields_that_mean_nothing_are_told(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(WrongUse, match=words):
+        Video(**fields)

@@ -45,6 +45,13 @@ class Video(Classification):
     weighted: bool = True
     flips: bool = True
 
+    def __post_init__(self) -> None:
+        for name in ("frames", "size", "width"):
+            if getattr(self, name) < 1:
+                raise WrongUse(f"--set {name}={getattr(self, name)}: it is a number of 1 or more")
+        if not 0 < self.validation_share < 1:
+            raise WrongUse(f"--set validation_share={self.validation_share}: it is a share between 0 and 1")
+
     def with_data(self, data_dir: Path) -> Self:
         return replace(self, classes="/".join(self.names or _class_folders(data_dir / self.folder)))
 
