@@ -172,8 +172,10 @@ class RunDirectory:
 
     def hyperparameters(self, config: Config, best_step: int, metrics: Mapping[str, float]) -> None:
         """The run's row in TensorBoard's HParams tab: its settings and the metrics of its best step."""
-        hidden = FREE_AT_RESUME | {"fields"}
-        settings = {name: _plain(value) for name, value in vars(config).items() if name not in hidden and value is not None}
+        # Its table shows few columns: those that nobody has touched would hide the ones that a sweep is about.
+        usual, hidden = vars(Config()), FREE_AT_RESUME | {"fields", "best_by"}
+        shown = {"task", "optimizer", "seed"} | {n for n, v in vars(config).items() if v != usual[n] and n not in hidden}
+        settings = {name: _plain(value) for name, value in vars(config).items() if name in shown}
         settings |= {f"task.{name}": _plain(value) for name, value in config.fields.items()}
         best = {f"validation/best_{name}": value for name, value in metrics.items()}
 
