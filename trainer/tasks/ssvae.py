@@ -148,7 +148,7 @@ class Ssvae(Task):
                 [self.class_names[prediction] for prediction in predictions_B.tolist()],
                 "below: the class that the classifier gives",
             ),
-            "styles": _sheet(grid_KLHW, self.class_names, [f"{value:g}" for value in _STYLE_VALUES], f"style {style}"),
+            "styles": _sheet(grid_KLHW, self.class_names, [f"{value:g}" for value in _STYLE_VALUES], f"value of style {style}"),
             "robustness": _robustness(self.metrics(totals)),
         }
 
@@ -233,7 +233,7 @@ def _sheet(images_RLHW: Tensor, rows: Sequence[str], columns: Sequence[str], tit
     tiles = F.pad(images_RLHW, (1, 1, 1, 1), value=1.0).permute(0, 2, 1, 3).flatten(0, 1).flatten(1)
     figure = Figure((1.4 + 0.62 * len(columns), 0.7 + 0.62 * len(rows)), dpi=100, layout="constrained")
     axes = figure.add_subplot(title=title)
-    axes.imshow(tiles.cpu(), cmap="gray", vmin=0, vmax=1)
+    axes.imshow(tiles.cpu().numpy(), cmap="gray", vmin=0, vmax=1)
     axes.set_yticks([(row + 0.5) * (height + 2) - 0.5 for row in range(len(rows))], rows)
     axes.set_xticks([(column + 0.5) * (width + 2) - 0.5 for column in range(len(columns))], columns, fontsize=8)
     axes.tick_params(length=0)
