@@ -42,7 +42,10 @@ _STYLE_VALUES = (-2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0)
 
 @dataclass(frozen=True)
 class Ssvae(Task):
-    """MNIST, FashionMNIST or digits of which few have a label. A batch: images (B, 1, H, W), labels (B,), labelled (B,)."""
+    """MNIST, FashionMNIST or digits, of which a share has labels: a class and a style for each picture.
+
+    A batch is (images (B, 1, H, W), labels (B,), labelled (B,) bool); where `labelled` is false the losses ignore the label.
+    """
 
     epochs: ClassVar[int] = 75
     batch_size: ClassVar[int] = 128
