@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conftest import Trainbox
 from tests.trainer.here import Here, StopAfter
 from trainer.errors import Preempted, WrongUse
 from trainer.tasks.teacher_student import GuessAndCheck, Student, TeacherStudent
@@ -123,3 +124,12 @@ def test_the_figures_show_the_student() -> None:
     assert (corner[0] > corner[2]) == bool(matrix[0, 0] > 0)  # red above 0
     assert figures["singular_values"].shape == (3, 160, 255)
     assert int((figures["singular_values"][0, 100] == 60).sum()) >= 84  # the largest bar reaches up there
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["gd", "gnc"])
+def test_the_drill_finds_the_same_bits(trainbox: Trainbox, method: str) -> None:
+    env = {"SET": f"method={method} epsilon=0 draws_per_step=200"}
+    ended = trainbox("drill", "teacher_student", "--steps", "12", "--shards", "3", "--seed", "1", "--cpu", env=env)
+    assert ended.code == 0, ended.out + ended.err
+    assert ended.out.count("  same\n") == 5

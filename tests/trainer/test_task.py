@@ -69,6 +69,7 @@ def test_the_built_in_tasks_and_their_classes() -> None:
         "fashion_mnist": "FashionMnist",
         "har": "Har",
         "mnist": "Mnist",
+        "ssvae": "Ssvae",
         "teacher_student": "TeacherStudent",
         "video": "Video",
     }

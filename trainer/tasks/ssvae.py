@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from trainer import metrics, pictures
 from trainer.errors import WrongUse
@@ -69,12 +69,12 @@ class Ssvae(Task):
         return _SOURCES[self.dataset][0].class_names
 
     def train_dataset(self, data_dir: Path) -> TensorDataset:
-        images_NCHW, labels_N = _SOURCES[self.dataset][0].train_dataset(data_dir).tensors
+        images_NCHW, labels_N = _tensors(_SOURCES[self.dataset][0].train_dataset(data_dir))
         return TensorDataset(images_NCHW, labels_N, first_of_each_class(labels_N, self.labelled))
 
     def validation_dataset(self, data_dir: Path) -> TensorDataset:
         """Without labels for the model, so that its bound is that of p(x); the metrics look at them."""
-        images_NCHW, labels_N = _SOURCES[self.dataset][0].validation_dataset(data_dir).tensors
+        images_NCHW, labels_N = _tensors(_SOURCES[self.dataset][0].validation_dataset(data_dir))
         return TensorDataset(images_NCHW, labels_N, torch.zeros(len(labels_N), dtype=torch.bool))
 
     def build_model(self) -> nn.Module:
@@ -189,6 +189,11 @@ class M2(nn.Module):
 
 def _layers(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+
+def _tensors(dataset: Dataset[Any]) -> tuple[Tensor, ...]:
+    assert isinstance(dataset, TensorDataset)
+    return dataset.tensors
 
 
 def first_of_each_class(labels_N: Tensor, share: float) -> Tensor:
