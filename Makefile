@@ -113,6 +113,9 @@ test: lint ## Lint, then every test but the slow ones and the image's (PYTEST_AR
 test-faults: $(VENV)/.dev ## Every fault of docs/faults.md, the slow ones too; as root, those of mounts and users as well (PYTEST_ARGS=)
 	$(pytest) tests/faults
 
+test-slow: $(VENV)/.dev ## The other slow tests: the drill on each task (PYTEST_ARGS=)
+	$(pytest) -m slow --ignore=tests/faults --ignore=tests/image
+
 test-image: $(VENV)/.dev ## Build the image and run it in Docker: minutes, and 7 GB of disk (BASE_IMAGE=, PYTEST_ARGS=)
 	$(VENV)/bin/python -m pytest -m image -rs $(PYTEST_ARGS) tests/image
 
@@ -154,4 +157,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	$(install) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: train plan sweep drill verify health tensorboard shell benchmark build folders test test-faults test-image lint lock clean help
+.PHONY: train plan sweep drill verify health tensorboard shell benchmark build folders test test-faults test-slow test-image lint lock clean help
