@@ -22,6 +22,7 @@ from trainer.stopping import StopRequest
 
 _SPIKE = 10.0  # times the median of the entries before is worth a warning
 _FEW_ENTRIES = 5  # tell nothing of what is usual
+_FIGURES_OF_A_LINE = 6  # all are in metrics.jsonl
 
 
 def fit(job: Job, stop: StopRequest) -> None:
@@ -163,7 +164,8 @@ def _validate(job: Job, stop: StopRequest) -> bool:
             progress.patience_used += 1
         progress.ended_early = progress.patience_used >= config.patience
     epoch = progress.step / job.schedule.steps_per_epoch
-    figures = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+    shown = [f"{name} {value:.4f}" for name, value in result.metrics.items()][:_FIGURES_OF_A_LINE]
+    figures = ", ".join(shown) + ", ..." * (len(shown) < len(result.metrics))
     tables = {name: total.tolist() for name, total in result.totals.items() if total.ndim}
     job.run.record(
         "validation",
