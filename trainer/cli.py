@@ -7,8 +7,9 @@ import os
 import shutil
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 
@@ -59,6 +60,7 @@ class _Whole(click.ParamType[int]):
 
 
 _COUNT = _Whole(1)
+_CHECKED_TRIALS = 10_000
 _LONGEST_MESSAGE = 1000
 _PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 
@@ -313,11 +315,11 @@ def _fields(task: str, pairs: tuple[str, ...]) -> dict[str, Any]:
     return given if fields is None else parse_fields(task, fields, given)
 
 
-def _check_run_name(run: str | None) -> None:
+def _check_run_name(run: str | None, option: str = "--run") -> None:
     if run is not None and (
         run != Path(run).name or run.startswith(".") or not run.isprintable() or len(os.fsencode(run)) > 255
     ):
-        raise WrongUse(f"--run {run!r} is not a folder's name: letters and digits; the place is --runs-dir")
+        raise WrongUse(f"{option} {run!r} is not a folder's name: letters and digits; the place is --runs-dir")
 
 
 _SWEEP_OPTIONS = [
@@ -332,6 +334,10 @@ _SWEEP_OPTIONS = [
     ),
     click.option(
         "--retries", type=_Whole(0), metavar="N", default=1, help="Of a trial that failed, on another GPU. Default: 1."
+    ),
+    click.option("--retry-failed", is_flag=True, help="Train those that have failed for good once more."),
+    click.option(
+        "--trial-minutes", type=_Number(0), metavar="N", help="End a trial that takes longer: a failure. Default: none."
     ),
     click.option("--name", metavar="NAME", help="The sweep's folder in --runs-dir. Default: the task and a digest."),
     click.option("--storage", metavar="URL", help="A database for the study. Default: a journal in the sweep's folder."),
@@ -364,6 +370,8 @@ def sweep(
     metric: str | None,
     pruner: str,
     retries: int,
+    retry_failed: bool,
+    trial_minutes: float | None,
     name: str | None,
     storage: str | None,
     worker: bool,
@@ -383,12 +391,12 @@ def sweep(
         raise WrongUse("--run and --resume are for one training: a sweep has --name, and always goes on")
     config = Config(task=task, fields=_fields(task, pairs), **_without_overridden(settings))
     check(config, device)
-    _check_run_name(name)
+    _check_run_name(name, "--name")
     ctx = click.get_current_context()
     asked = grid.Sweep(
         config,
-        dict(_values(ctx, task, text) for text in grids),
-        {_setting(ctx, key): drawn for key, drawn in map(grid.parse_range, ranges)},
+        _once("--grid", [_values(ctx, task, text) for text in grids], config),
+        _once("--range", [_range(ctx, task, text) for text in ranges], config),
         seeds,
         sampler,
         trials,
@@ -396,14 +404,14 @@ def sweep(
         pruner,
     )
     grid.check(asked)
-    for point in ({key: values[0]} for key, values in asked.grid.items()):
-        check(asked.trial_config(point, config.seed), device)
+    for number in range(min(_CHECKED_TRIALS, asked.total) if sampler == "grid" else 0):
+        check(asked.trial_config(asked.point(number), config.seed), device)
     if only_check:
         return
     stop = StopRequest.install()
-    from trainer.sweep import run_sweep
+    from trainer.sweep import Limits, run_sweep
 
-    run_sweep(asked, runs_dir, name, storage, data_dir, retries, worker, stop)
+    run_sweep(asked, runs_dir, name, storage, data_dir, Limits(retries, trial_minutes), retry_failed, worker, stop)
 
 
 @cli.command("sweep-show")
@@ -424,34 +432,56 @@ def sweep_show(name: str, runs_dir: Path, storage: str | None, metric: str | Non
       trainbox sweep show digits-sweep-7d2c1a90 --csv > trials.csv
       trainbox sweep show digits-sweep-7d2c1a90 --metric macro_f1 --figure sweep.png
     """
-    folder = Path(name) if Path(name).is_dir() else runs_dir / name
+    folder = Path(name) if (Path(name) / "study.journal").is_file() else runs_dir / name
     from trainer.sweep import show
 
     click.echo(show(folder, storage, metric, as_csv, figure), nl=not as_csv)
 
 
-def _setting(ctx: click.Context, name: str) -> str:
-    """The Config's name of an option as it is written: `lr` is learning_rate; any other is one of the task's fields."""
-    for option in ctx.command.params:
-        if isinstance(option, click.Option) and option.name and f"--{name.replace('_', '-')}" in option.opts:
-            return option.name if grid.is_setting(option.name) else name
-    return name
-
-
 def _values(ctx: click.Context, task: str, text: str) -> tuple[str, list[grid.Value]]:
-    """(name, values) of a --grid, checked and converted as --set and the options are."""
+    """(name, values) of a --grid."""
     written, texts = grid.parse_grid(text)
-    name = _setting(ctx, written)
-    if grid.is_setting(name):
-        option = next(p for p in ctx.command.params if p.name == name)
-        if getattr(option, "is_flag", False):
-            raise WrongUse(f"--grid {text}: --{written} is a switch; a grid has values")
-        return name, [option.type_cast_value(ctx, value) for value in texts]
+    name, values = _converted(ctx, task, f"--grid {text}", written, texts)
+    return name, grid.choices(text, values)
+
+
+def _range(ctx: click.Context, task: str, text: str) -> tuple[str, grid.Range]:
+    """(name, range) of a --range; whole numbers where the setting is one."""
+    written, low, high, log = grid.parse_range(text)
+    name, ends = _converted(ctx, task, f"--range {text}", written, [low, high])
+    return name, grid.between(text, ends[0], ends[1], log)
+
+
+def _converted(ctx: click.Context, task: str, given: str, written: str, texts: Sequence[str]) -> tuple[str, list[grid.Value]]:
+    """The name of a field or of a setting (`lr` is learning_rate), and its values, checked as --set and the options are."""
     fields = static_fields(task)
     if fields is None:
         fields = loaded_fields(type(load_task(task, {})))
-    optional = [dataclasses.replace(f, default=None) for f in fields]
-    return name, [parse_fields(task, optional, {name: value})[name] for value in texts]
+    flag = f"--{written.replace('_', '-')}"
+    option = next((p for p in ctx.command.params if flag in p.opts and p.name and grid.is_setting(p.name)), None)
+    if any(field.name == written for field in fields):
+        if grid.is_setting(written):
+            raise WrongUse(f"{given}: task {task} has a field of the name of an option, {written}: give the field another name")
+        option = None
+    if option is None or option.name is None:
+        optional = [dataclasses.replace(field, default=None) for field in fields]
+        return written, [parse_fields(task, optional, {written: text})[written] for text in texts]
+    if getattr(option, "is_flag", False):
+        raise WrongUse(f"{given}: {flag} is a switch; a sweep needs values")
+    if ctx.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE:
+        raise WrongUse(f"{given}: {flag} is given a value of its own as well: drop one")
+    return option.name, [option.type_cast_value(ctx, text) for text in texts]
+
+
+_T = TypeVar("_T")
+
+
+def _once(option: str, named: Sequence[tuple[str, _T]], config: Config) -> dict[str, _T]:
+    """By name; each once, and none that --set gives as well."""
+    for number, (name, _) in enumerate(named):
+        if name in dict(named[:number]) or name in config.fields:
+            raise WrongUse(f"{option} {name}=...: {name} is given twice: drop one")
+    return dict(named)
 
 
 @cli.command()

@@ -18,6 +18,14 @@ class WrongUse(Failure):
     exit_code = 2
 
 
+class Busy(WrongUse):
+    """Another process trains in the run's folder."""
+
+
+class Changed(WrongUse):
+    """What changes bits is not as it was when the run was started."""
+
+
 class DeviceMissing(Failure):
     exit_code = 3
 

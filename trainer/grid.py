@@ -2,14 +2,13 @@
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.config import Config
+from trainer.config import FREE_AT_RESUME, Config, split_metric
 from trainer.errors import WrongUse
 
 Value = str | int | float | bool
@@ -44,8 +43,11 @@ class Sweep:
 
     def point(self, number: int) -> dict[str, Value]:
         """The combination of the grid that trial `number` has: all of them with one seed, then with the next."""
-        points = list(itertools.product(*self.grid.values()))
-        return dict(zip(self.grid, points[number % len(points)], strict=True))
+        point = {}
+        for name, values in reversed(self.grid.items()):
+            number, place = divmod(number, len(values))
+            point[name] = values[place]
+        return {name: point[name] for name in self.grid}
 
     def seed(self, number: int) -> int:
         """A sampler's trials share the first seed: what differs is then the settings' doing."""
@@ -59,7 +61,14 @@ class Sweep:
 
     def identity(self) -> dict[str, Any]:
         """What a sweep that goes on must share with the one that was begun, as primitives: all but how far it goes."""
-        shared: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(dataclasses.replace(self, seeds=1, trials=None))))
+        usual = dataclasses.asdict(Config())  # left out, so that a setting that is new tomorrow renames no sweep of today
+        config = {
+            name: value
+            for name, value in dataclasses.asdict(self.config).items()
+            if name == "task" or (value != usual[name] and name not in FREE_AT_RESUME)
+        }
+        whole = dataclasses.asdict(dataclasses.replace(self, seeds=1, trials=None)) | {"config": config}
+        shared: dict[str, Any] = json.loads(json.dumps(whole))
         return shared
 
     def fingerprint(self) -> str:
@@ -88,35 +97,45 @@ def parse_grid(text: str) -> tuple[str, list[str]]:
     values = rest.split(",")
     if not (name and equals and all(values)):
         raise WrongUse(f"--grid {text}: write NAME=VALUE,VALUE, as in --grid width=4,8,16")
-    if len(set(values)) < len(values):
-        raise WrongUse(f"--grid {text}: a value stands there twice, and each combination is trained once: name each once")
     return name, values
 
 
-def parse_range(text: str) -> tuple[str, Range]:
-    """(name, range) of `--range lr=1e-4:1e-1:log`.
+def parse_range(text: str) -> tuple[str, str, str, bool]:
+    """(name, low end, high end, on a logarithmic scale) of `--range lr=1e-4:1e-1:log`.
 
     Raises:
-        WrongUse: another form, or nothing between the ends.
+        WrongUse: another form.
     """
     name, equals, rest = text.partition("=")
     low, _, rest = rest.partition(":")
     high, _, kind = rest.partition(":")
-    try:
-        ends = [int(end) if end.lstrip("-").isdecimal() else float(end) for end in (low, high)]
-    except ValueError:
-        ends = []
-    if not (name and equals and ends) or kind not in ("", "log"):
+    if not (name and equals and low and high) or kind not in ("", "log"):
         raise WrongUse(f"--range {text}: write NAME=LOW:HIGH or NAME=LOW:HIGH:log, as in --range lr=1e-4:1e-1:log")
-    if not (math.isfinite(ends[0]) and math.isfinite(ends[1]) and ends[0] < ends[1]) or (kind == "log" and ends[0] <= 0):
-        raise WrongUse(f"--range {text}: the low end must be below the high one{', and above 0' * (kind == 'log')}")
-    return name, Range(ends[0], ends[1], kind == "log")
+    return name, low, high, kind == "log"
+
+
+def choices(text: str, values: list[Value]) -> list[Value]:
+    """The converted values of a --grid; raises WrongUse if one stands there twice."""
+    if len({repr(value) for value in values}) < len(values):
+        raise WrongUse(f"--grid {text}: a value stands there twice, and each combination is trained once: name each once")
+    return values
+
+
+def between(text: str, low: Value, high: Value, log: bool) -> Range:
+    """The range between two converted ends; raises WrongUse if there is nothing between them, or they are no numbers."""
+    if isinstance(low, bool | str) or isinstance(high, bool | str):
+        raise WrongUse(f"--range {text}: only numbers lie in a range; for a choice use --grid")
+    if not (math.isfinite(low) and math.isfinite(high) and low < high) or (log and low <= 0):
+        raise WrongUse(f"--range {text}: the low end must be below the high one{', and above 0' * log}")
+    return Range(low, high, log)
 
 
 def check(sweep: Sweep) -> None:
     """Raise WrongUse for choices that contradict each other."""
     if both := sweep.grid.keys() & sweep.ranges.keys():
         raise WrongUse(f"{sorted(both)[0]} stands in --grid and in --range: drop one")
+    if sweep.metric is not None:
+        split_metric(sweep.metric, "--metric")
     if sweep.sampler == "grid":
         if sweep.ranges or sweep.trials is not None:
             raise WrongUse("--range and --trials are for --sampler random or tpe; the grid has its own number of trials")

@@ -64,13 +64,19 @@ def _data_sizes(job: Job) -> str:
     return f"{job.schedule.examples:,} training and {job.evaluation.size:,} validation examples, {held}"
 
 
+def samples_per_second(job: Job) -> float:
+    """Over the whole run, without its validations."""
+    seconds = job.progress.train_seconds
+    return job.progress.step * job.schedule.batch_size / seconds if seconds else math.nan
+
+
 def closing(job: Job) -> None:
     """What came out, and where it lies."""
     config, progress, path = job.config, job.progress, job.run.path
     assert config.best_by is not None
     _, name = split_metric(config.best_by, "--best-by")
     steps = progress.step
-    speed = steps * job.schedule.batch_size / progress.train_seconds if progress.train_seconds else math.nan
+    speed = samples_per_second(job)
     best = f"{name} {progress.best_metrics[name]:.4f}, step {progress.best_step}" if progress.best_metrics else "none"
     rows = {
         "best": best + (f" (ended early at step {steps})" if progress.ended_early else ""),

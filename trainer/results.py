@@ -4,16 +4,17 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from matplotlib.figure import Figure
-from scipy import stats
+from typing import TYPE_CHECKING
 
 from trainer.config import split_metric
 from trainer.errors import WrongUse
 from trainer.grid import Value
 from trainer.study import Record
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,13 @@ def _row(point: dict[str, Value], group: Sequence[Record], metric: str) -> Row:
     counts = {
         state: sum(record.state == state for record in group) for state in ("done", "failed", "pruned", "running", "pending")
     }
-    values = [record.metrics[metric] for record in group if record.state == "done" and metric in record.metrics]
+    found = [record.metrics[metric] for record in group if record.state == "done" and metric in record.metrics]
+    values = [value for value in found if math.isfinite(value)]
+    counts["not finite"] = len(found) - len(values)
     mean = statistics.fmean(values) if values else math.nan
     deviation = statistics.stdev(values) if len(values) > 1 else math.nan
+    from scipy import stats  # takes a second to import, as matplotlib does
+
     quantile = float(stats.t.ppf(0.975, len(values) - 1)) if len(values) > 1 else math.nan
     return Row(point, counts, mean, deviation, quantile * deviation / math.sqrt(max(1, len(values))))
 
@@ -62,7 +67,11 @@ def _row(point: dict[str, Value], group: Sequence[Record], metric: str) -> Row:
 def table(combinations: Sequence[Row], metric: str) -> str:
     """The rows for people, to be pasted into a message."""
     names = list(dict.fromkeys(name for row in combinations for name in row.point))
-    states = [state for state in ("failed", "pruned", "running", "pending") if any(row.counts[state] for row in combinations)]
+    states = [
+        state
+        for state in ("not finite", "failed", "pruned", "running", "pending")
+        if any(row.counts[state] for row in combinations)
+    ]
     heading = [*names, "done", *states, metric, "sd", "95 % interval"]
     lines = [heading]
     for row in combinations:
@@ -87,11 +96,13 @@ def as_csv(records: Sequence[Record]) -> str:
     return text.getvalue()
 
 
-def figure(combinations: Sequence[Row], records: Sequence[Record], metric: str, drawn: bool) -> Figure:
+def figure(combinations: Sequence[Row], records: Sequence[Record], metric: str, drawn: bool) -> "Figure":
     """Means with their intervals over the first setting of a grid, a line for each choice of the others.
 
     Where a sampler has `drawn` the settings, the metric over each of them.
     """
+    from matplotlib.figure import Figure
+
     names = list(dict.fromkeys(name for row in combinations for name in row.point))
     if drawn:
         return _scatter(records, names, metric)
@@ -116,7 +127,9 @@ def figure(combinations: Sequence[Row], records: Sequence[Record], metric: str, 
     return picture
 
 
-def _scatter(records: Sequence[Record], names: Sequence[str], metric: str) -> Figure:
+def _scatter(records: Sequence[Record], names: Sequence[str], metric: str) -> "Figure":
+    from matplotlib.figure import Figure
+
     done = [record for record in records if record.state == "done"]
     picture = Figure(figsize=(3.6 * max(1, len(names)), 3.6), dpi=110, layout="constrained")
     for place, name in enumerate(names):
@@ -139,8 +152,3 @@ def _interval(row: Row) -> str:
     if math.isnan(row.half_interval):
         return "-"
     return f"{row.mean - row.half_interval:.4g} to {row.mean + row.half_interval:.4g}"
-
-
-def totals(records: Sequence[Record]) -> Mapping[str, int]:
-    """How many trials are in each state."""
-    return {state: sum(r.state == state for r in records) for state in ("done", "failed", "pruned", "running", "pending")}

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from trainer.checkpoint import replacing, storage_failure
 from trainer.compare import read_entries
 from trainer.config import FREE_AT_RESUME, Config
-from trainer.errors import WrongUse
+from trainer.errors import Busy
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -37,7 +37,7 @@ class RunDirectory:
 
         Raises:
             StorageFailure: it cannot be written.
-            WrongUse: another process trains in it.
+            Busy: another process trains in it.
         """
         self.path, self.writes = path, rank == 0
         self._bar: tqdm[Any] | None = None
@@ -59,7 +59,7 @@ class RunDirectory:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise WrongUse(
+                raise Busy(
                     f"another process trains in {path} now: wait for it, or give this one a --run NAME of its own"
                 ) from None
         # Warnings and tracebacks of this process land in its own file too.

@@ -19,9 +19,9 @@ from trainer.checkpoint import storage_failure
 from trainer.compare import changes_bits, in_words, manifest_differences, read_entries, verdict
 from trainer.config import FREE_AT_RESUME, Config, check, parse_config, split_metric
 from trainer.distributed import Process, is_network_error
-from trainer.errors import Failure, NetworkFailure, OutOfMemory, StorageFailure, WrongUse
+from trainer.errors import Changed, Failure, NetworkFailure, OutOfMemory, StorageFailure, WrongUse
 from trainer.fit import fit
-from trainer.report import closing, header
+from trainer.report import closing, header, samples_per_second
 from trainer.run import RunDirectory
 from trainer.state import Job
 from trainer.stopping import StopRequest
@@ -43,7 +43,8 @@ def train_task(
     """Train `config.task` to its end in `runs_dir/run_name`, going on where a stopped run of the same settings ended.
 
     With `until_step` it ends there, as if that were the end, at the learning rates of the whole. `validated` is called with
-    the step and the metrics of each validation. Returns the best one's metrics, first the one that it was the best by.
+    the step and the metrics of each validation. Returns the best one's metrics, first the one that it was the best by,
+    and the speed.
 
     Raises:
         Failure: any end but the good one, with its exit code.
@@ -71,7 +72,8 @@ def train_task(
         process.leave()
         assert settled.best_by is not None
         _, chosen = split_metric(settled.best_by, "--best-by")
-        return dict(sorted(job.progress.best_metrics.items(), key=lambda item: item[0] != chosen))
+        metrics = dict(sorted(job.progress.best_metrics.items(), key=lambda item: item[0] != chosen))
+        return {**metrics, "samples_per_second": samples_per_second(job)}
 
 
 def verify_run(path: Path, steps: int | None, stop: StopRequest, device_name: str, data_dir: Path) -> None:
@@ -171,7 +173,7 @@ def _describe(job: Job, anyway: bool) -> None:
         return
     changed = manifest_differences(stored, found)
     if (breaking := {n: v for n, v in changed.items() if changes_bits(n)}) and not anyway:
-        raise WrongUse(
+        raise Changed(
             f"{run.path} cannot go on to the same bits, since it was started with {in_words(breaking)}: "
             "restore that, or go on all the same with --resume anyway, or train anew under another --run name"
         )

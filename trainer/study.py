@@ -5,11 +5,12 @@ its owner did not end (killed, preempted, lost with its machine) is set back to 
 """
 
 import contextlib
+import math
 import os
 import time
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,10 @@ from trainer.errors import WrongUse
 from trainer.grid import Range, Sweep, Value, from_identity
 
 _LOCK_GRACE_S = 10
+_TRIES = 4
 _SILENCE_S = 60.0  # after which a machine that shares the study counts as lost
+# What a study may raise when its file or its database cannot be written or reached.
+STORAGE_ERRORS = (OSError, optuna.exceptions.StorageInternalError)
 _STATES = {
     TrialState.COMPLETE: "done",
     TrialState.FAIL: "failed",
@@ -73,6 +77,8 @@ class Study:
         self._storage, self._beats = storage, 0
         self._heard: dict[str, tuple[Any, float]] = {}
         optuna.logging.set_verbosity(optuna.logging.ERROR)
+        if isinstance(storage, JournalStorage):
+            name = "sweep"  # the only one in there, whatever its folder is called now
         try:
             self._study = optuna.load_study(study_name=name, storage=storage)
         except KeyError:
@@ -93,32 +99,40 @@ class Study:
         self.total: int = max(self._study.user_attrs.get("total", 0), sweep.total if sweep else 0)
         if self.total > self._study.user_attrs.get("total", 0):
             self._study.set_user_attr("total", self.total)
-        self.sweep = sweep or from_identity(stored)
-        self._study.sampler = _sampler(self.sweep)
+        # Trial N is the Nth combination of the grid in the order in which it was given first.
+        self.sweep = replace(sweep, grid={n: sweep.grid[n] for n in stored["grid"]}) if sweep else from_identity(stored)
+        self._study.sampler = self._sampler()
         if self.sweep.pruner == "median":
             self._study.pruner = optuna.pruners.MedianPruner()
 
     def claim(self) -> Trial | None:
         """The next trial that nobody has, now this process's; None if each has been taken."""
-        trials = self._study.get_trials(deepcopy=False)
-        if len(trials) >= self.total and not any(t.state == TrialState.WAITING and t.number < self.total for t in trials):
+        trials = self._numbered()
+        begun = {number for number, _ in trials}
+        if len(begun) >= self.total and not any(t.state == TrialState.WAITING and n < self.total for n, t in trials):
             return None
         trial = self._study.ask(_distributions(self.sweep))
-        if trial.number >= self.total:  # several asked for the last one
+        (number,) = (number for number, t in self._numbered() if t.number == trial.number)
+        if number >= self.total:  # several asked for the last one
             self._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
             return None
         trial.set_user_attr("owner", self.owner)
-        seed = self.sweep.seed(trial.number)
+        seed = self.sweep.seed(number)
         trial.set_user_attr("seed", seed)
-        return Trial(trial._trial_id, trial.number, dict(trial.params), seed, trial.user_attrs.get("attempts", 0))
+        if not self._is_mine(trial._trial_id):
+            return None
+        return Trial(trial._trial_id, number, dict(trial.params), seed, trial.user_attrs.get("attempts", 0))
 
     def done(self, trial: Trial, metrics: Mapping[str, float], seconds: float) -> None:
-        """Record the best metrics of a trial.
+        """Record the best metrics of a trial; without a finite value to compare it by, as failed.
 
         Raises:
             WrongUse: the metric that is asked for is not among them.
         """
         value = self.value(metrics)
+        if not math.isfinite(value):
+            self.failed(trial, f"{self.sweep.metric} is {value}")
+            return
         self._end(trial, TrialState.COMPLETE, value, {"metrics": dict(metrics), "seconds": seconds})
 
     def value(self, metrics: Mapping[str, float]) -> float:
@@ -154,6 +168,16 @@ class Study:
         frozen = self._storage.get_trial(trial.id)
         return bool(self._study.pruner.prune(self._study, frozen))  # a NumPy one
 
+    def retry_failed(self) -> None:
+        """Have each trial that failed for good trained once more, under its number."""
+        for number, trial in self._latest().items():
+            if trial.state == TrialState.FAIL:
+                kept = {"replaces": number, "seed": trial.user_attrs.get("seed")}
+                again = optuna.trial.create_trial(
+                    state=TrialState.WAITING, params=trial.params, distributions=trial.distributions, user_attrs=kept
+                )
+                self._study.add_trial(again)
+
     def beat(self) -> None:
         """Show those who share the study that this process lives; every few seconds."""
         self._beats += 1
@@ -166,7 +190,7 @@ class Study:
         }
         given = 0
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            owner = trial.user_attrs.get("owner", f"nobody {trial.number}")
+            owner = trial.user_attrs.get("owner") or f"nobody {trial.number}"
             if owner != self.owner and (_is_gone(owner) or self._is_silent(owner, alive.get(owner))):
                 self._back(trial._trial_id)
                 given += 1
@@ -174,13 +198,17 @@ class Study:
 
     def unfinished(self) -> int:
         """How many trials have not ended, here or elsewhere."""
-        trials = self._study.get_trials(deepcopy=False)
-        return self.total - sum(trial.state.is_finished() and trial.number < self.total for trial in trials)
+        return self.total - self.ended()[0]
+
+    def ended(self) -> tuple[int, int]:
+        """(how many trials have ended, how many of them by failing for good), here or elsewhere."""
+        states = [trial.state for trial in self._latest().values()]
+        return sum(state.is_finished() for state in states), states.count(TrialState.FAIL)
 
     def records(self) -> list[Record]:
         """All trials in the order of their numbers; of those that nobody has begun, a grid's only."""
-        found = {t.number: t for t in self._study.get_trials(deepcopy=False) if t.number < self.total}
-        records = [_record(trial) for _, trial in sorted(found.items())]
+        found = self._latest()
+        records = [_record(number, trial) for number, trial in sorted(found.items())]
         if self.sweep.sampler == "grid":
             missing = [n for n in range(self.total) if n not in found]
             records += [Record(n, "pending", self.sweep.point(n), self.sweep.seed(n)) for n in missing]
@@ -193,12 +221,33 @@ class Study:
             self._storage.set_trial_user_attr(trial.id, name, attribute)
         self._storage.set_trial_state_values(trial.id, state, None if value is None else [value])
 
+    def _numbered(self) -> list[tuple[int, FrozenTrial]]:
+        """Optuna's trials with our numbers: those that replace a failed one have its number, and the others count on."""
+        numbered, replacements = [], 0
+        for trial in self._study.get_trials(deepcopy=False):
+            replaced = trial.user_attrs.get("replaces")
+            numbered.append((trial.number - replacements if replaced is None else replaced, trial))
+            replacements += replaced is not None
+        return numbered
+
+    def _latest(self) -> dict[int, FrozenTrial]:
+        """The trial that counts of each number."""
+        return {number: trial for number, trial in self._numbered() if number < self.total}
+
+    def _sampler(self) -> BaseSampler:
+        if self.sweep.sampler == "grid":
+            return _InOrder(lambda trial: self.sweep.point(next(n for n, t in self._numbered() if t.number == trial.number)))
+        # Each process that shares the study draws others.
+        return TPESampler() if self.sweep.sampler == "tpe" else RandomSampler()
+
     def _is_mine(self, trial_id: int) -> bool:
         found = self._storage.get_trial(trial_id)
         return found.state == TrialState.RUNNING and found.user_attrs.get("owner") == self.owner
 
     def _back(self, trial_id: int) -> None:
         with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):  # its owner ended it meanwhile
+            # First nobody's: whoever claims it has not yet said so, and must not be taken for the owner that is gone.
+            self._storage.set_trial_user_attr(trial_id, "owner", "")
             self._storage.set_trial_state_values(trial_id, TrialState.WAITING)
 
     def _is_silent(self, owner: str, beats: Any) -> bool:
@@ -211,8 +260,8 @@ class Study:
 class _InOrder(BaseSampler):
     """Gives trial N the Nth combination. Optuna's GridSampler draws one, and where several ask at once, the same one twice."""
 
-    def __init__(self, sweep: Sweep) -> None:
-        self._sweep = sweep
+    def __init__(self, point: Callable[[FrozenTrial], dict[str, Value]]) -> None:
+        self._point = point
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         return {}
@@ -221,32 +270,41 @@ class _InOrder(BaseSampler):
         return {}
 
     def sample_independent(self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: Any) -> Value:
-        return self._sweep.point(trial.number)[param_name]
+        return self._point(trial)[param_name]
 
 
-def open_storage(url: str | None, folder: Path) -> BaseStorage:
+def open_storage(url: str | None, folder: Path, only_look: bool = False) -> BaseStorage:
     """The database at `url`, or a journal in `folder`, which may lie on a network file system.
 
     Raises:
         WrongUse: the database cannot be opened.
     """
-    if url is None:
-        path = str(folder.absolute() / "study.journal")
-        lock = JournalFileOpenLock(path, grace_period=_LOCK_GRACE_S)
-        backend = JournalFileBackend(path, lock_obj=lock)
+    if url is not None:
+        return _open_database(url)
+    path = str(folder.absolute() / "study.journal")
+    lock = JournalFileOpenLock(path, grace_period=_LOCK_GRACE_S)
+    backend = JournalFileBackend(path, lock_obj=lock)
+    if not only_look:
         lock.acquire()
         try:
             _drop_torn_end(Path(path))
         finally:
             lock.release()
-        return JournalStorage(backend)
-    try:
-        return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
-    except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise WrongUse(
-            f"--storage {url.rpartition('@')[2]} cannot be opened ({reason}): write it as SQLAlchemy does"
-        ) from error
+    return JournalStorage(backend)
+
+
+def _open_database(url: str) -> BaseStorage:
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
+        except Exception as error:
+            if tries_left and not isinstance(error, ImportError | ValueError):
+                time.sleep(1)  # another process makes the tables at this moment
+                continue
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            place = url.rpartition("@")[2]
+            raise WrongUse(f"--storage {place} cannot be opened ({reason}): write it as SQLAlchemy does") from error
+    raise AssertionError
 
 
 def _drop_torn_end(path: Path) -> None:
@@ -254,13 +312,6 @@ def _drop_torn_end(path: Path) -> None:
     with path.open("rb+") as file:
         whole = file.read().rfind(b"\n") + 1
         file.truncate(whole)
-
-
-def _sampler(sweep: Sweep) -> BaseSampler:
-    if sweep.sampler == "grid":
-        return _InOrder(sweep)
-    # Each process that shares the study draws others.
-    return TPESampler() if sweep.sampler == "tpe" else RandomSampler()
 
 
 def _distributions(sweep: Sweep) -> dict[str, BaseDistribution]:
@@ -274,10 +325,10 @@ def _distribution(drawn: Range) -> BaseDistribution:
     return FloatDistribution(drawn.low, drawn.high, log=drawn.log)
 
 
-def _record(trial: FrozenTrial) -> Record:
+def _record(number: int, trial: FrozenTrial) -> Record:
     known = trial.user_attrs
     return Record(
-        trial.number,
+        number,
         _STATES[trial.state],
         dict(trial.params),
         known.get("seed", -1),

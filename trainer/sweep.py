@@ -3,10 +3,10 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
@@ -15,17 +15,37 @@ from typing import Any
 
 from tqdm import tqdm
 
-from trainer.errors import DeviceMissing, NetworkFailure, NotFinite, Preempted, StorageFailure, TrialsFailed, WrongUse
+from trainer.errors import (
+    DeviceMissing,
+    NetworkFailure,
+    NotFinite,
+    Preempted,
+    StorageFailure,
+    TrialsFailed,
+    WrongUse,
+)
 from trainer.grid import Sweep
 from trainer.stopping import StopRequest
-from trainer.study import Study, Trial, open_storage
+from trainer.study import STORAGE_ERRORS, Study, Trial, open_storage
 
 _POLL_S = 0.2
 _BEAT_EVERY_S = 10.0
-_JOIN_S = 600.0
 _LINE_EVERY_S = 10.0
+_JOIN_S = 600.0
+_START_S = 600.0  # for a worker to import torch and compute something
+_STARTS = 3
+_LAST_BREATH_S = 5.0
+_BUSY_S = 10.0  # between two looks at a trial in whose folder another process trains
 _LAST_LINES, _LAST_CHARACTERS = 5, 600
 _NOT_TRIED_AGAIN = (WrongUse.exit_code, NotFinite.exit_code)  # the same bits would fail in the same way
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How often a trial that failed is tried again, and how long one may take."""
+
+    retries: int = 1
+    trial_minutes: float | None = None
 
 
 @dataclass
@@ -38,28 +58,32 @@ class Slot:
     connection: Connection | None = None
     ready: bool = False
     trial: Trial | None = None
+    since_s: float = 0.0  # the order, or the start of a worker that is not ready yet
+    failed_starts: int = 0
     log: Path = Path()
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A trial that this machine keeps for later: not on the GPU `visible` if there is another, and not before `from_s`."""
+
+    trial: Trial
+    visible: str | None
+    from_s: float
 
 
 class SweepRun:
     """This machine's part of a sweep in `folder`."""
 
     def __init__(
-        self,
-        sweep: Sweep,
-        study: Study,
-        folder: Path,
-        data_dir: Path,
-        slots: Sequence[Slot],
-        retries: int,
-        stop: StopRequest,
+        self, study: Study, folder: Path, data_dir: Path, slots: Sequence[Slot], limits: Limits, stop: StopRequest
     ) -> None:
-        self._sweep, self._study, self._folder, self._data_dir = sweep, study, folder, data_dir
-        self._slots, self._retries, self._stop = list(slots), retries, stop
-        self._again: deque[tuple[Trial, str]] = deque()  # failed trials, and the GPU that each failed on
-        self._beat_at, self._failures = 0.0, 0
-        self._ended_before = study.total - study.unfinished()
-        self._bar = _Progress(study.total, self._ended_before)
+        self._study, self._folder, self._data_dir = study, folder, data_dir
+        self._slots, self._limits, self._stop = list(slots), limits, stop
+        self._waiting: list[_Waiting] = []
+        self._beat_at = 0.0
+        self._ended = study.total - study.unfinished()
+        self._bar = _Progress(study.total, self._ended)
 
     def run(self) -> None:
         """Train until every trial has ended, here or elsewhere.
@@ -67,15 +91,17 @@ class SweepRun:
         Raises:
             Preempted: stopped by a signal; trials under way are saved and given back.
             DeviceMissing: no slot is left to train on.
+            StorageFailure: a trial says that nothing can be written.
             WrongUse: the first trial to end says that the sweep cannot be.
         """
         try:
             for slot in self._slots:
                 self._start(slot)
-            while not self._stop and self._study.unfinished():
+            while not self._stop and self._count():
                 self._beat()
                 self._feed()
                 self._listen()
+                self._look_after()
             if self._stop:
                 self._wind_up()
                 total, left = self._study.total, self._study.unfinished()
@@ -85,140 +111,186 @@ class SweepRun:
         finally:
             for slot in self._slots:
                 self._end(slot)
-            for trial, _ in self._again:
-                self._study.give_back(trial)
+            for waiting in self._waiting:
+                self._study.give_back(waiting.trial)
             self._bar.close()
+
+    def _count(self) -> int:
+        self._ended, failures = self._study.ended()
+        self._bar.show(self._ended, sum(slot.trial is not None for slot in self._slots), failures)
+        return self._study.total - self._ended
 
     def _beat(self) -> None:
         if time.monotonic() > self._beat_at:
             self._beat_at = time.monotonic() + _BEAT_EVERY_S
             self._study.beat()
             self._study.give_back_of_the_lost()
+            _write_results(self._study, self._folder)
 
     def _feed(self) -> None:
         for slot in self._slots:
-            if not slot.ready or slot.trial is not None:
-                continue
-            trial = self._next_for(slot)
-            if trial is not None:
+            if slot.ready and slot.trial is None and (trial := self._next_for(slot)) is not None:
                 self._order(slot, trial)
 
     def _next_for(self, slot: Slot) -> Trial | None:
-        """A failed trial goes to another GPU than the one it failed on, if there is one."""
-        others = {other.visible for other in self._slots} - {slot.visible}
-        for index, (trial, failed_on) in enumerate(self._again):
-            if failed_on != slot.visible or not others:
-                del self._again[index]
+        """A failed trial goes to another GPU than the one it failed on, unless this one would wait for it."""
+        due = [waiting for waiting in self._waiting if waiting.from_s <= time.monotonic()]
+        chosen = next((waiting for waiting in due if waiting.visible != slot.visible), None)
+        if chosen is None:
+            trial = self._study.claim()
+            if trial is not None or not due:
                 return trial
-        return self._study.claim()
+            chosen = due[0]
+        self._waiting.remove(chosen)
+        return chosen.trial
 
     def _order(self, slot: Slot, trial: Trial) -> None:
         run = self._folder / f"trial-{trial.number:05d}"
-        slot.trial, slot.log = trial, run / "logs" / "rank-0.log"
+        slot.trial, slot.log, slot.since_s = trial, run / "logs" / "output.log", time.monotonic()
+        sweep = self._study.sweep
         order = {
-            "config": vars(self._sweep.trial_config(trial.point, trial.seed)),
+            "config": vars(sweep.trial_config(trial.point, trial.seed)),
             "run": str(run),
             "log": str(slot.log),
             "data_dir": str(self._data_dir),
-            "pruned": self._sweep.pruner != "none",
+            "pruned": sweep.pruner != "none",
         }
         self._tell(slot, order)
 
     def _tell(self, slot: Slot, order: Mapping[str, Any]) -> None:
         assert slot.connection is not None
-        with contextlib.suppress(OSError):  # it has just died, which `_listen` finds out
+        with contextlib.suppress(OSError):  # it has just died, which `_look_after` finds out
             slot.connection.send_bytes(json.dumps(order).encode())
 
     def _listen(self) -> None:
         by_connection = {slot.connection: slot for slot in self._slots if slot.connection is not None}
-        running = sum(slot.trial is not None for slot in self._slots)
-        self._bar.show(running, self._failures)
         for connection in wait(list(by_connection), timeout=_POLL_S):
             slot = by_connection[connection]  # type: ignore[index]
-            try:
-                answer = json.loads(slot.connection.recv_bytes())  # type: ignore[union-attr]
-            except (EOFError, OSError):
-                self._died(slot)
-                continue
-            if "unusable" in answer:
-                slot.ready = answer["unusable"] is None
-                if not slot.ready:
-                    self._set_aside(slot, answer["unusable"])
-            elif "step" in answer:
-                assert slot.trial is not None
-                self._tell(slot, {"prune": self._study.should_prune(slot.trial, answer["step"], answer["metrics"])})
-            else:
-                self._ended(slot, answer)
+            if (answer := self._answer(slot)) is not None:
+                self._hear(slot, answer)
 
-    def _ended(self, slot: Slot, answer: Mapping[str, Any]) -> None:
+    def _answer(self, slot: Slot) -> dict[str, Any] | None:
+        """What a worker says; None if it has died."""
+        assert slot.connection is not None
+        try:
+            answer: dict[str, Any] = json.loads(slot.connection.recv_bytes())
+        except (EOFError, OSError):
+            self._died(slot)
+            return None
+        return answer
+
+    def _hear(self, slot: Slot, answer: Mapping[str, Any]) -> None:
+        if "unusable" in answer:
+            if answer["unusable"] is None:
+                slot.ready, slot.failed_starts = True, 0
+            else:
+                self._failed_start(slot, answer["unusable"])
+        elif "step" in answer:
+            assert slot.trial is not None
+            self._tell(
+                slot, {"prune": not self._stop and self._study.should_prune(slot.trial, answer["step"], answer["metrics"])}
+            )
+        else:
+            self._trial_ended(slot, answer)
+
+    def _look_after(self) -> None:
+        """Workers that died while something that they started holds the connection open, and those that take too long."""
+        minutes = self._limits.trial_minutes
+        for slot in list(self._slots):
+            taken_s = time.monotonic() - slot.since_s
+            if slot.process is not None and slot.process.poll() is not None and slot.connection and not slot.connection.poll():
+                self._died(slot)
+            elif slot.trial is not None and minutes is not None and taken_s > 60 * minutes:
+                trial, slot.trial = slot.trial, None
+                self._restart(slot)
+                self._failed(slot, trial, f"not done within --trial-minutes {minutes:g}; {_last_lines(slot.log)}", 1)
+            elif not slot.ready and taken_s > _START_S:
+                self._failed_start(slot, f"its process did not start within {_START_S:.0f} s")
+
+    def _trial_ended(self, slot: Slot, answer: Mapping[str, Any]) -> None:
         trial, slot.trial = slot.trial, None
         assert trial is not None
         if answer["code"] == Preempted.exit_code:
             self._study.give_back(trial)
-        elif answer["code"] == 0:
+            return
+        if answer["code"] == 0:
             record = self._study.pruned if answer.get("pruned") else self._study.done
             try:
                 record(trial, answer["metrics"], answer["seconds"])
             except WrongUse:
                 self._study.give_back(trial)
                 raise
-            self._ended_before += 1
-            self._bar.advance()
+            return
+        if answer["code"] == StorageFailure.exit_code:
+            self._study.give_back(trial)
+            raise StorageFailure(f"trial {trial.number}: {answer['message']}")
+        self._restart(slot)  # what a failed trial has left there is no part of the next one
+        if answer.get("busy"):
+            self._waiting.append(_Waiting(trial, None, time.monotonic() + _BUSY_S))
         else:
-            if answer["code"] not in _NOT_TRIED_AGAIN:
-                self._end(slot)  # its GPU or its memory may be spoilt
-                self._start(slot)
             self._failed(slot, trial, answer["message"], answer["code"])
 
     def _died(self, slot: Slot) -> None:
         trial, slot.trial = slot.trial, None
-        self._end(slot)
         assert slot.process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its own end, before `_end` gives it another
+            slot.process.wait(_LAST_BREATH_S)
+        self._end(slot)
         code = slot.process.returncode
-        how = f"killed by signal {-code}" if code < 0 else f"ended with {code}"
+        how = f"its process was killed by signal {-code}" if code < 0 else f"its process ended with {code}"
         if trial is None and not slot.ready:
-            self._set_aside(slot, f"its process was {how} at its start")
+            self._failed_start(slot, f"{how} at its start")
             return
         self._start(slot)
         if trial is not None:
-            self._failed(slot, trial, f"its process was {how}; {_last_lines(slot.log)}", 1)
+            self._failed(slot, trial, f"{how}; {_last_lines(slot.log)}", 1)
 
     def _failed(self, slot: Slot, trial: Trial, message: str, code: int) -> None:
-        if code == WrongUse.exit_code and not self._ended_before:  # most likely all of them would
+        if code == WrongUse.exit_code and not self._ended:  # most likely all of them would
             self._study.give_back(trial)
             raise WrongUse(f"trial {trial.number}: {message}")
-        if code in _NOT_TRIED_AGAIN or trial.attempts >= self._retries:
+        if code in _NOT_TRIED_AGAIN or trial.attempts >= self._limits.retries:
             self._study.failed(trial, message)
-            self._failures += 1
-            self._bar.advance()
             self._bar.say(f"trial {trial.number} failed on {slot.name}: {message}")
             return
         self._bar.say(f"trial {trial.number} failed on {slot.name} and is tried again: {message}")
-        self._again.append((self._study.attempted(trial), slot.visible))
+        self._waiting.append(_Waiting(self._study.attempted(trial), slot.visible, 0.0))
 
-    def _set_aside(self, slot: Slot, why: str) -> None:
+    def _failed_start(self, slot: Slot, why: str) -> None:
+        slot.failed_starts += 1
+        if slot.failed_starts < _STARTS:
+            self._restart(slot)
+            return
         self._end(slot)
         self._slots.remove(slot)
         self._bar.say(f"{slot.name} cannot be used and is set aside: {why}")
         if not self._slots:
-            raise DeviceMissing(f"no GPU is left to train on ({slot.name}: {why}): the same command goes on where there is one")
+            raise DeviceMissing(f"nothing is left to train on ({slot.name}: {why}): the same command goes on where there is")
+
+    def _restart(self, slot: Slot) -> None:
+        self._end(slot)
+        self._start(slot)
 
     def _start(self, slot: Slot) -> None:
         ours, theirs = Pipe()
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": slot.visible, "TRAINBOX_REASON": f"sweep -> {slot.name}"}
         slot.process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.worker", str(theirs.fileno())], env=environment, pass_fds=(theirs.fileno(),)
+            [sys.executable, "-m", "trainer.worker", str(theirs.fileno())],
+            env=environment,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,  # it and what it starts can be killed together
         )
         theirs.close()
-        slot.connection, slot.ready, slot.trial = ours, False, None
+        slot.connection, slot.ready, slot.trial, slot.since_s = ours, False, None, time.monotonic()
 
     def _end(self, slot: Slot) -> None:
-        """Kill the slot's worker: what it trains is saved, or lost with it."""
+        """Kill the slot's worker and what it started: what it trains is saved, or lost with it."""
         if slot.connection is not None:
             slot.connection.close()
             slot.connection = None
         if slot.process is not None:
-            slot.process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(slot.process.pid, signal.SIGKILL)
             slot.process.wait()
         if slot.trial is not None:
             self._study.give_back(slot.trial)
@@ -229,16 +301,9 @@ class SweepRun:
         for slot in self._slots:
             if slot.trial is not None and slot.process is not None:
                 slot.process.terminate()
-        for slot in self._slots:
-            while slot.trial is not None and slot.connection is not None:
-                try:
-                    answer = json.loads(slot.connection.recv_bytes())
-                except (EOFError, OSError):
-                    break
-                if "step" in answer:
-                    self._tell(slot, {"prune": False})
-                else:
-                    self._ended(slot, answer)
+        for slot in list(self._slots):
+            while slot.trial is not None and (answer := self._answer(slot)) is not None:
+                self._hear(slot, answer)
 
 
 def run_sweep(
@@ -247,7 +312,8 @@ def run_sweep(
     name: str | None,
     storage: str | None,
     data_dir: Path,
-    retries: int,
+    limits: Limits,
+    retry_failed: bool,
     joins: bool,
     stop: StopRequest,
 ) -> None:
@@ -264,27 +330,22 @@ def run_sweep(
         if joins:
             _wait_for(storage, folder, stop)
         study = Study(open_storage(storage, folder), name, sweep)
-    except OSError as error:
-        raise StorageFailure(
-            f"{error.filename or folder} cannot be written ({error.strerror}): choose another --runs-dir"
-        ) from error
-    slots = [Slot(*slot) for slot in json.loads(os.environ.get("TRAINBOX_SLOTS", '[["the CPU", ""]]'))]
-    plan = os.environ.get("TRAINBOX_REASON", "1 trial at a time")
-    print(f"sweep      {folder}\nplan       {plan}\ntrials     {study.total}, {study.unfinished()} to do", flush=True)
-    SweepRun(sweep, study, folder, data_dir, slots, retries, stop).run()
-    if joins:
-        return
-    from trainer.run import write_picture
-
-    print(show(folder, storage, None, False, None), flush=True)
-    (folder / "results.csv").write_text(show(folder, storage, None, True, None))
-    show(folder, storage, None, False, folder / "sweep.png")
-    write_picture(folder, "sweep", folder / "sweep.png")
-    records = study.records()
-    print(f"files      {folder}/results.csv, sweep.png; to look at all trials: tensorboard --logdir {folder}")
-    if failed := [record for record in records if record.state == "failed"]:
+        if retry_failed:
+            study.retry_failed()
+        _say(_header(study, folder, sweep))
+        slots = [Slot(*slot) for slot in json.loads(os.environ.get("TRAINBOX_SLOTS", '[["the CPU", ""]]'))]
+        SweepRun(study, folder, data_dir, slots, limits, stop).run()
+        if not joins:
+            _show_all(study, folder, storage)
+    except STORAGE_ERRORS as error:
+        place = getattr(error, "filename", None) or storage or folder
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise StorageFailure(f"{place} cannot be written ({reason}): make room, or choose another --runs-dir") from error
+    if not joins and (failed := [record for record in study.records() if record.state == "failed"]):
+        first = failed[0]
         raise TrialsFailed(
-            f"{len(failed)} of {study.total} trials failed; the first, trial {failed[0].number}: {failed[0].message}"
+            f"{len(failed)} of {study.total} trials failed; the first, trial {first.number}: {first.message} "
+            "(--retry-failed trains them once more)"
         )
 
 
@@ -298,7 +359,7 @@ def show(folder: Path, storage: str | None, metric: str | None, as_csv: bool, fi
 
     if storage is None and not (folder / "study.journal").is_file():
         raise WrongUse(f"{folder} holds no sweep: name one as it stands in the runs' folder, or give its --storage")
-    study = Study(open_storage(storage, folder), folder.name, None)
+    study = Study(open_storage(storage, folder, only_look=True), folder.absolute().name, None)
     records = study.records()
     if as_csv:
         return results.as_csv(records)
@@ -313,16 +374,51 @@ def show(folder: Path, storage: str | None, metric: str | None, as_csv: bool, fi
     return f"drawn into {figure}"
 
 
+def _header(study: Study, folder: Path, sweep: Sweep) -> str:
+    rows = {
+        "sweep": str(folder),
+        "plan": os.environ.get("TRAINBOX_REASON", "1 trial at a time"),
+        "trials": f"{study.total}, {study.unfinished()} to do"
+        + f" ({sweep.total} asked for now, {study.total} before)" * (sweep.total < study.total),
+    }
+    return "\n".join(f"{name:<10} {value}" for name, value in rows.items())
+
+
+def _show_all(study: Study, folder: Path, storage: str | None) -> None:
+    """The table, results.csv, and the picture as a file and in TensorBoard."""
+    from trainer.run import write_picture
+
+    _say(show(folder, storage, None, False, None))
+    _write_results(study, folder)
+    show(folder, storage, None, False, folder / "sweep.png")
+    write_picture(folder, "sweep", folder / "sweep.png")
+    _say(f"files      {folder}/results.csv, sweep.png; to look at all trials: tensorboard --logdir {folder}")
+
+
+def _write_results(study: Study, folder: Path) -> None:
+    """results.csv, whole at each moment."""
+    from trainer import results
+
+    part = folder / f".results-{os.getpid()}.part"
+    part.write_text(results.as_csv(study.records()))
+    part.replace(folder / "results.csv")
+
+
 def _wait_for(storage: str | None, folder: Path, stop: StopRequest) -> None:
     """Until another machine has begun the sweep."""
     deadline = time.monotonic() + _JOIN_S
+    said = False
     while True:
         if storage is not None or (folder / "study.journal").is_file():
+            opened = open_storage(storage, folder, only_look=True)
             with contextlib.suppress(WrongUse):
-                Study(open_storage(storage, folder), folder.name, None)
+                Study(opened, folder.name, None)
                 return
         if stop or time.monotonic() > deadline:
             raise NetworkFailure(f"--worker: nobody began the sweep {folder} within {_JOIN_S:.0f} s: start it without --worker")
+        if not said:
+            _say(f"waiting for another machine to begin {folder}")
+            said = True
         time.sleep(_POLL_S)
 
 
@@ -330,34 +426,36 @@ class _Progress:
     """One bar for the whole sweep, or a line every few seconds where no terminal shows it."""
 
     def __init__(self, total: int, done: int) -> None:
-        self._total, self._done, self._begin, self._first = total, done, time.monotonic(), done
+        self._total, self._first, self._begin = total, done, time.monotonic()
         self._line_at = time.monotonic() + _LINE_EVERY_S
-        self._bar = None
-        if sys.stderr.isatty():
-            self._bar = tqdm(total=total, initial=done, unit=" trials", dynamic_ncols=True)
+        self._bar = tqdm(total=total, initial=done, unit=" trials", dynamic_ncols=True) if sys.stderr.isatty() else None
 
-    def advance(self) -> None:
-        self._done += 1
-        if self._bar is not None:
-            self._bar.update()
-
-    def show(self, running: int, failures: int) -> None:
+    def show(self, done: int, running: int, failures: int) -> None:
         text = f"{running} running, {failures} failed"
         if self._bar is not None:
-            self._bar.set_postfix_str(text)
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update(done - self._bar.n)
         elif time.monotonic() > self._line_at:
             self._line_at = time.monotonic() + _LINE_EVERY_S
-            speed = (self._done - self._first) / (time.monotonic() - self._begin)
-            left = f", {(self._total - self._done) / speed:.0f} s to go" if speed else ""
-            self.say(f"{self._done} of {self._total} trials done, {text}, {60 * speed:.0f} a minute{left}")
+            speed = (done - self._first) / (time.monotonic() - self._begin)
+            left = f", {(self._total - done) / speed:.0f} s to go" if speed else ""
+            self.say(f"{done} of {self._total} trials done, {text}, {60 * speed:.0f} a minute{left}")
 
     def say(self, text: str) -> None:
-        tqdm.write(" ".join(text.split()), file=sys.stdout)
-        sys.stdout.flush()
+        _say(" ".join(text.split()))
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def _say(text: str) -> None:
+    """On the terminal, above the bar."""
+    try:
+        tqdm.write(text, file=sys.stdout)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough; the sweep goes on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _last_lines(log: Path) -> str:

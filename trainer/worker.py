@@ -11,41 +11,36 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import Failure, Preempted
+from trainer.errors import Busy, Changed, Failure, Preempted, StorageFailure
 from trainer.stopping import StopRequest, die_with_parent
 
 
 def main() -> None:
     """Train what is ordered until the other end of the connection is closed."""
     connection, device = Connection(int(sys.argv[1])), os.environ["TRAINBOX_DEVICE"]
-    StopRequest.install()  # a signal between two trials is nothing to end of: the sweep closes the connection then
+    stop = StopRequest.install()  # once: a signal between two trials is for the next, which is given back then
     die_with_parent()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a trial says is in its log
-    terminal = os.dup(2)
+    terminals = os.dup(1), os.dup(2)
     _send(connection, {"unusable": _unusable(device)})
     while True:
         try:
             order = json.loads(connection.recv_bytes())
         except (EOFError, OSError):
             os._exit(0)
-        _log_to(Path(order["log"]))
-        answer = _answer(connection, order, device)
-        os.dup2(terminal, 2)
+        answer = _answer(connection, order, device, stop)
+        for number, terminal in enumerate(terminals, 1):
+            os.dup2(terminal, number)
         _send(connection, answer)
 
 
-def _answer(connection: Connection, order: Mapping[str, Any], device: str) -> dict[str, Any]:
+def _answer(connection: Connection, order: Mapping[str, Any], device: str, stop: StopRequest) -> dict[str, Any]:
     """Train one trial: its best metrics, or the exit code and message of its failure."""
-    from trainer.config import Config
-    from trainer.session import train_task
-
-    begin, stop, pruned = time.monotonic(), StopRequest.install(), False
-    path = Path(order["run"])
+    begin, pruned = time.monotonic(), False
 
     def validated(step: int, metrics: Mapping[str, float]) -> None:
         nonlocal pruned
@@ -55,21 +50,20 @@ def _answer(connection: Connection, order: Mapping[str, Any], device: str) -> di
                 pruned, stop.signal_name = True, "the pruner"
 
     try:
-        metrics = train_task(
-            Config(**order["config"]),
-            stop,
-            device,
-            path.parent,
-            path.name,
-            Path(order["data_dir"]),
-            "auto",
-            validated=validated,
-        )
+        _log_to(Path(order["log"]))
+    except OSError as error:
+        return {"code": StorageFailure.exit_code, "message": f"{order['log']} cannot be written ({error.strerror})"}
+    try:
+        metrics = _trained(order, device, stop, validated)
         return {"code": 0, "metrics": metrics, "seconds": time.monotonic() - begin}
     except Preempted as preempted:
         if not pruned:
             return {"code": preempted.exit_code, "message": str(preempted)}
+        if stop.signal_name == "the pruner":
+            stop.signal_name = None
         return {"code": 0, "pruned": True, "metrics": {}, "seconds": time.monotonic() - begin}
+    except Busy as busy:
+        return {"code": busy.exit_code, "busy": True, "message": str(busy)}
     except Failure as failure:
         return {"code": failure.exit_code, "message": str(failure)}
     except Exception as error:  # noqa: BLE001 - the task's own
@@ -77,6 +71,27 @@ def _answer(connection: Connection, order: Mapping[str, Any], device: str) -> di
         return {"code": 1, "message": f"{type(error).__name__}: {error}"}
     finally:
         _free_memory()
+
+
+def _trained(
+    order: Mapping[str, Any], device: str, stop: StopRequest, validated: Callable[[int, Mapping[str, float]], None]
+) -> dict[str, float]:
+    import torch
+
+    from trainer.config import Config
+    from trainer.session import train_task
+
+    # As in a process of its own, whatever the trial before has set.
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+    torch.set_default_dtype(torch.float32)
+    config, path, data_dir = Config(**order["config"]), Path(order["run"]), Path(order["data_dir"])
+    try:
+        return train_task(config, stop, device, path.parent, path.name, data_dir, "auto", validated=validated)
+    except Changed as changed:  # begun on another kind of GPU or CPU, say: only the trials that share one can go on
+        path.rename(aside := path.with_name(f"{path.name}.aside-{time.time_ns()}"))
+        _log_to(Path(order["log"]))
+        print(f"begun anew, what there was is in {aside}: {changed}", file=sys.stderr, flush=True)
+        return train_task(config, stop, device, path.parent, path.name, data_dir, "auto", validated=validated)
 
 
 def _unusable(device: str) -> str | None:
@@ -102,10 +117,11 @@ def _free_memory() -> None:
 
 
 def _log_to(path: Path) -> None:
-    """Tracebacks, and the last words of a library that takes the process down, land in the trial's own log."""
+    """What a trial says, and the last words of a library that takes the process down, land in the trial's own log."""
     path.parent.mkdir(parents=True, exist_ok=True)
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    os.dup2(log, 2)
+    for number in (1, 2):
+        os.dup2(log, number)
     os.close(log)
     faulthandler.enable()
 

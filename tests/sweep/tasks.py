@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ class Brittle(Tiny):
     fails: str = ""
     bad: bool = False
     waits: bool = False
+    leaves: bool = False
 
     def train_dataset(self, data_dir: Path) -> TensorDataset:
         if self.bad:
@@ -33,6 +35,10 @@ class Brittle(Tiny):
             Path("gate").read_bytes()  # a FIFO: until the test opens it
         with Path("trained").open("a") as log:
             log.write(f"{os.getpid()}\n")
+        if self.leaves:
+            child = subprocess.Popen(["sleep", "600"], close_fds=False)
+            Path("child").write_text(str(child.pid))
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.fails not in ("", "no"):
             raise RuntimeError(self.fails)
         if self.dies and len(Path("trained").read_text().split()) % 10 == 0:

@@ -1,10 +1,13 @@
 """What a sweep consists of, from its options."""
 
+import math
+from typing import Any
+
 import pytest
 
 from trainer.config import Config
 from trainer.errors import WrongUse
-from trainer.grid import Range, Sweep, check, from_identity, parse_grid, parse_range
+from trainer.grid import Range, Sweep, between, check, choices, from_identity, parse_grid, parse_range
 
 _GRID = {"width": [4, 8], "learning_rate": [0.1, 0.2, 0.3]}
 
@@ -40,32 +43,38 @@ def test_a_grid_of_another_form_is_told(text: str) -> None:
 
 
 def test_a_value_given_twice_is_told() -> None:
-    with pytest.raises(WrongUse, match="a value stands there twice"):
-        parse_grid("width=4,8,4")
+    with pytest.raises(WrongUse, match="--grid lr=0.1,0.10: a value stands there twice"):
+        choices("lr=0.1,0.10", [0.1, 0.1])
+    assert choices("x=1,true", [1, True]) == [1, True]
+
+
+def test_ranges() -> None:
+    assert parse_range("a=1e-4:1:log") == ("a", "1e-4", "1", True)
+    assert parse_range("a=-3:3") == ("a", "-3", "3", False)
+    assert between("", 1e-4, 1.0, log=True) == Range(1e-4, 1.0, True)
+    for text in ("a=1", "a", "a=1:2:exp", "=1:2"):
+        with pytest.raises(WrongUse, match=f"--range {text}: write NAME=LOW:HIGH"):
+            parse_range(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("a=1:9", Range(1, 9)), ("a=-3:3", Range(-3, 3)), ("a=1e-4:1:log", Range(1e-4, 1, True)), ("a=0.5:2", Range(0.5, 2))],
-)
-def test_ranges(text: str, expected: Range) -> None:
-    assert parse_range(text) == ("a", expected)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
+    ("low", "high", "log", "words"),
     [
-        ("a=1", "write NAME=LOW:HIGH"),
-        ("a=1:x", "write NAME=LOW:HIGH"),
-        ("a=1:2:exp", "write NAME=LOW:HIGH"),
-        ("a=2:1", "the low end must be below the high one"),
-        ("a=nan:1", "the low end must be below the high one"),
-        ("a=0:1:log", "the low end must be below the high one, and above 0"),
+        (2, 1, False, "the low end must be below the high one"),
+        (math.nan, 1.0, False, "the low end must be below the high one"),
+        (0.0, 1.0, True, "the low end must be below the high one, and above 0"),
+        ("a", "b", False, "only numbers lie in a range"),
+        (False, True, False, "only numbers lie in a range"),
     ],
 )
-def test_a_range_that_holds_nothing_is_told(text: str, words: str) -> None:
+def test_a_range_that_holds_nothing_is_told(low: Any, high: Any, log: bool, words: str) -> None:
     with pytest.raises(WrongUse, match=words):
-        parse_range(text)
+        between("a=x", low, high, log)
+
+
+def test_what_is_free_at_a_resume_and_what_is_new_tomorrow_begin_no_other_sweep() -> None:
+    assert Sweep(Config(log_steps=7), _GRID).identity() == Sweep(Config(), _GRID).identity()
+    assert set(Sweep(Config(epochs=3), _GRID).identity()["config"]) == {"task", "epochs"}
 
 
 @pytest.mark.parametrize(
@@ -75,6 +84,7 @@ def test_a_range_that_holds_nothing_is_told(text: str, words: str) -> None:
         (Sweep(Config(), ranges={"a": Range(1, 2)}), "--range and --trials are for --sampler random or tpe"),
         (Sweep(Config(), trials=3), "--range and --trials are for --sampler random or tpe"),
         (Sweep(Config(), pruner="median"), "--pruner median compares trials: say by what"),
+        (Sweep(Config(), metric="least:loss"), "--metric least:loss: write the name of a metric"),
         (Sweep(Config(), {"a": [1]}, seeds=3, sampler="tpe"), "--sampler tpe takes --trials N"),
         (Sweep(Config(), {"a": [1]}, sampler="random", trials=3), "--sampler random needs --trials N, --metric NAME"),
     ],

@@ -37,6 +37,13 @@ def test_the_table() -> None:
     ]
 
 
+def test_a_value_that_is_not_finite_is_counted_and_left_out() -> None:
+    records = [Record(n, "done", {}, n, {"loss": value}) for n, value in enumerate((1.0, math.nan, 3.0, math.inf))]
+    (row,) = rows(records, "loss")
+    assert (row.mean, row.counts["done"], row.counts["not finite"]) == (2.0, 4, 2)
+    assert "done  not finite  loss" in table([row], "loss")
+
+
 def test_csv_has_each_trial_once_with_all_its_metrics() -> None:
     lines = list(csv.DictReader(io.StringIO(as_csv(_RECORDS))))
     assert [line["trial"] for line in lines] == list("012345")

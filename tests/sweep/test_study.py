@@ -138,6 +138,67 @@ def test_another_sweep_under_the_same_name_is_refused_with_the_difference(opened
         opened(Sweep(Config(epochs=3), {"width": [4, 8, 16]}, seeds=4))
 
 
+def test_another_order_of_the_grid_is_the_same_sweep_with_the_same_numbers(opened: Open) -> None:
+    def sweep(*names: str) -> Sweep:
+        return Sweep(Config(), {name: [2, 3] for name in names})
+
+    first = opened(sweep("size", "rank"))
+    assert [trial.point for trial in (first.claim(), first.claim()) if trial] == [
+        {"size": 2, "rank": 2}, {"size": 2, "rank": 3},
+    ]  # fmt: skip
+    again = opened(sweep("rank", "size"))
+    assert [trial.point for trial in (again.claim(), again.claim()) if trial] == [
+        {"size": 3, "rank": 2}, {"size": 3, "rank": 3},
+    ]  # fmt: skip
+
+
+def test_what_failed_for_good_can_be_trained_once_more_under_its_number(opened: Open) -> None:
+    view, claimed = opened(), []
+
+    def train(*failing: int) -> None:
+        trial = view.claim()
+        assert trial
+        claimed.append((trial.number, trial.point["width"], trial.seed))
+        if trial.number in failing:
+            view.failed(trial, "no file")
+        else:
+            view.done(trial, {"loss": 0.0}, 0.0)
+
+    for _ in range(6):
+        train(1, 4)
+    view.retry_failed()  # in the middle: the numbers to come count on as if nothing had been
+    for _ in range(8):
+        train(4)
+    assert claimed == [(n, (4, 8, 16)[n % 3], n // 3) for n in (0, 1, 2, 3, 4, 5, 1, 4, *range(6, 12))]
+    assert view.claim() is None
+    assert [r.state for r in opened(None).records()] == ["failed" if n == 4 else "done" for n in range(12)]
+    view.retry_failed()
+    assert view.unfinished() == 1
+    train()
+    assert [r.state for r in opened(None).records()] == ["done"] * 12
+
+
+def test_without_a_finite_value_to_compare_it_by_a_trial_has_failed(opened: Open) -> None:
+    view = opened(Sweep(Config(), {"a": [1]}, seeds=2, metric="min:loss"))
+    for value in (float("nan"), float("inf")):
+        trial = view.claim()
+        assert trial
+        view.done(trial, {"loss": value}, 1.0)
+    assert [(record.state, record.message) for record in opened(None).records()] == [
+        ("failed", "min:loss is nan"), ("failed", "min:loss is inf"),
+    ]  # fmt: skip
+
+
+def test_one_that_claims_what_the_lost_had_is_not_taken_for_the_lost(opened: Open) -> None:
+    lost, third = opened(owner="x no/where 1 1"), opened(owner="third")
+    trial = lost.claim()
+    assert trial
+    third._back(trial.id)
+    again = third._study.ask()  # claimed, and its owner not yet written
+    assert again.user_attrs["owner"] == ""
+    assert opened(owner="fourth").give_back_of_the_lost() == 0
+
+
 def test_there_is_nothing_to_look_at_before_it_is_begun(opened: Open) -> None:
     with pytest.raises(WrongUse, match="there is no sweep s"):
         opened(None)

@@ -1,6 +1,7 @@
 """Sweeps for real: worker processes that train, die and are replaced, and what is recorded of it."""
 
 import csv
+import fcntl
 import io
 import json
 import os
@@ -27,6 +28,13 @@ def _shown(trainbox: Trainbox) -> list[dict[str, str]]:
     ended = trainbox("sweep", "show", "s", "--csv")
     assert ended.code == 0, ended.err
     return list(csv.DictReader(io.StringIO(ended.out)))
+
+
+def _states(trainbox: Trainbox) -> list[str]:
+    try:
+        return [line["state"] for line in _shown(trainbox)]
+    except AssertionError:
+        return []  # it is not begun yet
 
 
 def _workers(trainbox: Trainbox) -> list[int]:
@@ -93,10 +101,76 @@ def test_a_trial_that_fails_each_time_is_recorded_with_its_words(trainbox: Train
     assert [line["state"] for line in shown] == ["done", "failed", "done", "failed"]
     assert shown[1]["message"] == "RuntimeError: no such layer"
     assert len(_workers(trainbox)) == 2 + 2 * 3
-    log = (trainbox.folder / "runs/s/trial-00001/logs/rank-0.log").read_text()
-    assert log.count("Traceback (most recent call last)") >= 3
-    ended = _sweep(trainbox, "--seeds", "2", "--grid", "fails=no,no such layer", "--retries", "2")  # failed for good
+    log = (trainbox.folder / "runs/s/trial-00001/logs/output.log").read_text()
+    assert log.count("Traceback (most recent call last)") == 3
+    ended = _sweep(trainbox, "--seeds", "2", "--grid", "fails=no,no such layer")  # failed for good
     assert (ended.code, len(_workers(trainbox))) == (1, 8)
+    ended = _sweep(trainbox, "--seeds", "2", "--grid", "fails=no,no such layer", "--retries", "0", "--retry-failed")
+    assert (ended.code, len(_workers(trainbox))) == (1, 10)
+
+
+def test_a_trial_that_takes_too_long_is_ended(trainbox: Trainbox) -> None:
+    os.mkfifo(trainbox.folder / "gate")
+    ended = _sweep(trainbox, "--set", "waits=true", "--trial-minutes", "0.02", "--retries", "0")
+    assert ended.code == 1
+    assert "1 of 1 trials failed; the first, trial 0: not done within --trial-minutes 0.02" in ended.err
+
+
+def test_a_worker_whose_child_lives_on_is_found_dead(trainbox: Trainbox) -> None:
+    ended = _sweep(trainbox, "--set", "leaves=true", "--retries", "0")
+    assert ended.code == 1
+    assert "trial 0 failed on CPU slot 0: its process was killed by signal 9" in ended.out
+    child = int((trainbox.folder / "child").read_text())
+    assert not Path(f"/proc/{child}").exists() or "\nState:\tZ" in Path(f"/proc/{child}/status").read_text()
+
+
+def test_a_trial_begun_on_another_machine_is_begun_anew(trainbox: Trainbox) -> None:
+    words = (*_WORDS, "--epochs", "400", "--log-steps", "1", "--eval-every", "400")
+    process = trainbox.start(*words, env=_ENV)
+    trainbox.wait_for_step(process, "s/trial-00000", 20)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process).code == 75
+    ended = trainbox(*words, env=_ENV | {"ATEN_CPU_CAPABILITY": "default"})
+    assert ended.code == 0, ended.out + ended.err
+    run = trainbox.folder / "runs/s"
+    assert len(list(run.glob("trial-00000.aside-*"))) == 1
+    assert "cannot go on to the same bits" in (run / "trial-00000/logs/output.log").read_text()
+    assert [entry["step"] for entry in trainbox.entries("s/trial-00000", "train")] == list(range(1, 2401))
+
+
+def test_a_trial_that_another_process_trains_is_waited_for(trainbox: Trainbox) -> None:
+    run = trainbox.folder / "runs/s/trial-00000"
+    run.mkdir(parents=True)
+    with (run / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = trainbox.start(*_WORDS, "--seeds", "3", env=_ENV)
+        wait_until(lambda: len(_states(trainbox)) == 3 and sorted(_states(trainbox))[:2] == ["done"] * 2, process)
+        assert _states(trainbox)[0] == "running"
+    ended = finish(process)
+    assert ended.code == 0, ended.out + ended.err
+    assert _states(trainbox) == ["done"] * 3
+
+
+def test_a_full_disk_ends_the_sweep_and_costs_no_trial(trainbox: Trainbox) -> None:
+    (trainbox.folder / "runs/s").mkdir(parents=True)
+    (trainbox.folder / "runs/s/trial-00000").write_text("no folder can be made here")
+    ended = _sweep(trainbox, "--seeds", "2", "--processes", "1")
+    assert ended.code == 4, ended.out + ended.err
+    assert "trial-00000" in ended.err
+    assert "Traceback" not in ended.err
+    (trainbox.folder / "runs/s/trial-00000").unlink()
+    assert _sweep(trainbox, "--seeds", "2", "--processes", "1").code == 0
+    assert _states(trainbox) == ["done"] * 2
+
+
+def test_a_reader_that_has_seen_enough_does_not_end_it(trainbox: Trainbox) -> None:
+    process = trainbox.start(*_WORDS, "--seeds", "2", env=_ENV)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait() == 0
+    assert _states(trainbox) == ["done"] * 2
+    (trainbox.folder / "runs/s").rename(trainbox.folder / "runs/moved")
+    assert trainbox("sweep", "show", "moved").out.splitlines()[1].split()[0] == "2"
 
 
 def test_what_no_trial_can_do_ends_the_sweep_at_once(trainbox: Trainbox) -> None:
@@ -171,7 +245,7 @@ def test_a_gpu_that_cannot_be_used_is_set_aside_before_it_costs_a_trial(trainbox
     ended = trainbox("sweep", _BRITTLE, "--name", "s", module="trainer", env=env)
     assert ended.code == 3
     assert ended.out.count("cannot be used and is set aside: ") == 2
-    assert ended.err.startswith("trainbox: no GPU is left to train on (GPU ")
+    assert ended.err.startswith("trainbox: nothing is left to train on (GPU ")
     assert {line["state"] for line in _shown(trainbox)} == {"pending"}
 
 
@@ -181,7 +255,15 @@ def test_a_gpu_that_cannot_be_used_is_set_aside_before_it_costs_a_trial(trainbox
         (["--grid", "widht=1,2"], "--set widht=1: task tests.sweep.tasks:Brittle has no field widht; did you mean width?"),
         (["--grid", "width=a,2"], "--set width=a: width is of type int"),
         (["--grid", "lr=0.1,nan"], "nan is not a finite number above 0"),
-        (["--grid", "deterministic=0,1"], "--grid deterministic=0,1: --deterministic is a switch; a grid has values"),
+        (["--grid", "deterministic=0,1"], "--grid deterministic=0,1: --deterministic is a switch; a sweep needs values"),
+        (["--grid", "lr=0.1,0.10"], "--grid lr=0.1,0.10: a value stands there twice"),
+        (["--grid", "width=4", "--grid", "width=8"], "--grid width=...: width is given twice: drop one"),
+        (["--grid", "width=4,8", "--set", "width=2"], "--grid width=...: width is given twice: drop one"),
+        (["--grid", "lr=1,2", "--lr", "3"], "--grid lr=1,2: --lr is given a value of its own as well: drop one"),
+        (["--grid", "precision=fp32,fp16"], "--precision fp16 needs an NVIDIA GPU, the device is cpu"),
+        (["--range", "nosuch=1:2"], "has no field nosuch"),
+        (["--range", "batch-size=-3:2"], "-3 is not a whole number from 1"),
+        (["--name", "a/b"], "--name 'a/b' is not a folder's name"),
         (["--run", "r"], "--run and --resume are for one training: a sweep has --name, and always goes on"),
         (["--per-gpu", "2"], "--per-gpu 2: no GPU is in use; --processes N sets the number of CPU slots"),
         (["--sampler", "tpe"], "--sampler tpe needs --trials N, --metric NAME and something to draw"),

@@ -29,8 +29,6 @@ class TeacherStudent(Task):
     students until one has a training error of at most `epsilon`, up to `max_draws` (Chiang et al., ICLR 2023).
     """
 
-    epochs: ClassVar[int] = 100
-    batch_size: ClassVar[int] = 32
     learning_rate: ClassVar[float] = 3e-2
     best_by: ClassVar[str] = "min:train_error"
 
@@ -49,6 +47,15 @@ class TeacherStudent(Task):
         small = {name: value for name, value in vars(self).items() if isinstance(value, int) and value < 1}
         for name, value in small.items():
             raise WrongUse(f"--set {name}={value}: it is a number of 1 or more")
+
+    @property
+    def epochs(self) -> int:  # type: ignore[override]
+        """Enough for all that may be drawn: an epoch has a step or more."""
+        return 100 if self.method == "gd" else -(-self.max_draws // self.draws_per_step)
+
+    @property
+    def batch_size(self) -> int:  # type: ignore[override]
+        return min(32, self.examples)
 
     def train_dataset(self, data_dir: Path) -> TensorDataset:
         matrices_NSS, targets_N = self._measured
