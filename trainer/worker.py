@@ -50,10 +50,6 @@ def _answer(connection: Connection, order: Mapping[str, Any], device: str, stop:
                 pruned, stop.signal_name = True, "the pruner"
 
     try:
-        _log_to(Path(order["log"]))
-    except OSError as error:
-        return {"code": StorageFailure.exit_code, "message": f"{order['log']} cannot be written ({error.strerror})"}
-    try:
         metrics = _trained(order, device, stop, validated)
         return {"code": 0, "metrics": metrics, "seconds": time.monotonic() - begin}
     except Preempted as preempted:
@@ -62,10 +58,8 @@ def _answer(connection: Connection, order: Mapping[str, Any], device: str, stop:
         if stop.signal_name == "the pruner":
             stop.signal_name = None
         return {"code": 0, "pruned": True, "metrics": {}, "seconds": time.monotonic() - begin}
-    except Busy as busy:
-        return {"code": busy.exit_code, "busy": True, "message": str(busy)}
     except Failure as failure:
-        return {"code": failure.exit_code, "message": str(failure)}
+        return {"code": failure.exit_code, "message": str(failure), "busy": isinstance(failure, Busy)}
     except Exception as error:  # noqa: BLE001 - the task's own
         traceback.print_exc()
         return {"code": 1, "message": f"{type(error).__name__}: {error}"}
@@ -81,6 +75,7 @@ def _trained(
     from trainer.config import Config
     from trainer.session import train_task
 
+    _log_to(Path(order["log"]))
     # As in a process of its own, whatever the trial before has set.
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
     torch.set_default_dtype(torch.float32)
@@ -118,8 +113,11 @@ def _free_memory() -> None:
 
 def _log_to(path: Path) -> None:
     """What a trial says, and the last words of a library that takes the process down, land in the trial's own log."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    except OSError as error:
+        raise StorageFailure(f"{path} cannot be written ({error.strerror})") from error
     for number in (1, 2):
         os.dup2(log, number)
     os.close(log)
