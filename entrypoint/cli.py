@@ -147,7 +147,7 @@ def train(training: tuple[str, ...], **options: Any) -> None:
       trainbox train --processes 2 --device cpu          two gloo processes, without a GPU
     """
     plan = _checked_plan(training, options)
-    sys.exit(supervise(plan.argv, {**os.environ, **plan.env}))
+    _supervised(plan)
 
 
 @cli.command(context_settings=_PASS_ON, options_metavar="[OPTIONS]")
@@ -222,7 +222,7 @@ def verify(words: tuple[str, ...], wants_help: bool, **options: Any) -> None:
     if wants_help:
         _hand_over("verify", "--help")
     plan = _checked_plan(words, options, verb="verify")
-    sys.exit(supervise(plan.argv, {**os.environ, **plan.env}))
+    _supervised(plan)
 
 
 @cli.command(context_settings=_PASS_ON, options_metavar="[OPTIONS]")
@@ -248,7 +248,7 @@ def sweep(words: tuple[str, ...], per_gpu: int, wants_help: bool, **options: Any
     if wants_help:
         _show_whole_help(click.get_current_context(), "sweep")
     plan = _checked_plan(words, options, "sweep", lambda request, gpus: plan_sweep(request, gpus, per_gpu))
-    sys.exit(supervise(plan.argv, {**os.environ, **plan.env}))
+    _supervised(plan)
 
 
 @cli.command(context_settings=_PASS_ON)
@@ -316,6 +316,11 @@ def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu
 def tasks(rest: tuple[str, ...]) -> None:
     """List the tasks, or one task's fields: `trainbox tasks mnist`."""
     _hand_over("tasks", *rest)
+
+
+def _supervised(plan: LaunchPlan) -> NoReturn:
+    # Python orders a set of texts by a number that it draws at each start, unless it is told one.
+    sys.exit(supervise(plan.argv, {"PYTHONHASHSEED": "0", **os.environ, **plan.env}))
 
 
 def _hand_over(*words: str) -> NoReturn:

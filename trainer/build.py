@@ -27,7 +27,6 @@ from trainer.losses import LossModule
 from trainer.reduction import Reduction
 from trainer.run import RunDirectory
 from trainer.running import RunningLosses
-from trainer.seeding import derive_seed
 from trainer.state import Job, Stopwatch
 from trainer.task import Task
 
@@ -90,7 +89,7 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
     """Data, model and optimizer; raises WrongUse where the sizes cannot be."""
     assert config.batch_size and config.learning_rate and config.shards and config.best_by and config.precision
     _set_arithmetic(config)
-    torch.manual_seed(derive_seed(config.seed, "data"))
+    process.seed(config.seed, "data")
     with process.first_goes_first():
         task = task.with_data(data_dir)
         train = batches.place_tensors(task.train_dataset(data_dir), process.device)
@@ -103,7 +102,7 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
     workers = _workers(config, train)
     ranks = range(process.world_size)
     own = process.owned(batches.evaluation_batch_count(batches.length(validation), size))
-    torch.manual_seed(derive_seed(config.seed, "model"))
+    process.seed(config.seed, "model")
     model = task.build_model().to(process.device)
     if config.compile:
         model.compile()

@@ -20,6 +20,7 @@ _CHANGE_BITS = {
     "machine.cpu_model",
     "machine.cpu_capability",
     "task_source_sha256",
+    "environment.PYTHONHASHSEED",
 }
 _CHANGE_BITS_PREFIXES = (
     "data.",
@@ -32,7 +33,7 @@ _CHANGE_BITS_PREFIXES = (
     "environment.NVIDIA_TF32",
 )
 # Differ from start to start and tell nothing of the bits.
-_OF_THE_START = ("argv", "plan.", "environment.OMP_", "resumes")
+_OF_THE_START = ("argv", "plan.", "environment.OMP_", "environment.TORCH_NCCL_ASYNC_ERROR_HANDLING", "resumes")
 
 
 @dataclass(frozen=True)

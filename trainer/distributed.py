@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -100,7 +102,12 @@ class Process:
 
     def first_difference(self, digests: Sequence[str]) -> int | None:
         """The place of the first digest (16 hex digits) that is not the same on all processes; None if all are."""
-        if self.world_size == 1 or not digests:
+        if self.world_size == 1:
+            return None
+        counts_N1 = self.gather_rows(torch.tensor([[len(digests)]]), [1] * self.world_size)
+        if (counts_N1 != counts_N1[0]).any():
+            return int(counts_N1.min()) - 1  # some have more: it is the last that all have, or one after it
+        if not digests:
             return None
         row_K = torch.tensor([int(digest, 16) - 2**63 for digest in digests])
         rows_NK = self.gather_rows(row_K[None], [1] * self.world_size)
@@ -134,8 +141,10 @@ class Process:
         return answer
 
     def seed(self, *parts: int | str) -> None:
-        """Seed the generators that models draw from by what is computed, never by who computes it."""
+        """Seed all generators that a task may draw from by what is computed, never by who computes it."""
         value = derive_seed(*parts)
+        random.seed(value)
+        numpy.random.seed(value % 2**32)
         torch.default_generator.manual_seed(value)
         if self._seeds_cuda:
             for index, generator in enumerate(torch.cuda.default_generators):  # more than one under DataParallel

@@ -36,6 +36,7 @@ _ENVIRONMENT = (
     "NCCL_",
     "TORCH_",
     "PYTORCH_",
+    "PYTHONHASHSEED",
 )
 _SAMPLED_EXAMPLES = 16
 _WHOLE_BYTES = 2**30  # a larger set in memory would hold a start up for seconds: every so-many-th example of it counts
@@ -46,8 +47,7 @@ def describe(
     task: Task,
     argv: list[str],
     settings: Mapping[str, Any],
-    data: Mapping[str, Dataset[Any]],
-    workers: int,
+    data_digests: Mapping[str, str],
 ) -> dict[str, Any]:
     """The manifest of a run about to start, as primitives for JSON."""
     return {
@@ -73,7 +73,7 @@ def describe(
         "threads": torch.get_num_threads(),
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT)},
         "task_source_sha256": _source_digest(type(task)),
-        "data": {name: dataset_digest(dataset, workers) for name, dataset in data.items()},
+        "data": dict(data_digests),
     }
 
 
@@ -124,10 +124,14 @@ def _version(package: str) -> str | None:
 
 
 def _source_digest(cls: type) -> str:
-    """Of the files that define the task's class and those of its bases that are tasks' own."""
+    """Of the files that define the task's class and those of its bases that are tasks' own, and of what lies beside them."""
     modules = {c.__module__ for c in cls.__mro__ if issubclass(c, Task)} - {"trainer.task"}
-    files = sorted(file for name in modules if (file := inspect.getsourcefile(sys.modules[name])))
-    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
+    files = {Path(file).resolve() for name in modules if (file := inspect.getsourcefile(sys.modules[name]))}
+    # A user's task may import its neighbours; ours may not, and their folder is told by the revision.
+    folders = {file.parent for file in files} - {Path(__file__).parent / "tasks"}
+    loaded = {Path(file).resolve() for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    files |= {file for file in loaded if any(file.is_relative_to(folder) for folder in folders) and file.suffix == ".py"}
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
 
 
 def _cpu_model() -> str | None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.batches import MicroBatch
+from trainer.buffers import Place, buffer_places
 from trainer.distributed import Process, Transfer
 from trainer.errors import WrongUse
 
@@ -21,6 +22,10 @@ T = TypeVar("T")
 Node = tuple[int, int]  # (level, number): the shards from number * 2**level up to the next one's, as far as there are any
 
 _BUCKET_BYTES = 8 * 2**20  # exchanged as soon as the backward is done with it
+_ADDABLE = {
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+}
 _ALIGNMENT_BYTES = 512  # as freshly allocated: kernels may add in another order where a tensor starts elsewhere
 
 
@@ -60,13 +65,18 @@ class Reduction:
         self._last_shard = process.owned(shards)[-1]
         self._idle = shards == 1  # one shard's gradient is the sum, and its buffers are the mean
         self._buckets = [] if self._idle else [_Bucket(process, shards, group) for group in _grouped(module)]
-        self._moved = _MovedBuffers(process, shards, module)
+        self._module = module
+        self._moved = _MovedBuffers(process, shards, buffer_places(module))
         self._launched = 0
         self._armed = False
         if process.world_size > 1:
             for bucket in self._buckets:
                 for parameter in bucket.parameters:
                     parameter.register_post_accumulate_grad_hook(self._hook(bucket))
+
+    def also_moves(self, places: Sequence[Place]) -> None:
+        """Treat what is there as the buffers are: frozen parameters that a forward was seen to move."""
+        self._moved = _MovedBuffers(self._process, self._shards, [*buffer_places(self._module), *places])
 
     def of(self, micro: MicroBatch) -> contextlib.AbstractContextManager[None]:
         """Around a micro-batch's forward and backward; shards come in order, each with all its parts."""
@@ -145,19 +155,19 @@ class _Bucket:
 
 
 class _MovedBuffers:
-    """The buffers that training forwards move (running statistics): the same before each shard; after all of them they have
-    moved by the mean over the shards.
+    """The buffers that training forwards move (running statistics), and frozen parameters (a mean teacher's): the same before
+    each shard; after all of them they have moved by the mean over the shards.
 
     Statistics are thus per shard, as they are per process under torch's DistributedDataParallel. Whole numbers, such as
     a count of batches, move by the mean rounded down. Those that hold an infinity are masks, and flags have no mean: both
     are only put back.
     """
 
-    def __init__(self, process: Process, shards: int, module: nn.Module) -> None:
+    def __init__(self, process: Process, shards: int, places: Sequence[Place]) -> None:
         self._shards, self._first_shard = shards, process.owned(shards)[0]
-        places = [(m, name) for m in module.modules() for name, buffer in m._buffers.items() if buffer is not None]
-        self._places = sorted(places, key=lambda place: not _has_a_mean(_buffer(place)))
-        self._moving = sum(_has_a_mean(_buffer(place)) for place in places)  # the first so many
+        filled = [(home, name) for home, name in places if home[name] is not None]
+        self._places = sorted(filled, key=lambda place: not _has_a_mean(_buffer(place)))
+        self._moving = sum(_has_a_mean(_buffer(place)) for place in filled)  # the first so many
         self._before: list[Tensor] = []
         self._groups: list[_Group] = []
         types = dict.fromkeys(_buffer(place).dtype for place in self._places[: self._moving])
@@ -195,6 +205,8 @@ class _MovedBuffers:
                 whole = not (total.is_floating_point() or total.is_complex())
                 mean = torch.div(total, self._shards, rounding_mode="floor") if whole else total / self._shards
                 _buffer(self._places[i]).copy_(self._before[i] + mean)
+        for place, before in list(zip(self._places, self._before, strict=True))[self._moving :]:
+            _buffer(place).copy_(before)
 
 
 @dataclass
@@ -205,15 +217,14 @@ class _Group:
     exchange: "_Exchange"
 
 
-def _buffer(place: tuple[nn.Module, str]) -> Tensor:
-    module, name = place
-    buffer = module._buffers[name]
-    assert buffer is not None
+def _buffer(place: Place) -> Tensor:
+    home, name = place
+    buffer: Tensor = home[name]
     return buffer
 
 
 def _has_a_mean(buffer: Tensor) -> bool:
-    return buffer.dtype != torch.bool and bool(torch.isfinite(buffer).all())
+    return buffer.dtype in _ADDABLE and buffer.numel() > 0 and bool(torch.isfinite(buffer).all())
 
 
 class _Exchange:

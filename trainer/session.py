@@ -85,6 +85,12 @@ def verify_run(path: Path, steps: int | None, stop: StopRequest, device_name: st
     """
     text = _text_of(path / "config.json")
     stored, before = read_entries(path / "digests.jsonl"), json.loads(_text_of(path / "manifest.json"))
+    if not any(0 < entry["step"] <= (steps or entry["step"]) for entry in stored):
+        first = next((entry["step"] for entry in stored if entry["step"]), None)
+        raise WrongUse(
+            f"{path} has no digest of a trained step{f' up to step {steps}' if steps else ''} to compare with (the first is of "
+            f"step {first}; --digest-steps N writes more)"
+        )
     with tempfile.TemporaryDirectory(prefix="trainbox-verify-") as folder:
         again = Path(folder) / "again"
         config = parse_config(text, path / "config.json")
@@ -141,8 +147,10 @@ def _start(job: Job, stop: StopRequest, resume: str) -> None:
     run, progress = job.run, job.progress
     first_step = progress.step
     complete = (progress.step >= job.schedule.total_steps and progress.evaluated_step == progress.step) or progress.ended_early
-    if run.writes and not complete:
-        _describe(job, resume == "anyway")
+    if not complete:
+        data = _data_digests(job)
+        if run.writes:
+            _describe(job, data, resume == "anyway")
     run.write_json("config.json", job.config.to_json())
     header(job)
     run.begin(first_step, progress.evaluated_step, job.schedule.total_steps, job.schedule.batch_size)
@@ -156,12 +164,23 @@ def _start(job: Job, stop: StopRequest, resume: str) -> None:
     closing(job)
 
 
-def _describe(job: Job, anyway: bool) -> None:
+def _data_digests(job: Job) -> dict[str, str]:
+    """Digests of both datasets; raises WrongUse where the processes have not the same."""
+    datasets = {"train": job.train, "validation": job.evaluation.dataset}
+    digests = {name: manifest.dataset_digest(dataset, job.workers) for name, dataset in datasets.items()}
+    if (place := job.process.first_difference([digest[:16] for digest in digests.values()])) is not None:
+        raise WrongUse(
+            f"task {type(job.task).__name__}: the processes have not the same {list(digests)[place]} data: make it depend on "
+            "files and on torch's, NumPy's and Python's generators alone, which are seeded before train_dataset"
+        )
+    return digests
+
+
+def _describe(job: Job, data: dict[str, str], anyway: bool) -> None:
     """Write the manifest of a new run; add to that of a resumed one what is not as it was."""
     step, run = job.progress.step, job.run
-    data = {"train": job.train, "validation": job.evaluation.dataset}
     settings = {n: v for n, v in dataclasses.asdict(job.config).items() if n not in FREE_AT_RESUME | {"threads"}}
-    found = manifest.describe(job.process, job.task, sys.argv[1:], settings, data, job.workers)
+    found = manifest.describe(job.process, job.task, sys.argv[1:], settings, data)
     stored = run.read_json("manifest.json") if step else found
     if stored is None and not anyway:
         raise WrongUse(

@@ -113,6 +113,15 @@ class Job:
             "running_steps": self.running.steps,
         }
 
+    def _undo_casts(self, saved: Mapping[int, Mapping[str, Any]]) -> None:
+        """Torch gives a state of another type than its parameter's (a moment in float64) the parameter's."""
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        for index, values in saved.items():
+            state = self.optimizer.state[parameters[index]]
+            for name, value in values.items():
+                if isinstance(value, torch.Tensor) and state[name].dtype != value.dtype:
+                    state[name] = value.to(state[name].device, copy=True)
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned, on any number of processes.
 
@@ -130,6 +139,7 @@ class Job:
             )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self._undo_casts(state["optimizer"]["state"])
         self.scaler.load_state_dict(state["scaler"])
         self.progress = Progress(**state["progress"])
         self.watch = Stopwatch(self.progress.train_seconds)

@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
-from trainer.batches import length, read_examples, training_batches
-from trainer.buffers import kept_buffers
+from trainer.batches import length, read_examples, to_device, training_batches
+from trainer.buffers import buffer_places, evaluating, frozen_places, kept
 from trainer.digest import tensor_digests, value_digest
 from trainer.errors import WrongUse
-from trainer.losses import check_losses
+from trainer.losses import autocast, check_losses
 from trainer.state import Job
 
 _EXAMPLES_FROM_A_LOADER = 8  # each may be a film to decode
@@ -26,25 +27,80 @@ def try_task(job: Job) -> None:
     if step >= job.end_step:
         return
     micro = job.schedule.micros[0]
-    in_memory = isinstance(job.train, torch.utils.data.TensorDataset)
+    in_memory = isinstance(job.train, TensorDataset)
     if not in_memory:
         micro = dataclasses.replace(micro, stop=min(micro.stop, micro.start + _EXAMPLES_FROM_A_LOADER))
     schedule = dataclasses.replace(job.schedule, micros=(micro,), total_steps=step + 1)
     (batch,) = training_batches(job.train, schedule, step, job.process.device, min(job.workers, 1))
     job.model.train()
+    _note_what_moves(job, batch)
     first = _computed(job, batch, 0, micro.size)
     if job.config.deterministic:
         if not in_memory:
             _read_again(job)
         _computed(job, batch, 1, micro.size)  # in between, as in a training
         _compare(job, first, _computed(job, batch, 0, micro.size))
+        _compare_validations(job)
+
+
+def _note_what_moves(job: Job, batch: Any) -> None:
+    """Find frozen parameters that a forward moves, buffers that it makes, and whole numbers that it counts up."""
+    frozen, names, counts = frozen_places(job.model), list(job.model.state_dict()), _counts(job.model)
+    before = [(home[name]._version, home[name].clone()) for home, name in frozen]
+    with kept([*buffer_places(job.model), *frozen]):
+        job.process.seed(job.config.seed, "trial", 0)
+        job.loss_module(batch)
+        moved = [
+            (home, name)
+            for (home, name), (version, values) in zip(frozen, before, strict=True)
+            if home[name]._version != version or not torch.equal(home[name], values)
+        ]
+    if moved:
+        job.reduction.also_moves(moved)
+    task = f"task {type(job.task).__name__}"
+    if made := [name for name in job.model.state_dict() if name not in names]:
+        raise WrongUse(f"{task}: a forward makes the buffer {made[0]}, which a new model has not: register it in __init__")
+    for name, count in _counts(job.model).items():
+        if job.config.deterministic and count != counts.get(name, count):
+            raise WrongUse(
+                f"{task}: a forward changes {name} from {counts[name]} to {count}, which checkpoints leave out: make it a "
+                "buffer, or give up the same bits with --fast"
+            )
+
+
+def _counts(model: nn.Module) -> dict[str, int]:
+    """The whole numbers that the modules hold as plain attributes."""
+    return {
+        f"{path}.{name}".lstrip("."): value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if type(value) is int
+    }
+
+
+def _compare_validations(job: Job) -> None:
+    """The statistics of a validation batch, computed twice."""
+    data, device = job.evaluation.dataset, job.process.device
+    if isinstance(data, TensorDataset):
+        raw_batch = tuple(tensor[: job.evaluation.batch_size] for tensor in data.tensors)
+    else:
+        (raw_batch,) = read_examples(data, 0, [0], job.workers)
+    found = []
+    for _ in range(2):
+        job.process.seed(job.config.seed, "trial", 2)
+        with torch.no_grad(), evaluating(job.model):
+            batch = job.task.prepare(to_device(raw_batch, device), training=False)
+            with autocast(device.type, job.autocast_dtype):
+                statistics = job.task.statistics(job.model, batch)
+        found.append({f"the statistic {name}": digest for name, digest in tensor_digests(statistics).items()})
+    _compare(job, *found)
 
 
 def _computed(job: Job, batch: Any, number: int, size: int) -> dict[str, str]:
     """Digests of the losses and gradients of `batch` under the seed `number`."""
     before = {name: buffer.clone() for name, buffer in _unsaved(job.model).items()}
     job.process.seed(job.config.seed, "trial", number)
-    with kept_buffers(job.model):
+    with kept([*buffer_places(job.model), *frozen_places(job.model)]):
         losses_B = job.loss_module(batch)
         check_losses(job.task, losses_B, size)
         sum(loss_B.sum() for loss_B in losses_B.values() if loss_B.requires_grad).backward()
