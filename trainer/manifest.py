@@ -1,5 +1,6 @@
 """What is run, on what: all that can change a bit or explain one."""
 
+import ast
 import functools
 import hashlib
 import importlib.metadata
@@ -124,14 +125,34 @@ def _version(package: str) -> str | None:
 
 
 def _source_digest(cls: type) -> str:
-    """Of the files that define the task's class and those of its bases that are tasks' own, and of what lies beside them."""
+    """Of the files that define the task's class and those of its bases that are tasks' own, and of what they import nearby."""
     modules = {c.__module__ for c in cls.__mro__ if issubclass(c, Task)} - {"trainer.task"}
-    files = {Path(file).resolve() for name in modules if (file := inspect.getsourcefile(sys.modules[name]))}
-    # A user's task may import its neighbours; ours may not, and their folder is told by the revision.
-    folders = {file.parent for file in files} - {Path(__file__).parent / "tasks"}
-    loaded = {Path(file).resolve() for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
-    files |= {file for file in loaded if any(file.is_relative_to(folder) for folder in folders) and file.suffix == ".py"}
-    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
+    found: set[Path] = set()
+    for name in modules:
+        if file := inspect.getsourcefile(sys.modules[name]):
+            path = Path(file).resolve()
+            _add_with_neighbours(path, path.parents[min(name.count("."), len(path.parents) - 1)], found)
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(found))).hexdigest()
+
+
+def _add_with_neighbours(path: Path, root: Path, found: set[Path]) -> None:
+    """Add the file at `path`, and the files below `root` that it imports, wherever in it; Trainbox's own have a revision."""
+    found.add(path)
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.ImportFrom):
+            near = (
+                path.parents[node.level - 1].relative_to(root) if path.parents[node.level - 1].is_relative_to(root) else Path()
+            )
+            inner = [*near.parts, *(node.module.split(".") if node.module else [])]
+            names = [".".join(inner), *(".".join([*inner, alias.name]) for alias in node.names)]
+        for name in names:
+            place = root.joinpath(*name.split("."))
+            for file in (place.with_suffix(".py"), place / "__init__.py"):
+                if file not in found and file.is_file() and not file.is_relative_to(Path(__file__).resolve().parent):
+                    _add_with_neighbours(file, root, found)
 
 
 def _cpu_model() -> str | None:

@@ -136,3 +136,18 @@ def test_a_gradient_that_comes_in_parts_is_refused(monkeypatch: pytest.MonkeyPat
         if use_reentrant:
             stack.enter_context(pytest.raises(WrongUse, match="use use_reentrant=False"))
         outputs_B3.sum().backward()
+
+
+def test_flags_and_masks_are_put_back_and_empty_buffers_are_no_trouble() -> None:
+    net = nn.Linear(3, 1)
+    for name, buffer in (("flag", torch.tensor(False)), ("least", torch.full((2,), torch.inf)), ("empty", torch.zeros(0))):
+        net.register_buffer(name, buffer)
+    reduction = Reduction(_process(0, 1), 2, 1, net)
+    for micro in micro_batches(4, 2, 1, range(2)):
+        with reduction.of(micro):
+            net.flag.fill_(True)  # type: ignore[operator]
+            net.least.fill_(float(micro.shard))  # type: ignore[operator]
+            net(torch.randn(2, 3)).sum().backward()
+    reduction.finish()
+    assert not net.flag
+    assert net.least.tolist() == [torch.inf] * 2  # type: ignore[operator]

@@ -2,18 +2,19 @@
 
 import itertools
 import os
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from torch import Tensor
-from torch.utils.data import Dataset
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
 
-from tests.trainer.here import Here
-from tests.trainer.tiny import Tiny
-from trainer.errors import WrongUse
+from tests.trainer.here import Here, StopAfter
+from tests.trainer.tiny import StepCounter, Tiny
+from trainer.errors import Preempted, WrongUse
 
 _OWN = numpy.random.default_rng(0)
 _CURE = "draws random numbers from a generator of its own, or keeps a state"
@@ -92,3 +93,113 @@ def test_with_loader_workers_only_they_read_the_dataset(here: Here, monkeypatch:
     readers = set(map(int, Path("readers").read_text().split()))
     assert (os.getpid() in readers) == (workers == 0)
     assert len(readers) > workers
+
+
+def _rarely_random(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+    """From Python's and NumPy's global generators, and seldom."""
+    inputs_B4, targets_B = batch
+    noise = numpy.random.normal() if random.random() < 0.1 else 0.0  # noqa: S311
+    return {"error": (model(inputs_B4) - targets_B + noise).square()}
+
+
+def test_what_pythons_and_numpys_generators_give_is_the_same_each_time(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tiny, "losses", _rarely_random)
+    for run in ("one", "other"):
+        random.seed(run)
+        numpy.random.seed(len(run))
+        here.train(run)
+    assert here.digest("one") == here.digest("other")
+
+
+def test_data_and_models_drawn_by_numpy_are_the_same_each_time(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Drawn(StepCounter):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear.weight.data += float(numpy.random.normal())
+
+    plain = Tiny.train_dataset
+
+    def shuffled(task: Tiny, place: Path) -> TensorDataset:
+        order = torch.from_numpy(numpy.random.permutation(50))
+        return TensorDataset(*(tensor[order] for tensor in plain(task, place).tensors))
+
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: Drawn())
+    monkeypatch.setattr(Tiny, "train_dataset", shuffled)
+    for run in ("one", "other"):
+        numpy.random.seed(len(run))
+        here.train(run, max_steps=3)
+    assert here.digest("one") == here.digest("other")
+    here.train("third", max_steps=3, seed=1)
+    assert here.digest("third") != here.digest("one")
+
+
+class _Counting(StepCounter):
+    """Something of its own that a checkpoint leaves out, or that a new model has not."""
+
+    kind = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.teacher = nn.Linear(4, 1).requires_grad_(False)
+        self.teacher.load_state_dict(self.linear.state_dict())
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        output_B = super().forward(inputs_B4)
+        if self.training and self.kind == "counter":
+            self.calls += 1
+            output_B = output_B * (1 + (self.calls > 6))
+        if self.kind == "made" and "late" not in dict(self.named_buffers()):
+            self.register_buffer("late", torch.zeros(3))
+        if self.training and self.kind == "teacher":
+            with torch.no_grad():
+                for mean, weight in zip(self.teacher.parameters(), self.linear.parameters(), strict=True):
+                    mean.mul_(0.9).add_(weight, alpha=0.1)
+            output_B = output_B + 0.1 * self.teacher(inputs_B4).squeeze(1)
+        return output_B
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("counter", "task Tiny: a forward changes calls from 0 to 1, which checkpoints leave out: make it a buffer"),
+        ("made", "task Tiny: a forward makes the buffer late, which a new model has not: register it in __init__"),
+    ],
+)
+def test_what_a_resumed_run_would_not_have_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch, kind: str, words: str
+) -> None:
+    monkeypatch.setattr(_Counting, "kind", kind)
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Counting())
+    with pytest.raises(WrongUse, match=words):
+        here.train(max_steps=2)
+
+
+def test_a_mean_teacher_moves_once_a_step_and_survives_a_resume(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Counting, "kind", "teacher")
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Counting())
+    here.train("undisturbed", shards=2, threads=1, max_steps=12, learning_rate=0.5)
+    with pytest.raises(Preempted):
+        here.train(shards=2, threads=1, max_steps=12, learning_rate=0.5, stop=StopAfter(5))
+    here.train(shards=2, threads=1, max_steps=12, learning_rate=0.5)
+    assert here.digest() == here.digest("undisturbed")
+    weights = {step: here.state(step, "undisturbed")["model"] for step in here.steps("undisturbed")}
+    assert not torch.equal(weights[12]["teacher.weight"], weights[12]["linear.weight"])
+    # One step moves it by a tenth of the way to the student before the step, though two shards' forwards do so.
+    here.train("one", shards=2, threads=1, max_steps=1, learning_rate=0.5)
+    here.train("two", shards=2, threads=1, max_steps=2, learning_rate=0.5)
+    one, two = (here.weights(run) for run in ("one", "two"))
+    assert torch.allclose(two["teacher.weight"], 0.9 * one["teacher.weight"] + 0.1 * one["linear.weight"], atol=1e-6)
+
+
+def test_a_statistic_from_a_generator_of_its_own(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Tiny.statistics
+
+    def noisy(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        return {"loss": plain(task, model, batch)["loss"] + float(_OWN.normal())}
+
+    monkeypatch.setattr(Tiny, "statistics", noisy)
+    with pytest.raises(
+        WrongUse, match=f"task Tiny: the statistic loss differs when the same batch is computed again: it {_CURE}"
+    ):
+        here.train(max_steps=2)

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tests.conftest import Trainbox
 from tests.trainer.here import Here, StopAfter
 from tests.trainer.tiny import Tiny
 from trainer import manifest
@@ -182,3 +184,49 @@ def test_other_data_and_another_task_source_have_other_digests(here: Here, monke
     assert {"cpu_model", "cpu_capability"} < set(described["machine"])
     assert set(described["data"]) == {"train", "validation"}
     assert described["settings"]["seed"] == 0
+
+
+def test_nothing_is_trained_where_nothing_could_be_compared(here: Here) -> None:
+    here.train(max_steps=6)
+    code, out, err = here.command("verify", "runs/r", "--steps", "3", "--device", "cpu")
+    assert (code, out) == (2, "")
+    assert "runs/r has no digest of a trained step up to step 3 to compare with (the first is of step 6" in err
+
+
+def test_a_neighbour_of_a_users_task_is_part_of_its_source(trainbox: Trainbox) -> None:
+    (trainbox.folder / "helper.py").write_text("SCALE = 1.0\n")
+    (trainbox.folder / "mine.py").write_text(
+        "from dataclasses import dataclass\n\nimport helper\nfrom tests.trainer.tiny import Tiny\n\n\n"
+        "@dataclass(frozen=True)\nclass Mine(Tiny):\n"
+        "    def losses(self, model, batch):\n"
+        "        return {k: v * helper.SCALE for k, v in super().losses(model, batch).items()}\n"
+    )
+    words = ("train", "mine.py:Mine", "--device", "cpu", "--max-steps", "6", "--checkpoint-steps", "3", "--run", "r")
+    env = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    assert trainbox(*words, env=env).code == 0
+    for path in (trainbox.folder / "runs/r/checkpoints").glob("step-00000006*"):
+        path.unlink()
+    (trainbox.folder / "helper.py").write_text("SCALE = 2.0\n")
+    ended = trainbox(*words, env=env)
+    assert ended.code == 2
+    assert "it was started with task_source_sha256: " in ended.err
+
+
+def test_a_moment_of_another_type_than_its_parameter_comes_back_as_it_was(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Doubled(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    state = self.state[parameter]
+                    state.setdefault("sum", torch.zeros_like(parameter, dtype=torch.float64))
+                    state["sum"] += parameter.grad.double() / 3
+                    parameter.data -= 0.01 * state["sum"].float()
+
+    monkeypatch.setattr(Tiny, "build_optimizer", lambda _t, model, _n, rate, _w: Doubled(model.parameters(), rate))
+    here.train("undisturbed", max_steps=12)
+    with pytest.raises(Preempted):
+        here.train(max_steps=12, stop=StopAfter(5))
+    here.train(max_steps=12)
+    entries = [read_entries(here.path(run) / "digests.jsonl")[-1] for run in ("r", "undisturbed")]
+    assert entries[0]["optimizer"] == entries[1]["optimizer"]
+    assert entries[0]["model"] == entries[1]["model"]
