@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.errors import BitsDiffer, DrillFailed
+from entrypoint.supervise import die_with_parent
 
 _POLL_S = 0.02
 _CHECKPOINT_STEPS = 5
@@ -98,6 +99,7 @@ def run_case(case: Case, words: list[str], folder: Path, steps: int, draw: rando
                 env={name: value for name, value in os.environ.items() if name not in _LAUNCH_NAMES},
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - there are no threads here
             )
         if number < len(case.processes) - 1:
             begin = killed[-1] if killed else 0

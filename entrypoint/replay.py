@@ -1,6 +1,7 @@
 """The docker command that does a run again: the same image by its digest, the same settings, processes and GPUs."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,12 @@ def replay_command(run: Path, config: dict[str, Any], manifest: dict[str, Any], 
     command += ["-v", f"{run.parent}:/workspace/runs", "-v", f"{data_dir.absolute()}:/workspace/data"]
     file, _, _ = str(config["task"]).rpartition(":")
     if file.endswith(".py"):
-        folder = Path(file).parent
-        command += ["-v", f"{folder.absolute()}:/workspace/{folder}:ro"]
+        # Where the path in config.json leads to from the container's working folder; alone, it must not hide that folder.
+        inside = Path(os.path.normpath(Path("/workspace") / file))
+        outside = Path(os.path.abspath(file))  # noqa: PTH100 - pathlib's own leaves `..` in
+        if inside.parent not in (Path("/workspace"), Path("/")):
+            inside, outside = inside.parent, outside.parent
+        command += ["-v", f"{outside}:{inside}:ro"]
     digest = manifest["image_digest"]
     command += ["-e", f"TRAINBOX_IMAGE_DIGEST={digest}", digest, "train", "--config", f"/workspace/runs/{run.name}/config.json"]
     command += ["--run", f"{run.name}-replay"]

@@ -44,7 +44,7 @@ def supervise(argv: Sequence[str], env: Mapping[str, str], stop_budget_s: float 
         argv,
         env=dict(env),
         start_new_session=True,  # a terminal's Ctrl-C then reaches us alone, and the ranks hear of it once
-        preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - there are no threads here
+        preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - there are no threads here
     )
     forwarded, deadline = False, 0.0
     while True:
@@ -72,7 +72,7 @@ def _kill_session(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """In the child, before it runs: SIGKILL it should this process vanish, so that nothing trains on unseen."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

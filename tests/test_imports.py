@@ -21,7 +21,7 @@ FILES = {
 
 # A module imports from its own line and those above it. A new file needs a place here.
 LAYERS = {
-    "entrypoint": ["errors gpus cluster cpus", "nvml plan supervise replay drill", "cli", "__main__"],
+    "entrypoint": ["errors gpus cluster cpus", "nvml plan supervise replay", "drill", "cli", "__main__"],
     "trainer": [
         "batches buffers digest metrics seeding config compare task stopping errors grid",
         "study",

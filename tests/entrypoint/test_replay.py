@@ -46,6 +46,24 @@ _AGAIN = "-e TRAINBOX_IMAGE_DIGEST=sha256:abc sha256:abc train --config /workspa
             {"strategy": "single", "world_size": 1},
             _CONFINED + _MOUNTS + "-v /w/my_tasks:/workspace/my_tasks:ro " + _AGAIN + " --device cpu --processes 1",
         ),
+        (
+            "/home/u/my/t.py:T",
+            {"type": "cpu"},
+            {"strategy": "single", "world_size": 1},
+            _CONFINED + _MOUNTS + "-v /home/u/my:/home/u/my:ro " + _AGAIN + " --device cpu --processes 1",
+        ),
+        (
+            "../t.py:T",
+            {"type": "cpu"},
+            {"strategy": "single", "world_size": 1},
+            _CONFINED + _MOUNTS + "-v /t.py:/t.py:ro " + _AGAIN + " --device cpu --processes 1",
+        ),
+        (
+            "t.py:T",
+            {"type": "cpu"},
+            {"strategy": "single", "world_size": 1},
+            _CONFINED + _MOUNTS + "-v /w/t.py:/workspace/t.py:ro " + _AGAIN + " --device cpu --processes 1",
+        ),
     ],
 )
 def test_the_command(

@@ -69,6 +69,10 @@ def test_training_and_validation_examples_are_1797_different_pictures() -> None:
         assert dataset.tensors[1].bincount(minlength=10).min() >= 0.07 * len(dataset)  # each class stands in both parts
 
 
+def test_pythons_sets_have_the_same_order_each_time(trained: tuple[Path, str]) -> None:
+    assert json.loads((trained[0] / "manifest.json").read_text())["environment"]["PYTHONHASHSEED"] == "0"
+
+
 def test_each_validation_counts_all_examples_and_agrees_with_its_own_matrix(trained: tuple[Path, str]) -> None:
     for entry in _entries(trained[0], "validation"):
         confusion = torch.tensor(entry["confusion"])
