@@ -145,7 +145,8 @@ class Checkpoints:
 
     def _write(self, step: int, state: dict[str, Any], metrics: dict[str, float], best_step: int | None) -> None:
         masks = state.get("buffers", ())  # may hold infinities of their own
-        for name, tensor in state["model"].items():
+        tensors = {name: value for name, value in state["model"].items() if isinstance(value, Tensor)}
+        for name, tensor in tensors.items():
             if tensor.is_floating_point() and not (~tensor.isnan() if name in masks else tensor.isfinite()).all():
                 raise NotFinite(
                     f"the weights {name!r} are not finite at step {step}: lower --lr, or add --warmup-epochs or "
@@ -156,7 +157,7 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._folder_seen = True
         if step == best_step:
-            model = {name: tensor.contiguous() for name, tensor in state["model"].items()}
+            model = {name: tensor.contiguous() for name, tensor in tensors.items()}
             with replacing(self.folder.parent / "model.safetensors") as file:
                 file.write(to_safetensors(model, {"format": "pt", "step": str(step)}))
         sidecar: dict[str, Any] = {"step": step, "metrics": metrics, "best_step": best_step}

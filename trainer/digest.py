@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 
-def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """For each tensor the sha256, in hex, over its type, shape and bytes."""
-    return {name: tensor_digest(tensor) for name, tensor in tensors.items()}
+def tensor_digests(tensors: Mapping[str, Any]) -> dict[str, str]:
+    """For each tensor, or a module's extra state, the sha256, in hex, over its type, shape and bytes."""
+    return {name: value_digest(tensor) for name, tensor in tensors.items()}
 
 
 def tensor_digest(tensor: Tensor) -> str:
@@ -21,7 +21,7 @@ def tensor_digest(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+def tensors_digest(tensors: Mapping[str, Any]) -> str:
     """sha256, in hex, over the names and digests of all tensors, in the order of the names."""
     return digest_of_digests(tensor_digests(tensors))
 

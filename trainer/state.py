@@ -128,8 +128,7 @@ class Job:
         Raises:
             WrongUse: it is of another model or optimizer.
         """
-        found: dict[str, Any] = {name: tuple(tensor.shape) for name, tensor in state["model"].items()}
-        here: dict[str, Any] = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
+        found, here = _shapes(state["model"]), _shapes(self.model.state_dict())
         found["optimizer"], here["optimizer"] = state["optimizer_class"], type(self.optimizer).__name__
         other = {name: (found.get(name), here.get(name)) for name in {**found, **here} if found.get(name) != here.get(name)}
         for name, (saved, now) in other.items():
@@ -144,3 +143,8 @@ class Job:
         self.progress = Progress(**state["progress"])
         self.watch = Stopwatch(self.progress.train_seconds)
         self.running.restore(state["running"], state["running_steps"])
+
+
+def _shapes(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a state_dict's tensors; of a module's extra state, that there is some."""
+    return {name: tuple(value.shape) if isinstance(value, torch.Tensor) else "extra state" for name, value in model.items()}

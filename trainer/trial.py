@@ -1,5 +1,6 @@
 """A trial of the task before the first step: are its losses of the right form, and the same bits when computed again?"""
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -33,6 +34,7 @@ def try_task(job: Job) -> None:
     schedule = dataclasses.replace(job.schedule, micros=(micro,), total_steps=step + 1)
     (batch,) = training_batches(job.train, schedule, step, job.process.device, min(job.workers, 1))
     job.model.train()
+    extra = copy.deepcopy({name: value for name, value in job.model.state_dict().items() if not isinstance(value, Tensor)})
     _note_what_moves(job, batch)
     first = _computed(job, batch, 0, micro.size)
     if job.config.deterministic:
@@ -41,6 +43,8 @@ def try_task(job: Job) -> None:
         _computed(job, batch, 1, micro.size)  # in between, as in a training
         _compare(job, first, _computed(job, batch, 0, micro.size))
         _compare_validations(job)
+    if extra:
+        job.model.load_state_dict(extra, strict=False)
 
 
 def _note_what_moves(job: Job, batch: Any) -> None:

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from tests.trainer.here import Here, StopAfter
 from tests.trainer.tiny import StepCounter, Tiny
+from trainer.compare import read_entries
 from trainer.errors import Preempted, WrongUse
 
 _OWN = numpy.random.default_rng(0)
@@ -203,3 +204,32 @@ def test_a_statistic_from_a_generator_of_its_own(here: Here, monkeypatch: pytest
         WrongUse, match=f"task Tiny: the statistic loss differs when the same batch is computed again: it {_CURE}"
     ):
         here.train(max_steps=2)
+
+
+class _Extra(StepCounter):
+    """Keeps a number as torch means it to be kept: in its extra state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = [0]
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": self.seen[0]}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.seen[0] = state["seen"]
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        if self.training:
+            self.seen[0] += 1
+        return super().forward(inputs_B4)
+
+
+def test_a_modules_extra_state_is_saved_digested_and_restored(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Extra())
+    with pytest.raises(Preempted):
+        here.train(max_steps=6, stop=StopAfter(4))
+    assert here.state(4)["model"]["_extra_state"] == {"seen": 4}
+    here.train(max_steps=6)
+    assert here.state(6)["model"]["_extra_state"] == {"seen": 6}
+    assert "_extra_state" in read_entries(here.path() / "digests.jsonl")[-1]["tensors"]
