@@ -5,6 +5,7 @@ Runs the real `trainbox train` each time, and reads what it leaves.
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import random
@@ -41,7 +42,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a case ended: the steps after which it was killed, and the digest of weights and optimizer at the end."""
+    """How a case ended: the steps after which it was killed, and digests of weights, optimizer and validations at the end."""
 
     case: Case
     killed_after: tuple[int, ...]
@@ -63,7 +64,7 @@ def drill_task(task: str, shards: int, steps: int, device: list[str], most: int,
         DrillFailed: one of the trainings failed, with its exit code.
         BitsDiffer: not all ended with the same digest.
     """
-    yield f"{task}\n  {'processes':<18} {'':<34} weights          optimizer"
+    yield f"{task}\n  {'processes':<18} {'':<34} weights          optimizer metrics"
     folder = Path(tempfile.mkdtemp(prefix="trainbox-drill-"))
     outcomes: list[Outcome] = []
     for number, case in enumerate(cases(most)):
@@ -120,7 +121,8 @@ def run_case(case: Case, words: list[str], folder: Path, steps: int, draw: rando
     last = _last_entry(folder / "run" / "digests.jsonl")
     if last is None or last["step"] != steps:
         raise DrillFailed(1, f"no digest of step {steps} in {folder}/run/digests.jsonl")
-    return Outcome(case, tuple(killed), f"{str(last['model'])[:16]} {str(last['optimizer'])[:8]}")
+    digest = f"{str(last['model'])[:16]} {str(last['optimizer'])[:8]} {_validations(folder / 'run' / 'metrics.jsonl')[:8]}"
+    return Outcome(case, tuple(killed), digest)
 
 
 def training_words(task: str, shards: int, steps: int, folder: Path, device: list[str]) -> list[str]:
@@ -134,6 +136,13 @@ def row(outcome: Outcome, first: Outcome) -> str:
     """One case: processes, kills, digest, and whether it is the first case's."""
     kills = f"killed after step {', '.join(map(str, outcome.killed_after))}" if outcome.killed_after else "undisturbed"
     return f"  {outcome.case!s:<18} {kills:<34} {outcome.digest}  {'same' if outcome.digest == first.digest else 'DIFFERENT'}"
+
+
+def _validations(path: Path) -> str:
+    """sha256 of all figures of all validations."""
+    entries = [entry for line in path.read_text().splitlines() if (entry := json.loads(line))["kind"] == "validation"]
+    figures = [{name: value for name, value in entry.items() if name != "time_unix_s"} for entry in entries]
+    return hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest()
 
 
 def _last_step(folder: Path) -> int:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from trainer import grid
-from trainer.compare import in_words, manifest_differences, read_entries, verdict
+from trainer.compare import Evidence, in_words, manifest_differences, verdict
 from trainer.config import Config, check, load_config_file
 from trainer.errors import MESSAGES, Failure, WrongUse
 from trainer.stopping import StopRequest
@@ -289,8 +289,7 @@ def diff(one: Path, other: Path) -> None:
         manifests = [json.loads((run / "manifest.json").read_text()) for run in (one, other)]
     except ValueError as error:
         raise WrongUse(f"diff {one} {other}: a manifest.json is damaged ({error}): restore it") from error
-    digests = [read_entries(run / "digests.jsonl") for run in (one, other)]
-    click.echo(verdict(str(one), str(other), digests[0], digests[1], in_words(manifest_differences(*manifests))))
+    click.echo(verdict(Evidence.of(one), Evidence.of(other), in_words(manifest_differences(*manifests))))
 
 
 def _without_overridden(settings: dict[str, Any]) -> dict[str, Any]:

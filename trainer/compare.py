@@ -81,13 +81,41 @@ def first_parting(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]
     return None
 
 
-def verdict(one: str, other: str, digests: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]], manifests: str) -> str:
+def first_other_validation(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> str | None:
+    """The first validation, of those in both runs' metrics.jsonl, whose figures differ; None if all are the same."""
+    of_one, of_other = (
+        {entry["step"]: entry for entry in entries if entry.get("kind") == "validation"} for entries in (one, other)
+    )
+    for step in sorted(of_one.keys() & of_other.keys()):
+        a, b = of_one[step], of_other[step]
+        if names := [name for name in {**a, **b} if name != "time_unix_s" and a.get(name) != b.get(name)]:
+            name = names[0]
+            return f"the validation at step {step} gave another {name} ({_short(a.get(name))} -> {_short(b.get(name))})"
+    return None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a run has left to be compared: the entries of its digests.jsonl and of its metrics.jsonl."""
+
+    name: str
+    digests: Sequence[dict[str, Any]]
+    metrics: Sequence[dict[str, Any]]
+
+    @classmethod
+    def of(cls, run: Path, name: str | None = None) -> "Evidence":
+        """Read from the run's folder."""
+        return cls(name or str(run), read_entries(run / "digests.jsonl"), read_entries(run / "metrics.jsonl"))
+
+
+def verdict(run: Evidence, again: Evidence, manifests: str) -> str:
     """`SAME BITS` in a sentence; `manifests` names the manifest entries in which the two runs differ, if any.
 
     Raises:
-        Differs: they have not the same digests, with the first step and tensor.
+        Differs: they have not the same digests or validations, with the first step and tensor or figure.
         WrongUse: there is no step of which both have digests.
     """
+    one, other, digests, others = run.name, again.name, run.digests, again.digests
     common = common_steps(digests, others)
     entries = f"; manifest entries that differ: {manifests}" if manifests else "; no manifest entry differs"
     if not any(common):
@@ -98,6 +126,8 @@ def verdict(one: str, other: str, digests: Sequence[dict[str, Any]], others: Seq
         )
     if parting := first_parting(digests, others):
         raise Differs(f"DIFFERENT BITS: {one} against {other}: {parting.in_words()}{entries}")
+    if validation := first_other_validation(run.metrics, again.metrics):
+        raise Differs(f"DIFFERENT BITS: {one} against {other}: the weights are the same, and {validation}{entries}")
     last = next(entry["model"] for entry in reversed(digests) if entry["step"] == common[-1])
     return f"SAME BITS: {one} and {other}, {len(common)} digests up to step {common[-1]}, weights {last[:16]}{entries}"
 

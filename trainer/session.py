@@ -16,7 +16,7 @@ import torch
 from trainer import manifest
 from trainer.build import build, settle
 from trainer.checkpoint import storage_failure
-from trainer.compare import changes_bits, in_words, manifest_differences, read_entries, verdict
+from trainer.compare import Evidence, changes_bits, in_words, manifest_differences, verdict
 from trainer.config import FREE_AT_RESUME, Config, check, parse_config, split_metric
 from trainer.distributed import Process, is_network_error
 from trainer.errors import Changed, Failure, NetworkFailure, OutOfMemory, StorageFailure, WrongUse
@@ -84,9 +84,9 @@ def verify_run(path: Path, steps: int | None, stop: StopRequest, device_name: st
         Failure: the run cannot be done again.
     """
     text = _text_of(path / "config.json")
-    stored, before = read_entries(path / "digests.jsonl"), json.loads(_text_of(path / "manifest.json"))
-    if not any(0 < entry["step"] <= (steps or entry["step"]) for entry in stored):
-        first = next((entry["step"] for entry in stored if entry["step"]), None)
+    stored, before = Evidence.of(path), json.loads(_text_of(path / "manifest.json"))
+    if not any(0 < entry["step"] <= (steps or entry["step"]) for entry in stored.digests):
+        first = next((entry["step"] for entry in stored.digests if entry["step"]), None)
         raise WrongUse(
             f"{path} has no digest of a trained step{f' up to step {steps}' if steps else ''} to compare with (the first is of "
             f"step {first}; --digest-steps N writes more)"
@@ -96,10 +96,9 @@ def verify_run(path: Path, steps: int | None, stop: StopRequest, device_name: st
         config = parse_config(text, path / "config.json")
         train_task(config, stop, device_name, Path(folder), again.name, data_dir, "never", steps)
         if (again / "manifest.json").exists():  # on the first process
-            found = read_entries(again / "digests.jsonl")
             after = json.loads(_text_of(again / "manifest.json"))
             changed = manifest_differences(before, after)
-            print(verdict(str(path), "the same settings done again", stored, found, in_words(changed)), flush=True)
+            print(verdict(stored, Evidence.of(again, "the same settings done again"), in_words(changed)), flush=True)
 
 
 def _text_of(path: Path) -> str:

@@ -11,7 +11,7 @@ from tests.conftest import Trainbox
 from tests.trainer.here import Here, StopAfter
 from tests.trainer.tiny import Tiny
 from trainer import manifest
-from trainer.compare import Parting, first_parting, read_entries, verdict
+from trainer.compare import Evidence, Parting, first_other_validation, first_parting, read_entries, verdict
 from trainer.errors import Differs, Preempted, WrongUse
 
 
@@ -61,9 +61,9 @@ def test_the_first_step_and_tensor_that_part_are_named() -> None:
     assert parting.in_words() == "first difference at step 8 (step 4 is the same): first tensor b, 2 in all"
     assert first_parting(one, one) is None
     with pytest.raises(Differs, match="DIFFERENT BITS: A against B: first difference at step 8 .*: threads: 1 -> 2"):
-        verdict("A", "B", one, other, "threads: 1 -> 2")
+        verdict(Evidence("A", one, []), Evidence("B", other, []), "threads: 1 -> 2")
     with pytest.raises(WrongUse, match="A and B have no digest of a trained step in common: .*the first of A is of step 4"):
-        verdict("A", "B", one, one[:1], "")  # the first weights alone prove nothing
+        verdict(Evidence("A", one, []), Evidence("B", one[:1], []), "")  # the first weights alone prove nothing
     order = [one[0] | {"order": "y"}]
     assert first_parting(one, order) == Parting(0, None, ())
 
@@ -77,6 +77,21 @@ def test_verify_does_a_run_again(here: Here) -> None:
     assert code == 0
     assert "2 digests up to step 22" in out
     assert [path.name for path in Path("runs").iterdir()] == ["r"]
+
+
+def test_validations_are_compared_too(here: Here) -> None:
+    here.train(max_steps=12)
+    here.train("other", max_steps=12)
+    assert here.command("diff", "runs/r", "runs/other")[0] == 0
+    path = here.path("other") / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    last = json.loads(lines[-1])
+    assert (last["kind"], last["step"]) == ("validation", 12)
+    path.write_text("\n".join([*lines[:-1], json.dumps(last | {"loss": 9.0})]) + "\n")
+    code, _, err = here.command("diff", "runs/r", "runs/other")
+    assert code == 8
+    assert "the weights are the same, and the validation at step 12 gave another loss (" in err
+    assert first_other_validation([last], [last | {"time_unix_s": 1.0}]) is None
 
 
 def test_verify_names_the_altered_entry_the_first_step_and_the_first_tensor(here: Here) -> None:
