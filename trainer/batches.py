@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
+from trainer.errors import WrongUse
 from trainer.seeding import derive_seed
 from trainer.stopping import leave_signals_to_the_parent
 
@@ -210,5 +211,15 @@ def _ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
 
 
 def length(dataset: Dataset[Any]) -> int:
-    """How many examples it holds."""
-    return len(dataset)  # type: ignore[arg-type]
+    """How many examples it holds.
+
+    Raises:
+        WrongUse: it cannot tell: an IterableDataset, say.
+    """
+    try:
+        return len(dataset)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise WrongUse(
+            f"the dataset {type(dataset).__name__} has no length: give a map-style one, with __len__ and __getitem__, whose examples "
+            "can be had in any order"
+        ) from error

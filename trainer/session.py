@@ -225,6 +225,10 @@ def _told_as_failures(place: Path) -> Iterator[None]:
                 f"{shm}, {size_mib} MiB, is too small for what the loader workers hand over: start the container with "
                 "--shm-size=1g or --ipc=host, or add --workers 0"
             ) from error
+        if "stack expects each tensor to be equal size" in str(error):
+            raise WrongUse(
+                "the dataset's examples have not the same shapes, and cannot stand in one batch: pad or crop them in __getitem__"
+            ) from error
         if "does not have a deterministic implementation" in str(error):
             raise WrongUse(f"{str(error).splitlines()[0]} Add --fast to train without the promise of the same bits") from error
         if is_network_error(error):

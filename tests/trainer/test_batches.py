@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from trainer.batches import (
     EvaluationBatches,
@@ -17,12 +17,14 @@ from trainer.batches import (
     Schedule,
     epoch_order,
     evaluation_batch_count,
+    length,
     micro_batches,
     place_tensors,
     to_device,
     training_batches,
 )
 from trainer.distributed import Process
+from trainer.errors import WrongUse
 
 CPU = torch.device("cpu")
 
@@ -231,3 +233,8 @@ def test_tensors_stay_where_they_are_on_a_cpu() -> None:
     held, other = TensorDataset(torch.ones(3)), Plain(torch.ones(3))
     assert place_tensors(held, CPU) is held
     assert place_tensors(other, CPU) is other
+
+
+def test_a_dataset_without_a_length_is_told() -> None:
+    with pytest.raises(WrongUse, match="the dataset Endless has no length: give a map-style one"):
+        length(type("Endless", (IterableDataset,), {})())
