@@ -220,6 +220,6 @@ def length(dataset: Dataset[Any]) -> int:
         return len(dataset)  # type: ignore[arg-type]
     except TypeError as error:
         raise WrongUse(
-            f"the dataset {type(dataset).__name__} has no length: give a map-style one, with __len__ and __getitem__, whose examples "
-            "can be had in any order"
+            f"the dataset {type(dataset).__name__} has no length: give a map-style one, with __len__ and __getitem__, whose "
+            "examples can be had in any order"
         ) from error

@@ -216,24 +216,9 @@ def _told_as_failures(place: Path) -> Iterator[None]:
     except MemoryError as error:
         raise OutOfMemory("the host's memory is used up: lower --batch-size or --workers") from error
     except RuntimeError as error:
-        if "can't allocate memory" in str(error):
-            raise OutOfMemory(f"the host's memory is used up ({error}): lower --batch-size or --workers") from error
-        if "shared memory" in str(error):  # a loader worker's: refused, or a bus error
-            shm = "/dev/shm"  # noqa: S108 - the system's own name
-            size_mib = shutil.disk_usage(shm).total // 2**20
-            raise StorageFailure(
-                f"{shm}, {size_mib} MiB, is too small for what the loader workers hand over: start the container with "
-                "--shm-size=1g or --ipc=host, or add --workers 0"
-            ) from error
-        if "stack expects each tensor to be equal size" in str(error):
-            raise WrongUse(
-                "the dataset's examples have not the same shapes, and cannot stand in one batch: pad or crop them in __getitem__"
-            ) from error
-        if "does not have a deterministic implementation" in str(error):
-            raise WrongUse(f"{str(error).splitlines()[0]} Add --fast to train without the promise of the same bits") from error
-        if is_network_error(error):
-            raise NetworkFailure(f"lost contact with another process: {str(error).splitlines()[0]}") from error
-        raise
+        if (known := _known(error)) is None:
+            raise
+        raise known from error
     except OSError as error:
         if isinstance(error, ConnectionError):
             raise NetworkFailure(f"lost contact with another process: {error}") from error
@@ -241,3 +226,26 @@ def _told_as_failures(place: Path) -> Iterator[None]:
         if not ours and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise  # the user's own file, say
         raise storage_failure(place, error) from error
+
+
+def _known(error: RuntimeError) -> Failure | None:
+    """What torch has no class of its own for; None if it may be anything."""
+    text, first_line = str(error), str(error).partition("\n")[0]
+    if "can't allocate memory" in text:
+        return OutOfMemory(f"the host's memory is used up ({error}): lower --batch-size or --workers")
+    if "shared memory" in text:  # a loader worker's: refused, or a bus error
+        shm = "/dev/shm"  # noqa: S108 - the system's own name
+        size_mib = shutil.disk_usage(shm).total // 2**20
+        return StorageFailure(
+            f"{shm}, {size_mib} MiB, is too small for what the loader workers hand over: start the container with "
+            "--shm-size=1g or --ipc=host, or add --workers 0"
+        )
+    if "stack expects each tensor to be equal size" in text:
+        return WrongUse(
+            "the dataset's examples have not the same shapes, as a batch needs them: pad or crop them in __getitem__"
+        )
+    if "does not have a deterministic implementation" in text:
+        return WrongUse(f"{first_line} Add --fast to train without the promise of the same bits")
+    if is_network_error(error):
+        return NetworkFailure(f"lost contact with another process: {first_line}")
+    return None

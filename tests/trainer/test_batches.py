@@ -235,6 +235,11 @@ def test_tensors_stay_where_they_are_on_a_cpu() -> None:
     assert place_tensors(other, CPU) is other
 
 
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count()
+
+
 def test_a_dataset_without_a_length_is_told() -> None:
     with pytest.raises(WrongUse, match="the dataset Endless has no length: give a map-style one"):
-        length(type("Endless", (IterableDataset,), {})())
+        length(Endless())

@@ -93,7 +93,7 @@ _ENDS = [
         RuntimeError("stack expects each tensor to be equal size, but got [3] at entry 0 and [4] at entry 1"),
         WrongUse,
         2,
-        "examples have not the same shapes, and cannot stand in one batch: pad or crop them",
+        "examples have not the same shapes, as a batch needs them: pad or crop them",
     ),
     (
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has"),
