@@ -5,6 +5,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -119,7 +120,7 @@ def test_a_trial_that_takes_too_long_is_ended(trainbox: Trainbox) -> None:
 def test_a_worker_whose_child_lives_on_is_found_dead(trainbox: Trainbox) -> None:
     ended = _sweep(trainbox, "--set", "leaves=true", "--retries", "0")
     assert ended.code == 1
-    assert "trial 0 failed on CPU slot 0: its process was killed by signal 9" in ended.out
+    assert re.search(r"trial 0 failed on CPU slot \d: its process was killed by signal 9", ended.out)
     child = int((trainbox.folder / "child").read_text())
     assert not Path(f"/proc/{child}").exists() or "\nState:\tZ" in Path(f"/proc/{child}/status").read_text()
 
