@@ -23,6 +23,7 @@ class Brittle(Tiny):
     bad: bool = False
     waits: bool = False
     leaves: bool = False
+    tells: bool = False
 
     def train_dataset(self, data_dir: Path) -> TensorDataset:
         if self.bad:
@@ -39,7 +40,14 @@ class Brittle(Tiny):
             child = subprocess.Popen(["sleep", "600"], close_fds=False)
             Path("child").write_text(str(child.pid))
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.fails not in ("", "no"):
+        gpu = os.environ["CUDA_VISIBLE_DEVICES"]
+        if self.tells:
+            with Path("seen").open("a") as log:
+                log.write(f"{os.getpid()} {gpu}\n")
+        if self.fails.startswith("on "):
+            if self.fails.endswith(gpu):
+                raise RuntimeError(self.fails)
+        elif self.fails not in ("", "no"):
             raise RuntimeError(self.fails)
         if self.dies and len(Path("trained").read_text().split()) % 10 == 0:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -240,6 +240,21 @@ def test_samplers_and_pruning(trainbox: Trainbox) -> None:
     assert {line["seed"] for line in shown} == {"0"}
 
 
+def test_each_slot_sees_its_own_gpu_and_a_failed_trial_goes_to_another(trainbox: Trainbox) -> None:
+    """On the CPU, with the names of GPUs that are not there: what CUDA would see is in the environment."""
+    env = _ENV | {"TRAINBOX_SLOTS": json.dumps([["GPU 0", "GPU-a"], ["GPU 1", "GPU-b"]]), "TRAINBOX_DEVICE": "cpu"}
+    words = ("sweep", _BRITTLE, "--name", "s", "--epochs", "1", "--seeds", "40", "--set", "tells=true")
+    ended = trainbox(*words, "--set", "fails=on GPU-a", module="trainer", env=env)
+    assert ended.code == 0, ended.out + ended.err
+    seen = [line.split() for line in (trainbox.folder / "seen").read_text().splitlines()]
+    assert {gpu for _, gpu in seen} == {"GPU-a", "GPU-b"}
+    assert len({worker for worker, _ in seen}) == len({(worker, gpu) for worker, gpu in seen})  # a process sees one, for good
+    again = ended.out.count("failed on GPU 0 and is tried again: RuntimeError: on GPU-a")
+    assert again >= 1
+    assert ended.out.count("tried again") == again
+    assert len(seen) == 40 + again
+
+
 def test_a_gpu_that_cannot_be_used_is_set_aside_before_it_costs_a_trial(trainbox: Trainbox) -> None:
     """Straight to the trainer, which is told of GPUs that are not there."""
     env = _ENV | {"TRAINBOX_SLOTS": json.dumps([["GPU 0", "GPU-a"], ["GPU 1", "GPU-b"]]), "TRAINBOX_DEVICE": "cuda"}
