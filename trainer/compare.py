@@ -20,7 +20,6 @@ _CHANGE_BITS = {
     "machine.cpu_model",
     "machine.cpu_capability",
     "task_source_sha256",
-    "environment.PYTHONHASHSEED",
 }
 _CHANGE_BITS_PREFIXES = (
     "data.",
