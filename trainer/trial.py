@@ -1,7 +1,9 @@
 """A trial of the task before the first step: are its losses of the right form, and the same bits when computed again?"""
 
+import contextlib
 import copy
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from trainer.batches import length, read_examples, to_device, training_batches
-from trainer.buffers import buffer_places, evaluating, frozen_places, kept
+from trainer.buffers import Place, buffer_places, evaluating, frozen_places, kept
 from trainer.digest import tensor_digests, value_digest
 from trainer.errors import WrongUse
 from trainer.losses import autocast, check_losses
@@ -35,32 +37,42 @@ def try_task(job: Job) -> None:
     (batch,) = training_batches(job.train, schedule, step, job.process.device, min(job.workers, 1))
     job.model.train()
     extra = copy.deepcopy({name: value for name, value in job.model.state_dict().items() if not isinstance(value, Tensor)})
-    _note_what_moves(job, batch)
-    first = _computed(job, batch, 0, micro.size)
+    with _nothing_is_lost(job):
+        moved = _moved_parameters(job, batch)
+        first = _computed(job, batch, 0, micro.size, moved)
+    if moved:
+        job.reduction.also_moves(moved)
     if job.config.deterministic:
         if not in_memory:
             _read_again(job)
-        _computed(job, batch, 1, micro.size)  # in between, as in a training
-        _compare(job, first, _computed(job, batch, 0, micro.size))
+        _computed(job, batch, 1, micro.size, moved)  # in between, as in a training
+        _compare(job, first, _computed(job, batch, 0, micro.size, moved))
         _compare_validations(job)
     if extra:
         job.model.load_state_dict(extra, strict=False)
 
 
-def _note_what_moves(job: Job, batch: Any) -> None:
-    """Find frozen parameters that a forward moves, buffers that it makes, and whole numbers that it counts up."""
-    frozen, names, counts = frozen_places(job.model), list(job.model.state_dict()), _counts(job.model)
+def _moved_parameters(job: Job, batch: Any) -> list[Place]:
+    """The frozen parameters that a forward moves (a mean teacher's); where none is frozen nothing is computed."""
+    frozen = frozen_places(job.model)
+    if not frozen:
+        return []
     before = [(home[name]._version, home[name].clone()) for home, name in frozen]
     with kept([*buffer_places(job.model), *frozen]):
         job.process.seed(job.config.seed, "trial", 0)
         job.loss_module(batch)
-        moved = [
+        return [
             (home, name)
             for (home, name), (version, values) in zip(frozen, before, strict=True)
             if home[name]._version != version or not torch.equal(home[name], values)
         ]
-    if moved:
-        job.reduction.also_moves(moved)
+
+
+@contextlib.contextmanager
+def _nothing_is_lost(job: Job) -> Iterator[None]:
+    """Refuse what the body's forward makes or counts up, and a checkpoint would leave out."""
+    names, counts = set(job.model.state_dict()), _counts(job.model)
+    yield
     task = f"task {type(job.task).__name__}"
     if made := [name for name in job.model.state_dict() if name not in names]:
         raise WrongUse(f"{task}: a forward makes the buffer {made[0]}, which a new model has not: register it in __init__")
@@ -100,11 +112,11 @@ def _compare_validations(job: Job) -> None:
     _compare(job, *found)
 
 
-def _computed(job: Job, batch: Any, number: int, size: int) -> dict[str, str]:
-    """Digests of the losses and gradients of `batch` under the seed `number`."""
+def _computed(job: Job, batch: Any, number: int, size: int, moved: list[Place]) -> dict[str, str]:
+    """Digests of the losses and gradients of `batch` under the seed `number`; buffers and what is `moved` are put back."""
     before = {name: buffer.clone() for name, buffer in _unsaved(job.model).items()}
     job.process.seed(job.config.seed, "trial", number)
-    with kept([*buffer_places(job.model), *frozen_places(job.model)]):
+    with kept([*buffer_places(job.model), *moved]):
         losses_B = job.loss_module(batch)
         check_losses(job.task, losses_B, size)
         sum(loss_B.sum() for loss_B in losses_B.values() if loss_B.requires_grad).backward()

@@ -12,7 +12,7 @@ from tests.distributed.processes import Job
 from tests.faults.faults import GATED, TASKS, Gate, in_a_mount_namespace, messages, needs_linux, needs_root, trainer
 from trainer.batches import epoch_order
 
-_TRIALS = 4  # forwards before the first step of a start
+_TRIALS = 3  # forwards before the first step of a start
 
 
 def _seen(folder: Path, rank: int, start: int = 0) -> list[list[int]]:
