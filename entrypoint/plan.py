@@ -105,7 +105,10 @@ def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> Lau
     else:
         if per_gpu > 1:
             raise WrongUse(f"--per-gpu {per_gpu}: no GPU is in use; --processes N sets the number of CPU slots")
-        slots = [(f"CPU slot {number}", "") for number in range(request.processes or request.cpus)]
+        kind, most = (
+            ("Apple GPU", 1) if request.device == "mps" else ("CPU", request.cpus)
+        )  # Apple's one GPU is not for several at a time
+        slots = [(f"{kind} slot {number}", "") for number in range(request.processes or most)]
         shared = f", {len(slots)} slot{'s' * (len(slots) > 1)}"
     found = _found(chosen, gpus, asked, len(slots), request)
     reason = f"{found} -> sweep{shared}"

@@ -357,6 +357,7 @@ SWEEPS = [
      "2 of 2 MIG slices visible -> sweep"),
     (ask(cpus=3), 1, NONE, [["CPU slot 0", ""], ["CPU slot 1", ""], ["CPU slot 2", ""]], "1", "cpu",
      "no GPU visible -> sweep, 3 slots"),
+    (ask(cpus=4, device="mps"), 1, NONE, [["Apple GPU slot 0", ""]], "4", "mps", "no NVIDIA GPU visible -> sweep, 1 slot"),
     (ask(cpus=4, processes=2), 1, NONE, [["CPU slot 0", ""], ["CPU slot 1", ""]], "2", "cpu",
      "2 CPU processes requested -> sweep, 2 slots"),
     (ask(cpus=1, device="cpu"), 1, FOUR, [["CPU slot 0", ""]], "1", "cpu",

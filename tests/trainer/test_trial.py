@@ -142,8 +142,9 @@ class _Counting(StepCounter):
     def __init__(self) -> None:
         super().__init__()
         self.calls = 0
-        self.teacher = nn.Linear(4, 1).requires_grad_(False)
-        self.teacher.load_state_dict(self.linear.state_dict())
+        if self.kind == "teacher":
+            self.teacher = nn.Linear(4, 1).requires_grad_(False)
+            self.teacher.load_state_dict(self.linear.state_dict())
 
     def forward(self, inputs_B4: Tensor) -> Tensor:
         output_B = super().forward(inputs_B4)
