@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from entrypoint.cluster import Cluster, detect_cluster
+from entrypoint.cluster import detect_cluster
 from entrypoint.cpus import usable_cpus
+from entrypoint.driver import Driver, NoAnswer
 from entrypoint.errors import WRONG_USE, HardwareMissing, LaunchError, WrongUse
 from entrypoint.gpus import Gpu, visible_gpus
+from entrypoint.health.cli import health
+from entrypoint.options import device_options, launch_options
 from entrypoint.plan import LaunchPlan, LaunchRequest, plan_launch, plan_sweep
 from entrypoint.supervise import supervise
 
@@ -25,71 +28,18 @@ if TYPE_CHECKING:
     from entrypoint.nvml import Detection
 
 _LONGEST_MESSAGE = 1000
+_ALL_THE_SAME = "to train without GPUs all the same: --device cpu"
 _PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 _PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
-class _GpuCount(click.ParamType[int | str]):
-    name = "N|all"
+@dataclasses.dataclass
+class Checked:
+    """Beside a plan: whether to look at the GPUs' health, and the driver to ask, which was asked for the plan already."""
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
-        return self.name
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value == "all" or isinstance(value, int):
-            return "all" if value == "all" else int(value)
-        if not (value.isascii() and value.isdigit()):
-            self.fail(f"{value!r} is neither a number of GPUs nor `all`; to name GPUs use --gpu-ids {value}", param, ctx)
-        return int(value)
-
-
-_DEVICE_OPTIONS = [
-    click.option("--gpus", type=_GpuCount(), envvar="GPUS", help="How many GPUs; 0 is the CPU. Default: all visible."),
-    click.option("--gpu-ids", metavar="IDS", envvar="GPU_IDS", help="Which ones: 0,2 or UUIDs or 0:1 for a MIG slice."),
-    click.option(
-        "--processes",
-        type=click.IntRange(1),
-        metavar="N",
-        envvar="PROCESSES",
-        help="How many CPU processes: torchrun DDP over gloo, or a sweep's trials at a time.",
-    ),
-    click.option(
-        "--device",
-        type=click.Choice(["auto", "cuda", "mps", "cpu"]),
-        envvar=["DEVICE", "TRAINBOX_DEVICE"],
-        help="Default: auto, which is cuda where there are GPUs.",
-    ),
-]
-_JOB_OPTIONS = [
-    click.option(
-        "--strategy",
-        type=click.Choice(["ddp", "dp", "single"]),
-        envvar="STRATEGY",
-        help="ddp: torchrun, a process a GPU. dp: DataParallel. Default: ddp on 2 GPUs or more.",
-    ),
-    click.option(
-        "--nnodes",
-        type=click.IntRange(1),
-        metavar="N",
-        envvar="NNODES",
-        help="How many machines. Default: the scheduler's word.",
-    ),
-    click.option("--node-rank", type=click.IntRange(0), metavar="N", envvar="NODE_RANK", help="Which of them this is, from 0."),
-    click.option("--rdzv-endpoint", metavar="HOST:PORT", envvar="RDZV_ENDPOINT", help="Where they meet: on node 0."),
-    click.option("--rdzv-id", metavar="TEXT", envvar="RDZV_ID", help="The job's name there, the same on all."),
-]
-
-
-def _device_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_DEVICE_OPTIONS):
-        command = option(command)
-    return command
-
-
-def _launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_JOB_OPTIONS):
-        command = option(command)
-    return _device_options(command)
+    health: bool
+    health_limits: Path | None
+    driver: Driver | None = None
 
 
 def _whole_help(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
@@ -126,13 +76,14 @@ def cli() -> None:
       trainbox train mnist --gpus 2            two GPUs, torchrun DDP
       trainbox train my.py:Gestures --processes 2 --epochs 3
       trainbox plan mnist --gpus 3             what would be launched, and why
+      trainbox health --gpus 2                 are two GPUs there, and fit to train on?
       trainbox verify runs/digits-7d2c1a90     do a run again and compare the bits
       docker run IMAGE nvidia-smi              anything else is run as it stands
     """
 
 
 @cli.command(context_settings=_PASS_ON, options_metavar="[OPTIONS]")
-@_launch_options
+@launch_options
 @_help_option
 @click.argument("training", nargs=-1, type=click.UNPROCESSED, metavar="[TASK]")
 def train(training: tuple[str, ...], **options: Any) -> None:
@@ -146,12 +97,11 @@ def train(training: tuple[str, ...], **options: Any) -> None:
       trainbox train my_tasks/gestures.py:Gestures --set width=64
       trainbox train --processes 2 --device cpu          two gloo processes, without a GPU
     """
-    plan = _checked_plan(training, options)
-    _supervised(plan)
+    _supervised(*_checked_plan(training, options))
 
 
 @cli.command(context_settings=_PASS_ON, options_metavar="[OPTIONS]")
-@_launch_options
+@launch_options
 @_help_option
 @click.argument("training", nargs=-1, type=click.UNPROCESSED, metavar="[TASK]")
 def plan(training: tuple[str, ...], **options: Any) -> None:
@@ -162,7 +112,7 @@ def plan(training: tuple[str, ...], **options: Any) -> None:
       trainbox plan mnist --gpus 3
       GPU_IDS=0,2 trainbox plan
     """
-    decided = _checked_plan(training, options)
+    decided, _ = _checked_plan(training, options)
     click.echo(json.dumps(dataclasses.asdict(decided), indent=2))
 
 
@@ -176,7 +126,7 @@ def gpus(as_json: bool) -> None:
       trainbox gpus
       trainbox gpus --json
     """
-    found = _detected()
+    found = _detected(Driver())
     visible = _visible(found)
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(gpu) for gpu in visible], indent=2))
@@ -184,24 +134,7 @@ def gpus(as_json: bool) -> None:
     _list_gpus(visible, found)
 
 
-@cli.command()
-@click.option("--gpus", "wanted", type=_GpuCount(), envvar="GPUS", help="How many GPUs there must be.")
-@click.option("--gpu-ids", metavar="IDS", envvar="GPU_IDS", help="Which ones there must be.")
-def health(wanted: int | str | None, gpu_ids: str | None) -> None:
-    """List the GPUs; exit 3 if one that was asked for is missing or cannot be used.
-
-    \b
-    Examples:
-      trainbox health --gpus 2
-      GPU_IDS=0,2 trainbox health
-    """
-    found = _detected()
-    visible = _visible(found)
-    _list_gpus(visible, found)
-    # The same decision as a launch, so that `health` and `train` cannot differ.
-    device = None if wanted == 0 or not (wanted or gpu_ids) else "cuda"
-    decided = plan_launch(LaunchRequest(argv=(), gpus=wanted, gpu_ids=gpu_ids, device=device), visible, Cluster())
-    click.echo(f"PASS: {len(decided.gpus)} GPU(s) to use" if decided.gpus else "PASS: no GPU asked for, none to check")
+cli.add_command(health)
 
 
 def _list_gpus(gpus: tuple[Gpu, ...], found: "Detection") -> None:
@@ -214,19 +147,18 @@ def _list_gpus(gpus: tuple[Gpu, ...], found: "Detection") -> None:
 
 
 @cli.command(context_settings=_PASS_ON, options_metavar="[OPTIONS]")
-@_launch_options
+@launch_options
 @click.option("--help", "-h", "wants_help", is_flag=True, help="Show this page.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="RUN")
 def verify(words: tuple[str, ...], wants_help: bool, **options: Any) -> None:
     """Do RUN again and compare: exit 8 if the bits differ, naming the first step, the first tensor and the settings."""
     if wants_help:
         _hand_over("verify", "--help")
-    plan = _checked_plan(words, options, verb="verify")
-    _supervised(plan)
+    _supervised(*_checked_plan(words, options, verb="verify"))
 
 
 @cli.command(context_settings=_PASS_ON, options_metavar="[OPTIONS]")
-@_device_options
+@device_options
 @click.option("--per-gpu", type=click.IntRange(1), default=1, metavar="K", help="Trials that share a GPU. Default: 1.")
 @click.option("--help", "-h", "wants_help", is_flag=True, help="Show this page.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="TASK")
@@ -247,8 +179,7 @@ def sweep(words: tuple[str, ...], per_gpu: int, wants_help: bool, **options: Any
         _hand_over("sweep-show", *words[1:], *(["--help"] if wants_help else []))
     if wants_help:
         _show_whole_help(click.get_current_context(), "sweep")
-    plan = _checked_plan(words, options, "sweep", lambda request, gpus: plan_sweep(request, gpus, per_gpu))
-    _supervised(plan)
+    _supervised(*_checked_plan(words, options, "sweep", lambda request, gpus: plan_sweep(request, gpus, per_gpu)))
 
 
 @cli.command(context_settings=_PASS_ON)
@@ -302,7 +233,7 @@ def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu
     from entrypoint.drill import drill_task  # these would cost a start of training 6 ms
 
     seed = secrets.randbelow(10**6) if seed is None else seed
-    gpus = () if cpu else _visible(_detected())
+    gpus = () if cpu else _visible(_detected(Driver()))
     most = min(shards, len(gpus) or 4)
     device = ["--gpus", "{processes}"] if gpus else ["--device", "cpu", "--processes", "{processes}"]
     click.echo(f"drill on up to {most} {'GPUs' if gpus else 'CPU processes'}, {steps} steps of {shards} shards, --seed {seed}")
@@ -318,9 +249,16 @@ def tasks(rest: tuple[str, ...]) -> None:
     _hand_over("tasks", *rest)
 
 
-def _supervised(plan: LaunchPlan) -> NoReturn:
+def _supervised(plan: LaunchPlan, checked: Checked) -> NoReturn:
     # Python orders a set of texts by a number that it draws at each start, unless it is told one.
-    sys.exit(supervise(plan.argv, {"PYTHONHASHSEED": "0", **os.environ, **plan.env}))
+    env = {"PYTHONHASHSEED": "0", **os.environ, **plan.env}
+    if checked.driver is None or not checked.health or not plan.gpus:
+        sys.exit(supervise(plan.argv, env))
+    from entrypoint.health.gate import watched
+
+    with watched(plan, checked.driver, checked.health_limits) as watch:
+        code = supervise(plan.argv, env | {"TRAINBOX_HEALTH_EVENTS": str(watch.events)}, watch=watch)
+    sys.exit(code)
 
 
 def _hand_over(*words: str) -> NoReturn:
@@ -337,16 +275,17 @@ def _checked_plan(
     options: dict[str, Any],
     verb: str = "train",
     decide: Callable[[LaunchRequest, tuple[Gpu, ...]], LaunchPlan] = _planned_launch,
-) -> LaunchPlan:
+) -> tuple[LaunchPlan, Checked]:
     """The plan, while a child checks the trainer's words without torch; of two mistakes the trainer's is told."""
+    checked = Checked(options.pop("health"), options.pop("health_limits"))
     checking = subprocess.Popen(
         [sys.executable, "-m", "trainer", verb, "--check", "--device-on-stdin", *training], stdin=subprocess.PIPE, text=True
     )
     device = ""
     try:
-        plan = _plan((verb, *training), options, decide)
+        plan = _plan((verb, *training), options, decide, checked)
         device = plan.env["TRAINBOX_DEVICE"]
-        return plan
+        return plan, checked
     finally:
         checking.communicate(device + "\n")
         if checking.returncode:
@@ -354,7 +293,10 @@ def _checked_plan(
 
 
 def _plan(
-    words: tuple[str, ...], options: dict[str, Any], decide: Callable[[LaunchRequest, tuple[Gpu, ...]], LaunchPlan]
+    words: tuple[str, ...],
+    options: dict[str, Any],
+    decide: Callable[[LaunchRequest, tuple[Gpu, ...]], LaunchPlan],
+    checked: Checked,
 ) -> LaunchPlan:
     options["device"] = _device(options["device"], options["processes"])
     threads = os.environ.get("OMP_NUM_THREADS", "")
@@ -366,8 +308,10 @@ def _plan(
         **options,
     )
     # A CPU run asked for does not look at the driver at all: it works beside a broken one.
-    visible = () if request.device in ("cpu", "mps") or request.gpus == 0 else _visible(_detected())
-    return decide(request, visible)
+    if request.device in ("cpu", "mps") or request.gpus == 0:
+        return decide(request, ())
+    checked.driver = Driver()
+    return decide(request, _visible(_detected(checked.driver)))
 
 
 def _device(asked: str | None, processes: int | None) -> str | None:
@@ -376,12 +320,13 @@ def _device(asked: str | None, processes: int | None) -> str | None:
     return "mps" if (sys.platform, platform.machine()) == ("darwin", "arm64") and processes is None else None
 
 
-def _detected() -> "Detection":
-    from entrypoint import nvml  # its import takes as long as the trainer's check, which runs meanwhile
-
-    found = nvml.detect()
+def _detected(driver: Driver) -> "Detection":
+    try:
+        found = driver.detect()
+    except NoAnswer as error:
+        raise HardwareMissing(f"{error}: see `nvidia-smi` on the host, or reboot it; {_ALL_THE_SAME}") from error
     if found.broken:
-        raise HardwareMissing(f"{found.broken}; to train without GPUs all the same: --device cpu")
+        raise HardwareMissing(f"{found.broken}; {_ALL_THE_SAME}")
     return found
 
 

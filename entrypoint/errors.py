@@ -24,6 +24,12 @@ class HardwareMissing(LaunchError):
     exit_code = HARDWARE
 
 
+class HardwareUnfit(LaunchError):
+    """A GPU that should not be trained on: another node may do."""
+
+    exit_code = HARDWARE
+
+
 class BitsDiffer(LaunchError):
     """Trainings that should end with the same bits did not."""
 

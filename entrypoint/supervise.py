@@ -8,8 +8,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
+from typing import Protocol
 
-from entrypoint.errors import PREEMPTED
+from entrypoint.errors import HARDWARE, PREEMPTED
 
 # Of the 60 s that compose and Kubernetes give (stop_grace_period), so that our own message comes before their SIGKILL.
 STOP_BUDGET_S = 50
@@ -17,13 +18,27 @@ _POLL_S = 0.2
 _ECHO_S = 0.3  # `docker compose run` delivers each signal twice, about 10 ms apart: that is one wish
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
+_OTHERS_FAULTS = (7, *range(129, 160))  # a lost process, a killed one: what a broken GPU can look like
 
 
-def supervise(argv: Sequence[str], env: Mapping[str, str], stop_budget_s: float = STOP_BUDGET_S) -> int:
+class Watch(Protocol):
+    """Looks at the hardware beside the child."""
+
+    def fatal(self) -> str | None:
+        """Why the child must save and stop, or None; returns at once."""
+
+    def last_look(self) -> str | None:
+        """The same, after it has ended: it may wait a moment."""
+
+
+def supervise(
+    argv: Sequence[str], env: Mapping[str, str], stop_budget_s: float = STOP_BUDGET_S, watch: Watch | None = None
+) -> int:
     """Start `argv`, stay its parent, and return the exit code to end with.
 
     The first SIGTERM, SIGINT, SIGUSR1 or SIGHUP reaches the child as SIGTERM: save and stop. A second one, or
-    `stop_budget_s` without an end, kills it. A child killed by signal N gives 128 + N, as in a shell.
+    `stop_budget_s` without an end, kills it. A child killed by signal N gives 128 + N, as in a shell. What `watch` calls
+    fatal is such a signal too, and the end is then the hardware's (3), unless the child finished.
     """
     received: list[int] = []
     received_at = 0.0
@@ -46,24 +61,35 @@ def supervise(argv: Sequence[str], env: Mapping[str, str], stop_budget_s: float 
         start_new_session=True,  # a terminal's Ctrl-C then reaches us alone, and the ranks hear of it once
         preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - there are no threads here
     )
-    forwarded, deadline = False, 0.0
+    forwarded, deadline, broken = False, 0.0, None
     while True:
         try:
-            code = child.wait(timeout=_POLL_S)
-            if forwarded and code == -signal.SIGTERM:
-                return PREEMPTED  # it had not begun, so nothing is lost
-            return code if code >= 0 else 128 - code
+            return _exit_code(child.wait(timeout=_POLL_S), forwarded, watch)
         except subprocess.TimeoutExpired:
             pass
-        if received and not forwarded:
+        broken = broken or (watch.fatal() if watch else None)
+        if (received or broken) and not forwarded:
             forwarded, deadline = True, time.monotonic() + stop_budget_s
-            _say(f"{signal.Signals(received[0]).name} received: saving a checkpoint, then stopping (again: stop at once)")
+            why = f"{signal.Signals(received[0]).name} received" if received else "the hardware fails"
+            _say(f"{why}: saving a checkpoint, then stopping (again: stop at once)")
             child.send_signal(signal.SIGTERM)
         if forwarded and (len(received) > 1 or time.monotonic() > deadline):
             why = "second signal" if len(received) > 1 else f"not stopped {stop_budget_s:.0f} s after the signal"
             _say(f"{why}: killed; the newest checkpoint before it is whole, and the same command goes on from there")
             _kill_session(child)
-            return 128 + received[-1] if len(received) > 1 else 128 + signal.SIGKILL
+            if len(received) > 1:
+                return 128 + received[-1]
+            return HARDWARE if broken else 128 + signal.SIGKILL
+
+
+def _exit_code(code: int, forwarded: bool, watch: Watch | None) -> int:
+    """The code to end with, of the child's: a broken GPU's if that is behind a crash or a stop."""
+    if forwarded and code == -signal.SIGTERM:
+        code = PREEMPTED  # it had not begun, so nothing is lost
+    caused = code in (1, PREEMPTED, *_OTHERS_FAULTS) or code < 0
+    if watch and caused and watch.last_look():
+        return HARDWARE
+    return code if code >= 0 else 128 - code
 
 
 def _kill_session(child: subprocess.Popen[bytes]) -> None:

@@ -15,7 +15,19 @@ from typing import Any
 import pytest
 
 # What a developer's shell or a CI's scheduler may set and a test must not inherit.
-_LAUNCH_NAMES = {"GPUS", "GPU_IDS", "STRATEGY", "PROCESSES", "DEVICE", "NNODES", "NODE_RANK", "TASK", "SET"}
+_LAUNCH_NAMES = {
+    "GPUS",
+    "GPU_IDS",
+    "STRATEGY",
+    "PROCESSES",
+    "DEVICE",
+    "NNODES",
+    "NODE_RANK",
+    "TASK",
+    "SET",
+    "HEALTH",
+    "HEALTH_LIMITS",
+}
 _LAUNCH_PREFIXES = ("TRAINBOX_", "RDZV_", "SLURM_", "PET_", "KUBERNETES_", "CUDA_", "NVIDIA_", "OMP_")
 
 

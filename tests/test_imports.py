@@ -21,7 +21,15 @@ FILES = {
 
 # A module imports from its own line and those above it. A new file needs a place here.
 LAYERS = {
-    "entrypoint": ["errors gpus cluster cpus", "nvml plan supervise replay", "drill", "cli", "__main__"],
+    "entrypoint": [
+        "errors gpus cluster cpus options health.readings health.verdict",
+        "nvml plan supervise replay health.limits health.xids",
+        "driver drill health.rules health.node health.screen",
+        "health.check health.watch",
+        "health.monitor health.gate health.cli",
+        "cli",
+        "__main__",
+    ],
     "trainer": [
         "batches buffers digest metrics seeding config compare task stopping errors grid",
         "study",
@@ -44,7 +52,8 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
     "torch.distributed": {"trainer.distributed", "trainer.torchrun"},
     "torch.utils.tensorboard": {"trainer.run"},
     "tensorboard": {"trainer.run"},
-    "click": {"entrypoint.cli", "trainer.cli"},
+    "prometheus_client": {"entrypoint.health.monitor"},
+    "click": {"entrypoint.cli", "entrypoint.health.cli", "entrypoint.options", "trainer.cli"},
 }
 
 

@@ -13,7 +13,6 @@ import click
 import pytest
 
 import entrypoint.cli
-import entrypoint.nvml
 import trainer.cli
 from entrypoint.gpus import Gpu
 from entrypoint.nvml import Detection
@@ -24,6 +23,13 @@ _TASKS = f"there are {', '.join(built_in_tasks())}. Your own is file.py:Class or
 FOUR = tuple(Gpu(index, f"GPU-{letter}", "H100", 81559) for index, letter in enumerate("abcd"))
 
 Command = Callable[..., Ended]
+
+
+class FourGpus:
+    """A driver that answers without a process of its own."""
+
+    def detect(self) -> Detection:
+        return Detection(FOUR)
 
 
 @pytest.fixture
@@ -52,7 +58,7 @@ def in_this_process(
 @pytest.fixture
 def plan(in_this_process: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> Command:
     """`trainbox plan` on a host of four GPUs, whatever this one has."""
-    monkeypatch.setattr(entrypoint.nvml, "detect", lambda: Detection(FOUR))
+    monkeypatch.setattr(entrypoint.cli, "Driver", FourGpus)
     return lambda *words, **env: in_this_process(entrypoint.cli.main, ["plan", *words], env)
 
 

@@ -212,38 +212,34 @@ def test_a_lost_gpu_is_listed_and_refused_and_can_be_avoided(host: Callable[...,
     assert four.labels("--gpu-ids", "0,2,3")[0] == ["0", "2", "3"]
 
 
-def test_health_of_two_desktop_cards(host: Callable[..., Host]) -> None:
-    two = host("geforce")
-    good = two("health", "--gpus", "2")
-    assert (good.code, good.err) == (0, "")
-    assert good.out == two("gpus").out + "PASS: 2 GPU(s) to use\n"
-
-
-def test_health_is_the_verdict_of_a_launch(host: Callable[..., Host]) -> None:
+def test_health_judges_what_a_launch_would_take(host: Callable[..., Host]) -> None:
     four = host("h100", LOST, count=4)
     bad = four("health")
-    assert (bad.code, bad.err) == (3, f"trainbox: {GPU_1_LOST}\n")
-    assert len(bad.out.splitlines()) == 5, "the list, before the verdict"
+    assert (bad.code, bad.err) == (1, "")
+    assert bad.out.splitlines()[-1] == "CLOSED, CRITICAL: 4 GPUs; handle (GPU 1)"
     good = four("health", "--gpu-ids", "0,2")
-    assert (good.code, good.err, good.out.splitlines()[-1]) == (0, "", "PASS: 2 GPU(s) to use")
+    assert (good.code, good.err) == (0, "")
+    assert good.out.splitlines()[-1].startswith("OPEN, PASS: 2 GPUs")
+    few = four("health", "--gpu-ids", "0,2", GPUS="5")
+    assert few.code == 0, "--gpu-ids says which ones"
     few = four("health", GPUS="5")
-    assert (few.code, few.err) == (
-        3,
-        "trainbox: asked for 5 GPUs, found 4 (0 1 2 3): ask for at most 4, or run where there are 5\n",
-    )
+    assert few.code == 1
+    assert few.out.splitlines()[-1] == "CLOSED, CRITICAL: 4 GPUs; count (node), handle (GPU 1)"
     none = four("health", GPUS="0")
-    assert (none.code, none.out.splitlines()[-1]) == (0, "PASS: no GPU asked for, none to check")
-    slices = host("h100-mig")("health")
-    assert (slices.code, slices.out.splitlines()[-1]) == (0, "PASS: 1 GPU(s) to use")
+    assert (none.code, none.out.splitlines()[-1]) == (0, "OPEN, PASS: 0 GPUs")
+    slices = host("h100-mig")("health", "--processes", "1")
+    assert (slices.code, slices.out.splitlines()[-1]) == (0, "OPEN, PASS: 14 GPUs")
 
 
 @pytest.mark.parametrize(("error", "text"), [(18, MISMATCH), (999, UNKNOWN_ERROR)])
 def test_a_broken_driver_is_told_with_its_remedy(host: Callable[..., Host], error: int, text: str) -> None:
     broken = host("h100", {"ret.init": error})
     assert broken.refusal() == (3, text)
-    for verb in ("gpus", "health"):
-        ended = broken(verb)
-        assert (ended.code, ended.out, ended.err) == (3, "", f"trainbox: {text}\n")
+    ended = broken("gpus")
+    assert (ended.code, ended.out, ended.err) == (3, "", f"trainbox: {text}\n")
+    judged = broken("health")
+    assert (judged.code, judged.err, judged.out.splitlines()[-1]) == (1, "", "CLOSED, CRITICAL: 0 GPUs; driver (node)")
+    assert text.removesuffix(f"; {ALL_THE_SAME}") in judged.out
     assert broken.labels("--device", "cpu") == ([], "no GPU visible -> 1 process on the CPU")
     assert broken.labels("--gpus", "0") == ([], "no GPU visible -> 1 process on the CPU")
 
@@ -307,7 +303,7 @@ def test_gpus_that_torch_does_not_see_are_never_replaced_by_the_cpu(host: Callab
     two = host("geforce")
     ended = two("train", "digits", "--gpus", "1", "--epochs", "1", "--run", "r")
     assert ended.code == 3
-    assert ended.out == ""
+    assert ended.out.startswith("health     OPEN, WARN: 1 GPU; persistence (GPU 0)")
     (message,) = ended.err.splitlines()
     assert message.startswith("trainbox: process 0 was given a GPU, torch ")
     assert message.endswith(

@@ -1,0 +1,170 @@
+"""The NVIDIA driver behind a deadline: a forked process asks it, since a driver that hangs takes its caller with it."""
+
+import contextlib
+import itertools
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from entrypoint.health.readings import Sample
+from entrypoint.supervise import die_with_parent
+
+if TYPE_CHECKING:
+    from entrypoint.nvml import Detection
+
+DEADLINE_S = 10.0  # of an answer; a healthy driver takes milliseconds, and a second to wake without persistence mode
+_POLL_S = 0.05
+
+
+class NoAnswer(Exception):
+    """The driver did not answer within the deadline, or its library ended the process that asked."""
+
+
+class Driver:
+    """A process that asks the driver on request, one question at a time.
+
+    It is forked and not started anew, since a start of Python would take longer than all the questions of a launch. A question
+    that was given up stays under way: `answer` waits for it before the next is asked, so that no second process can pile up.
+    """
+
+    def __init__(self, lock: Path | None = None) -> None:
+        """Fork. With `lock`, wait first until the process of an earlier caller is gone.
+
+        Raises:
+            NoAnswer: that one still waits for the driver.
+        """
+        held = _acquire(lock, DEADLINE_S) if lock else None
+        asked, self._questions = os.pipe()
+        self._answers, answered = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _close_all_but(asked, answered, *([] if held is None else [held]))
+            _serve(asked, answered)
+        os.close(asked)
+        os.close(answered)
+        if held is not None:
+            os.close(held)  # the child has it for as long as it lives, and be it that it cannot even be killed
+        self.waiting_since_s: float | None = None
+
+    def ask(self, question: str, *arguments: Any) -> None:
+        """Send a question, the name of a method of nvml.Session; `answer` has what comes back. One at a time."""
+        self.waiting_since_s = time.monotonic()
+        with contextlib.suppress(BrokenPipeError):  # `answer` tells
+            os.write(self._questions, _framed((question, arguments)))
+
+    def answer(self, within_s: float = DEADLINE_S) -> Any:
+        """What came back to the question under way.
+
+        Raises:
+            NoAnswer: nothing yet; or the asking process died in the driver's library.
+        """
+        ready, _, _ = select.select([self._answers], [], [], max(0.0, within_s))
+        if not ready:
+            raise NoAnswer(f"the NVIDIA driver does not answer: waited {time.monotonic() - (self.waiting_since_s or 0):.0f} s")
+        try:
+            came = _read_frame(self._answers)
+        except EOFError:
+            raise NoAnswer("the process that asks the NVIDIA driver has died in the driver's library") from None
+        self.waiting_since_s = None
+        return came
+
+    def detect(self) -> "Detection":
+        """The GPUs that there are; NoAnswer after the deadline."""
+        self.ask("detect")
+        found: Detection = self.answer()
+        return found
+
+    def sample(self, uuids: Sequence[str], names: Sequence[str], events: bool = False) -> Sample:
+        """One look at the GPUs; NoAnswer after the deadline."""
+        self.ask("sample", tuple(uuids), tuple(names), events)
+        seen: Sample = self.answer()
+        return seen
+
+    def close(self) -> None:
+        """End the process; one that hangs in the kernel ends when the driver lets go of it."""
+        for end in (self._questions, self._answers):
+            os.close(end)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + 1
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(self.pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline_s:
+                time.sleep(_POLL_S / 50)
+
+
+def _serve(asked: int, answered: int) -> NoReturn:
+    """The forked process: answer until the other end is closed. It never returns into its parent's code."""
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # a scheduler signals all of a job; the parent says when this one ends
+        if sys.platform == "linux":
+            die_with_parent()
+        from entrypoint.nvml import Session
+
+        session = Session()
+        while True:
+            question, arguments = _read_frame(asked)
+            os.write(answered, _framed(getattr(session, question)(*arguments)))
+    except (EOFError, BrokenPipeError):
+        os._exit(0)
+    except BaseException:  # noqa: BLE001 - the parent hears of it as NoAnswer
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+
+
+def _close_all_but(*kept: int) -> None:
+    """Other ends of pipes, say: while one is open here, its reader waits for more."""
+    for low, high in itertools.pairwise([2, *sorted(kept), os.sysconf("SC_OPEN_MAX")]):
+        os.closerange(low + 1, high)
+
+
+def _acquire(lock: Path, within_s: float) -> int:
+    """A descriptor that holds the lock.
+
+    Raises:
+        NoAnswer: another process holds it all the time.
+    """
+    import fcntl
+
+    try:
+        held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return os.open(os.devnull, os.O_RDONLY)  # no place to keep count: go on without
+    deadline_s = time.monotonic() + within_s
+    while True:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() > deadline_s:
+                os.close(held)
+                raise NoAnswer("the NVIDIA driver does not answer: an earlier probe still waits for it") from None
+            time.sleep(_POLL_S)
+        else:
+            return held
+
+
+def _framed(value: Any) -> bytes:
+    body = pickle.dumps(value)
+    return len(body).to_bytes(4, "big") + body
+
+
+def _read_frame(end: int) -> Any:
+    """One value from the pipe: both ends are this program. EOFError at its end."""
+    size = int.from_bytes(_read_exactly(end, 4), "big")
+    return pickle.loads(_read_exactly(end, size))  # noqa: S301
+
+
+def _read_exactly(end: int, size: int) -> bytes:
+    parts = b""
+    while len(parts) < size:
+        part = os.read(end, size - len(parts))
+        if not part:
+            raise EOFError
+        parts += part
+    return parts

@@ -1,0 +1,187 @@
+"""One look at the hardware, from the question to the verdict."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from entrypoint.driver import Driver, NoAnswer
+from entrypoint.errors import HardwareMissing
+from entrypoint.gpus import Gpu, select, visible_gpus
+from entrypoint.health.limits import Limits
+from entrypoint.health.node import Node, judge_node, read_node
+from entrypoint.health.readings import Sample, Unread
+from entrypoint.health.rules import (
+    RULES,
+    Asked,
+    judge_count,
+    judge_driver,
+    judge_gpus,
+    judge_mixture,
+    names_to_read,
+    rules_for,
+)
+from entrypoint.health.verdict import Finding, Mode, Result, Verdict
+
+if TYPE_CHECKING:
+    from entrypoint.nvml import Detection
+
+NO_ANSWER = 10  # NVML's TIMEOUT, for a driver that has none of its own
+_DESCRIBING = (
+    "name",
+    "vbios",
+    "temperature_c",
+    "utilization_percent",
+    "memory_used_mib",
+    "power_w",
+)  # the screen's, and Prometheus'
+_LOOKS = 10  # of a check for people: what lasts is told from what comes and goes
+_LOOK_EVERY_S = 0.1
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be judged, and how; `wanted` is how GPUs were asked for, in words, empty if they were not."""
+
+    mode: Mode
+    asked: Asked = field(default_factory=Asked)
+    wanted: str = ""
+    limits: Limits = field(default_factory=Limits)
+    overridden: dict[str, Any] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+    processes: int = 1
+    runs_dir: Path | None = Path("runs")
+    at_runtime: bool = False
+
+
+def check_names() -> list[str]:
+    """Of all checks there are, for --require."""
+    others = ["driver", "count", "handle", "xid", "same-name", "same-vbios", "cpus", "shm", "memory", "disk", "output", "cuda"]
+    return [*others, *(rule.check for rule in RULES)]
+
+
+def choose(
+    found: Sequence[Gpu], cuda_visible_devices: str | None, gpus: int | str | None, gpu_ids: str | None
+) -> tuple[Asked, str]:
+    """The GPUs that a launch with these words would use, and the words.
+
+    Raises:
+        WrongUse: they are malformed.
+    """
+    wanted = f"--gpu-ids {gpu_ids}" if gpu_ids else f"--gpus {gpus}" if gpus is not None else ""
+    try:
+        visible = visible_gpus(found, cuda_visible_devices)
+        if gpu_ids:
+            return Asked(select(visible, gpu_ids, "--gpu-ids")), wanted
+    except HardwareMissing as error:
+        return Asked((), missing=1), str(error)
+    if gpus == "all" and not visible:
+        return Asked((), missing=1), wanted
+    count = len(visible) if gpus in (None, "all") else int(gpus or 0)
+    return Asked(visible[:count], missing=max(0, count - len(visible))), wanted
+
+
+def about(
+    found: "Detection",
+    question: Question,
+    cuda_visible_devices: str | None,
+    gpus: int | str | None,
+    gpu_ids: str | None,
+    processes: int | None,
+) -> Question | Verdict:
+    """The question about the GPUs that these words name; or the verdict, where there is no driver to ask any further.
+
+    Raises:
+        WrongUse: the words are malformed.
+    """
+    question = dataclasses.replace(question, processes=processes or 1)
+    if gpus == 0:
+        return verdict([Sample(0.0)], question, (), read_node(question.runs_dir))
+    if found.broken:
+        return broken_driver(question, found.broken)
+    if found.absent:
+        wanted = f"--gpu-ids {gpu_ids}" if gpu_ids else f"--gpus {gpus}" if gpus is not None else ""
+        return without_driver(dataclasses.replace(question, wanted=wanted), found.absent)
+    asked, wanted = choose(found.gpus, cuda_visible_devices, gpus, gpu_ids)
+    return dataclasses.replace(question, asked=asked, wanted=wanted, processes=processes or max(1, len(asked.gpus)))
+
+
+def examine(driver: Driver, question: Question, on_look: Callable[[int, int], None] = lambda _done, _all: None) -> Verdict:
+    """Sample the GPUs of the question, once or as often as its mode wants, and judge."""
+    rules = rules_for(question.mode, question.at_runtime)
+    samples: list[Sample] = []
+    looks = _LOOKS if question.mode is Mode.CHECK and question.asked.gpus else 1
+    for number in range(looks):
+        if number:
+            time.sleep(_LOOK_EVERY_S)
+        samples.append(look(driver, question, events=question.mode is Mode.CHECK))
+        on_look(number + 1, looks)
+        if samples[-1].fault:
+            break
+    node = None if question.mode is Mode.LIVE else read_node(question.runs_dir)
+    return verdict(samples, question, rules, node)
+
+
+def look(driver: Driver, question: Question, events: bool) -> Sample:
+    """One sample; a driver that does not answer in time is a sample that says so."""
+    uuids = tuple(dict.fromkeys(gpu.mig_parent or gpu.uuid for gpu in question.asked.gpus if not gpu.fault))
+    try:
+        return driver.sample(uuids, names_of(question), events)
+    except NoAnswer as error:
+        return Sample(time.monotonic(), fault=Unread(NO_ANSWER, str(error)))
+
+
+def names_of(question: Question) -> tuple[str, ...]:
+    """What is read of each GPU for the question."""
+    if question.mode is Mode.LIVE:
+        return names_to_read(rules_for(question.mode))
+    return tuple(dict.fromkeys((*names_to_read(rules_for(question.mode, question.at_runtime)), *_DESCRIBING)))
+
+
+def verdict(samples: Sequence[Sample], question: Question, rules: Any, node: Node | None) -> Verdict:
+    """What the samples (oldest first) and the node come to. Pure."""
+    newest, asked = samples[-1], question.asked
+    findings = judge_driver(newest) + judge_count(asked, question.wanted)
+    if newest.fault is None:
+        findings += judge_gpus(samples, asked, rules, question.limits)
+        if question.mode is not Mode.LIVE:
+            findings += judge_mixture(newest, asked)
+    if node is not None:
+        findings += judge_node(
+            node, newest.driver, question.processes, bool(asked.gpus) and newest.fault is None, question.limits
+        )
+    version = newest.driver.get("driver_version")
+    return Verdict(
+        question.mode,
+        tuple(findings),
+        tuple(_description(gpu, newest) for gpu in asked.gpus),
+        version if isinstance(version, str) else None,
+        question.required,
+        question.overridden,
+    )
+
+
+def without_driver(question: Question, reason: str) -> Verdict:
+    """The verdict on a host that has no NVIDIA driver: fine, unless a GPU was asked for."""
+    findings = [Finding("driver", Result.NA, reason)]
+    if question.wanted:
+        missing = dataclasses.replace(question.asked, missing=question.asked.missing or 1)
+        findings = [Finding("driver", Result.CRITICAL, reason, limit="it is there", source="you", action="use_others")]
+        findings += judge_count(missing, question.wanted)
+    if question.mode is not Mode.LIVE:
+        findings += judge_node(read_node(question.runs_dir), {}, question.processes, False, question.limits)
+    return Verdict(question.mode, tuple(findings), required=question.required, overridden=question.overridden)
+
+
+def broken_driver(question: Question, reason: str, action: str = "reboot") -> Verdict:
+    """The verdict on a driver that is there and does not work."""
+    finding = Finding("driver", Result.CRITICAL, reason, limit="it answers", source="NVIDIA", action=action)
+    return Verdict(question.mode, (finding,), required=question.required, overridden=question.overridden)
+
+
+def _description(gpu: Gpu, newest: Sample) -> dict[str, Any]:
+    readings = newest.gpus.get(gpu.mig_parent or gpu.uuid, {})
+    figures = {name: value for name in _DESCRIBING[2:] if isinstance(value := readings.get(name), int)}
+    return {"gpu": gpu.label, "uuid": gpu.uuid, "name": gpu.name, "memory_mib": gpu.memory_mib, **figures}

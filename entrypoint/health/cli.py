@@ -1,0 +1,117 @@
+"""`trainbox health`: the checks for people, before a run, beside it, and in depth."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from entrypoint.errors import WrongUse
+from entrypoint.options import GpuCount
+
+if TYPE_CHECKING:
+    from entrypoint.driver import Driver
+    from entrypoint.health.check import Question
+    from entrypoint.health.verdict import Verdict
+
+_LIVE_LOCK = "/tmp/trainbox-live-{uid}.lock"  # noqa: S108 - of this user alone, and never followed through a link
+
+
+@click.command()
+@click.option(
+    "--gpus", type=GpuCount(), envvar="GPUS", help="How many GPUs there must be. Default: judge those that are there."
+)
+@click.option("--gpu-ids", metavar="IDS", envvar="GPU_IDS", help="Which ones there must be, and are judged.")
+@click.option("--gate", "mode", flag_value="gate", help="For before a run: one look, under a second.")
+@click.option("--live", "mode", flag_value="live", help="For a liveness probe: does the driver answer, are all GPUs there?")
+@click.option("--monitor", "mode", flag_value="monitor", help="For beside runs: look again and again, and serve what is found.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: docs/health.schema.json.")
+@click.option(
+    "--require", metavar="CHECKS", default="", help="Checks that must be readable here, as in ecc-uncorrected,nvlink."
+)
+@click.option(
+    "--limits", type=click.Path(path_type=Path), envvar="HEALTH_LIMITS", metavar="FILE", help="Other limits, in TOML."
+)
+@click.option("--processes", type=click.IntRange(1), metavar="N", envvar="PROCESSES", help="To start here. Default: one a GPU.")
+@click.option(
+    "--runs-dir",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    envvar="TRAINBOX_RUNS_DIR",
+    metavar="FOLDER",
+    help="Where runs are to be written. Default: runs.",
+)
+@click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:9400", help="--monitor: where. Default: 127.0.0.1:9400.")
+@click.option("--interval-s", type=click.FloatRange(0.1), default=5.0, help="--monitor: between two looks. Default: 5.")
+def health(
+    gpus: int | str | None,
+    gpu_ids: str | None,
+    mode: str | None,
+    as_json: bool,
+    require: str,
+    limits: Path | None,
+    processes: int | None,
+    runs_dir: Path,
+    listen: str,
+    interval_s: float,
+) -> None:
+    """Judge GPUs, driver and node; exit 0 if a run may start, 1 if not, 2 if that could not be found out.
+
+    \b
+    Examples:
+      trainbox health                          one screen, after a second of looking
+      trainbox health --gate --gpus 4 --json   in a script, an init container or a SLURM prolog
+      trainbox health --live                   as a liveness probe
+      trainbox health --monitor                /metrics and /healthz on 127.0.0.1:9400
+      trainbox health --limits limits.toml --require ecc-uncorrected
+    """
+    from entrypoint.driver import Driver, NoAnswer
+    from entrypoint.health.check import Question, broken_driver, check_names
+    from entrypoint.health.limits import read_limits
+    from entrypoint.health.verdict import Mode
+
+    kind = Mode(mode or "check")
+    required = tuple(filter(None, require.split(",")))
+    if unknown := [name for name in required if name not in check_names()]:
+        raise WrongUse(f"--require {require}: there is no check {unknown[0]}; there are {', '.join(check_names())}")
+    used, overridden = read_limits(limits)
+    question = Question(kind, limits=used, overridden=overridden, required=required, runs_dir=runs_dir)
+    try:
+        driver = Driver(Path(_LIVE_LOCK.format(uid=os.getuid())) if kind is Mode.LIVE else None)
+        if kind is Mode.MONITOR:
+            from entrypoint.health.monitor import monitor
+
+            sys.exit(monitor(driver, question, gpus, gpu_ids, listen, interval_s))
+        verdict = _verdict(driver, question, gpus, gpu_ids, processes, as_json)
+    except NoAnswer as error:
+        verdict = broken_driver(question, str(error))
+    _show(verdict, as_json)
+    sys.exit(verdict.exit_code)
+
+
+def _verdict(
+    driver: "Driver", question: "Question", gpus: int | str | None, gpu_ids: str | None, processes: int | None, as_json: bool
+) -> "Verdict":
+    from entrypoint.health.check import about, examine
+    from entrypoint.health.verdict import Verdict
+
+    decided = about(driver.detect(), question, os.environ.get("CUDA_VISIBLE_DEVICES"), gpus, gpu_ids, processes)
+    if isinstance(decided, Verdict):
+        return decided
+
+    def progress(done: int, looks: int) -> None:
+        if looks > 1 and not as_json and sys.stderr.isatty():
+            click.echo(f"\rlooking at {len(decided.asked.gpus)} GPU(s): {done} of {looks}", err=True, nl=done == looks)
+
+    return examine(driver, decided, progress)
+
+
+def _show(verdict: "Verdict", as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(verdict.to_json(), indent=2, ensure_ascii=False))
+        return
+    from entrypoint.health.screen import screen
+
+    click.echo(screen(verdict))

@@ -1,0 +1,72 @@
+"""The limits that the rules hold readings against, whose they are, and a file that overrides them."""
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from entrypoint.errors import WrongUse
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Each field is a number or a result, and can be overridden by a line of a TOML file."""
+
+    ecc_uncorrected: int = 0  # errors since the driver was loaded; more is CRITICAL
+    remapped_rows: int = 512  # as many or more is WARN
+    remap_pending: str = "WARN"  # WARN or CRITICAL: what a pending row remap is
+    retired_pages: int = 63  # as many or more is CRITICAL
+    slowdown_samples: int = 6  # of the last 10: as many or more is CRITICAL
+    shutdown_margin_c: int = 3  # degrees below the device's shutdown: from there CRITICAL
+    pcie_replays_per_minute: float = 8  # more is WARN
+    nvlink_errors: int = 1  # replays and recoveries since the driver was loaded: as many or more is CRITICAL
+    nvlink_crc_per_second: float = 100  # as many or more is CRITICAL
+    shm_mib_per_process: int = 64  # less is WARN: Docker's own /dev/shm has 64 in all
+    memory_mib_per_process: int = 2048  # less is WARN
+    disk_mib: int = 2048  # free where runs are written; less is WARN
+    deep_slowest_of_median: float = 0.8  # bandwidth of a GPU or pair against the median of all; less is WARN
+
+
+SOURCES = {
+    "ecc_uncorrected": "NVIDIA Health Validation",
+    "remapped_rows": "NVIDIA, row remapping: 512 rows are all there are",
+    "remap_pending": "Trainbox; others fail it",
+    "retired_pages": "NVIDIA, dynamic page retirement: 64 pages are all there are",
+    "slowdown_samples": "Trainbox",
+    "shutdown_margin_c": "the device, and Trainbox's margin",
+    "pcie_replays_per_minute": "DCGM",
+    "nvlink_errors": "DCGM",
+    "nvlink_crc_per_second": "DCGM",
+    "shm_mib_per_process": "Trainbox",
+    "memory_mib_per_process": "Trainbox",
+    "disk_mib": "Trainbox",
+    "deep_slowest_of_median": "Trainbox",
+}
+
+
+def read_limits(file: Path | None) -> tuple[Limits, dict[str, Any]]:
+    """The limits with those of `file` (TOML: `remapped_rows = 100`), and which of them are not the usual ones.
+
+    Raises:
+        WrongUse: no such file, no TOML, no such limit, or a value of another kind.
+    """
+    if file is None:
+        return Limits(), {}
+    try:
+        given = tomllib.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise WrongUse(
+            f"--limits {file}: {getattr(error, 'strerror', None) or error}: lines such as remapped_rows = 100"
+        ) from error
+    usual = dataclasses.asdict(Limits())
+    for name, value in given.items():
+        if name not in usual:
+            raise WrongUse(f"--limits {file}: there is no limit {name}; there are {', '.join(usual)}")
+        if name == "remap_pending":
+            if value not in ("WARN", "CRITICAL"):
+                raise WrongUse(f'--limits {file}: remap_pending is "WARN" or "CRITICAL", not {value!r}')
+        elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
+            raise WrongUse(f"--limits {file}: {name} is a number from 0 up (usually {usual[name]}), not {value!r}")
+    changed = {name: value for name, value in given.items() if value != usual[name]}
+    return dataclasses.replace(Limits(), **changed), {n: {"value": v, "usual": usual[n]} for n, v in changed.items()}

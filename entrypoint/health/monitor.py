@@ -1,0 +1,201 @@
+"""`trainbox health --monitor`: look again and again, tell what changes, and serve /healthz and /metrics."""
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from entrypoint.driver import DEADLINE_S, Driver, NoAnswer
+from entrypoint.errors import WrongUse
+from entrypoint.health.check import NO_ANSWER, Question, about, look, verdict
+from entrypoint.health.node import read_node
+from entrypoint.health.readings import Sample, Unread
+from entrypoint.health.rules import SLOWDOWN_WINDOW, rules_for
+from entrypoint.health.screen import closing_line
+from entrypoint.health.verdict import Result, Verdict
+
+# As a number for Prometheus, where alerts compare: from 3 on a run must not start.
+LEVELS = {Result.NA: -1, Result.PASS: 0, Result.INFO: 1, Result.WARN: 2, Result.UNKNOWN: 3, Result.CRITICAL: 4}
+_GAUGES = {
+    "temperature_c": ("trainbox_gpu_temperature_celsius", "The GPU's temperature"),
+    "utilization_percent": ("trainbox_gpu_utilization_percent", "Share of the time in which something computed on the GPU"),
+    "memory_used_mib": ("trainbox_gpu_memory_used_mebibytes", "Memory in use on the GPU"),
+    "power_w": ("trainbox_gpu_power_watts", "Power that the GPU draws"),
+}
+
+
+class Latest(Collector):
+    """The newest verdict, as its readers see it: Prometheus, and the probes."""
+
+    def __init__(self, stale_s: float) -> None:
+        self._stale_s = stale_s
+        self._verdict: Verdict | None = None
+        self._at_s = 0.0
+
+    def put(self, verdict: Verdict) -> None:
+        self._verdict, self._at_s = verdict, time.monotonic()
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self._at_s
+
+    def healthz(self) -> tuple[str, str]:
+        """(HTTP status, text). A verdict that is too old is none: the monitor itself hangs."""
+        if self._verdict is None:
+            return "503 Service Unavailable", "no look is done yet"
+        if self.age_s > self._stale_s:
+            return "503 Service Unavailable", f"the last look is {self.age_s:.0f} s old: the monitor or the driver hangs"
+        return ("200 OK" if self._verdict.open else "503 Service Unavailable"), closing_line(self._verdict)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """For Prometheus: the verdict, each check of each GPU, and the GPUs' figures."""
+        verdict = self._verdict
+        if verdict is None:
+            return
+        yield GaugeMetricFamily("trainbox_health_open", "1 if a run may start or go on", value=int(verdict.open))
+        yield GaugeMetricFamily("trainbox_health_age_seconds", "Time since the last look", value=self.age_s)
+        checks = GaugeMetricFamily(
+            "trainbox_health_check",
+            "Result of a check: -1 NA, 0 PASS, 1 INFO, 2 WARN, 3 UNKNOWN, 4 CRITICAL; the worst where a check found several",
+            labels=["check", "gpu", "uuid"],
+        )
+        levels: dict[tuple[str, str, str], int] = {}
+        for finding in verdict.findings:
+            key = (finding.check, finding.gpu or "", finding.uuid or "")
+            levels[key] = max(levels.get(key, LEVELS[Result.NA]), LEVELS[finding.result])
+        for key, level in levels.items():
+            checks.add_metric(list(key), level)
+        yield checks
+        for name, (metric, text) in _GAUGES.items():
+            family = GaugeMetricFamily(metric, text, labels=["gpu", "uuid", "name"])
+            for gpu in verdict.gpus:
+                if name in gpu:
+                    family.add_metric([gpu["gpu"], gpu["uuid"], gpu["name"]], gpu[name])
+            yield family
+
+
+def monitor(
+    driver: Driver, question: Question, gpus: int | str | None, gpu_ids: str | None, listen: str, interval_s: float
+) -> int:
+    """Look every `interval_s` seconds until a signal; returns the exit code.
+
+    Raises:
+        WrongUse: `listen` is no address of this host, or is taken.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    question = dataclasses.replace(question, at_runtime=True)
+    latest = Latest(stale_s=2 * interval_s + 2 * DEADLINE_S)
+    server = _server(listen, latest)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    host, port = server.server_address[:2]
+    _say(f"/healthz and /metrics on http://{host!s}:{port}, a look each {interval_s:g} s")
+    looks = _Looks(driver, question, gpus, gpu_ids)
+    said = ""
+    while not stop.is_set():
+        latest.put(seen := looks.next())
+        told = {finding.line for finding in seen.findings if finding.result in (Result.WARN, Result.UNKNOWN, Result.CRITICAL)}
+        for line in sorted(told - looks.told):
+            _say(line)
+        looks.told = told
+        if (line := closing_line(seen)) != said:
+            _say(said := line)
+        stop.wait(interval_s)
+    server.shutdown()
+    return 0
+
+
+class _Looks:
+    """One verdict after another, on the samples up to now; GPUs that were asked for and are missing are looked for again."""
+
+    def __init__(self, driver: Driver, question: Question, gpus: int | str | None, gpu_ids: str | None) -> None:
+        self.told: set[str] = set()
+        self._driver, self._words, self._base = driver, (gpus, gpu_ids), question
+        self._question: Question | None = None
+        self._samples: deque[Sample] = deque(maxlen=SLOWDOWN_WINDOW)
+        self._xids: list[tuple[str, int]] = []
+
+    def next(self) -> Verdict:
+        if self._driver.waiting_since_s is not None and (still := self._awaited()) is not None:
+            return still
+        if self._question is None:
+            try:
+                found = about(self._driver.detect(), self._base, os.environ.get("CUDA_VISIBLE_DEVICES"), *self._words, None)
+            except NoAnswer as error:
+                return self._judged(Sample(time.monotonic(), fault=Unread(NO_ANSWER, str(error))), self._base)
+            if isinstance(found, Verdict):
+                return found
+            self._question = None if found.asked.missing else found
+            if self._question is None:
+                return self._judged(look(self._driver, found, events=True), found)
+        return self._judged(look(self._driver, self._question, events=True), self._question)
+
+    def _awaited(self) -> Verdict | None:
+        """None once the answer that was given up has come: it is dropped, and the next look is a fresh one."""
+        try:
+            self._driver.answer(0)
+        except NoAnswer as error:
+            return self._judged(Sample(time.monotonic(), fault=Unread(NO_ANSWER, str(error))), self._question or self._base)
+        return None
+
+    def _judged(self, sample: Sample, question: Question) -> Verdict:
+        self._xids += sample.xids
+        # Xids stay until the monitor is started again; rates and looks are of the samples that could be read.
+        whole = dataclasses.replace(sample, xids=tuple(dict.fromkeys(self._xids)))
+        if sample.fault is not None:
+            return verdict([whole], question, rules_for(question.mode, True), read_node(question.runs_dir))
+        self._samples.append(dataclasses.replace(sample, xids=()))
+        seen = [*list(self._samples)[:-1], whole]
+        return verdict(seen, question, rules_for(question.mode, True), read_node(question.runs_dir))
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A slow reader must not keep the next one waiting."""
+
+    daemon_threads = True
+
+
+class _QuietHandler(WSGIRequestHandler):
+    """A line in the log for each probe would hide what counts."""
+
+    timeout = 10  # seconds for a request
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def _server(listen: str, latest: Latest) -> WSGIServer:
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise WrongUse(f"--listen {listen} is not HOST:PORT: write it as in 127.0.0.1:9400")
+    registry = CollectorRegistry()
+    registry.register(latest)
+    metrics = make_wsgi_app(registry)
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/metrics":
+            page: Iterable[bytes] = metrics(environ, start_response)
+            return page
+        status, text = latest.healthz() if environ["PATH_INFO"] == "/healthz" else ("404 Not Found", "/healthz or /metrics")
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{text}\n".encode()]
+
+    try:
+        return make_server(host.strip("[]"), int(port), app, _Server, _QuietHandler)
+    except OSError as error:
+        raise WrongUse(f"--listen {listen}: {error.strerror or error}: give an address of this host and a free port") from error
+
+
+def _say(text: str) -> None:
+    print(f"trainbox: {text}", flush=True)

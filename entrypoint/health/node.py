@@ -1,0 +1,162 @@
+"""The node beside its GPUs: shared memory, memory, CPUs, disk, and the driver against the wheels' CUDA."""
+
+import importlib.util
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoint.cpus import usable_cpus
+from entrypoint.health.limits import SOURCES, Limits
+from entrypoint.health.readings import Readings
+from entrypoint.health.verdict import Finding, Result
+
+_MIB = 2**20
+_SHM = Path("/dev/shm")  # noqa: S108 - the system's own name
+
+
+@dataclass(frozen=True)
+class Node:
+    """What was found; None where the system has no such thing. `output_fault` says why runs cannot be written."""
+
+    cpus: int
+    shm_free_mib: int | None
+    memory_free_mib: int | None
+    disk_free_mib: int | None
+    output: str | None
+    output_fault: str | None
+    wheels_cuda: str | None
+
+
+def read_node(runs_dir: Path | None) -> Node:
+    """Look at the node; a folder for runs that is not there yet is judged by the one that it would be made in."""
+    folders = (runs_dir, *runs_dir.absolute().parents) if runs_dir else ()
+    place = next((folder for folder in folders if folder.exists()), Path("/"))
+    return Node(
+        cpus=usable_cpus(),
+        shm_free_mib=_free_mib(_SHM),
+        memory_free_mib=_memory_free_mib(),
+        disk_free_mib=_free_mib(place),
+        output=str(runs_dir) if runs_dir else None,
+        output_fault=_write_fault(place) if runs_dir else None,
+        wheels_cuda=_wheels_cuda(),
+    )
+
+
+def judge_node(node: Node, driver: Readings, processes: int, uses_gpus: bool, limits: Limits) -> list[Finding]:
+    """The findings on the node, for `processes` to be started on it."""
+    findings = [
+        _at_least("cpus", node.cpus, processes, "CPU(s) to use", f"{processes}, one a process", "Trainbox", "make_room"),
+        _at_least(
+            "shm",
+            node.shm_free_mib,
+            limits.shm_mib_per_process * processes,
+            "MiB free in /dev/shm",
+            f"{limits.shm_mib_per_process} MiB a process, for loader workers",
+            SOURCES["shm_mib_per_process"],
+            "make_room",
+        ),
+        _at_least(
+            "memory",
+            node.memory_free_mib,
+            limits.memory_mib_per_process * processes,
+            "MiB of memory free under the cgroup's limit",
+            f"{limits.memory_mib_per_process} MiB a process",
+            SOURCES["memory_mib_per_process"],
+            "make_room",
+        ),
+    ]
+    if node.output is not None:
+        findings += _judge_output(node, limits)
+    return [*findings, judge_cuda(node.wheels_cuda, driver)] if uses_gpus else findings
+
+
+def _judge_output(node: Node, limits: Limits) -> list[Finding]:
+    unit, limit = f"MiB free for {node.output}", f"{limits.disk_mib} MiB"
+    disk = _at_least("disk", node.disk_free_mib, limits.disk_mib, unit, limit, SOURCES["disk_mib"], "make_room")
+    if node.output_fault:
+        return [
+            disk,
+            Finding("output", Result.CRITICAL, node.output_fault, limit="writable", source="Trainbox", action="fix_mount"),
+        ]
+    return [disk, Finding("output", Result.PASS, f"{node.output} can be written")]
+
+
+def _at_least(check: str, found: int | None, least: int, unit: str, limit: str, source: str, action: str) -> Finding:
+    if found is None:
+        return Finding(check, Result.NA, "this system does not tell")
+    good = found >= least
+    result = Result.PASS if good else Result.WARN
+    return Finding(check, result, f"{found:,} {unit}", limit=limit, source=source, action="" if good else action)
+
+
+def judge_cuda(wheels: str | None, driver: Readings) -> Finding:
+    """Whether the driver is new enough for the CUDA of torch's wheels: the same major version, or a later one, will do."""
+    known = driver.get("cuda")
+    if wheels is None:
+        return Finding("cuda", Result.NA, "torch here is built without CUDA, or is not installed")
+    if not isinstance(known, int):
+        return Finding("cuda", Result.UNKNOWN, f"the driver does not tell its CUDA version ({known})", action="inspect")
+    had = f"{known // 1000}.{known % 1000 // 10}"
+    good = known // 1000 >= int(wheels.split(".", 1)[0])
+    read = f"driver {driver.get('driver_version')} knows CUDA up to {had}, torch is built for {wheels}"
+    if good:
+        return Finding("cuda", Result.PASS, read)
+    read = f"this image is too new for this driver: {read}"
+    return Finding("cuda", Result.CRITICAL, read, limit="the same major version", source="CUDA", action="update_driver")
+
+
+def _free_mib(place: Path) -> int | None:
+    try:
+        return shutil.disk_usage(place).free // _MIB
+    except OSError:
+        return None
+
+
+def _write_fault(place: Path) -> str | None:
+    """Why nothing can be written in `place`; asked of the system, nothing is written."""
+    if not place.is_dir():
+        return f"{place} is not a folder"
+    if os.statvfs(place).f_flag & os.ST_RDONLY:
+        return f"{place} is on a read-only file system"
+    if not os.access(place, os.W_OK | os.X_OK):
+        return f"{place} cannot be written by uid {os.getuid()}, gid {os.getgid()}"
+    return None
+
+
+def _memory_free_mib() -> int | None:
+    """What the host has available, or what is left of the tightest cgroup above, whichever is less."""
+    available = [int(kib) // 1024 for kib in re.findall(r"^MemAvailable: +(\d+) kB", _text(Path("/proc/meminfo")), re.M)]
+    root = Path("/sys/fs/cgroup")
+    for line in _text(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base = root / "memory" if controllers else root
+        most, used = ("memory.limit_in_bytes", "memory.usage_in_bytes") if controllers else ("memory.max", "memory.current")
+        folder = base / path.lstrip("/")
+        for level in [folder, *folder.parents]:
+            limit, usage = _text(level / most).strip(), _text(level / used).strip()
+            if limit.isdigit() and usage.isdigit():
+                cache = sum(map(int, re.findall(r"^(?:total_)?inactive_file (\d+)", _text(level / "memory.stat"), re.M)[:1]))
+                available.append(max(0, int(limit) - int(usage) + cache) // _MIB)  # file cache makes way
+            if level == base:
+                break
+    return min(available, default=None)
+
+
+def _wheels_cuda() -> str | None:
+    """The CUDA that the installed torch is built for, from its version file: importing it takes seconds."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    match = re.search(r"^cuda\b[^=]*= *['\"]([\d.]+)['\"]", _text(Path(found.origin).parent / "version.py"), re.M)
+    return match[1] if match else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,424 @@
+"""The rules for GPUs, as data, and the pure way from samples to findings.
+
+A rule names what it reads. What could not be read becomes NA or UNKNOWN before the rule is asked: no rule passes by accident.
+Whose rules they are: NVIDIA Health Validation unless a rule says otherwise; docs/health.md shows each one's red and green.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from entrypoint.gpus import Gpu
+from entrypoint.health.limits import SOURCES, Limits
+from entrypoint.health.readings import Sample, Unread, Value
+from entrypoint.health.verdict import Finding, Mode, Result
+from entrypoint.health.xids import xid_result
+
+# NVML's error numbers, by what follows from them.
+ABSENT = frozenset({3, 13, 25, 26})  # not supported, no such function, another version of a struct, deprecated
+NO_PERMISSION = 4
+LOST = frozenset({15, 16})  # the GPU is lost, or must be reset first
+CORRUPTED_INFOROM = 14
+SLOWDOWN_WINDOW = 10  # samples
+_HARDWARE_SLOWDOWN = 0x08 | 0x40 | 0x80  # as a whole, thermal, power brake; idle and the power cap are everyday
+_MINUTE_S = 60.0
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a rule came to: the result, what was read, the limit and what to do, in words."""
+
+    result: Result
+    read: str
+    limit: str = ""
+    action: str = ""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`judge` gets the values named in `reads` and the limits. `sampled`: it needs more than one look.
+
+    `ends_a_run`: its CRITICAL is no reason to wait, so that a training beside it saves and stops.
+    """
+
+    check: str
+    reads: tuple[str, ...]
+    judge: Callable[[Values, Limits], Judgement]
+    source: str = "NVIDIA Health Validation"
+    sampled: bool = False
+    ends_a_run: bool = False
+    at_runtime: bool = True  # also while a training runs, where the training's own processes would be found
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the verdict is about: `gpus` to use, `missing` of those asked for, `per_gpu` processes to start on each."""
+
+    gpus: tuple[Gpu, ...] = ()
+    missing: int = 0
+    per_gpu: int = 1
+
+
+def judge(count: int, limit: int, read: str, says: str, bad: Result, action: str) -> Judgement:
+    """`bad` where the count is at the limit or above."""
+    return Judgement(bad, read, says, action) if count >= limit else Judgement(Result.PASS, read, says)
+
+
+def _recovery_action(values: Values, _limits: Limits) -> Judgement:
+    number = values["recovery_action"]
+    known = {
+        0: (Result.PASS, "none", ""),
+        1: (Result.CRITICAL, "GPU reset", "reset_gpu"),
+        2: (Result.CRITICAL, "node reboot", "reboot"),
+        3: (Result.WARN, "drain peer-to-peer traffic", "inspect"),
+        4: (Result.CRITICAL, "drain and reset", "reset_gpu"),
+        5: (Result.CRITICAL, "recover the IMEX domain", "reboot"),
+        6: (Result.CRITICAL, "bus reset", "reset_gpu"),
+        7: (Result.CRITICAL, "system reboot", "reboot"),
+    }
+    result, text, action = known.get(number, (Result.WARN, "unknown to Trainbox", "inspect"))
+    return Judgement(result, f"the driver asks for {number} ({text})", "0 (none)", action)
+
+
+def _ecc(values: Values, limits: Limits) -> Judgement:
+    count, most = values["ecc_uncorrected"], limits.ecc_uncorrected
+    return judge(
+        count,
+        most + 1,
+        f"{count} uncorrected memory errors since the driver was loaded",
+        f"at most {most}",
+        Result.CRITICAL,
+        "reset_gpu",
+    )
+
+
+def _sram(values: Values, _limits: Limits) -> Judgement:
+    flag = values["sram_threshold_exceeded"]
+    read = "threshold exceeded" if flag else "threshold not exceeded"
+    return judge(flag, 1, read, "the device's threshold of SRAM errors", Result.CRITICAL, "replace")
+
+
+def _row_remap(values: Values, limits: Limits) -> Judgement:
+    corrected, uncorrected, pending, failed = values["remapped_rows"]
+    rows = corrected + uncorrected
+    read = f"{rows} rows remapped, {'one' if pending else 'none'} pending, {'one' if failed else 'none'} failed"
+    says = f"none failed, none pending, less than {limits.remapped_rows}"
+    if failed:
+        return Judgement(Result.CRITICAL, read, says, "replace")
+    if pending:
+        return Judgement(Result(limits.remap_pending), read, says, "reset_gpu")
+    return judge(rows, limits.remapped_rows, read, says, Result.WARN, "replace")
+
+
+def _retired_pages(values: Values, limits: Limits) -> Judgement:
+    pages, pending = values["retired_pages"], values["retired_pages_pending"]
+    read = f"{pages} pages retired{', one pending' if pending else ''}"
+    says = f"less than {limits.retired_pages}, none pending"
+    if pages < limits.retired_pages and pending:
+        return Judgement(Result.WARN, read, says, "reset_gpu")
+    return judge(pages, limits.retired_pages, read, says, Result.CRITICAL, "replace")
+
+
+def _slowdown(values: Values, limits: Limits) -> Judgement:
+    reasons, slow, looks = values["slowdown"]
+    names = {0x08: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "hardware power brake"}
+    now = ", ".join(name for bit, name in names.items() if reasons & bit) or "none"
+    read = f"{now} now, in {slow} of the last {looks} looks"
+    says = f"none; CRITICAL from {limits.slowdown_samples} of {SLOWDOWN_WINDOW} looks"
+    if slow >= limits.slowdown_samples:
+        return Judgement(Result.CRITICAL, read, says, "cool")
+    return Judgement(Result.WARN if slow else Result.PASS, read, says, "cool" * bool(slow))
+
+
+def _temperature(values: Values, limits: Limits) -> Judgement:
+    temperature, slowdown, shutdown = values["temperature_c"], values["slowdown_c"], values["shutdown_c"]
+    read, critical = f"{temperature} °C", shutdown - limits.shutdown_margin_c
+    says = f"slowdown {slowdown} °C, CRITICAL from {critical} °C, shutdown {shutdown} °C"
+    if temperature >= critical:
+        return Judgement(Result.CRITICAL, read, says, "cool")
+    return judge(temperature, slowdown, read, says, Result.WARN, "cool")
+
+
+def _margin(values: Values, limits: Limits) -> Judgement:
+    """The same for GPUs that tell how many degrees are left: below zero is beyond the working limit."""
+    margin, slowdown, shutdown = values["margin_c"], values["slowdown_margin_c"], values["shutdown_margin_c"]
+    read, critical = f"{margin} °C left", shutdown + limits.shutdown_margin_c
+    says = f"slowdown at {slowdown}, CRITICAL from {critical}, shutdown at {shutdown}"
+    if margin <= critical:
+        return Judgement(Result.CRITICAL, read, says, "cool")
+    return judge(-margin, -slowdown, read, says, Result.WARN, "cool")
+
+
+def _pcie_width(values: Values, _limits: Limits) -> Judgement:
+    width, most = values["pcie_width"], values["pcie_max_width"]
+    return judge(most - width, 1, f"{width} lanes", f"{most}, the device's and the slot's", Result.WARN, "inspect")
+
+
+def _pcie_replays(values: Values, limits: Limits) -> Judgement:
+    rate, most = values["pcie_replays_per_minute"], limits.pcie_replays_per_minute
+    read, says = f"{rate:g} replays a minute", f"at most {most:g} a minute"
+    return Judgement(Result.WARN, read, says, "inspect") if rate > most else Judgement(Result.PASS, read, says)
+
+
+def _nvlink(values: Values, _limits: Limits) -> Judgement:
+    active = values["nvlink_active"]
+    down = [str(link) for link, state in enumerate(active) if not state]
+    read, says = f"{len(active) - len(down)} of {len(active)} links active", "all"
+    if len(down) == len(active):
+        # A card without a bridge looks the same as one whose links have all died.
+        return Judgement(Result.WARN, f"{read}: no bridge, or all are down", says, "inspect")
+    if down:
+        return Judgement(Result.CRITICAL, f"{read}: down {', '.join(down)}", says, "reset_gpu")
+    return Judgement(Result.PASS, read, says)
+
+
+def _nvlink_errors(values: Values, limits: Limits) -> Judgement:
+    errors = values["nvlink_errors"]
+    worst = max(errors)
+    read = f"{sum(errors)} replays and recoveries" + (f", {worst} on link {errors.index(worst)}" if worst else "")
+    says = f"less than {limits.nvlink_errors} a link since the driver was loaded"
+    return judge(worst, limits.nvlink_errors, read, says, Result.CRITICAL, "reset_gpu")
+
+
+def _nvlink_crc(values: Values, limits: Limits) -> Judgement:
+    rate, most = values["nvlink_crc_per_second"], limits.nvlink_crc_per_second
+    says = f"less than {most:g} a second"
+    result, action = (Result.CRITICAL, "reset_gpu") if rate >= most else (Result.PASS, "")
+    return Judgement(result, f"{rate:g} CRC errors a second on the worst link", says, action)
+
+
+def _fabric(values: Values, _limits: Limits) -> Judgement:
+    state, status = values["fabric"]
+    name = {1: "not started", 2: "in progress", 3: "completed"}.get(state, "unknown")
+    if state == 0:  # so do healthy cards without NVSwitch
+        return Judgement(Result.NA, "no NVSwitch fabric")
+    read = f"registration {state} ({name}), status {status}"
+    good = state == 3 and status == 0
+    return Judgement(Result.PASS if good else Result.CRITICAL, read, "3 (completed), status 0", "" if good else "reboot")
+
+
+def _inforom(values: Values, _limits: Limits) -> Judgement:
+    return Judgement(Result.PASS, f"version {values['inforom']}", "whole")
+
+
+def _persistence(values: Values, _limits: Limits) -> Judgement:
+    on = values["persistence"]
+    return judge(1 - on, 1, "on" if on else "off: each start waits for the driver", "on", Result.WARN, "change_mode")
+
+
+def _compute_mode(values: Values, _limits: Limits) -> Judgement:
+    mode, processes, per_gpu = values["compute_mode"], len(values["processes"]), values["per_gpu"]
+    name = {0: "DEFAULT", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}.get(mode, str(mode))
+    says = "DEFAULT"
+    if mode == 2:
+        return Judgement(Result.CRITICAL, name, says, "change_mode")
+    if mode in (1, 3):
+        wanted = f"{name}, {processes} program(s) there, {per_gpu} to start"
+        crowded = processes + per_gpu > 1
+        return Judgement(Result.CRITICAL if crowded else Result.WARN, wanted, says, "change_mode")
+    return Judgement(Result.PASS, name, says)
+
+
+def _mig(values: Values, _limits: Limits) -> Judgement:
+    current, pending = values["mig"]
+    names = ("off", "on")
+    read = names[current] if current == pending else f"{names[current]}, {names[pending]} after the next reset"
+    return judge(int(current != pending), 1, read, "nothing pending", Result.WARN, "reset_gpu")
+
+
+def _processes(values: Values, _limits: Limits) -> Judgement:
+    pids = values["processes"]
+    read = f"{len(pids)} program(s) compute there: pid {', '.join(map(str, pids))}" if pids else "nothing computes there"
+    return judge(len(pids), 1, read, "none", Result.WARN, "wait")
+
+
+RULES = (
+    Rule("recovery-action", ("recovery_action",), _recovery_action, ends_a_run=True),
+    Rule("ecc-uncorrected", ("ecc_uncorrected",), _ecc, SOURCES["ecc_uncorrected"], ends_a_run=True),
+    Rule("sram-threshold", ("sram_threshold_exceeded",), _sram, ends_a_run=True),
+    Rule("row-remap", ("remapped_rows",), _row_remap, SOURCES["remapped_rows"], ends_a_run=True),
+    Rule(
+        "retired-pages", ("retired_pages", "retired_pages_pending"), _retired_pages, SOURCES["retired_pages"], ends_a_run=True
+    ),
+    Rule("slowdown", ("slowdown",), _slowdown, "DCGM"),
+    Rule("temperature", ("temperature_c", "slowdown_c", "shutdown_c"), _temperature, SOURCES["shutdown_margin_c"]),
+    Rule("temperature-margin", ("margin_c", "slowdown_margin_c", "shutdown_margin_c"), _margin, SOURCES["shutdown_margin_c"]),
+    Rule("pcie-width", ("pcie_width", "pcie_max_width"), _pcie_width),
+    Rule("pcie-replays", ("pcie_replays_per_minute",), _pcie_replays, SOURCES["pcie_replays_per_minute"], sampled=True),
+    Rule("nvlink", ("nvlink_active",), _nvlink),
+    Rule("nvlink-errors", ("nvlink_errors",), _nvlink_errors, SOURCES["nvlink_errors"]),
+    Rule("nvlink-crc", ("nvlink_crc_per_second",), _nvlink_crc, SOURCES["nvlink_crc_per_second"], sampled=True),
+    Rule("fabric", ("fabric",), _fabric),
+    Rule("inforom", ("inforom",), _inforom),
+    Rule("persistence", ("persistence",), _persistence, "NVIDIA"),
+    Rule("compute-mode", ("compute_mode", "processes", "per_gpu"), _compute_mode, "CUDA", at_runtime=False),
+    Rule("mig", ("mig",), _mig, "NVIDIA"),
+    Rule("processes", ("processes",), _processes, "Trainbox", at_runtime=False),
+)
+# What a liveness probe reads; the rest is left to the monitor.
+LIVE = ("recovery-action",)
+# Derived from several samples, each from one reading.
+_DERIVED_FROM = {
+    "slowdown": "clocks_event_reasons",
+    "pcie_replays_per_minute": "pcie_replays",
+    "nvlink_crc_per_second": "nvlink_crc",
+}
+_NEVER_READ = ("per_gpu",)
+
+
+def rules_for(mode: Mode, at_runtime: bool = False) -> tuple[Rule, ...]:
+    """The rules of a mode; `at_runtime` leaves out those that would find the training itself."""
+    if mode is Mode.LIVE:
+        return tuple(rule for rule in RULES if rule.check in LIVE)
+    rules = [rule for rule in RULES if rule.at_runtime or not at_runtime]
+    return tuple(rule for rule in rules if not (rule.sampled and mode is Mode.GATE))
+
+
+def names_to_read(rules: Sequence[Rule]) -> tuple[str, ...]:
+    """What the driver is to be asked for them."""
+    names = [_DERIVED_FROM.get(name, name) for rule in rules for name in rule.reads if name not in _NEVER_READ]
+    return tuple(dict.fromkeys(names))
+
+
+def judge_gpus(samples: Sequence[Sample], asked: Asked, rules: Sequence[Rule], limits: Limits) -> list[Finding]:
+    """The findings on each GPU, by the newest of `samples` (oldest first) and what those before it tell."""
+    return [
+        replace(finding, gpu=gpu.label, uuid=gpu.uuid)
+        for gpu in asked.gpus
+        for finding in _judge_gpu(samples, gpu, asked.per_gpu, rules, limits)
+    ]
+
+
+def _judge_gpu(samples: Sequence[Sample], gpu: Gpu, per_gpu: int, rules: Sequence[Rule], limits: Limits) -> list[Finding]:
+    uuid = gpu.mig_parent or gpu.uuid
+    if gpu.fault:
+        return [Finding("handle", Result.CRITICAL, gpu.fault, action="use_others")]
+    readings = samples[-1].gpus[uuid]
+    handle = readings["handle"]
+    if isinstance(handle, Unread):
+        return [_handle_finding(handle)]
+    values = dict(readings) | _derived(samples, uuid) | {"per_gpu": per_gpu}
+    findings = [_apply(rule, values, limits) for rule in rules]
+    return [Finding("handle", Result.PASS, "answers"), *findings, *_xid_findings(samples, uuid, values)]
+
+
+def _handle_finding(error: Unread) -> Finding:
+    if error.code == NO_PERMISSION:
+        return Finding("handle", Result.UNKNOWN, str(error), action="grant")
+    action = "recreate_container" if error.code == 999 else "reset_gpu"
+    return Finding("handle", Result.CRITICAL, str(error), limit="the GPU answers", source="NVIDIA", action=action)
+
+
+def _apply(rule: Rule, values: Values, limits: Limits) -> Finding:
+    missing = [value for name in rule.reads if isinstance(value := values[name], Unread)]
+    if missing:
+        return _unread(rule, missing)
+    found = rule.judge(values, limits)
+    return Finding(rule.check, found.result, found.read, limit=found.limit, source=rule.source, action=found.action)
+
+
+def _unread(rule: Rule, errors: Sequence[Unread]) -> Finding:
+    """NA where this hardware or driver has no such value; else UNKNOWN, or worse if the error says so itself."""
+    error = max(errors, key=lambda error: (error.code in LOST, error.code not in ABSENT, error.code != NO_PERMISSION))
+    read = str(error)
+    if error.code in ABSENT:
+        return Finding(rule.check, Result.NA, read)
+    if error.code in LOST:
+        return Finding(rule.check, Result.CRITICAL, read, source="NVIDIA", action="reset_gpu")
+    if error.code == CORRUPTED_INFOROM:
+        return Finding(rule.check, Result.WARN, read, limit="whole", source="NVIDIA", action="inspect")
+    if error.code == NO_PERMISSION:
+        return Finding(rule.check, Result.UNKNOWN, read, source=rule.source, action="grant", optional=True)
+    return Finding(rule.check, Result.UNKNOWN, read, source=rule.source, action="ask_host")
+
+
+def _xid_findings(samples: Sequence[Sample], uuid: str, values: Values) -> list[Finding]:
+    """One finding for each Xid that was seen, or that there was none; nothing where nobody listened."""
+    events = values.get("events")
+    if events is None:
+        return []
+    if isinstance(events, Unread):
+        result = Result.NA if events.code in ABSENT else Result.UNKNOWN
+        return [Finding("xid", result, str(events), optional=events.code == NO_PERMISSION)]
+    seen = dict.fromkeys(xid for sample in samples for owner, xid in sample.xids if owner == uuid)
+    return [_xid_finding(xid) for xid in seen] or [Finding("xid", Result.PASS, "none since the first look")]
+
+
+def _xid_finding(xid: int) -> Finding:
+    result, meaning, action = xid_result(xid)
+    return Finding("xid", result, f"Xid {xid}: {meaning}", source="NVIDIA's Xid catalogue", action=action)
+
+
+def _derived(samples: Sequence[Sample], uuid: str) -> dict[str, Any]:
+    """Values that need more than the newest sample; unread if that has not what they come from."""
+    derived: dict[str, Any] = {}
+    for name, origin in _DERIVED_FROM.items():
+        series = [(sample.time_s, value) for sample in samples if (value := sample.gpus.get(uuid, {}).get(origin)) is not None]
+        if not series:
+            continue
+        newest = series[-1][1]
+        read = [(time_s, value) for time_s, value in series if not isinstance(value, Unread)]
+        derived[name] = newest if isinstance(newest, Unread) else _DERIVE[name](read)
+    return derived
+
+
+def _slow_looks(series: Sequence[tuple[float, Any]]) -> tuple[int, int, int]:
+    recent = [reasons for _, reasons in series[-SLOWDOWN_WINDOW:]]
+    return recent[-1], sum(bool(reasons & _HARDWARE_SLOWDOWN) for reasons in recent), len(recent)
+
+
+def _per_minute(series: Sequence[tuple[float, Any]]) -> float:
+    return round(_rise(series, lambda value: value) * _MINUTE_S, 1)
+
+
+def _worst_per_second(series: Sequence[tuple[float, Any]]) -> float:
+    links = range(len(series[-1][1]))
+    return round(max(_rise(series, lambda value, link=link: value[link]) for link in links), 1)  # type: ignore[misc]
+
+
+def _rise(series: Sequence[tuple[float, Any]], of: Callable[[Any], int]) -> float:
+    """How much it rose a second over the window; counters start again at 0 when a GPU is reset."""
+    (begin_s, first), (end_s, last) = series[0], series[-1]
+    return max(0, of(last) - of(first)) / (end_s - begin_s) if end_s > begin_s else 0.0
+
+
+_DERIVE: dict[str, Callable[[Sequence[tuple[float, Any]]], Value | float]] = {
+    "slowdown": _slow_looks,
+    "pcie_replays_per_minute": _per_minute,
+    "nvlink_crc_per_second": _worst_per_second,
+}
+
+
+def judge_driver(sample: Sample) -> list[Finding]:
+    """Whether the driver answered at all."""
+    if sample.fault is None:
+        return [Finding("driver", Result.PASS, f"version {sample.driver.get('driver_version')}")]
+    actions = {18: "reboot", 999: "recreate_container", NO_PERMISSION: "grant"}
+    action = actions.get(sample.fault.code, "reboot")
+    return [Finding("driver", Result.CRITICAL, str(sample.fault), limit="it answers", source="NVIDIA", action=action)]
+
+
+def judge_count(asked: Asked, wanted: str) -> list[Finding]:
+    """Whether the GPUs asked for are there; `wanted` says how they were asked for."""
+    found = len(asked.gpus)
+    read = f"{found} of {found + asked.missing} GPUs asked for" if wanted else f"{found} GPUs"
+    if asked.missing:
+        return [Finding("count", Result.CRITICAL, read, limit=wanted, source="you", action="use_others")]
+    return [Finding("count", Result.PASS, read, limit=wanted, source="you" if wanted else "")]
+
+
+def judge_mixture(sample: Sample, asked: Asked) -> list[Finding]:
+    """Whether GPUs that train together are alike."""
+    readings = {gpu.mig_parent or gpu.uuid: sample.gpus.get(gpu.mig_parent or gpu.uuid, {}) for gpu in asked.gpus}
+    if len(readings) < 2:
+        return []
+    findings = []
+    for name in ("name", "vbios"):
+        values = {str(value) for each in readings.values() if not isinstance(value := each.get(name), Unread | None)}
+        result, action = (Result.WARN, "inspect") if len(values) > 1 else (Result.PASS, "")
+        if values:
+            read = ", ".join(sorted(values))
+            findings.append(Finding(f"same-{name}", result, read, limit="the same on all", source="Trainbox", action=action))
+    return findings

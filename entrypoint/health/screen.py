@@ -1,0 +1,65 @@
+"""A verdict as one screen for people: pure, text only."""
+
+from collections.abc import Iterable, Sequence
+
+from entrypoint.health.verdict import Finding, Result, Verdict, by_weight, worst
+
+_SHOWN_BELOW = (Result.CRITICAL, Result.UNKNOWN, Result.WARN, Result.INFO)
+
+
+def screen(verdict: Verdict) -> str:
+    """A row for each GPU and one for the node, then each finding that is worth reading, then what was not judged."""
+    lines = [f"NVIDIA driver {verdict.driver_version}"] if verdict.driver_version else []
+    if verdict.stub:
+        lines.append("This is the test stub of NVML and no driver: nothing here is about real hardware.")
+    lines += [_gpu_row(gpu, verdict) for gpu in verdict.gpus]
+    node = [finding for finding in verdict.findings if finding.gpu is None]
+    lines.append(f"{'node':<7}{worst(f.result for f in node):<9} " + "; ".join(_node_words(node)))
+    for finding in by_weight(verdict.findings):
+        if finding.result in _SHOWN_BELOW:
+            lines += ["", *_explained(finding)]
+    if absent := grouped(f for f in verdict.findings if f.result is Result.NA):
+        lines += ["", f"not judged, since this hardware or driver has it not: {absent}"]
+    if verdict.overridden:
+        changed = (f"{name} {limit['value']} (usually {limit['usual']})" for name, limit in verdict.overridden.items())
+        lines += ["", f"limits overridden: {', '.join(changed)}"]
+    return "\n".join([*lines, "", closing_line(verdict)])
+
+
+def closing_line(verdict: Verdict) -> str:
+    """The verdict in a line that can be pasted."""
+    gpus = f"{len(verdict.gpus)} GPU{'s' * (len(verdict.gpus) != 1)}"
+    if verdict.open:
+        warned = grouped(f for f in verdict.findings if f.result in (Result.WARN, Result.UNKNOWN))
+        return f"OPEN, {verdict.result}: {gpus}{f'; {warned}' if warned else ''}"
+    return f"CLOSED, {verdict.result}: {gpus}; {grouped(verdict.closing)}"
+
+
+def grouped(findings: Iterable[Finding]) -> str:
+    """`ecc-uncorrected (GPU 1), persistence (GPU 0 1 2), shm (node)`."""
+    places: dict[str, list[str]] = {}
+    for finding in findings:
+        places.setdefault(finding.check, []).append(finding.gpu or "")
+    return ", ".join(f"{check} (GPU {' '.join(gpus)})" if any(gpus) else f"{check} (node)" for check, gpus in places.items())
+
+
+def _gpu_row(gpu: dict[str, object], verdict: Verdict) -> str:
+    own = [finding.result for finding in verdict.findings if finding.gpu == gpu["gpu"]]
+    figures = [f"{gpu['memory_mib']:,} MiB"] if gpu["memory_mib"] else []
+    units = {"temperature_c": "°C", "utilization_percent": "%", "power_w": "W"}
+    figures += [f"{gpu[name]} {unit}" for name, unit in units.items() if name in gpu]
+    return f"GPU {gpu['gpu']:<3}{worst(own):<9} {gpu['name']}, {', '.join(figures)}  {gpu['uuid']}"
+
+
+def _node_words(findings: Sequence[Finding]) -> list[str]:
+    """What is there, in the words of the findings that hold."""
+    told_above = ("driver", "count", "same-name", "same-vbios")
+    return [finding.read for finding in findings if finding.result is Result.PASS and finding.check not in told_above]
+
+
+def _explained(finding: Finding) -> list[str]:
+    whose = f" ({finding.source})" if finding.source else ""
+    where = f"{finding.place}, {finding.uuid}" if finding.uuid else finding.place
+    lines = [f"{finding.result:<9} {finding.check} on {where}", f"          read   {finding.read}"]
+    lines += [f"          limit  {finding.limit}{whose}"] if finding.limit else []
+    return [*lines, f"          do     {finding.advice}"] if finding.action else lines

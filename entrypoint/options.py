@@ -1,0 +1,89 @@
+"""The launch options, as `train`, `plan`, `verify`, `sweep` and `health` share them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+class GpuCount(click.ParamType[int | str]):
+    """A number of GPUs, or `all`."""
+
+    name = "N|all"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value == "all" or isinstance(value, int):
+            return "all" if value == "all" else int(value)
+        if not (value.isascii() and value.isdigit()):
+            self.fail(f"{value!r} is neither a number of GPUs nor `all`; to name GPUs use --gpu-ids {value}", param, ctx)
+        return int(value)
+
+
+_DEVICE_OPTIONS = [
+    click.option("--gpus", type=GpuCount(), envvar="GPUS", help="How many GPUs; 0 is the CPU. Default: all visible."),
+    click.option("--gpu-ids", metavar="IDS", envvar="GPU_IDS", help="Which ones: 0,2 or UUIDs or 0:1 for a MIG slice."),
+    click.option(
+        "--processes",
+        type=click.IntRange(1),
+        metavar="N",
+        envvar="PROCESSES",
+        help="How many CPU processes: torchrun DDP over gloo, or a sweep's trials at a time.",
+    ),
+    click.option(
+        "--device",
+        type=click.Choice(["auto", "cuda", "mps", "cpu"]),
+        envvar=["DEVICE", "TRAINBOX_DEVICE"],
+        help="Default: auto, which is cuda where there are GPUs.",
+    ),
+]
+_HEALTH_OPTIONS = [
+    click.option(
+        "--health/--no-health",
+        default=True,
+        envvar="HEALTH",
+        help="Check the GPUs before, watch them beside the training, and end with 3 if they fail. Default: yes.",
+    ),
+    click.option(
+        "--health-limits",
+        type=click.Path(path_type=Path),
+        envvar="HEALTH_LIMITS",
+        metavar="FILE",
+        help="Other limits than the usual, in TOML: docs/health.md.",
+    ),
+]
+_JOB_OPTIONS = [
+    click.option(
+        "--strategy",
+        type=click.Choice(["ddp", "dp", "single"]),
+        envvar="STRATEGY",
+        help="ddp: torchrun, a process a GPU. dp: DataParallel. Default: ddp on 2 GPUs or more.",
+    ),
+    click.option(
+        "--nnodes",
+        type=click.IntRange(1),
+        metavar="N",
+        envvar="NNODES",
+        help="How many machines. Default: the scheduler's word.",
+    ),
+    click.option("--node-rank", type=click.IntRange(0), metavar="N", envvar="NODE_RANK", help="Which of them this is, from 0."),
+    click.option("--rdzv-endpoint", metavar="HOST:PORT", envvar="RDZV_ENDPOINT", help="Where they meet: on node 0."),
+    click.option("--rdzv-id", metavar="TEXT", envvar="RDZV_ID", help="The job's name there, the same on all."),
+]
+
+
+def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Which GPUs or CPU slots, and whether to look at their health."""
+    for option in reversed([*_DEVICE_OPTIONS, *_HEALTH_OPTIONS]):
+        command = option(command)
+    return command
+
+
+def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Those, and how a job of several processes or machines is put together."""
+    for option in reversed(_JOB_OPTIONS):
+        command = option(command)
+    return device_options(command)
