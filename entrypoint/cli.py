@@ -253,6 +253,8 @@ def _supervised(plan: LaunchPlan, checked: Checked) -> NoReturn:
     # Python orders a set of texts by a number that it draws at each start, unless it is told one.
     env = {"PYTHONHASHSEED": "0", **os.environ, **plan.env}
     if checked.driver is None or not checked.health or not plan.gpus:
+        if checked.driver is not None:
+            checked.driver.close()
         sys.exit(supervise(plan.argv, env))
     from entrypoint.health.gate import watched
 

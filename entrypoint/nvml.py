@@ -208,6 +208,7 @@ READERS: dict[str, Callable[[Any], Value]] = {
     "clocks_event_reasons": _clocks_event_reasons,
     "temperature_c": lambda h: int(pynvml.nvmlDeviceGetTemperature(h, pynvml.NVML_TEMPERATURE_GPU)),
     "slowdown_c": _threshold(pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+    "working_c": _threshold(pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX),
     "shutdown_c": _threshold(pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
     # Newer GPUs tell degrees left until they slow down, and the same of their limits.
     "margin_c": lambda h: int(pynvml.nvmlDeviceGetMarginTemperature(h)),

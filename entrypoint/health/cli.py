@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from entrypoint.health.check import Question
     from entrypoint.health.verdict import Verdict
 
-_LIVE_LOCK = "/tmp/trainbox-live-{uid}.lock"  # noqa: S108 - of this user alone, and never followed through a link
-
 
 @click.command()
 @click.option(
@@ -67,6 +65,8 @@ def health(
       trainbox health --monitor                /metrics and /healthz on 127.0.0.1:9400
       trainbox health --limits limits.toml --require ecc-uncorrected
     """
+    import tempfile
+
     from entrypoint.driver import Driver, NoAnswer
     from entrypoint.health.check import Question, broken_driver, check_names
     from entrypoint.health.limits import read_limits
@@ -79,11 +79,11 @@ def health(
     used, overridden = read_limits(limits)
     question = Question(kind, limits=used, overridden=overridden, required=required, runs_dir=runs_dir)
     try:
-        driver = Driver(Path(_LIVE_LOCK.format(uid=os.getuid())) if kind is Mode.LIVE else None)
+        driver = Driver(Path(tempfile.gettempdir()) / f"trainbox-live-{os.getuid()}.lock" if kind is Mode.LIVE else None)
         if kind is Mode.MONITOR:
             from entrypoint.health.monitor import monitor
 
-            sys.exit(monitor(driver, question, gpus, gpu_ids, listen, interval_s))
+            sys.exit(monitor(driver, question, gpus, gpu_ids, processes, listen, interval_s))
         verdict = _verdict(driver, question, gpus, gpu_ids, processes, as_json)
     except NoAnswer as error:
         verdict = broken_driver(question, str(error))

@@ -85,7 +85,13 @@ class Latest(Collector):
 
 
 def monitor(
-    driver: Driver, question: Question, gpus: int | str | None, gpu_ids: str | None, listen: str, interval_s: float
+    driver: Driver,
+    question: Question,
+    gpus: int | str | None,
+    gpu_ids: str | None,
+    processes: int | None,
+    listen: str,
+    interval_s: float,
 ) -> int:
     """Look every `interval_s` seconds until a signal; returns the exit code.
 
@@ -101,7 +107,7 @@ def monitor(
     threading.Thread(target=server.serve_forever, daemon=True).start()
     host, port = server.server_address[:2]
     _say(f"/healthz and /metrics on http://{host!s}:{port}, a look each {interval_s:g} s")
-    looks = _Looks(driver, question, gpus, gpu_ids)
+    looks = _Looks(driver, question, (gpus, gpu_ids, processes))
     said = ""
     while not stop.is_set():
         latest.put(seen := looks.next())
@@ -119,9 +125,9 @@ def monitor(
 class _Looks:
     """One verdict after another, on the samples up to now; GPUs that were asked for and are missing are looked for again."""
 
-    def __init__(self, driver: Driver, question: Question, gpus: int | str | None, gpu_ids: str | None) -> None:
+    def __init__(self, driver: Driver, question: Question, words: tuple[int | str | None, str | None, int | None]) -> None:
         self.told: set[str] = set()
-        self._driver, self._words, self._base = driver, (gpus, gpu_ids), question
+        self._driver, self._words, self._base = driver, words, question
         self._question: Question | None = None
         self._samples: deque[Sample] = deque(maxlen=SLOWDOWN_WINDOW)
         self._xids: list[tuple[str, int]] = []
@@ -131,7 +137,7 @@ class _Looks:
             return still
         if self._question is None:
             try:
-                found = about(self._driver.detect(), self._base, os.environ.get("CUDA_VISIBLE_DEVICES"), *self._words, None)
+                found = about(self._driver.detect(), self._base, os.environ.get("CUDA_VISIBLE_DEVICES"), *self._words)
             except NoAnswer as error:
                 return self._judged(Sample(time.monotonic(), fault=Unread(NO_ANSWER, str(error))), self._base)
             if isinstance(found, Verdict):

@@ -38,15 +38,17 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Rule:
-    """`judge` gets the values named in `reads` and the limits. `sampled`: it needs more than one look.
+    """`judge` gets the values named in `reads` and the limits, and those in `also`, be they read or not.
 
-    `ends_a_run`: its CRITICAL is no reason to wait, so that a training beside it saves and stops.
+    `sampled`: it needs more than one look. `ends_a_run`: its CRITICAL is no reason to wait, so that a training beside it saves
+    and stops.
     """
 
     check: str
     reads: tuple[str, ...]
     judge: Callable[[Values, Limits], Judgement]
     source: str = "NVIDIA Health Validation"
+    also: tuple[str, ...] = ()
     sampled: bool = False
     ends_a_run: bool = False
     at_runtime: bool = True  # also while a training runs, where the training's own processes would be found
@@ -134,11 +136,14 @@ def _slowdown(values: Values, limits: Limits) -> Judgement:
 
 def _temperature(values: Values, limits: Limits) -> Judgement:
     temperature, slowdown, shutdown = values["temperature_c"], values["slowdown_c"], values["shutdown_c"]
+    working = values["working_c"]
+    # Three degrees lie between slowdown and shutdown of most GPUs, so a warning has to come before.
+    warning = slowdown if isinstance(working, Unread) else min(working, slowdown)
     read, critical = f"{temperature} °C", shutdown - limits.shutdown_margin_c
-    says = f"slowdown {slowdown} °C, CRITICAL from {critical} °C, shutdown {shutdown} °C"
+    says = f"below {warning} °C, its working limit; slowdown {slowdown} °C, CRITICAL from {critical} °C, shutdown {shutdown} °C"
     if temperature >= critical:
         return Judgement(Result.CRITICAL, read, says, "cool")
-    return judge(temperature, slowdown, read, says, Result.WARN, "cool")
+    return judge(temperature, warning, read, says, Result.WARN, "cool")
 
 
 def _margin(values: Values, limits: Limits) -> Judgement:
@@ -209,7 +214,8 @@ def _persistence(values: Values, _limits: Limits) -> Judgement:
 
 
 def _compute_mode(values: Values, _limits: Limits) -> Judgement:
-    mode, processes, per_gpu = values["compute_mode"], len(values["processes"]), values["per_gpu"]
+    mode, per_gpu, pids = values["compute_mode"], values["per_gpu"], values["processes"]
+    processes = 0 if isinstance(pids, Unread) else len(pids)
     name = {0: "DEFAULT", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}.get(mode, str(mode))
     says = "DEFAULT"
     if mode == 2:
@@ -243,7 +249,13 @@ RULES = (
         "retired-pages", ("retired_pages", "retired_pages_pending"), _retired_pages, SOURCES["retired_pages"], ends_a_run=True
     ),
     Rule("slowdown", ("slowdown",), _slowdown, "DCGM"),
-    Rule("temperature", ("temperature_c", "slowdown_c", "shutdown_c"), _temperature, SOURCES["shutdown_margin_c"]),
+    Rule(
+        "temperature",
+        ("temperature_c", "slowdown_c", "shutdown_c"),
+        _temperature,
+        SOURCES["shutdown_margin_c"],
+        also=("working_c",),
+    ),
     Rule("temperature-margin", ("margin_c", "slowdown_margin_c", "shutdown_margin_c"), _margin, SOURCES["shutdown_margin_c"]),
     Rule("pcie-width", ("pcie_width", "pcie_max_width"), _pcie_width),
     Rule("pcie-replays", ("pcie_replays_per_minute",), _pcie_replays, SOURCES["pcie_replays_per_minute"], sampled=True),
@@ -253,7 +265,7 @@ RULES = (
     Rule("fabric", ("fabric",), _fabric),
     Rule("inforom", ("inforom",), _inforom),
     Rule("persistence", ("persistence",), _persistence, "NVIDIA"),
-    Rule("compute-mode", ("compute_mode", "processes", "per_gpu"), _compute_mode, "CUDA", at_runtime=False),
+    Rule("compute-mode", ("compute_mode", "per_gpu"), _compute_mode, "CUDA", also=("processes",), at_runtime=False),
     Rule("mig", ("mig",), _mig, "NVIDIA"),
     Rule("processes", ("processes",), _processes, "Trainbox", at_runtime=False),
 )
@@ -278,7 +290,7 @@ def rules_for(mode: Mode, at_runtime: bool = False) -> tuple[Rule, ...]:
 
 def names_to_read(rules: Sequence[Rule]) -> tuple[str, ...]:
     """What the driver is to be asked for them."""
-    names = [_DERIVED_FROM.get(name, name) for rule in rules for name in rule.reads if name not in _NEVER_READ]
+    names = [_DERIVED_FROM.get(name, name) for rule in rules for name in (*rule.reads, *rule.also) if name not in _NEVER_READ]
     return tuple(dict.fromkeys(names))
 
 

@@ -39,7 +39,9 @@ def grouped(findings: Iterable[Finding]) -> str:
     """`ecc-uncorrected (GPU 1), persistence (GPU 0 1 2), shm (node)`."""
     places: dict[str, list[str]] = {}
     for finding in findings:
-        places.setdefault(finding.check, []).append(finding.gpu or "")
+        gpus = places.setdefault(finding.check, [])
+        if finding.gpu not in gpus:
+            gpus.append(finding.gpu or "")
     return ", ".join(f"{check} (GPU {' '.join(gpus)})" if any(gpus) else f"{check} (node)" for check, gpus in places.items())
 
 

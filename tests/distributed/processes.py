@@ -33,7 +33,8 @@ class Job:
     """
 
     def __init__(self, process: "subprocess.Popen[str]", ranks: int) -> None:
-        (self.launcher,) = _children(process.pid)
+        # Not the one that asks the NVIDIA driver, which is in its parent's session.
+        (self.launcher,) = (pid for pid in _children(process.pid) if os.getsid(pid) == pid)
         children = _children(self.launcher)
         self.ranks = {rank: pid for pid in children if (rank := _rank_of(pid))}
         assert sorted(self.ranks) == [str(rank) for rank in range(ranks)]
