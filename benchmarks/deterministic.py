@@ -45,7 +45,7 @@ def _seconds(task: Task, steps: int, deterministic: bool) -> float:
         settings = Config(max_steps=steps, eval_every=steps, workers=0, deterministic=deterministic)
         config = settle(settings, task, process, run)
         job = build(config, task, process, run, Path(folder))
-        run.begin(0, 0, steps, job.schedule.batch_size)
+        run.begin(0, 0, job.schedule)
         fit(job, StopRequest())
         run.close()
     torch.set_deterministic_debug_mode("default")

@@ -44,7 +44,7 @@ def _trained(task: Task, epochs: int) -> tuple[float, float]:
         run = RunDirectory(Path(folder) / "r", 0)
         config = settle(Config(epochs=epochs), task, process, run)
         job = build(config, task, process, run, Path(folder))
-        run.begin(0, 0, job.schedule.total_steps, job.schedule.batch_size)
+        run.begin(0, 0, job.schedule)
         loop._record_digests = timed
         try:
             loop.fit(job, StopRequest())

@@ -83,7 +83,7 @@ def _in_turns(task: RandomMnist, steps: int) -> tuple[list[float], list[float]]:
         )
         config = settle(settings, task, process, run)
         job = build(config, task, process, run, Path(folder))
-        run.begin(0, 0, total_steps, BATCH_SIZE)
+        run.begin(0, 0, job.schedule)
         run.resume_ours()
         fit(job, StopRequest())
         run.close()

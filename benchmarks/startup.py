@@ -49,5 +49,5 @@ def _first_step() -> float:
         subprocess.run(
             [sys.executable, "-m", "entrypoint", *_TRAIN, "--runs-dir", folder], check=True, stdout=subprocess.DEVNULL
         )
-        entry = json.loads((Path(folder) / "r" / "metrics.jsonl").read_text().splitlines()[0])
-        return float(entry["time_unix_s"]) - begin
+        entries = map(json.loads, (Path(folder) / "r" / "metrics.jsonl").read_text().splitlines())
+        return float(next(entry["time_unix_s"] for entry in entries if entry["kind"] == "train")) - begin

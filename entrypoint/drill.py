@@ -151,9 +151,10 @@ def _last_step(folder: Path) -> int:
 
 
 def _last_entry(path: Path) -> dict[str, object] | None:
+    """The last but for the hardware's events, whose step may be one that a kill took back."""
     try:
-        lines = path.read_text().split("\n")[:-1]
-        return dict(json.loads(lines[-1])) if lines else None
+        entries = map(json.loads, reversed(path.read_text().split("\n")[:-1]))
+        return next((dict(entry) for entry in entries if entry["kind"] != "health"), None)
     except (OSError, ValueError):
         return None
 

@@ -31,7 +31,7 @@ LAYERS = {
         "__main__",
     ],
     "trainer": [
-        "batches buffers digest metrics seeding config compare task stopping errors grid",
+        "batches buffers digest metrics seeding config compare task stopping errors grid hardware",
         "study",
         "results",
         "checkpoint run running manifest evaluate losses distributed pictures classification torchrun",

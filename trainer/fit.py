@@ -72,7 +72,7 @@ def fit(job: Job, stop: StopRequest) -> None:
         _update(job, norm, before)
         job.model.zero_grad()  # also what the optimizer has not
 
-        job.run.advance(schedule.batch_size)
+        job.run.advance()
         if logged and norm is not None:
             _log(job, norm)
         if progress.step % digest_steps == 0 or progress.step == job.end_step:

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -17,16 +17,18 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from trainer.batches import Schedule
 from trainer.checkpoint import replacing, storage_failure
 from trainer.compare import read_entries
 from trainer.config import FREE_AT_RESUME, Config
-from trainer.errors import Busy
+from trainer.errors import Busy, StorageFailure
+from trainer.hardware import EVENT, hardware_events
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 _PLAIN_LINE_EVERY_S = 10.0
-_HEARTBEAT_EVERY_S = 5.0
+_LOOK_EVERY_S = 5.0
 
 
 class RunDirectory:
@@ -43,9 +45,12 @@ class RunDirectory:
         self._bar: tqdm[Any] | None = None
         self._board: SummaryWriter | None = None
         self._board_broken = False
-        self._board_from: int | None = None
+        self._board_from = 0
         self._metrics: TextIO | None = None
-        self._plain_at = self._heartbeat_at = 0.0
+        self._plain_at = self._look_at = 0.0
+        self._step = self._batch_size = 0
+        self._steps_per_epoch = 1
+        self._events, self._known_events = hardware_events(), list[dict[str, Any]]()
         heartbeat = os.environ.get("TRAINBOX_HEARTBEAT")
         self._heartbeat = Path(heartbeat) if heartbeat and self.writes else None
         try:
@@ -90,20 +95,25 @@ class RunDirectory:
             except OSError as error:
                 raise storage_failure(self.path / name, error) from error
 
-    def begin(self, step: int, evaluated_step: int, total_steps: int, batch_size: int) -> None:
+    def begin(self, step: int, evaluated_step: int, schedule: Schedule) -> None:
         """Start the progress at `step`; entries of what will be done again, after a crash, are dropped."""
         if not self.writes:
             return
+        last = {"validation": evaluated_step, "health": math.inf}  # what the hardware has done is not done again
         for name in ("metrics.jsonl", "digests.jsonl"):
             entries = read_entries(self.path / name)
-            kept = [e for e in entries if e["step"] <= (evaluated_step if e.get("kind") == "validation" else step)]
+            kept = [entry for entry in entries if entry["step"] <= last.get(entry.get("kind", ""), step)]
             self.write_json(name, "".join(json.dumps(entry) + "\n" for entry in kept))
         self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1)
-        self._board_from = step + 1 if step else None
+        self._board_from = step + 1
+        self._step, self._batch_size, self._steps_per_epoch = step, schedule.batch_size, schedule.steps_per_epoch
+        self._known_events = [entry for entry in read_entries(self.path / "metrics.jsonl") if entry.get("kind") == "health"]
+        # TensorBoard drops all that came after `step`.
+        self._show_events([entry for entry in self._known_events if entry["step"] > step])
         if sys.stderr.isatty():
             self._bar = tqdm(
-                initial=step * batch_size,
-                total=total_steps * batch_size,
+                initial=step * schedule.batch_size,
+                total=schedule.total_steps * schedule.batch_size,
                 unit=" samples",
                 unit_scale=True,
                 dynamic_ncols=True,
@@ -120,14 +130,17 @@ class RunDirectory:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             self._log.write(text + "\n")
 
-    def advance(self, samples: int) -> None:
-        """Count a step's samples, and touch the file that the image's health check looks at."""
+    def advance(self) -> None:
+        """Count a step; every few seconds touch the file that the image's health check looks at, and look at the hardware's."""
+        self._step += 1
         if self._bar is not None:
-            self._bar.update(samples)
-        if self._heartbeat is not None and time.monotonic() > self._heartbeat_at:
-            self._heartbeat_at = time.monotonic() + _HEARTBEAT_EVERY_S
-            with contextlib.suppress(OSError):
-                self._heartbeat.touch()
+            self._bar.update(self._batch_size)
+        if time.monotonic() > self._look_at:
+            self._look_at = time.monotonic() + _LOOK_EVERY_S
+            if self._heartbeat is not None:
+                with contextlib.suppress(OSError):
+                    self._heartbeat.touch()
+            self._record_events()
 
     def record(self, kind: str, step: int, epoch: int, values: Mapping[str, Any], line: str, speed: str | None = None) -> None:
         """One entry in metrics.jsonl and TensorBoard, and a line on the terminal.
@@ -136,14 +149,7 @@ class RunDirectory:
         """
         if not self.writes:
             return
-        assert self._metrics is not None
-        entry = {"kind": kind, "step": step, "epoch": epoch, "time_unix_s": round(time.time(), 3)}
-        # JSON has no infinity; a gradient's norm may be one under fp16.
-        entry |= {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in values.items()}
-        try:
-            self._metrics.write(json.dumps(entry) + "\n")
-        except OSError as error:
-            raise storage_failure(self.path / "metrics.jsonl", error) from error
+        self._write_entry({"kind": kind, "step": step, "epoch": epoch, "time_unix_s": round(time.time(), 3), **values})
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         self._on_board(lambda board: _write_scalars(board, {f"{kind}/{n}": v for n, v in numbers.items()}, step))
         if speed is None:
@@ -153,6 +159,40 @@ class RunDirectory:
         elif time.monotonic() - self._plain_at > _PLAIN_LINE_EVERY_S:
             self._plain_at = time.monotonic()
             self.say(line + speed)
+
+    def _write_entry(self, entry: Mapping[str, Any]) -> None:
+        assert self._metrics is not None
+        # JSON has no infinity; a gradient's norm may be one under fp16.
+        finite = {n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in entry.items()}
+        try:
+            self._metrics.write(json.dumps(finite) + "\n")
+        except OSError as error:
+            raise storage_failure(self.path / "metrics.jsonl", error) from error
+
+    def _record_events(self) -> None:
+        """The hardware's new events, in metrics.jsonl and TensorBoard; the entrypoint has printed them."""
+        if self._metrics is None:
+            return
+        known = [{name: entry.get(name) for name in EVENT} for entry in self._known_events]
+        events = [event for event in self._events.new() if event not in known]
+        epoch = (max(1, self._step) - 1) // self._steps_per_epoch + 1
+        for event in events:
+            self._write_entry({"kind": "health", "step": self._step, "epoch": epoch, **event})
+        self._show_events(events)
+
+    def _show_events(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """In TensorBoard at the present step; those of a check in one text, since it shows one at a step."""
+        by_check: dict[Any, list[Mapping[str, Any]]] = {}
+        for event in events:
+            by_check.setdefault(event.get("check"), []).append(event)
+
+        def write(board: "SummaryWriter") -> None:
+            for check, found in by_check.items():
+                texts = (", ".join(f"{n} {event[n]}" for n in EVENT[1:] if event.get(n) is not None) for event in found)
+                board.add_text(f"health/{check}", "\n\n".join(texts), self._step, found[-1].get("time_unix_s"))
+
+        if by_check:
+            self._on_board(write)
 
     def record_digests(self, entry: Mapping[str, Any]) -> None:
         """One entry in digests.jsonl."""
@@ -199,6 +239,8 @@ class RunDirectory:
 
     def end_progress(self) -> None:
         """Close the bar, TensorBoard's files and metrics.jsonl; `say` still works."""
+        with contextlib.suppress(StorageFailure):  # the training's end is what matters now
+            self._record_events()
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -152,10 +152,10 @@ def _start(job: Job, stop: StopRequest, resume: str) -> None:
             _describe(job, data, resume == "anyway")
     run.write_json("config.json", job.config.to_json())
     header(job)
-    run.begin(first_step, progress.evaluated_step, job.schedule.total_steps, job.schedule.batch_size)
     if complete:
         run.say("this run is complete: nothing is left to do (another --run name or --seed starts a new one)")
     else:
+        run.begin(first_step, progress.evaluated_step, job.schedule)
         try_task(job)
         fit(job, stop)
         run.hyperparameters(job.config, job.progress.best_step or 0, job.progress.best_metrics)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import Busy, Changed, Failure, Preempted, StorageFailure
+from trainer.hardware import hardware_events
 from trainer.stopping import StopRequest, die_with_parent
 
 
@@ -75,6 +76,7 @@ def _trained(
     from trainer.config import Config
     from trainer.session import train_task
 
+    hardware_events().new()  # of the trials before
     _log_to(Path(order["log"]))
     # As in a process of its own, whatever the trial before has set.
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))

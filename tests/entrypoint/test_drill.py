@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.drill import Case, Outcome, cases, row, training_words
+from entrypoint.drill import Case, Outcome, _last_step, cases, row, training_words
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 8])
@@ -29,3 +29,14 @@ def test_the_words_of_a_training() -> None:
     words = training_words("digits", 4, 60, Path("d"), ["--gpus", "{processes}"])
     expected = "digits --shards 4 --max-steps 60 --log-steps 1 --checkpoint-steps 5 --runs-dir d --run run --gpus {processes}"
     assert words == expected.split()
+
+
+def test_the_step_that_a_training_has_reached(tmp_path: Path) -> None:
+    """An event of the hardware may stand at a step that a kill took back; a line that is being written does not count."""
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    assert _last_step(tmp_path) == 0
+    metrics.parent.mkdir()
+    metrics.write_text('{"kind": "health", "step": 9}\n')
+    assert _last_step(tmp_path) == 0
+    metrics.write_text('{"kind": "train", "step": 5}\n{"kind": "health", "step": 9}\n{"kind": "tr')
+    assert _last_step(tmp_path) == 5
