@@ -89,6 +89,10 @@ class Process:
         assert work is not None
         return work
 
+    def all_reduce(self, values_N: Tensor) -> None:
+        """Put the sum over all processes in the place of each value; on a GPU it may be under way yet."""
+        dist.all_reduce(values_N)
+
     def gather_rows(self, rows_NK: Tensor, counts: Sequence[int]) -> Tensor:
         """The rows of all processes, those of the first on top; `counts` tells each one's number. On the CPU."""
         rows_NK = rows_NK.cpu()
