@@ -24,8 +24,8 @@ LAYERS = {
     "entrypoint": [
         "errors gpus cluster cpus options health.readings health.verdict",
         "nvml plan supervise replay health.limits health.xids",
-        "driver drill health.rules health.node health.screen",
-        "health.check health.watch",
+        "driver drill health.rules health.node health.screen health.deep_cases",
+        "health.check health.watch health.deep",
         "health.monitor health.gate health.cli",
         "cli",
         "__main__",

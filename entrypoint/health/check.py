@@ -56,9 +56,13 @@ class Question:
     at_runtime: bool = False
 
 
-def check_names() -> list[str]:
-    """Of all checks there are, for --require."""
+def check_names(mode: Mode = Mode.CHECK) -> list[str]:
+    """Of all checks that the mode may make, for --require."""
     others = ["driver", "count", "handle", "xid", "same-name", "same-vbios", "cpus", "shm", "memory", "disk", "output", "cuda"]
+    if mode is Mode.DEEP:
+        from entrypoint.health.deep_cases import CHECKS  # this would cost a start of training 10 ms
+
+        others += CHECKS
     return [*others, *(rule.check for rule in RULES)]
 
 
@@ -112,11 +116,12 @@ def examine(driver: Driver, question: Question, on_look: Callable[[int, int], No
     """Sample the GPUs of the question, once or as often as its mode wants, and judge."""
     rules = rules_for(question.mode, question.at_runtime)
     samples: list[Sample] = []
-    looks = _LOOKS if question.mode is Mode.CHECK and question.asked.gpus else 1
+    thorough = question.mode in (Mode.CHECK, Mode.DEEP)
+    looks = _LOOKS if thorough and question.asked.gpus else 1
     for number in range(looks):
         if number:
             time.sleep(_LOOK_EVERY_S)
-        samples.append(look(driver, question, events=question.mode is Mode.CHECK))
+        samples.append(look(driver, question, events=thorough))
         on_look(number + 1, looks)
         if samples[-1].fault:
             break

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from entrypoint.health.check import Question
     from entrypoint.health.verdict import Verdict
 
+_CPU_PROCESSES = 2  # of --deep without a GPU: the fewest that can exchange anything
+
 
 @click.command()
 @click.option(
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 @click.option("--gate", "mode", flag_value="gate", help="For before a run: one look, under a second.")
 @click.option("--live", "mode", flag_value="live", help="For a liveness probe: does the driver answer, are all GPUs there?")
 @click.option("--monitor", "mode", flag_value="monitor", help="For beside runs: look again and again, and serve what is found.")
+@click.option("--deep", "mode", flag_value="deep", help="Compute and exchange on each GPU and each pair: takes minutes.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: docs/health.schema.json.")
 @click.option(
     "--require", metavar="CHECKS", default="", help="Checks that must be readable here, as in ecc-uncorrected,nvlink."
@@ -41,6 +44,9 @@ if TYPE_CHECKING:
     metavar="FOLDER",
     help="Where runs are to be written. Default: runs.",
 )
+@click.option(
+    "--deadline-s", type=click.FloatRange(1), default=120.0, metavar="S", help="--deep: of each of its programs. Default: 120."
+)
 @click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:9400", help="--monitor: where. Default: 127.0.0.1:9400.")
 @click.option("--interval-s", type=click.FloatRange(0.1), default=5.0, help="--monitor: between two looks. Default: 5.")
 def health(
@@ -52,6 +58,7 @@ def health(
     limits: Path | None,
     processes: int | None,
     runs_dir: Path,
+    deadline_s: float,
     listen: str,
     interval_s: float,
 ) -> None:
@@ -63,6 +70,7 @@ def health(
       trainbox health --gate --gpus 4 --json   in a script, an init container or a SLURM prolog
       trainbox health --live                   as a liveness probe
       trainbox health --monitor                /metrics and /healthz on 127.0.0.1:9400
+      trainbox health --deep --processes 2     also without a GPU: on two CPU processes
       trainbox health --limits limits.toml --require ecc-uncorrected
     """
     import tempfile
@@ -74,8 +82,9 @@ def health(
 
     kind = Mode(mode or "check")
     required = tuple(filter(None, require.split(",")))
-    if unknown := [name for name in required if name not in check_names()]:
-        raise WrongUse(f"--require {require}: there is no check {unknown[0]}; there are {', '.join(check_names())}")
+    known = check_names(kind)
+    if unknown := [name for name in required if name not in known]:
+        raise WrongUse(f"--require {require}: there is no check {unknown[0]}; there are {', '.join(known)}")
     used, overridden = read_limits(limits)
     question = Question(kind, limits=used, overridden=overridden, required=required, runs_dir=runs_dir)
     try:
@@ -87,6 +96,10 @@ def health(
         verdict = _verdict(driver, question, gpus, gpu_ids, processes, as_json)
     except NoAnswer as error:
         verdict = broken_driver(question, str(error))
+    if kind is Mode.DEEP:
+        from entrypoint.health.deep import deepened
+
+        verdict = deepened(verdict, used, processes or _CPU_PROCESSES, deadline_s, lambda line: click.echo(line, err=True))
     _show(verdict, as_json)
     sys.exit(verdict.exit_code)
 

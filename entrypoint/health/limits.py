@@ -25,7 +25,7 @@ class Limits:
     shm_mib_per_process: int = 64  # less is WARN: Docker's own /dev/shm has 64 in all
     memory_mib_per_process: int = 2048  # less is WARN
     disk_mib: int = 2048  # free where runs are written; less is WARN
-    deep_slowest_of_median: float = 0.8  # bandwidth of a GPU or pair against the median of all; less is WARN
+    deep_slowest_of_median: float = 0.8  # speed of a GPU or pair against the median of its like; less is WARN
 
 
 SOURCES = {

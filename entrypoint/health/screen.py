@@ -8,13 +8,15 @@ _SHOWN_BELOW = (Result.CRITICAL, Result.UNKNOWN, Result.WARN, Result.INFO)
 
 
 def screen(verdict: Verdict) -> str:
-    """A row for each GPU and one for the node, then each finding that is worth reading, then what was not judged."""
+    """A row for each GPU, one for the node and those of --deep; then each finding worth reading; then what was not judged."""
     lines = [f"NVIDIA driver {verdict.driver_version}"] if verdict.driver_version else []
     if verdict.stub:
         lines.append("This is the test stub of NVML and no driver: nothing here is about real hardware.")
     lines += [_gpu_row(gpu, verdict) for gpu in verdict.gpus]
-    node = [finding for finding in verdict.findings if finding.gpu is None]
+    deep = [finding for finding in verdict.findings if finding.check.startswith("deep")]
+    node = [finding for finding in verdict.findings if finding.gpu is None and finding not in deep]
     lines.append(f"{'node':<7}{worst(f.result for f in node):<9} " + "; ".join(_node_words(node)))
+    lines += _deep_rows(deep)
     for finding in by_weight(verdict.findings):
         if finding.result in _SHOWN_BELOW:
             lines += ["", *_explained(finding)]
@@ -57,6 +59,16 @@ def _node_words(findings: Sequence[Finding]) -> list[str]:
     """What is there, in the words of the findings that hold."""
     told_above = ("driver", "count", "same-name", "same-vbios")
     return [finding.read for finding in findings if finding.result is Result.PASS and finding.check not in told_above]
+
+
+def _deep_rows(findings: Sequence[Finding]) -> list[str]:
+    """What --deep came to, then a row for each test that went well; nothing without it."""
+    if not findings:
+        return []
+    (summary,) = (finding.read for finding in findings if finding.check == "deep")
+    tests = [finding for finding in findings if finding.check != "deep" and finding.result is Result.PASS]
+    rows = [f"{f.check.removeprefix('deep-'):<11}{f'{f.place}: ' if f.gpu else ''}{f.read}" for f in tests]
+    return [f"{'deep':<7}{worst(f.result for f in findings):<9} {summary}", *(f"       {row}" for row in rows)]
 
 
 def _explained(finding: Finding) -> list[str]:

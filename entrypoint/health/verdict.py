@@ -40,7 +40,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One check on one GPU, or on the node (`gpu` and `uuid` None).
+    """One check on one GPU, between several (`gpu` is `0+1`, without a uuid), or on the node (`gpu` and `uuid` None).
 
     `read` is what was read, in words; `limit` what it was held against and `source` whose limit that is; `action` is a name of
     `ACTIONS`, empty where there is nothing to do. `optional` marks an UNKNOWN that warns and closes nothing: a missing right.
@@ -70,13 +70,15 @@ class Finding:
 
     @property
     def advice(self) -> str:
-        return f"{self.action}: {ACTIONS[self.action].format(gpu=self.gpu)}" if self.action else ""
+        gpus = (self.gpu or "").replace("+", ",")  # as nvidia-smi takes several
+        return f"{self.action}: {ACTIONS[self.action].format(gpu=gpus)}" if self.action else ""
 
 
 ACTIONS = {
     "reset_gpu": "stop what runs on the GPU, then `nvidia-smi --gpu-reset -i {gpu}` as root",
     "reboot": "drain the node and reboot it",
     "replace": "take the GPU out of service and have it replaced",
+    "drain": "take the node out of service and test its memory and CPUs",
     "restart_app": "start the program again; the hardware is not at fault",
     "recreate_container": "remove the container and start a new one; a daemon reload takes the GPUs from a running one",
     "update_driver": "install a newer driver, or use an image made for this one's CUDA",
