@@ -18,7 +18,7 @@ quote = '$(subst ','\'',$(1))'
 given = $(foreach name,$(strip $(foreach n,$(1),$(if $($(n)),$(n)))),$(name)=$(call quote,$($(name))))
 
 # What trainbox reads from its environment; TRAINBOX_<OPTION> is handed on as well.
-settings = $(call given,GPUS GPU_IDS STRATEGY PROCESSES DEVICE NNODES NODE_RANK RDZV_ENDPOINT RDZV_ID TASK SET)
+settings = $(call given,GPUS GPU_IDS STRATEGY PROCESSES DEVICE NNODES NODE_RANK RDZV_ENDPOINT RDZV_ID TASK SET HEALTH HEALTH_LIMITS)
 
 # The Compose plugin's path, then the engine's runtimes; nothing without an engine. Asked once, and only where needed.
 docker = $(eval docker := $(shell answer=$$(docker info --format \
@@ -47,7 +47,7 @@ ready-venv = $(VENV)/.train
 files-docker-cpu = -f docker-compose.yml -f docker-compose.cpu.yml
 in-docker = env UID=$(shell id -u) GID=$(shell id -g) IMAGE=$(IMAGE) \
 	$(if $(filter-out 1,$(NNODES)),NETWORK_MODE=host) $(if $(GPU_IDS),GPU_COUNT=all) \
-	$(call given,RUNS_DIR DATA_DIR TASKS_DIR TENSORBOARD_PORT) $(settings) \
+	$(call given,RUNS_DIR DATA_DIR TASKS_DIR TENSORBOARD_PORT HEALTH_PORT) $(settings) \
 	$(or $(compose),docker compose) $(files-$(runs_in))
 # Paths of this machine mean nothing in there.
 options = $(addprefix -e ,$(filter-out %_DIR %_HEARTBEAT %_BUILD_INFO %_IMAGE_DIGEST,$(filter TRAINBOX_%,$(.VARIABLES))))
@@ -80,7 +80,7 @@ drill: $$(ready-$$(kind)) ## Show the same bits on 1 to 4 processes, through kil
 verify: $$(ready-$$(kind)) ## Do RUN=runs/NAME again and compare its digests (ARGS="--steps 100")
 	$(train-$(kind)) verify $(or $(RUN),$(error say which run: make verify RUN=runs/NAME)) $(ARGS)
 
-health: $$(ready-$$(kind)) ## List the GPUs and say whether those asked for are there
+health: $$(ready-$$(kind)) ## Are the GPUs, the driver and the node fit to train on? (ARGS="--deep")
 	$(health-$(kind)) $(ARGS)
 
 tensorboard: $$(ready-$$(kind)) ## Curves of runs/ on http://localhost:6006 (TENSORBOARD_PORT=)

@@ -59,11 +59,13 @@ def test_gpus_reserves_that_many(settings: dict[str, str], count: int) -> None:
     assert gpus(resolved["train"]) == gpus(resolved["gpu-health"]) == count
 
 
-def test_the_cpu_file_drops_every_reservation_and_nothing_else() -> None:
+def test_the_cpu_file_drops_every_reservation_and_the_watch_over_gpus_and_nothing_else() -> None:
     plain, on_cpu = services(), services("docker-compose.yml", "docker-compose.cpu.yml")
     for name in ("train", "gpu-health"):
         assert "deploy" not in on_cpu[name]
         del plain[name]["deploy"]
+    del plain["train"]["depends_on"]["gpu-health"]
+    assert on_cpu["gpu-health"].pop("profiles") == ["health"], "a bare `up` does not start it"
     assert plain == on_cpu
 
 
@@ -107,6 +109,7 @@ def test_mounts() -> None:
         "/workspace/my_tasks": (f"{ROOT}/my_tasks", True),
     }
     assert mounts(resolved["tensorboard"]) == {"/workspace/runs": (f"{ROOT}/runs", True)}
+    assert mounts(resolved["gpu-health"]) == {"/workspace/runs": (f"{ROOT}/runs", False)}
 
 
 def test_mounts_elsewhere() -> None:
@@ -133,6 +136,13 @@ def test_settings_reach_trainbox_only_when_given() -> None:
     assert {name: value for name, value in environment.items() if value is not None} == given
 
 
-def test_a_bare_up_starts_no_health_check() -> None:
-    assert services()["gpu-health"]["profiles"] == ["health"]
-    assert services()["gpu-health"]["command"] == ["health"]
+def test_training_waits_for_the_watch_over_its_gpus() -> None:
+    resolved = services(HEALTH_PORT="9401")
+    assert resolved["train"]["depends_on"]["gpu-health"]["condition"] == "service_healthy"
+    watch = resolved["gpu-health"]
+    assert watch["command"] == ["health", "--monitor", "--listen", "0.0.0.0:9400"]
+    assert watch["shm_size"] == resolved["train"]["shm_size"]
+    (port,) = watch["ports"]
+    assert (port["host_ip"], port["published"], port["target"]) == ("127.0.0.1", "9401", 9400)
+    (port,) = services()["gpu-health"]["ports"]
+    assert port["host_ip"] == "127.0.0.1" and port.get("published", "") in ("", "0"), "any that is free"

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Ended, clean_environment, finish
+from tests.conftest import Ended, clean_environment, wait_until
 from tests.distributed.processes import Job
 from tests.faults.faults import GATED, Gate, checkpoints, messages, needs_linux
 from tests.nvml_stub.build import build_stub, stub_env, write_config
 
-pytestmark = needs_linux
+pytestmark = [needs_linux, pytest.mark.slow]
 WATCHED = Path(__file__).with_name("watched.py")
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
 _ON_TWO_GPUS = ("train", GATED[0], *GATED[3:], "--gpus", "2", "--checkpoint-steps", "1000")
@@ -35,6 +35,8 @@ class Watched:
     def __init__(self, folder: Path, library: Path) -> None:
         self.folder, self.library = folder, library
         self.started: list[subprocess.Popen[str]] = []
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
         self.put()
 
     def put(self, **keys: object) -> None:
@@ -43,20 +45,41 @@ class Watched:
         self.config = write_config(self.folder / "nvml.conf", "h100", config, count=2)
 
     def start(self, *words: str, budget_s: float = 50) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, WATCHED, str(budget_s), *_ON_TWO_GPUS, *words],
-            cwd=self.folder,
-            env=clean_environment(OMP_NUM_THREADS="1", **stub_env(self.library.parent, self.config)),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        with (self.folder / "out").open("w") as out, (self.folder / "err").open("w") as err:
+            process = subprocess.Popen(
+                [sys.executable, WATCHED, str(budget_s), *_ON_TWO_GPUS, *words],
+                cwd=self.folder,
+                env=clean_environment(
+                    OMP_NUM_THREADS="1", TMPDIR=str(self.temporary), **stub_env(self.library.parent, self.config)
+                ),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                text=True,
+            )
         self.started.append(process)
+        self.read = 0
         return process
 
+    def said(self, process: "subprocess.Popen[str]", text: str) -> str:
+        """The next line of its standard error with `text`."""
+        found: list[str] = []
+
+        def look() -> bool:
+            lines = (self.folder / "err").read_text().split("\n")[:-1]
+            found[:] = [line for line in lines[self.read :] if text in line]
+            self.read = lines.index(found[0], self.read) + 1 if found else self.read
+            return bool(found)
+
+        wait_until(look, process)
+        return found[0]
+
+    def finish(self, process: "subprocess.Popen[str]") -> Ended:
+        code = process.wait(timeout=240)
+        return Ended(code, (self.folder / "out").read_text(), (self.folder / "err").read_text())
+
     def train(self, *words: str) -> Ended:
-        return finish(self.start(*words))
+        return self.finish(self.start(*words))
 
     def events(self) -> list[tuple[str, str, str]]:
         """(check, result, uuid) of the hardware's entries in metrics.jsonl."""
@@ -73,18 +96,6 @@ def watched(tmp_path: Path, library: Path) -> Iterator[Watched]:
         if process.poll() is None:
             process.kill()
             process.wait()
-        for pipe in (process.stdout, process.stderr):
-            assert pipe
-            pipe.close()
-
-
-def said(process: "subprocess.Popen[str]", text: str) -> str:
-    """The next line of its standard error with `text`."""
-    assert process.stderr
-    for line in process.stderr:
-        if text in line:
-            return line
-    pytest.fail(f"it ended before it said {text!r}")
 
 
 def test_row_35_a_fatal_xid_saves_and_ends_the_job(watched: Watched) -> None:
@@ -95,22 +106,22 @@ def test_row_35_a_fatal_xid_saves_and_ends_the_job(watched: Watched) -> None:
     for gate in gates:
         gate.wait_for(process)
     watched.put(gpu1__xid="31,31")
-    assert "xid WARN: Xid 31" in said(process, UUID)
+    assert "xid WARN: Xid 31" in watched.said(process, UUID)
     watched.put(gpu1__xid="31,31,79")
     begin_s = time.monotonic()
-    assert "xid CRITICAL: Xid 79: the GPU has fallen off the bus" in said(process, UUID)
+    assert "xid CRITICAL: Xid 79: the GPU has fallen off the bus" in watched.said(process, UUID)
     for gate in gates:
         gate.release()
-    ended = finish(process)
+    ended = watched.finish(process)
     assert time.monotonic() - begin_s < 15
     assert ended.code == 3
     assert "the hardware fails: saving a checkpoint, then stopping" in ended.err
-    (kept,) = {int(re.sub(r"\D", "", name)) for name in checkpoints(watched.folder) if name.endswith(".pt")}
+    kept = max(int(re.sub(r"\D", "", name)) for name in checkpoints(watched.folder) if name.endswith(".pt"))
     assert kept >= 100
     assert watched.events() == [("xid", "WARN", UUID), ("xid", "CRITICAL", UUID)]
-    assert list(watched.folder.glob("trainbox-health-*")) == []
+    assert list(watched.temporary.glob("trainbox-health-*")) == []
 
-    again = watched.train("--max-steps", "400")
+    again = watched.train()
     assert again.code == 0, again.err
     assert f"resume     from step {kept}" in again.out
     assert watched.events() == [("xid", "WARN", UUID), ("xid", "CRITICAL", UUID)], "what happened stays in the run"
@@ -125,27 +136,25 @@ def test_row_35_a_fatal_xid_saves_and_ends_the_job(watched: Watched) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-@pytest.mark.slow
 def test_row_35_a_gpu_that_breaks_ends_the_job(watched: Watched, keys: dict[str, object], text: str) -> None:
     gate = Gate(watched.folder, 100)
     process = watched.start()
     gate.wait_for(process)
     watched.put(**keys)
-    assert text in said(process, UUID)
+    assert text in watched.said(process, UUID)
     gate.release()
-    ended = finish(process)
+    ended = watched.finish(process)
     assert ended.code == 3
     assert any(name.endswith(".pt") for name in checkpoints(watched.folder))
 
 
-@pytest.mark.slow
 def test_row_35_a_rank_that_hangs_on_a_broken_gpu_is_killed(watched: Watched) -> None:
     gates = [Gate(watched.folder, step) for step in (100,)]
     process = watched.start("--checkpoint-steps", "10", budget_s=2)
     gates[0].wait_for(process)
     job = Job(process, 2)
     watched.put(gpu0__xid=79)
-    ended = finish(process)
+    ended = watched.finish(process)
     assert ended.code == 3
     assert "not stopped 2 s after the signal: killed" in ended.err
     job.wait_until_gone()
@@ -153,22 +162,21 @@ def test_row_35_a_rank_that_hangs_on_a_broken_gpu_is_killed(watched: Watched) ->
     assert any(name.endswith(".pt") for name in checkpoints(watched.folder))
 
 
-@pytest.mark.slow
 def test_row_35_what_is_no_reason_to_end_is_told(watched: Watched) -> None:
     """Heat, a driver that hangs and comes back: told once each, and the training goes on."""
     gate = Gate(watched.folder, 100)
     process = watched.start()
     gate.wait_for(process)
     watched.put(gpu1__clocks_event_reasons="0x40")
-    assert "slowdown WARN: hardware thermal slowdown now, in 1 of the last" in said(process, UUID)
+    assert "slowdown WARN: hardware thermal slowdown now, in 1 of the last" in watched.said(process, UUID)
     watched.put()
-    assert "slowdown WARN" not in said(process, UUID)
+    assert "slowdown WARN" not in watched.said(process, UUID)
     watched.put(hang=1)
-    assert "driver UNKNOWN: the NVIDIA driver does not answer" in said(process, "node")
+    assert "driver UNKNOWN: the NVIDIA driver does not answer" in watched.said(process, "node")
     watched.put()
-    assert "driver PASS" in said(process, "node")
+    assert "driver PASS" in watched.said(process, "node")
     gate.release()
-    ended = finish(process)
+    ended = watched.finish(process)
     assert ended.code == 0, ended.err
     told = [(check, result) for check, result, _ in watched.events()]
     assert told[:1] == [("slowdown", "WARN")] and told[-2:] == [("driver", "UNKNOWN"), ("driver", "PASS")]
@@ -187,7 +195,6 @@ def test_row_36_the_gate_is_closed_for_a_gpu_with_an_uncorrected_error(watched: 
     assert re.match(r"health     OPEN, PASS: 1 GPU, 0\.\d\d s\n", spared.out)
 
 
-@pytest.mark.slow
 def test_row_36_no_health_trains_all_the_same(watched: Watched) -> None:
     watched.put(gpu1__ecc__volatile__uncorrected=1)
     ended = watched.train("--no-health", "--max-steps", "5")

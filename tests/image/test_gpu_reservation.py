@@ -1,37 +1,33 @@
-"""Who gets how many GPUs, by the unmodified docker-compose.yml on an engine that has the NVIDIA runtime.
+"""Who gets how many GPUs, and whether training on them starts, by the unmodified docker-compose.yml.
 
-TRAINBOX_TEST_NVIDIA_DOCKER_HOST names that engine (default: DOCKER_HOST's), TRAINBOX_TEST_NVIDIA_IMAGE an image on it
-that has a shell (default: the one that the other tests build). A make-believe runtime is enough.
+The engine has the NVIDIA runtime; a make-believe one is enough. TRAINBOX_TEST_BARE_DOCKER_HOST names an engine without it, and
+TRAINBOX_TEST_BARE_IMAGE an image there that has a shell.
 """
 
+import json
 import os
-from collections.abc import Iterator
+import urllib.request
 from pathlib import Path
 
 import pytest
 
-from .conftest import IMAGE, Checkout, copy_tree, engine_answers, name_of_its_own
+from tests.nvml_stub.build import build_stub, write_config
+
+from .conftest import Checkout, Docker, copy_tree, name_of_its_own
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def gpu_host(tmp_path: Path) -> Iterator[Checkout]:
-    engine = os.environ.get("TRAINBOX_TEST_NVIDIA_DOCKER_HOST", os.environ.get("DOCKER_HOST", ""))
-    env = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
-    env |= {"UID": str(os.getuid()), "GID": str(os.getgid())}
-    env |= {"COMPOSE_PROJECT_NAME": name_of_its_own(), "IMAGE": os.environ.get("TRAINBOX_TEST_NVIDIA_IMAGE", IMAGE)}
-    env |= {"DOCKER_HOST": engine} if engine else {}
-    host = Checkout(copy_tree(tmp_path), env)
-    if not engine_answers(**env) or "nvidia" not in host.run("docker", "info", "--format", "{{json .Runtimes}}").stdout:
-        pytest.skip("no Docker engine with the NVIDIA runtime; TRAINBOX_TEST_NVIDIA_DOCKER_HOST names none")
-    yield host
-    host.run("docker", "compose", "down", "--volumes", "--timeout", "1")
+def gpu_host(checkout: Checkout) -> Checkout:
+    if "nvidia" not in checkout.run("docker", "info", "--format", "{{json .Runtimes}}").stdout:
+        pytest.skip("the Docker engine has no NVIDIA runtime")
+    return checkout
 
 
 def gpus_inside(host: Checkout, service: str = "train", **settings: str) -> list[str]:
     """What nvidia-smi lists in the container."""
-    words = ("docker", "compose", "run", "--rm", "--entrypoint", "nvidia-smi", service, "-L")
+    words = ("docker", "compose", "run", "--rm", "--no-deps", "--entrypoint", "nvidia-smi", service, "-L")
     done = host.run(*words, **settings)
     assert done.returncode == 0, done.stderr
     return [line for line in done.stdout.splitlines() if line.startswith("GPU ")]
@@ -52,14 +48,14 @@ def test_all_gpus_by_default(gpu_host: Checkout, all_gpus: int, service: str) ->
     assert len(gpus_inside(gpu_host, service, GPUS="")) == all_gpus
 
 
-def test_up_alone_gets_them_all(gpu_host: Checkout, all_gpus: int, tmp_path: Path) -> None:
-    """`docker compose up train` and nothing else, by an image that lists its GPUs where ours would train."""
+def test_up_gets_them_all(gpu_host: Checkout, all_gpus: int) -> None:
+    """By an image that lists its GPUs where ours would train."""
     listing = gpu_host.env["COMPOSE_PROJECT_NAME"]
-    (tmp_path / "listing").write_text(f'FROM {gpu_host.env["IMAGE"]}\nENTRYPOINT ["sh", "-c", "nvidia-smi -L"]\n')
+    (gpu_host.path / "listing").write_text(f'FROM {gpu_host.env["IMAGE"]}\nENTRYPOINT ["sh", "-c", "nvidia-smi -L"]\n')
     built = gpu_host.run("docker", "build", "--file", "listing", "--tag", listing, ".")
     assert built.returncode == 0, built.stderr
     try:
-        done = gpu_host.run("docker", "compose", "up", "train", IMAGE=listing)
+        done = gpu_host.run("docker", "compose", "up", "--no-deps", "train", IMAGE=listing)
         assert done.returncode == 0, done.stderr
         assert len([line for line in done.stdout.splitlines() if "| GPU " in line]) == all_gpus
     finally:
@@ -71,7 +67,7 @@ def test_gpus_hands_out_that_many(gpu_host: Checkout, all_gpus: int) -> None:
     if all_gpus < 3:
         pytest.skip(f"the engine has {all_gpus} GPUs; 2 of 3 are to be handed out")
     assert len(gpus_inside(gpu_host, GPUS="2")) == 2
-    visible = ("docker", "compose", "run", "--rm", "--entrypoint", "printenv", "train", "NVIDIA_VISIBLE_DEVICES")
+    visible = ("docker", "compose", "run", "--rm", "--no-deps", "--entrypoint", "printenv", "train", "NVIDIA_VISIBLE_DEVICES")
     assert gpu_host.run(*visible, GPUS="2").stdout.strip() == "0,1"
 
 
@@ -80,7 +76,7 @@ def test_gpu_ids_are_picked_from_all(gpu_host: Checkout, all_gpus: int) -> None:
 
 
 def test_more_than_there_are_is_refused(gpu_host: Checkout, all_gpus: int) -> None:
-    done = gpu_host.run("docker", "compose", "run", "--rm", "train", GPUS=str(all_gpus + 1))
+    done = gpu_host.run("docker", "compose", "run", "--rm", "--no-deps", "train", GPUS=str(all_gpus + 1))
     assert done.returncode != 0 and "unknown device" in done.stderr
 
 
@@ -89,10 +85,75 @@ def test_make_finds_the_runtime(gpu_host: Checkout) -> None:
     assert "docker-compose" in shown and "docker-compose.cpu.yml" not in shown
 
 
-def test_without_the_runtime_the_gpu_file_is_refused_and_the_cpu_file_runs(checkout: Checkout) -> None:
-    words = ("docker", "compose", "run", "--rm", "--entrypoint", "true", "train")
-    if "nvidia" in checkout.run("docker", "info", "--format", "{{json .Runtimes}}").stdout:
-        pytest.skip("this engine has the NVIDIA runtime")
-    refused = checkout.run(*words)
-    assert refused.returncode != 0 and "nvidia" in refused.stderr
-    assert checkout.compose(*words[2:]).returncode == 0
+def test_without_the_runtime_the_gpu_file_is_refused_and_the_cpu_file_runs(tmp_path: Path) -> None:
+    names = ("TRAINBOX_TEST_BARE_DOCKER_HOST", "TRAINBOX_TEST_BARE_IMAGE")
+    if not all(os.environ.get(name) for name in names):
+        pytest.skip(f"{' and '.join(names)} name no engine without the NVIDIA runtime")
+    engine, image = (os.environ[name] for name in names)
+    env = {name: os.environ[name] for name in ("PATH", "HOME", "DOCKER_CONFIG") if name in os.environ}
+    env |= {"DOCKER_HOST": engine, "IMAGE": image, "UID": "1000", "GID": "1000", "COMPOSE_PROJECT_NAME": name_of_its_own()}
+    bare = Checkout(copy_tree(tmp_path), env)
+    words = ("docker", "compose", "run", "--rm", "--no-deps", "--entrypoint", "true", "train")
+    try:
+        refused = bare.run(*words)
+        assert refused.returncode != 0 and "nvidia" in refused.stderr
+        assert bare.compose(*words[2:]).returncode == 0
+    finally:
+        bare.compose("down", "--volumes", "--timeout", "1")
+
+
+# Health.
+
+
+@pytest.fixture
+def stubbed(gpu_host: Checkout) -> Checkout:
+    """Its containers have the NVML stub for a driver: two healthy H100."""
+    stub = gpu_host.path / "stub"
+    build_stub(stub)
+    write_config(stub / "nvml.conf", "h100", count=2)
+    services = {
+        name: {
+            "environment": {"LD_LIBRARY_PATH": "/stub", "NVML_STUB_CONFIG": "/stub/nvml.conf"},
+            "volumes": [{"type": "bind", "source": "./stub", "target": "/stub", "read_only": True}],
+        }
+        for name in ("train", "gpu-health")
+    }
+    (gpu_host.path / "stub.json").write_text(json.dumps({"services": services}))
+    return Checkout(gpu_host.path, gpu_host.env | {"COMPOSE_FILE": "docker-compose.yml:stub.json"})
+
+
+def test_up_trains_on_gpus_that_are_healthy(stubbed: Checkout) -> None:
+    """The gate opens twice: the service's and training's own. Then torch tells that these GPUs are make-believe."""
+    done = stubbed.run("docker", "compose", "up", "--exit-code-from", "train", "train", GPUS="2", ARGS="--max-steps 5")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "health     OPEN, PASS: 2 GPUs" in done.stdout
+    assert "process 0 was given a GPU, torch" in done.stdout + done.stderr
+    done = stubbed.run("docker", "compose", "up", "--exit-code-from", "train", "train", DEVICE="cpu", ARGS="--max-steps 5")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_up_trains_on_no_gpu_that_has_an_uncorrected_error(stubbed: Checkout, docker: Docker) -> None:
+    write_config(stubbed.path / "stub" / "nvml.conf", "h100", {"gpu1.ecc.volatile.uncorrected": 2}, count=2)
+    done = stubbed.run("docker", "compose", "up", "train", GPUS="2", ARGS="--run r --max-steps 5")
+    assert done.returncode != 0
+    assert "dependency failed to start: container" in done.stderr and "is unhealthy" in done.stderr
+    assert not (stubbed.path / "runs" / "r").exists()
+    logs = stubbed.run("docker", "compose", "logs", "--no-log-prefix", "gpu-health").stdout
+    assert "ecc-uncorrected CRITICAL: 2 uncorrected memory errors" in logs
+    assert "CLOSED, CRITICAL: 2 GPUs; ecc-uncorrected (GPU 1)" in logs
+    # Alone, without the service, training's own gate is closed.
+    done = stubbed.run("docker", "compose", "run", "--rm", "--no-deps", "train", GPUS="2")
+    assert done.returncode == 3
+    assert "the health gate is closed. GPU 1" in done.stderr
+
+
+def test_the_monitor_is_for_this_host_only(stubbed: Checkout) -> None:
+    done = stubbed.run("docker", "compose", "up", "--detach", "--wait", "gpu-health")
+    assert done.returncode == 0, done.stderr
+    published = stubbed.run("docker", "compose", "port", "gpu-health", "9400").stdout.strip()
+    assert published.startswith("127.0.0.1:")
+    with urllib.request.urlopen(f"http://{published}/healthz", timeout=20) as answer:
+        assert answer.read() == b"OPEN, PASS: 2 GPUs\n"
+    assert stubbed.run("docker", "compose", "stop", "--timeout", "20", "gpu-health").returncode == 0
+    state = stubbed.run("docker", "compose", "ps", "--all", "--format", "json", "gpu-health").stdout
+    assert json.loads(state)["ExitCode"] == 0
