@@ -130,7 +130,8 @@ def checkout(image: str, tree: Path, tmp_path: Path) -> Iterator[Checkout]:
     env |= {"UID": str(os.getuid()), "GID": str(os.getgid()), "IMAGE": image, "COMPOSE_PROJECT_NAME": name_of_its_own()}
     made = Checkout(shutil.copytree(tree, tmp_path / "checkout"), env)
     yield made
-    made.compose("--profile", "health", "down", "--volumes", "--remove-orphans", "--timeout", "1")
+    down = made.compose("--profile", "health", "down", "--volumes", "--remove-orphans", "--timeout", "1")
+    assert down.returncode == 0, down.stderr
 
 
 def name_of_its_own() -> str:
