@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from entrypoint.cgroup import file_text, levels
+
 
 def usable_cpus(cgroup_root: Path = Path("/sys/fs/cgroup"), own_cgroup: Path = Path("/proc/self/cgroup")) -> int:
     """The smaller of the CPU affinity and the tightest cgroup quota (v1 or v2) above this process, at least 1."""
@@ -13,27 +15,11 @@ def usable_cpus(cgroup_root: Path = Path("/sys/fs/cgroup"), own_cgroup: Path = P
 def _quotas(root: Path, own_cgroup: Path) -> list[int]:
     """Whole CPUs allowed by each cgroup from this process's own up to the root."""
     quotas = []
-    for line in _read(own_cgroup).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        base = root if not controllers else root / "cpu"
-        folder = base / path.lstrip("/")
-        # Inside a container the path may be the host's and missing here; the root then holds the container's own quota.
-        for level in [folder, *folder.parents]:
-            if controllers:
-                words = [_read(level / "cpu.cfs_quota_us").strip(), _read(level / "cpu.cfs_period_us").strip()]
-            else:
-                words = _read(level / "cpu.max").split()
-            if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
-                quotas.append(int(words[0]) // int(words[1]))
-            if level == base:
-                break
+    for level, version_2 in levels("cpu", root, own_cgroup):
+        if version_2:
+            words = file_text(level / "cpu.max").split()
+        else:
+            words = [file_text(level / "cpu.cfs_quota_us").strip(), file_text(level / "cpu.cfs_period_us").strip()]
+        if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
+            quotas.append(int(words[0]) // int(words[1]))
     return quotas
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from entrypoint.cgroup import file_text, levels
 from entrypoint.cpus import usable_cpus
 from entrypoint.health.limits import SOURCES, Limits
 from entrypoint.health.readings import Readings
@@ -127,22 +128,13 @@ def _write_fault(place: Path) -> str | None:
 
 def _memory_free_mib() -> int | None:
     """What the host has available, or what is left of the tightest cgroup above, whichever is less."""
-    available = [int(kib) // 1024 for kib in re.findall(r"^MemAvailable: +(\d+) kB", _text(Path("/proc/meminfo")), re.M)]
-    root = Path("/sys/fs/cgroup")
-    for line in _text(Path("/proc/self/cgroup")).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        base = root / "memory" if controllers else root
-        most, used = ("memory.limit_in_bytes", "memory.usage_in_bytes") if controllers else ("memory.max", "memory.current")
-        folder = base / path.lstrip("/")
-        for level in [folder, *folder.parents]:
-            limit, usage = _text(level / most).strip(), _text(level / used).strip()
-            if limit.isdigit() and usage.isdigit():
-                cache = sum(map(int, re.findall(r"^(?:total_)?inactive_file (\d+)", _text(level / "memory.stat"), re.M)[:1]))
-                available.append(max(0, int(limit) - int(usage) + cache) // _MIB)  # file cache makes way
-            if level == base:
-                break
+    available = [int(kib) // 1024 for kib in re.findall(r"^MemAvailable: +(\d+) kB", file_text(Path("/proc/meminfo")), re.M)]
+    for level, version_2 in levels("memory"):
+        most, used = ("memory.max", "memory.current") if version_2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        limit, usage = file_text(level / most).strip(), file_text(level / used).strip()
+        if limit.isdigit() and usage.isdigit():
+            cache = sum(map(int, re.findall(r"^(?:total_)?inactive_file (\d+)", file_text(level / "memory.stat"), re.M)[:1]))
+            available.append(max(0, int(limit) - int(usage) + cache) // _MIB)  # file cache makes way
     return min(available, default=None)
 
 
@@ -151,12 +143,5 @@ def _wheels_cuda() -> str | None:
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return None
-    match = re.search(r"^cuda\b[^=]*= *['\"]([\d.]+)['\"]", _text(Path(found.origin).parent / "version.py"), re.M)
+    match = re.search(r"^cuda\b[^=]*= *['\"]([\d.]+)['\"]", file_text(Path(found.origin).parent / "version.py"), re.M)
     return match[1] if match else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
