@@ -32,8 +32,7 @@ class Node:
 
 def read_node(runs_dir: Path | None) -> Node:
     """Look at the node; a folder for runs that is not there yet is judged by the one that it would be made in."""
-    folders = (runs_dir, *runs_dir.absolute().parents) if runs_dir else ()
-    place = next((folder for folder in folders if folder.exists()), Path("/"))
+    place = nearest(runs_dir) if runs_dir else Path("/")
     return Node(
         cpus=usable_cpus(),
         shm_free_mib=_free_mib(_SHM),
@@ -43,6 +42,12 @@ def read_node(runs_dir: Path | None) -> Node:
         output_fault=_write_fault(place) if runs_dir else None,
         wheels_cuda=_wheels_cuda(),
     )
+
+
+def nearest(folder: Path) -> Path:
+    """The folder itself, or where it would be made: the first above it that is there, as far as this user can see."""
+    # Path.exists raises where the user may not look.
+    return next((place for place in (folder, *folder.absolute().parents) if os.path.exists(place)), Path("/"))  # noqa: PTH110
 
 
 def judge_node(node: Node, driver: Readings, processes: int, uses_gpus: bool, limits: Limits) -> list[Finding]:
