@@ -22,7 +22,7 @@ FILES = {
 # A module imports from its own line and those above it. A new file needs a place here.
 LAYERS = {
     "entrypoint": [
-        "errors gpus cluster cgroup cpus options health.readings health.verdict",
+        "errors gpus cluster cgroup cpus options health.readings health.verdict health.redaction",
         "nvml plan supervise replay health.limits health.xids",
         "driver drill health.rules health.node health.screen health.deep_cases",
         "health.check health.watch health.deep",
