@@ -19,7 +19,7 @@ from entrypoint.cpus import usable_cpus
 from entrypoint.driver import Driver, NoAnswer
 from entrypoint.errors import WRONG_USE, HardwareMissing, LaunchError, WrongUse
 from entrypoint.gpus import Gpu, visible_gpus
-from entrypoint.health.cli import health
+from entrypoint.health.cli import doctor, health
 from entrypoint.options import device_options, launch_options
 from entrypoint.plan import LaunchPlan, LaunchRequest, plan_launch, plan_sweep
 from entrypoint.supervise import supervise
@@ -77,6 +77,7 @@ def cli() -> None:
       trainbox train my.py:Gestures --processes 2 --epochs 3
       trainbox plan mnist --gpus 3             what would be launched, and why
       trainbox health --gpus 2                 are two GPUs there, and fit to train on?
+      trainbox doctor                          what a helper will ask for, to paste into an issue
       trainbox verify runs/digits-7d2c1a90     do a run again and compare the bits
       docker run IMAGE nvidia-smi              anything else is run as it stands
     """
@@ -135,6 +136,7 @@ def gpus(as_json: bool) -> None:
 
 
 cli.add_command(health)
+cli.add_command(doctor)
 
 
 def _list_gpus(gpus: tuple[Gpu, ...], found: "Detection") -> None:

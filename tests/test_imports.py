@@ -24,14 +24,14 @@ LAYERS = {
     "entrypoint": [
         "errors gpus cluster cgroup cpus options health.readings health.verdict health.redaction",
         "nvml plan supervise replay health.limits health.xids",
-        "driver drill health.rules health.node health.screen health.deep_cases",
-        "health.check health.watch health.deep",
-        "health.monitor health.gate health.cli",
+        "driver drill health.rules health.node health.screen health.surroundings health.deep_cases",
+        "health.check health.watch health.deep health.doctor_report",
+        "health.monitor health.gate health.doctor health.cli",
         "cli",
         "__main__",
     ],
     "trainer": [
-        "batches buffers digest metrics seeding config compare task stopping errors grid hardware",
+        "batches buffers digest metrics seeding config compare task stopping errors grid hardware seen",
         "study",
         "results",
         "checkpoint run running manifest evaluate losses distributed pictures classification torchrun",

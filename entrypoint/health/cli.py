@@ -104,6 +104,32 @@ def health(
     sys.exit(verdict.exit_code)
 
 
+_OF_THE_QUESTION = ("gpus", "gpu_ids", "limits", "runs_dir")
+
+
+@click.command(params=[option for option in health.params if option.name in _OF_THE_QUESTION])
+def doctor(gpus: int | str | None, gpu_ids: str | None, limits: Path | None, runs_dir: Path) -> None:
+    """Print all that a helper will ask for, in one page to paste: what is here, what is wrong, what to do; no secrets.
+
+    \b
+    Examples:
+      trainbox doctor
+      docker compose run --rm train doctor
+    """
+    from entrypoint.health.check import Question
+    from entrypoint.health.doctor import examined
+    from entrypoint.health.limits import read_limits
+    from entrypoint.health.verdict import Mode
+
+    def tell() -> None:
+        if sys.stderr.isatty():
+            click.echo("looking at torch ...", err=True)
+
+    used, overridden = read_limits(limits)
+    question = Question(Mode.GATE, limits=used, overridden=overridden, runs_dir=runs_dir)
+    click.echo(examined(question, gpus, gpu_ids, on_wait=tell))
+
+
 def _verdict(
     driver: "Driver", question: "Question", gpus: int | str | None, gpu_ids: str | None, processes: int | None, as_json: bool
 ) -> "Verdict":

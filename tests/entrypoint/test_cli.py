@@ -79,6 +79,7 @@ def refused(ended: Ended) -> str:
 
 # What is no verb is run as it stands.
 
+VERBS = "the verbs are diff, doctor, drill, gpus, health, plan, replay, sweep, tasks, train, verify"
 PROGRAM = "import os, sys; print(os.getpid(), sys.argv[1:], sys.stdin.read()); sys.exit(41)"
 
 
@@ -102,19 +103,10 @@ def test_a_program_is_run_in_our_place_with_its_words_and_streams(trainbox: Trai
     [
         (["trian"], "(No such file or directory): did you mean `train`?"),
         (["helth"], "(No such file or directory): did you mean `health`?"),
-        (
-            ["nosuch", "--gpus", "1"],
-            "(No such file or directory): the verbs are diff, drill, gpus, health, plan, replay, sweep, tasks, train, verify",
-        ),
-        (
-            ["./folder"],
-            "(Permission denied): the verbs are diff, drill, gpus, health, plan, replay, sweep, tasks, train, verify",
-        ),
-        (["./file"], "(Permission denied): the verbs are diff, drill, gpus, health, plan, replay, sweep, tasks, train, verify"),
-        (
-            ["$(id)"],
-            "(No such file or directory): the verbs are diff, drill, gpus, health, plan, replay, sweep, tasks, train, verify",
-        ),
+        (["nosuch", "--gpus", "1"], f"(No such file or directory): {VERBS}"),
+        (["./folder"], f"(Permission denied): {VERBS}"),
+        (["./file"], f"(Permission denied): {VERBS}"),
+        (["$(id)"], f"(No such file or directory): {VERBS}"),
     ],
 )
 def test_neither_a_verb_nor_a_program(
