@@ -37,7 +37,7 @@ LAYERS = {
         "checkpoint run running manifest evaluate losses distributed pictures classification torchrun",
         "reduction device_tests",
         "state selftest",
-        "build fit report trial",
+        "build fit report trial shared_memory",
         "session",
         "worker sweep",
         "cli",

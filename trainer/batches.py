@@ -1,7 +1,7 @@
 """Which examples a step sees, and how they get to the device. Positions are integers: a resume needs no sampler state."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,10 +104,11 @@ def read_examples(dataset: Dataset[Any], seed: int, indices: list[int], workers:
     """Examples as batches of one; by a loader worker where they come through those.
 
     This process then stays as it is: a file that a dataset opens at its first example must not be shared with the workers
-    that are forked later.
+    that are forked later. Each is copied out of the shared memory that it comes in, which may be small.
     """
     positions = [[(0, index)] for index in indices]
-    return list(_loader(SeededExamples(dataset, seed), positions, torch.device("cpu"), min(workers, 1)))
+    loader = _loader(SeededExamples(dataset, seed), positions, torch.device("cpu"), min(workers, 1))
+    return [_mapped(Tensor.clone, batch) for batch in loader]
 
 
 class EvaluationBatches:
@@ -143,13 +144,25 @@ def evaluation_batch_count(examples: int, batch_size: int) -> int:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """The tensors of a tuple, list or dict on `device`; pinned ones are copied while the device computes."""
+    return _mapped(lambda tensor: tensor if tensor.device == device else tensor.to(device, non_blocking=True), batch)
+
+
+def tensors_in(batch: Any) -> list[Tensor]:
+    """The tensors of a tuple, list or dict, and of those in it."""
+    found: list[Tensor] = []
+    _mapped(found.append, batch)
+    return found
+
+
+def _mapped(function: Callable[[Tensor], Any], batch: Any) -> Any:
+    """What `function` makes of each tensor of a tuple, list or dict, and of those in it."""
     if isinstance(batch, Tensor):
-        return batch if batch.device == device else batch.to(device, non_blocking=True)
+        return function(batch)
     if isinstance(batch, dict):
-        return {name: to_device(value, device) for name, value in batch.items()}
+        return {name: _mapped(function, value) for name, value in batch.items()}
     if isinstance(batch, tuple | list):
-        moved = [to_device(value, device) for value in batch]
-        return moved if isinstance(batch, list) else tuple(moved)
+        parts = [_mapped(function, value) for value in batch]
+        return parts if isinstance(batch, list) else tuple(parts)
     return batch
 
 

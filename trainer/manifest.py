@@ -78,15 +78,22 @@ def describe(
     }
 
 
-def dataset_digest(dataset: Dataset[Any], workers: int) -> str:
-    """sha256 of the content: of all of it where it is held in memory, else of the length and examples spread over it."""
+def sampled_examples(dataset: Dataset[Any], workers: int) -> list[Any]:
+    """Some examples spread over the dataset, as batches of one; none where it is held in memory."""
+    if isinstance(dataset, TensorDataset):
+        return []
+    count = length(dataset)
+    indices = sorted({count * i // _SAMPLED_EXAMPLES for i in range(_SAMPLED_EXAMPLES)}) if count else []
+    return read_examples(dataset, 0, indices, workers)
+
+
+def dataset_digest(dataset: Dataset[Any], examples: list[Any]) -> str:
+    """sha256 of the content: of all of it where it is held in memory, else of the length and of `sampled_examples`."""
     if isinstance(dataset, TensorDataset):
         tensors = dataset.tensors
         every = -(-sum(tensor.nbytes for tensor in tensors) // _WHOLE_BYTES)
         return value_digest([len(tensors[0]), tuple(tensor[:: max(1, every)] for tensor in tensors)])
-    count = length(dataset)
-    indices = sorted({count * i // _SAMPLED_EXAMPLES for i in range(_SAMPLED_EXAMPLES)}) if count else []
-    return value_digest([count, read_examples(dataset, 0, indices, workers)])
+    return value_digest([length(dataset), examples])
 
 
 @functools.cache  # a sweep's worker asks for each trial

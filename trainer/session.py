@@ -5,7 +5,6 @@ import dataclasses
 import errno
 import json
 import logging
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -14,15 +13,17 @@ from pathlib import Path
 import torch
 
 from trainer import manifest
+from trainer.batches import tensors_in
 from trainer.build import build, settle
 from trainer.checkpoint import storage_failure
 from trainer.compare import Evidence, changes_bits, in_words, manifest_differences, verdict
 from trainer.config import FREE_AT_RESUME, Config, check, parse_config, split_metric
 from trainer.distributed import Process, is_network_error
-from trainer.errors import Changed, Failure, NetworkFailure, OutOfMemory, StorageFailure, WrongUse
+from trainer.errors import Changed, Failure, NetworkFailure, OutOfMemory, WrongUse
 from trainer.fit import fit
 from trainer.report import closing, header, samples_per_second
 from trainer.run import RunDirectory
+from trainer.shared_memory import check_room, too_small
 from trainer.state import Job
 from trainer.stopping import StopRequest
 from trainer.task import load_task
@@ -147,7 +148,7 @@ def _start(job: Job, stop: StopRequest, resume: str) -> None:
     first_step = progress.step
     complete = (progress.step >= job.schedule.total_steps and progress.evaluated_step == progress.step) or progress.ended_early
     if not complete:
-        data = _data_digests(job)
+        data = _look_at_data(job)
         if run.writes:
             _describe(job, data, resume == "anyway")
     run.write_json("config.json", job.config.to_json())
@@ -163,15 +164,24 @@ def _start(job: Job, stop: StopRequest, resume: str) -> None:
     closing(job)
 
 
-def _data_digests(job: Job) -> dict[str, str]:
-    """Digests of both datasets; raises WrongUse where the processes have not the same."""
-    datasets = {"train": job.train, "validation": job.evaluation.dataset}
-    digests = {name: manifest.dataset_digest(dataset, job.workers) for name, dataset in datasets.items()}
+def _look_at_data(job: Job) -> dict[str, str]:
+    """Digests of both datasets.
+
+    Raises:
+        WrongUse: the processes have not the same.
+        StorageFailure: the loader workers have no room to hand batches over.
+    """
+    digests, example_bytes = {}, []
+    for name, dataset in (("train", job.train), ("validation", job.evaluation.dataset)):
+        examples = manifest.sampled_examples(dataset, job.workers)
+        digests[name] = manifest.dataset_digest(dataset, examples)
+        example_bytes.append(sum(tensor.nbytes for tensor in tensors_in(examples[:1])))
     if (place := job.process.first_difference([digest[:16] for digest in digests.values()])) is not None:
         raise WrongUse(
             f"task {type(job.task).__name__}: the processes have not the same {list(digests)[place]} data: make it depend on "
             "files and on torch's, NumPy's and Python's generators alone, which are seeded before train_dataset"
         )
+    check_room(job, *example_bytes)
     return digests
 
 
@@ -234,12 +244,7 @@ def _known(error: RuntimeError) -> Failure | None:
     if "can't allocate memory" in text:
         return OutOfMemory(f"the host's memory is used up ({error}): lower --batch-size or --workers")
     if "shared memory" in text:  # a loader worker's: refused, or a bus error
-        shm = "/dev/shm"  # noqa: S108 - the system's own name
-        size_mib = shutil.disk_usage(shm).total // 2**20
-        return StorageFailure(
-            f"{shm}, {size_mib} MiB, is too small for what the loader workers hand over: start the container with "
-            "--shm-size=1g or --ipc=host, or add --workers 0"
-        )
+        return too_small()
     if "stack expects each tensor to be equal size" in text:
         return WrongUse(
             "the dataset's examples have not the same shapes, as a batch needs them: pad or crop them in __getitem__"

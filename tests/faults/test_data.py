@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Trainbox, finish
+from tests.conftest import Ended, Trainbox, finish
 from tests.distributed.processes import Job
 from tests.faults.faults import GATED, TASKS, Gate, in_a_mount_namespace, messages, needs_linux, needs_root, trainer
 from trainer.batches import epoch_order
@@ -51,13 +51,33 @@ def test_row_46_resumed_on_fewer_processes_each_example_is_seen_once(trainbox: T
         assert list(itertools.chain(*steps)) == epoch_order(0, epoch, 650)[:640].tolist()
 
 
+def _with_shared_memory(folder: Path, size: str, *words: str) -> Ended:
+    """A training whose batches are of 16 x 400 kB, in a /dev/shm of its own."""
+    command = trainer(f"{TASKS}:Loaded", *GATED[1:], "--set", "padding=100000", "--workers", "2", *words)
+    return in_a_mount_namespace(folder, f'mount -t tmpfs -o size={size} tmpfs /dev/shm && "$@"', *command)
+
+
 @needs_root
 def test_row_28_shared_memory_too_small(tmp_path: Path) -> None:
-    words = trainer(f"{TASKS}:Loaded", *GATED[1:], "--set", "padding=100000", "--workers", "2")
-    ended = in_a_mount_namespace(tmp_path, 'mount -t tmpfs -o size=1m tmpfs /dev/shm && "$@"', *words)
+    """Each worker makes 2 batches ahead and the training holds 2: 37 MiB, which it would have come to by step 5."""
+    ended = _with_shared_memory(tmp_path, "30m", "--max-steps", "45")
+    assert ended.code == 4
+    assert messages(ended) == [
+        "trainbox: /dev/shm has 30 MiB free, and the 2 loader workers need at least 37 MiB to hand batches over: "
+        "start the container with --shm-size=1g (Compose: SHM_SIZE=1gb) or --ipc=host, or add --workers 0"
+    ]
+    assert "Traceback" not in ended.err
+    assert not (tmp_path / "runs/r/metrics.jsonl").exists()
+    for size, more_words in (("30m", ["--workers", "0"]), ("64m", [])):
+        assert _with_shared_memory(tmp_path, size, "--max-steps", "45", *more_words).code == 0
+
+
+@needs_root
+def test_row_28_shared_memory_too_small_for_one_example(tmp_path: Path) -> None:
+    ended = _with_shared_memory(tmp_path, "300k")
     assert ended.code == 4
     assert len(messages(ended)) == 1
-    assert "/dev/shm, 1 MiB, is too small for what the loader workers hand over" in ended.err
+    assert "/dev/shm, 0 MiB, is too small for what the loader workers hand over" in ended.err
     assert "--shm-size=1g" in ended.err
     assert "Traceback" not in ended.err
 

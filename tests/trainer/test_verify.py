@@ -185,13 +185,13 @@ def test_a_resume_under_what_explains_only_is_listed(here: Here) -> None:
 def test_other_data_and_another_task_source_have_other_digests(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     task = Tiny()
     data = task.train_dataset(Path())
-    digest = manifest.dataset_digest(data, 0)
-    assert manifest.dataset_digest(task.train_dataset(Path()), 0) == digest
+    digest = manifest.dataset_digest(data, [])
+    assert manifest.dataset_digest(task.train_dataset(Path()), []) == digest
     data.tensors[0][17, 2] += 1
-    assert manifest.dataset_digest(data, 0) != digest
+    assert manifest.dataset_digest(data, []) != digest
     monkeypatch.setattr(manifest, "_WHOLE_BYTES", 100)  # of more than a gibibyte, every so-many-th example
     data.tensors[0][1, 2] += 1
-    assert manifest.dataset_digest(data, 0) == manifest.dataset_digest(data, 0)
+    assert manifest.dataset_digest(data, []) == manifest.dataset_digest(data, [])
     here.train(max_steps=1)
     described = json.loads((here.path() / "manifest.json").read_text())
     source = described["task_source_sha256"]
