@@ -16,6 +16,7 @@ from entrypoint.errors import HARDWARE, PREEMPTED
 STOP_BUDGET_S = 50
 _POLL_S = 0.2
 _ECHO_S = 0.3  # `docker compose run` delivers each signal twice, about 10 ms apart: that is one wish
+_STOPPING = "saving a checkpoint, then stopping"
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _OTHERS_FAULTS = (7, *range(129, 160))  # a lost process, a killed one: what a broken GPU can look like
@@ -70,8 +71,8 @@ def supervise(
         broken = broken or (watch.fatal() if watch else None)
         if (received or broken) and not forwarded:
             forwarded, deadline = True, time.monotonic() + stop_budget_s
-            why = f"{signal.Signals(received[0]).name} received" if received else "the hardware fails"
-            _say(f"{why}: saving a checkpoint, then stopping (again: stop at once)")
+            name = signal.Signals(received[0]).name if received else ""
+            _say(f"{name} received: {_STOPPING} (again: stop at once)" if name else f"the hardware fails: {_STOPPING}")
             child.send_signal(signal.SIGTERM)
         if forwarded and (len(received) > 1 or time.monotonic() > deadline):
             why = "second signal" if len(received) > 1 else f"not stopped {stop_budget_s:.0f} s after the signal"

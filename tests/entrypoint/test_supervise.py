@@ -204,3 +204,50 @@ sys.exit(supervise""",
     )
     ended = finish(start("print('started')", program=at_once))
     assert (ended.code, ended.out, ended.err) == (75, "", "")
+
+
+def watched(fatal: str | None, last_look: str | None) -> str:
+    """The supervisor with a watch that answers so, once the child has said that it is ready."""
+    watch = f"""
+
+class Watch:
+    def fatal(self): return {fatal!r} if os.path.exists(child_is_ready) else None
+    def last_look(self): return {last_look!r}
+child_is_ready = child.rpartition("# ")[2]
+sys.exit(supervise([sys.executable, "-c", child], os.environ, budget, Watch()))
+"""
+    return SUPERVISE.replace("sys.exit(supervise", watch + "sys.exit(supervise")
+
+
+def marking(child: str, mark: Path) -> str:
+    """The child, which makes the file `mark` when it is ready."""
+    return child.replace("def say(text):", f"def say(text, mark={str(mark)!r}):\n    open(mark, 'w').close()") + f"# {mark}"
+
+
+def test_a_fatal_finding_stops_the_child_as_a_signal_does_and_the_end_is_the_hardwares(start: Start, tmp_path: Path) -> None:
+    ended = finish(start(marking(ENDS_WHEN_TOLD, tmp_path / "ready"), program=watched("GPU 1", "GPU 1")))
+    assert (ended.code, ended.out.splitlines()[1:]) == (3, ["SIGTERM"])
+    assert ended.err == "trainbox: the hardware fails: saving a checkpoint, then stopping\n"
+
+
+def test_a_child_that_hangs_on_broken_hardware_is_killed(start: Start, tmp_path: Path) -> None:
+    ended = finish(start(marking(IGNORES, tmp_path / "ready"), budget_s=1, program=watched("GPU 1", "GPU 1")))
+    assert ended.code == 3
+    assert ended.err.splitlines()[1] == f"trainbox: not stopped 1 s after the signal: {KILLED}"
+
+
+@pytest.mark.parametrize(
+    ("code", "last_look", "expected"),
+    [
+        (0, "GPU 1", 0),
+        (1, "GPU 1", 3),
+        (1, None, 1),
+        (2, "GPU 1", 2),
+        (4, "GPU 1", 4),
+        (7, "GPU 1", 3),
+        (137, "GPU 1", 3),
+        (75, None, 75),
+    ],
+)
+def test_a_crash_is_the_hardwares_if_that_is_broken(start: Start, code: int, last_look: str | None, expected: int) -> None:
+    assert finish(start(f"raise SystemExit({code})", program=watched(None, last_look))).code == expected
