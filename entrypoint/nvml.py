@@ -18,13 +18,14 @@ class Detection:
     """What was found: the GPUs, the driver's version, and in `absent` or `broken` why there are none.
 
     `absent` is a host without an NVIDIA driver: training on the CPU is fine there. `broken` is a driver that is
-    there and does not work: training on the CPU instead would hide it.
+    there and does not work: training on the CPU instead would hide it; `code` is then NVML's.
     """
 
     gpus: tuple[Gpu, ...] = ()
     driver_version: str | None = None
     absent: str | None = None
     broken: str | None = None
+    code: int = 0
 
 
 _REMEDIES = {
@@ -50,12 +51,16 @@ class Session:
             return Detection(absent=f"no NVIDIA driver here (NVML: {error})")
         except pynvml.NVMLError as error:
             remedy = _REMEDIES.get(error.value, "see `nvidia-smi` on the host")
-            return Detection(broken=f"the NVIDIA driver does not answer (NVML {error.value}: {error}): {remedy}")
+            return Detection(
+                broken=f"the NVIDIA driver does not answer (NVML {error.value}: {error}): {remedy}", code=error.value
+            )
         try:
             gpus = tuple(gpu for index in range(pynvml.nvmlDeviceGetCount()) for gpu in _devices(index))
             return Detection(gpus, pynvml.nvmlSystemGetDriverVersion())
         except pynvml.NVMLError as error:
-            return Detection(broken=f"the NVIDIA driver failed while listing GPUs (NVML {error.value}: {error})")
+            return Detection(
+                broken=f"the NVIDIA driver failed while listing GPUs (NVML {error.value}: {error})", code=error.value
+            )
 
     def sample(self, uuids: Sequence[str], names: Sequence[str], events: bool = False) -> Sample:
         """Read `names` (of `READERS`) from each GPU, and with `events` its Xids since the last sample."""

@@ -14,8 +14,8 @@ from entrypoint.health.limits import Limits
 from entrypoint.health.node import Node, judge_node, read_node
 from entrypoint.health.readings import Sample, Unread
 from entrypoint.health.rules import (
-    RULES,
     Asked,
+    driver_action,
     judge_count,
     judge_driver,
     judge_gpus,
@@ -58,12 +58,15 @@ class Question:
 
 def check_names(mode: Mode = Mode.CHECK) -> list[str]:
     """Of all checks that the mode may make, for --require."""
-    others = ["driver", "count", "handle", "xid", "same-name", "same-vbios", "cpus", "shm", "memory", "disk", "output", "cuda"]
+    if mode is Mode.LIVE:
+        return ["driver", "count", "handle", *(rule.check for rule in rules_for(mode))]
+    others = ["driver", "count", "handle", "same-name", "same-vbios", "cpus", "shm", "memory", "disk", "output", "cuda"]
+    others += ["xid"] if mode is not Mode.GATE else []
     if mode is Mode.DEEP:
         from entrypoint.health.deep_cases import CHECKS  # this would cost a start of training 10 ms
 
         others += CHECKS
-    return [*others, *(rule.check for rule in RULES)]
+    return [*others, *(rule.check for rule in rules_for(mode, at_runtime=mode is Mode.MONITOR))]
 
 
 def choose(
@@ -104,7 +107,7 @@ def about(
     if gpus == 0:
         return verdict([Sample(0.0)], question, (), read_node(question.runs_dir))
     if found.broken:
-        return broken_driver(question, found.broken)
+        return broken_driver(question, found.broken, found.code)
     if found.absent:
         wanted = f"--gpu-ids {gpu_ids}" if gpu_ids else f"--gpus {gpus}" if gpus is not None else ""
         return without_driver(dataclasses.replace(question, wanted=wanted), found.absent)
@@ -158,14 +161,18 @@ def verdict(samples: Sequence[Sample], question: Question, rules: Any, node: Nod
             node, newest.driver, question.processes, bool(asked.gpus) and newest.fault is None, question.limits
         )
     version = newest.driver.get("driver_version")
-    return Verdict(
-        question.mode,
-        tuple(findings),
-        tuple(_description(gpu, newest) for gpu in asked.gpus),
-        version if isinstance(version, str) else None,
-        question.required,
-        question.overridden,
-    )
+    gpus = tuple(_description(gpu, newest) for gpu in asked.gpus)
+    return _of(question, findings, gpus, version if isinstance(version, str) else None)
+
+
+def _of(
+    question: Question, findings: Sequence[Finding], gpus: tuple[dict[str, Any], ...] = (), driver_version: str | None = None
+) -> Verdict:
+    """The verdict; a required check that nothing could be held against is a doubt, and no pass. --deep makes its own later."""
+    judged = {finding.check for finding in findings}
+    absent = [name for name in question.required if name not in judged and not name.startswith("deep")]
+    doubts = [Finding(name, Result.UNKNOWN, "required, and there was nothing to judge") for name in absent]
+    return Verdict(question.mode, (*findings, *doubts), gpus, driver_version, question.required, question.overridden)
 
 
 def without_driver(question: Question, reason: str) -> Verdict:
@@ -177,13 +184,13 @@ def without_driver(question: Question, reason: str) -> Verdict:
         findings += judge_count(missing, question.wanted)
     if question.mode is not Mode.LIVE:
         findings += judge_node(read_node(question.runs_dir), {}, question.processes, False, question.limits)
-    return Verdict(question.mode, tuple(findings), required=question.required, overridden=question.overridden)
+    return _of(question, findings)
 
 
-def broken_driver(question: Question, reason: str, action: str = "reboot") -> Verdict:
-    """The verdict on a driver that is there and does not work."""
-    finding = Finding("driver", Result.CRITICAL, reason, limit="it answers", source="NVIDIA", action=action)
-    return Verdict(question.mode, (finding,), required=question.required, overridden=question.overridden)
+def broken_driver(question: Question, reason: str, code: int = NO_ANSWER) -> Verdict:
+    """The verdict on a driver that is there and does not work; `code` is NVML's."""
+    action = driver_action(code)
+    return _of(question, [Finding("driver", Result.CRITICAL, reason, limit="it answers", source="NVIDIA", action=action)])
 
 
 def _description(gpu: Gpu, newest: Sample) -> dict[str, Any]:

@@ -87,19 +87,28 @@ def health(
         raise WrongUse(f"--require {require}: there is no check {unknown[0]}; there are {', '.join(known)}")
     used, overridden = read_limits(limits)
     question = Question(kind, limits=used, overridden=overridden, required=required, runs_dir=runs_dir)
+    lock = Path(tempfile.gettempdir()) / f"trainbox-live-{os.getuid()}.lock" if kind is Mode.LIVE else None
     try:
-        driver = Driver(Path(tempfile.gettempdir()) / f"trainbox-live-{os.getuid()}.lock" if kind is Mode.LIVE else None)
-        if kind is Mode.MONITOR:
-            from entrypoint.health.monitor import monitor
-
-            sys.exit(monitor(driver, question, gpus, gpu_ids, processes, listen, interval_s))
-        verdict = _verdict(driver, question, gpus, gpu_ids, processes, as_json)
+        driver = Driver(lock)
     except NoAnswer as error:
-        verdict = broken_driver(question, str(error))
+        _show(verdict := broken_driver(question, str(error)), as_json)
+        sys.exit(verdict.exit_code)
+    if kind is Mode.MONITOR:
+        from entrypoint.health.monitor import monitor
+
+        sys.exit(monitor(driver, question, gpus, gpu_ids, processes, listen, interval_s))
+    verdict = _verdict(driver, question, gpus, gpu_ids, processes, as_json)
     if kind is Mode.DEEP:
         from entrypoint.health.deep import deepened
 
-        verdict = deepened(verdict, used, processes or _CPU_PROCESSES, deadline_s, lambda line: click.echo(line, err=True))
+        verdict = deepened(
+            verdict,
+            used,
+            processes or _CPU_PROCESSES,
+            deadline_s,
+            lambda line: click.echo(line, err=True),
+            lambda: _verdict(driver, question, gpus, gpu_ids, processes, as_json),
+        )
     _show(verdict, as_json)
     sys.exit(verdict.exit_code)
 
@@ -133,10 +142,15 @@ def doctor(gpus: int | str | None, gpu_ids: str | None, limits: Path | None, run
 def _verdict(
     driver: "Driver", question: "Question", gpus: int | str | None, gpu_ids: str | None, processes: int | None, as_json: bool
 ) -> "Verdict":
-    from entrypoint.health.check import about, examine
+    from entrypoint.driver import NoAnswer
+    from entrypoint.health.check import about, broken_driver, examine
     from entrypoint.health.verdict import Verdict
 
-    decided = about(driver.detect(), question, os.environ.get("CUDA_VISIBLE_DEVICES"), gpus, gpu_ids, processes)
+    try:
+        found = driver.detect()
+    except NoAnswer as error:
+        return broken_driver(question, str(error))
+    decided = about(found, question, os.environ.get("CUDA_VISIBLE_DEVICES"), gpus, gpu_ids, processes)
     if isinstance(decided, Verdict):
         return decided
 

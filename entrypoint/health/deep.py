@@ -32,10 +32,18 @@ _END_S = 5.0  # for killed processes to be gone; one that hangs in the driver is
 _POLL_S = 0.02
 
 
-def deepened(verdict: Verdict, limits: Limits, processes: int, deadline_s: float, say: Callable[[str], None]) -> Verdict:
-    """The verdict with what the tests found on its GPUs; on so many CPU processes where it has none.
+def deepened(
+    verdict: Verdict,
+    limits: Limits,
+    processes: int,
+    deadline_s: float,
+    say: Callable[[str], None],
+    look_again: Callable[[], Verdict],
+) -> Verdict:
+    """A new verdict, and what the tests found on its GPUs; on so many CPU processes where it has none.
 
-    `say` gets a line after each test. A verdict that is closed comes back with a note that nothing was begun.
+    `say` gets a line after each test; `look_again` is asked after the last, since load brings out Xids, ECC errors and heat. A
+    verdict that is closed comes back with a note that nothing was begun.
     """
     if verdict.closing:
         return _with(verdict, Finding("deep", Result.INFO, "not begun: what closes the verdict comes first"))
@@ -52,7 +60,7 @@ def deepened(verdict: Verdict, limits: Limits, processes: int, deadline_s: float
     stuck = {reading.case.devices[0] for reading in alone if reading.speed is None}
     found = [*alone, *done(exchanges([device for device in devices if device not in stuck]))]
     words = f"{len(found)} tests on {Case(devices).place} in {time.monotonic() - begin_s:.0f} s"
-    return _with(verdict, Finding("deep", Result.PASS, words), *findings(found, devices, limits))
+    return _with(look_again(), Finding("deep", Result.PASS, words), *findings(found, devices, limits))
 
 
 def _with(verdict: Verdict, *more: Finding) -> Verdict:

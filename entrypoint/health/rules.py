@@ -407,9 +407,13 @@ def judge_driver(sample: Sample) -> list[Finding]:
     """Whether the driver answered at all."""
     if sample.fault is None:
         return [Finding("driver", Result.PASS, f"version {sample.driver.get('driver_version')}")]
-    actions = {18: "reboot", 999: "recreate_container", NO_PERMISSION: "grant"}
-    action = actions.get(sample.fault.code, "reboot")
+    action = driver_action(sample.fault.code)
     return [Finding("driver", Result.CRITICAL, str(sample.fault), limit="it answers", source="NVIDIA", action=action)]
+
+
+def driver_action(code: int) -> str:
+    """What to do about a driver that ends in this error of NVML's."""
+    return {999: "recreate_container", NO_PERMISSION: "grant"}.get(code, "reboot")
 
 
 def judge_count(asked: Asked, wanted: str) -> list[Finding]:

@@ -70,7 +70,8 @@ class Finding:
 
     @property
     def advice(self) -> str:
-        gpus = (self.gpu or "").replace("+", ",")  # as nvidia-smi takes several
+        # As nvidia-smi takes several; a slice's GPU has to be reset as a whole.
+        gpus = ",".join(label.partition(":")[0] for label in (self.gpu or "").split("+"))
         return f"{self.action}: {ACTIONS[self.action].format(gpu=gpus)}" if self.action else ""
 
 

@@ -69,6 +69,14 @@ CASES = (
     on_gpu_1("ecc-uncorrected", PASS, "ecc.volatile.uncorrected", 1, limits="ecc_uncorrected = 1"),
     Case("ecc-uncorrected", "a GPU without ECC", NA, profile="geforce"),
     Case("ecc-uncorrected", "the same, `--require`", NA, 1, "geforce", words=("--require", "ecc-uncorrected")),
+    Case(
+        "ecc-uncorrected",
+        "no driver, `--require ecc-uncorrected`",
+        UNKNOWN,
+        1,
+        keys={"ret.init": 9},
+        words=("--require", "ecc-uncorrected"),
+    ),
     on_gpu_1("ecc-uncorrected", UNKNOWN, "ret.ecc", 999, 1),
     on_gpu_1("ecc-uncorrected", UNKNOWN, "ret.ecc", 11, 1),
     on_gpu_1("ecc-uncorrected", UNKNOWN, "ret.ecc", 4),
@@ -213,7 +221,11 @@ def result_of(verdict: Mapping[str, Any], check: str) -> str:
 def row(case: Case, result: str, code: int) -> str:
     profile = "" if case.profile == "h100" else case.profile
     limits = f"{case.injected}; limits `{case.limits}`" if case.limits and "limit" not in case.injected else case.injected
-    words = f", `{' '.join(case.words)}`" if case.words and case.words[0] not in case.injected else ""
+    words = (
+        f", `{' '.join(case.words)}`"
+        if case.words and not set(case.words) & set(case.injected.replace("`", " ").split())
+        else ""
+    )
     return f"| {case.check} | {profile} | {limits}{words} | {result} | {code} |"
 
 
