@@ -2,6 +2,7 @@
 
 WRONG_USE = 2
 HARDWARE = 3
+STORAGE = 4
 BITS_DIFFER = 8
 PREEMPTED = 75
 
@@ -28,6 +29,12 @@ class HardwareUnfit(LaunchError):
     """A GPU that should not be trained on: another node may do."""
 
     exit_code = HARDWARE
+
+
+class NoPlace(LaunchError):
+    """Nothing can be written where it has to be."""
+
+    exit_code = STORAGE
 
 
 class BitsDiffer(LaunchError):

@@ -1,6 +1,5 @@
 """Before a training and beside it: closed by a finding, or open with a watch."""
 
-import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -8,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from entrypoint.driver import Driver
-from entrypoint.errors import HardwareUnfit
+from entrypoint.errors import HardwareUnfit, NoPlace
 from entrypoint.health.check import Question, examine
 from entrypoint.health.limits import read_limits
 from entrypoint.health.rules import Asked
@@ -49,6 +48,19 @@ def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Itera
         )
     print(f"health     {closing_line(verdict)}, {time.monotonic() - begin_s:.2f} s", flush=True)
     known = {(finding.check, finding.gpu or ""): finding.result for finding in verdict.findings}
-    with tempfile.TemporaryDirectory(prefix="trainbox-health-", ignore_cleanup_errors=True) as folder:
-        events = Path(folder) / f"{os.getpid()}.jsonl"
-        yield Watch(driver, plan.gpus, limits, events, known, ends_a_run=plan.strategy != "sweep")
+    with _folder() as folder:
+        yield Watch(driver, plan.gpus, limits, folder / "events.jsonl", known, ends_a_run=plan.strategy != "sweep")
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """For what is found beside the training, on its way into the run."""
+    try:
+        made = tempfile.TemporaryDirectory(prefix="trainbox-health-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise NoPlace(
+            f"no temporary folder can be made ({error.strerror or error}): give the container one, as in --tmpfs /tmp, or say "
+            "--no-health"
+        ) from error
+    with made as name:
+        yield Path(name)

@@ -80,7 +80,7 @@ ACTIONS = {
     "reboot": "drain the node and reboot it",
     "replace": "take the GPU out of service and have it replaced",
     "drain": "take the node out of service and test its memory and CPUs",
-    "restart_app": "start the program again; the hardware is not at fault",
+    "restart_app": "start the program again: the same command goes on from its newest checkpoint",
     "recreate_container": "remove the container and start a new one; a daemon reload takes the GPUs from a running one",
     "update_driver": "install a newer driver, or use an image made for this one's CUDA",
     "cool": "look at the fans, the air flow and the power supply",

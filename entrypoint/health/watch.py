@@ -1,5 +1,6 @@
 """Beside a training: look at its GPUs every few seconds, tell what changes, and say when the training must save and stop."""
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -99,7 +100,6 @@ class Watch:
             self._told[key] = finding.result
             if finding.result is before or not {finding.result, before} & set(_TOLD):
                 return
-        print(f"trainbox: {finding.line}", file=sys.stderr, flush=True)
         entry = {
             "time_unix_s": round(time.time(), 3),
             "check": finding.check,
@@ -110,5 +110,8 @@ class Watch:
             "do": finding.action,
             "text": finding.line,
         }
-        with self.events.open("a") as file:
+        # A full disk, or a terminal that is gone, is no reason to leave the training alone.
+        with contextlib.suppress(OSError):
+            print(f"trainbox: {finding.line}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError), self.events.open("a") as file:
             file.write(json.dumps(entry) + "\n")
