@@ -235,7 +235,9 @@ def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu
     from entrypoint.drill import drill_task  # these would cost a start of training 6 ms
 
     seed = secrets.randbelow(10**6) if seed is None else seed
-    gpus = () if cpu else _visible(_detected(Driver()))
+    gpus = () if cpu else _visible(_detected(driver := Driver()))
+    if not cpu:
+        driver.close()  # the trainings ask it themselves
     most = min(shards, len(gpus) or 4)
     device = ["--gpus", "{processes}"] if gpus else ["--device", "cpu", "--processes", "{processes}"]
     click.echo(f"drill on up to {most} {'GPUs' if gpus else 'CPU processes'}, {steps} steps of {shards} shards, --seed {seed}")
@@ -282,6 +284,10 @@ def _checked_plan(
 ) -> tuple[LaunchPlan, Checked]:
     """The plan, while a child checks the trainer's words without torch; of two mistakes the trainer's is told."""
     checked = Checked(options.pop("health"), options.pop("health_limits"))
+    if checked.health_limits:
+        from entrypoint.health.limits import read_limits
+
+        read_limits(checked.health_limits, "--health-limits")  # a mistake there is told before anything is looked at
     checking = subprocess.Popen(
         [sys.executable, "-m", "trainer", verb, "--check", "--device-on-stdin", *training], stdin=subprocess.PIPE, text=True
     )

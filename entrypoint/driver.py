@@ -1,7 +1,6 @@
 """The NVIDIA driver behind a deadline: a forked process asks it, since a driver that hangs takes its caller with it."""
 
 import contextlib
-import itertools
 import os
 import pickle
 import select
@@ -9,21 +8,49 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from entrypoint.errors import WrongUse
 from entrypoint.health.readings import Sample
 from entrypoint.supervise import die_with_parent
 
 if TYPE_CHECKING:
     from entrypoint.nvml import Detection
 
-DEADLINE_S = 10.0  # of an answer; a healthy driver takes milliseconds, and a second to wake without persistence mode
+# Of an answer. A healthy driver takes milliseconds; without persistence mode it wakes each GPU first, which takes seconds.
+DEADLINE_S = 10.0
+DEADLINE_NAME = "TRAINBOX_DRIVER_DEADLINE_S"
+_REVIVED_AFTER_S = 10.0
 _POLL_S = 0.05
 
 
 class NoAnswer(Exception):
-    """The driver did not answer within the deadline, or its library ended the process that asked."""
+    """The driver did not answer within the deadline, or the process that asked it died or failed."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What the asking process sends where it has no answer."""
+
+    text: str
+
+
+def deadline_s() -> float:
+    """The seconds to wait for the driver: DEADLINE_S, or what the environment says.
+
+    Raises:
+        WrongUse: that is no number of seconds.
+    """
+    said = os.environ.get(DEADLINE_NAME) or str(DEADLINE_S)
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 3600:
+        raise WrongUse(f"{DEADLINE_NAME}={said} is no number of seconds up to 3600: write it as in {DEADLINE_NAME}=60")
+    return seconds
 
 
 class Driver:
@@ -39,7 +66,10 @@ class Driver:
         Raises:
             NoAnswer: that one still waits for the driver.
         """
-        held = _acquire(lock, DEADLINE_S) if lock else None
+        self.deadline_s = deadline_s()
+        self._fork(_acquire(lock, self.deadline_s) if lock else None)
+
+    def _fork(self, held: int | None = None) -> None:
         asked, self._questions = os.pipe()
         self._answers, answered = os.pipe()
         self.pid = os.fork()
@@ -51,6 +81,7 @@ class Driver:
         if held is not None:
             os.close(held)  # the child has it for as long as it lives, and be it that it cannot even be killed
         self.waiting_since_s: float | None = None
+        self.died_at_s: float | None = None
 
     def ask(self, question: str, *arguments: Any) -> None:
         """Send a question, the name of a method of nvml.Session; `answer` has what comes back. One at a time."""
@@ -58,21 +89,41 @@ class Driver:
         with contextlib.suppress(BrokenPipeError):  # `answer` tells
             os.write(self._questions, _framed((question, arguments)))
 
-    def answer(self, within_s: float = DEADLINE_S) -> Any:
-        """What came back to the question under way.
+    def answer(self, within_s: float | None = None) -> Any:
+        """What came back to the question under way, in at most `within_s` (the deadline, if that is None).
 
         Raises:
-            NoAnswer: nothing yet; or the asking process died in the driver's library.
+            NoAnswer: nothing yet; or the asking process died in the driver's library, or failed.
         """
-        ready, _, _ = select.select([self._answers], [], [], max(0.0, within_s))
+        ready, _, _ = select.select([self._answers], [], [], self.deadline_s if within_s is None else max(0.0, within_s))
         if not ready:
-            raise NoAnswer(f"the NVIDIA driver does not answer: waited {time.monotonic() - (self.waiting_since_s or 0):.0f} s")
+            waited_s = time.monotonic() - (self.waiting_since_s or 0)
+            raise NoAnswer(
+                f"the NVIDIA driver does not answer: waited {waited_s:.0f} s (without persistence mode it may only be slow: "
+                f"{DEADLINE_NAME} sets how long)"
+            )
         try:
             came = _read_frame(self._answers)
         except EOFError:
+            self.died_at_s = self.died_at_s or time.monotonic()
             raise NoAnswer("the process that asks the NVIDIA driver has died in the driver's library") from None
         self.waiting_since_s = None
+        if isinstance(came, _Failure):
+            raise NoAnswer(f"asking the NVIDIA driver failed: {came.text}")
         return came
+
+    def revive(self) -> bool:
+        """Fork anew for a process that has died, some seconds after that; whether there is one to ask.
+
+        Not where this program has threads.
+        """
+        if self.died_at_s is None:
+            return True
+        if time.monotonic() - self.died_at_s < _REVIVED_AFTER_S:
+            return False
+        self.close()
+        self._fork()
+        return True
 
     def detect(self) -> "Detection":
         """The GPUs that there are; NoAnswer after the deadline."""
@@ -101,6 +152,10 @@ class Driver:
 def _serve(asked: int, answered: int) -> NoReturn:
     """The forked process: answer until the other end is closed. It never returns into its parent's code."""
     try:
+        # Who waits for the end of the parent's output must not wait for a process that hangs in the driver.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nothing, stream)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # a scheduler signals all of a job; the parent says when this one ends
         if sys.platform == "linux":
@@ -113,15 +168,21 @@ def _serve(asked: int, answered: int) -> NoReturn:
             os.write(answered, _framed(getattr(session, question)(*arguments)))
     except (EOFError, BrokenPipeError):
         os._exit(0)
-    except BaseException:  # noqa: BLE001 - the parent hears of it as NoAnswer
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:  # noqa: BLE001 - told to the parent
+        with contextlib.suppress(OSError):
+            os.write(answered, _framed(_Failure(f"{type(error).__name__}: {error}")))
         os._exit(1)
 
 
 def _close_all_but(*kept: int) -> None:
     """Other ends of pipes, say: while one is open here, its reader waits for more."""
-    for low, high in itertools.pairwise([2, *sorted(kept), os.sysconf("SC_OPEN_MAX")]):
-        os.closerange(low + 1, high)
+    try:
+        open_ends = [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - numbers
+    except OSError:
+        open_ends = list(range(1024))
+    for end in set(open_ends) - {0, 1, 2, *kept}:
+        with contextlib.suppress(OSError):
+            os.close(end)
 
 
 def _acquire(lock: Path, within_s: float) -> int:

@@ -12,7 +12,7 @@ class Gpu:
 
     `index` is NVML's, which is the order of the PCI bus and of nvidia-smi; `memory_mib` is the total.
     A slice carries its own `uuid`, its position `mig_index` on its GPU, and the GPU's uuid as `mig_parent`.
-    `fault` says why a GPU that the driver lists cannot be used.
+    `fault` says why a GPU that the driver lists cannot be used; `fault_code` is NVML's number for it, if it has one.
     """
 
     index: int
@@ -22,6 +22,7 @@ class Gpu:
     mig_index: int | None = None
     mig_parent: str | None = None
     fault: str | None = None
+    fault_code: int | None = None
 
     @property
     def label(self) -> str:

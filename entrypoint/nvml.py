@@ -58,6 +58,7 @@ class Session:
             gpus = tuple(gpu for index in range(pynvml.nvmlDeviceGetCount()) for gpu in _devices(index))
             return Detection(gpus, pynvml.nvmlSystemGetDriverVersion())
         except pynvml.NVMLError as error:
+            self._end()
             return Detection(
                 broken=f"the NVIDIA driver failed while listing GPUs (NVML {error.value}: {error})", code=error.value
             )
@@ -75,6 +76,24 @@ class Session:
         gpus = {uuid: self._read_gpu(uuid, names, events) for uuid in uuids}
         return Sample(now_s, gpus, self._new_xids(uuids) if events else (), driver)
 
+    def xids(self, uuids: Sequence[str]) -> Sample:
+        """The Xids since the last call and nothing else: for a process that no slow reading can keep from them."""
+        try:
+            self._init()
+        except pynvml.NVMLError as error:
+            return Sample(time.monotonic(), fault=_unread(error))
+        gpus = {uuid: {"handle": 0, "events": self._listening(uuid)} for uuid in uuids}
+        return Sample(time.monotonic(), gpus, self._new_xids(uuids))
+
+    def _listening(self, uuid: str) -> int | Unread:
+        """0, or why the GPU's Xids cannot be heard; one that could not be had before is tried again."""
+        if uuid not in self._registered:
+            handle = _try(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
+            if isinstance(handle, Unread):
+                return handle
+            self._registered[uuid] = self._register(handle)
+        return self._registered[uuid] or 0
+
     def _read_gpu(self, uuid: str, names: Sequence[str], events: bool) -> Readings:
         handle = _try(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
         if isinstance(handle, Unread):
@@ -83,9 +102,7 @@ class Session:
         for name in names:
             readings[name] = _try(lambda name=name: READERS[name](handle))  # type: ignore[misc]
         if events:
-            if uuid not in self._registered:
-                self._registered[uuid] = self._register(handle)
-            readings["events"] = self._registered[uuid] or 0
+            readings["events"] = self._listening(uuid)
         return readings
 
     def _register(self, handle: Any) -> Unread | None:
@@ -178,6 +195,8 @@ def _each_link(read: Callable[[int], int]) -> tuple[int, ...]:
             values.append(int(read(link)))
         except pynvml.NVMLError_InvalidArgument:
             break
+        except pynvml.NVMLError_NotSupported:
+            continue  # one that this model does not use
     if not values:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     return tuple(values)
@@ -254,7 +273,7 @@ def _devices(index: int) -> list[Gpu]:
         return _slices(handle, whole) if _mig_enabled(handle) else [whole]
     except pynvml.NVMLError as error:
         # Kept in the list, so that a plan that would use it is refused and indices do not shift.
-        return [Gpu(index, f"unknown-{index}", "unknown", 0, fault=f"NVML {error.value}: {error}")]
+        return [Gpu(index, f"unknown-{index}", "unknown", 0, fault=f"NVML {error.value}: {error}", fault_code=error.value)]
 
 
 def _slices(handle: object, whole: Gpu) -> list[Gpu]:

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Protocol
 
-from entrypoint.errors import HARDWARE, PREEMPTED
+from entrypoint.errors import HARDWARE, PREEMPTED, WRONG_USE
 
 # Of the 60 s that compose and Kubernetes give (stop_grace_period), so that our own message comes before their SIGKILL.
 STOP_BUDGET_S = 50
 _POLL_S = 0.2
+_DEATH_S = 5.0  # of a killed process; one that computes on a broken GPU may never end
 _ECHO_S = 0.3  # `docker compose run` delivers each signal twice, about 10 ms apart: that is one wish
 _STOPPING = "saving a checkpoint, then stopping"
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -62,33 +63,39 @@ def supervise(
         start_new_session=True,  # a terminal's Ctrl-C then reaches us alone, and the ranks hear of it once
         preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - there are no threads here
     )
-    forwarded, deadline, broken = False, 0.0, None
+    forwarded, deadline, broken, heard = False, 0.0, None, 0
     while True:
         try:
-            return _exit_code(child.wait(timeout=_POLL_S), forwarded, watch)
+            return _exit_code(child.wait(timeout=_POLL_S), forwarded, watch, broken)
         except subprocess.TimeoutExpired:
             pass
         broken = broken or (watch.fatal() if watch else None)
         if (received or broken) and not forwarded:
-            forwarded, deadline = True, time.monotonic() + stop_budget_s
+            forwarded, deadline, heard = True, time.monotonic() + stop_budget_s, len(received)
             name = signal.Signals(received[0]).name if received else ""
-            _say(f"{name} received: {_STOPPING} (again: stop at once)" if name else f"the hardware fails: {_STOPPING}")
+            _say(
+                f"{name} received: {_STOPPING} (again: stop at once)"
+                if name
+                else f"the hardware fails: {_STOPPING} (a signal: stop at once)"
+            )
             child.send_signal(signal.SIGTERM)
-        if forwarded and (len(received) > 1 or time.monotonic() > deadline):
-            why = "second signal" if len(received) > 1 else f"not stopped {stop_budget_s:.0f} s after the signal"
+        again = len(received) > heard
+        if forwarded and (again or time.monotonic() > deadline):
+            why = "second signal" if again else f"not stopped {stop_budget_s:.0f} s after the signal"
             _say(f"{why}: killed; the newest checkpoint before it is whole, and the same command goes on from there")
             _kill_session(child)
-            if len(received) > 1:
-                return 128 + received[-1]
-            return HARDWARE if broken else 128 + signal.SIGKILL
+            if broken:
+                return HARDWARE
+            return 128 + (received[-1] if again else signal.SIGKILL)
 
 
-def _exit_code(code: int, forwarded: bool, watch: Watch | None) -> int:
-    """The code to end with, of the child's: a broken GPU's if that is behind a crash or a stop."""
+def _exit_code(code: int, forwarded: bool, watch: Watch | None, broken: str | None) -> int:
+    """The code to end with, of the child's: a broken GPU's if that is behind a crash, a stop or a wrong number."""
     if forwarded and code == -signal.SIGTERM:
         code = PREEMPTED  # it had not begun, so nothing is lost
-    caused = code in (1, PREEMPTED, *_OTHERS_FAULTS) or code < 0
-    if watch and caused and watch.last_look():
+    finished = code in (0, WRONG_USE)
+    looks_broken = code in (1, PREEMPTED, *_OTHERS_FAULTS) or code < 0
+    if not finished and (broken or (watch and looks_broken and watch.last_look())):
         return HARDWARE
     return code if code >= 0 else 128 - code
 
@@ -96,7 +103,10 @@ def _exit_code(code: int, forwarded: bool, watch: Watch | None) -> int:
 def _kill_session(child: subprocess.Popen[bytes]) -> None:
     """The ranks are sessions of their own under torchrun; they ask the kernel to die with it."""
     os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+    try:
+        child.wait(timeout=_DEATH_S)
+    except subprocess.TimeoutExpired:
+        _say(f"process {child.pid} does not die: it hangs in the kernel, most likely in the GPU's driver")
 
 
 def die_with_parent() -> None:

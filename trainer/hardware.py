@@ -1,8 +1,10 @@
 """What the entrypoint sees of the GPUs while this process trains: it appends a JSON object a line to a file that it names."""
 
+import contextlib
 import functools
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,30 @@ def _events_in(path: str) -> HardwareEvents:
     return HardwareEvents(Path(path) if path else None)
 
 
+def note_run(metrics: Path) -> None:
+    """Say beside the file of events which metrics.jsonl they belong to, for `record_left_over`."""
+    if path := os.environ.get("TRAINBOX_HEALTH_EVENTS"):
+        with contextlib.suppress(OSError):
+            Path(f"{path}.run").write_text(str(metrics.absolute()))
+
+
+def record_left_over(events: Path) -> None:
+    """Put the events that a training which has ended did not take over into its metrics.jsonl, at its last step."""
+    try:
+        metrics = Path(Path(f"{events}.run").read_text())
+        lines = metrics.read_bytes().split(b"\n")
+        with metrics.open("ab") as file:
+            entries = [json.loads(line) for line in lines[:-1] if line]
+            known = [{name: entry.get(name) for name in EVENT} for entry in entries if entry.get("kind") == "health"]
+            last = max(entries, key=lambda entry: int(entry["step"]), default={"step": 0, "epoch": 0})
+            place = {"kind": "health", "step": last["step"], "epoch": last["epoch"]}
+            left = [event for event in HardwareEvents(events).new() if event not in known]
+            torn = b"\n" if lines[-1] else b""  # by the kill; readers pass over such a line
+            file.write(torn * bool(left) + b"".join(json.dumps(place | event).encode() + b"\n" for event in left))
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # it had not begun, or its place is gone: the entrypoint has told them on the terminal
+
+
 def _event(line: bytes) -> dict[str, Any] | None:
     try:
         event = json.loads(line)
@@ -52,3 +78,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
     if not isinstance(event["time_unix_s"], int | float) or not isinstance(event["check"], str):
         return None
     return {name: event[name] for name in EVENT}
+
+
+if __name__ == "__main__":
+    record_left_over(Path(sys.argv[1]))

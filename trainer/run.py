@@ -22,7 +22,7 @@ from trainer.checkpoint import replacing, storage_failure
 from trainer.compare import read_entries
 from trainer.config import FREE_AT_RESUME, Config
 from trainer.errors import Busy, StorageFailure
-from trainer.hardware import EVENT, hardware_events
+from trainer.hardware import EVENT, hardware_events, note_run
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -105,6 +105,7 @@ class RunDirectory:
             kept = [entry for entry in entries if entry["step"] <= last.get(entry.get("kind", ""), step)]
             self.write_json(name, "".join(json.dumps(entry) + "\n" for entry in kept))
         self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1)
+        note_run(self.path / "metrics.jsonl")
         self._board_from = step + 1
         self._step, self._batch_size, self._steps_per_epoch = step, schedule.batch_size, schedule.steps_per_epoch
         self._known_events = [entry for entry in read_entries(self.path / "metrics.jsonl") if entry.get("kind") == "health"]

@@ -83,7 +83,7 @@ def choose(
         if gpu_ids:
             return Asked(select(visible, gpu_ids, "--gpu-ids")), wanted
     except HardwareMissing as error:
-        return Asked((), missing=1), str(error)
+        return Asked((), missing=len(gpu_ids.split(",")) if gpu_ids else 1), str(error)
     if gpus == "all" and not visible:
         return Asked((), missing=1), wanted
     count = len(visible) if gpus in (None, "all") else int(gpus or 0)
@@ -104,13 +104,12 @@ def about(
         WrongUse: the words are malformed.
     """
     question = dataclasses.replace(question, processes=processes or 1)
-    if gpus == 0:
-        return verdict([Sample(0.0)], question, (), read_node(question.runs_dir))
     if found.broken:
         return broken_driver(question, found.broken, found.code)
     if found.absent:
         wanted = f"--gpu-ids {gpu_ids}" if gpu_ids else f"--gpus {gpus}" if gpus is not None else ""
-        return without_driver(dataclasses.replace(question, wanted=wanted), found.absent)
+        missing = len(gpu_ids.split(",")) if gpu_ids else gpus if isinstance(gpus, int) else 1
+        return without_driver(dataclasses.replace(question, wanted=wanted, asked=Asked(missing=missing)), found.absent)
     asked, wanted = choose(found.gpus, cuda_visible_devices, gpus, gpu_ids)
     return dataclasses.replace(question, asked=asked, wanted=wanted, processes=processes or max(1, len(asked.gpus)))
 
@@ -176,12 +175,11 @@ def _of(
 
 
 def without_driver(question: Question, reason: str) -> Verdict:
-    """The verdict on a host that has no NVIDIA driver: fine, unless a GPU was asked for."""
+    """The verdict where there is no NVIDIA driver, or it need not be asked: fine, unless a GPU was asked for."""
     findings = [Finding("driver", Result.NA, reason)]
     if question.wanted:
-        missing = dataclasses.replace(question.asked, missing=question.asked.missing or 1)
-        findings = [Finding("driver", Result.CRITICAL, reason, limit="it is there", source="you", action="use_others")]
-        findings += judge_count(missing, question.wanted)
+        findings = [Finding("driver", Result.CRITICAL, reason, limit="it is there", source="you", action="give_gpus")]
+        findings += judge_count(question.asked, question.wanted)
     if question.mode is not Mode.LIVE:
         findings += judge_node(read_node(question.runs_dir), {}, question.processes, False, question.limits)
     return _of(question, findings)

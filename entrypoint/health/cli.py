@@ -1,5 +1,7 @@
 """`trainbox health`: the checks for people, before a run, beside it, and in depth."""
 
+import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -87,7 +89,10 @@ def health(
         raise WrongUse(f"--require {require}: there is no check {unknown[0]}; there are {', '.join(known)}")
     used, overridden = read_limits(limits)
     question = Question(kind, limits=used, overridden=overridden, required=required, runs_dir=runs_dir)
-    lock = Path(tempfile.gettempdir()) / f"trainbox-live-{os.getuid()}.lock" if kind is Mode.LIVE else None
+    lock = None
+    if kind is Mode.LIVE:
+        with contextlib.suppress(OSError):  # nowhere to write: without it probes of a driver that hangs may pile up
+            lock = Path(tempfile.gettempdir()) / f"trainbox-live-{os.getuid()}.lock"
     try:
         driver = Driver(lock)
     except NoAnswer as error:
@@ -143,9 +148,11 @@ def _verdict(
     driver: "Driver", question: "Question", gpus: int | str | None, gpu_ids: str | None, processes: int | None, as_json: bool
 ) -> "Verdict":
     from entrypoint.driver import NoAnswer
-    from entrypoint.health.check import about, broken_driver, examine
+    from entrypoint.health.check import about, broken_driver, examine, without_driver
     from entrypoint.health.verdict import Verdict
 
+    if gpus == 0:
+        return without_driver(dataclasses.replace(question, processes=processes or 1), "not asked: --gpus 0")
     try:
         found = driver.detect()
     except NoAnswer as error:

@@ -1,5 +1,7 @@
 """Before a training and beside it: closed by a finding, or open with a watch."""
 
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,7 +30,7 @@ def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Itera
     Raises:
         HardwareUnfit: a finding closes the gate.
     """
-    limits, overridden = read_limits(limits_file)
+    limits, overridden = read_limits(limits_file, "--health-limits")
     per_gpu = max(1, plan.nproc_per_node // len(plan.gpus))
     question = Question(
         Mode.GATE,
@@ -49,7 +51,11 @@ def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Itera
     print(f"health     {closing_line(verdict)}, {time.monotonic() - begin_s:.2f} s", flush=True)
     known = {(finding.check, finding.gpu or ""): finding.result for finding in verdict.findings}
     with _folder() as folder:
-        yield Watch(driver, plan.gpus, limits, folder / "events.jsonl", known, ends_a_run=plan.strategy != "sweep")
+        events = folder / "events.jsonl"
+        yield Watch(driver, Driver(), plan.gpus, limits, events, known, ends_a_run=plan.strategy != "sweep")
+        if events.exists():
+            # What the trainer could not take over any more, since it was killed or had crashed; it alone writes to the run.
+            subprocess.run([sys.executable, "-m", "trainer.hardware", str(events)], check=False)
 
 
 @contextmanager

@@ -20,7 +20,8 @@ class Limits:
     slowdown_samples: int = 6  # of the last 10: as many or more is CRITICAL
     shutdown_margin_c: int = 3  # degrees below the device's shutdown: from there CRITICAL
     pcie_replays_per_minute: float = 8  # more is WARN
-    nvlink_errors: int = 1  # replays and recoveries since the driver was loaded: as many or more is CRITICAL
+    nvlink_inactive: str = "CRITICAL"  # or WARN: what links are that are down here and not on the other GPUs in use
+    nvlink_errors: int = 1  # replays and recoveries of a link while one looks: as many or more is CRITICAL
     nvlink_crc_per_second: float = 100  # as many or more is CRITICAL
     shm_mib_per_process: int = 64  # less is WARN: Docker's own /dev/shm has 64 in all
     memory_mib_per_process: int = 2048  # less is WARN
@@ -36,6 +37,7 @@ SOURCES = {
     "slowdown_samples": "Trainbox",
     "shutdown_margin_c": "the device, and Trainbox's margin",
     "pcie_replays_per_minute": "DCGM",
+    "nvlink_inactive": "NVIDIA Health Validation",
     "nvlink_errors": "DCGM",
     "nvlink_crc_per_second": "DCGM",
     "shm_mib_per_process": "Trainbox",
@@ -45,7 +47,10 @@ SOURCES = {
 }
 
 
-def read_limits(file: Path | None) -> tuple[Limits, dict[str, Any]]:
+_RESULTS = ("remap_pending", "nvlink_inactive")
+
+
+def read_limits(file: Path | None, option: str = "--limits") -> tuple[Limits, dict[str, Any]]:
     """The limits with those of `file` (TOML: `remapped_rows = 100`), and which of them are not the usual ones.
 
     Raises:
@@ -57,16 +62,18 @@ def read_limits(file: Path | None) -> tuple[Limits, dict[str, Any]]:
         given = tomllib.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise WrongUse(
-            f"--limits {file}: {getattr(error, 'strerror', None) or error}: lines such as remapped_rows = 100"
+            f"{option} {file}: {getattr(error, 'strerror', None) or error}: lines such as remapped_rows = 100"
         ) from error
     usual = dataclasses.asdict(Limits())
     for name, value in given.items():
         if name not in usual:
-            raise WrongUse(f"--limits {file}: there is no limit {name}; there are {', '.join(usual)}")
-        if name == "remap_pending":
+            raise WrongUse(f"{option} {file}: there is no limit {name}; there are {', '.join(usual)}")
+        if name in _RESULTS:
             if value not in ("WARN", "CRITICAL"):
-                raise WrongUse(f'--limits {file}: remap_pending is "WARN" or "CRITICAL", not {value!r}')
+                raise WrongUse(f'{option} {file}: {name} is "WARN" or "CRITICAL", not {value!r}')
+        elif name == "slowdown_samples" and value == 0:
+            raise WrongUse(f"{option} {file}: slowdown_samples = 0 would close for every GPU: give 1 or more")
         elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
-            raise WrongUse(f"--limits {file}: {name} is a number from 0 up (usually {usual[name]}), not {value!r}")
+            raise WrongUse(f"{option} {file}: {name} is a number from 0 up (usually {usual[name]}), not {value!r}")
     changed = {name: value for name, value in given.items() if value != usual[name]}
     return dataclasses.replace(Limits(), **changed), {n: {"value": v, "usual": usual[n]} for n, v in changed.items()}

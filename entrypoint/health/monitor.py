@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from entrypoint.driver import DEADLINE_S, Driver, NoAnswer
+from entrypoint.driver import Driver, NoAnswer
 from entrypoint.errors import WrongUse
-from entrypoint.health.check import NO_ANSWER, Question, about, look, verdict
+from entrypoint.health.check import NO_ANSWER, Question, about, look, verdict, without_driver
 from entrypoint.health.node import read_node
 from entrypoint.health.readings import Sample, Unread
 from entrypoint.health.rules import SLOWDOWN_WINDOW, rules_for
@@ -102,7 +102,7 @@ def monitor(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     question = dataclasses.replace(question, at_runtime=True)
-    latest = Latest(stale_s=2 * interval_s + 2 * DEADLINE_S)
+    latest = Latest(stale_s=2 * (interval_s + driver.deadline_s))
     server = _server(listen, latest)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     host, port = server.server_address[:2]
@@ -118,6 +118,10 @@ def monitor(
         if (line := closing_line(seen)) != said:
             _say(said := line)
         stop.wait(interval_s)
+        if driver.died_at_s is not None:
+            # With threads about it cannot be forked anew; whatever started this one starts another.
+            _say("the process that asks the driver has died: the monitor ends, to be started again")
+            return 1
     server.shutdown()
     return 0
 
@@ -135,6 +139,9 @@ class _Looks:
     def next(self) -> Verdict:
         if self._driver.waiting_since_s is not None and (still := self._awaited()) is not None:
             return still
+        gpus = self._words[0]
+        if gpus == 0:
+            return without_driver(self._base, "not asked: --gpus 0")
         if self._question is None:
             try:
                 found = about(self._driver.detect(), self._base, os.environ.get("CUDA_VISIBLE_DEVICES"), *self._words)
@@ -167,9 +174,25 @@ class _Looks:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A slow reader must not keep the next one waiting."""
+    """A slow reader must not keep the next one waiting; more than a few at a time are turned away."""
 
     daemon_threads = True
+    _free = threading.BoundedSemaphore(16)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """One that hung up or said nothing is not worth a traceback."""
 
 
 class _QuietHandler(WSGIRequestHandler):
@@ -185,6 +208,8 @@ def _server(listen: str, latest: Latest) -> WSGIServer:
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise WrongUse(f"--listen {listen} is not HOST:PORT: write it as in 127.0.0.1:9400")
+    if ":" in host:
+        raise WrongUse(f"--listen {listen}: it listens on IPv4 addresses only, as in 127.0.0.1:9400")
     registry = CollectorRegistry()
     registry.register(latest)
     metrics = make_wsgi_app(registry)
@@ -198,7 +223,7 @@ def _server(listen: str, latest: Latest) -> WSGIServer:
         return [f"{text}\n".encode()]
 
     try:
-        return make_server(host.strip("[]"), int(port), app, _Server, _QuietHandler)
+        return make_server(host, int(port), app, _Server, _QuietHandler)
     except OSError as error:
         raise WrongUse(f"--listen {listen}: {error.strerror or error}: give an address of this host and a free port") from error
 

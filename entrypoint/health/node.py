@@ -103,7 +103,7 @@ def judge_cuda(wheels: str | None, driver: Readings) -> Finding:
     if wheels is None:
         return Finding("cuda", Result.NA, "torch here is built without CUDA, or is not installed")
     if not isinstance(known, int):
-        return Finding("cuda", Result.UNKNOWN, f"the driver does not tell its CUDA version ({known})", action="inspect")
+        return Finding("cuda", Result.UNKNOWN, f"the driver does not tell its CUDA version ({known})", action="ask_host")
     had = f"{known // 1000}.{known % 1000 // 10}"
     good = known // 1000 >= int(wheels.split(".", 1)[0])
     read = f"driver {driver.get('driver_version')} knows CUDA up to {had}, torch is built for {wheels}"

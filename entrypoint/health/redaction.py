@@ -23,7 +23,7 @@ _NAMES = (
 )
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 
-_SECRET_WORDS = "KEY|TOKEN|SECRET|PASS|CRED|AUTH"  # noqa: S105 - no password
+_SECRET_WORDS = "KEY|TOKEN|SECRET|PASS|CRED|AUTH|PWD|_PW|_PIN|LICENSE|HOOK|DSN|SIGNATURE"  # noqa: S105 - no password
 _SECRET_NAME = re.compile(rf"{_SECRET_WORDS}|SLURM_\w*(?:USER|ACCOUNT)", re.IGNORECASE)
 # api_key=abc, "token": "abc", --password abc. Possessive: what backtracks here takes minutes on a long value.
 _PAIR = re.compile(

@@ -10,16 +10,18 @@ from typing import Any
 
 from entrypoint.gpus import Gpu
 from entrypoint.health.limits import SOURCES, Limits
-from entrypoint.health.readings import Sample, Unread, Value
+from entrypoint.health.readings import Readings, Sample, Unread
 from entrypoint.health.verdict import Finding, Mode, Result
 from entrypoint.health.xids import xid_result
 
 # NVML's error numbers, by what follows from them.
 ABSENT = frozenset({3, 13, 25, 26})  # not supported, no such function, another version of a struct, deprecated
 NO_PERMISSION = 4
+UNKNOWN_ERROR = 999  # also what a container is told that has lost its GPUs
 LOST = frozenset({15, 16})  # the GPU is lost, or must be reset first
 CORRUPTED_INFOROM = 14
 SLOWDOWN_WINDOW = 10  # samples
+SUSTAINED_S = 5.0  # of looks at least, before what they show is called lasting
 _HARDWARE_SLOWDOWN = 0x08 | 0x40 | 0x80  # as a whole, thermal, power brake; idle and the power cap are everyday
 _MINUTE_S = 60.0
 
@@ -124,12 +126,12 @@ def _retired_pages(values: Values, limits: Limits) -> Judgement:
 
 
 def _slowdown(values: Values, limits: Limits) -> Judgement:
-    reasons, slow, looks = values["slowdown"]
+    reasons, slow, looks, span_s = values["slowdown"]
     names = {0x08: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "hardware power brake"}
     now = ", ".join(name for bit, name in names.items() if reasons & bit) or "none"
     read = f"{now} now, in {slow} of the last {looks} looks"
-    says = f"none; CRITICAL from {limits.slowdown_samples} of {SLOWDOWN_WINDOW} looks"
-    if slow >= limits.slowdown_samples:
+    says = f"none; CRITICAL from {limits.slowdown_samples} of {SLOWDOWN_WINDOW} looks in {SUSTAINED_S:g} s or more"
+    if slow >= limits.slowdown_samples and span_s >= SUSTAINED_S:
         return Judgement(Result.CRITICAL, read, says, "cool")
     return Judgement(Result.WARN if slow else Result.PASS, read, says, "cool" * bool(slow))
 
@@ -167,24 +169,30 @@ def _pcie_replays(values: Values, limits: Limits) -> Judgement:
     return Judgement(Result.WARN, read, says, "inspect") if rate > most else Judgement(Result.PASS, read, says)
 
 
-def _nvlink(values: Values, _limits: Limits) -> Judgement:
-    active = values["nvlink_active"]
+def _nvlink(values: Values, limits: Limits) -> Judgement:
+    active, peers = values["nvlink_active"], values["nvlink_peers"]
     down = [str(link) for link, state in enumerate(active) if not state]
     read, says = f"{len(active) - len(down)} of {len(active)} links active", "all"
-    if len(down) == len(active):
-        # A card without a bridge looks the same as one whose links have all died.
+    if not down:
+        return Judgement(Result.PASS, read, says)
+    if len(down) == len(active):  # a card without a bridge looks the same as one whose links have all died
         return Judgement(Result.WARN, f"{read}: no bridge, or all are down", says, "inspect")
-    if down:
-        return Judgement(Result.CRITICAL, f"{read}: down {', '.join(down)}", says, "reset_gpu")
-    return Judgement(Result.PASS, read, says)
+    read += f": down {', '.join(down)}"
+    if len(set(peers)) == 1:  # so are machines built whose GPUs are not all connected; and a single GPU needs none
+        return Judgement(Result.WARN, f"{read}, as many as on each GPU in use", says, "inspect")
+    return Judgement(Result(limits.nvlink_inactive), read, says, "reset_gpu")
 
 
 def _nvlink_errors(values: Values, limits: Limits) -> Judgement:
-    errors = values["nvlink_errors"]
+    """DCGM's limit is on what comes new; the total since the driver was loaded may be weeks old."""
+    errors, risen = values["nvlink_errors"], values["nvlink_errors_risen"]
     worst = max(errors)
-    read = f"{sum(errors)} replays and recoveries" + (f", {worst} on link {errors.index(worst)}" if worst else "")
-    says = f"less than {limits.nvlink_errors} a link since the driver was loaded"
-    return judge(worst, limits.nvlink_errors, read, says, Result.CRITICAL, "reset_gpu")
+    where = f", {worst} on link {errors.index(worst)}" if worst else ""
+    read = f"{risen} new replays and recoveries, {sum(errors)} since the driver was loaded{where}"
+    says = f"less than {limits.nvlink_errors} new on a link, none before"
+    if risen >= limits.nvlink_errors:
+        return Judgement(Result.CRITICAL, read, says, "reset_gpu")
+    return judge(worst, 1, read, says, Result.WARN, "inspect")
 
 
 def _nvlink_crc(values: Values, limits: Limits) -> Judgement:
@@ -243,7 +251,7 @@ def _processes(values: Values, _limits: Limits) -> Judgement:
 RULES = (
     Rule("recovery-action", ("recovery_action",), _recovery_action, ends_a_run=True),
     Rule("ecc-uncorrected", ("ecc_uncorrected",), _ecc, SOURCES["ecc_uncorrected"], ends_a_run=True),
-    Rule("sram-threshold", ("sram_threshold_exceeded",), _sram, ends_a_run=True),
+    Rule("sram-threshold", ("sram_threshold_exceeded",), _sram),
     Rule("row-remap", ("remapped_rows",), _row_remap, SOURCES["remapped_rows"], ends_a_run=True),
     Rule(
         "retired-pages", ("retired_pages", "retired_pages_pending"), _retired_pages, SOURCES["retired_pages"], ends_a_run=True
@@ -259,8 +267,8 @@ RULES = (
     Rule("temperature-margin", ("margin_c", "slowdown_margin_c", "shutdown_margin_c"), _margin, SOURCES["shutdown_margin_c"]),
     Rule("pcie-width", ("pcie_width", "pcie_max_width"), _pcie_width),
     Rule("pcie-replays", ("pcie_replays_per_minute",), _pcie_replays, SOURCES["pcie_replays_per_minute"], sampled=True),
-    Rule("nvlink", ("nvlink_active",), _nvlink),
-    Rule("nvlink-errors", ("nvlink_errors",), _nvlink_errors, SOURCES["nvlink_errors"]),
+    Rule("nvlink", ("nvlink_active", "nvlink_peers"), _nvlink),
+    Rule("nvlink-errors", ("nvlink_errors", "nvlink_errors_risen"), _nvlink_errors, SOURCES["nvlink_errors"]),
     Rule("nvlink-crc", ("nvlink_crc_per_second",), _nvlink_crc, SOURCES["nvlink_crc_per_second"], sampled=True),
     Rule("fabric", ("fabric",), _fabric),
     Rule("inforom", ("inforom",), _inforom),
@@ -273,11 +281,12 @@ RULES = (
 LIVE = ("recovery-action",)
 # Derived from several samples, each from one reading.
 _DERIVED_FROM = {
+    "nvlink_errors_risen": "nvlink_errors",
     "slowdown": "clocks_event_reasons",
     "pcie_replays_per_minute": "pcie_replays",
     "nvlink_crc_per_second": "nvlink_crc",
 }
-_NEVER_READ = ("per_gpu",)
+_NEVER_READ = ("per_gpu", "nvlink_peers")
 
 
 def rules_for(mode: Mode, at_runtime: bool = False) -> tuple[Rule, ...]:
@@ -296,31 +305,42 @@ def names_to_read(rules: Sequence[Rule]) -> tuple[str, ...]:
 
 def judge_gpus(samples: Sequence[Sample], asked: Asked, rules: Sequence[Rule], limits: Limits) -> list[Finding]:
     """The findings on each GPU, by the newest of `samples` (oldest first) and what those before it tell."""
+    links = [readings.get("nvlink_active") for readings in samples[-1].gpus.values()]
+    own = {"per_gpu": asked.per_gpu, "nvlink_peers": tuple(sum(each) for each in links if isinstance(each, tuple))}
     return [
         replace(finding, gpu=gpu.label, uuid=gpu.uuid)
         for gpu in asked.gpus
-        for finding in _judge_gpu(samples, gpu, asked.per_gpu, rules, limits)
+        for finding in _judge_gpu(samples, gpu, own, rules, limits)
     ]
 
 
-def _judge_gpu(samples: Sequence[Sample], gpu: Gpu, per_gpu: int, rules: Sequence[Rule], limits: Limits) -> list[Finding]:
+def _judge_gpu(samples: Sequence[Sample], gpu: Gpu, own: Values, rules: Sequence[Rule], limits: Limits) -> list[Finding]:
     uuid = gpu.mig_parent or gpu.uuid
-    if gpu.fault:
-        return [Finding("handle", Result.CRITICAL, gpu.fault, action="use_others")]
-    readings = samples[-1].gpus[uuid]
-    handle = readings["handle"]
+    if gpu.fault and gpu.fault_code is None:
+        return [Finding("handle", Result.CRITICAL, gpu.fault, limit="it can be used", source="CUDA", action="use_others")]
+    readings: Readings = (
+        {"handle": Unread(gpu.fault_code, gpu.fault)} if gpu.fault and gpu.fault_code else samples[-1].gpus[uuid]
+    )
+    broken = [value for value in readings.values() if isinstance(value, Unread) and value.code in LOST]
+    handle = broken[0] if broken else readings["handle"]
     if isinstance(handle, Unread):
-        return [_handle_finding(handle)]
-    values = dict(readings) | _derived(samples, uuid) | {"per_gpu": per_gpu}
+        return [_of_error("handle", handle, "the GPU answers")]
+    values = dict(readings) | _derived(samples, uuid) | dict(own)
     findings = [_apply(rule, values, limits) for rule in rules]
     return [Finding("handle", Result.PASS, "answers"), *findings, *_xid_findings(samples, uuid, values)]
 
 
-def _handle_finding(error: Unread) -> Finding:
+def _of_error(check: str, error: Unread, limit: str = "") -> Finding:
+    """What follows from an error of NVML's: NA where there is no such thing, CRITICAL for a lost GPU, else a doubt."""
+    read = str(error)
+    if error.code in ABSENT:
+        return Finding(check, Result.NA, read)
+    if error.code in LOST:
+        return Finding(check, Result.CRITICAL, read, limit=limit, source="NVIDIA", action="reset_gpu")
     if error.code == NO_PERMISSION:
-        return Finding("handle", Result.UNKNOWN, str(error), action="grant")
-    action = "recreate_container" if error.code == 999 else "reset_gpu"
-    return Finding("handle", Result.CRITICAL, str(error), limit="the GPU answers", source="NVIDIA", action=action)
+        return Finding(check, Result.UNKNOWN, read, limit=limit, action="grant", optional=True)
+    action = "recreate_container" if error.code == UNKNOWN_ERROR and check == "handle" else "ask_host"
+    return Finding(check, Result.UNKNOWN, read, limit=limit, action=action)
 
 
 def _apply(rule: Rule, values: Values, limits: Limits) -> Finding:
@@ -332,18 +352,11 @@ def _apply(rule: Rule, values: Values, limits: Limits) -> Finding:
 
 
 def _unread(rule: Rule, errors: Sequence[Unread]) -> Finding:
-    """NA where this hardware or driver has no such value; else UNKNOWN, or worse if the error says so itself."""
-    error = max(errors, key=lambda error: (error.code in LOST, error.code not in ABSENT, error.code != NO_PERMISSION))
-    read = str(error)
-    if error.code in ABSENT:
-        return Finding(rule.check, Result.NA, read)
-    if error.code in LOST:
-        return Finding(rule.check, Result.CRITICAL, read, source="NVIDIA", action="reset_gpu")
+    """By the gravest of the errors that kept the rule from being asked."""
+    error = max(errors, key=lambda error: (error.code not in ABSENT, error.code != NO_PERMISSION))
     if error.code == CORRUPTED_INFOROM:
-        return Finding(rule.check, Result.WARN, read, limit="whole", source="NVIDIA", action="inspect")
-    if error.code == NO_PERMISSION:
-        return Finding(rule.check, Result.UNKNOWN, read, source=rule.source, action="grant", optional=True)
-    return Finding(rule.check, Result.UNKNOWN, read, source=rule.source, action="ask_host")
+        return Finding(rule.check, Result.WARN, str(error), limit="whole", source="NVIDIA", action="inspect")
+    return replace(_of_error(rule.check, error), source="" if error.code in ABSENT else rule.source)
 
 
 def _xid_findings(samples: Sequence[Sample], uuid: str, values: Values) -> list[Finding]:
@@ -376,9 +389,10 @@ def _derived(samples: Sequence[Sample], uuid: str) -> dict[str, Any]:
     return derived
 
 
-def _slow_looks(series: Sequence[tuple[float, Any]]) -> tuple[int, int, int]:
-    recent = [reasons for _, reasons in series[-SLOWDOWN_WINDOW:]]
-    return recent[-1], sum(bool(reasons & _HARDWARE_SLOWDOWN) for reasons in recent), len(recent)
+def _slow_looks(series: Sequence[tuple[float, Any]]) -> tuple[int, int, int, float]:
+    recent = series[-SLOWDOWN_WINDOW:]
+    slow = sum(bool(reasons & _HARDWARE_SLOWDOWN) for _, reasons in recent)
+    return recent[-1][1], slow, len(recent), recent[-1][0] - recent[0][0]
 
 
 def _per_minute(series: Sequence[tuple[float, Any]]) -> float:
@@ -390,16 +404,21 @@ def _worst_per_second(series: Sequence[tuple[float, Any]]) -> float:
     return round(max(_rise(series, lambda value, link=link: value[link]) for link in links), 1)  # type: ignore[misc]
 
 
+def _worst_rise(series: Sequence[tuple[float, Any]]) -> int:
+    return int(max(0, *(last - first for first, last in zip(series[0][1], series[-1][1], strict=False))))
+
+
 def _rise(series: Sequence[tuple[float, Any]], of: Callable[[Any], int]) -> float:
     """How much it rose a second over the window; counters start again at 0 when a GPU is reset."""
     (begin_s, first), (end_s, last) = series[0], series[-1]
     return max(0, of(last) - of(first)) / (end_s - begin_s) if end_s > begin_s else 0.0
 
 
-_DERIVE: dict[str, Callable[[Sequence[tuple[float, Any]]], Value | float]] = {
+_DERIVE: dict[str, Callable[[Sequence[tuple[float, Any]]], Any]] = {
     "slowdown": _slow_looks,
     "pcie_replays_per_minute": _per_minute,
     "nvlink_crc_per_second": _worst_per_second,
+    "nvlink_errors_risen": _worst_rise,
 }
 
 
@@ -413,7 +432,7 @@ def judge_driver(sample: Sample) -> list[Finding]:
 
 def driver_action(code: int) -> str:
     """What to do about a driver that ends in this error of NVML's."""
-    return {999: "recreate_container", NO_PERMISSION: "grant"}.get(code, "reboot")
+    return {UNKNOWN_ERROR: "recreate_container", NO_PERMISSION: "grant"}.get(code, "reboot")
 
 
 def judge_count(asked: Asked, wanted: str) -> list[Finding]:

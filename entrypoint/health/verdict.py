@@ -86,6 +86,7 @@ ACTIONS = {
     "cool": "look at the fans, the air flow and the power supply",
     "inspect": "look at it when there is time; the run may start",
     "ask_host": "see `nvidia-smi -q` on the host: if it cannot tell either, reboot",
+    "give_gpus": "on the host install the driver, in a container the NVIDIA container toolkit, and start it with --gpus all",
     "use_others": "name other GPUs with --gpu-ids, or ask for fewer",
     "wait": "let the other program end, or use other GPUs",
     "change_mode": "`nvidia-smi` sets it, as root: -pm 1 persistence, -c 0 compute mode",

@@ -8,9 +8,9 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from entrypoint.driver import DEADLINE_S, Driver, NoAnswer
+from entrypoint.driver import Driver, NoAnswer
 from entrypoint.gpus import Gpu
 from entrypoint.health.limits import Limits
 from entrypoint.health.rules import RULES, SLOWDOWN_WINDOW, Asked, judge_driver, judge_gpus, names_to_read
@@ -27,14 +27,17 @@ _TOLD = (Result.WARN, Result.UNKNOWN, Result.CRITICAL)
 
 
 class Watch:
-    """Looks at `gpus` through `driver`; each finding that is news goes to standard error and, as a line of JSON, to `events`.
+    """Looks at `gpus`; each finding that is news goes to standard error and, as a line of JSON, to `events`.
 
-    `known` are the results at the start, by (check, GPU's label): they are no news. Without `ends_a_run` nothing is fatal.
+    Two processes ask the driver: that of `driver` reads values, and that of `listener` waits for Xids alone, since a GPU that
+    dies often makes the next reading hang. `known` are the results at the start, by (check, GPU's label): they are no news.
+    Without `ends_a_run` nothing is fatal.
     """
 
     def __init__(
         self,
         driver: Driver,
+        listener: Driver,
         gpus: tuple[Gpu, ...],
         limits: Limits,
         events: Path,
@@ -42,52 +45,63 @@ class Watch:
         ends_a_run: bool = True,
     ) -> None:
         self.events, self._ends_a_run = events, ends_a_run
-        self._driver, self._asked, self._limits = driver, Asked(gpus), limits
-        self._uuids = tuple(dict.fromkeys(gpu.mig_parent or gpu.uuid for gpu in gpus))
+        self._asked, self._limits = Asked(gpus), limits
+        uuids = tuple(dict.fromkeys(gpu.mig_parent or gpu.uuid for gpu in gpus))
+        self._questions: dict[Driver, tuple[Any, ...]] = {
+            listener: ("xids", uuids),
+            driver: ("sample", uuids, names_to_read(_RULES)),
+        }
+        self._next_s = dict.fromkeys(self._questions, 0.0)
         self._samples: deque[Sample] = deque(maxlen=SLOWDOWN_WINDOW)
         self._told = dict(known)
-        self._next_s = 0.0
         self._fatal: str | None = None
 
     def fatal(self) -> str | None:
         """Why the training must end, or None. To be called often: it never waits for the driver."""
-        if self._driver.waiting_since_s is not None:
-            self._take(0)
-        elif time.monotonic() >= self._next_s and self._fatal is None:
-            self._next_s = time.monotonic() + INTERVAL_S
-            self._driver.ask("sample", self._uuids, names_to_read(_RULES), True)
+        for driver, question in self._questions.items():
+            if driver.waiting_since_s is not None:
+                self._take(driver, 0)
+            elif time.monotonic() >= self._next_s[driver]:
+                self._next_s[driver] = time.monotonic() + INTERVAL_S
+                driver.ask(*question)
         return self._fatal
 
     def last_look(self, within_s: float = 2.0) -> str | None:
         """The same after the training's end, which may be what a broken GPU looked like: waits for a whole look."""
-        if self._driver.waiting_since_s is not None:
-            self._take(within_s)
-        if self._driver.waiting_since_s is None and self._fatal is None:
-            self._driver.ask("sample", self._uuids, names_to_read(_RULES), True)
-            self._take(within_s)
+        for driver, question in self._questions.items():
+            if driver.waiting_since_s is not None:
+                self._take(driver, within_s)
+            if driver.waiting_since_s is None:
+                driver.ask(*question)
+                self._take(driver, within_s)
         return self._fatal
 
-    def _take(self, within_s: float) -> None:
+    def _take(self, driver: Driver, within_s: float) -> None:
         """Judge the answer to the question under way, if it is there."""
+        asked_s = time.monotonic() - (driver.waiting_since_s or 0)
         try:
-            sample: Sample = self._driver.answer(within_s)
+            sample: Sample = driver.answer(within_s)
         except NoAnswer as error:
-            late = time.monotonic() - (self._driver.waiting_since_s or 0) > DEADLINE_S
-            if late or "died" in str(error):
+            if asked_s > driver.deadline_s or driver.died_at_s is not None:
                 # A doubt and no finding: it ends no training.
-                self._tell(Finding("driver", Result.UNKNOWN, str(error), action="inspect"))
+                self._tell(Finding("driver", Result.UNKNOWN, str(error), action="ask_host"))
+                driver.revive()
             return
         if sample.fault is not None:
             (broken,) = judge_driver(sample)
             self._tell(dataclasses.replace(broken, result=Result.UNKNOWN))
             return
-        self._tell(Finding("driver", Result.PASS, "it answers"))
-        self._samples.append(sample)
-        for finding in judge_gpus(self._samples, self._asked, _RULES, self._limits):
+        listens = self._questions[driver][0] == "xids"
+        if not listens:
+            self._tell(Finding("driver", Result.PASS, "it answers"))
+            self._samples.append(sample)
+        seen = [sample] if listens else self._samples
+        for finding in judge_gpus(seen, self._asked, () if listens else _RULES, self._limits):
+            if listens and finding.check != "xid":
+                continue  # the other one's
             self._tell(finding)
             if self._ends_a_run and finding.result is Result.CRITICAL and finding.check in _ENDING:
                 self._fatal = self._fatal or finding.line
-        self._samples[-1] = dataclasses.replace(sample, xids=())  # told once each
 
     def _tell(self, finding: Finding) -> None:
         """Print and write a finding that is news: an Xid, or a result that is not as it was."""
@@ -111,7 +125,11 @@ class Watch:
             "text": finding.line,
         }
         # A full disk, or a terminal that is gone, is no reason to leave the training alone.
+        lost = ""
+        try:
+            with self.events.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+        except OSError as error:
+            lost = f" (not in the run's metrics.jsonl: {error})"
         with contextlib.suppress(OSError):
-            print(f"trainbox: {finding.line}", file=sys.stderr, flush=True)
-        with contextlib.suppress(OSError), self.events.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
+            print(f"trainbox: {finding.line}{lost}", file=sys.stderr, flush=True)

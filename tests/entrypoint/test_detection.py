@@ -87,7 +87,7 @@ def test_gpus_as_json(host: Callable[..., Host]) -> None:
     ended = host("geforce")("gpus", "--json")
     assert (ended.code, ended.err) == (0, "")
     common = {"name": "NVIDIA GeForce RTX 3080", "memory_mib": 10240}
-    whole = {"mig_index": None, "mig_parent": None, "fault": None}
+    whole = {"mig_index": None, "mig_parent": None, "fault": None, "fault_code": None}
     assert json.loads(ended.out) == [{"index": i, "uuid": uuid(i)} | common | whole for i in (0, 1)]
 
 

@@ -227,7 +227,7 @@ def marking(child: str, mark: Path) -> str:
 def test_a_fatal_finding_stops_the_child_as_a_signal_does_and_the_end_is_the_hardwares(start: Start, tmp_path: Path) -> None:
     ended = finish(start(marking(ENDS_WHEN_TOLD, tmp_path / "ready"), program=watched("GPU 1", "GPU 1")))
     assert (ended.code, ended.out.splitlines()[1:]) == (3, ["SIGTERM"])
-    assert ended.err == "trainbox: the hardware fails: saving a checkpoint, then stopping\n"
+    assert ended.err == "trainbox: the hardware fails: saving a checkpoint, then stopping (a signal: stop at once)\n"
 
 
 def test_a_child_that_hangs_on_broken_hardware_is_killed(start: Start, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """GPUs that fail while two processes train: the NVML stub's GPUs, everything else is real (watched.py)."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -149,16 +151,19 @@ def test_row_35_a_gpu_that_breaks_ends_the_job(watched: Watched, keys: dict[str,
 
 
 def test_row_35_a_rank_that_hangs_on_a_broken_gpu_is_killed(watched: Watched) -> None:
-    gates = [Gate(watched.folder, step) for step in (100,)]
+    """And what was found stands in the run, though nobody could take it over; the Xid is heard while another reading hangs."""
+    gate = Gate(watched.folder, 100)
     process = watched.start("--checkpoint-steps", "10", budget_s=2)
-    gates[0].wait_for(process)
+    gate.wait_for(process)
     job = Job(process, 2)
-    watched.put(gpu0__xid=79)
+    watched.put(gpu1__hang__ecc=1)
+    watched.put(gpu1__hang__ecc=1, gpu1__xid=79)
     ended = watched.finish(process)
     assert ended.code == 3
     assert "not stopped 2 s after the signal: killed" in ended.err
     job.wait_until_gone()
-    gates[0].release()
+    gate.release()
+    assert watched.events() == [("xid", "CRITICAL", UUID)]
     assert any(name.endswith(".pt") for name in checkpoints(watched.folder))
 
 
@@ -180,6 +185,30 @@ def test_row_35_what_is_no_reason_to_end_is_told(watched: Watched) -> None:
     assert ended.code == 0, ended.err
     told = [(check, result) for check, result, _ in watched.events()]
     assert told[:1] == [("slowdown", "WARN")] and told[-2:] == [("driver", "UNKNOWN"), ("driver", "PASS")]
+
+
+def test_row_35_the_watch_outlives_the_process_that_asks_and_the_folder_of_its_events(watched: Watched) -> None:
+    gate = Gate(watched.folder, 100)
+    process = watched.start()
+    gate.wait_for(process)
+    (events,) = watched.temporary.glob("trainbox-health-*")
+    shutil.rmtree(events)
+    watched.put(gpu1__temperature=87)
+    assert "(not in the run's metrics.jsonl: " in watched.said(process, "temperature WARN")
+    for pid in asking(process.pid):
+        os.kill(pid, signal.SIGSEGV)
+    assert "has died in the driver's library" in watched.said(process, "driver UNKNOWN")
+    watched.said(process, "driver PASS")
+    watched.put(gpu1__xid=79)
+    watched.said(process, "Xid 79")
+    gate.release()
+    assert watched.finish(process).code == 3
+
+
+def asking(parent: int) -> list[int]:
+    """The processes that ask the driver: forked from the entrypoint, in its session."""
+    stats = {int(path.parent.name): path.read_text().rpartition(")")[2].split() for path in Path("/proc").glob("[0-9]*/stat")}
+    return [pid for pid, words in stats.items() if int(words[1]) == parent and int(words[3]) == os.getsid(parent)]
 
 
 def test_row_36_the_gate_is_closed_for_a_gpu_with_an_uncorrected_error(watched: Watched) -> None:
