@@ -98,7 +98,15 @@ def test_train() -> None:
 
 
 def mounts(service: dict[str, Any]) -> dict[str, tuple[str, bool]]:
-    return {m["target"]: (m["source"], m.get("read_only", False)) for m in service["volumes"]}
+    return {m["target"]: (m["source"], m.get("read_only", False)) for m in service["volumes"] if "limits" not in m["target"]}
+
+
+@pytest.mark.parametrize(("given", "source"), [("", "/dev/null"), ("limits.toml", f"{ROOT}/limits.toml")])
+def test_other_limits_are_mounted_where_both_look(given: str, source: str) -> None:
+    resolved = services(HEALTH_LIMITS=given)
+    for name in ("train", "gpu-health"):
+        (mount,) = (m for m in resolved[name]["volumes"] if m["target"] == resolved[name]["environment"]["HEALTH_LIMITS"])
+        assert (mount["source"], mount["read_only"]) == (source, True)
 
 
 def test_mounts() -> None:
@@ -133,7 +141,8 @@ def test_tensorboard_is_for_this_host_only_and_takes_no_gpu() -> None:
 def test_settings_reach_trainbox_only_when_given() -> None:
     given = {"GPUS": "2", "TASK": "mnist", "SET": "width=64 depth=2", "RDZV_ENDPOINT": "a:29500"}
     environment = services(**given)["train"]["environment"]
-    assert {name: value for name, value in environment.items() if value is not None} == given
+    always = {"HEALTH_LIMITS": "/workspace/limits.toml"}
+    assert {name: value for name, value in environment.items() if value is not None} == given | always
 
 
 def test_training_waits_for_the_watch_over_its_gpus() -> None:

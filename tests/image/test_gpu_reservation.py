@@ -141,6 +141,13 @@ def test_up_trains_on_no_gpu_that_has_an_uncorrected_error(stubbed: Checkout, do
     logs = stubbed.run("docker", "compose", "logs", "--no-log-prefix", "gpu-health").stdout
     assert "ecc-uncorrected CRITICAL: 2 uncorrected memory errors" in logs
     assert "CLOSED, CRITICAL: 2 GPUs; ecc-uncorrected (GPU 1)" in logs
+    up = ("docker", "compose", "up", "--exit-code-from", "train", "train")
+    assert stubbed.run(*up, HEALTH="0", DEVICE="cpu", ARGS="--run r --max-steps 5").returncode == 0, (
+        "told to train all the same"
+    )
+    (stubbed.path / "limits.toml").write_text("ecc_uncorrected = 5\n")
+    done = stubbed.run(*up, GPUS="2", HEALTH_LIMITS="limits.toml", ARGS="--max-steps 5")
+    assert "health     OPEN, PASS: 2 GPUs" in done.stdout, done.stdout + done.stderr
     # Alone, without the service, training's own gate is closed.
     done = stubbed.run("docker", "compose", "run", "--rm", "--no-deps", "train", GPUS="2")
     assert done.returncode == 3
