@@ -30,7 +30,8 @@ _PAIR = re.compile(
     rf"""(?<![\w.-])(?=[\w.-]*(?:{_SECRET_WORDS}))([\w.-]++["']?\s*+[=:]\s*+|--[\w-]++\s++)("[^"]*"|'[^']*'|\S++)""",
     re.IGNORECASE,
 )
-_BEARER = re.compile(r"\b(bearer|basic)\s+\S+", re.IGNORECASE)
+_OTHERS_HOME = re.compile(r"/(home|Users)/[^/\s:'\"]+")
+_BEARER = re.compile(r"\b(bearer|basic|password|secret)\s+(?![=:])\S+", re.IGNORECASE)
 _LOGIN = re.compile(r"([a-z][\w+.-]*://)\S*@|[^\s/@:]+:[^\s@]+@", re.IGNORECASE)  # user:password@
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:"
@@ -74,6 +75,7 @@ def redacted(text: str, hidden: Hidden = (), longest: int = _LONGEST) -> str:
         text = text.replace(word, _CUT)
     for word, shown in hidden:
         text = _pattern(word, shown).sub(shown, text)
+    text = _OTHERS_HOME.sub(r"/\1/[user]", text)
     return text if len(text) <= longest else f"{text[:longest]} ..."
 
 

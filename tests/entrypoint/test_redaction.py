@@ -18,6 +18,10 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
     [
         # by its name
         ("TRAINBOX_API_KEY", "abc"),
+        ("TRAINBOX_PIN", "abc"),
+        ("TORCH_PW", "abc"),
+        ("NVIDIA_LICENSE", "abc"),
+        ("TORCH_WEBHOOK", "https://example.org/abc"),
         ("TORCH_HUB_TOKEN", "abc"),
         ("NCCL_SECRET", "abc"),
         ("TRAINBOX_DB_PASSWORD", "abc"),
@@ -130,7 +134,9 @@ def test_a_long_value_is_cut(part: str) -> None:
     [
         ("/home/karoline", "~"),
         ("/home/karoline/runs:/home/karoline", "~/runs:~"),
-        ("/home/karoline2/runs", "/home/[user]2/runs"),
+        ("/home/karoline2/runs", "/home/[user]/runs"),
+        ("/home/alice/x:/Users/bob", "/home/[user]/x:/Users/[user]"),
+        ("db_pwd=abc password abc", "db_pwd=(not shown) password (not shown)"),
         ("/mnt/home/karoline/runs", "/mnt/home/[user]/runs"),
         ("/scratch/KAROLINE/x, karolines", "/scratch/[user]/x, [user]s"),
         ("login07.physics.example:29400", "[host]:29400"),
