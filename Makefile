@@ -37,6 +37,7 @@ in-venv = env $(settings) $(if $(RUNS_DIR),TRAINBOX_RUNS_DIR=$(call quote,$(RUNS
 	$(if $(DATA_DIR),TRAINBOX_DATA_DIR=$(call quote,$(DATA_DIR))) $(VENV)/bin
 train-venv = $(in-venv)/trainbox
 health-venv = $(in-venv)/trainbox health
+doctor-venv = $(in-venv)/trainbox doctor
 shell-venv = env PATH="$(abspath $(VENV))/bin:$$PATH" $${SHELL:-sh}
 tensorboard-venv = $(VENV)/bin/tensorboard --logdir $(or $(RUNS_DIR),runs) --host 127.0.0.1 \
 	--port $(or $(TENSORBOARD_PORT),6006)
@@ -52,7 +53,8 @@ in-docker = env UID=$(shell id -u) GID=$(shell id -g) IMAGE=$(IMAGE) \
 # Paths of this machine mean nothing in there.
 options = $(addprefix -e ,$(filter-out %_DIR %_HEARTBEAT %_BUILD_INFO %_IMAGE_DIGEST,$(filter TRAINBOX_%,$(.VARIABLES))))
 train-docker = $(in-docker) run --rm --no-deps $(options) train
-health-docker = $(in-docker) run --rm --no-deps gpu-health health
+health-docker = $(in-docker) run --rm --no-deps $(options) gpu-health health
+doctor-docker = $(in-docker) run --rm --no-deps $(options) train doctor
 shell-docker = $(in-docker) run --rm --no-deps train bash
 tensorboard-docker = $(in-docker) up tensorboard
 ready-docker = build folders
@@ -82,6 +84,9 @@ verify: $$(ready-$$(kind)) ## Do RUN=runs/NAME again and compare its digests (AR
 
 health: $$(ready-$$(kind)) ## Are the GPUs, the driver and the node fit to train on? (ARGS="--deep")
 	$(health-$(kind)) $(ARGS)
+
+doctor: $$(ready-$$(kind)) ## What to look at before asking for help, and what to paste
+	$(doctor-$(kind)) $(ARGS)
 
 tensorboard: $$(ready-$$(kind)) ## Curves of runs/ on http://localhost:6006 (TENSORBOARD_PORT=)
 	$(tensorboard-$(kind))
@@ -157,4 +162,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	$(install) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: train plan sweep drill verify health tensorboard shell benchmark build folders test test-faults test-slow test-image lint lock clean help
+.PHONY: train plan sweep drill verify health doctor tensorboard shell benchmark build folders test test-faults test-slow test-image lint lock clean help

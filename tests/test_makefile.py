@@ -62,7 +62,7 @@ def in_docker(files: str, settings: str, command: str) -> str:
 
 
 def test_help_is_the_default_and_lists_every_public_target(make: Make) -> None:
-    targets = ["train", "plan", "sweep", "drill", "verify", "health", "tensorboard", "shell", "benchmark", "build"]
+    targets = ["train", "plan", "sweep", "drill", "verify", "health", "doctor", "tensorboard", "shell", "benchmark", "build"]
     targets += ["test", "test-faults", "test-slow", "test-image", "lint", "lock", "clean", "help"]
     shown = [line.split()[0] for line in make().stdout.splitlines() if line.startswith("  ")]
     assert shown == targets
@@ -119,6 +119,8 @@ def test_run_in_says_where(make: Make, where: str, command: str) -> None:
     [
         ("health", NVIDIA, in_docker("", "", "run --rm --no-deps gpu-health health")),
         ("health", NO_DOCKER, "env .venv/bin/trainbox health"),
+        ("doctor", NVIDIA, in_docker("", "", "run --rm --no-deps train doctor")),
+        ("doctor", NO_DOCKER, "env .venv/bin/trainbox doctor"),
         ("shell", DOCKER, in_docker(CPU_FILES, "", "run --rm --no-deps train bash")),
         ("tensorboard", NVIDIA, in_docker("", "", "up tensorboard")),
         ("tensorboard", NO_DOCKER, ".venv/bin/tensorboard --logdir runs --host 127.0.0.1 --port 6006"),

@@ -12,7 +12,8 @@ def screen(verdict: Verdict) -> str:
     lines = [f"NVIDIA driver {verdict.driver_version}"] if verdict.driver_version else []
     if verdict.stub:
         lines.append("This is the test stub of NVML and no driver: nothing here is about real hardware.")
-    lines += [_gpu_row(gpu, verdict) for gpu in verdict.gpus]
+    width = max((len(gpu["gpu"]) for gpu in verdict.gpus), default=0) + 2
+    lines += [_gpu_row(gpu, verdict, width) for gpu in verdict.gpus]
     deep = [finding for finding in verdict.findings if finding.check.startswith("deep")]
     node = [finding for finding in verdict.findings if finding.gpu is None and finding not in deep]
     lines.append(f"{'node':<7}{worst(f.result for f in node):<9} " + "; ".join(_node_words(node)))
@@ -47,12 +48,12 @@ def grouped(findings: Iterable[Finding]) -> str:
     return ", ".join(f"{check} (GPU {' '.join(gpus)})" if any(gpus) else f"{check} (node)" for check, gpus in places.items())
 
 
-def _gpu_row(gpu: dict[str, object], verdict: Verdict) -> str:
+def _gpu_row(gpu: dict[str, object], verdict: Verdict, width: int) -> str:
     own = [finding.result for finding in verdict.findings if finding.gpu == gpu["gpu"]]
     figures = [f"{gpu['memory_mib']:,} MiB"] if gpu["memory_mib"] else []
     units = {"temperature_c": "°C", "utilization_percent": "%", "power_w": "W"}
     figures += [f"{gpu[name]} {unit}" for name, unit in units.items() if name in gpu]
-    return f"GPU {gpu['gpu']:<3}{worst(own):<9} {gpu['name']}, {', '.join(figures)}  {gpu['uuid']}"
+    return f"GPU {gpu['gpu']:<{width}}{worst(own):<9} {gpu['name']}, {', '.join(figures)}  {gpu['uuid']}"
 
 
 def _node_words(findings: Sequence[Finding]) -> list[str]:
