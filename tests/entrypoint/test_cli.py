@@ -161,7 +161,7 @@ def test_a_plan_has_the_documented_fields(plan: Command) -> None:
     gpu = {"index": 0, "uuid": "GPU-a", "name": "H100", "memory_mib": 81559}
     assert shown | {"env": {}} == {
         "strategy": "single",
-        "gpus": [gpu | {"mig_index": None, "mig_parent": None, "fault": None}],
+        "gpus": [gpu | {"mig_index": None, "mig_parent": None, "fault": None, "fault_code": None}],
         "nnodes": 1,
         "nproc_per_node": 1,
         "argv": [sys.executable, *ALONE, "mnist", "--epochs", "3", "--set", "dropout=0.1"],
