@@ -67,7 +67,9 @@ def _told(codes: Mapping[Path, int], stopped: bool) -> int:
     """Say why the ranks ended, each reason once, and return the exit code; `codes` are by the file of a rank's last words."""
     words = {file: file.read_text() for file in codes if file.exists()}
     # The others waited for one that stood still; torchrun killed it, since it did not end when it was told to either.
-    waited = any("timed out" in text.lower() for text in words.values())
+    waited = any(
+        sign in text.lower() for text in words.values() for sign in ("timed out", "timeout")
+    )  # gloo has two ways to say it
     hung = [file for file, code in codes.items() if waited and code == -signal.SIGKILL]
     for file in hung:
         _say(f"rank {file.name} stood still and was killed: the same command goes on from the newest checkpoint")

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import Trainbox, clean_environment, finish
 from tests.distributed.processes import Job
+from trainer.torchrun import _told
 
 _JOBS = Path(__file__).with_name("jobs.py")
 # 400 steps, 40 an epoch, whose model augments in loader workers, drops out and normalises by batch.
@@ -94,6 +95,18 @@ def test_what_one_rank_alone_finds_wrong_is_told_once_and_sets_the_code(trainbox
     assert len(messages) == 1
     assert "task Alone: loss 'error' has shape (), wanted (32,), one loss for each example" in messages[0]
     assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("text", ["Timed out waiting 600000ms for recv", "Application timeout caused pair closure"])
+def test_a_rank_that_stood_still_is_named_in_whatever_words_the_other_waited(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (tmp_path / "0").write_text(f"lost contact with another process: {text}")
+    assert _told({tmp_path / "0": 7, tmp_path / "1": -signal.SIGKILL}, stopped=False) == 7
+    assert capsys.readouterr().err.splitlines() == [
+        "trainbox: rank 1 stood still and was killed: the same command goes on from the newest checkpoint",
+        f"trainbox: lost contact with another process: {text}",
+    ]
 
 
 def test_a_signal_that_comes_when_all_is_over_breaks_nothing() -> None:
