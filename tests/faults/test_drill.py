@@ -14,6 +14,7 @@ from tests.conftest import Trainbox
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.timeout(1200)
 def test_the_drill_prints_one_digest(trainbox: Trainbox) -> None:
     """With batch norm, dropout and augmentation in loader workers; undisturbed on 1 to 4 processes and killed between."""
     ended = trainbox("drill", "digits_augmented", "--steps", "30", "--seed", "3", "--cpu")

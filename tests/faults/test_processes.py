@@ -27,7 +27,7 @@ def _step_of_resume(out: str) -> int:
 
 @pytest.mark.slow
 @needs_linux
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_row_01_a_rank_killed_again_and_again(trainbox: Trainbox, clean_on_two: str) -> None:
     """Twenty times, one of the two at a step drawn by lot: never more than the steps since the last checkpoint are lost."""
     draw = random.Random(1)  # noqa: S311
@@ -134,6 +134,7 @@ def test_row_04_killed_fifty_times_at_random_moments_and_during_saves(
 
 @pytest.mark.slow  # torchrun gives a rank that does not hear 30 s before it kills it
 @needs_linux
+@pytest.mark.timeout(600)
 def test_row_10_a_rank_that_stands_still(trainbox: Trainbox, clean_on_two: str) -> None:
     words = ("train", *GATED, "--checkpoint-steps", "10")
     gate = Gate(trainbox.folder, 100, 1)
@@ -182,6 +183,7 @@ def test_row_21_a_taken_port_of_the_environment_is_not_used_on_one_node(trainbox
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_row_22_four_jobs_on_one_host(trainbox: Trainbox, clean_on_two: str) -> None:
     """Started together with the same words but for the run's name: none meets another's ranks, and each ends with its bits."""
     processes = [trainbox.start("train", *GATED[:-1], f"run-{i}", "--processes", "2") for i in range(4)]

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.slow, needs_linux]
 _TRIALS = 200
 
 
+@pytest.mark.timeout(1200)
 def test_200_trials_a_tenth_of_which_crash_and_three_kills_of_the_sweep(trainbox: Trainbox) -> None:
     words = ("sweep", "tests.sweep.tasks:Brittle", "--device", "cpu", "--processes", "2", "--epochs", "1", "--name", "s")
     words += ("--seeds", str(_TRIALS // 2), "--grid", "width=4,8", "--set", "dies=true", "--retries", "5")
