@@ -7,8 +7,10 @@ Why: docs/decisions/0003-torchrun-with-exit-codes.md.
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
@@ -16,6 +18,7 @@ from types import FrameType
 from trainer.errors import MESSAGES, NetworkFailure, Preempted
 
 _CRASH = 1
+_LOOK_S, _LOOK_EVERY_S = 5.0, 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -34,6 +37,7 @@ def main() -> int:
     for number in _SIGNALS:
         signal.signal(number, forward)
 
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import parse_args, run
@@ -45,11 +49,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="trainbox-") as messages:
         os.environ[MESSAGES] = messages
         try:
+            _wait_for_first_node(arguments.rdzv_endpoint, arguments.rdzv_conf)
             run(arguments)
         except ChildFailedError as error:
             codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
             return _told({Path(messages) / str(rank): code for rank, code in codes.items()}, bool(forwarded))
-        except (RendezvousError, ConnectionError) as error:
+        except (RendezvousError, DistError, ConnectionError) as error:
             place = f" at {arguments.rdzv_endpoint}" * bool(arguments.rdzv_endpoint)
             reason = str(error.__cause__ or error).rstrip(".")  # RendezvousError's own is "see inner exception"
             _say(
@@ -61,6 +66,27 @@ def main() -> int:
             for number in _SIGNALS:
                 signal.signal(number, signal.SIG_IGN)  # all is said; one that comes late must not break the way out
     return 0
+
+
+def _wait_for_first_node(endpoint: str, settings: str) -> None:
+    """Until it listens: it may have to fetch its image first, and torch gives up after about two minutes.
+
+    Raises:
+        ConnectionError: it does not within the rendezvous's join_timeout.
+    """
+    given = dict(setting.split("=") for setting in settings.split(",") if setting)
+    if given.get("is_host") != "0":
+        return
+    host, _, port = endpoint.rpartition(":")
+    deadline = time.monotonic() + int(given["join_timeout"])
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_S).close()
+            return
+        except OSError as error:  # its name may be unknown yet, too
+            if time.monotonic() > deadline:
+                raise ConnectionError(f"{error}, for {given['join_timeout']} s") from None
+        time.sleep(_LOOK_EVERY_S)
 
 
 def _told(codes: Mapping[Path, int], stopped: bool) -> int:
