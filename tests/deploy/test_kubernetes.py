@@ -1,0 +1,618 @@
+"""What the Kubernetes manifests come to: with which rights, who retries, who reaches whom, and what trainbox makes of it."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from entrypoint.supervise import STOP_BUDGET_S
+from tests.conftest import Ended, Trainbox, clean_environment
+from tests.nvml_stub.build import build_stub, stub_env, write_config
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy/kubernetes"
+PAGE = ROOT / "docs/clusters.md"
+KUSTOMIZE = next((tool for tool in (["kubectl", "kustomize"], ["kustomize", "build"]) if shutil.which(tool[0])), None)
+needs_kustomize = pytest.mark.skipif(KUSTOMIZE is None, reason="no kubectl and no kustomize on PATH")
+
+JOBS = ("base", "one-node", "several-nodes", "sweep")
+TRAININGS = (*JOBS, "jobset", "trainjob-runtime")
+MULTI_NODE = ("several-nodes", "jobset", "trainjob")
+OVERLAYS = ("one-node", "several-nodes", "sweep", "jobset", "trainjob")
+JOB_NAME, JOBSET_NAME = "batch.kubernetes.io/job-name", "jobset.sigs.k8s.io/jobset-name"
+
+Object = dict[str, Any]
+
+
+@cache
+def objects(folder: Path) -> list[Object]:
+    """What `kubectl apply -k` would send; without a kustomize, the resources as they are written, unpatched."""
+    if KUSTOMIZE:
+        done = subprocess.run([*KUSTOMIZE, str(folder)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return list(yaml.safe_load_all(done.stdout))
+    found: list[Object] = []
+    for resource in yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]:
+        path = folder / resource
+        found += objects(path.resolve()) if path.is_dir() else yaml.safe_load_all(path.read_text())
+    return found
+
+
+def one(folder: Path, kind: str) -> Object:
+    (found,) = (thing for thing in objects(folder) if thing["kind"] == kind)
+    return found
+
+
+def job_of(folder: Path) -> Object:
+    """The folder's Job, or the one that a JobSet or a training runtime makes, as {spec: ...}."""
+    for thing in objects(folder):
+        if thing["kind"] == "Job":
+            return thing
+    (replicated,) = jobset_of(folder)["replicatedJobs"]
+    job: Object = replicated["template"]
+    return job
+
+
+def jobset_of(folder: Path) -> Object:
+    """The `spec` of the folder's JobSet, or of the one that a training runtime makes."""
+    (jobset, *_) = [thing for thing in objects(folder) if thing["kind"] == "JobSet"] or [
+        one(folder, "ClusterTrainingRuntime")["spec"]["template"]
+    ]
+    spec: Object = jobset["spec"]
+    return spec
+
+
+def template_of(folder: Path) -> Object:
+    """The pod that the folder's Job, JobSet, runtime or Deployment makes."""
+    (deployment, *_) = [thing for thing in objects(folder) if thing["kind"] == "Deployment"] or [job_of(folder)]
+    template: Object = deployment["spec"]["template"]
+    return template
+
+
+# Rights.
+
+
+def test_every_folder_is_looked_at() -> None:
+    folders = {path.parent.name for path in DEPLOY.glob("*/kustomization.yaml")}
+    assert folders == {*TRAININGS, "trainjob", "tensorboard", "storage"}
+    kinds = {thing["kind"] for folder in DEPLOY.iterdir() for thing in objects(folder)} - {"ConfigMap"}
+    assert kinds == {
+        *("Job", "JobSet", "TrainJob", "ClusterTrainingRuntime", "Deployment"),
+        *("Service", "NetworkPolicy", "PersistentVolumeClaim"),
+    }
+
+
+@pytest.mark.parametrize("name", [*TRAININGS, "tensorboard"])
+def test_pod_security_restricted_admits_it(name: str) -> None:
+    """Nothing stands in the pod but what is known to be allowed; a host's namespace, port or path would be a new word."""
+    template = template_of(DEPLOY / name)
+    spec = template["spec"]
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "runAsGroup": 1000,
+        "fsGroup": 1000,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["enableServiceLinks"] is False
+    assert spec.keys() <= {
+        *("securityContext", "automountServiceAccountToken", "enableServiceLinks", "restartPolicy", "subdomain"),
+        *("terminationGracePeriodSeconds", "tolerations", "initContainers", "containers", "volumes"),
+    }
+    assert template["metadata"].keys() == {"labels"}, "an annotation can lift AppArmor"
+    for volume in spec["volumes"]:
+        assert volume.keys() - {"name"} <= {"configMap", "emptyDir", "persistentVolumeClaim"}
+    for container in spec.get("initContainers", []) + spec["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert container.keys() <= {
+            *("name", "image", "command", "args", "env", "envFrom", "resources", "securityContext", "volumeMounts"),
+            *("livenessProbe", "readinessProbe", "ports"),
+        }
+        assert all(port.keys() == {"name", "containerPort"} for port in container.get("ports", []))
+        assert container.get("readinessProbe", {}).get("httpGet", {}).keys() <= {"path", "port"}
+        assert {"cpu", "memory"} <= container["resources"]["limits"].keys()
+
+
+def test_the_pod_of_a_jobset_and_of_a_trainjob_is_that_of_the_job() -> None:
+    base, jobset, runtime = (job_of(DEPLOY / name)["spec"]["template"] for name in ("base", "jobset", "trainjob-runtime"))
+    per_kind = ("name", "env", "envFrom")  # how each is told its settings and place
+
+    def common(template: Object) -> Object:
+        spec = {key: value for key, value in template["spec"].items() if not key.endswith("ontainers")}
+        for kind in ("initContainers", "containers"):
+            (container,) = template["spec"][kind]
+            spec[kind] = {key: value for key, value in container.items() if key not in per_kind} | {"image": "any"}
+        return spec | {"labels": template["metadata"]["labels"]}
+
+    assert common(base) == common(jobset) == common(runtime)
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_pod(name: str) -> None:
+    spec = job_of(DEPLOY / name)["spec"]["template"]["spec"]
+    assert spec["restartPolicy"] == "Never", "podFailurePolicy wants it"
+    assert spec["terminationGracePeriodSeconds"] >= STOP_BUDGET_S + 10
+    (health,), (train,) = spec["initContainers"], spec["containers"]
+    assert health["args"] == ["health", "--gate"]
+    assert health["resources"] == train["resources"]
+    assert health["resources"].keys() == {"limits"}, "requests are then the same"
+    assert isinstance(health["resources"]["limits"]["nvidia.com/gpu"], int)
+    assert health["volumeMounts"] == train["volumeMounts"]
+    mounts = {mount["mountPath"]: (mount["name"], mount.get("readOnly", False)) for mount in train["volumeMounts"]}
+    assert mounts == {
+        "/workspace/runs": ("runs", False),
+        "/workspace/data": ("data", False),
+        "/workspace/my_tasks": ("tasks", True),
+        "/dev/shm": ("shm", False),
+        "/tmp": ("tmp", False),
+    }
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert volumes["runs"]["persistentVolumeClaim"] == {"claimName": "runs"}
+    assert volumes["data"]["persistentVolumeClaim"] == {"claimName": "data"}
+    assert volumes["shm"]["emptyDir"]["medium"] == "Memory"
+    assert volumes["tasks"]["configMap"]["optional"] is True
+    assert train["livenessProbe"]["exec"]["command"] == ["trainbox", "health", "--live"]
+    assert train["livenessProbe"]["timeoutSeconds"] == 15, "a driver is given up after 10 s"
+
+
+def test_the_volumes_are_apart_from_the_jobs_and_any_node_can_mount_them() -> None:
+    claims = {claim["metadata"]["name"]: claim["spec"]["accessModes"] for claim in objects(DEPLOY / "storage")}
+    assert claims == {"runs": ["ReadWriteMany"], "data": ["ReadWriteMany"]}
+    for name in (*OVERLAYS, "tensorboard"):
+        assert "PersistentVolumeClaim" not in {thing["kind"] for thing in objects(DEPLOY / name)}
+
+
+def test_tensorboard_reads_takes_no_gpu_and_is_reached_by_no_pod() -> None:
+    deployment, service, policy = (one(DEPLOY / "tensorboard", kind) for kind in ("Deployment", "Service", "NetworkPolicy"))
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert {"name": "runs", "mountPath": "/workspace/runs", "readOnly": True} in container["volumeMounts"]
+    assert "nvidia.com/gpu" not in container["resources"]["limits"]
+    assert container["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
+    assert container["args"][0] == "tensorboard"
+    assert str(container["ports"][0]["containerPort"]) == container["args"][container["args"].index("--port") + 1]
+    assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"] == labels
+    assert service["spec"].get("type", "ClusterIP") == "ClusterIP"
+    assert policy["spec"] == {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"]}
+
+
+# Who retries.
+
+
+def fate(job: Object, *ends: tuple[str, int], disrupted: bool = False) -> str:
+    """What the Job controller does about a pod whose containers ended so; Count where no rule matches."""
+    for rule in job["spec"]["podFailurePolicy"]["rules"]:
+        codes = rule.get("onExitCodes")
+        if codes:
+            assert codes["operator"] == "In"
+            if any(name == codes["containerName"] and code in codes["values"] for name, code in ends):
+                return str(rule["action"])
+        elif disrupted:
+            assert rule["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+            return str(rule["action"])
+    return "Count"
+
+
+def who_retries() -> dict[int, str]:
+    """By docs/exit-codes.md: exit code -> who should retry."""
+    rows = re.findall(r"^\| (\d+) \|.*\| ([^|]*) \|$", (ROOT / "docs/exit-codes.md").read_text(), re.MULTILINE)
+    return {int(code): who for code, who in rows}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_who_retries_is_as_the_page_of_exit_codes_has_it(name: str) -> None:
+    job = job_of(DEPLOY / name)
+    (health,), (train,) = (job["spec"]["template"]["spec"][kind] for kind in ("initContainers", "containers"))
+    expected = {"a person": "FailJob", "nobody": "FailJob", "the scheduler, at once": "Ignore"}
+    codes = who_retries()
+    assert codes.keys() == {1, 2, 3, 4, 5, 6, 7, 8, 75}
+    for code, who in codes.items():
+        assert who in expected or who.startswith("the scheduler")
+        assert fate(job, ("health", 0), (train["name"], code)) == expected.get(who, "Count"), (code, who)
+    assert fate(job, ("health", 0), (train["name"], 137)) == "Count"
+    assert fate(job, ("health", 0), (train["name"], 137), disrupted=True) == "Ignore"
+    assert fate(job, ("health", 0), (train["name"], 2), disrupted=True) == "FailJob"
+    assert fate(job, (health["name"], 1)) == "Count", "the gate is closed: another node may do"
+    assert fate(job, (health["name"], 2)) == "FailJob", "asked in a wrong way"
+    for rule in job["spec"]["podFailurePolicy"]["rules"]:
+        values = rule.get("onExitCodes", {"values": []})["values"]
+        assert values == sorted(set(values)), "the API wants them ordered"
+
+
+@needs_kustomize
+def test_how_often_it_is_tried() -> None:
+    limits = {name: {k: v for k, v in job_of(DEPLOY / name)["spec"].items() if k.startswith("backoff")} for name in JOBS}
+    assert limits == {
+        "base": {"backoffLimit": 6},
+        "one-node": {"backoffLimit": 6},
+        "several-nodes": {"backoffLimit": 50},
+        "sweep": {"backoffLimitPerIndex": 3},
+    }
+    assert one(DEPLOY / "sweep", "Job")["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+    for folder in ("jobset", "trainjob-runtime"):
+        assert job_of(DEPLOY / folder)["spec"]["backoffLimit"] == 0, "a pod's failure is then everybody's new start"
+        spec = jobset_of(DEPLOY / folder)
+        (rule,) = spec["failurePolicy"]["rules"]
+        assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+        assert spec["failurePolicy"]["maxRestarts"] == 10
+
+
+# What trainbox is told, as the controllers and the kubelet would tell it.
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod that a controller makes of a job: what its containers have in their environment, and how others see it."""
+
+    labels: dict[str, str]
+    address: str
+    spec: Object
+    env: dict[str, dict[str, str]]
+
+    @property
+    def train(self) -> Object:
+        container: Object = self.spec["containers"][0]
+        return container
+
+    @property
+    def gpus(self) -> int:
+        return int(self.train["resources"]["limits"]["nvidia.com/gpu"])
+
+
+def environment(container: Object, folder: Path, labels: dict[str, str], index: int | None) -> dict[str, str]:
+    """ConfigMaps, the index, then `env` in its order, with fields and $(NAME) put in."""
+    env = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+    for source in container.get("envFrom", []):
+        name = source["configMapRef"]["name"]
+        (data,) = (t["data"] for t in objects(folder) if t["kind"] == "ConfigMap" and t["metadata"]["name"] == name)
+        env |= data
+    annotations = {}
+    if index is not None:
+        env["JOB_COMPLETION_INDEX"] = annotations["batch.kubernetes.io/job-completion-index"] = str(index)
+    for entry in container.get("env", []):
+        if "valueFrom" in entry:
+            path = entry["valueFrom"]["fieldRef"]["fieldPath"]
+            kind, key = re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path).groups()
+            env[entry["name"]] = {"labels": labels, "annotations": annotations}[kind][key]
+        else:
+            assert isinstance(entry["value"], str)
+            env[entry["name"]] = re.sub(r"\$\((\w+)\)", lambda match: env[match[1]], entry["value"])
+    return env
+
+
+def pods(folder: Path) -> list[Pod]:
+    """The pods of the folder's job."""
+    kinds = {thing["kind"]: thing for thing in objects(folder)}
+    if "TrainJob" in kinds:
+        return _pods_of_trainjob(kinds["TrainJob"], folder)
+    job, labels = job_of(folder), {}
+    name, subdomain = "", job["spec"]["template"]["spec"].get("subdomain", "")
+    if "JobSet" in kinds:
+        subdomain = kinds["JobSet"]["metadata"]["name"]
+        name, labels = f"{subdomain}-node-0", {JOBSET_NAME: subdomain}
+    else:
+        name = job["metadata"]["name"]
+    return _made(job["spec"], name, subdomain, labels, folder)
+
+
+def _pods_of_trainjob(trainjob: Object, folder: Path) -> list[Pod]:
+    """As Kubeflow Trainer merges a TrainJob into its runtime (its plugins `torch` and `jobset`)."""
+    runtime = one(folder.parent / "trainjob-runtime", "ClusterTrainingRuntime")
+    assert trainjob["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    assert trainjob["spec"]["runtimeRef"]["kind"] == runtime["kind"]
+    trainer, name = trainjob["spec"]["trainer"], trainjob["metadata"]["name"]
+    (replicated,) = json.loads(json.dumps(runtime["spec"]["template"]["spec"]["replicatedJobs"]))
+    assert (replicated["name"], replicated["replicas"]) == ("node", 1)
+    assert replicated["template"]["metadata"]["labels"]["trainer.kubeflow.org/trainjob-ancestor-step"] == "trainer"
+    spec = replicated["template"]["spec"]
+    (node,) = (c for c in spec["template"]["spec"]["containers"] if c["name"] == "node")
+    node["resources"] = trainer["resourcesPerNode"]
+    given = {
+        "PET_NNODES": str(trainer["numNodes"]),
+        "PET_NPROC_PER_NODE": "auto",
+        "PET_MASTER_ADDR": f"{name}-node-0-0.{name}",
+        "PET_MASTER_PORT": "29500",
+    }
+    rank = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
+    told = [*trainer["env"], {"name": "PET_NODE_RANK", "valueFrom": rank}, *({"name": n, "value": given[n]} for n in given)]
+    node["env"] = [entry for entry in node["env"] if entry["name"] not in {e["name"] for e in told}] + told
+    spec |= {"completions": trainer["numNodes"], "parallelism": trainer["numNodes"]}
+    return _made(spec, f"{name}-node-0", name, {JOBSET_NAME: name}, folder)
+
+
+def _made(spec: Object, job: str, subdomain: str, labels: dict[str, str], folder: Path) -> list[Pod]:
+    indexed = spec.get("completionMode") == "Indexed"
+    assert spec.get("completions", 1) == spec.get("parallelism", 1), "all are needed at once"
+    made = []
+    for index in range(spec.get("completions", 1)):
+        own = {**spec["template"]["metadata"]["labels"], **labels, JOB_NAME: job}
+        containers = spec["template"]["spec"]["initContainers"] + spec["template"]["spec"]["containers"]
+        env = {c["name"]: environment(c, folder, own, index if indexed else None) for c in containers}
+        made.append(Pod(own, f"{job}-{index}.{subdomain}", spec["template"]["spec"], env))
+    return made
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("cc") is None:
+        pytest.skip("the NVML stub needs a C compiler: there is no cc on PATH")
+    return build_stub(tmp_path_factory.mktemp("nvml"))
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(library: Path, trainbox: Trainbox, tmp_path: Path) -> Run:
+    """Run trainbox's words with a container's environment on a node that hands the pod its GPUs."""
+
+    def start(pod: Pod, container: str, words: list[str], **keys: object) -> Ended:
+        config = write_config(tmp_path / "nvml.conf", "h100", {"count": pod.gpus} | keys)
+        return trainbox(*words, env=stub_env(library.parent, config) | pod.env[container])
+
+    return start
+
+
+def rdzv_of(plan: Object) -> dict[str, str]:
+    return dict(re.findall(r"--(nnodes|node-rank|rdzv-endpoint)=(\S+)", "\n".join(plan["argv"])))
+
+
+def plan_of(run: Run, pod: Pod) -> Object:
+    name, words = pod.train["name"], pod.train["args"]
+    assert words[0] == "train"
+    ended = run(pod, name, ["plan", *words[1:]])
+    assert (ended.code, ended.err) == (0, "")
+    plan: Object = json.loads(ended.out)
+    return plan
+
+
+ENDPOINTS = {
+    "several-nodes": "digits-train-0.digits-train:29400",
+    "jobset": "digits-train-node-0-0.digits-train:29400",
+    "trainjob": "digits-train-node-0-0.digits-train:29500",
+}
+
+
+@needs_kustomize
+@pytest.mark.parametrize("name", ["base", "one-node"])
+def test_the_plan_of_one_node(name: str, run: Run) -> None:
+    (pod,) = pods(DEPLOY / name)
+    plan = plan_of(run, pod)
+    assert (plan["strategy"], plan["nnodes"], plan["nproc_per_node"]) == ("single", 1, 1)
+    assert plan["reason"] == "1 of 1 visible GPU requested -> 1 process on GPU 0"
+    assert pod.env["train"]["TASK"] == "digits"
+
+
+@needs_kustomize
+@pytest.mark.parametrize("name", MULTI_NODE)
+def test_the_plan_of_each_of_two_nodes(name: str, run: Run) -> None:
+    both = pods(DEPLOY / name)
+    assert len(both) == 2
+    assert both[0].address == ENDPOINTS[name].partition(":")[0]
+    for rank, pod in enumerate(both):
+        plan = plan_of(run, pod)
+        assert (plan["strategy"], plan["nnodes"], plan["nproc_per_node"]) == ("ddp", 2, 1)
+        assert rdzv_of(plan) == {"nnodes": "2", "node-rank": str(rank), "rdzv-endpoint": ENDPOINTS[name]}
+        assert f"is_host={int(rank == 0)}," in " ".join(plan["argv"])
+        assert pod.env[pod.train["name"]]["TASK"] == "digits"
+
+
+def changed(folder: Path, name: str, *changes: tuple[str, str]) -> Path:
+    """A user's copy of an overlay, beside the others, with some lines changed."""
+    shutil.copytree(DEPLOY, folder / "kubernetes")
+    copy = shutil.copytree(folder / "kubernetes" / name, folder / "kubernetes" / "my-run")
+    for old, new in changes:
+        touched = [path for path in sorted(copy.iterdir()) if old in path.read_text()]
+        assert touched, old
+        for path in touched:
+            path.write_text(path.read_text().replace(old, new))
+    return copy
+
+
+@needs_kustomize
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("one-node", ("GPUS=1", "GPUS=4")),
+        ("several-nodes", ("GPUS=1", "GPUS=4")),
+        ("jobset", ("GPUS=1", "GPUS=4")),
+        ("trainjob", ("nvidia.com/gpu: 1", "nvidia.com/gpu: 4")),
+    ],
+)
+def test_a_changed_line_reaches_all_that_hangs_on_it(name: str, change: tuple[str, str], run: Run, tmp_path: Path) -> None:
+    nodes = [("NNODES=2", "NNODES=3"), ("numNodes: 2", "numNodes: 3")][name == "trainjob"]
+    renamed = ("namePrefix: digits-", "namePrefix: my-")
+    folder = changed(tmp_path, name, change, renamed, *[nodes] * (name in MULTI_NODE))
+    made = pods(folder)
+    assert len(made) == (3 if name in MULTI_NODE else 1)
+    for rank, pod in enumerate(made):
+        assert pod.gpus == 4
+        plan = plan_of(run, pod)
+        assert (plan["strategy"], plan["nnodes"], plan["nproc_per_node"]) == ("ddp", len(made), 4)
+        if name in MULTI_NODE:
+            endpoint = ENDPOINTS[name].replace("digits", "my")
+            assert rdzv_of(plan) == {"nnodes": "3", "node-rank": str(rank), "rdzv-endpoint": endpoint}
+    if name != "trainjob":
+        (health,) = made[0].spec["initContainers"]
+        assert health["resources"]["limits"]["nvidia.com/gpu"] == 4
+    assert_closed(folder, made)
+
+
+@needs_kustomize
+def test_a_training_without_gpus(run: Run, tmp_path: Path) -> None:
+    (pod,) = pods(changed(tmp_path, "one-node", ("- GPUS=1", "- GPUS=0\n      - PROCESSES=2")))
+    assert pod.gpus == 0
+    plan = plan_of(run, pod)
+    assert plan["reason"] == "2 CPU processes requested -> torchrun DDP over gloo, 2 processes"
+    (health,) = pod.spec["initContainers"]
+    assert run(pod, "health", health["args"]).code == 0
+    assert run(pod, "train", pod.train["livenessProbe"]["exec"]["command"][1:]).code == 0
+
+
+@needs_kustomize
+def test_a_task_of_ones_own_is_mounted_where_its_name_says(tmp_path: Path) -> None:
+    new = "  - {name: tasks, files: [gestures.py]}\ngeneratorOptions"
+    for name in ("one-node", "jobset"):
+        folder = changed(
+            tmp_path / name, name, ("generatorOptions", new), ("TASK=digits", "TASK=my_tasks/gestures.py:Gestures")
+        )
+        (folder / "gestures.py").write_text("class Gestures: ...\n")
+        pod = pods(folder)[0]
+        file, _, _ = pod.env["train"]["TASK"].partition(":")
+        (mount,) = (m for m in pod.train["volumeMounts"] if m["mountPath"] == f"/workspace/{Path(file).parent}")
+        (volume,) = (v for v in pod.spec["volumes"] if v["name"] == mount["name"])
+        (tasks,) = (o for o in objects(folder) if o["kind"] == "ConfigMap" and "gestures.py" in o["data"])
+        assert volume["configMap"]["name"] == tasks["metadata"]["name"] == "digits-tasks"
+
+
+@needs_kustomize
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_the_gate_is_closed_where_a_gpu_was_promised_and_is_not_there(name: str, run: Run) -> None:
+    pod = pods(DEPLOY / name)[0]
+    (health,) = pod.spec["initContainers"]
+    assert run(pod, "health", health["args"]).code == 0
+    assert run(pod, "health", health["args"], count=0).code == 1
+
+
+@needs_kustomize
+def test_the_gate_is_closed_by_a_broken_gpu_and_the_probe_ends_a_pod_that_has_one(run: Run) -> None:
+    (pod,) = pods(DEPLOY / "one-node")
+    (health,) = pod.spec["initContainers"]
+    program, *live = pod.train["livenessProbe"]["exec"]["command"]
+    assert program == "trainbox"
+    assert run(pod, "health", health["args"], **{"gpu0.ret": 15}).code == 1
+    assert run(pod, "train", live).code == 0
+    assert run(pod, "train", live, **{"gpu0.ret": 15}).code == 1
+
+
+@needs_kustomize
+def test_the_settings_of_a_run_cannot_change_under_it() -> None:
+    for name in ("base", "one-node", "several-nodes", "sweep", "jobset"):
+        assert one(DEPLOY / name, "ConfigMap")["immutable"] is True
+
+
+# Who reaches whom.
+
+
+def admitted(policy: Object, pod: Pod, other: dict[str, str]) -> bool:
+    """Whether the policy lets a pod with `other` labels reach `pod`."""
+    spec = policy["spec"]
+    assert spec["policyTypes"] == ["Ingress"]
+    assert spec["podSelector"]["matchLabels"].items() <= pod.labels.items(), "it does not protect this pod"
+    for rule in spec["ingress"]:
+        assert rule.keys() == {"from"}, "workers meet at ports of their own"
+        for peer in rule["from"]:
+            assert peer.keys() == {"podSelector"}, "this namespace alone"
+            if peer["podSelector"]["matchLabels"].items() <= other.items():
+                return True
+    return False
+
+
+def assert_closed(folder: Path, made: list[Pod]) -> None:
+    policy = one(folder, "NetworkPolicy")
+    for pod in made:
+        assert all(admitted(policy, pod, other.labels) for other in made)
+        stranger = {key: value for key, value in pod.labels.items() if key not in (JOB_NAME, JOBSET_NAME)}
+        assert not admitted(policy, pod, stranger)
+        assert not admitted(policy, pod, stranger | {JOB_NAME: "another-train", JOBSET_NAME: "another-train"})
+
+
+@needs_kustomize
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_only_the_jobs_own_pods_reach_its_rendezvous(name: str) -> None:
+    assert_closed(DEPLOY / name, pods(DEPLOY / name))
+
+
+@needs_kustomize
+def test_the_service_gives_the_pods_the_names_that_they_look_for() -> None:
+    service = one(DEPLOY / "several-nodes", "Service")
+    for pod in pods(DEPLOY / "several-nodes"):
+        assert service["metadata"]["name"] == pod.spec["subdomain"]
+        assert service["spec"]["selector"].items() <= pod.labels.items()
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    (port,) = service["spec"]["ports"]
+    assert ENDPOINTS["several-nodes"].endswith(f":{port['port']}")
+
+
+# Sweeps.
+
+
+@needs_kustomize
+def test_pod_0_begins_the_sweep_and_the_others_join(tmp_path: Path) -> None:
+    """The container's own command, with programs in the place of tini and trainbox that tell their words."""
+    for name, text in {"tini": 'shift; exec "$@"', "trainbox": 'printf "%s\\n" "$@"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "name=wide").touch()  # no word of ARGS is a pattern for files
+    for index, pod in enumerate(pods(DEPLOY / "sweep")):
+        env = clean_environment(**pod.env["train"])
+        done = subprocess.run(
+            pod.train["command"] + pod.train["args"],
+            env=env | {"PATH": f"{tmp_path}:{env['PATH']}", "ARGS": env["ARGS"] + " --set name=w*"},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        words = ["sweep", "--seeds", "20", "--grid", "width=8,16,32", "--set", "name=w*", *["--worker"] * (index > 0)]
+        assert done.stdout.splitlines() == words
+        check = [sys.executable, "-m", "trainer", "sweep", "--check", *env["ARGS"].split(), *words[8:]]
+        assert subprocess.run(check, env=env, cwd=ROOT, check=False).returncode == 0
+
+
+# The page.
+
+
+def blocks() -> list[tuple[str, Object]]:
+    """(overlay, lines to change or add) of each block of docs/clusters.md that names its file in a comment."""
+    found = re.findall(r"^```yaml\n# (\S+)/kustomization\.yaml\b[^\n]*\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return [(name, yaml.safe_load(text)) for name, text in found]
+
+
+@needs_kustomize
+def test_what_the_page_says_to_write_does_what_it_says(run: Run, tmp_path: Path) -> None:
+    made = []
+    for number, (name, lines) in enumerate(blocks()):
+        folder = changed(tmp_path / str(number), name)
+        (folder / "gestures.py").touch()
+        file = folder / "kustomization.yaml"
+        file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | lines))
+        made.append(pods(folder))
+    (mnist,), (own,), (large,), sweep = made
+    assert mnist.address.startswith("mnist-train-")
+    assert mnist.env["train"].items() >= {"TASK": "mnist", "TRAINBOX_EPOCHS": "20", "SET": "dropout=0.3"}.items()
+    assert plan_of(run, mnist)["nproc_per_node"] == 4
+    assert (own.env["train"]["TASK"], own.env["train"]["SET"]) == ("my_tasks/gestures.py:Gestures", "width=64")
+    assert large.train["resources"]["limits"] == {"cpu": 32, "memory": "256Gi", "nvidia.com/gpu": 1}
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}} in large.spec["volumes"]
+    assert large.spec["nodeSelector"]
+    assert (large.spec["securityContext"]["runAsUser"], large.spec["securityContext"]["runAsNonRoot"]) == (4711, True)
+    assert [pod.gpus for pod in sweep] == [2] * 4
+    words = ["sweep", "--check", *sweep[0].env["train"]["ARGS"].split()]
+    env = clean_environment(TASK=sweep[0].env["train"]["TASK"])
+    assert subprocess.run([sys.executable, "-m", "trainer", *words], env=env, cwd=ROOT, check=False).returncode == 0
+
+
+def test_the_page_names_folders_and_jobs_that_are_there() -> None:
+    page = PAGE.read_text()
+    folders = set(re.findall(r"deploy/kubernetes/([\w-]+)", page)) - {"mnist"}
+    table = set(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE))
+    assert table == set(OVERLAYS)
+    assert all((DEPLOY / name / "kustomization.yaml").is_file() for name in folders | table | {"trainjob-runtime"})
+    assert "job/mnist-train" in page
