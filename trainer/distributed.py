@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.errors import DeviceMissing, WrongUse
+from trainer.errors import STORE, DeviceMissing, WrongUse
 from trainer.seeding import derive_seed
 
 Transfer = dist.Work  # under way; `wait` for it
@@ -51,7 +51,9 @@ class Process:
             torch.cuda.set_device(device)
         if strategy == "ddp":
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=TIMEOUT)
+            file = os.environ.get(STORE)
+            meeting = f"file://{file}" if file else "env://"
+            dist.init_process_group(backend, meeting, TIMEOUT, world_size, int(os.environ["RANK"]))
         return cls(int(os.environ.get("RANK", "0")), local_rank, world_size, device, strategy)
 
     @property

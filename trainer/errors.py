@@ -2,6 +2,7 @@
 
 # Names the folder where torchrun's ranks leave their last words, one file a rank.
 MESSAGES = "TRAINBOX_MESSAGES"
+STORE = "TRAINBOX_STORE"  # names the file by which the ranks of one machine find each other
 
 
 class Failure(Exception):

@@ -4,6 +4,7 @@ Used as torchrun is: `python -m trainer.torchrun --standalone --nproc-per-node=2
 Why: docs/decisions/0003-torchrun-with-exit-codes.md.
 """
 
+import argparse
 import logging
 import os
 import signal
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
-from trainer.errors import MESSAGES, NetworkFailure, Preempted
+from trainer.errors import MESSAGES, STORE, NetworkFailure, Preempted
 
 _CRASH = 1
 _LOOK_S, _LOOK_EVERY_S = 5.0, 1.0
@@ -48,6 +49,8 @@ def main() -> int:
     arguments = parse_args(["--signals-to-handle=SIGQUIT", *sys.argv[1:]])
     with tempfile.TemporaryDirectory(prefix="trainbox-") as messages:
         os.environ[MESSAGES] = messages
+        if arguments.standalone:
+            _meet_in_a_file(arguments, Path(messages))
         try:
             _wait_for_first_node(arguments.rdzv_endpoint, arguments.rdzv_conf)
             run(arguments)
@@ -87,6 +90,16 @@ def _wait_for_first_node(endpoint: str, settings: str) -> None:
             if time.monotonic() > deadline:
                 raise ConnectionError(f"{error}, for {given['join_timeout']} s") from None
         time.sleep(_LOOK_EVERY_S)
+
+
+def _meet_in_a_file(arguments: argparse.Namespace, folder: Path) -> None:
+    """On one machine: no store that listens, since torch's has no login and listens on all interfaces."""
+    arguments.standalone = False
+    arguments.rdzv_backend, arguments.rdzv_id = "c10d", "trainbox"
+    arguments.rdzv_endpoint, arguments.rdzv_conf = str(folder / "agent"), "store_type=file"
+    os.environ[STORE] = str(folder / "ranks")
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
 
 
 def _told(codes: Mapping[Path, int], stopped: bool) -> int:

@@ -238,7 +238,10 @@ def test_a_driver_that_hangs_is_given_up(trainbox: Trainbox, library: Path, tmp_
     told = ended.out if words[0] == "health" else ended.err
     assert "the NVIDIA driver does not answer: waited 10 s" in told
     assert ended.code == (1 if words[0] == "health" else 3)
-    assert processes_of(config) == []
+    deadline_s = time.monotonic() + 30  # a killed process takes its moment to die on a busy machine
+    while processes_of(config):
+        assert time.monotonic() < deadline_s, "the process that asked the driver lives on"
+        time.sleep(0.05)
 
 
 def test_probes_of_a_driver_that_hangs_do_not_pile_up(trainbox: Trainbox, library: Path, tmp_path: Path) -> None:

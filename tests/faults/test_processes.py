@@ -194,6 +194,34 @@ def test_row_22_four_jobs_on_one_host(trainbox: Trainbox, clean_on_two: str) -> 
 
 
 @needs_linux
+def test_row_48_nobody_outside_can_write_to_the_store_of_one_machine(trainbox: Trainbox) -> None:
+    """What listens, listens on loopback; and it is the ranks' gloo alone, since they meet in a file."""
+    gate = Gate(trainbox.folder, 40)
+    process = trainbox.start("train", *_ON_TWO)
+    gate.wait_for(process)
+    job = Job(process, 2)
+    assert listening(process.pid) == listening(job.launcher) == set()
+    for rank in job.ranks.values():
+        assert listening(rank) <= {"127.0.0.1"}
+    gate.release()
+    assert finish(process).code == 0
+
+
+def listening(pid: int) -> set[str]:
+    """The addresses at which the process takes TCP connections."""
+    links = [str(end.readlink()) for end in Path(f"/proc/{pid}/fd").iterdir()]
+    inodes = {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in inodes:
+                address = bytes.fromhex(words[1].partition(":")[0])
+                found.add(socket.inet_ntoa(address[::-1]) if table == "tcp" else address.hex())
+    return found
+
+
+@needs_linux
 @needs_root
 def test_row_47_the_hosts_memory_used_up(trainbox: Trainbox) -> None:
     """Rank 1 may have 4 GiB of addresses from step 40 on; it wants 16."""
