@@ -110,10 +110,14 @@ folders:
 
 ##@ Work on Trainbox
 
-pytest = $(VENV)/bin/python -m pytest -n auto --maxprocesses=4 $(PYTEST_ARGS)
+# worksteal: a file's tests stay on one worker, and with them what they share, until another worker has nothing left.
+pytest = $(VENV)/bin/python -m pytest -n auto --maxprocesses=4 --dist worksteal $(PYTEST_ARGS)
 
 test: lint ## Lint, then every test but the slow ones and the image's (PYTEST_ARGS=)
 	$(pytest) -m "not slow" --ignore=tests/image
+
+test-all: lint ## test, test-faults and test-slow in one go, each test once (PYTEST_ARGS=)
+	$(pytest) --ignore=tests/image
 
 test-faults: $(VENV)/.dev ## Every fault of docs/faults.md, the slow ones too; as root, those of mounts and users as well (PYTEST_ARGS=)
 	$(pytest) tests/faults
@@ -162,4 +166,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	$(install) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: train plan sweep drill verify health doctor tensorboard shell benchmark build folders test test-faults test-slow test-image lint lock clean help
+.PHONY: train plan sweep drill verify health doctor tensorboard shell benchmark build folders test test-all test-faults test-slow test-image lint lock clean help
