@@ -1,0 +1,282 @@
+"""The batch scripts for SLURM: what they start and when they go back into the queue; then on a real SLURM of two nodes.
+
+The nodes train on CPU processes. `hosts-here` on PATH pulls a node's cable, where the node is one of its hosts.
+"""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import clean_environment
+from tests.faults.faults import GATED, Gate, clean_digest
+
+ROOT = Path(__file__).parents[2]
+RUN = ROOT / "deploy/slurm/run.sh"
+SCRIPTS = ("one-node", "several-nodes", "sweep")
+
+
+# Without a SLURM: programs in the place of its own, which note their words.
+
+
+def run_in_a_job(
+    folder: Path, *words: str, code: int = 0, state: str = "RUNNING", **env: str
+) -> tuple[int, list[list[str]], str]:
+    """(exit code, words of each call of srun and scontrol, stderr) of run.sh, where the step ends with `code`."""
+    programs = {
+        "srun": f'echo "srun GPUS=$GPUS $*" >>calls; exit {code}',
+        "scontrol": 'echo "scontrol $*" >>calls',
+        "squeue": f'[ "$*" = "--noheader --format=%T --job ${{WANTED_JOB:-7}}" ] && echo {state}',
+    }
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    variables = clean_environment(SLURM_JOB_ID="7", **({"SLURM_JOB_NUM_NODES": "1"} | env))
+    done = subprocess.run(
+        [RUN, *words],
+        cwd=folder,
+        env=variables | {"PATH": f"{folder}:{variables['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    calls = folder / "calls"
+    return done.returncode, [line.split() for line in calls.read_text().splitlines()] if calls.exists() else [], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("run_in", "program"),
+    [
+        ("", ".venv/bin/trainbox"),
+        ("venv:/opt/trainbox", "/opt/trainbox/bin/trainbox"),
+        ("apptainer:images/trainbox.sif", "apptainer exec --nv --bind {here} --pwd {here} images/trainbox.sif trainbox"),
+        (
+            "pyxis:registry.example#trainbox:0.1.0",
+            "--container-image=registry.example#trainbox:0.1.0 --container-mounts={here}:{here} "
+            "--container-workdir={here} trainbox",
+        ),
+    ],
+)
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_one_variable_says_what_trainbox_is(tmp_path: Path, run_in: str, program: str, nodes: int) -> None:
+    code, calls, _ = run_in_a_job(
+        tmp_path,
+        "train",
+        "mnist",
+        RUN_IN=run_in,
+        SLURM_JOB_NUM_NODES=str(nodes),
+        SLURM_CPUS_PER_TASK="6",
+        SLURM_GPUS_ON_NODE="2",
+    )
+    assert code == 0
+    tasks = f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task=6 --kill-on-bad-exit=0 --wait=60"
+    label = " --label" * (nodes > 1)
+    assert calls == [f"srun GPUS=2 {tasks}{label} {program.format(here=tmp_path)} train mnist".split()]
+
+
+def test_another_word_for_it_is_refused(tmp_path: Path) -> None:
+    code, calls, err = run_in_a_job(tmp_path, "train", RUN_IN="docker:trainbox")
+    assert (code, calls) == (2, [])
+    assert err == "run.sh: RUN_IN=docker:trainbox: write venv:FOLDER, apptainer:IMAGE.sif or pyxis:IMAGE\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "env", "again"),
+    [
+        *[(code, {}, False) for code in (0, 1, 2, 4, 5, 6, 8, 127)],
+        *[(code, {}, True) for code in (3, 7, 75, 137, 143)],
+        (7, {"SLURM_RESTART_COUNT": "19"}, True),
+        (7, {"SLURM_RESTART_COUNT": "20"}, False),
+        (137, {"SLURM_RESTART_COUNT": "2", "RESTARTS": "2"}, False),
+        (75, {"SLURM_RESTART_COUNT": "500"}, True),
+    ],
+)
+def test_who_goes_back_into_the_queue(tmp_path: Path, code: int, env: dict[str, str], again: bool) -> None:
+    ended, calls, err = run_in_a_job(tmp_path, "train", code=code, **env)
+    assert ended == code
+    assert calls[1:] == ([["scontrol", "requeue", "7"]] if again else [])
+    assert len(err.splitlines()) == (code != 0)
+
+
+def test_a_job_that_slurm_ends_is_not_put_back(tmp_path: Path) -> None:
+    """One that a user has cancelled would come back."""
+    ended, calls, err = run_in_a_job(tmp_path, "train", code=75, state="COMPLETING")
+    assert (ended, len(calls)) == (75, 1)
+    assert err == "run.sh: trainbox ended with 75, and the job is COMPLETING: left to SLURM\n"
+
+
+def test_of_an_array_only_the_task_goes_back(tmp_path: Path) -> None:
+    """The last task's own number is that of the array."""
+    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "WANTED_JOB": "7_3"}
+    _, calls, _ = run_in_a_job(tmp_path, "sweep", code=75, **array)
+    assert calls[1:] == [["scontrol", "requeue", "7_3"]]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_asks_for_what_lets_it_go_on(name: str) -> None:
+    asked = re.findall(r"^#SBATCH (\S+)", (ROOT / f"deploy/slurm/{name}.sbatch").read_text(), re.MULTILINE)
+    assert {"--signal=B:USR1@120", "--requeue", "--open-mode=append"} <= set(asked)
+    assert not any("ntasks" in option for option in asked)  # with `--nodes=1-4`, SLURM would give one
+
+
+# On a real SLURM.
+
+
+def sinfo() -> list[str]:
+    """The state of each node; none where no SLURM answers."""
+    done = subprocess.run(["sinfo", "-h", "-N", "-o", "%T"], capture_output=True, text=True, timeout=60)
+    return done.stdout.split() if done.returncode == 0 else []
+
+
+def wait_for(condition: Callable[[], object], what: Callable[[], str], timeout_s: float = 200) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain:\n{what()}"
+        time.sleep(0.2)
+
+
+class Slurm:
+    """Submits from an empty folder that holds `deploy`, as a checkout does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.submitted = folder, list[str]()
+        (folder / "deploy").symlink_to(ROOT / "deploy")
+
+    def submit(self, script: str, *words: str, options: tuple[str, ...] = ()) -> str:
+        """The job's number; with 2 CPUs on each node, no GPU, and a memory that any node has."""
+        asked = ("--gpus-per-node=0", "--cpus-per-task=2", "--mem=1G", *options)
+        env = clean_environment(OMP_NUM_THREADS="1", RUN_IN=f"venv:{sys.prefix}")
+        done = subprocess.run(
+            ["sbatch", "--parsable", *asked, f"deploy/slurm/{script}.sbatch", *words],
+            cwd=self.folder,
+            env=env | {name: value for name, value in os.environ.items() if name == "SLURM_CONF"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        self.submitted.append(done.stdout.strip())
+        return self.submitted[-1]
+
+    def job(self, number: str) -> dict[str, str]:
+        shown = scontrol("show", "job", "--oneliner", number).splitlines()[0]
+        return dict(word.split("=", 1) for word in shown.split() if "=" in word)
+
+    def log(self, number: str) -> str:
+        path = self.folder / f"trainbox-{number}.log"
+        return path.read_text() if path.exists() else ""
+
+    def wait_for_log(self, number: str, text: str) -> None:
+        wait_for(lambda: text in self.log(number), lambda: f"{self.job(number)}\n{self.log(number)}")
+
+    def finish(self, number: str) -> dict[str, str]:
+        """Until the job has come to its good end."""
+        running = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED", "NODE_FAIL")
+        wait_for(lambda: self.job(number)["JobState"] not in running, lambda: f"{self.job(number)}\n{self.log(number)}")
+        job = self.job(number)
+        assert job["JobState"] == "COMPLETED", f"{job}\n{self.log(number)}"
+        return job
+
+    def digest(self, number: str) -> str:
+        (digest,) = re.findall(r"^(?:0: )?digest +([0-9a-f]{64})", self.log(number), re.MULTILINE)
+        return str(digest)
+
+    def steps(self) -> list[int]:
+        lines = (self.folder / "runs/r/metrics.jsonl").read_text().splitlines()
+        return [entry["step"] for line in lines if (entry := json.loads(line))["kind"] == "train"]
+
+
+def scontrol(*words: str) -> str:
+    return subprocess.run(["scontrol", *words], check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def idle() -> bool:
+    return sinfo() == ["idle"] * 2
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Iterator[Slurm]:
+    if not shutil.which("sbatch"):
+        pytest.skip("no `sbatch` on PATH")
+    if len(sinfo()) != 2:
+        pytest.skip("no SLURM of two nodes answers: `sinfo` lists others or fails")
+    with (Path(tempfile.gettempdir()) / "trainbox-test-slurm.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one test at a time: another process of pytest may have the next
+        wait_for(idle, lambda: f"nodes are not idle: {sinfo()}")
+        runner = Slurm(tmp_path)
+        yield runner
+        subprocess.run(["scancel", "--quiet", *runner.submitted], check=True, timeout=60)
+        wait_for(idle, lambda: f"nodes are not idle: {sinfo()}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # they wait for one another, and the machine may be busy
+def test_two_nodes_warned_before_their_time_is_up_go_on_to_the_bits_of_one(slurm: Slurm) -> None:
+    gate = Gate(slurm.folder, step=100)
+    number = slurm.submit("several-nodes", *GATED, "--processes", "2", options=("--time=10",))
+    wait_for(gate._reached, lambda: slurm.log(number))
+    assert "4 processes on 2 nodes; this is node 0, they meet at n1:" in slurm.log(number)
+    scontrol("update", f"JobId={number}", "TimeLimit=2")  # so that the two minutes of --signal have begun
+    slurm.wait_for_log(number, "trainbox: SIGUSR1 received: saving a checkpoint")
+    scontrol("update", f"JobId={number}", "TimeLimit=10")
+    gate.release()
+    job = slurm.finish(number)
+    assert (job["Restarts"], job["NumNodes"]) == ("1", "2")
+    assert "run.sh: trainbox ended with 75: back into the queue" in slurm.log(number)
+    assert "resume     from step 10" in slurm.log(number)
+    assert slurm.steps() == list(range(1, 401))
+    on_one_node = slurm.submit("one-node", *GATED[:-1], "one", "--processes", "4")
+    assert slurm.finish(on_one_node)["NumNodes"] == "1"
+    assert slurm.digest(number) == slurm.digest(on_one_node)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # they wait for one another, and the machine may be busy
+def test_row_38_a_node_cut_off_is_lost_and_the_rest_goes_on_with_the_same_bits(slurm: Slurm) -> None:
+    if not shutil.which("hosts-here") or "NodeAddr=10.77.0.12 " not in scontrol("show", "node", "n2"):
+        pytest.skip("no cable to pull: the nodes are not hosts of a `hosts-here` on PATH")
+    gate = Gate(slurm.folder, step=100)
+    words = (*GATED, "--processes", "2", "--shards", "4")
+    number = slurm.submit("several-nodes", *words, options=("--nodes=1-2",))
+    wait_for(gate._reached, lambda: slurm.log(number))
+    assert slurm.job(number)["NumNodes"] == "2"
+    subprocess.run(["hosts-here", "cut", "2"], check=True, timeout=60)
+    try:
+        gate.release()
+        job = slurm.finish(number)
+    finally:
+        subprocess.run(["hosts-here", "join", "2"], check=True, timeout=60)
+    assert (job["Restarts"], job["NumNodes"], job["NodeList"]) == ("1", "1", "n1")
+    assert "resume     from step 80, epoch 3" in slurm.log(number)
+    assert slurm.steps() == list(range(1, 401))
+    assert slurm.digest(number) == clean_digest(slurm.folder, (*GATED[:-1], "clean", "--shards", "4"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # they wait for one another, and the machine may be busy
+def test_a_sweep_is_shared_by_an_array_and_a_task_that_is_stopped_goes_on(slurm: Slurm) -> None:
+    gate = Gate(slurm.folder, step=5)
+    words = (GATED[0], "--device", "cpu", "--processes", "1", "--max-steps", "10", "--grid", "width=8,16", "--name", "s")
+    array = slurm.submit("sweep", *words, options=("--array=0-1",))
+    first, last = f"{array}_0", f"{array}_1"
+    trials = [slurm.folder / "runs/s" / f"trial-{number:05}" for number in range(2)]
+    wait_for(lambda: all((trial / "metrics.jsonl").exists() for trial in trials), lambda: slurm.log(first) + slurm.log(last))
+    wait_for(gate._reached, lambda: slurm.log(first) + slurm.log(last))
+    subprocess.run(["scancel", "--batch", "--signal=USR1", last], check=True, timeout=60)
+    slurm.wait_for_log(last, "trainbox: SIGUSR1 received")
+    gate.release()
+    ended = [slurm.finish(number) for number in (first, last)]
+    assert [job["Restarts"] for job in ended] == ["0", "1"]
+    table = re.findall(r"^ *(\d+) +(\d+) +[\d.]+", slurm.log(first), re.MULTILINE)
+    assert table == [("8", "1"), ("16", "1")]  # each once
+    went_on = [(trial / "logs/output.log").read_text().count("resume     from step") for trial in trials]
+    assert sorted(went_on) == [0, 1]
