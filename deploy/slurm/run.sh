@@ -10,7 +10,7 @@ set -euo pipefail
 
 say() { printf 'run.sh: %s\n' "$*" >&2; }
 
-# `squeue`, `scancel` and `scontrol` take the number of an array's last task for the whole array: name the task.
+# The own number of an array's last task is that of the whole array: name the task.
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-$SLURM_JOB_ID}
 
@@ -31,20 +31,17 @@ esac
 # GPUs that SLURM gave and trainbox does not find are an error (3), and never a training on the CPU.
 export GPUS=${GPUS:-${SLURM_GPUS_ON_NODE:-}}
 
-"${step[@]}" "$@" &
 # SLURM warns this shell alone (--signal=B:USR1@120): pass it on, and each node saves and ends with 75.
 trap 'kill -USR1 $!' USR1
+"${step[@]}" "$@" &
 while kill -0 $! 2>/dev/null; do wait $! || true; done
 code=0
 wait $! || code=$?
 
 restarts=${SLURM_RESTART_COUNT:-0}
 if ((code == 0)); then exit; fi
-# A job that is cancelled, out of time or taken off its nodes is SLURM's to decide about.
-state=$(squeue --noheader --format=%T --job "$job")
-if [ "$state" != RUNNING ]; then
-    say "trainbox ended with $code, and the job is $state: left to SLURM"
-elif ((code != 75 && code != 3 && code != 7 && code <= 128)); then
+# Here only if trainbox ended by itself: of a job that is cancelled or loses a node, SLURM kills this shell, too.
+if ((code != 75 && code != 3 && code != 7 && code <= 128)); then
     say "trainbox ended with $code: a person is needed"
 elif ((code != 75 && restarts >= ${RESTARTS:=20})); then
     say "trainbox ended with $code after $restarts restarts, and RESTARTS=$RESTARTS: a person is needed"

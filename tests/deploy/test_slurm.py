@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,14 +29,11 @@ SCRIPTS = ("one-node", "several-nodes", "sweep")
 # Without a SLURM: programs in the place of its own, which note their words.
 
 
-def run_in_a_job(
-    folder: Path, *words: str, code: int = 0, state: str = "RUNNING", **env: str
-) -> tuple[int, list[list[str]], str]:
-    """(exit code, words of each call of srun and scontrol, stderr) of run.sh, where the step ends with `code`."""
+def run_in_a_job(folder: Path, *words: str, step: str = "exit 0", **env: str) -> tuple[int, list[list[str]], str]:
+    """(exit code, words of each call of srun and scontrol, stderr) of run.sh; `step` is what srun does."""
     programs = {
-        "srun": f'echo "srun GPUS=$GPUS $*" >>calls; exit {code}',
+        "srun": f'echo "srun GPUS=$GPUS $*" >>calls; {step}',
         "scontrol": 'echo "scontrol $*" >>calls',
-        "squeue": f'[ "$*" = "--noheader --format=%T --job ${{WANTED_JOB:-7}}" ] && echo {state}',
     }
     for name, text in programs.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -101,23 +99,22 @@ def test_another_word_for_it_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_who_goes_back_into_the_queue(tmp_path: Path, code: int, env: dict[str, str], again: bool) -> None:
-    ended, calls, err = run_in_a_job(tmp_path, "train", code=code, **env)
+    ended, calls, err = run_in_a_job(tmp_path, "train", step=f"exit {code}", **env)
     assert ended == code
     assert calls[1:] == ([["scontrol", "requeue", "7"]] if again else [])
     assert len(err.splitlines()) == (code != 0)
 
 
-def test_a_job_that_slurm_ends_is_not_put_back(tmp_path: Path) -> None:
-    """One that a user has cancelled would come back."""
-    ended, calls, err = run_in_a_job(tmp_path, "train", code=75, state="COMPLETING")
-    assert (ended, len(calls)) == (75, 1)
-    assert err == "run.sh: trainbox ended with 75, and the job is COMPLETING: left to SLURM\n"
+def test_a_job_that_is_cancelled_does_not_come_back(tmp_path: Path) -> None:
+    """SLURM then ends the batch script with a SIGTERM, too."""
+    code, calls, err = run_in_a_job(tmp_path, "train", step="kill -TERM $PPID; exit 75")
+    assert (code, [words[0] for words in calls], err) == (-signal.SIGTERM, ["srun"], "")
 
 
 def test_of_an_array_only_the_task_goes_back(tmp_path: Path) -> None:
     """The last task's own number is that of the array."""
-    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "WANTED_JOB": "7_3"}
-    _, calls, _ = run_in_a_job(tmp_path, "sweep", code=75, **array)
+    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    _, calls, _ = run_in_a_job(tmp_path, "sweep", step="exit 75", **array)
     assert calls[1:] == [["scontrol", "requeue", "7_3"]]
 
 
@@ -241,7 +238,7 @@ def test_two_nodes_warned_before_their_time_is_up_go_on_to_the_bits_of_one(slurm
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # they wait for one another, and the machine may be busy
-def test_row_38_a_node_cut_off_is_lost_and_the_rest_goes_on_with_the_same_bits(slurm: Slurm) -> None:
+def test_a_node_cut_off_is_lost_and_the_rest_goes_on_with_the_same_bits(slurm: Slurm) -> None:
     if not shutil.which("hosts-here") or "NodeAddr=10.77.0.12 " not in scontrol("show", "node", "n2"):
         pytest.skip("no cable to pull: the nodes are not hosts of a `hosts-here` on PATH")
     gate = Gate(slurm.folder, step=100)
