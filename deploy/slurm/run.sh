@@ -32,7 +32,7 @@ esac
 export GPUS=${GPUS:-${SLURM_GPUS_ON_NODE:-}}
 
 # SLURM warns this shell alone (--signal=B:USR1@120): pass it on, and each node saves and ends with 75.
-trap 'kill -USR1 $!' USR1
+trap 'kill -USR1 $! || true' USR1
 "${step[@]}" "$@" &
 while kill -0 $! 2>/dev/null; do wait $! || true; done
 code=0

@@ -22,6 +22,7 @@ from tests.conftest import clean_environment
 from tests.faults.faults import GATED, Gate, clean_digest
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/clusters.md"
 RUN = ROOT / "deploy/slurm/run.sh"
 SCRIPTS = ("one-node", "several-nodes", "sweep")
 
@@ -125,6 +126,23 @@ def test_a_script_asks_for_what_lets_it_go_on(name: str) -> None:
     assert not any("ntasks" in option for option in asked)  # with `--nodes=1-4`, SLURM would give one
 
 
+def commands_of_the_page() -> list[tuple[str, list[str]]]:
+    """(script, its words) of each sbatch command in docs/clusters.md."""
+    found = re.findall(r"^[^|\n]*\bsbatch .*?deploy/slurm/(\S+)\.sbatch +([^#\n]*)", PAGE.read_text(), re.MULTILINE)
+    return [(script, words.split()) for script, words in found]
+
+
+def test_the_page_starts_scripts_that_are_there_with_words_that_trainbox_takes() -> None:
+    commands = commands_of_the_page()
+    assert {script for script, _ in commands} == set(SCRIPTS)
+    assert len(commands) >= 5
+    for script, words in commands:
+        if words[0].startswith("my_tasks/"):
+            continue  # the reader's own
+        check = [sys.executable, "-m", "trainer", "sweep" if script == "sweep" else "train", "--check", *words]
+        assert subprocess.run(check, env=clean_environment(), check=False, timeout=60).returncode == 0, words
+
+
 # On a real SLURM.
 
 
@@ -211,7 +229,8 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
         wait_for(idle, lambda: f"nodes are not idle: {sinfo()}")
         runner = Slurm(tmp_path)
         yield runner
-        subprocess.run(["scancel", "--quiet", *runner.submitted], check=True, timeout=60)
+        if runner.submitted:
+            subprocess.run(["scancel", "--quiet", *runner.submitted], check=True, timeout=60)
         wait_for(idle, lambda: f"nodes are not idle: {sinfo()}")
 
 
