@@ -152,7 +152,7 @@ def sinfo() -> list[str]:
     return done.stdout.split() if done.returncode == 0 else []
 
 
-def wait_for(condition: Callable[[], object], what: Callable[[], str], timeout_s: float = 200) -> None:
+def wait_for(condition: Callable[[], object], what: Callable[[], str], timeout_s: float = 400) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain:\n{what()}"
