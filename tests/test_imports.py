@@ -35,7 +35,7 @@ LAYERS = {
         "study",
         "results",
         "checkpoint run running manifest evaluate losses distributed pictures classification torchrun",
-        "reduction device_tests",
+        "reduction device_tests splitting",
         "state selftest",
         "build fit report trial shared_memory",
         "session",

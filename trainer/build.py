@@ -27,6 +27,7 @@ from trainer.losses import LossModule
 from trainer.reduction import Reduction
 from trainer.run import RunDirectory
 from trainer.running import RunningLosses
+from trainer.splitting import examples_at_once
 from trainer.state import Job, Stopwatch
 from trainer.task import Task
 
@@ -53,10 +54,11 @@ def settle(config: Config, task: Task, process: Process, run: RunDirectory) -> C
         learning_rate=task.learning_rate or DEFAULT_LEARNING_RATE,
         precision=_default_precision(process.device),
         best_by=task.best_by,
+        accumulation=1,
         shards=process.world_size,
         threads=_default_threads(config),
     )
-    for name in ("batch_size", "learning_rate", "precision", "best_by", "shards", "threads"):
+    for name in ("batch_size", "accumulation", "learning_rate", "precision", "best_by", "shards", "threads"):
         if given[name] is None:
             given[name] = getattr(fallback, name)
     settled = Config(**given)
@@ -87,7 +89,8 @@ def _cpus() -> int:
 
 def build(config: Config, task: Task, process: Process, run: RunDirectory, data_dir: Path) -> Job:
     """Data, model and optimizer; raises WrongUse where the sizes cannot be."""
-    assert config.batch_size and config.learning_rate and config.shards and config.best_by and config.precision
+    assert config.batch_size and config.accumulation and config.shards
+    assert config.learning_rate and config.best_by and config.precision
     _set_arithmetic(config)
     process.seed(config.seed, "data")
     with process.first_goes_first():
@@ -98,7 +101,7 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
     if batches.length(validation) == 0:
         raise WrongUse(f"task {config.task}: the validation set is empty: nothing to choose the best model by")
     # As large as a training part, which fits, and the same on each process, which must agree on who has what.
-    size = -(-config.batch_size // (config.shards * config.accumulation))
+    size = examples_at_once(config)
     workers = _workers(config, train)
     ranks = range(process.world_size)
     own = process.owned(batches.evaluation_batch_count(batches.length(validation), size))
@@ -139,7 +142,7 @@ def _build_optimizer(task: Task, config: Config, model: nn.Module, peak_learning
 
 
 def _schedule(config: Config, process: Process, examples: int) -> Schedule:
-    assert config.batch_size and config.shards
+    assert config.batch_size and config.shards and config.accumulation
     if examples == 0:
         raise WrongUse(f"task {config.task}: the training set is empty: look into --data-dir, or at the task's train_dataset")
     if config.batch_size > examples:

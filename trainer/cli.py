@@ -59,6 +59,17 @@ class _Whole(click.ParamType[int]):
         return number
 
 
+class _BatchSize(_Whole):
+    """A count, or `auto`: none is given, and that was meant."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:  # type: ignore[override]
+        if value == "auto":
+            return None
+        if not str(value).lstrip("-").isdecimal():
+            self.fail(f"{value!r} is neither a whole number nor auto", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 _COUNT = _Whole(1)
 _CHECKED_TRIALS = 10_000
 _LONGEST_MESSAGE = 1000
@@ -94,17 +105,16 @@ _OPTIONS = [
     _option("--max-steps", type=_COUNT, metavar="N", help="Optimizer steps, instead of --epochs."),
     _option(
         "--batch-size",
-        type=_COUNT,
-        metavar="N",
-        help="Examples in one optimizer step, over all GPUs. Default: the task's.",
+        type=_BatchSize(1),
+        metavar="N|auto",
+        help="Examples in one optimizer step, over all GPUs. Default: the task's. auto: as without it, in parts that fit.",
     ),
     _option("--batch-size-per-gpu", type=_COUNT, metavar="N", help="The same, for each process."),
     _option(
         "--accumulation",
         type=_COUNT,
         metavar="N",
-        default=1,
-        help="Parts a GPU's share of a batch is computed in. Default: 1.",
+        help="Parts a GPU's share of a batch is computed in. Default: 1, and more if the first steps do not fit.",
     ),
     _option(
         "--shards",
@@ -234,8 +244,7 @@ def train(
     """
     if device_on_stdin:
         device = sys.stdin.readline().strip() or device
-    settings = _without_overridden(settings)
-    config = Config(task=task, fields=_fields(task, pairs), **settings)
+    config = Config(task=task, fields=_fields(task, pairs), **_overridden(settings))
     check(config, device)
     _check_run_name(run)
     if config.compile and not any(map(shutil.which, ("cc", "gcc", "clang"))):
@@ -292,9 +301,19 @@ def diff(one: Path, other: Path) -> None:
     click.echo(verdict(Evidence.of(one), Evidence.of(other), in_words(manifest_differences(*manifests))))
 
 
-def _without_overridden(settings: dict[str, Any]) -> dict[str, Any]:
-    """A setting of the --config file gives way to its other spelling on the command line or in the environment."""
-    source, from_file = click.get_current_context().get_parameter_source, click.core.ParameterSource.DEFAULT_MAP
+def _overridden(settings: dict[str, Any]) -> dict[str, Any]:
+    """A setting of the --config file gives way to its other spelling on the command line or in the environment.
+
+    `--batch-size auto` is the batch that there would be without it, cut as the memory asks for and not as the file does.
+    """
+    ctx = click.get_current_context()
+    source, from_file = ctx.get_parameter_source, click.core.ParameterSource.DEFAULT_MAP
+    if settings["batch_size"] is None and source("batch_size") not in (from_file, click.core.ParameterSource.DEFAULT):
+        if settings["accumulation"] is not None and source("accumulation") != from_file:
+            raise WrongUse(f"--batch-size auto and --accumulation {settings['accumulation']} both cut the batch: drop one")
+        in_file = (ctx.default_map or {}).get("batch_size")
+        size = None if in_file is None else _BatchSize(1).convert(in_file, None, ctx)
+        settings = settings | {"batch_size": size, "accumulation": None}
     for one, other in (("epochs", "max_steps"), ("batch_size", "batch_size_per_gpu")):
         for kept, dropped in ((one, other), (other, one)):
             if settings[kept] is not None and source(kept) != from_file and source(dropped) == from_file:
@@ -388,7 +407,7 @@ def sweep(
         device = sys.stdin.readline().strip() or device
     if run is not None or resume != "auto":
         raise WrongUse("--run and --resume are for one training: a sweep has --name, and always goes on")
-    config = Config(task=task, fields=_fields(task, pairs), **_without_overridden(settings))
+    config = Config(task=task, fields=_fields(task, pairs), **_overridden(settings))
     check(config, device)
     _check_run_name(name, "--name")
     ctx = click.get_current_context()
@@ -467,6 +486,8 @@ def _converted(ctx: click.Context, task: str, given: str, written: str, texts: S
         return written, [parse_fields(task, optional, {written: text})[written] for text in texts]
     if getattr(option, "is_flag", False):
         raise WrongUse(f"{given}: {flag} is a switch; a sweep needs values")
+    if isinstance(option.type, _BatchSize) and "auto" in texts:
+        raise WrongUse(f"{given}: auto is the task's batch: give its number")
     if ctx.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE:
         raise WrongUse(f"{given}: {flag} is given a value of its own as well: drop one")
     return option.name, [option.type_cast_value(ctx, text) for text in texts]

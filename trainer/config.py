@@ -22,7 +22,8 @@ FREE_AT_RESUME = frozenset({"workers", "checkpoint_steps", "checkpoint_minutes",
 class Config:
     """One run's settings. None leaves the choice to the task, the hardware or the number of processes.
 
-    `batch_size` is global: the examples of one optimizer step over all processes and accumulation.
+    `batch_size` is global: the examples of one optimizer step over all processes and accumulation. `accumulation`, the parts
+    that a process's share is computed in, is left to the memory by None.
     """
 
     task: str = "digits"
@@ -37,7 +38,7 @@ class Config:
     warmup_epochs: float = 0.0
     weight_decay: float | None = None
     optimizer: str = "adamw"
-    accumulation: int = 1
+    accumulation: int | None = None
     precision: str | None = None
     clip_norm: float | None = None
     skip_nonfinite: int = 0
@@ -82,7 +83,7 @@ def check(config: Config, device: str) -> None:
             "both set the batch: drop one"
         )
     batch = config.batch_size or config.batch_size_per_gpu
-    if batch is not None and config.accumulation > batch:
+    if batch is not None and (config.accumulation or 1) > batch:
         raise WrongUse(f"--accumulation {config.accumulation} cuts a batch of {batch} into empty parts: lower it")
     if device in ("cpu", "mps") and config.precision in ("tf32", "fp16"):
         raise WrongUse(f"--precision {config.precision} needs an NVIDIA GPU, the device is {device}: use fp32 or bf16")

@@ -146,6 +146,13 @@ class Process:
         self._pending_vote = (work, votes)
         return answer
 
+    def from_each(self, value: Any) -> list[Any]:
+        """Every process's `value` (primitives), the first's first; each waits for the slowest."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
     def seed(self, *parts: int | str) -> None:
         """Seed all generators that a task may draw from by what is computed, never by who computes it."""
         value = derive_seed(*parts)

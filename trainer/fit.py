@@ -1,5 +1,6 @@
 """The loop. Read this file first: one optimizer step from the batch to the log stands in `fit`, in order."""
 
+import contextlib
 import math
 import statistics
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from trainer.digest import digest_of_digests, tensor_digest, tensor_digests
 from trainer.errors import NotFinite, Preempted, WrongUse
 from trainer.evaluate import Evaluation, evaluate
 from trainer.run import gpu_figures
+from trainer.splitting import FIRST_STEPS, all_fit
 from trainer.state import Job
 from trainer.stopping import StopRequest
 
@@ -32,6 +34,7 @@ def fit(job: Job, stop: StopRequest) -> None:
         Preempted: `stop` was requested on some process, and a checkpoint of this step is saved.
         NotFinite: a loss or a weight is infinite or NaN; nothing of it was saved.
         StorageFailure: a checkpoint or the metrics could not be written.
+        DoesNotFit: the memory was used up at the first steps; the job is not fit for use any more.
     """
     config, process, progress, schedule = job.config, job.process, job.progress, job.schedule
     batches = training_batches(job.train, schedule, progress.step, process.device, job.workers)
@@ -56,14 +59,16 @@ def fit(job: Job, stop: StopRequest) -> None:
         for group in job.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
         before = [buffer.clone() for buffer in _statistics(job.model)] if config.skip_nonfinite else []
-        for micro, weight_B in zip(schedule.micros, weights_B, strict=True):
-            batch = next(batches)
-            process.seed(config.seed, "forward", progress.step, micro.shard, micro.part)
-            with job.reduction.of(micro):
-                losses_B = job.loss_module(batch)
-                trained_B = [loss_B for loss_B in losses_B.values() if loss_B.requires_grad]
-                torch.autograd.backward(trained_B, [job.scaler.scale(weight_B)] * len(trained_B))
-            job.running.add(losses_B)
+        job.reduction.overlaps = progress.step >= first_step + FIRST_STEPS
+        with contextlib.nullcontext() if job.reduction.overlaps else all_fit(process):
+            for micro, weight_B in zip(schedule.micros, weights_B, strict=True):
+                batch = next(batches)
+                process.seed(config.seed, "forward", progress.step, micro.shard, micro.part)
+                with job.reduction.of(micro):
+                    losses_B = job.loss_module(batch)
+                    trained_B = [loss_B for loss_B in losses_B.values() if loss_B.requires_grad]
+                    torch.autograd.backward(trained_B, [job.scaler.scale(weight_B)] * len(trained_B))
+                job.running.add(losses_B)
         job.reduction.finish()
         job.running.steps += 1
         progress.step += 1

@@ -69,6 +69,7 @@ class Reduction:
         self._moved = _MovedBuffers(process, shards, buffer_places(module))
         self._launched = 0
         self._armed = False
+        self.overlaps = True  # exchanges during the last shard's backward; else all of them in `finish`
         if process.world_size > 1:
             for bucket in self._buckets:
                 for parameter in bucket.parameters:
@@ -87,20 +88,20 @@ class Reduction:
         last_part = micro.part == self._accumulation - 1
         if micro.part == 0:
             self._moved.begin(micro.shard)
-        self._armed = last_part and micro.shard == self._last_shard
+        self._armed = self.overlaps and last_part and micro.shard == self._last_shard
         yield
         if not last_part:
             return
         for bucket in self._buckets[self._launched :]:
             bucket.push(micro.shard)
-            if micro.shard == self._last_shard:
-                bucket.exchange.start()
         self._moved.end(micro.shard)
 
     def finish(self) -> None:
         """After a step's last micro-batch: wait for the others, and set each parameter's gradient and the buffers."""
         if self._idle:
             return
+        for bucket in self._buckets[self._launched :]:
+            bucket.exchange.start()
         self._moved.start()
         for bucket in self._buckets:
             bucket.exchange.add()

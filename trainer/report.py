@@ -9,6 +9,7 @@ from torch.utils.data import TensorDataset
 
 from trainer.config import split_metric
 from trainer.digest import tensors_digest
+from trainer.splitting import examples_at_once, has_batch_norm
 from trainer.state import Job
 
 
@@ -36,10 +37,16 @@ def header(job: Job) -> None:
     say("\n".join(f"{name:<10} {value}" for name, value in rows.items()))
 
 
+def smaller_parts(job: Job, did_not_fit: str) -> None:
+    """That the batch is now cut into smaller parts, and why."""
+    norm = f"; batch norm sees {examples_at_once(job.config)} examples at once now" * has_batch_norm(job.model)
+    job.run.say(f"{did_not_fit}: cut into smaller parts, the batch stays{norm}\n{'batch':<10} {batch_equation(job)}")
+
+
 def batch_equation(job: Job) -> str:
     """`384 = 3 GPUs x 128 x 1 accumulation`: how a step's examples are shared out."""
     config, process = job.config, job.process
-    assert config.batch_size and config.shards
+    assert config.batch_size and config.shards and config.accumulation
     if process.strategy == "dp":
         parts, noun, ending = torch.cuda.device_count(), "GPU", "s"
         most, rest = divmod(config.batch_size, parts * config.accumulation)

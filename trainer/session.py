@@ -7,10 +7,8 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-
-import torch
 
 from trainer import manifest
 from trainer.batches import tensors_in
@@ -21,9 +19,10 @@ from trainer.config import FREE_AT_RESUME, Config, check, parse_config, split_me
 from trainer.distributed import Process, is_network_error
 from trainer.errors import Changed, Failure, NetworkFailure, OutOfMemory, WrongUse
 from trainer.fit import fit
-from trainer.report import closing, header, samples_per_second
+from trainer.report import closing, header, samples_per_second, smaller_parts
 from trainer.run import RunDirectory
 from trainer.shared_memory import check_room, too_small
+from trainer.splitting import DoesNotFit, all_fit, examples_at_once, free_memory, in_smaller_parts, memory_used_up
 from trainer.state import Job
 from trainer.stopping import StopRequest
 from trainer.task import load_task
@@ -57,13 +56,24 @@ def train_task(
         try:
             settled = settle(config, task, process, run)
             check(settled, process.device.type)
-            job = build(settled, task, process, run, data_dir)
-            job.until_step, job.validated = until_step, validated
-            _resume(job, resume)
-            try:
-                _start(job, stop, resume)
-            finally:
-                job.checkpoints.finish()
+            did_not_fit: list[str] = []
+            while True:
+                job = build(settled, task, process, run, data_dir)
+                job.until_step, job.validated = until_step, validated
+                _resume(job, resume)
+                try:
+                    _start(job, stop, resume, did_not_fit)
+                    break
+                except DoesNotFit as error:
+                    found = str(error)
+                finally:
+                    job.checkpoints.finish()
+                smaller = in_smaller_parts(settled, job.model, found, _why_parts_stay(job, config, resume))
+                did_not_fit.append(f"{found} with {examples_at_once(settled)} examples at once")
+                settled = smaller
+                run.end_progress()
+                del job
+                free_memory()
         except Exception as error:
             if not isinstance(error, Failure):
                 logging.getLogger(__name__).exception("ended by an error")  # in the rank's own log
@@ -142,22 +152,45 @@ def _resume(job: Job, resume: str) -> None:
     job.restore(job.checkpoints.load(step))
 
 
-def _start(job: Job, stop: StopRequest, resume: str) -> None:
-    """Write down what is about to be done, do it, and close with what came out."""
+def _why_parts_stay(job: Job, asked: Config, resume: str) -> str | None:
+    """Why the batch may not be cut into smaller parts than it is; None if it may."""
+    if resume != "anyway" and (steps := job.process.from_first(job.checkpoints.steps())):
+        return (
+            f"{job.run.path} holds a checkpoint of step {steps[-1]}, and in smaller parts other bits follow: go on where there "
+            "is more memory, or all the same with --resume anyway"
+        )
+    if asked.accumulation is not None:
+        return (
+            f"--accumulation {asked.accumulation} (or the config.json that was given) says in how many parts: raise it, or "
+            "leave it out, and the batch is cut as the memory asks for"
+        )
+    return None
+
+
+def _start(job: Job, stop: StopRequest, resume: str, did_not_fit: Sequence[str]) -> None:
+    """Write down what is about to be done, do it, and close with what came out.
+
+    Raises:
+        DoesNotFit: not even the first steps could be done; `did_not_fit` tells of those tried before.
+    """
     run, progress = job.run, job.progress
     first_step = progress.step
     complete = (progress.step >= job.schedule.total_steps and progress.evaluated_step == progress.step) or progress.ended_early
     if not complete:
         data = _look_at_data(job)
         if run.writes:
-            _describe(job, data, resume == "anyway")
+            _describe(job, data, resume == "anyway", did_not_fit)
     run.write_json("config.json", job.config.to_json())
-    header(job)
+    if did_not_fit:
+        smaller_parts(job, did_not_fit[-1])
+    else:
+        header(job)
     if complete:
         run.say("this run is complete: nothing is left to do (another --run name or --seed starts a new one)")
     else:
         run.begin(first_step, progress.evaluated_step, job.schedule)
-        try_task(job)
+        with all_fit(job.process):
+            try_task(job)
         fit(job, stop)
         run.hyperparameters(job.config, job.progress.best_step or 0, job.progress.best_metrics)
     run.end_progress()
@@ -185,11 +218,12 @@ def _look_at_data(job: Job) -> dict[str, str]:
     return digests
 
 
-def _describe(job: Job, data: dict[str, str], anyway: bool) -> None:
+def _describe(job: Job, data: dict[str, str], anyway: bool, did_not_fit: Sequence[str]) -> None:
     """Write the manifest of a new run; add to that of a resumed one what is not as it was."""
     step, run = job.progress.step, job.run
     settings = {n: v for n, v in dataclasses.asdict(job.config).items() if n not in FREE_AT_RESUME | {"threads"}}
     found = manifest.describe(job.process, job.task, sys.argv[1:], settings, data)
+    tried = {"did_not_fit": list(did_not_fit)} if did_not_fit else {}
     stored = run.read_json("manifest.json") if step else found
     if stored is None and not anyway:
         raise WrongUse(
@@ -197,7 +231,7 @@ def _describe(job: Job, data: dict[str, str], anyway: bool) -> None:
             "go on all the same with --resume anyway"
         )
     if stored is None or step == 0:
-        run.write_json("manifest.json", json.dumps(found, indent=2) + "\n")
+        run.write_json("manifest.json", json.dumps(found | tried, indent=2) + "\n")
         return
     changed = manifest_differences(stored, found)
     if (breaking := {n: v for n, v in changed.items() if changes_bits(n)}) and not anyway:
@@ -207,7 +241,7 @@ def _describe(job: Job, data: dict[str, str], anyway: bool) -> None:
         )
     if changed:
         run.say(f"changed since the run's start: {in_words(changed)}")
-    start = {"step": step, "argv": sys.argv[1:], "plan": found["plan"], "changed": changed}
+    start = {"step": step, "argv": sys.argv[1:], "plan": found["plan"], "changed": changed} | tried
     run.write_json("manifest.json", json.dumps(stored | {"resumes": [*stored.get("resumes", []), start]}, indent=2) + "\n")
 
 
@@ -218,14 +252,7 @@ def _told_as_failures(place: Path) -> Iterator[None]:
         yield
     except Failure:
         raise
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemory(
-            f"the GPU's memory is used up ({str(error).splitlines()[0]}): lower --batch-size, or raise --accumulation, "
-            "which keeps the batch and cuts it into smaller parts"
-        ) from error
-    except MemoryError as error:
-        raise OutOfMemory("the host's memory is used up: lower --batch-size or --workers") from error
-    except RuntimeError as error:
+    except (MemoryError, RuntimeError) as error:
         if (known := _known(error)) is None:
             raise
         raise known from error
@@ -238,11 +265,15 @@ def _told_as_failures(place: Path) -> Iterator[None]:
         raise storage_failure(place, error) from error
 
 
-def _known(error: RuntimeError) -> Failure | None:
-    """What torch has no class of its own for; None if it may be anything."""
+def _known(error: MemoryError | RuntimeError) -> Failure | None:
+    """What torch says in no class of its own; None if it may be anything."""
     text, first_line = str(error), str(error).partition("\n")[0]
-    if "can't allocate memory" in text:
-        return OutOfMemory(f"the host's memory is used up ({error}): lower --batch-size or --workers")
+    if found := memory_used_up(error):
+        workers = " or --workers" * ("host" in found.partition("(")[0])
+        return OutOfMemory(
+            f"{found}: lower --batch-size{workers}, or raise --accumulation, which keeps the batch and cuts it into smaller "
+            "parts"
+        )
     if "shared memory" in text:  # a loader worker's: refused, or a bus error
         return too_small()
     if "stack expects each tensor to be equal size" in text:

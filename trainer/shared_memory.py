@@ -48,7 +48,7 @@ def check_room(job: Job, train_example_bytes: int, validation_example_bytes: int
     except OSError:  # a system that hands over in another way
         return
     config, schedule, evaluation, step = job.config, job.schedule, job.evaluation, job.progress.step
-    assert config.batch_size and config.shards
+    assert config.batch_size and config.shards and config.accumulation
     micro_batch_size = config.batch_size // (config.shards * config.accumulation)
     train = Handed((schedule.total_steps - step) * len(schedule.micros), micro_batch_size * train_example_bytes)
     batches = evaluation_batch_count(evaluation.size, evaluation.batch_size) // job.process.world_size

@@ -5,7 +5,6 @@ in a way that may touch the next one is replaced by the sweep; it need not clean
 """
 
 import faulthandler
-import gc
 import json
 import os
 import sys
@@ -65,7 +64,9 @@ def _answer(connection: Connection, order: Mapping[str, Any], device: str, stop:
         traceback.print_exc()
         return {"code": 1, "message": f"{type(error).__name__}: {error}"}
     finally:
-        _free_memory()
+        from trainer.splitting import free_memory
+
+        free_memory()
 
 
 def _trained(
@@ -103,14 +104,6 @@ def _unusable(device: str) -> str | None:
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return None
-
-
-def _free_memory() -> None:
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
 
 
 def _log_to(path: Path) -> None:

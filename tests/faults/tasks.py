@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -83,6 +85,22 @@ class Hungry(Gated):
         super().at_step(step, batch)
         if step == 50:
             torch.zeros(4 * 2**30)
+
+
+@dataclass(frozen=True)
+class Cramped(Gated):
+    """From step `first` on rank 1 (or alone) needs 256 MiB for each example, and has the addresses for 12 more such at most."""
+
+    first: int = 1
+
+    def at_step(self, step: int, batch: Any) -> None:
+        if os.environ.get("RANK", "1") == "1":
+            if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+                size_kib = re.search(r"^VmSize:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+                assert size_kib
+                resource.setrlimit(resource.RLIMIT_AS, ((int(size_kib[1]) * 2**10 + 12 * 2**28), resource.RLIM_INFINITY))
+            if step >= self.first:
+                torch.empty(len(batch[0]), 2**28, dtype=torch.uint8)
 
 
 class _Rows(Dataset[Any]):

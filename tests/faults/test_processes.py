@@ -244,3 +244,23 @@ def test_row_47_the_hosts_memory_used_up(trainbox: Trainbox) -> None:
     assert "Traceback" not in ended.err
     job.wait_until_gone()
     assert 40 in _saved(trainbox.folder)
+
+
+@needs_linux
+def test_row_47_a_batch_that_does_not_fit(trainbox: Trainbox) -> None:
+    """Alone it has no room for 16 examples at once; of two processes, one has none for 16 in its second step."""
+    words = (f"{TASKS}:Cramped", "--device", "cpu", "--batch-size", "16", "--max-steps", "45")
+    alone = trainbox.train(*words, "--batch-size", "auto", "--run", "alone")
+    line = (
+        r"^the host's memory is used up \(.*DefaultCPUAllocator: can't allocate memory: .*\) with 16 examples at once: cut into"
+    )
+    assert re.search(line, alone.out, re.MULTILINE)
+    assert "; batch norm sees 8 examples at once now\nbatch      16 = 1 process x 8 x 2 accumulation\n" in alone.out
+
+    two = (*words, "--batch-size", "32", "--processes", "2")
+    asked = trainbox.train(*two, "--accumulation", "2", "--run", "asked")
+    ended = trainbox.train(*two, "--set", "first=2", "--run", "cut")
+    assert "\nprocess 1: the host's memory is used up (" in ended.out
+    assert ended.out.count("cut into smaller parts, the batch stays") == 1
+    assert "\nbatch      32 = 2 processes x 8 x 2 accumulation\n" in ended.out
+    assert ended.digest == asked.digest

@@ -1,5 +1,6 @@
 """A task that trains in milliseconds, for trainings inside the test's own process: `tests.trainer.tiny:Tiny`."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -128,6 +129,27 @@ class Sized(Tiny):
 
     def _sized(self, count: int) -> TensorDataset:
         return TensorDataset(torch.ones(count, self.inputs), torch.zeros(count))
+
+
+@dataclass(frozen=True)
+class Large(Tiny):
+    """From its training forward `first` on it has memory for as many examples at once as `ROOM` in the environment says."""
+
+    first: int = 1
+    norm: bool = False
+
+    def build_model(self) -> nn.Module:
+        model = StepCounter()
+        if self.norm:
+            model.linear = nn.Sequential(nn.BatchNorm1d(4), model.linear)  # type: ignore[assignment]
+        return model
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        losses = super().losses(model, batch)
+        assert isinstance(model, StepCounter)
+        if model.training and int(model.forwards) >= self.first and len(batch[0]) > int(os.environ.get("ROOM", "99")):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore of it.")
+        return losses
 
 
 @dataclass(frozen=True)
