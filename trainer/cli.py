@@ -66,7 +66,7 @@ class _BatchSize(_Whole):
         if value == "auto":
             return None
         if not str(value).lstrip("-").isdecimal():
-            self.fail(f"{value!r} is neither a whole number nor auto", param, ctx)
+            self.fail(f"{value!r} is not a whole number, and not auto", param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -1,14 +1,16 @@
 """A batch that does not fit: cut into smaller parts at the first steps, the batch and the steps kept, and said so."""
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.trainer.here import Here, StopAfter
-from tests.trainer.tiny import TINY
+from tests.trainer.tiny import TINY, Large
 from trainer.errors import OutOfMemory, Preempted, WrongUse
 
 LARGE = "tests.trainer.tiny:Large"
@@ -82,6 +84,22 @@ def test_the_second_step_is_a_first_one_too_and_nothing_of_it_stays(here: Here, 
     assert [e["step"] for e in here.entries("train")] == list(range(1, 19))
     trained = [[e for e in _digests(here, run) if e["kind"] == "step"] for run in ("r", "asked")]
     assert trained[0] == trained[1]
+
+
+def test_what_did_not_fit_is_freed_before_the_next_is_built(here: Here, room: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[weakref.ref[nn.Module]] = []
+    build_model = Large.build_model
+
+    def noted(task: Large) -> nn.Module:
+        assert [model for model in built if model() is not None] == []
+        model = build_model(task)
+        built.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(Large, "build_model", noted)
+    room(2)
+    here.train(task=LARGE, fields={"first": 2})
+    assert len(built) == 3
 
 
 @pytest.mark.parametrize(
@@ -243,7 +261,7 @@ def test_auto_changes_no_runs_name(here: Here) -> None:
             "--batch-size auto and --accumulation 2 both cut the batch",
         ),
         (["sweep", TINY, "--grid", "batch_size=auto,8"], "--grid batch_size=auto,8: auto is the task's batch: give its number"),
-        (["train", TINY, "--batch-size", "automatic"], "'automatic' is neither a whole number nor auto"),
+        (["train", TINY, "--batch-size", "automatic"], "'automatic' is not a whole number, and not auto"),
         (["train", TINY, "--batch-size-per-gpu", "auto"], "'auto' is not a whole number"),
     ],
 )
