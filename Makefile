@@ -79,6 +79,9 @@ sweep: $$(ready-$$(kind)) ## Train for each combination and seed: TASK=digits AR
 drill: $$(ready-$$(kind)) ## Show the same bits on 1 to 4 processes, through kills (TASK=, ARGS="--steps 200")
 	$(train-$(kind)) drill $(ARGS)
 
+bench: $$(ready-$$(kind)) ## Speed by GPUs, batch and workers (TASK=mnist ARGS="--gpus 1,2 --batch-size 64,128 --suggest")
+	$(train-$(kind)) bench $(ARGS)
+
 verify: $$(ready-$$(kind)) ## Do RUN=runs/NAME again and compare its digests (ARGS="--steps 100")
 	$(train-$(kind)) verify $(or $(RUN),$(error say which run: make verify RUN=runs/NAME)) $(ARGS)
 
@@ -166,4 +169,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	$(install) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: train plan sweep drill verify health doctor tensorboard shell benchmark build folders test test-all test-faults test-slow test-image lint lock clean help
+.PHONY: train plan sweep drill bench verify health doctor tensorboard shell benchmark build folders test test-all test-faults test-slow test-image lint lock clean help

@@ -17,10 +17,10 @@ import click
 from entrypoint.cluster import detect_cluster
 from entrypoint.cpus import usable_cpus
 from entrypoint.driver import Driver, NoAnswer
-from entrypoint.errors import WRONG_USE, HardwareMissing, LaunchError, WrongUse
+from entrypoint.errors import PREEMPTED, WRONG_USE, HardwareMissing, LaunchError, WrongUse
 from entrypoint.gpus import Gpu, visible_gpus
 from entrypoint.health.cli import doctor, health
-from entrypoint.options import device_options, launch_options
+from entrypoint.options import Numbers, device_options, launch_options
 from entrypoint.plan import LaunchPlan, LaunchRequest, plan_launch, plan_sweep
 from entrypoint.supervise import supervise
 
@@ -244,6 +244,120 @@ def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu
     for task in tasks or ("digits", "digits_augmented"):
         for line in drill_task(task, shards, steps, device, most, random.Random(seed)):  # noqa: S311 - moments, no secrets
             click.echo(line)
+
+
+@cli.command(context_settings=_PASS_ON | _PAGE, options_metavar="[OPTIONS]")
+@click.option("--gpus", "counts", type=Numbers(1), envvar="GPUS", help="How many GPUs. Default: 1, 2, 4 ... and all visible.")
+@click.option(
+    "--processes", type=Numbers(1), envvar="PROCESSES", help="How many CPU processes. Default without GPUs: 1, 2 ... up to 4."
+)
+@click.option(
+    "--device", type=click.Choice(["auto", "cuda", "cpu"]), envvar=["DEVICE", "TRAINBOX_DEVICE"], help="Default: auto."
+)
+@click.option("--strategies", metavar="ddp,dp", default="ddp", envvar="STRATEGY", help="On several GPUs. Default: ddp.")
+@click.option(
+    "--batch-size",
+    "batch_sizes",
+    type=Numbers(1),
+    envvar="TRAINBOX_BATCH_SIZE",
+    help="Of a step (strong scaling), and of each GPU (weak). Default: the task's, and no weak scaling.",
+)
+@click.option("--workers", type=Numbers(0), envvar="TRAINBOX_WORKERS", help="Loader processes a process. Default: as train.")
+@click.option("--rounds", type=click.IntRange(1), default=3, metavar="N", help="Times that each case is measured. Default: 3.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.1, 3600),
+    default=10.0,
+    metavar="S",
+    help="Measured of each, after a warm-up. Default: 10.",
+)
+@click.option("--suggest", is_flag=True, help="Say which batch and how many workers pay, and why.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="FOLDER", help="Also write bench.md, bench.json, bench.svg there."
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="TASK")
+def bench(
+    words: tuple[str, ...],
+    counts: tuple[int, ...] | None,
+    processes: tuple[int, ...] | None,
+    device: str | None,
+    strategies: str,
+    batch_sizes: tuple[int, ...] | None,
+    workers: tuple[int, ...] | None,
+    rounds: int,
+    seconds: float,
+    suggest: bool,
+    out: Path | None,
+) -> None:
+    """Measure how fast TASK trains on 1, 2, 4 ... GPUs, by batch size and workers, and print the tables.
+
+    Each case is a real `trainbox train`, in rounds that take turns. Options of `train` that are not below hold for all.
+
+    \b
+    Examples:
+      trainbox bench mnist --gpus 1,2,4 --strategies dp,ddp --batch-size 64,128
+      trainbox bench mnist --gpus 1,2 --batch-size 128 --set in_memory=false --workers 0,4,8 --suggest
+      trainbox bench digits --processes 1,2 --device cpu --out tables
+    """
+    from entrypoint import bench as tables
+    from entrypoint.bench_runs import Bench, NoCase, prepare_folder, write_files
+
+    tables.check_words(words)
+    cpu, asked = _bench_counts(counts, processes, device)
+    named = tables.check_strategies(strategies, cpu)
+    table = tables.lines(asked, named, batch_sizes or (None,), workers or (None,))
+    if suggest:
+        tables.check_suggest(batch_sizes or (), workers or ())
+    if out is not None:
+        prepare_folder(out)
+    unit = "process" if cpu else "GPU"
+    threads = max(1, usable_cpus() // max(asked))
+    runs = Bench(
+        tables.cases(table),
+        lambda case, folder: tables.training_words(case, words, cpu, threads, folder, seconds),
+        lambda case: tables.describe(case, unit),
+    )
+    runs.run(rounds)
+    found = tables.rows(table, runs.outcomes)
+    advice = tables.suggestions(runs.outcomes, unit) if suggest else []
+    facts = {
+        "command": shlex.join(["trainbox", *sys.argv[1:]]),
+        "unit": unit,
+        "rounds": rounds,
+        "seconds": seconds,
+        **runs.facts,
+    }
+    text = tables.markdown(found, facts, advice)
+    click.echo(text)
+    if out is not None:
+        write_files(out, text, tables.as_json(found, runs.outcomes, facts, advice))
+    if runs.stopped_by:
+        _tell(f"{runs.stopped_by} received: the tables have what was measured before it")
+        sys.exit(PREEMPTED)
+    failed = [outcome for outcome in runs.outcomes.values() if outcome.failure]
+    if len(failed) == len(runs.outcomes):
+        raise NoCase(failed[0].exit_code, f"bench: no case was measured: {failed[0].failure}")
+
+
+def _bench_counts(
+    counts: tuple[int, ...] | None, processes: tuple[int, ...] | None, device: str | None
+) -> tuple[bool, tuple[int, ...]]:
+    """Whether on the CPU, and the numbers of GPUs or processes."""
+    from entrypoint.bench import doubling
+
+    if counts and (processes or device == "cpu"):
+        raise WrongUse("--gpus and the CPU (--processes, --device cpu) contradict each other: drop one of them")
+    if processes and device == "cuda":
+        raise WrongUse("--processes is for CPU runs, and --device cuda is asked: drop one of them")
+    if counts:
+        return False, counts
+    found = 0
+    if not processes and device != "cpu":
+        found = len(_visible(_detected(driver := Driver())))
+        driver.close()  # the trainings ask it themselves
+        if device == "cuda" and not found:
+            raise HardwareMissing("--device cuda asked, no GPU found: run on a GPU host with its driver, or use --device cpu")
+    return found == 0, processes or doubling(found or min(4, usable_cpus()))
 
 
 @cli.command(context_settings=_PASS_ON)

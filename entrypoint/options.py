@@ -23,6 +23,30 @@ class GpuCount(click.ParamType[int | str]):
         return int(value)
 
 
+class Numbers(click.ParamType[tuple[int, ...]]):
+    """Different whole numbers from `low` on, as in 1,2,4: in order."""
+
+    name = "N,N,..."
+
+    def __init__(self, low: int) -> None:
+        self.low = low
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        words = value.split(",")
+        if not all(word.isascii() and word.isdigit() and int(word) >= self.low for word in words):
+            self.fail(
+                f"{value!r} is no list of whole numbers from {self.low}, such as {self.low},{2 * self.low + 2}", param, ctx
+            )
+        if len(set(map(int, words))) < len(words):
+            self.fail(f"{value!r} names a number twice", param, ctx)
+        return tuple(sorted(map(int, words)))
+
+
 _DEVICE_OPTIONS = [
     click.option("--gpus", type=GpuCount(), envvar="GPUS", help="How many GPUs; 0 is the CPU. Default: all visible."),
     click.option("--gpu-ids", metavar="IDS", envvar="GPU_IDS", help="Which ones: 0,2 or UUIDs or 0:1 for a MIG slice."),

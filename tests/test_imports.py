@@ -22,22 +22,22 @@ FILES = {
 # A module imports from its own line and those above it. A new file needs a place here.
 LAYERS = {
     "entrypoint": [
-        "errors gpus cluster cgroup cpus options health.readings health.verdict health.redaction",
+        "errors gpus cluster cgroup cpus options bench health.readings health.verdict health.redaction",
         "nvml plan supervise replay health.limits health.xids",
-        "driver drill health.rules health.node health.screen health.surroundings health.deep_cases",
+        "driver drill bench_runs health.rules health.node health.screen health.surroundings health.deep_cases",
         "health.check health.watch health.deep health.doctor_report",
         "health.monitor health.gate health.doctor health.cli",
         "cli",
         "__main__",
     ],
     "trainer": [
-        "batches buffers digest metrics seeding config compare task stopping errors grid hardware seen",
+        "batches buffers digest metrics seeding config compare task stopping errors grid hardware seen bench",
         "study",
         "results",
         "checkpoint run running manifest evaluate losses distributed pictures classification torchrun",
         "reduction device_tests splitting",
         "state selftest",
-        "build fit report trial shared_memory",
+        "build fit meter report trial shared_memory",
         "session",
         "worker sweep",
         "cli",

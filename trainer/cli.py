@@ -222,6 +222,7 @@ def cli() -> None:
 @_option("--device", type=click.Choice(["auto", "cuda", "mps", "cpu"]), default="auto", help="Default: auto.")
 @click.option("--check", "only_check", is_flag=True, hidden=True)
 @click.option("--device-on-stdin", is_flag=True, hidden=True, help="For the launcher, which decides it meanwhile.")
+@click.option("--measure-seconds", type=_Number(0), hidden=True, help="For `trainbox bench`: measure, then end.")
 @click.option("--help-options", is_flag=True, hidden=True, is_eager=True, expose_value=False, callback=_print_options)
 def train(
     task: str,
@@ -233,6 +234,7 @@ def train(
     device: str,
     only_check: bool,
     device_on_stdin: bool,
+    measure_seconds: float | None,
     **settings: Any,
 ) -> None:
     """Train TASK: a built-in name, file.py:Class or module:Class.
@@ -254,7 +256,7 @@ def train(
     stop = StopRequest.install()
     from trainer.session import train_task
 
-    train_task(config, stop, device, runs_dir, run, data_dir, resume)
+    train_task(config, stop, device, runs_dir, run, data_dir, resume, measure_s=measure_seconds)
 
 
 @cli.command()
@@ -430,6 +432,15 @@ def sweep(
     from trainer.sweep import Limits, run_sweep
 
     run_sweep(asked, runs_dir, name, storage, data_dir, Limits(retries, trial_minutes), retry_failed, worker, stop)
+
+
+@cli.command("bench-figure")
+@click.argument("folder", type=click.Path(path_type=Path))
+def bench_figure(folder: Path) -> None:
+    """Draw bench.svg from the bench.json in FOLDER, as `trainbox bench --out FOLDER` does."""
+    from trainer.bench import draw
+
+    draw(folder)
 
 
 @cli.command("sweep-show")

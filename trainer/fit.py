@@ -38,6 +38,8 @@ def fit(job: Job, stop: StopRequest) -> None:
     """
     config, process, progress, schedule = job.config, job.process, job.progress, job.schedule
     batches = training_batches(job.train, schedule, progress.step, process.device, job.workers)
+    if job.around_batches is not None:
+        batches = job.around_batches(batches)
     warmup_steps = round(config.warmup_epochs * schedule.steps_per_epoch)
     # Sums over the global batch's size, so that every number of processes and parts has the same gradient.
     weights_B = [torch.full((micro.size,), 1 / schedule.batch_size, device=process.device) for micro in schedule.micros]

@@ -70,6 +70,7 @@ class Reduction:
         self._launched = 0
         self._armed = False
         self.overlaps = True  # exchanges during the last shard's backward; else all of them in `finish`
+        self.around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext  # the exchange's last part
         if process.world_size > 1:
             for bucket in self._buckets:
                 for parameter in bucket.parameters:
@@ -100,15 +101,16 @@ class Reduction:
         """After a step's last micro-batch: wait for the others, and set each parameter's gradient and the buffers."""
         if self._idle:
             return
-        for bucket in self._buckets[self._launched :]:
-            bucket.exchange.start()
-        self._moved.start()
-        for bucket in self._buckets:
-            bucket.exchange.add()
-        self._moved.add()
-        for bucket in self._buckets:
-            bucket.finish()
-        self._moved.finish()
+        with self.around():
+            for bucket in self._buckets[self._launched :]:
+                bucket.exchange.start()
+            self._moved.start()
+            for bucket in self._buckets:
+                bucket.exchange.add()
+            self._moved.add()
+            for bucket in self._buckets:
+                bucket.finish()
+            self._moved.finish()
         self._launched, self._armed = 0, False
 
     def _hook(self, bucket: "_Bucket") -> Callable[[Tensor], None]:

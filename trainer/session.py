@@ -19,6 +19,7 @@ from trainer.config import FREE_AT_RESUME, Config, check, parse_config, split_me
 from trainer.distributed import Process, is_network_error
 from trainer.errors import Changed, Failure, NetworkFailure, OutOfMemory, WrongUse
 from trainer.fit import fit
+from trainer.meter import Meter
 from trainer.report import closing, header, samples_per_second, smaller_parts
 from trainer.run import RunDirectory
 from trainer.shared_memory import check_room, too_small
@@ -39,11 +40,13 @@ def train_task(
     resume: str,
     until_step: int | None = None,
     validated: Callable[[int, Mapping[str, float]], None] | None = None,
+    measure_s: float | None = None,
 ) -> dict[str, float]:
     """Train `config.task` to its end in `runs_dir/run_name`, going on where a stopped run of the same settings ended.
 
     With `until_step` it ends there, as if that were the end, at the learning rates of the whole. `validated` is called with
-    the step and the metrics of each validation. Returns the best one's metrics, first the one that it was the best by,
+    the step and the metrics of each validation. With `measure_s` it ends when about so many seconds were measured, by a Meter.
+    Returns the best one's metrics, first the one that it was the best by,
     and the speed.
 
     Raises:
@@ -60,9 +63,12 @@ def train_task(
             while True:
                 job = build(settled, task, process, run, data_dir)
                 job.until_step, job.validated = until_step, validated
+                meter = Meter(job, measure_s) if measure_s else None
                 _resume(job, resume)
                 try:
                     _start(job, stop, resume, did_not_fit)
+                    if meter is not None:
+                        meter.write()
                     break
                 except DoesNotFit as error:
                     found = str(error)

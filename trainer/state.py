@@ -93,6 +93,7 @@ class Job:
     until_step: int | None = None
     save_due: bool = False
     validated: Callable[[int, Mapping[str, float]], None] | None = None
+    around_batches: Callable[[Iterator[Any]], Iterator[Any]] | None = None
     recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_ENTRIES))
 
     @property

@@ -79,7 +79,7 @@ def refused(ended: Ended) -> str:
 
 # What is no verb is run as it stands.
 
-VERBS = "the verbs are diff, doctor, drill, gpus, health, plan, replay, sweep, tasks, train, verify"
+VERBS = "the verbs are bench, diff, doctor, drill, gpus, health, plan, replay, sweep, tasks, train, verify"
 PROGRAM = "import os, sys; print(os.getpid(), sys.argv[1:], sys.stdin.read()); sys.exit(41)"
 
 
