@@ -306,6 +306,7 @@ NUMBERS = {
     "--weight-decay": ["-0.1"],
     "--clip-norm": ["0", "-1"],
     "--checkpoint-minutes": ["0", "-1"],
+    "--measure-seconds": ["0", "-1"],
 }
 NO_NUMBERS = ["", "text", "nan", "-nan", "inf", "-inf", "1e400", "0x10", "1,5", "--epochs"]
 WRONG_NUMBERS = [

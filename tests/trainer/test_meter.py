@@ -1,0 +1,78 @@
+"""What a training measures of itself for the bench."""
+
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import trainer.fit
+import trainer.meter
+import trainer.reduction
+from tests.trainer.here import Here
+from tests.trainer.tiny import TINY
+
+FOREVER = ("--max-steps", "1000000000", "--eval-every", "1000000000", "--device", "cpu", "--run", "r", "--threads", "1")
+
+
+def measure(here: Here, seconds: float, *words: str) -> dict[str, Any]:
+    code, _, err = here.command("train", TINY, *FOREVER, "--measure-seconds", f"{seconds}", *words)
+    assert code == 0, err
+    found = json.loads((here.path() / "measured.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_measured_training_ends_by_itself_and_saves_nothing(here: Here) -> None:
+    found = measure(here, 0.3, "--batch-size", "10", "--accumulation", "2")
+    assert found["seconds"] >= 0.3
+    assert found["steps"] >= 5
+    assert found["samples_per_second"] == pytest.approx(found["steps"] * 10 / found["seconds"])
+    assert 0 < found["data_seconds"][0] < found["seconds"]
+    assert found["exchange_seconds"] is None
+    assert 50 < found["memory_mib"][0] < 100_000
+    settings = {name: found[name] for name in ("device", "batch_size", "accumulation", "workers", "threads", "examples")}
+    assert settings == {"device": "cpu", "batch_size": 10, "accumulation": 2, "workers": 0, "threads": 1, "examples": 50}
+    assert here.steps() == []
+    assert here.entries("validation") == []
+
+
+def test_what_comes_before_and_after_is_not_measured(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that moves by 1 s at each batch and by 1000 s at the first: a warm-up is known, not waited for."""
+    taken = itertools.count()
+    now = [0.0]
+
+    def slow_first(*words: Any) -> Iterator[Any]:
+        for number, batch in enumerate(batches(*words)):
+            next(taken)
+            now[0] += 1000.0 if number == 0 else 1.0
+            yield batch
+
+    batches = trainer.fit.training_batches
+    monkeypatch.setattr(trainer.fit, "training_batches", slow_first)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    found = measure(here, 20)
+    # Warm-up of a fifth, looked at after 1, 2, 4, 8 steps; then 20 steps of a second, all of it waiting for data.
+    assert (found["steps"], found["seconds"], found["data_seconds"]) == (20, 20.0, [20.0])
+    assert next(taken) == 8 + 20 + 1  # and one more, so that the end of the training is not in what is measured
+
+
+def test_the_exchange_is_what_the_reduction_takes(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    waited: list[list[float]] = []
+    write = trainer.meter.Meter.write
+    monkeypatch.setattr(trainer.meter.Meter, "write", lambda meter: (waited.append(meter._waited), write(meter)))
+    start = trainer.reduction._MovedBuffers.start
+
+    def slow_start(buffers: trainer.reduction._MovedBuffers) -> None:
+        now[0] += 0.25
+        start(buffers)
+
+    monkeypatch.setattr(trainer.reduction._MovedBuffers, "start", slow_start)
+    found = measure(here, 5, "--shards", "2")
+    assert (found["seconds"], waited) == (5.0, [[0.0, 5.0]])
+    assert found["exchange_seconds"] is None  # there is nobody to exchange with
