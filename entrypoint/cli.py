@@ -320,8 +320,9 @@ def bench(
     runs.run(rounds)
     found = tables.rows(table, runs.outcomes)
     advice = tables.suggestions(runs.outcomes, unit) if suggest else []
+    outside = [f"{name}={os.environ[name]}" for name in ("TASK", "SET") if os.environ.get(name)]
     facts = {
-        "command": shlex.join(["trainbox", *sys.argv[1:]]),
+        "command": shlex.join([*outside, "trainbox", *sys.argv[1:]]),
         "unit": unit,
         "rounds": rounds,
         "seconds": seconds,

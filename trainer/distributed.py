@@ -3,6 +3,8 @@
 import contextlib
 import os
 import random
+import resource
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -105,6 +107,16 @@ class Process:
         parts = [torch.empty_like(padded) for _ in counts]
         dist.all_gather(parts, padded)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    def peak_memory_mib(self) -> list[float]:
+        """The most that tensors took on each GPU, of all processes; without a GPU, the most RAM of each. All must call it."""
+        if self.device.type == "cuda":
+            used = range(torch.cuda.device_count()) if self.strategy == "dp" else [self.device.index]
+            own = [torch.cuda.max_memory_allocated(index) / 2**20 for index in used]
+        else:
+            own = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** (20 if sys.platform == "darwin" else 10)]
+        found: list[float] = self.gather_rows(torch.tensor([own]), [1] * self.world_size).flatten().tolist()
+        return found
 
     def first_difference(self, digests: Sequence[str]) -> int | None:
         """The place of the first digest (16 hex digits) that is not the same on all processes; None if all are."""

@@ -279,7 +279,7 @@ def _log(job: Job, norm: Tensor) -> None:
         "gradient_norm": float(norm),
         **({"skipped_steps": progress.skipped} if progress.skipped else {}),
         "samples_per_second": speed,
-        **gpu_figures(job.process.device),
+        **gpu_figures(job.process),
     }
     remaining_s = (job.schedule.total_steps - progress.step) * job.schedule.batch_size / speed
     line = f"step {progress.step}/{job.schedule.total_steps}, epoch {epoch}, loss {values['loss']:.4f}"

@@ -3,8 +3,6 @@
 import contextlib
 import json
 import math
-import resource
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -103,7 +101,7 @@ class Meter:
         assert self._begin is not None and self._end is not None
         process, config, schedule = self._job.process, self._job.config, self._job.schedule
         (first_step, begin), (last_step, end) = self._begin, self._end
-        own = torch.tensor([[*self._waited, *memory_mib(process.device, process.strategy)]], dtype=torch.float64)
+        own = torch.tensor([self._waited], dtype=torch.float64)
         rows = process.gather_rows(own, [1] * process.world_size).tolist()
         steps, seconds = last_step - first_step, end - begin
         measured = {
@@ -113,7 +111,7 @@ class Meter:
             "data_seconds": [row[0] for row in rows],
             # DataParallel exchanges within forward and backward, where nobody can look; one process has none.
             "exchange_seconds": [row[1] for row in rows] if process.world_size > 1 else None,
-            "memory_mib": [memory for row in rows for memory in row[2:]],
+            "memory_mib": process.peak_memory_mib(),
             "device": process.device.type,
             "batch_size": schedule.batch_size,
             "accumulation": config.accumulation,
@@ -123,12 +121,3 @@ class Meter:
             "examples": schedule.examples,
         }
         self._job.run.write_json("measured.json", json.dumps(measured, indent=2) + "\n")
-
-
-def memory_mib(device: torch.device, strategy: str) -> list[float]:
-    """The most that tensors took on each GPU of this process; without a GPU the most that the process had in RAM."""
-    if device.type == "cuda":
-        used = range(torch.cuda.device_count()) if strategy == "dp" else [device.index]
-        return [torch.cuda.max_memory_allocated(index) / 2**20 for index in used]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return [peak / 2 ** (20 if sys.platform == "darwin" else 10)]

@@ -21,6 +21,7 @@ from trainer.batches import Schedule
 from trainer.checkpoint import replacing, storage_failure
 from trainer.compare import read_entries
 from trainer.config import FREE_AT_RESUME, Config
+from trainer.distributed import Process
 from trainer.errors import Busy, StorageFailure
 from trainer.hardware import EVENT, hardware_events, note_run
 
@@ -285,13 +286,14 @@ def write_picture(folder: Path, name: str, file: Path) -> None:
         board.add_image(name, numpy.asarray(picture.convert("RGB")), dataformats="HWC")
 
 
-def gpu_figures(device: torch.device) -> dict[str, float]:
-    """Memory and, from NVML, utilisation of this process's GPU; nothing on a CPU."""
-    if device.type != "cuda":
+def gpu_figures(process: Process) -> dict[str, Any]:
+    """Memory of all GPUs, the most and each, and NVML's utilisation of this process's; nothing on a CPU. All must call it."""
+    if process.device.type != "cuda":
         return {}
-    figures = {"gpu_memory_mib": torch.cuda.max_memory_allocated(device) / 2**20}
+    memory_mib = process.peak_memory_mib()
+    figures: dict[str, Any] = {"gpu_memory_mib": max(memory_mib), "gpu_memory_mib_each": memory_mib}
     try:
-        figures["gpu_utilization_percent"] = float(torch.cuda.utilization(device))
+        figures["gpu_utilization_percent"] = float(torch.cuda.utilization(process.device))
     except Exception as error:  # noqa: BLE001 - NVML missing or refusing in any way: a figure less
         logging.getLogger(__name__).info("no utilisation: %s", error)
     return figures

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 import trainer.fit
 import trainer.meter
 import trainer.reduction
 from tests.trainer.here import Here
 from tests.trainer.tiny import TINY
+from trainer.distributed import Process
+from trainer.run import gpu_figures
 
 FOREVER = ("--max-steps", "1000000000", "--eval-every", "1000000000", "--device", "cpu", "--run", "r", "--threads", "1")
 
@@ -76,3 +79,15 @@ def test_the_exchange_is_what_the_reduction_takes(here: Here, monkeypatch: pytes
     found = measure(here, 5, "--shards", "2")
     assert (found["seconds"], waited) == (5.0, [[0.0, 5.0]])
     assert found["exchange_seconds"] is None  # there is nobody to exchange with
+
+
+@pytest.mark.parametrize(
+    ("strategy", "each"), [("single", [100.0]), ("dp", [100.0, 110.0, 120.0])], ids=["one GPU", "three under DataParallel"]
+)
+def test_the_log_has_the_memory_of_each_gpu(monkeypatch: pytest.MonkeyPatch, strategy: str, each: list[float]) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda index: (100 + 10 * index) * 2**20)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 73)
+    figures = gpu_figures(Process(0, 0, 1, torch.device("cuda", 0), strategy))
+    assert figures == {"gpu_memory_mib": each[-1], "gpu_memory_mib_each": each, "gpu_utilization_percent": 73.0}
+    assert gpu_figures(Process(0, 0, 1, torch.device("cpu"), "single")) == {}
