@@ -46,6 +46,13 @@ def test_a_panel_for_each_scaling_and_a_line_for_what_stays() -> None:
     ]  # fmt: skip
 
 
+def test_weak_scaling_from_two_on_is_named_by_the_share_of_each() -> None:
+    rows = [row("weak", 2, 128, 190), row("weak", 4, 256, 380)]
+    for one in rows:
+        one["line"]["base"] = {"count": 2, "strategy": "ddp", "batch_size": 128, "workers": None}
+    assert drawn(rows) == [{"ddp, batch 64": ([2, 4], [190, 380])}]
+
+
 def test_one_count_is_drawn_over_the_batch() -> None:
     (panel,) = drawn([row("", 1, batch, speed, workers=w) for batch, speed, w in [(64, 100, 0), (128, 150, 0), (64, 120, 4)]])
     assert panel == {"single, 0 workers": ([64, 128], [100, 150]), "single, 4 workers": ([64], [120])}

@@ -56,10 +56,10 @@ def test_what_comes_before_and_after_is_not_measured(here: Here, monkeypatch: py
     batches = trainer.fit.training_batches
     monkeypatch.setattr(trainer.fit, "training_batches", slow_first)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    found = measure(here, 20)
-    # Warm-up of a fifth, looked at after 1, 2, 4, 8 steps; then 20 steps of a second, all of it waiting for data.
-    assert (found["steps"], found["seconds"], found["data_seconds"]) == (20, 20.0, [20.0])
-    assert next(taken) == 8 + 20 + 1  # and one more, so that the end of the training is not in what is measured
+    found = measure(here, 60)
+    # Warm-up of a fifth, looked at after 1, 2, 4, 8, 16 steps; then 60 steps of a second, all of it waiting for data.
+    assert (found["steps"], found["seconds"], found["data_seconds"]) == (60, 60.0, [60.0])
+    assert next(taken) == 16 + 60 + 1  # and one more, so that the end of the training is not in what is measured
 
 
 def test_the_exchange_is_what_the_reduction_takes(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
