@@ -61,14 +61,15 @@ def figure(rows: Sequence[Mapping[str, Any]], unit: str) -> "Figure":
         axes.set_title(_TITLES[scaling], fontsize="medium")
         axes.set_xlabel(("GPUs" if unit == "GPU" else "processes") if scaling else "batch")
         ticks = sorted({row["line"]["case"]["count"] if scaling else row["batch_size"] or 0 for row in rows})
-        axes.set_xscale("log", base=2)
+        if not scaling:
+            axes.set_xscale("log", base=2)
         axes.set_xticks([tick for tick in ticks if tick], [str(tick) for tick in ticks if tick])
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[1]:
             axes.legend(frameon=False, fontsize="small")
-    panels[0].set_ylabel("samples/s, median and range; dots: linear")
+    panels[0].set_ylabel("samples/s, median and range" + "; dots: linear" * bool(scalings[0]))
     return picture
 
 
@@ -80,12 +81,13 @@ def _series(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, Mapp
         case, scaling = row["line"]["case"], row["line"]["scaling"]
         if row["samples_per_second"] is None:
             continue
-        base = row["line"]["base"]["batch_size"]
-        batch = (
-            ""
-            if not scaling or base is None
-            else f", batch {base // row['line']['base']['count'] if scaling == 'weak' else base}"
-        )
+        base = row["line"]["base"]
+        if not scaling or base["batch_size"] is None:
+            batch = ""
+        elif scaling == "weak":
+            batch = f", {base['batch_size'] // base['count']} each"
+        else:
+            batch = f", batch {base['batch_size']}"
         workers = "" if case["workers"] is None else f", {case['workers']} workers"
         for strategy in strategies if case["strategy"] == "single" and scaling else [case["strategy"]]:
             x = case["count"] if scaling else row["batch_size"]

@@ -42,7 +42,7 @@ def test_a_panel_for_each_scaling_and_a_line_for_what_stays() -> None:
     assert drawn([*strong, *weak]) == [
         {"dp, batch 64": ([1, 2], [100, 150]), "ddp, batch 64": ([1, 2], [100, 180]), "dp, batch 128": ([1], [110]),
          "ddp, batch 128": ([1], [110])},
-        {"ddp, batch 64": ([1, 2], [100, 190])},
+        {"ddp, 64 each": ([1, 2], [100, 190])},
     ]  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def test_weak_scaling_from_two_on_is_named_by_the_share_of_each() -> None:
     rows = [row("weak", 2, 128, 190), row("weak", 4, 256, 380)]
     for one in rows:
         one["line"]["base"] = {"count": 2, "strategy": "ddp", "batch_size": 128, "workers": None}
-    assert drawn(rows) == [{"ddp, batch 64": ([2, 4], [190, 380])}]
+    assert drawn(rows) == [{"ddp, 64 each": ([2, 4], [190, 380])}]
 
 
 def test_one_count_is_drawn_over_the_batch() -> None:
