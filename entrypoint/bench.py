@@ -172,6 +172,8 @@ def training_words(case: Case, words: Sequence[str], cpu: bool, threads: int, ru
     place = ["--device", "cpu", "--processes", str(case.count)] if cpu else ["--gpus", str(case.count)]
     if cpu and not any(word.partition("=")[0] == "--threads" for word in words):
         place += ["--threads", str(threads)]
+    if not any(word.partition("=")[0] == "--accumulation" for word in words):
+        place += ["--accumulation", "1"]  # a batch that does not fit is told, not cut
     batch = [] if case.batch_size is None else ["--batch-size", str(case.batch_size)]
     loading = [] if case.workers is None else ["--workers", str(case.workers)]
     ends = ["--max-steps", _FOREVER, "--eval-every", _FOREVER, "--measure-seconds", f"{seconds:g}"]

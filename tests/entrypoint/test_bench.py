@@ -104,11 +104,11 @@ LENGTH = "--max-steps 1000000000 --eval-every 1000000000 --measure-seconds 2.5 -
     ("case", "words", "cpu", "expected"),
     [
         (TWO, ["mnist", "--set", "width=8"], False,
-         f"mnist --set width=8 --gpus 2 --batch-size 64 --workers 4 {LENGTH} --strategy ddp"),
+         f"mnist --set width=8 --gpus 2 --accumulation 1 --batch-size 64 --workers 4 {LENGTH} --strategy ddp"),
         (Case(1, "single", None, None), [], True,
-         f"--device cpu --processes 1 --threads 3 {LENGTH} --strategy single"),
-        (Case(2, "ddp", None, 0), ["digits", "--threads=2"], True,
-         f"digits --threads=2 --device cpu --processes 2 --workers 0 {LENGTH} --strategy ddp"),
+         f"--device cpu --processes 1 --threads 3 --accumulation 1 {LENGTH} --strategy single"),
+        (Case(2, "ddp", None, 0), ["digits", "--threads=2", "--accumulation", "4"], True,
+         f"digits --threads=2 --accumulation 4 --device cpu --processes 2 --workers 0 {LENGTH} --strategy ddp"),
     ],
 )  # fmt: skip
 def test_the_words_of_a_training(case: Case, words: list[str], cpu: bool, expected: str) -> None:
