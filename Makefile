@@ -18,7 +18,7 @@ quote = '$(subst ','\'',$(1))'
 given = $(foreach name,$(strip $(foreach n,$(1),$(if $($(n)),$(n)))),$(name)=$(call quote,$($(name))))
 
 # What trainbox reads from its environment; TRAINBOX_<OPTION> is handed on as well.
-settings = $(call given,GPUS GPU_IDS STRATEGY PROCESSES DEVICE NNODES NODE_RANK RDZV_ENDPOINT RDZV_ID TASK SET HEALTH HEALTH_LIMITS)
+settings = $(call given,GPUS GPU_IDS STRATEGY PROCESSES DEVICE NNODES NODE_RANK RDZV_ENDPOINT RDZV_ID RDZV_TIMEOUT_S TASK SET HEALTH HEALTH_LIMITS)
 
 # The Compose plugin's path, then the engine's runtimes; nothing without an engine. Asked once, and only where needed.
 docker = $(eval docker := $(shell answer=$$(docker info --format \

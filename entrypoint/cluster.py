@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from entrypoint.errors import WrongUse
 
 DEFAULT_PORT = 29400
+RDZV_TIMEOUT_S = 600
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from entrypoint.cluster import RDZV_TIMEOUT_S
+
 
 class GpuCount(click.ParamType[int | str]):
     """A number of GPUs, or `all`."""
@@ -96,6 +98,14 @@ _JOB_OPTIONS = [
     click.option("--node-rank", type=click.IntRange(0), metavar="N", envvar="NODE_RANK", help="Which of them this is, from 0."),
     click.option("--rdzv-endpoint", metavar="HOST:PORT", envvar="RDZV_ENDPOINT", help="Where they meet: on node 0."),
     click.option("--rdzv-id", metavar="TEXT", envvar="RDZV_ID", help="The job's name there, the same on all."),
+    click.option(
+        "--rdzv-timeout-s",
+        type=click.IntRange(1),
+        default=RDZV_TIMEOUT_S,
+        metavar="SECONDS",
+        envvar="RDZV_TIMEOUT_S",
+        help=f"How long to wait there for the others. Default: {RDZV_TIMEOUT_S}.",
+    ),
 ]
 
 

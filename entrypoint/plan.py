@@ -5,11 +5,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from entrypoint.cluster import DEFAULT_PORT, Cluster
+from entrypoint.cluster import DEFAULT_PORT, RDZV_TIMEOUT_S, Cluster
 from entrypoint.errors import HardwareMissing, WrongUse
 from entrypoint.gpus import Gpu, labels, select
-
-RDZV_JOIN_TIMEOUT_S = 600
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,7 @@ class LaunchRequest:
     node_rank: int | None = None
     rdzv_endpoint: str | None = None
     rdzv_id: str | None = None
+    rdzv_timeout_s: int = RDZV_TIMEOUT_S
     omp_num_threads: int | None = None
 
 
@@ -56,6 +55,7 @@ class _Nodes:
     rank: int
     endpoint: str
     job_id: str
+    await_name: bool = False  # a name at first unknown is a mistake, unless a scheduler makes names known
 
 
 def plan_launch(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -> LaunchPlan:
@@ -137,6 +137,8 @@ def _nodes(request: LaunchRequest, cluster: Cluster) -> _Nodes:
     if count == 1:
         if request.node_rank:
             raise WrongUse(f"node rank {request.node_rank} of 1 node: add --nnodes with the number of machines")
+        if request.rdzv_endpoint and request.nnodes is None:
+            raise WrongUse(f"--rdzv-endpoint {endpoint} and 1 node: add --nnodes with the number of machines")
         return _Nodes(1, 0, "", job_id)
     if endpoint is None:
         raise WrongUse(
@@ -149,7 +151,7 @@ def _nodes(request: LaunchRequest, cluster: Cluster) -> _Nodes:
         raise WrongUse(f"{count} nodes asked, and not which one this is: add --node-rank 0 here, 1 on the next, and so on")
     if rank >= count:
         raise WrongUse(f"node rank {rank} of {count} nodes: ranks count from 0, so the last is {count - 1}")
-    return _Nodes(count, rank, endpoint, job_id)
+    return _Nodes(count, rank, endpoint, job_id, cluster.kind != "local")
 
 
 def _choose_gpus(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -> tuple[tuple[Gpu, ...], str]:
@@ -255,11 +257,9 @@ def _argv(request: LaunchRequest, strategy: str, nproc: int, nodes: _Nodes) -> t
         rendezvous = [
             f"--nnodes={nodes.count}",
             f"--node-rank={nodes.rank}",
-            "--rdzv-backend=c10d",
             f"--rdzv-endpoint={nodes.endpoint}",
             f"--rdzv-id={nodes.job_id}",
-            # Node 0 holds the store by decision; torchrun else guesses it by comparing host names.
-            f"--rdzv-conf=is_host={int(nodes.rank == 0)},join_timeout={RDZV_JOIN_TIMEOUT_S}",
+            f"--rdzv-conf=join_timeout={request.rdzv_timeout_s},await_name={int(nodes.await_name)}",
         ]
     return (
         request.python,

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,9 +69,12 @@ class Trainbox:
     folder: Path
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def start(self, *words: str, module: str = "entrypoint", env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    def start(
+        self, *words: str, module: str = "entrypoint", env: Mapping[str, str] | None = None, inside: Sequence[str] = ()
+    ) -> subprocess.Popen[str]:
+        """Start it; `inside` is a command that runs another one somewhere else."""
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *words],
+            [*inside, sys.executable, "-m", module, *words],
             cwd=self.folder,
             env=clean_environment(**({"OMP_NUM_THREADS": "1"} if "train" in words else {}), **(env or {})),
             stdin=subprocess.DEVNULL,

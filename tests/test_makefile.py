@@ -157,6 +157,7 @@ def test_other_targets(make: Make, target: str, docker: str, command: str) -> No
         "NODE_RANK=0",
         "RDZV_ENDPOINT=a:29500",
         "RDZV_ID=7",
+        "RDZV_TIMEOUT_S=60",
         "TASK=mnist",
     ],
 )

@@ -3,12 +3,16 @@
 import contextlib
 import dataclasses
 import errno
+import hashlib
+import importlib.metadata
 import json
 import logging
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from trainer import manifest
 from trainer.batches import tensors_in
@@ -54,6 +58,7 @@ def train_task(
     """
     with _told_as_failures(runs_dir):
         process = Process.start(device_name)
+        _refuse_unlike(process, {"run": run_name, "resume": resume, **dataclasses.asdict(config)})
         task = load_task(config.task, config.fields)
         run = RunDirectory(runs_dir / (run_name or _default_name(config, process, runs_dir)), process.rank)
         try:
@@ -91,6 +96,23 @@ def train_task(
         _, chosen = split_metric(settled.best_by, "--best-by")
         metrics = dict(sorted(job.progress.best_metrics.items(), key=lambda item: item[0] != chosen))
         return {**metrics, "samples_per_second": samples_per_second(job)}
+
+
+def _refuse_unlike(process: Process, settings: Mapping[str, Any]) -> None:
+    """Each machine reads its own words and environment.
+
+    Raises:
+        WrongUse: the processes have not all the same software and settings.
+    """
+    software = {"torch": torch.__version__, "trainbox": importlib.metadata.version("trainbox")}
+    for found in (software, settings):  # other software may have other settings
+        digests = [hashlib.sha256(repr(value).encode()).hexdigest()[:16] for value in found.values()]
+        if (place := process.first_difference(digests)) is not None:
+            name, value = list(found.items())[place]
+            raise WrongUse(
+                f"{name} is {value} on {socket.gethostname()}, and not on all machines: "
+                "start the same version with the same words and TRAINBOX_ variables on each"
+            )
 
 
 def verify_run(path: Path, steps: int | None, stop: StopRequest, device_name: str, data_dir: Path) -> None:

@@ -8,18 +8,20 @@ import argparse
 import logging
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
-from trainer.errors import MESSAGES, STORE, NetworkFailure, Preempted
+from trainer.errors import MESSAGES, STORE, Failure, NetworkFailure, Preempted
+from trainer.meeting import Meeting, Node, meet
 
 _CRASH = 1
-_LOOK_S, _LOOK_EVERY_S = 5.0, 1.0
+# When another node is lost, ranks mostly notice by themselves and end with their own words; then torchrun takes a moment.
+_NOTICED_S, _TOLD_S = 10.0, 30.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -38,10 +40,9 @@ def main() -> int:
     for number in _SIGNALS:
         signal.signal(number, forward)
 
-    from torch.distributed import DistError
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
-    from torch.distributed.run import parse_args, run
+    # Of connections that fail we tell ourselves, without a C++ stack, and names of addresses matter to nobody.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from torch.distributed.run import parse_args
 
     # Its log would tell of each stop as a failure, with a traceback; the ranks have said what there is to say.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
@@ -49,47 +50,108 @@ def main() -> int:
     arguments = parse_args(["--signals-to-handle=SIGQUIT", *sys.argv[1:]])
     with tempfile.TemporaryDirectory(prefix="trainbox-") as messages:
         os.environ[MESSAGES] = messages
-        if arguments.standalone:
-            _meet_in_a_file(arguments, Path(messages))
         try:
-            _wait_for_first_node(arguments.rdzv_endpoint, arguments.rdzv_conf)
-            run(arguments)
-        except ChildFailedError as error:
-            codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-            return _told({Path(messages) / str(rank): code for rank, code in codes.items()}, bool(forwarded))
-        except (RendezvousError, DistError, ConnectionError) as error:
-            place = f" at {arguments.rdzv_endpoint}" * bool(arguments.rdzv_endpoint)
-            reason = str(error.__cause__ or error).rstrip(".")  # RendezvousError's own is "see inner exception"
-            _say(
-                f"the nodes did not meet{place} ({reason}): start the same command on each, "
-                "with an --rdzv-endpoint that all can reach and no other program uses"
-            )
-            return NetworkFailure.exit_code
+            if arguments.standalone:
+                _meet_in_a_file(arguments, Path(messages))
+                return _ended(arguments, Path(messages), forwarded, [])
+            return _run_on_nodes(arguments, Path(messages), forwarded)
+        except Failure as failure:
+            _say(str(failure))
+            return failure.exit_code
         finally:
             for number in _SIGNALS:
                 signal.signal(number, signal.SIG_IGN)  # all is said; one that comes late must not break the way out
+
+
+def _run_on_nodes(arguments: argparse.Namespace, messages: Path, forwarded: list[int]) -> int:
+    """Meet the other nodes, then run as long as none of them is lost."""
+    meeting, _store = _meet(arguments)
+    losses: list[str] = []
+
+    def lost(reason: str) -> None:
+        losses.append(reason)
+        _end_ranks(reason)
+
+    meeting.watch(lost)
+    code = _ended(arguments, messages, forwarded, losses)
+    meeting.leave(code)
+    return code
+
+
+def _ended(arguments: argparse.Namespace, messages: Path, forwarded: list[int], losses: list[str]) -> int:
+    """Run torchrun, say why the ranks ended, and return the exit code; `losses` fills with what became of other nodes."""
+    from torch.distributed import DistError
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import run
+
+    try:
+        run(arguments)
+    except ChildFailedError as error:
+        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        if losses:  # we have killed them
+            codes = {rank: NetworkFailure.exit_code if code == -signal.SIGKILL else code for rank, code in codes.items()}
+            _say(f"{losses[0]}: the same command goes on from the newest checkpoint, on all nodes")
+        return _told({messages / str(rank): code for rank, code in codes.items()}, bool(forwarded))
+    except (DistError, ConnectionError) as error:
+        raise NetworkFailure(f"lost contact with the other nodes ({losses[0] if losses else error})") from error
     return 0
 
 
-def _wait_for_first_node(endpoint: str, settings: str) -> None:
-    """Until it listens: it may have to fetch its image first, and torch gives up after about two minutes.
+def _meet(arguments: argparse.Namespace) -> tuple[Meeting, object]:
+    """Find the other nodes and tell torchrun where their store is; on node 0 it lives as long as the second value.
 
     Raises:
-        ConnectionError: it does not within the rendezvous's join_timeout.
+        Failure: they did not meet.
     """
-    given = dict(setting.split("=") for setting in settings.split(",") if setting)
-    if given.get("is_host") != "0":
-        return
-    host, _, port = endpoint.rpartition(":")
-    deadline = time.monotonic() + int(given["join_timeout"])
-    while True:
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOK_S).close()
-            return
-        except OSError as error:  # its name may be unknown yet, too
-            if time.monotonic() > deadline:
-                raise ConnectionError(f"{error}, for {given['join_timeout']} s") from None
-        time.sleep(_LOOK_EVERY_S)
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub does not list it
+
+    given = dict(setting.split("=") for setting in arguments.rdzv_conf.split(","))
+    meeting = meet(
+        Node(
+            arguments.node_rank,
+            int(arguments.nnodes),
+            int(arguments.nproc_per_node),
+            arguments.rdzv_endpoint,
+            arguments.rdzv_id,
+            int(given["join_timeout"]),
+            given["await_name"] == "1",
+        ),
+        _say,
+    )
+    interface = meeting.interface
+    if interface:
+        # By their own choice gloo takes the one of the host's name, and NCCL the first that is up.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+    over = f" over {interface}" if interface else ""
+    counts = " + ".join(map(str, meeting.processes))
+    _say(f"{arguments.nnodes} nodes met at {arguments.rdzv_endpoint}{over}: {counts} processes")
+    # torchrun's own rendezvous of nodes that know their ranks. It would open a store on all interfaces, and takes the one that
+    # this process has opened already.
+    arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_conf = "static", "", ""
+    arguments.master_addr, arguments.master_port = meeting.address, meeting.store_port
+    if meeting.store is None:
+        return meeting, None
+    listening = meeting.store.detach()
+    store = TCPStore(
+        meeting.address,
+        meeting.store_port,
+        is_master=True,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=listening,
+    )
+    return meeting, store
+
+
+def _end_ranks(reason: str) -> NoReturn:
+    """Since another node is lost or has failed: those that have not ended by then do not know it, and wait."""
+    time.sleep(_NOTICED_S)
+    for pid in _children():
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(_TOLD_S)
+    _say(f"{reason}; what runs here does not end by itself, and is ended")
+    os._exit(NetworkFailure.exit_code)
 
 
 def _meet_in_a_file(arguments: argparse.Namespace, folder: Path) -> None:

@@ -1,34 +1,23 @@
-"""Nodes that look for one another before they train."""
+"""Nodes that look for one another before they train, and hear of one another's end: on loopback, without torch."""
 
+import contextlib
+import json
+import queue
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
 
 from tests.conftest import clean_environment
+from trainer import meeting
+from trainer.errors import Failure, NetworkFailure, WrongUse
+from trainer.meeting import Meeting, Node, meet
 
-# torchrun's own part ends as it is told: what counts is what happens before, and what is made of its error.
-_PROGRAM = """
-import sys, time, torch.distributed.run as real
-from trainer import torchrun
-def run(arguments): {then}
-def sleep(seconds): print("waits", flush=True); sys.stdin.readline()
-real.run, torchrun.time.sleep = run, sleep
-sys.argv = ["torchrun", "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint={endpoint}",
-            "--rdzv-conf=is_host={is_host},join_timeout={join_timeout_s}", "nothing.py"]
-sys.exit(torchrun.main())
-"""
-
-
-def _start(endpoint: str, is_host: int, join_timeout_s: int, then: str = "print('met')") -> subprocess.Popen[str]:
-    program = _PROGRAM.format(endpoint=endpoint, is_host=is_host, join_timeout_s=join_timeout_s, then=then)
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-c", program]
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=clean_environment())
-
-
-def _ended(node: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = node.communicate(timeout=120)
-    return node.returncode, out.replace("waits\n", ""), err
+_HOST = socket.gethostname()
 
 
 def _free_port() -> int:
@@ -37,37 +26,254 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def test_a_node_waits_for_the_first_which_comes_late() -> None:
+def _node(rank: int, port: int, nnodes: int = 2, **other: Any) -> Node:
+    return Node(rank, nnodes, **{"processes": rank + 1, "endpoint": f"127.0.0.1:{port}", "job": "j", "timeout_s": 120} | other)
+
+
+class _Party:
+    """Nodes of this process, each on a thread."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack, self._pool, self.said = stack, stack.enter_context(ThreadPoolExecutor(8)), queue.Queue[str]()
+
+    def start(self, node: Node, say: Callable[[str], None] | None = None) -> Callable[[], Meeting]:
+        met = self._pool.submit(meet, node, say or self.said.put)
+
+        def result() -> Meeting:
+            answer = met.result(120)
+            for connection in [line.connection for line in answer.lines] + ([answer.store] if answer.store else []):
+                self._stack.callback(connection.close)
+            return answer
+
+        return result
+
+    def hear(self) -> str:
+        return self.said.get(timeout=120)
+
+
+@pytest.fixture
+def party() -> Iterator[_Party]:
+    with contextlib.ExitStack() as stack:
+        yield _Party(stack)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word of what is waited for each second instead of each 10 s."""
+    monkeypatch.setattr(meeting, "_REPORT_EVERY_S", 1)
+
+
+def test_three_nodes_learn_where_the_store_is_and_how_many_processes_each_has(party: _Party) -> None:
     port = _free_port()
-    node = _start(f"127.0.0.1:{port}", 0, 60)
+    met = [each() for each in [party.start(_node(rank, port, 3)) for rank in range(3)]]
+    assert {each.address for each in met} == {"127.0.0.1"}
+    assert {each.processes for each in met} == {(1, 2, 3)}
+    assert met[0].store is not None
+    assert {each.store_port for each in met} == {met[0].store.getsockname()[1]}
+    assert met[0].store.getsockname()[0] == "127.0.0.1"
+    assert [line.name for line in met[0].lines] == [f"node 1 ({_HOST}, 127.0.0.1)", f"node 2 ({_HOST}, 127.0.0.1)"]
+    assert party.said.empty()
+    with pytest.raises(ConnectionRefusedError):  # nobody else can come
+        socket.create_connection(("127.0.0.1", port))
+
+
+@pytest.mark.usefixtures("often")
+def test_a_late_node_is_waited_for_in_these_words(party: _Party) -> None:
+    port = _free_port()
+    first = party.start(_node(0, port, 3))
+    alone = "an address that only this machine can reach"
+    assert party.hear() == f"waiting for nodes 1, 2 at 127.0.0.1:{port}, 1 s of 120 s ({alone})"
+    there = queue.Queue[str]()
+    second = party.start(_node(1, port, 3), there.put)
+    assert there.get(timeout=120) == f"waiting for the other nodes at 127.0.0.1:{port}, 1 s of 120 s"
+    third = party.start(_node(2, port, 3))
+    assert first().processes == second().processes == third().processes == (1, 2, 3)
+
+
+@pytest.mark.usefixtures("often")
+def test_a_late_first_node_is_waited_for_in_these_words(party: _Party) -> None:
+    port = _free_port()
+    second = party.start(_node(1, port))
+    assert party.hear() == f"waiting for node 0 at 127.0.0.1:{port}, 1 s of 120 s (Connection refused)"
+    party.start(_node(0, port))()
+    assert second().processes == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("rank", "whom", "why"), [(0, "node 1", "an address that only this machine can reach"), (1, "node 0", "Connection refused")]
+)
+def test_a_node_that_never_comes_is_named(party: _Party, rank: int, whom: str, why: str) -> None:
+    port = _free_port()
+    with pytest.raises(NetworkFailure) as failure:
+        party.start(_node(rank, port, timeout_s=1))()
+    assert str(failure.value) == (
+        f"waited 1 s in vain for {whom} at 127.0.0.1:{port} ({why}): start the same command on each machine, "
+        "with an --rdzv-endpoint that all can reach and no other program uses"
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_unknown_host_is_a_mistake_unless_a_scheduler_makes_names_known(party: _Party, rank: int) -> None:
+    node = {"endpoint": "nobody.invalid:29400", "timeout_s": 1}
+    with pytest.raises(WrongUse, match=r"^--rdzv-endpoint nobody.invalid:29400: this machine knows no host nobody.invalid \("):
+        party.start(_node(rank, 0, **node))()
+    with pytest.raises(NetworkFailure, match=r"^waited 1 s in vain for (the name of )?node 0 at nobody.invalid:29400 \("):
+        party.start(_node(rank, 0, **node, await_name=True))()
+
+
+def test_node_0_on_another_machine_than_the_endpoint_is_a_mistake(party: _Party) -> None:
+    with pytest.raises(WrongUse) as failure:
+        party.start(_node(0, 0, endpoint="192.0.2.1:29400"))()
+    assert str(failure.value) == (
+        "192.0.2.1 is not an address of this machine: --node-rank 0 belongs on the machine that --rdzv-endpoint names"
+    )
+
+
+def test_a_port_in_use_is_named(party: _Party) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(NetworkFailure, match=rf"^port {port} of 127.0.0.1 is in use by another program: "):
+            party.start(_node(0, port))()
+
+
+def test_another_program_at_the_endpoint_is_told(party: _Party) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        second = party.start(_node(1, port))
+        connection, _ = other.accept()
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n")
+        with connection, pytest.raises(NetworkFailure, match=f"^another program than Trainbox answers at 127.0.0.1:{port}: "):
+            second()
+
+
+@pytest.mark.parametrize(
+    ("guest", "failure", "reason"),
+    [
+        (
+            {"nnodes": 4},
+            WrongUse,
+            f"node 2 ({_HOST}, 127.0.0.1) was started for 4 nodes, and node 0 for 3: give --nnodes the same number on each",
+        ),
+        (
+            {"rank": 1},
+            WrongUse,
+            f"there is a node 1 ({_HOST}, 127.0.0.1) already, and now node 1 ({_HOST}, 127.0.0.1): "
+            "give each machine a --node-rank of its own",
+        ),
+        ({"job": "k"}, NetworkFailure, f"node 2 ({_HOST}, 127.0.0.1) is of job k, and job j meets at 127.0.0.1:"),
+    ],
+)
+@pytest.mark.usefixtures("often")
+def test_nodes_that_contradict_each_other(party: _Party, guest: dict[str, Any], failure: type[Failure], reason: str) -> None:
+    """Both hear of it; the one that came wrong ends, and the others go on waiting for the right one."""
+    port = _free_port()
+    first, second = party.start(_node(0, port, 3)), party.start(_node(1, port, 3), lambda _: None)
+    while "waiting for node 2 at" not in party.hear():
+        pass
+    with pytest.raises(failure) as refused:
+        party.start(_node(**{"rank": 2, "port": port, "nnodes": 3} | guest), lambda _: None)()
+    assert str(refused.value).startswith(reason)
+    while not (heard := party.hear()).startswith(reason):
+        assert heard.startswith("waiting for node 2 ")
+    party.start(_node(2, port, 3))()
+    assert first().processes == second().processes == (1, 2, 3)
+
+
+@pytest.mark.usefixtures("often")
+def test_strangers_and_nodes_that_leave_again_do_not_count(party: _Party) -> None:
+    port = _free_port()
+    first = party.start(_node(0, port))
+    party.hear()
+    hello = {"node_rank": 1, "nnodes": 2, "job": "j", "processes": 1, "host": "h"}
+    strange = [b"GET / HTTP/1.1\r\n", b"[]\n", b"{}\n", b"7\n", b"\n", b"\xff\n", b"x" * 10_000, b'{"node_rank": 5']
+    strange += [json.dumps(hello | wrong).encode() + b"\n" for wrong in ({"node_rank": 0}, {"node_rank": []}, {"nnodes": "2"})]
+    for words in [*strange, json.dumps(hello).encode()]:
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(words)
+    assert party.start(_node(1, port))().processes == first().processes == (1, 2)
+
+
+@pytest.fixture
+def three(party: _Party) -> list[Meeting]:
+    port = _free_port()
+    return [met() for met in [party.start(_node(rank, port, 3)) for rank in range(3)]]
+
+
+def test_a_node_that_vanishes_is_told_to_all(three: list[Meeting]) -> None:
+    """Node 2 does, and node 0 passes it on to node 1, which has no line to it."""
+    heard = [queue.Queue[str](), queue.Queue[str]()]
+    for node, words in zip(three, heard, strict=False):
+        node.watch(words.put)
+    three[2].lines[0].connection.close()
+    reason = f"node 2 ({_HOST}, 127.0.0.1) is lost (its connection was closed)"
+    assert [words.get(timeout=120) for words in heard] == [reason, reason]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_node_that_fails_is_told_with_its_code_and_one_that_is_done_is_not(three: list[Meeting], rank: int) -> None:
+    heard = queue.Queue[str]()
+    three[rank].watch(heard.put)
+    others = [node for number, node in enumerate(three) if number != rank]
+    if rank == 0:
+        others[0].leave(75)
+        others[0].lines[0].connection.close()
+        others[1].leave(5)
+        assert heard.get(timeout=120) == f"node 2 ({_HOST}, 127.0.0.1) ended with 5"
+    else:
+        others[0].leave(137)
+        assert heard.get(timeout=120) == "node 0 (127.0.0.1) ended with 137"
+
+
+# torchrun's own part ends as it is told: what counts is what is made of its error.
+_PROGRAM = """
+import sys, threading, torch.distributed, torch.distributed.run as real
+from trainer import torchrun
+torchrun._NOTICED_S = torchrun._TOLD_S = 0.1
+def run(arguments): {then}
+real.run = run
+sys.argv = ["torchrun", "--nnodes=2", "--node-rank=1", "--nproc-per-node=1", "--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=j",
+            "--rdzv-conf=join_timeout={timeout_s},await_name=0", "nothing.py"]
+sys.exit(torchrun.main())
+"""
+
+
+def _start(port: int, timeout_s: int, then: str) -> subprocess.Popen[str]:
+    program = _PROGRAM.format(port=port, timeout_s=timeout_s, then=then)
+    command = [sys.executable, "-c", program]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment())
+
+
+def test_a_meeting_that_fails_is_one_line_and_ends_with_7() -> None:
+    node = _start(_free_port(), 1, "print('met')")
+    out, err = node.communicate(timeout=120)
+    assert (node.returncode, out, len(err.splitlines())) == (7, "", 1)
+    assert err.startswith("trainbox: waited 1 s in vain for node 0 at 127.0.0.1:")
+
+
+def test_a_store_that_is_gone_is_a_failure_of_the_network(party: _Party) -> None:
+    port = _free_port()
+    first = party.start(_node(0, port))
+    node = _start(port, 120, "raise torch.distributed.DistStoreError('wait timeout after 60000ms')")
+    heard = queue.Queue[str]()
+    first().watch(heard.put)
+    _, err = node.communicate(timeout=120)
+    assert node.returncode == 7
+    assert err.splitlines() == [
+        f"trainbox: 2 nodes met at 127.0.0.1:{port} over lo: 1 + 1 processes",
+        "trainbox: lost contact with the other nodes (wait timeout after 60000ms)",
+    ]
+    assert heard.get(timeout=120) == f"node 1 ({_HOST}, 127.0.0.1) ended with 7"
+
+
+def test_torchs_own_part_does_not_outlive_a_node_that_is_lost(party: _Party) -> None:
+    port = _free_port()
+    first = party.start(_node(0, port))
+    node = _start(port, 120, "print('runs', flush=True); threading.Event().wait()")
     assert node.stdout is not None
-    assert node.stdout.readline() == "waits\n"
-    with socket.create_server(("127.0.0.1", port)):
-        assert _ended(node) == (0, "met\n", "")
-
-
-def test_a_first_node_that_never_comes_is_named_after_the_join_timeout() -> None:
-    endpoint = f"127.0.0.1:{_free_port()}"
-    code, out, err = _ended(_start(endpoint, 0, 1))
-    assert (code, out) == (7, "")
-    assert err.startswith(f"trainbox: the nodes did not meet at {endpoint} ([Errno 111] Connection refused, for 1 s): ")
-    assert len(err.splitlines()) == 1
-
-
-def test_a_name_that_is_not_known_yet_is_waited_for_as_well() -> None:
-    code, out, err = _ended(_start("nobody.invalid:29400", 0, 1))
-    assert (code, out) == (7, "")
-    assert "trainbox: the nodes did not meet at nobody.invalid:29400 ([Errno" in err
-
-
-def test_the_first_node_waits_for_nobody() -> None:
-    assert _ended(_start(f"127.0.0.1:{_free_port()}", 1, 60)) == (0, "met\n", "")
-
-
-def test_a_node_that_comes_back_into_a_meeting_of_before_is_a_failure_of_the_network() -> None:
-    """torch then waits in vain for what the others have said already, and ends with this error."""
-    error = "torch.distributed.DistStoreError('wait timeout after 60000ms, keys: /torch.rendezvous.trainbox.1/MASTER_ADDR')"
-    code, out, err = _ended(_start("127.0.0.1:1", 1, 60, f"import torch.distributed; raise {error}"))
-    assert (code, out) == (7, "")
-    assert err.startswith("trainbox: the nodes did not meet at 127.0.0.1:1 (wait timeout after 60000ms, keys: ")
-    assert len(err.splitlines()) == 1
+    assert node.stdout.readline() == "runs\n"
+    first().lines[0].connection.close()
+    _, err = node.communicate(timeout=120)
+    assert node.returncode == 7
+    assert err.splitlines()[-1] == (
+        "trainbox: node 0 (127.0.0.1) is lost (its connection was closed); what runs here does not end by itself, and is ended"
+    )

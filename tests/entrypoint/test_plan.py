@@ -53,11 +53,10 @@ def standalone(nproc: int) -> str:
     return f"-m trainer.torchrun --standalone --nproc-per-node={nproc} -m -- trainer train digits"
 
 
-def meeting(rank: int, endpoint: str, job: str, nproc: int, nnodes: int = 2) -> str:
+def meeting(rank: int, endpoint: str, job: str, nproc: int, timeout_s: int = 600, await_name: int = 0) -> str:
     return (
-        f"-m trainer.torchrun --nnodes={nnodes} --node-rank={rank} --rdzv-backend=c10d --rdzv-endpoint={endpoint} "
-        f"--rdzv-id={job} --rdzv-conf=is_host={1 if rank == 0 else 0},join_timeout=600 --nproc-per-node={nproc} "
-        "-m -- trainer train digits"
+        f"-m trainer.torchrun --nnodes=2 --node-rank={rank} --rdzv-endpoint={endpoint} --rdzv-id={job} "
+        f"--rdzv-conf=join_timeout={timeout_s},await_name={await_name} --nproc-per-node={nproc} -m -- trainer train digits"
     )
 
 
@@ -182,6 +181,8 @@ PLANS = [
      "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, they meet at node0:29400"),
     (two(1, rdzv_id="run7"), TWO, LOCAL, "ddp", "0 1", (2, 2), meeting(1, "node0:29400", "run7", 2), "GPU-a,GPU-b",
      "2 of 2 GPUs visible -> torchrun DDP, 4 processes on 2 nodes; this is node 1, they meet at node0:29400"),
+    (two(rdzv_timeout_s=90), ONE, LOCAL, "ddp", "0", (2, 1), meeting(0, "node0:29400", "trainbox", 1, 90), "GPU-a",
+     "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, they meet at node0:29400"),
     (two(1, "[fd00::1]:65535", processes=2), NONE, LOCAL, "ddp", "none", (2, 2),
      meeting(1, "[fd00::1]:65535", "trainbox", 2), "",
      "2 CPU processes requested -> torchrun DDP over gloo, 4 processes on 2 nodes; this is node 1, "
@@ -191,20 +192,20 @@ PLANS = [
     # SLURM.
     (ask(), TWO, SLURM, "ddp", "0 1", (1, 2), standalone(2), "GPU-a,GPU-b",
      "2 of 2 GPUs visible -> torchrun DDP, 2 processes"),
-    (ask(), TWO, SLURM_2, "ddp", "0 1", (2, 2), meeting(1, "n03:20077", "77", 2), "GPU-a,GPU-b",
+    (ask(), TWO, SLURM_2, "ddp", "0 1", (2, 2), meeting(1, "n03:20077", "77", 2, await_name=1), "GPU-a,GPU-b",
      "2 of 2 GPUs visible -> torchrun DDP, 4 processes on 2 nodes; this is node 1, they meet at n03:20077"),
-    (ask(gpus=1), FOUR, SLURM_2, "ddp", "0", (2, 1), meeting(1, "n03:20077", "77", 1), "GPU-a",
+    (ask(gpus=1), FOUR, SLURM_2, "ddp", "0", (2, 1), meeting(1, "n03:20077", "77", 1, await_name=1), "GPU-a",
      "1 of 4 visible GPUs requested -> torchrun DDP, 2 processes on 2 nodes; this is node 1, they meet at n03:20077"),
-    (ask(), NONE, SLURM_2, "ddp", "none", (2, 1), meeting(1, "n03:20077", "77", 1), "",
+    (ask(), NONE, SLURM_2, "ddp", "none", (2, 1), meeting(1, "n03:20077", "77", 1, await_name=1), "",
      "no GPU visible -> torchrun DDP over gloo, 2 processes on 2 nodes; this is node 1, they meet at n03:20077"),
-    (two(0, "x:1", rdzv_id="y"), ONE, SLURM_2, "ddp", "0", (2, 1), meeting(0, "x:1", "y", 1), "GPU-a",
+    (two(0, "x:1", rdzv_id="y"), ONE, SLURM_2, "ddp", "0", (2, 1), meeting(0, "x:1", "y", 1, await_name=1), "GPU-a",
      "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, they meet at x:1"),
     (ask(nnodes=1), TWO, SLURM_2, "ddp", "0 1", (1, 2), standalone(2), "GPU-a,GPU-b",
      "2 of 2 GPUs visible -> torchrun DDP, 2 processes"),
     # Kubernetes.
     (ask(), FOUR, KUBE, "ddp", "0 1 2 3", (1, 4), standalone(4), "GPU-a,GPU-b,GPU-c,GPU-d",
      "4 of 4 GPUs visible -> torchrun DDP, 4 processes"),
-    (ask(), ONE, KUBE_2, "ddp", "0", (2, 1), meeting(0, "job-0.job:29400", "trainbox", 1), "GPU-a",
+    (ask(), ONE, KUBE_2, "ddp", "0", (2, 1), meeting(0, "job-0.job:29400", "trainbox", 1, await_name=1), "GPU-a",
      "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, they meet at job-0.job:29400"),
     (ask(), FOUR, kube(2), "ddp", "0 1", (1, 2), standalone(2), "GPU-a,GPU-b",
      "2 of 4 visible GPUs requested -> torchrun DDP, 2 processes"),
@@ -229,6 +230,8 @@ REFUSALS = [
     # Nodes.
     (ask(node_rank=1), ONE, LOCAL, 2,
      "node rank 1 of 1 node: add --nnodes with the number of machines"),
+    (ask(rdzv_endpoint="node0:29400"), ONE, LOCAL, 2,
+     "--rdzv-endpoint node0:29400 and 1 node: add --nnodes with the number of machines"),
     (ask(nnodes=2), ONE, LOCAL, 2,
      "2 nodes asked, and no place to meet: give the first machine's address to each of them, "
      "as in --rdzv-endpoint node0.example:29400"),
