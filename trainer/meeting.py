@@ -110,42 +110,41 @@ class Meeting:
         """The name of the network interface by which this node reaches the others; None if it has several addresses there."""
         return _interface(self.lines[0].connection.getsockname()[0])
 
-    def watch(self, lost: Say) -> None:
-        """Call `lost` with the reason, on a thread of its own, once another node vanishes or fails."""
-        threading.Thread(target=self._watch, args=(lost,), daemon=True).start()
+    def watch(self, heard: Callable[[str, bool], None]) -> None:
+        """Call `heard`, on a thread of its own, when the first other node ends or vanishes: with what, and whether it failed.
+
+        Node 0 passes on to the others what fails, since they have no lines among themselves.
+        """
+        threading.Thread(target=self._watch, args=(heard,), daemon=True).start()
 
     def leave(self, code: int) -> None:
         """Tell the others that this node ends with `code`."""
         for line in self.lines:
             line.send(ended=code)
 
-    def _watch(self, lost: Say) -> None:
+    def _watch(self, heard: Callable[[str, bool], None]) -> None:
         with selectors.DefaultSelector() as selector:
             for line in self.lines:
                 selector.register(line, selectors.EVENT_READ, line)
-            while selector.get_map():
-                for key, _ in selector.select():
-                    line = key.data
-                    reason = _reason(line)
-                    if reason is None:
-                        selector.unregister(line)
-                        continue
-                    for other in self.lines:
-                        other.send(lost=reason)
-                    lost(reason)
-                    return
+            (key, _), *_ = selector.select()
+        what, failed = _end_of(key.data)
+        if failed:
+            for line in self.lines:
+                if line is not key.data:
+                    line.send(lost=what)
+        heard(what, failed)
 
 
-def _reason(line: Line) -> str | None:
-    """Why what came over `line` ends this node's training, too; None if it does not."""
+def _end_of(line: Line) -> tuple[str, bool]:
+    """What came over `line`, and whether it is a failure."""
     try:
-        (message,) = line.read()[:1] or [{}]
-    except (OSError, ValueError) as error:
-        return f"{line.name} is lost ({getattr(error, 'strerror', None) or error})"
-    if "ended" in message:
-        code = message["ended"]
-        return None if code in (0, Preempted.exit_code) else f"{line.name} ended with {code}"
-    return str(message.get("lost", f"{line.name} is lost"))
+        message = line.read()[0]
+    except (OSError, ValueError, IndexError) as error:
+        return f"{line.name} is lost ({getattr(error, 'strerror', None) or error})", True
+    if "lost" in message:
+        return str(message["lost"]), True
+    code = message["ended"]
+    return f"{line.name} ended with {code}", code not in (0, Preempted.exit_code)
 
 
 def meet(node: Node, say: Say) -> Meeting:

@@ -14,14 +14,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 from trainer.errors import MESSAGES, STORE, Failure, NetworkFailure, Preempted
 from trainer.meeting import Meeting, Node, meet
 
 _CRASH = 1
-# When another node is lost, ranks mostly notice by themselves and end with their own words; then torchrun takes a moment.
-_NOTICED_S, _TOLD_S = 10.0, 30.0
+# Ranks mostly notice by themselves that another node is lost, and end with their own words; and when one is done or has
+# stopped with a checkpoint, they are about to do the same. torchrun then takes a moment.
+_NOTICED_S, _FOLLOWED_S, _TOLD_S = 10.0, 60.0, 30.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -64,15 +64,22 @@ def main() -> int:
 
 
 def _run_on_nodes(arguments: argparse.Namespace, messages: Path, forwarded: list[int]) -> int:
-    """Meet the other nodes, then run as long as none of them is lost."""
+    """Meet the other nodes, then run as long as none of them ends."""
     meeting, _store = _meet(arguments)
     losses: list[str] = []
 
-    def lost(reason: str) -> None:
-        losses.append(reason)
-        _end_ranks(reason)
+    def heard(what: str, failed: bool) -> None:
+        if failed:
+            losses.append(what)
+        time.sleep(_NOTICED_S if failed else _FOLLOWED_S)
+        losses.append(what)
+        for pid in _children():
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(_TOLD_S)
+        _say(f"{what}; what runs here does not end by itself, and is ended")
+        os._exit(NetworkFailure.exit_code)
 
-    meeting.watch(lost)
+    meeting.watch(heard)
     code = _ended(arguments, messages, forwarded, losses)
     meeting.leave(code)
     return code
@@ -93,7 +100,8 @@ def _ended(arguments: argparse.Namespace, messages: Path, forwarded: list[int], 
             _say(f"{losses[0]}: the same command goes on from the newest checkpoint, on all nodes")
         return _told({messages / str(rank): code for rank, code in codes.items()}, bool(forwarded))
     except (DistError, ConnectionError) as error:
-        raise NetworkFailure(f"lost contact with the other nodes ({losses[0] if losses else error})") from error
+        _say(f"lost contact with the other nodes ({losses[0] if losses else error})")
+        return NetworkFailure.exit_code
     return 0
 
 
@@ -142,16 +150,6 @@ def _meet(arguments: argparse.Namespace) -> tuple[Meeting, object]:
         master_listen_fd=listening,
     )
     return meeting, store
-
-
-def _end_ranks(reason: str) -> NoReturn:
-    """Since another node is lost or has failed: those that have not ended by then do not know it, and wait."""
-    time.sleep(_NOTICED_S)
-    for pid in _children():
-        os.kill(pid, signal.SIGKILL)
-    time.sleep(_TOLD_S)
-    _say(f"{reason}; what runs here does not end by itself, and is ended")
-    os._exit(NetworkFailure.exit_code)
 
 
 def _meet_in_a_file(arguments: argparse.Namespace, folder: Path) -> None:

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -29,15 +31,15 @@ def _rank_of(pid: int) -> str:
 class Job:
     """What `trainbox train` has started: the launcher, its ranks by number, and their loader workers.
 
-    A single process is its own launcher and has no ranks.
+    `ranks` is how many, or which on a node of several. A single process is its own launcher and has no ranks.
     """
 
-    def __init__(self, process: "subprocess.Popen[str]", ranks: int) -> None:
+    def __init__(self, process: "subprocess.Popen[str]", ranks: int | Sequence[int]) -> None:
         # Not the one that asks the NVIDIA driver, which is in its parent's session.
         (self.launcher,) = (pid for pid in _children(process.pid) if os.getsid(pid) == pid)
         children = _children(self.launcher)
         self.ranks = {rank: pid for pid in children if (rank := _rank_of(pid))}
-        assert sorted(self.ranks) == [str(rank) for rank in range(ranks)]
+        assert sorted(self.ranks) == [str(rank) for rank in (range(ranks) if isinstance(ranks, int) else ranks)]
         self.workers = [worker for rank in self.ranks.values() for worker in _children(rank)] if ranks else children
         self.started = {pid: stat[2] for pid in [self.launcher, *children, *self.workers] if (stat := _stat(pid))}
 
@@ -56,3 +58,17 @@ class Job:
         while self.living():
             assert time.monotonic() < deadline, f"still running: {self.living()}"
             time.sleep(0.02)
+
+
+def listening(pid: int) -> set[str]:
+    """The addresses at which the process takes TCP connections."""
+    links = [str(end.readlink()) for end in Path(f"/proc/{pid}/fd").iterdir()]
+    inodes = {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in inodes:
+                address = bytes.fromhex(words[1].partition(":")[0])
+                found.add(socket.inet_ntoa(address[::-1]) if table == "tcp" else address.hex())
+    return found

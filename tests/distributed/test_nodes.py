@@ -199,36 +199,36 @@ def three(party: _Party) -> list[Meeting]:
     return [met() for met in [party.start(_node(rank, port, 3)) for rank in range(3)]]
 
 
+def _watch(node: Meeting, heard: "queue.Queue[tuple[str, bool]]") -> None:
+    node.watch(lambda what, failed: heard.put((what, failed)))
+
+
 def test_a_node_that_vanishes_is_told_to_all(three: list[Meeting]) -> None:
     """Node 2 does, and node 0 passes it on to node 1, which has no line to it."""
-    heard = [queue.Queue[str](), queue.Queue[str]()]
+    heard = [queue.Queue[tuple[str, bool]](), queue.Queue[tuple[str, bool]]()]
     for node, words in zip(three, heard, strict=False):
-        node.watch(words.put)
+        _watch(node, words)
     three[2].lines[0].connection.close()
     reason = f"node 2 ({_HOST}, 127.0.0.1) is lost (its connection was closed)"
-    assert [words.get(timeout=120) for words in heard] == [reason, reason]
+    assert [words.get(timeout=120) for words in heard] == [(reason, True), (reason, True)]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_node_that_fails_is_told_with_its_code_and_one_that_is_done_is_not(three: list[Meeting], rank: int) -> None:
-    heard = queue.Queue[str]()
-    three[rank].watch(heard.put)
-    others = [node for number, node in enumerate(three) if number != rank]
-    if rank == 0:
-        others[0].leave(75)
-        others[0].lines[0].connection.close()
-        others[1].leave(5)
-        assert heard.get(timeout=120) == f"node 2 ({_HOST}, 127.0.0.1) ended with 5"
-    else:
-        others[0].leave(137)
-        assert heard.get(timeout=120) == "node 0 (127.0.0.1) ended with 137"
+@pytest.mark.parametrize(("code", "failed"), [(0, False), (75, False), (5, True), (137, True)])
+def test_a_node_that_ends_is_told_with_its_code(three: list[Meeting], code: int, failed: bool) -> None:
+    heard = [queue.Queue[tuple[str, bool]](), queue.Queue[tuple[str, bool]]()]
+    _watch(three[1], heard[1])
+    three[0].leave(code)
+    assert heard[1].get(timeout=120) == (f"node 0 (127.0.0.1) ended with {code}", failed)
+    _watch(three[0], heard[0])
+    three[2].leave(code)
+    assert heard[0].get(timeout=120) == (f"node 2 ({_HOST}, 127.0.0.1) ended with {code}", failed)
 
 
 # torchrun's own part ends as it is told: what counts is what is made of its error.
 _PROGRAM = """
 import sys, threading, torch.distributed, torch.distributed.run as real
 from trainer import torchrun
-torchrun._NOTICED_S = torchrun._TOLD_S = 0.1
+torchrun._NOTICED_S = torchrun._FOLLOWED_S = torchrun._TOLD_S = 0.1
 def run(arguments): {then}
 real.run = run
 sys.argv = ["torchrun", "--nnodes=2", "--node-rank=1", "--nproc-per-node=1", "--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=j",
@@ -254,26 +254,30 @@ def test_a_store_that_is_gone_is_a_failure_of_the_network(party: _Party) -> None
     port = _free_port()
     first = party.start(_node(0, port))
     node = _start(port, 120, "raise torch.distributed.DistStoreError('wait timeout after 60000ms')")
-    heard = queue.Queue[str]()
-    first().watch(heard.put)
+    heard = queue.Queue[tuple[str, bool]]()
+    _watch(first(), heard)
     _, err = node.communicate(timeout=120)
     assert node.returncode == 7
     assert err.splitlines() == [
         f"trainbox: 2 nodes met at 127.0.0.1:{port} over lo: 1 + 1 processes",
         "trainbox: lost contact with the other nodes (wait timeout after 60000ms)",
     ]
-    assert heard.get(timeout=120) == f"node 1 ({_HOST}, 127.0.0.1) ended with 7"
+    assert heard.get(timeout=120) == (f"node 1 ({_HOST}, 127.0.0.1) ended with 7", True)
 
 
-def test_torchs_own_part_does_not_outlive_a_node_that_is_lost(party: _Party) -> None:
+@pytest.mark.parametrize("code", [75, None])
+def test_torchs_own_part_does_not_outlive_a_node_that_ends_or_is_lost(party: _Party, code: int | None) -> None:
     port = _free_port()
     first = party.start(_node(0, port))
     node = _start(port, 120, "print('runs', flush=True); threading.Event().wait()")
     assert node.stdout is not None
     assert node.stdout.readline() == "runs\n"
-    first().lines[0].connection.close()
+    if code is None:
+        first().lines[0].connection.close()
+        what = "is lost (its connection was closed)"
+    else:
+        first().leave(code)
+        what = f"ended with {code}"
     _, err = node.communicate(timeout=120)
     assert node.returncode == 7
-    assert err.splitlines()[-1] == (
-        "trainbox: node 0 (127.0.0.1) is lost (its connection was closed); what runs here does not end by itself, and is ended"
-    )
+    assert err.splitlines()[1:] == [f"trainbox: node 0 (127.0.0.1) {what}; what runs here does not end by itself, and is ended"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Trainbox, clean_environment, finish
-from tests.distributed.processes import Job
+from tests.distributed.processes import Job, listening
 from tests.faults.faults import GATED, TASKS, Gate, clean_digest, messages, needs_linux, needs_root
 
 _ON_TWO = (*GATED, "--processes", "2", "--checkpoint-steps", "10")
@@ -205,20 +205,6 @@ def test_row_48_nobody_outside_can_write_to_the_store_of_one_machine(trainbox: T
         assert listening(rank) <= {"127.0.0.1"}
     gate.release()
     assert finish(process).code == 0
-
-
-def listening(pid: int) -> set[str]:
-    """The addresses at which the process takes TCP connections."""
-    links = [str(end.readlink()) for end in Path(f"/proc/{pid}/fd").iterdir()]
-    inodes = {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")}
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == "0A" and words[9] in inodes:
-                address = bytes.fromhex(words[1].partition(":")[0])
-                found.add(socket.inet_ntoa(address[::-1]) if table == "tcp" else address.hex())
-    return found
 
 
 @needs_linux
