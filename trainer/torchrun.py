@@ -97,7 +97,8 @@ def _ended(arguments: argparse.Namespace, messages: Path, forwarded: list[int], 
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         if losses:  # we have killed them
             codes = {rank: NetworkFailure.exit_code if code == -signal.SIGKILL else code for rank, code in codes.items()}
-            _say(f"{losses[0]}: the same command goes on from the newest checkpoint, on all nodes")
+            if _cause(set(codes.values()), bool(forwarded)) == NetworkFailure.exit_code:
+                _say(f"{losses[0]}: the same command goes on from the newest checkpoint, on all nodes")
         return _told({messages / str(rank): code for rank, code in codes.items()}, bool(forwarded))
     except (DistError, ConnectionError) as error:
         _say(f"lost contact with the other nodes ({losses[0] if losses else error})")

@@ -3,16 +3,19 @@
 import contextlib
 import json
 import queue
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import clean_environment
+from tests.conftest import Trainbox, clean_environment, finish
+from tests.distributed.processes import Job
 from trainer import meeting
 from trainer.errors import Failure, NetworkFailure, WrongUse
 from trainer.meeting import Meeting, Node, meet
@@ -281,3 +284,30 @@ def test_torchs_own_part_does_not_outlive_a_node_that_ends_or_is_lost(party: _Pa
     _, err = node.communicate(timeout=120)
     assert node.returncode == 7
     assert err.splitlines()[1:] == [f"trainbox: node 0 (127.0.0.1) {what}; what runs here does not end by itself, and is ended"]
+
+
+_SHAKY = (f"{Path(__file__).with_name('jobs.py')}:Shaky", "--device", "cpu", "--log-steps", "1", "--run", "r", "--nnodes", "2")
+
+
+def test_machines_with_other_settings_are_told_which(trainbox: Trainbox) -> None:
+    words = ("train", *_SHAKY, "--rdzv-endpoint", f"127.0.0.1:{_free_port()}")
+    nodes = [trainbox.start(*words, "--node-rank", str(rank), "--lr", f"0.{rank + 1}") for rank in range(2)]
+    for ended, rate in zip([finish(node) for node in nodes], (0.1, 0.2), strict=True):
+        assert ended.code == 2, ended
+        assert ended.err.splitlines()[1:] == [
+            f"trainbox: learning_rate is {rate} on {_HOST}, and not on all machines: "
+            "start the same version with the same words and TRAINBOX_ variables on each"
+        ]
+
+
+def test_a_signal_to_one_node_stops_all_with_a_checkpoint(trainbox: Trainbox) -> None:
+    words = ("train", *_SHAKY, "--rdzv-endpoint", f"127.0.0.1:{_free_port()}")
+    nodes = [trainbox.start(*words, "--node-rank", str(rank)) for rank in range(2)]
+    trainbox.wait_for_step(nodes[0], "r", 1)
+    job = Job(nodes[1], [1])
+    nodes[1].send_signal(signal.SIGINT)
+    ended = [finish(node) for node in nodes]
+    assert [each.code for each in ended] == [75, 75], ended
+    assert "checkpoint saved: the same command goes on from there" in ended[0].err
+    assert job.living() == []
+    assert trainbox.entries("r", "train")[-1]["step"] < 400
