@@ -406,13 +406,13 @@ def _checked_plan(
     checking = subprocess.Popen(
         [sys.executable, "-m", "trainer", verb, "--check", "--device-on-stdin", *training], stdin=subprocess.PIPE, text=True
     )
-    device = ""
+    decided = ""
     try:
         plan = _plan((verb, *training), options, decide, checked)
-        device = plan.env["TRAINBOX_DEVICE"]
+        decided = f"{plan.env['TRAINBOX_DEVICE']}\n{plan.strategy}"
         return plan, checked
     finally:
-        checking.communicate(device + "\n")
+        checking.communicate(decided + "\n")
         if checking.returncode:
             sys.exit(checking.returncode)
 

@@ -84,9 +84,10 @@ _HEALTH_OPTIONS = [
 _JOB_OPTIONS = [
     click.option(
         "--strategy",
-        type=click.Choice(["ddp", "dp", "single"]),
+        type=click.Choice(["ddp", "fsdp", "dp", "single"]),
         envvar="STRATEGY",
-        help="ddp: torchrun, a process a GPU. dp: DataParallel. Default: ddp on 2 GPUs or more.",
+        help="ddp: torchrun, a process a GPU. fsdp: so too, each with a share of a model too large for one. dp: DataParallel. "
+        "Default: ddp on 2 GPUs or more.",
     ),
     click.option(
         "--nnodes",

@@ -9,6 +9,8 @@ from entrypoint.cluster import DEFAULT_PORT, RDZV_TIMEOUT_S, Cluster
 from entrypoint.errors import HardwareMissing, WrongUse
 from entrypoint.gpus import Gpu, labels, select
 
+_BY_TORCHRUN = ("ddp", "fsdp")
+
 
 @dataclass(frozen=True)
 class LaunchRequest:
@@ -225,8 +227,13 @@ def _strategy(request: LaunchRequest, chosen: Sequence[Gpu], nproc: int, nodes: 
             what = f"{len(chosen)} GPUs" if chosen else f"{nproc} processes"
             raise WrongUse(f"--strategy single and {what} contradict each other: ask for 1, or use --strategy ddp")
         return "single"
-    if wanted == "ddp":
-        return "ddp"
+    if wanted == "fsdp" and nproc * nodes.count == 1:
+        found = "1 GPU" if chosen else "1 CPU process"
+        raise WrongUse(
+            f"--strategy fsdp shares a model out over 2 or more, found {found}: give more, or drop --strategy to train on it"
+        )
+    if wanted in _BY_TORCHRUN:
+        return wanted
     return "ddp" if nproc * nodes.count > 1 else "single"
 
 
@@ -249,7 +256,7 @@ def _refuse_mig_groups(chosen: Sequence[Gpu]) -> None:
 
 
 def _argv(request: LaunchRequest, strategy: str, nproc: int, nodes: _Nodes) -> tuple[str, ...]:
-    if strategy != "ddp":
+    if strategy not in _BY_TORCHRUN:
         return (request.python, "-m", *request.argv)
     if nodes.count == 1:
         rendezvous = ["--standalone"]
@@ -290,7 +297,7 @@ def _reason(
         return f"{found} -> 1 process on {where}"
     backend = "" if chosen else " over gloo"
     total = nproc * nodes.count
-    reason = f"{found} -> torchrun DDP{backend}, {total} process{'es' * (total > 1)}"
+    reason = f"{found} -> torchrun {strategy.upper()}{backend}, {total} process{'es' * (total > 1)}"
     if nodes.count > 1:
         reason += f" on {nodes.count} nodes; this is node {nodes.rank}, they meet at {nodes.endpoint}"
     return reason
@@ -315,7 +322,7 @@ def _found(chosen: Sequence[Gpu], visible: Sequence[Gpu], asked: str, nproc: int
 
 
 def _env(request: LaunchRequest, strategy: str, chosen: Sequence[Gpu], nproc: int, reason: str) -> dict[str, str]:
-    per_process = request.omp_num_threads or max(1, request.cpus // (nproc if strategy == "ddp" else 1))
+    per_process = request.omp_num_threads or max(1, request.cpus // (nproc if strategy in _BY_TORCHRUN else 1))
     return {
         # UUIDs, because CUDA numbers cards by speed and NVML by bus; empty hides the GPUs of a CPU run.
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in chosen),

@@ -48,6 +48,7 @@ def replay_command(run: Path, config: dict[str, Any], manifest: dict[str, Any], 
     command += ["-e", f"TRAINBOX_IMAGE_DIGEST={digest}", digest, "train", "--config", f"/workspace/runs/{run.name}/config.json"]
     command += ["--run", f"{run.name}-replay"]
     plan = manifest["plan"]
-    if plan["strategy"] == "dp":
-        return [*command, "--strategy", "dp"]
-    return command if gpus else [*command, "--device", "cpu", "--processes", str(plan["world_size"])]
+    if plan["strategy"] in ("dp", "fsdp"):
+        command += ["--strategy", plan["strategy"]]
+    on_gpus = gpus or plan["strategy"] == "dp"
+    return command if on_gpus else [*command, "--device", "cpu", "--processes", str(plan["world_size"])]

@@ -32,6 +32,7 @@ LAYERS = {
     ],
     "trainer": [
         "batches buffers digest metrics seeding config compare task stopping errors grid hardware seen bench",
+        "sharding",
         "study",
         "results",
         "checkpoint meeting run running manifest evaluate losses distributed pictures classification",
@@ -49,7 +50,7 @@ LAYERS = {
 SOLE_IMPORTERS: dict[str, set[str]] = {
     "pynvml": {"entrypoint.nvml"},
     "optuna": {"trainer.study"},
-    "torch.distributed": {"trainer.distributed", "trainer.torchrun"},
+    "torch.distributed": {"trainer.distributed", "trainer.sharding", "trainer.torchrun"},
     "torch.utils.tensorboard": {"trainer.run"},
     "tensorboard": {"trainer.run"},
     "prometheus_client": {"entrypoint.health.monitor"},

@@ -1,7 +1,7 @@
 """Which examples a step sees, and how they get to the device. Positions are integers: a resume needs no sampler state."""
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,9 +112,9 @@ def read_examples(dataset: Dataset[Any], seed: int, indices: list[int], workers:
 
 
 class EvaluationBatches:
-    """Batches number `own` of the validation set, in order, again at each call of `iterate`; each example stands in one."""
+    """Batches number `own` of the validation set, in order, again at each call of `iterate`."""
 
-    def __init__(self, dataset: Dataset[Any], batch_size: int, own: range, device: torch.device, workers: int) -> None:
+    def __init__(self, dataset: Dataset[Any], batch_size: int, own: Sequence[int], device: torch.device, workers: int) -> None:
         self.dataset, self.batch_size, self.own, self.device = dataset, batch_size, own, device
         self.size = length(dataset)
         self._loader: Iterable[Any] | None = None

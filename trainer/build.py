@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from trainer.config import (
     DEFAULT_EPOCHS,
     DEFAULT_LEARNING_RATE,
     Config,
+    check_sharded,
     differences,
     parse_config,
     scaled_learning_rate,
 )
+from trainer.digest import tensor_digests
 from trainer.distributed import Process
 from trainer.errors import WrongUse
 from trainer.losses import LossModule
@@ -42,6 +45,10 @@ def settle(config: Config, task: Task, process: Process, run: RunDirectory) -> C
     """
     stored_text = process.from_first(run.read_config_text())
     stored = parse_config(stored_text, run.path / "config.json") if stored_text is not None else None
+    if process.is_sharded:
+        check_sharded(config)
+    if stored is not None and (process.is_sharded or stored.shards is None):  # each start has as many as processes
+        stored = dataclasses.replace(stored, shards=process.world_size)
     given = dataclasses.asdict(config) | {"batch_size_per_gpu": None}
     if config.batch_size_per_gpu is not None:
         given["batch_size"] = config.batch_size_per_gpu * process.world_size
@@ -52,7 +59,7 @@ def settle(config: Config, task: Task, process: Process, run: RunDirectory) -> C
     fallback = stored or Config(
         batch_size=task.batch_size or DEFAULT_BATCH_SIZE,
         learning_rate=task.learning_rate or DEFAULT_LEARNING_RATE,
-        precision=_default_precision(process.device),
+        precision=_default_precision(process),
         best_by=task.best_by,
         accumulation=1,
         shards=process.world_size,
@@ -70,10 +77,12 @@ def settle(config: Config, task: Task, process: Process, run: RunDirectory) -> C
     return settled
 
 
-def _default_precision(device: torch.device) -> str:
-    if device.type != "cuda":
+def _default_precision(process: Process) -> str:
+    if process.device.type != "cuda":
         return "fp32"
-    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return "bf16"
+    return "fp32" if process.is_sharded else "fp16"
 
 
 def _default_threads(config: Config) -> int:
@@ -104,20 +113,22 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
     size = examples_at_once(config)
     workers = _workers(config, train)
     ranks = range(process.world_size)
-    own = process.owned(batches.evaluation_batch_count(batches.length(validation), size))
+    own = _validated(process, batches.evaluation_batch_count(batches.length(validation), size))
     process.seed(config.seed, "model")
-    model = task.build_model().to(process.device)
+    model = task.build_model()
+    if process.is_sharded:
+        _refuse_other_weights(task, model, process)
     if config.compile:
         model.compile()
     autocast_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
     peak = scaled_learning_rate(config.learning_rate, config.lr_scaling, config.batch_size, config.base_batch_size)
-    loss_module = process.wrap(LossModule(task, model, process.device.type, autocast_dtype))
+    loss_module = process.wrap(LossModule(task, model, process.device.type, autocast_dtype), autocast_dtype)
     return Job(
         task=task,
         config=config,
         process=process,
         run=run,
-        checkpoints=Checkpoints(run.path / "checkpoints", config.keep, run.writes, run.say),
+        checkpoints=Checkpoints(run.path / "checkpoints", config.keep, run.writes, run.say, process.is_sharded),
         model=model,
         loss_module=loss_module,
         optimizer=_build_optimizer(task, config, model, peak),
@@ -131,6 +142,26 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
         running=RunningLosses(process, [len(process.owned_by(r, config.shards)) * config.accumulation for r in ranks]),
         reduction=Reduction(process, config.shards, config.accumulation, model),
     )
+
+
+def _refuse_other_weights(task: Task, model: nn.Module, process: Process) -> None:
+    """Each process keeps a share of its own weights: they must be one model's."""
+    digests = tensor_digests(model.state_dict())
+    if (place := process.first_difference([digest[:16] for digest in digests.values()])) is not None:
+        raise WrongUse(
+            f"task {type(task).__name__}: build_model gives other weights on each process, first in {list(digests)[place]}: "
+            "it draws random numbers of its own; torch's generators are seeded for it"
+        )
+
+
+def _validated(process: Process, batch_count: int) -> Sequence[int]:
+    """The numbers of the validation batches that this process computes.
+
+    Under --strategy fsdp all compute as many, since each forward asks all for their shares: the last one again, uncounted.
+    """
+    own = process.owned(batch_count)
+    most = len(process.owned_by(0, batch_count))
+    return [*own, *[batch_count - 1] * (most - len(own))] if process.is_sharded else own
 
 
 def _build_optimizer(task: Task, config: Config, model: nn.Module, peak_learning_rate: float) -> torch.optim.Optimizer:

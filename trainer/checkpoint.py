@@ -26,9 +26,13 @@ class Checkpoints:
     for it. A crash in between loses that one checkpoint, never an older one.
     """
 
-    def __init__(self, folder: Path, keep: int, writes: bool, report: Callable[[str], None]) -> None:
-        """`writes` is false on every process but the first: it then only loads. `report` takes lines for people."""
-        self.folder, self.keep, self.writes, self.report = folder, keep, writes, report
+    def __init__(self, folder: Path, keep: int, writes: bool, report: Callable[[str], None], gathered: bool = False) -> None:
+        """`writes` is false on every process but the first: it then only loads. `report` takes lines for people.
+
+        `gathered`: the states are copies on the CPU, made of all processes' shares: they are not copied again, and what
+        is loaded is read where it lies, since each process takes its share of it alone.
+        """
+        self.folder, self.keep, self.writes, self.report, self._gathered = folder, keep, writes, report, gathered
         self._snapshot = _Snapshot()
         self._folder_seen = folder.exists()
         self._since_s = time.monotonic()
@@ -76,7 +80,7 @@ class Checkpoints:
     def load(self, step: int) -> dict[str, Any]:
         """The state saved at `step`, on the CPU: tensors and primitives, nothing that could run code."""
         try:
-            state = torch.load(self._path(step, ".pt"), map_location="cpu", weights_only=True)
+            state = torch.load(self._path(step, ".pt"), map_location="cpu", weights_only=True, mmap=self._gathered)
         except Exception as error:  # the file is what its sidecar says, so another program or an attacker wrote both
             raise StorageFailure(f"checkpoint {self._path(step, '.pt')} cannot be loaded safely: {error}") from error
         assert isinstance(state, dict)
@@ -91,7 +95,7 @@ class Checkpoints:
 
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Get the buffers for states like this one, beside the training, so that the first save is as short as the next."""
-        if self.writes:
+        if self.writes and not self._gathered:
             self.wait()
             self._start(lambda: self._snapshot.allocate(state))
 
@@ -106,7 +110,7 @@ class Checkpoints:
         self._since_s = time.monotonic()
         if self.writes:
             self.wait()
-            copy = self._snapshot.take(state)
+            copy = dict(state) if self._gathered else self._snapshot.take(state)
             needed = sum(tensor.nbytes for tensor in _tensors(copy))
             self._start(lambda: self._write(step, copy, dict(metrics), best_step), needed)
 

@@ -15,7 +15,7 @@ import click
 
 from trainer import grid
 from trainer.compare import Evidence, in_words, manifest_differences, verdict
-from trainer.config import Config, check, load_config_file
+from trainer.config import Config, check, check_sharded, load_config_file
 from trainer.errors import MESSAGES, Failure, WrongUse
 from trainer.stopping import StopRequest
 from trainer.task import built_in_tasks, load_task, loaded_fields, parse_fields, static_fields, summary
@@ -221,7 +221,7 @@ def cli() -> None:
 @_training_options
 @_option("--device", type=click.Choice(["auto", "cuda", "mps", "cpu"]), default="auto", help="Default: auto.")
 @click.option("--check", "only_check", is_flag=True, hidden=True)
-@click.option("--device-on-stdin", is_flag=True, hidden=True, help="For the launcher, which decides it meanwhile.")
+@click.option("--device-on-stdin", is_flag=True, hidden=True, help="And the strategy: the launcher decides them meanwhile.")
 @click.option("--measure-seconds", type=_Number(0), hidden=True, help="For `trainbox bench`: measure, then end.")
 @click.option("--help-options", is_flag=True, hidden=True, is_eager=True, expose_value=False, callback=_print_options)
 def train(
@@ -248,6 +248,8 @@ def train(
         device = sys.stdin.readline().strip() or device
     config = Config(task=task, fields=_fields(task, pairs), **_overridden(settings))
     check(config, device)
+    if device_on_stdin and sys.stdin.readline().strip() == "fsdp":
+        check_sharded(config)
     _check_run_name(run)
     if config.compile and not any(map(shutil.which, ("cc", "gcc", "clang"))):
         raise WrongUse("--compile needs a C compiler, and there is none on PATH: install one, or drop --compile")

@@ -11,6 +11,7 @@ from trainer.errors import Differs, WrongUse
 
 # A resume with another value of these may give other bits, so it is refused; the others are named and allowed.
 _CHANGE_BITS = {
+    "plan.strategy",
     "threads",
     "packages.torch",
     "cuda",
@@ -132,12 +133,17 @@ def verdict(run: Evidence, again: Evidence, manifests: str) -> str:
 
 
 def manifest_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The entries, by dotted name, that two manifests do not share, but for those that belong to one start."""
+    """The entries, by dotted name, that two manifests do not share, but for those that belong to one start.
+
+    Under --strategy fsdp the strategy and the number of processes are none of these: the bits depend on them.
+    """
     before, after = _flat(old), _flat(new)
+    sharded = "fsdp" in (before.get("plan.strategy"), after.get("plan.strategy"))
+    of_the_run = ("plan.strategy", "plan.world_size") if sharded else ()
     return {
         name: (before.get(name), after.get(name))
         for name in {**before, **after}
-        if before.get(name) != after.get(name) and not name.startswith(_OF_THE_START)
+        if before.get(name) != after.get(name) and (name in of_the_run or not name.startswith(_OF_THE_START))
     }
 
 

@@ -25,7 +25,7 @@ TIMEOUT = timedelta(minutes=10)  # of one exchange; gloo would wait 30 minutes
 
 @dataclass
 class Process:
-    """One of `world_size` processes that train together; `strategy` is single, ddp or dp."""
+    """One of `world_size` processes that train together; `strategy` is single, ddp, fsdp or dp."""
 
     rank: int
     local_rank: int
@@ -45,13 +45,12 @@ class Process:
         Raises:
             DeviceMissing: the device asked for is not there; it is never replaced by the CPU.
         """
-        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        strategy, world_size = launched_as()
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        strategy = "ddp" if "LOCAL_RANK" in os.environ else os.environ.get("TRAINBOX_STRATEGY", "single")
         device = choose_device(device_name, local_rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        if strategy == "ddp":
+        if strategy in ("ddp", "fsdp"):
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             file = os.environ.get(STORE)
             meeting = f"file://{file}" if file else "env://"
@@ -62,6 +61,11 @@ class Process:
     def is_first(self) -> bool:
         return self.rank == 0
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each process holds a share of each parameter, and not the whole."""
+        return self.strategy == "fsdp"
+
     def owned(self, count: int) -> range:
         """The contiguous block of `count` shards or batches that this process owns."""
         return self.owned_by(self.rank, count)
@@ -71,8 +75,14 @@ class Process:
         start, stop = (-(-count * bound // self.world_size) for bound in (rank, rank + 1))
         return range(start, stop)
 
-    def wrap(self, module: nn.Module) -> nn.Module:
-        """`module` such that one forward of it uses all the GPUs of this process."""
+    def wrap(self, module: nn.Module, autocast_dtype: torch.dtype | None) -> nn.Module:
+        """`module` on this process's device, such that one forward of it uses all its GPUs, or the shares of all processes."""
+        if self.is_sharded:
+            from trainer.sharding import shard
+
+            shard(module, self.device, self.world_size, autocast_dtype)  # puts share by share on the device
+            return module
+        module.to(self.device)
         return nn.DataParallel(module) if self.strategy == "dp" else module
 
     def all_to_all(self, received_N: Tensor, sent_N: Tensor, received_counts: list[int], sent_counts: list[int]) -> Transfer:
@@ -117,6 +127,39 @@ class Process:
             own = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** (20 if sys.platform == "darwin" else 10)]
         found: list[float] = self.gather_rows(torch.tensor([own]), [1] * self.world_size).flatten().tolist()
         return found
+
+    def whole(self, value: Any) -> Any:
+        """A tensor that is shared out, put together on each process, all of which must call this; anything else as it is."""
+        if not self.is_sharded:
+            return value
+        from trainer.sharding import whole
+
+        return whole(value)
+
+    def share(self, value: Any, like: Any) -> Any:
+        """This process's share of the whole tensor `value`, where `like` is one that is shared out; else `value`."""
+        if not self.is_sharded:
+            return value
+        from trainer.sharding import share
+
+        return share(value, like)
+
+    def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Where tensors are shared out, a copy of `state` with whole ones, on the first process; all must call this."""
+        if not self.is_sharded:
+            return state
+        from trainer.sharding import gathered
+
+        whole: dict[str, Any] = gathered(state, self.is_first)
+        return whole
+
+    def own_numel(self, module: nn.Module) -> int:
+        """How many numbers of the parameters of `module` this process holds."""
+        if not self.is_sharded:
+            return sum(parameter.numel() for parameter in module.parameters())
+        from trainer.sharding import own_numel
+
+        return sum(map(own_numel, module.parameters()))
 
     def first_difference(self, digests: Sequence[str]) -> int | None:
         """The place of the first digest (16 hex digits) that is not the same on all processes; None if all are."""
@@ -202,6 +245,14 @@ class Process:
 def _bytes(tensor: Tensor) -> Tensor:
     """As bytes, which every backend moves, whatever numbers they are."""
     return tensor.view(torch.uint8)
+
+
+def launched_as() -> tuple[str, int]:
+    """(strategy, world_size) as the launcher has set them: torchrun's ranks are ddp's or fsdp's."""
+    strategy = os.environ.get("TRAINBOX_STRATEGY", "single")
+    if "LOCAL_RANK" in os.environ and strategy != "fsdp":
+        strategy = "ddp"
+    return strategy, int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def choose_device(name: str, local_rank: int) -> torch.device:

@@ -33,8 +33,11 @@ def evaluate(
     autocast_dtype: torch.dtype | None,
     seed_parts: tuple[int | str, ...],
     stopped: Callable[[], bool],
+    inside: Callable[[Callable[[], dict[str, Tensor]]], dict[str, Tensor]],
 ) -> Evaluation | None:
     """Add up the task's statistics over all processes' batches, in the order of the batches, each seeded by its number.
+
+    The statistics are computed by `inside`, which is `Job.inside`.
 
     None if `stopped`, which is asked on all processes after each batch that all of them have, says to leave off.
 
@@ -44,14 +47,16 @@ def evaluate(
     rows: list[dict[str, Tensor]] = []
     first_batch = None
     batch_count = evaluation_batch_count(batches.size, batches.batch_size)
-    asked_of_all = batch_count // process.world_size
+    asked_of_all, counted = batch_count // process.world_size, len(process.owned(batch_count))
     with evaluating(model):
         for number, (count, raw_batch) in zip(batches.own, batches.iterate(), strict=True):
             process.seed(*seed_parts, number)
             batch = task.prepare(raw_batch, training=False)
             first_batch = batch if first_batch is None else first_batch
             with autocast(process.device.type, autocast_dtype):
-                sums = task.statistics(model, batch)
+                sums = inside(lambda batch=batch: task.statistics(model, batch))  # type: ignore[misc]
+            if len(rows) == counted:
+                break  # only its share of the weights was wanted, by those that have a batch more
             rows.append({**sums, "examples": torch.tensor(count, device=process.device)})
             if len(rows) <= asked_of_all and stopped():
                 return None

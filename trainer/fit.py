@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from trainer.batches import epoch_order, training_batches
 from trainer.buffers import evaluating
 from trainer.config import split_metric
-from trainer.digest import digest_of_digests, tensor_digest, tensor_digests
+from trainer.digest import digest_of_digests, tensor_digest
 from trainer.errors import NotFinite, Preempted, WrongUse
 from trainer.evaluate import Evaluation, evaluate
+from trainer.losses import autocast
 from trainer.run import gpu_figures
 from trainer.splitting import FIRST_STEPS, all_fit
 from trainer.state import Job
@@ -98,7 +99,7 @@ def _record_digests(job: Job, kind: str) -> None:
         WrongUse: they are not the same on all processes.
     """
     progress, schedule = job.progress, job.schedule
-    model, optimizer = (tensor_digests(tensors) for tensors in (job.model.state_dict(), _optimizer_tensors(job)))
+    model, optimizer = (job.digests(tensors) for tensors in (job.model.state_dict(), _optimizer_tensors(job)))
     tensors = {name: digest[:16] for name, digest in {**model, **optimizer}.items()}
     if (place := job.process.first_difference(list(tensors.values()))) is not None:
         raise WrongUse(
@@ -155,7 +156,7 @@ def _validate(job: Job, stop: StopRequest) -> bool:
         return stop_now
 
     seed_parts = (config.seed, "validation", progress.step)
-    result = evaluate(job.task, job.model, job.evaluation, job.process, job.autocast_dtype, seed_parts, stopped)
+    result = evaluate(job.task, job.model, job.evaluation, job.process, job.autocast_dtype, seed_parts, stopped, job.inside)
     if result is None:
         return False
     progress.evaluated_step = progress.step
@@ -185,7 +186,8 @@ def _validate(job: Job, stop: StopRequest) -> bool:
     last = progress.step >= job.schedule.total_steps or progress.ended_early
     if best or last:
         _save(job, result.metrics)
-        job.run.pictures(progress.step, lambda: _figures(job, result))
+        if job.run.writes or job.process.is_sharded:  # then each forward asks all for their shares
+            job.run.pictures(progress.step, _figures(job, result))
     if job.validated is not None:
         job.validated(progress.step, result.metrics)
     return True
@@ -193,8 +195,10 @@ def _validate(job: Job, stop: StopRequest) -> bool:
 
 @torch.no_grad()
 def _figures(job: Job, result: Evaluation) -> dict[str, Tensor]:
-    with evaluating(job.model):
-        return job.task.figures(job.model, result.first_batch, result.totals)
+    # Whole weights are float32; those that are gathered may be of the type that only autocast brings together with a batch.
+    dtype = job.autocast_dtype if job.process.is_sharded else None
+    with evaluating(job.model), autocast(job.process.device.type, dtype):
+        return job.inside(lambda: job.task.figures(job.model, result.first_batch, result.totals))
 
 
 def compare(metrics: Mapping[str, float], spec: str, option: str, best: float | None) -> bool:
@@ -301,5 +305,8 @@ def _gradient_norm(job: Job) -> Tensor:
     if job.scaler.is_enabled():
         job.scaler.unscale_(job.optimizer)
     if job.config.clip_norm is not None:
-        return torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.config.clip_norm)
-    return torch.nn.utils.get_total_norm([p.grad for p in job.model.parameters() if p.grad is not None])
+        norm = torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.config.clip_norm)
+    else:
+        norm = torch.nn.utils.get_total_norm([p.grad for p in job.model.parameters() if p.grad is not None])
+    whole: Tensor = job.process.whole(norm)
+    return whole

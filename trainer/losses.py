@@ -1,13 +1,16 @@
 """What DDP and DataParallel wrap: a batch in, per-example losses out."""
 
 import contextlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from trainer.errors import WrongUse
 from trainer.task import Task
+
+T = TypeVar("T")
 
 
 class LossModule(nn.Module):
@@ -20,6 +23,10 @@ class LossModule(nn.Module):
     def __init__(self, task: Task, model: nn.Module, device_type: str, autocast_dtype: torch.dtype | None) -> None:
         super().__init__()
         self.task, self.model, self.device_type, self.autocast_dtype = task, model, device_type, autocast_dtype
+
+    def inside(self, compute: Callable[[], T]) -> T:
+        """What `compute()` gives, as in a forward: under --strategy fsdp the weights are then at hand."""
+        return compute()
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
         batch = self.task.prepare(batch, training=True)

@@ -64,7 +64,8 @@ class Reduction:
         self._process, self._shards, self._accumulation = process, shards, accumulation
         self._last_shard = process.owned(shards)[-1]
         self._idle = shards == 1  # one shard's gradient is the sum, and its buffers are the mean
-        self._buckets = [] if self._idle else [_Bucket(process, shards, group) for group in _grouped(module)]
+        shared_out = process.is_sharded  # then torch adds the gradients while a backward runs, each process its share
+        self._buckets = [] if self._idle or shared_out else [_Bucket(process, shards, group) for group in _grouped(module)]
         self._module = module
         self._moved = _MovedBuffers(process, shards, buffer_places(module))
         self._launched = 0

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from trainer.config import split_metric
-from trainer.digest import tensors_digest
+from trainer.digest import digest_of_digests
 from trainer.splitting import examples_at_once, has_batch_norm
 from trainer.state import Job
 
@@ -22,10 +22,11 @@ def header(job: Job) -> None:
         "batch": batch_equation(job),
         **(
             {"shards": f"{config.shards} on {process.world_size} process(es), the same bits on 1 to {config.shards}"}
-            if (config.shards or 1) > 1
+            if (config.shards or 1) > 1 and not process.is_sharded
             else {}
         ),
         "model": f"{type(job.task).__name__}, {sum(p.numel() for p in job.model.parameters()):,} parameters",
+        **({"sharded": f"{process.own_numel(job.model):,} of them on the first process"} if process.is_sharded else {}),
         "data": _data_sizes(job),
         **job.task.notes(job.train, job.evaluation.dataset),
         "steps": f"{schedule.total_steps:,}, {schedule.steps_per_epoch:,} an epoch",
@@ -89,7 +90,7 @@ def closing(job: Job) -> None:
         "best": best + (f" (ended early at step {steps})" if progress.ended_early else ""),
         "trained": f"{steps:,} steps in {progress.train_seconds:.1f} s, {speed:,.0f} samples/s",
         "weights": f"{path}/model.safetensors (the best), " * bool(progress.best_step) + f"{path}/checkpoints/ (to go on)",
-        "digest": f"{tensors_digest(job.model.state_dict())} (of the last weights)",
+        "digest": f"{digest_of_digests(job.digests(job.model.state_dict()))} (of the last weights)",
         "figures": f"{path}/metrics.jsonl; to look at them: tensorboard --logdir {path.parent}",
     }
     width = min(100, shutil.get_terminal_size().columns)

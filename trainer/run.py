@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -206,11 +206,9 @@ class RunDirectory:
             except OSError as error:
                 raise storage_failure(path, error) from error
 
-    def pictures(self, step: int, make: Callable[[], Mapping[str, Tensor]]) -> None:
-        """The pictures (3, H, W) uint8 that `make` draws, in TensorBoard."""
-        if self.writes:
-            figures = make()
-            self._on_board(lambda board: [board.add_image(f"validation/{n}", p, step) for n, p in figures.items()])
+    def pictures(self, step: int, figures: Mapping[str, Tensor]) -> None:
+        """Pictures (3, H, W) uint8, in TensorBoard."""
+        self._on_board(lambda board: [board.add_image(f"validation/{n}", p, step) for n, p in figures.items()])
 
     def hyperparameters(self, config: Config, best_step: int, metrics: Mapping[str, float]) -> None:
         """The run's row in TensorBoard's HParams tab: its settings and the metrics of its best step."""

@@ -20,7 +20,7 @@ from trainer.build import build, settle
 from trainer.checkpoint import storage_failure
 from trainer.compare import Evidence, changes_bits, in_words, manifest_differences, verdict
 from trainer.config import FREE_AT_RESUME, Config, check, parse_config, split_metric
-from trainer.distributed import Process, is_network_error
+from trainer.distributed import Process, is_network_error, launched_as
 from trainer.errors import Changed, Failure, NetworkFailure, OutOfMemory, WrongUse
 from trainer.fit import fit
 from trainer.meter import Meter
@@ -130,6 +130,7 @@ def verify_run(path: Path, steps: int | None, stop: StopRequest, device_name: st
             f"{path} has no digest of a trained step{f' up to step {steps}' if steps else ''} to compare with (the first is of "
             f"step {first}; --digest-steps N writes more)"
         )
+    _refuse_another_plan(path, before, steps)
     with tempfile.TemporaryDirectory(prefix="trainbox-verify-") as folder:
         again = Path(folder) / "again"
         config = parse_config(text, path / "config.json")
@@ -140,6 +141,26 @@ def verify_run(path: Path, steps: int | None, stop: StopRequest, device_name: st
             print(verdict(stored, Evidence.of(again, "the same settings done again"), in_words(changed)), flush=True)
 
 
+def _refuse_another_plan(path: Path, manifest: Mapping[str, Any], steps: int | None) -> None:
+    """The bits of a run by --strategy fsdp are those of its number of processes."""
+    resumes = [resume["plan"] for resume in manifest.get("resumes", []) if resume["step"] < (steps or resume["step"] + 1)]
+    starts = {(plan["strategy"], plan["world_size"]) for plan in [manifest["plan"], *resumes]}
+    now = launched_as()
+    if "fsdp" not in [strategy for strategy, _ in [*starts, now]]:
+        return
+    if len(starts) > 1:
+        raise WrongUse(
+            f"{path} was trained in parts, by {', then '.join(f'{s} on {n}' for s, n in sorted(starts))} process(es), and no "
+            "single training has its bits: verify its first part with --steps"
+        )
+    if starts != {now}:
+        ((strategy, count),) = starts
+        raise WrongUse(
+            f"{path} was trained by {strategy} on {count} process(es), and {now[0]} on {now[1]} adds in another order: "
+            f"verify it with --strategy {strategy} on as many"
+        )
+
+
 def _text_of(path: Path) -> str:
     try:
         return path.read_text()
@@ -148,8 +169,10 @@ def _text_of(path: Path) -> str:
 
 
 def _default_name(config: Config, process: Process, runs_dir: Path) -> str:
-    """The task and a digest of the settings; for more processes than that run has shards, a run of their own."""
+    """The task and a digest of the settings; for more processes than that run has shards, or for fsdp, a run of their own."""
     name = f"{config.task.rpartition(':')[2].lower()}-{config.fingerprint()}"
+    if process.is_sharded:
+        return f"{name}-fsdp"
     shards = process.from_first(_shards_of(runs_dir / name))
     return (
         name if config.shards is not None or shards is None or shards >= process.world_size else f"{name}-x{process.world_size}"
@@ -208,7 +231,7 @@ def _start(job: Job, stop: StopRequest, resume: str, did_not_fit: Sequence[str])
         data = _look_at_data(job)
         if run.writes:
             _describe(job, data, resume == "anyway", did_not_fit)
-    run.write_json("config.json", job.config.to_json())
+    run.write_json("config.json", _stored(job).to_json())
     if did_not_fit:
         smaller_parts(job, did_not_fit[-1])
     else:
@@ -223,6 +246,11 @@ def _start(job: Job, stop: StopRequest, resume: str, did_not_fit: Sequence[str])
         run.hyperparameters(job.config, job.progress.best_step or 0, job.progress.best_metrics)
     run.end_progress()
     closing(job)
+
+
+def _stored(job: Job) -> Config:
+    """The run's settings; the shards of --strategy fsdp are the processes of one start."""
+    return dataclasses.replace(job.config, shards=None) if job.process.is_sharded else job.config
 
 
 def _look_at_data(job: Job) -> dict[str, str]:
@@ -249,7 +277,7 @@ def _look_at_data(job: Job) -> dict[str, str]:
 def _describe(job: Job, data: dict[str, str], anyway: bool, did_not_fit: Sequence[str]) -> None:
     """Write the manifest of a new run; add to that of a resumed one what is not as it was."""
     step, run = job.progress.step, job.run
-    settings = {n: v for n, v in dataclasses.asdict(job.config).items() if n not in FREE_AT_RESUME | {"threads"}}
+    settings = {n: v for n, v in dataclasses.asdict(_stored(job)).items() if n not in FREE_AT_RESUME | {"threads"}}
     found = manifest.describe(job.process, job.task, sys.argv[1:], settings, data)
     tried = {"did_not_fit": list(did_not_fit)} if did_not_fit else {}
     stored = run.read_json("manifest.json") if step else found
@@ -293,6 +321,17 @@ def _told_as_failures(place: Path) -> Iterator[None]:
         raise storage_failure(place, error) from error
 
 
+_MISUSES = {
+    "stack expects each tensor to be equal size": (
+        "the dataset's examples have not the same shapes, as a batch needs them: pad or crop them in __getitem__"
+    ),
+    "mixed torch.Tensor and DTensor": (
+        "--strategy fsdp has a block's weights at hand in the block's own forward alone, and the task or the model uses some "
+        "elsewhere: call the block (each part of a ModuleList or Sequential is one), or use --strategy ddp"
+    ),
+}
+
+
 def _known(error: MemoryError | RuntimeError) -> Failure | None:
     """What torch says in no class of its own; None if it may be anything."""
     text, first_line = str(error), str(error).partition("\n")[0]
@@ -304,10 +343,9 @@ def _known(error: MemoryError | RuntimeError) -> Failure | None:
         )
     if "shared memory" in text:  # a loader worker's: refused, or a bus error
         return too_small()
-    if "stack expects each tensor to be equal size" in text:
-        return WrongUse(
-            "the dataset's examples have not the same shapes, as a batch needs them: pad or crop them in __getitem__"
-        )
+    for sign, words in _MISUSES.items():
+        if sign in text:
+            return WrongUse(words)
     if "does not have a deterministic implementation" in text:
         return WrongUse(f"{first_line} Add --fast to train without the promise of the same bits")
     if is_network_error(error):

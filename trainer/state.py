@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,12 +15,15 @@ from torch.utils.data import Dataset
 from trainer.batches import EvaluationBatches, Schedule
 from trainer.checkpoint import Checkpoints
 from trainer.config import Config
+from trainer.digest import value_digest
 from trainer.distributed import Process
 from trainer.errors import WrongUse
 from trainer.reduction import Reduction
 from trainer.run import RunDirectory
 from trainer.running import RunningLosses
 from trainer.task import Task
+
+T = TypeVar("T")
 
 _RECENT_ENTRIES = 20  # of the log
 
@@ -101,9 +104,25 @@ class Job:
         """Where this training ends: the schedule's end, unless it is told to leave off before."""
         return min(self.schedule.total_steps, self.until_step or self.schedule.total_steps)
 
+    def inside(self, compute: Callable[[], T]) -> T:
+        """What `compute()` gives, which uses the model outside a training forward; under --strategy fsdp all must call this."""
+        if not self.process.is_sharded:
+            return compute()
+        computed: T = self.loss_module.inside(compute)  # type: ignore[operator]
+        return computed
+
+    def digests(self, tensors: Mapping[str, Any]) -> dict[str, str]:
+        """For each tensor its sha256, of the whole where it is shared out: all processes must call this."""
+        return {name: value_digest(self.process.whole(value)) for name, value in tensors.items()}
+
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds. On several processes all must call it: each one's running sums are gathered."""
-        return {
+        """What a checkpoint holds. On several processes all must call it: running sums and shared-out tensors are gathered.
+
+        Raises:
+            WrongUse: what the optimizer keeps cannot be shared out again at a resume.
+        """
+        self._refuse_unshareable()
+        state = {
             "model": self.model.state_dict(),
             "buffers": [name for name, _ in self.model.named_buffers()],
             "optimizer": self.optimizer.state_dict(),
@@ -113,15 +132,30 @@ class Job:
             "running": self.running.gather(),
             "running_steps": self.running.steps,
         }
+        return self.process.gathered(state)
 
-    def _undo_casts(self, saved: Mapping[int, Mapping[str, Any]]) -> None:
-        """Torch gives a state of another type than its parameter's (a moment in float64) the parameter's."""
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        for index, values in saved.items():
-            state = self.optimizer.state[parameters[index]]
+    def _refuse_unshareable(self) -> None:
+        if not self.process.is_sharded:
+            return
+        for parameter, values in self.optimizer.state.items():
             for name, value in values.items():
-                if isinstance(value, torch.Tensor) and state[name].dtype != value.dtype:
-                    state[name] = value.to(state[name].device, copy=True)
+                if isinstance(value, torch.Tensor) and value.numel() > 1 and value.shape != parameter.shape:
+                    raise WrongUse(
+                        f"--strategy fsdp: {type(self.optimizer).__name__} keeps {name} of shape {tuple(value.shape)} for a "
+                        f"parameter of {tuple(parameter.shape)}, which cannot be shared out as that is: use another optimizer"
+                    )
+
+    def _restore_optimizer(self, state: Mapping[str, Any]) -> None:
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        share = self.process.share
+        saved = {i: {n: share(v, parameters[i]) for n, v in values.items()} for i, values in state["state"].items()}
+        self.optimizer.load_state_dict({**state, "state": saved})
+        # Torch gives a state of another type than its parameter's (a moment in float64) the parameter's.
+        for index, values in saved.items():
+            kept = self.optimizer.state[parameters[index]]
+            for name, value in values.items():
+                if isinstance(value, torch.Tensor) and kept[name].dtype != value.dtype:
+                    kept[name] = value.to(kept[name].device, copy=True)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned, on any number of processes.
@@ -129,7 +163,8 @@ class Job:
         Raises:
             WrongUse: it is of another model or optimizer.
         """
-        found, here = _shapes(state["model"]), _shapes(self.model.state_dict())
+        model = self.model.state_dict()
+        found, here = _shapes(state["model"]), _shapes(model)
         found["optimizer"], here["optimizer"] = state["optimizer_class"], type(self.optimizer).__name__
         other = {name: (found.get(name), here.get(name)) for name in {**found, **here} if found.get(name) != here.get(name)}
         for name, (saved, now) in other.items():
@@ -137,9 +172,8 @@ class Job:
                 f"{self.run.path} holds a checkpoint of another model or optimizer ({name} was {saved} and is {now}): "
                 "undo the change of the task, or train anew under another --run name"
             )
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._undo_casts(state["optimizer"]["state"])
+        self.model.load_state_dict({name: self.process.share(value, model[name]) for name, value in state["model"].items()})
+        self._restore_optimizer(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.progress = Progress(**state["progress"])
         self.watch = Stopwatch(self.progress.train_seconds)

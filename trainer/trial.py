@@ -107,7 +107,7 @@ def _compare_validations(job: Job) -> None:
         with torch.no_grad(), evaluating(job.model):
             batch = job.task.prepare(to_device(raw_batch, device), training=False)
             with autocast(device.type, job.autocast_dtype):
-                statistics = job.task.statistics(job.model, batch)
+                statistics = job.inside(lambda batch=batch: job.task.statistics(job.model, batch))  # type: ignore[misc]
         found.append({f"the statistic {name}": digest for name, digest in tensor_digests(statistics).items()})
     _compare(job, *found)
 
@@ -130,7 +130,7 @@ def _computed(job: Job, batch: Any, number: int, size: int, moved: list[Place]) 
     for name, gradient in gradients.items():
         if gradient.is_sparse:
             raise WrongUse(f"task {type(job.task).__name__}: {name} is sparse, and cannot be exchanged: use sparse=False")
-    digests = tensor_digests({f"the loss {name}": loss_B for name, loss_B in losses_B.items()} | gradients)
+    digests = job.digests({f"the loss {name}": loss_B for name, loss_B in losses_B.items()} | gradients)
     job.model.zero_grad()
     return digests
 

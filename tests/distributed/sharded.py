@@ -1,0 +1,114 @@
+"""A small model of the kind that is too large in earnest: an embedding, a list of blocks, a head; named by this file's path."""
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from trainer.task import Task
+
+_WORDS, _WIDTH, _LENGTH = 41, 10, 6  # nothing here is a multiple of two processes and of four
+_built: dict[str, Any] = {}
+
+
+class _Block(nn.Module):
+    def __init__(self, normed: bool) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(_WIDTH, 2, batch_first=True)
+        self.inner = nn.Sequential(nn.Linear(_WIDTH, 23), nn.GELU(), nn.Linear(23, _WIDTH))
+        self.norm = nn.BatchNorm1d(_LENGTH) if normed else nn.LayerNorm(_WIDTH)
+
+    def forward(self, x_BTE: Tensor) -> Tensor:
+        attended_BTE, _ = self.attention(x_BTE, x_BTE, x_BTE, need_weights=False)
+        output: Tensor = self.norm(x_BTE + self.inner(attended_BTE))
+        return output
+
+
+class _Net(nn.Module):
+    def __init__(self, normed: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(_WORDS, _WIDTH)
+        self.blocks = nn.ModuleList(_Block(normed) for _ in range(3))
+        self.head = nn.Linear(_WIDTH, _WORDS, bias=False)
+        self.head.weight = self.embedding.weight
+        self.unused = nn.Linear(3, 3)
+        self.frozen = nn.Linear(_WIDTH, _WIDTH).requires_grad_(False)
+
+    def forward(self, words_BT: Tensor) -> Tensor:
+        x_BTE = self.frozen(self.embedding(words_BT))
+        for block in self.blocks:
+            x_BTE = block(x_BTE)
+        logits_BK: Tensor = self.head(x_BTE.mean(1))
+        return logits_BK
+
+
+@dataclass(frozen=True)
+class Sharded(Task):
+    """At the last step each process writes how many numbers it holds; rank 1 dies at the step KILL_AT of the environment."""
+
+    batch_size: ClassVar[int] = 24
+
+    normed: bool = False
+    peeks: bool = False
+
+    def train_dataset(self, data_dir: Path) -> TensorDataset:
+        return _texts(130, 1)
+
+    def validation_dataset(self, data_dir: Path) -> TensorDataset:
+        return _texts(53, 2)  # 9 batches of 6, 5 of 12: not as many for each
+
+    def build_model(self) -> nn.Module:
+        return _Net(self.normed)
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        words_BT, next_B = batch
+        losses_B = F.cross_entropy(model(words_BT), next_B, reduction="none")
+        if self.peeks:
+            losses_B = losses_B + F.linear(torch.ones(1, _WIDTH), model.blocks[0].inner[0].weight).sum()  # type: ignore
+        return {"error": losses_B}
+
+    def statistics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        words_BT, next_B = batch
+        return {"loss": self.losses(model, batch)["error"].sum(), "words": words_BT.sum() + next_B.sum()}
+
+    def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        return {"loss": float(totals["loss"] / totals["examples"]), "words": float(totals["words"])}
+
+    def figures(self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"logits": model(batch[0])[:1].float().sigmoid().mul(255).byte().expand(3, 4, _WORDS)}
+
+    def build_optimizer(
+        self, model: nn.Module, name: str, learning_rate: float, weight_decay: float | None
+    ) -> torch.optim.Optimizer:
+        _built["optimizer"] = super().build_optimizer(model, name, learning_rate, weight_decay)
+        _built["model"] = model
+        return _built["optimizer"]
+
+    def schedule(self, step: int, total_steps: int, warmup_steps: int) -> float:
+        rank = os.environ.get("RANK", "0")
+        if rank == "1" and os.environ.get("KILL_AT") == str(step):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step == total_steps - 1:
+            moments = [s[n] for s in _built["optimizer"].state.values() for n in ("exp_avg", "exp_avg_sq")]
+            held = {"model": _held(_built["model"].parameters()), "optimizer": _held(moments)}
+            Path(f"held-{os.environ.get('WORLD_SIZE', '1')}-{rank}.json").write_text(json.dumps(held))
+        return super().schedule(step, total_steps, warmup_steps)
+
+
+def _held(tensors: Any) -> int:
+    return sum(
+        (tensor.to_local() if hasattr(tensor, "to_local") else tensor).untyped_storage().nbytes() // 4 for tensor in tensors
+    )
+
+
+def _texts(count: int, seed: int) -> TensorDataset:
+    words = torch.randint(_WORDS, (count, _LENGTH + 1), generator=torch.Generator().manual_seed(seed))
+    return TensorDataset(words[:, :-1], words[:, 0])

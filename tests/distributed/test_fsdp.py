@@ -1,0 +1,205 @@
+"""--strategy fsdp on two and four processes: what DDP computes, from shares, and checkpoints that any number of them goes on from."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.conftest import Ended, Trainbox
+from tests.distributed import sharded
+from tests.trainer.here import Here, training_here
+from trainer.sharding import blocks
+
+_TASK = f"{Path(sharded.__file__)}:Sharded"
+_SETTINGS: dict[str, Any] = {
+    "max_steps": 12,
+    "clip_norm": 0.4,
+    "accumulation": 2,
+    "log_steps": 1,
+    "digest_steps": 4,
+    "checkpoint_steps": 4,
+    "keep": 99,
+    "threads": 1,
+}
+_WORDS = [word for name, value in _SETTINGS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+_PARAMETERS = sum(parameter.numel() for parameter in sharded.Sharded().build_model().parameters())
+_UNTRAINED = 110  # of them
+
+
+def _fsdp(trainbox: Trainbox, processes: int, run: str, *words: str, env: dict[str, str] | None = None) -> Ended:
+    launch = ["--strategy", "fsdp", "--device", "cpu", "--processes", str(processes)]
+    return trainbox("train", _TASK, *_WORDS, *launch, "--run", run, *words, env=env)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Trainbox:
+    """The runs `on2` and `on4` by --strategy fsdp."""
+    trainbox = Trainbox(tmp_path_factory.mktemp("fsdp"))
+    for processes in (2, 4):
+        ended = _fsdp(trainbox, processes, f"on{processes}")
+        assert ended.code == 0, ended.err
+        assert f"-> torchrun FSDP over gloo, {processes} processes\n" in ended.out
+    return trainbox
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Tensor], list[dict[str, Any]], list[dict[str, Any]]]:
+    """The weights, and the entries of the training and the validations, of one process that holds everything."""
+    with training_here(tmp_path_factory.mktemp("alone")) as here:
+        here.train(task=_TASK, **_SETTINGS)
+        return here.weights(), here.entries("train"), here.entries("validation")
+
+
+def _state(folder: Path, run: str, step: int = 12) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(folder / "runs" / run / "checkpoints" / f"step-{step:08d}.pt", weights_only=True)
+    return state
+
+
+def _largest_difference(some: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    assert list(some) == list(other)
+    return max(float((some[name] - other[name]).abs().max()) for name in some)
+
+
+def _copy(source: Path, target: Path, step: int) -> None:
+    """A run in `target` that has come to `step` of that in `source`."""
+    (target / "checkpoints").mkdir(parents=True)
+    for name in ("config.json", "manifest.json", f"checkpoints/step-{step:08d}.pt", f"checkpoints/step-{step:08d}.json"):
+        shutil.copy(source / name, target / name)
+
+
+def _digests(run: Path, step: int) -> dict[str, Any]:
+    entries = [json.loads(line) for line in (run / "digests.jsonl").read_text().splitlines()]
+    return next({name: entry[name] for name in ("model", "optimizer", "tensors")} for entry in entries if entry["step"] == step)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_it_computes_what_one_process_does(
+    runs: Trainbox, alone: tuple[dict[str, Tensor], list[dict[str, Any]], list[dict[str, Any]]], processes: int
+) -> None:
+    weights, training, validations = alone
+    assert _largest_difference(_state(runs.folder, f"on{processes}")["model"], weights) < 1e-6
+    found = runs.entries(f"on{processes}", "train")
+    assert min(entry["gradient_norm"] for entry in found) > 0.4, "clipping has nothing to do"
+    for name in ("loss", "gradient_norm", "learning_rate"):
+        assert [entry[name] for entry in found] == pytest.approx([entry[name] for entry in training], rel=1e-5)
+    validated = runs.entries(f"on{processes}", "validation")
+    assert [entry["words"] for entry in validated] == [entry["words"] for entry in validations]
+    assert [entry["loss"] for entry in validated] == pytest.approx([entry["loss"] for entry in validations], rel=1e-5)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_each_process_holds_its_share_of_weights_and_optimizer(runs: Trainbox, processes: int) -> None:
+    held = [json.loads((runs.folder / f"held-{processes}-{rank}.json").read_text()) for rank in range(processes)]
+    for name, total in (("model", _PARAMETERS), ("optimizer", 2 * (_PARAMETERS - _UNTRAINED - 12))):
+        assert sum(part[name] for part in held) == total
+        assert max(part[name] for part in held) < 1.15 * total / processes
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
+def test_another_number_of_processes_goes_on_from_the_same_bits(
+    runs: Trainbox, alone: tuple[dict[str, Tensor], Any, Any], before: int, after: int
+) -> None:
+    source, target = (runs.folder / "runs" / name for name in (f"on{before}", f"{before}to{after}"))
+    _copy(source, target, 8)
+    ended = _fsdp(runs, after, target.name)
+    assert ended.code == 0, ended.err
+    assert "resume     from step 8" in ended.out
+    assert f"changed since the run's start: plan.world_size: {before} -> {after}\n" in ended.out
+    assert _digests(target, 8) == _digests(source, 8)
+    assert _largest_difference(_state(runs.folder, target.name)["model"], alone[0]) < 1e-6
+
+
+def test_a_killed_rank_ends_all_and_the_same_command_ends_with_the_same_bits(runs: Trainbox) -> None:
+    killed = _fsdp(runs, 2, "killed", env={"KILL_AT": "6"})
+    assert killed.code not in (0, 2)
+    again = _fsdp(runs, 2, "killed")
+    assert "resume     from step 4" in again.out, again.err
+    assert _digests(runs.folder / "runs" / "killed", 12) == _digests(runs.folder / "runs" / "on2", 12)
+
+
+def test_one_process_goes_on_if_told_to(runs: Trainbox, here: Here, alone: tuple[dict[str, Tensor], Any, Any]) -> None:
+    _copy(runs.folder / "runs" / "on4", here.path("r"), 8)
+    words = ["train", _TASK, *_WORDS, "--run", "r"]
+    code, _, err = here.command(*words, "--device", "cpu")
+    assert code == 2
+    assert "cannot go on to the same bits, since it was started with plan.strategy: fsdp -> single" in err
+    code, out, err = here.command(*words, "--device", "cpu", "--resume", "anyway")
+    assert (code, err) == (0, "")
+    assert "resume     from step 8" in out
+    assert _largest_difference(here.weights(), alone[0]) < 1e-6
+
+
+def test_verify_does_it_again_on_as_many_processes_alone(runs: Trainbox, here: Here) -> None:
+    run = runs.folder / "runs" / "on2"
+    ended = runs("verify", str(run), "--strategy", "fsdp", "--device", "cpu", "--processes", "2", "--steps", "4")
+    assert "SAME BITS" in ended.out, ended.err
+    code, _, err = here.command("verify", str(run), "--device", "cpu")
+    assert code == 2
+    assert "was trained by fsdp on 2 process(es), and single on 1 adds in another order: verify it with --strategy fsdp" in err
+
+
+def test_bf16_with_batch_norm_is_near_to_one_process_with_two_shards(trainbox: Trainbox, here: Here) -> None:
+    """Weights are gathered in bf16, and batch norm's in float32; its buffers move by the mean over the processes."""
+    ended = _fsdp(trainbox, 2, "low", "--set", "normed=true", "--precision", "bf16")
+    assert ended.code == 0, ended.err
+    here.train(task=_TASK, fields={"normed": "true"}, precision="bf16", shards=2, **_SETTINGS)
+    found, expected = _state(trainbox.folder, "low")["model"], here.weights()
+    assert {str(tensor.dtype) for tensor in found.values()} == {"torch.float32", "torch.int64"}
+    assert found["blocks.2.norm.num_batches_tracked"] == expected["blocks.2.norm.num_batches_tracked"] == 24
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], atol=5e-3, rtol=2e-2)
+    losses = [[entry["loss"] for entry in entries] for entries in (trainbox.entries("low", "train"), here.entries("train"))]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+
+
+def test_weights_used_outside_their_block_are_explained(trainbox: Trainbox) -> None:
+    ended = _fsdp(trainbox, 2, "peeks", "--set", "peeks=true")
+    assert ended.code == 2
+    assert "has a block's weights at hand in the block's own forward alone" in ended.err
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--shards", "2"], "--shards 2 promises the same bits on 1 to 2 processes, and --strategy fsdp adds in another order"),
+        (["--precision", "fp16"], "--precision fp16"),
+    ],
+)
+def test_what_it_cannot_keep_is_refused_before_anything_starts(trainbox: Trainbox, words: list[str], message: str) -> None:
+    ended = _fsdp(trainbox, 2, "r", *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
+    assert len(ended.err.splitlines()) == 1
+    assert not (trainbox.folder / "runs").exists()
+
+
+def _names(model: nn.Module) -> list[str]:
+    names = {module: name for name, module in model.named_modules()}
+    return [names[block] for block in blocks(model)]
+
+
+def test_blocks_are_the_parts_of_lists_and_not_what_is_in_them() -> None:
+    assert _names(sharded.Sharded().build_model()) == ["blocks.0", "blocks.1", "blocks.2"]
+
+
+def test_blocks_of_lists_in_lists_and_without_parameters() -> None:
+    model = nn.Sequential(nn.Embedding(5, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.ModuleDict({"a": nn.Linear(2, 2)}))
+    assert _names(model) == ["0", "1.0", "2"]
+
+
+def test_a_part_that_shares_a_parameter_is_no_block_and_one_that_stands_twice_is_one() -> None:
+    tied = nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 2), nn.Linear(2, 5, bias=False))
+    tied[2].weight = tied[0].weight  # type: ignore[union-attr, assignment]
+    assert _names(tied) == ["1"]
+    layer = nn.Linear(2, 2)
+    assert blocks(nn.ModuleList([layer, layer])) == [layer]
+
+
+def test_nothing_of_what_is_asserted_here_is_empty() -> None:
+    assert math.isclose(_PARAMETERS, 3 * 1000, rel_tol=0.5)
