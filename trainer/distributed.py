@@ -153,6 +153,14 @@ class Process:
         whole: dict[str, Any] = gathered(state, self.is_first)
         return whole
 
+    def moves_noted(self, module: nn.Module) -> contextlib.AbstractContextManager[list[str]]:
+        """Notes what a forward in the body writes to shared-out parameters that are not trained: it is lost."""
+        if not self.is_sharded:
+            return contextlib.nullcontext([])
+        from trainer.sharding import moves_noted
+
+        return moves_noted(module)
+
     def own_numel(self, module: nn.Module) -> int:
         """How many numbers of the parameters of `module` this process holds."""
         if not self.is_sharded:

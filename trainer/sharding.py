@@ -1,9 +1,10 @@
 """What --strategy fsdp does: weights, gradients and the optimizer's state shared out over the processes by torch's fully_shard.
 
 Imported by runs that do so alone: it brings a part of torch that takes as long to load as a fifth of the rest.
-docs/decisions/0010-shares-of-a-large-model.md.
+docs/decisions/0011-shares-of-a-large-model.md.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -77,6 +78,33 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
             yield child
         else:
             yield from _parts(child)
+
+
+@contextlib.contextmanager
+def moves_noted(module: nn.Module) -> Iterator[list[str]]:
+    """The names of untrained parameters that a forward in the body writes to, which is lost with what was gathered."""
+    moved: list[str] = []
+    before: dict[nn.Parameter, Tensor] = {}
+
+    def at_hand(part: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+        named = part.named_parameters()
+        return ((name, p) for name, p in named if not p.requires_grad and not isinstance(p, DTensor))
+
+    def keep(part: nn.Module, _inputs: Any) -> None:
+        before.update({parameter: parameter.clone() for _, parameter in at_hand(part)})
+
+    def compare(part: nn.Module, _inputs: Any, _output: Any) -> None:
+        moved.extend(name for name, p in at_hand(part) if p in before and not torch.equal(before.pop(p), p))
+
+    hooks = []
+    for part in module.modules():
+        if isinstance(part, FSDPModule):  # after its own hook that gathers, and before the one that lets go
+            hooks += [part.register_forward_pre_hook(keep), part.register_forward_hook(compare, prepend=True)]
+    try:
+        yield moved
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def whole(value: Any) -> Any:

@@ -58,9 +58,14 @@ def _moved_parameters(job: Job, batch: Any) -> list[Place]:
     if not frozen:
         return []
     before = [(home[name]._version, home[name].clone()) for home, name in frozen]
-    with kept([*buffer_places(job.model), *frozen]):
+    with kept([*buffer_places(job.model), *frozen]), job.process.moves_noted(job.loss_module) as lost:
         job.process.seed(job.config.seed, "trial", 0)
         job.loss_module(batch)
+        if lost:
+            raise WrongUse(
+                f"task {type(job.task).__name__}: a forward moves {lost[0].removeprefix('model.')}, which is not trained, and "
+                "--strategy fsdp would lose that: make it a buffer, or use --strategy ddp"
+            )
         return [
             (home, name)
             for (home, name), (version, values) in zip(frozen, before, strict=True)

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ _built: dict[str, Any] = {}
 class _Block(nn.Module):
     def __init__(self, normed: bool) -> None:
         super().__init__()
-        self.attention = nn.MultiheadAttention(_WIDTH, 2, batch_first=True)
+        self.attention = nn.MultiheadAttention(_WIDTH, 2, bias=False, batch_first=True)  # a key's bias learns from noise
         self.inner = nn.Sequential(nn.Linear(_WIDTH, 23), nn.GELU(), nn.Linear(23, _WIDTH))
         self.norm = nn.BatchNorm1d(_LENGTH) if normed else nn.LayerNorm(_WIDTH)
 
@@ -72,7 +72,7 @@ class Sharded(Task):
         words_BT, next_B = batch
         losses_B = F.cross_entropy(model(words_BT), next_B, reduction="none")
         if self.peeks:
-            losses_B = losses_B + F.linear(torch.ones(1, _WIDTH), model.blocks[0].inner[0].weight).sum()  # type: ignore
+            losses_B = losses_B + F.linear(torch.ones(1, _WIDTH), model.get_parameter("blocks.0.inner.0.weight")).sum()
         return {"error": losses_B}
 
     def statistics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
@@ -103,10 +103,8 @@ class Sharded(Task):
         return super().schedule(step, total_steps, warmup_steps)
 
 
-def _held(tensors: Any) -> int:
-    return sum(
-        (tensor.to_local() if hasattr(tensor, "to_local") else tensor).untyped_storage().nbytes() // 4 for tensor in tensors
-    )
+def _held(tensors: Iterable[Any]) -> int:
+    return sum((tensor.to_local() if hasattr(tensor, "to_local") else tensor).numel() for tensor in tensors)
 
 
 def _texts(count: int, seed: int) -> TensorDataset:

@@ -1,19 +1,22 @@
-"""--strategy fsdp on two and four processes: what DDP computes, from shares, and checkpoints that any number of them goes on from."""
+"""--strategy fsdp on two and four processes: the numbers of one, from shares; a checkpoint is gone on from by any number."""
 
 import json
-import math
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.conftest import Ended, Trainbox
 from tests.distributed import sharded
 from tests.trainer.here import Here, training_here
-from trainer.sharding import blocks
+from trainer.errors import WrongUse
+from trainer.sharding import blocks, moves_noted, shard
 
 _TASK = f"{Path(sharded.__file__)}:Sharded"
 _SETTINGS: dict[str, Any] = {
@@ -28,7 +31,7 @@ _SETTINGS: dict[str, Any] = {
 }
 _WORDS = [word for name, value in _SETTINGS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 _PARAMETERS = sum(parameter.numel() for parameter in sharded.Sharded().build_model().parameters())
-_UNTRAINED = 110  # of them
+_UNTRAINED = 110 + 12  # of them: frozen, and unused
 
 
 def _fsdp(trainbox: Trainbox, processes: int, run: str, *words: str, env: dict[str, str] | None = None) -> Ended:
@@ -95,7 +98,7 @@ def test_it_computes_what_one_process_does(
 @pytest.mark.parametrize("processes", [2, 4])
 def test_each_process_holds_its_share_of_weights_and_optimizer(runs: Trainbox, processes: int) -> None:
     held = [json.loads((runs.folder / f"held-{processes}-{rank}.json").read_text()) for rank in range(processes)]
-    for name, total in (("model", _PARAMETERS), ("optimizer", 2 * (_PARAMETERS - _UNTRAINED - 12))):
+    for name, total in (("model", _PARAMETERS), ("optimizer", 2 * (_PARAMETERS - _UNTRAINED))):
         assert sum(part[name] for part in held) == total
         assert max(part[name] for part in held) < 1.15 * total / processes
 
@@ -201,5 +204,48 @@ def test_a_part_that_shares_a_parameter_is_no_block_and_one_that_stands_twice_is
     assert blocks(nn.ModuleList([layer, layer])) == [layer]
 
 
-def test_nothing_of_what_is_asserted_here_is_empty() -> None:
-    assert math.isclose(_PARAMETERS, 3 * 1000, rel_tol=0.5)
+@pytest.fixture
+def a_group_of_one(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", f"file://{tmp_path}/store", world_size=1, rank=0)
+    yield
+    dist.destroy_process_group()
+
+
+class _Teacher(nn.Module):
+    """A part that is not trained moves in a forward, as a mean teacher's does."""
+
+    def __init__(self, moves: bool) -> None:
+        super().__init__()
+        self.student, self.teacher, self.moves = nn.Linear(3, 3), nn.Linear(3, 3).requires_grad_(False), moves
+
+    def forward(self, x_B3: Tensor) -> Tensor:
+        if self.moves:
+            self.teacher.bias.data.add_(1)
+        output: Tensor = self.teacher(self.student(x_B3))
+        return output
+
+    def inside(self) -> None: ...
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_forward_that_moves_what_is_not_trained_is_noted(a_group_of_one: None, moves: bool) -> None:
+    module = _Teacher(moves)
+    module.inner = nn.Sequential(_Teacher(moves))  # type: ignore[assignment]
+    shard(module, torch.device("cpu"), 1, None)
+    with moves_noted(module) as moved:
+        module.inner(module(torch.ones(2, 3)))
+    assert moved == (["teacher.bias", "teacher.bias"] if moves else [])
+
+
+@pytest.mark.parametrize(
+    ("parameter", "message"),
+    [
+        (torch.zeros(()), "cannot share out scale, a single number: give it the shape (1,)"),
+        (torch.zeros(1, dtype=torch.float64), "needs all parameters of one type, and these are torch.float32, torch.float64"),
+    ],
+)
+def test_parameters_that_cannot_be_shared_out_are_named(parameter: Tensor, message: str) -> None:
+    module = nn.Linear(2, 2)
+    module.scale = nn.Parameter(parameter)  # type: ignore[assignment]
+    with pytest.raises(WrongUse, match=re.escape(message)):
+        shard(module, torch.device("cpu"), 1, None)

@@ -41,6 +41,12 @@ _AGAIN = "-e TRAINBOX_IMAGE_DIGEST=sha256:abc sha256:abc train --config /workspa
             _CONFINED + "--gpus '\"device=GPU-a,GPU-b\"' " + _MOUNTS + _AGAIN + " --strategy dp",
         ),
         (
+            "digits",
+            {"type": "cpu"},
+            {"strategy": "fsdp", "world_size": 2},
+            _CONFINED + _MOUNTS + _AGAIN + " --strategy fsdp --device cpu --processes 2",
+        ),
+        (
             "my_tasks/gestures.py:Gestures",
             {"type": "cpu"},
             {"strategy": "single", "world_size": 1},
