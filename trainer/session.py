@@ -144,16 +144,16 @@ def verify_run(path: Path, steps: int | None, stop: StopRequest, device_name: st
 def _refuse_another_plan(path: Path, manifest: Mapping[str, Any], steps: int | None) -> None:
     """The bits of a run by --strategy fsdp are those of its number of processes."""
     resumes = [resume["plan"] for resume in manifest.get("resumes", []) if resume["step"] < (steps or resume["step"] + 1)]
-    starts = {(plan["strategy"], plan["world_size"]) for plan in [manifest["plan"], *resumes]}
+    starts = list(dict.fromkeys((plan["strategy"], plan["world_size"]) for plan in [manifest["plan"], *resumes]))
     now = launched_as()
     if "fsdp" not in [strategy for strategy, _ in [*starts, now]]:
         return
     if len(starts) > 1:
         raise WrongUse(
-            f"{path} was trained in parts, by {', then '.join(f'{s} on {n}' for s, n in sorted(starts))} process(es), and no "
+            f"{path} was trained in parts, by {', then '.join(f'{s} on {n}' for s, n in starts)} process(es), and no "
             "single training has its bits: verify its first part with --steps"
         )
-    if starts != {now}:
+    if starts != [now]:
         ((strategy, count),) = starts
         raise WrongUse(
             f"{path} was trained by {strategy} on {count} process(es), and {now[0]} on {now[1]} adds in another order: "

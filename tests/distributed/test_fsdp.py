@@ -16,6 +16,8 @@ from tests.conftest import Ended, Trainbox
 from tests.distributed import sharded
 from tests.trainer.here import Here, training_here
 from trainer.errors import WrongUse
+from trainer.losses import LossModule
+from trainer.session import _told_as_failures
 from trainer.sharding import blocks, moves_noted, shard
 
 _TASK = f"{Path(sharded.__file__)}:Sharded"
@@ -112,16 +114,17 @@ def test_another_number_of_processes_goes_on_from_the_same_bits(
     ended = _fsdp(runs, after, target.name)
     assert ended.code == 0, ended.err
     assert "resume     from step 8" in ended.out
-    assert f"changed since the run's start: plan.world_size: {before} -> {after}\n" in ended.out
+    assert f"changed since the run's start: plan.world_size: {before} -> {after}" in ended.out
     assert _digests(target, 8) == _digests(source, 8)
     assert _largest_difference(_state(runs.folder, target.name)["model"], alone[0]) < 1e-6
 
 
 def test_a_killed_rank_ends_all_and_the_same_command_ends_with_the_same_bits(runs: Trainbox) -> None:
-    killed = _fsdp(runs, 2, "killed", env={"KILL_AT": "6"})
+    killed = _fsdp(runs, 2, "killed", env={"KILL_AT": "10"})
     assert killed.code not in (0, 2)
     again = _fsdp(runs, 2, "killed")
-    assert "resume     from step 4" in again.out, again.err
+    # A save waits for the one before, so that the first was whole when the second began, and that one may have been.
+    assert re.search("resume +from step [48],", again.out), again.out + again.err
     assert _digests(runs.folder / "runs" / "killed", 12) == _digests(runs.folder / "runs" / "on2", 12)
 
 
@@ -158,13 +161,6 @@ def test_bf16_with_batch_norm_is_near_to_one_process_with_two_shards(trainbox: T
         torch.testing.assert_close(found[name], expected[name], atol=5e-3, rtol=2e-2)
     losses = [[entry["loss"] for entry in entries] for entries in (trainbox.entries("low", "train"), here.entries("train"))]
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
-
-
-def test_weights_used_outside_their_block_are_explained(trainbox: Trainbox) -> None:
-    ended = _fsdp(trainbox, 2, "peeks", "--set", "peeks=true")
-    assert ended.code == 2
-    assert "has a block's weights at hand in the block's own forward alone" in ended.err
-    assert "Traceback" not in ended.err
 
 
 @pytest.mark.parametrize(
@@ -235,6 +231,17 @@ def test_a_forward_that_moves_what_is_not_trained_is_noted(a_group_of_one: None,
     with moves_noted(module) as moved:
         module.inner(module(torch.ones(2, 3)))
     assert moved == (["teacher.bias", "teacher.bias"] if moves else [])
+
+
+def test_weights_used_outside_their_block_are_explained(a_group_of_one: None, tmp_path: Path) -> None:
+    module = LossModule(sharded.Sharded(), nn.Sequential(nn.Linear(2, 2)), "cpu", None)
+    shard(module, torch.device("cpu"), 1, None)
+    block_weight = module.model.get_parameter("0.weight")
+    with (
+        pytest.raises(WrongUse, match="has a block's weights at hand in the block's own forward alone"),
+        _told_as_failures(tmp_path),
+    ):
+        module.inside(lambda: nn.functional.linear(torch.ones(1, 2), block_weight))
 
 
 @pytest.mark.parametrize(
