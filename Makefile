@@ -9,6 +9,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 IMAGE ?= trainbox
+SIF ?= trainbox.sif
 RUNS_DIR ?= $(TRAINBOX_RUNS_DIR)
 DATA_DIR ?= $(TRAINBOX_DATA_DIR)
 # The folder that the container sees beside runs/ and data/: that of TASK=folder/file.py:Class.
@@ -102,10 +103,17 @@ benchmark: $(VENV)/.train ## Measure this machine; ARGS are passed on
 
 ##@ Image
 
+identity = --build-arg REVISION=$(or $(shell git describe --always --abbrev=40 --exclude='*' --dirty 2>/dev/null),unknown) \
+	--build-arg VERSION=$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
 build: ## Build the image (BASE_IMAGE=, DOCKER_BUILD_FLAGS=)
 	docker build $(DOCKER_BUILD_FLAGS) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
-		--build-arg REVISION=$(or $(shell git describe --always --abbrev=40 --exclude='*' --dirty 2>/dev/null),unknown) \
-		--build-arg VERSION=$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) --tag $(IMAGE) .
+		$(identity) --tag $(IMAGE) .
+
+sif: ## Build trainbox.sif for Apptainer, without Docker; FROM=docker-daemon:trainbox:latest: of an image (SIF=, BASE_IMAGE=)
+	apptainer build $(APPTAINER_BUILD_FLAGS) $(if $(FROM),$(SIF) $(FROM),$(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
+		$(identity) $(SIF) deploy/apptainer/trainbox.def)
+	sha256sum $(SIF) > $(SIF).sha256
 
 # Made here, the mounts belong to the caller; made by the daemon, to root.
 folders:
@@ -169,4 +177,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	$(install) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: train plan sweep drill bench verify health doctor tensorboard shell benchmark build folders test test-all test-faults test-slow test-image lint lock clean help
+.PHONY: train plan sweep drill bench verify health doctor tensorboard shell benchmark build sif folders test test-all test-faults test-slow test-image lint lock clean help

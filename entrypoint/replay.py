@@ -18,7 +18,13 @@ def read_run(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         config, manifest = (json.loads((run / name).read_text()) for name in ("config.json", "manifest.json"))
     except (OSError, ValueError) as error:
         raise WrongUse(f"replay {run}: {error}: give the folder of a run, such as runs/digits-7d2c1a90") from error
-    if not manifest.get("image_digest"):
+    digest = manifest.get("image_digest") or ""
+    if digest.startswith("sif:"):
+        raise WrongUse(
+            f"replay {run}: it was started from Apptainer's image {digest}, which docker does not have; to do it again with "
+            f"that image: deploy/apptainer/trainbox.sh verify {run}"
+        )
+    if not digest:
         raise WrongUse(
             f"replay {run}: it was not started from an image whose digest is known; to do it again with what is here: "
             f"trainbox verify {run}"

@@ -1,6 +1,7 @@
 """What make would run, by `make -n` with a make-believe docker on PATH; exit codes, by running one."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -62,21 +63,8 @@ def in_docker(files: str, settings: str, command: str) -> str:
 
 
 def test_help_is_the_default_and_lists_every_public_target(make: Make) -> None:
-    targets = [
-        "train",
-        "plan",
-        "sweep",
-        "drill",
-        "bench",
-        "verify",
-        "health",
-        "doctor",
-        "tensorboard",
-        "shell",
-        "benchmark",
-        "build",
-    ]
-    targets += ["test", "test-all", "test-faults", "test-slow", "test-image", "lint", "lock", "clean", "help"]
+    targets = ["train", "plan", "sweep", "drill", "bench", "verify", "health", "doctor", "tensorboard", "shell", "benchmark"]
+    targets += ["build", "sif", "test", "test-all", "test-faults", "test-slow", "test-image", "lint", "lock", "clean", "help"]
     shown = [line.split()[0] for line in make().stdout.splitlines() if line.startswith("  ")]
     assert shown == targets
 
@@ -219,6 +207,25 @@ def test_the_image_is_built_first_with_its_revision(make: Make) -> None:
     assert {"BASE_IMAGE=debian:12", "VERSION=0.1.0"} <= set(words)
     assert any(word.startswith("REVISION=") for word in words)
     assert words[words.index("--tag") + 1] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "source"),
+    [
+        ([], "--build-arg REVISION=R --build-arg VERSION=0.1.0 x.sif deploy/apptainer/trainbox.def"),
+        (
+            ["BASE_IMAGE=b"],
+            "--build-arg BASE_IMAGE=b --build-arg REVISION=R --build-arg VERSION=0.1.0 x.sif deploy/apptainer/trainbox.def",
+        ),
+        (["FROM=docker-daemon:trainbox:latest", "BASE_IMAGE=b"], "x.sif docker-daemon:trainbox:latest"),
+    ],
+    ids=["from nothing", "another base", "an image"],
+)
+def test_the_image_of_apptainer(make: Make, words: list[str], source: str) -> None:
+    done = make("-n", "sif", "SIF=x.sif", "APPTAINER_BUILD_FLAGS=--force", *words)
+    build, digest = plainly(done.stdout.replace("\\\n", " ")).split(" sha256sum ")
+    assert re.sub("REVISION=[^ ]+", "REVISION=R", build) == f"apptainer build --force {source}"
+    assert digest == "x.sif > x.sif.sha256"
 
 
 @pytest.mark.parametrize("code", [0, 3, 75])

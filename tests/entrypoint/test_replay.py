@@ -100,4 +100,9 @@ def test_it_is_printed_or_run_and_a_run_without_an_image_is_told(trainbox: Train
     refused = trainbox("replay", "runs/r")
     assert refused.code == 2
     assert refused.err.endswith("to do it again with what is here: trainbox verify runs/r\n")
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"image_digest": "sif:abc"}))
+    refused = trainbox("replay", "runs/r")
+    assert refused.code == 2
+    assert "Apptainer's image sif:abc" in refused.err
+    assert refused.err.endswith("deploy/apptainer/trainbox.sh verify runs/r\n")
     assert trainbox("replay", "runs/none").code == 2

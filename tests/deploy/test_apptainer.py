@@ -1,0 +1,225 @@
+"""What deploy/apptainer asks of a make-believe apptainer, and whether its definition makes the Dockerfile's image."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import clean_environment
+
+ROOT = Path(__file__).parents[2]
+WRAPPER = ROOT / "deploy/apptainer/trainbox.sh"
+DEFINITION = ROOT / "deploy/apptainer/trainbox.def"
+TELLS = """#!{python}
+import json, os, sys
+given = {{name.removeprefix("APPTAINERENV_"): os.environ[name] for name in os.environ if name.startswith("APPTAINERENV_")}}
+print(json.dumps([sys.argv[1:], given]))
+"""
+
+
+@dataclass
+class Asked:
+    """What Apptainer was asked for: options, image and command, and the variables of the container."""
+
+    words: list[str]
+    env: dict[str, str]
+
+    @property
+    def binds(self) -> list[str]:
+        return [value for word, value in zip(self.words, self.words[1:], strict=False) if word == "--bind"]
+
+
+@dataclass
+class Wrapper:
+    folder: Path
+
+    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """In a folder that holds trainbox.sif."""
+        env = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "TMPDIR": str(self.folder), "NVIDIA_DEVICE": "/none"} | env
+        return subprocess.run([WRAPPER, *words], cwd=self.folder, env=clean_environment(**env), capture_output=True, text=True)
+
+    def __call__(self, *words: str, **env: str) -> Asked:
+        done = self.run(*words, **env)
+        assert done.returncode == 0, done.stderr
+        return Asked(*json.loads(done.stdout))
+
+
+@pytest.fixture
+def wrapper(tmp_path: Path) -> Wrapper:
+    (tmp_path / "bin").mkdir()
+    tells = tmp_path / "bin/apptainer"
+    tells.write_text(TELLS.format(python=sys.executable))
+    tells.chmod(0o755)
+    (tmp_path / "trainbox.sif").touch()
+    return Wrapper(tmp_path)
+
+
+def test_closed_but_for_the_folders(wrapper: Wrapper) -> None:
+    here = wrapper.folder
+    asked = wrapper("train", "digits", "--set", "name=it's $HOME")
+    assert asked.words == [
+        *("exec", "--containall", "--no-eval", "--home", f"{here}/trainbox-{os.getuid()}:/tmp", "--pwd", "/workspace"),
+        *("--bind", f"{here}/runs:/workspace/runs", "--bind", f"{here}/data:/workspace/data"),
+        *("trainbox.sif", "trainbox", "train", "digits", "--set", "name=it's $HOME"),
+    ]
+    assert (here / "runs").is_dir() and (here / "data").is_dir()
+    assert stat.S_IMODE((here / f"trainbox-{os.getuid()}").stat().st_mode) == 0o700
+    assert wrapper("plan").words[-3:] == ["trainbox.sif", "trainbox", "plan"], "its /tmp is used again"
+
+
+@pytest.mark.parametrize(("device", "given"), [("/dev/null", True), ("/none", False)])
+def test_the_driver_is_asked_for_where_there_is_one(wrapper: Wrapper, device: str, given: bool) -> None:
+    assert ("--nv" in wrapper("train", NVIDIA_DEVICE=device).words) is given
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "GPUS",
+            "GPU_IDS",
+            "STRATEGY",
+            "PROCESSES",
+            "DEVICE",
+            "NNODES",
+            "NODE_RANK",
+            "RDZV_ENDPOINT",
+            "RDZV_ID",
+            "TASK",
+            "SET",
+        ),
+        *("HEALTH", "TRAINBOX_EPOCHS", "TRAINBOX_IMAGE_DIGEST", "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "PET_NNODES"),
+        *("CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "https_proxy"),
+    ],
+)
+def test_settings_and_the_schedulers_words_go_in(wrapper: Wrapper, name: str) -> None:
+    value = """a=1,2  name=it's "a" $HOME `id`"""
+    assert wrapper("train", **{name: value}).env[name] == value
+
+
+@pytest.mark.parametrize(
+    "name", ["PYTHONPATH", "LD_LIBRARY_PATH", "TORCH_HOME", "TRAINBOX_RUNS_DIR", "TRAINBOX_HEARTBEAT", "TRAINBOX_BUILD_INFO"]
+)
+def test_what_means_nothing_in_there_stays_outside(wrapper: Wrapper, name: str) -> None:
+    assert name not in wrapper("train", **{name: str(wrapper.folder / "x")}).env
+
+
+def test_every_setting_of_make_goes_in() -> None:
+    """The list of the Makefile, once more in the wrapper."""
+    (settings,) = re.findall(r"^settings = \$\(call given,(.*)\)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    (passed,) = re.findall(r"^    (GPUS \| .*?)\)$", WRAPPER.read_text(), re.MULTILINE | re.DOTALL)
+    names = {word for word in re.split(r"[\s|\\]+", passed) if "*" not in word}
+    assert set(settings.split()) - names == {"HEALTH_LIMITS"}, "which is mounted"
+
+
+def test_folders_elsewhere(wrapper: Wrapper) -> None:
+    here = wrapper.folder
+    binds = wrapper("train", RUNS_DIR=f"{here}/big/runs", TRAINBOX_DATA_DIR=f"{here}/big/data").binds
+    assert binds == [f"{here}/big/runs:/workspace/runs", f"{here}/big/data:/workspace/data"]
+    (here / "limits.toml").touch()
+    asked = wrapper("health", HEALTH_LIMITS="limits.toml")
+    assert asked.binds[-1] == f"{here}/limits.toml:/workspace/limits.toml:ro"
+    assert asked.env["HEALTH_LIMITS"] == "/workspace/limits.toml"
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "folder"),
+    [
+        (["train"], {}, "my_tasks"),
+        (["train"], {"TASK": "examples/gestures.py:Gestures"}, "examples"),
+        (["sweep", "examples/deep/gestures.py:Gestures"], {"TASK": "digits"}, "examples/deep"),
+        (["train", "gestures.py:Gestures"], {"TASKS_DIR": "examples"}, "examples"),
+    ],
+)
+def test_the_folder_of_a_task_is_mounted_read_only(
+    wrapper: Wrapper, words: list[str], env: dict[str, str], folder: str
+) -> None:
+    (wrapper.folder / folder).mkdir(parents=True)
+    assert wrapper(*words, **env).binds[2:] == [f"{wrapper.folder}/{folder}:/workspace/{folder}:ro"]
+
+
+def test_a_task_by_its_whole_path(wrapper: Wrapper) -> None:
+    folder = wrapper.folder / "elsewhere"
+    folder.mkdir()
+    assert wrapper("train", f"{folder}/gestures.py:Gestures").binds[2:] == [f"{folder}:{folder}:ro"]
+
+
+def test_the_digest_that_was_written_down(wrapper: Wrapper) -> None:
+    image, digest = wrapper.folder / "trainbox.sif", wrapper.folder / "trainbox.sif.sha256"
+    assert "TRAINBOX_IMAGE_DIGEST" not in wrapper("train").env
+    digest.write_text(f"{'ab' * 32}  trainbox.sif\n")
+    os.utime(image, (1, 1))
+    assert wrapper("train").env["TRAINBOX_IMAGE_DIGEST"] == f"sif:{'ab' * 32}"
+    assert wrapper("train", TRAINBOX_IMAGE_DIGEST="sha256:cd").env["TRAINBOX_IMAGE_DIGEST"] == "sha256:cd"
+    os.utime(digest, (0, 0))
+    assert "TRAINBOX_IMAGE_DIGEST" not in wrapper("train").env, "it is that of an older image"
+
+
+def _foreign_tmp(folder: Path) -> None:
+    (folder / f"trainbox-{os.getuid()}").symlink_to("/")
+
+
+def _no_runs(folder: Path) -> None:
+    (folder / "runs").touch()
+
+
+@pytest.mark.parametrize(
+    ("before", "env", "code", "said"),
+    [
+        (None, {"SIF": "none.sif"}, 2, "SIF=none.sif is not there: build it with make sif"),
+        (lambda folder: (folder / "bin/apptainer").unlink(), {}, 2, "no apptainer on PATH"),
+        (_foreign_tmp, {}, 4, "is no folder of yours: set TMPDIR"),
+        (_no_runs, {}, 4, "RUNS_DIR=runs or DATA_DIR=data cannot be made"),
+    ],
+    ids=["no image", "no apptainer", "another's tmp", "no runs"],
+)
+def test_what_is_wrong_is_told(
+    wrapper: Wrapper, before: Callable[[Path], None] | None, env: dict[str, str], code: int, said: str
+) -> None:
+    tools = wrapper.folder / "tools"
+    tools.mkdir()
+    for name in ("bash", "env", "mkdir", "realpath"):
+        (tools / name).symlink_to(f"/usr/bin/{name}")
+    if before:
+        before(wrapper.folder)
+    done = wrapper.run("train", PATH=f"{wrapper.folder}/bin:{tools}", **env)
+    assert (done.returncode, said in done.stderr, done.stdout) == (code, True, ""), done.stderr
+
+
+# The definition, and the Dockerfile.
+
+
+def exports(text: str) -> dict[str, str]:
+    """NAME=value of the words after `ENV` or `export`, the lines of both joined."""
+    lines = re.findall(r"^(?:ENV|    export) (.*(?:(?<=\\)\n.*)*)", text, re.MULTILINE)
+    return dict(word.split("=", 1) for line in lines for word in line.replace("\\\n", " ").split())
+
+
+def test_the_definition_sets_what_the_dockerfile_sets() -> None:
+    docker, definition = exports((ROOT / "Dockerfile").read_text()), exports(DEFINITION.read_text())
+    assert docker.pop("HOME") == "/tmp", "which the wrapper says, since Apptainer sets it itself"
+    for name in ("USER", "LOGNAME"):
+        assert definition.pop(name) == f"${{{name}:-{docker.pop(name)}}}"
+    assert definition == docker
+
+
+def test_the_definition_takes_the_dockerfiles_base() -> None:
+    base = re.search(r"^ARG (BASE_IMAGE=.+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert base
+    assert DEFINITION.read_text().count(f"    {base[1]}\n") == 2, "once a stage"
+
+
+def test_the_definition_installs_by_hash_what_the_dockerfile_installs() -> None:
+    both = [path.read_text() for path in (ROOT / "Dockerfile", DEFINITION)]
+    packages = [re.findall(r"--no-install-recommends (.*?)(?: \\)?$", text, re.MULTILINE) for text in both]
+    assert packages[0] == packages[1] != []
+    installs = [re.findall(r"pip install(.*)", text) for text in both]
+    assert [len(found) for found in installs] == [2, 2]
+    assert all("--require-hashes" in line for found in installs for line in found)
