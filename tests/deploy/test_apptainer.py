@@ -43,6 +43,7 @@ class Wrapper:
     def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         """In a folder that holds trainbox.sif."""
         env = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "TMPDIR": str(self.folder), "NVIDIA_DEVICE": "/none"} | env
+        env = dict.fromkeys(("SIF", "RUNS_DIR", "DATA_DIR", "TASKS_DIR"), "") | env  # a developer's own stay outside
         return subprocess.run([WRAPPER, *words], cwd=self.folder, env=clean_environment(**env), capture_output=True, text=True)
 
     def __call__(self, *words: str, **env: str) -> Asked:
