@@ -2,7 +2,7 @@
 
 Node 0 listens at the endpoint until all are there. Each other node's connection to it, its line, stays open as long as the
 node trains, and the kernel asks along it whether the other machine still answers.
-Why: docs/decisions/0010-nodes-meet-on-one-interface.md.
+Why: docs/decisions/0012-nodes-meet-on-one-interface.md.
 """
 
 import contextlib

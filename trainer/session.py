@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trainer import manifest
 from trainer.batches import tensors_in
 from trainer.build import build, settle

@@ -41,7 +41,7 @@ if [[ -e ${NVIDIA_DEVICE:-/dev/nvidiactl} ]]; then options+=(--nv); fi
 for name in $(compgen -e); do
     case $name in
     TRAINBOX_*_DIR | TRAINBOX_HEARTBEAT | TRAINBOX_BUILD_INFO) ;; # paths of this machine mean nothing in there
-    GPUS | GPU_IDS | STRATEGY | PROCESSES | DEVICE | NNODES | NODE_RANK | RDZV_ENDPOINT | RDZV_ID | TASK | SET | HEALTH | TRAINBOX_* | \
+    GPUS | GPU_IDS | STRATEGY | PROCESSES | DEVICE | NNODES | NODE_RANK | RDZV_ENDPOINT | RDZV_ID | RDZV_TIMEOUT_S | TASK | SET | HEALTH | TRAINBOX_* | \
         SLURM_* | PET_* | CUDA_VISIBLE_DEVICES | NCCL_* | GLOO_* | OMP_NUM_THREADS | *_proxy | *_PROXY)
         export "APPTAINERENV_$name=${!name}"
         ;;

@@ -23,7 +23,7 @@ step=(srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntas
 where=${RUN_IN:-venv:.venv}
 case $where in
 venv:*) step+=("${where#*:}/bin/trainbox") ;;
-apptainer:*) step+=(apptainer exec --nv --bind "$PWD" --pwd "$PWD" "${where#*:}" trainbox) ;;
+apptainer:*) step+=(env "SIF=${where#*:}" deploy/apptainer/trainbox.sh) ;;
 pyxis:*) step+=(--container-image="${where#*:}" --container-mounts="$PWD:$PWD" --container-workdir="$PWD" trainbox) ;;
 *) say "RUN_IN=$where: write venv:FOLDER, apptainer:IMAGE.sif or pyxis:IMAGE" && exit 2 ;;
 esac

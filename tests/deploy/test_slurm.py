@@ -57,7 +57,7 @@ def run_in_a_job(folder: Path, *words: str, step: str = "exit 0", **env: str) ->
     [
         ("", ".venv/bin/trainbox"),
         ("venv:/opt/trainbox", "/opt/trainbox/bin/trainbox"),
-        ("apptainer:images/trainbox.sif", "apptainer exec --nv --bind {here} --pwd {here} images/trainbox.sif trainbox"),
+        ("apptainer:images/trainbox.sif", "env SIF=images/trainbox.sif deploy/apptainer/trainbox.sh"),
         (
             "pyxis:registry.example#trainbox:0.1.0",
             "--container-image=registry.example#trainbox:0.1.0 --container-mounts={here}:{here} "
