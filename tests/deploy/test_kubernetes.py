@@ -408,7 +408,7 @@ def test_the_plan_of_each_of_two_nodes(name: str, run: Run) -> None:
         plan = plan_of(run, pod)
         assert (plan["strategy"], plan["nnodes"], plan["nproc_per_node"]) == ("ddp", 2, 1)
         assert rdzv_of(plan) == {"nnodes": "2", "node-rank": str(rank), "rdzv-endpoint": ENDPOINTS[name]}
-        assert f"is_host={int(rank == 0)}," in " ".join(plan["argv"])
+        assert ",await_name=1 " in " ".join(plan["argv"]), "a pod's name is known once it runs"
         assert pod.env[pod.train["name"]]["TASK"] == "digits"
 
 
