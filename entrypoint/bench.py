@@ -19,8 +19,17 @@ _SCALINGS = {
 }
 # What the bench says itself: how long, where, on what.
 _OWN_WORDS = {
-    *("--run", "--runs-dir", "--resume", "--max-steps", "--epochs", "--eval-every", "--measure-seconds"),
-    *("--strategy", "--gpu-ids", "--nnodes", "--node-rank", "--rdzv-endpoint", "--rdzv-id", "--batch-size-per-gpu"),
+    *("--run", "--runs-dir", "--resume", "--max-steps", "--epochs", "--eval-every", "--checkpoint-minutes"),
+    *(
+        "--measure-seconds",
+        "--strategy",
+        "--gpu-ids",
+        "--nnodes",
+        "--node-rank",
+        "--rdzv-endpoint",
+        "--rdzv-id",
+        "--batch-size-per-gpu",
+    ),
 }
 _FOREVER = "1000000000"
 
@@ -167,16 +176,25 @@ def check_suggest(batch_sizes: Sequence[int], workers: Sequence[int]) -> None:
         )
 
 
-def training_words(case: Case, words: Sequence[str], cpu: bool, threads: int, runs_dir: str, seconds: float) -> list[str]:
-    """The words of `trainbox train` for a case; `words` are the task and the user's."""
+def with_choices(words: Sequence[str], environ: Mapping[str, str], cpu: bool, threads: int) -> list[str]:
+    """`words` and what a bench chooses, unless they, the environment or their --config file do."""
+    chosen = {"--accumulation": "1"}  # a batch that does not fit is told, not cut
+    if cpu:
+        chosen["--threads"] = str(threads)
+    given = {word.partition("=")[0] for word in words}
+    if "--config" in given:
+        return list(words)
+    open_to_us = [name for name in chosen if name not in given and f"TRAINBOX_{name[2:].upper()}" not in environ]
+    return [*words, *itertools.chain.from_iterable((name, chosen[name]) for name in open_to_us)]
+
+
+def training_words(case: Case, words: Sequence[str], cpu: bool, runs_dir: str, seconds: float) -> list[str]:
+    """The words of `trainbox train` for a case; `words` are the task and what holds for all cases."""
     place = ["--device", "cpu", "--processes", str(case.count)] if cpu else ["--gpus", str(case.count)]
-    if cpu and not any(word.partition("=")[0] == "--threads" for word in words):
-        place += ["--threads", str(threads)]
-    if not any(word.partition("=")[0] == "--accumulation" for word in words):
-        place += ["--accumulation", "1"]  # a batch that does not fit is told, not cut
     batch = [] if case.batch_size is None else ["--batch-size", str(case.batch_size)]
     loading = [] if case.workers is None else ["--workers", str(case.workers)]
-    ends = ["--max-steps", _FOREVER, "--eval-every", _FOREVER, "--measure-seconds", f"{seconds:g}"]
+    never = [word for name in ("--max-steps", "--eval-every", "--checkpoint-minutes") for word in (name, _FOREVER)]
+    ends = [*never, "--measure-seconds", f"{seconds:g}"]
     where = ["--runs-dir", runs_dir, "--run", "case", "--nnodes", "1", "--strategy", case.strategy]
     return [*words, *place, *batch, *loading, *ends, *where]
 

@@ -117,7 +117,8 @@ class Bench:
         self._wait(training)
         try:
             if training.returncode:
-                raise NoCase(max(1, training.returncode), _last_words(log.read_text(errors="replace")))
+                code = training.returncode
+                raise NoCase(code if code > 0 else 128 - code, _last_words(log.read_text(errors="replace")))
             measured = Measured(**json.loads((folder / "case" / "measured.json").read_text()))
             self.facts = self.facts or _facts(json.loads((folder / "case" / "manifest.json").read_text()))
             return measured

@@ -311,10 +311,10 @@ def bench(
     if out is not None:
         prepare_folder(out)
     unit = "process" if cpu else "GPU"
-    threads = max(1, usable_cpus() // max(asked))
+    chosen = tables.with_choices(words, os.environ, cpu, max(1, usable_cpus() // max(asked)))
     runs = Bench(
         tables.cases(table),
-        lambda case, folder: tables.training_words(case, words, cpu, threads, folder, seconds),
+        lambda case, folder: tables.training_words(case, chosen, cpu, folder, seconds),
         lambda case: tables.describe(case, unit),
     )
     runs.run(rounds)

@@ -85,7 +85,7 @@ def train_task(
                 did_not_fit.append(f"{found} with {examples_at_once(settled)} examples at once")
                 settled = smaller
                 run.end_progress()
-                del job
+                del job, meter
                 free_memory()
         except Exception as error:
             if not isinstance(error, Failure):

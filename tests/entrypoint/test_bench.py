@@ -24,6 +24,7 @@ from entrypoint.bench import (
     suggestions,
     training_words,
     turns,
+    with_choices,
 )
 from entrypoint.bench_runs import _duration, _last_words
 from entrypoint.errors import WrongUse
@@ -97,22 +98,38 @@ def test_the_rounds_take_turns_there_and_back() -> None:
     assert turns([ONE, TWO], 3) == [(0, ONE), (0, TWO), (1, TWO), (1, ONE), (2, ONE), (2, TWO)]
 
 
-LENGTH = "--max-steps 1000000000 --eval-every 1000000000 --measure-seconds 2.5 --runs-dir d --run case --nnodes 1"
+FOREVER = "--max-steps 1000000000 --eval-every 1000000000 --checkpoint-minutes 1000000000"
+LENGTH = f"{FOREVER} --measure-seconds 2.5 --runs-dir d --run case --nnodes 1"
 
 
 @pytest.mark.parametrize(
     ("case", "words", "cpu", "expected"),
     [
         (TWO, ["mnist", "--set", "width=8"], False,
-         f"mnist --set width=8 --gpus 2 --accumulation 1 --batch-size 64 --workers 4 {LENGTH} --strategy ddp"),
+         f"mnist --set width=8 --gpus 2 --batch-size 64 --workers 4 {LENGTH} --strategy ddp"),
         (Case(1, "single", None, None), [], True,
-         f"--device cpu --processes 1 --threads 3 --accumulation 1 {LENGTH} --strategy single"),
-        (Case(2, "ddp", None, 0), ["digits", "--threads=2", "--accumulation", "4"], True,
-         f"digits --threads=2 --accumulation 4 --device cpu --processes 2 --workers 0 {LENGTH} --strategy ddp"),
+         f"--device cpu --processes 1 {LENGTH} --strategy single"),
+        (Case(2, "ddp", None, 0), ["digits"], True,
+         f"digits --device cpu --processes 2 --workers 0 {LENGTH} --strategy ddp"),
     ],
 )  # fmt: skip
 def test_the_words_of_a_training(case: Case, words: list[str], cpu: bool, expected: str) -> None:
-    assert training_words(case, words, cpu, 3, "d", 2.5) == expected.split()
+    assert training_words(case, words, cpu, "d", 2.5) == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "cpu", "added"),
+    [
+        ("digits", {}, False, "--accumulation 1"),
+        ("digits", {}, True, "--accumulation 1 --threads 3"),
+        ("digits --threads=2", {}, True, "--accumulation 1"),
+        ("digits --accumulation 4", {"TRAINBOX_THREADS": "2"}, True, ""),
+        ("digits", {"TRAINBOX_ACCUMULATION": "4"}, True, "--threads 3"),
+        ("digits --config runs/a/config.json", {}, True, ""),
+    ],
+)
+def test_what_the_bench_chooses_where_nobody_else_does(words: str, environ: dict[str, str], cpu: bool, added: str) -> None:
+    assert with_choices(words.split(), environ, cpu, 3) == [*words.split(), *added.split()]
 
 
 @pytest.mark.parametrize("word", ["--run", "--epochs=3", "--max-steps", "--runs-dir", "--strategy", "--nnodes", "--resume"])
