@@ -139,7 +139,7 @@ def _nodes(request: LaunchRequest, cluster: Cluster) -> _Nodes:
     if count == 1:
         if request.node_rank:
             raise WrongUse(f"node rank {request.node_rank} of 1 node: add --nnodes with the number of machines")
-        if request.rdzv_endpoint and request.nnodes is None:
+        if request.rdzv_endpoint and request.nnodes is None and cluster.kind == "local":  # a scheduler may have one node left
             raise WrongUse(f"--rdzv-endpoint {endpoint} and 1 node: add --nnodes with the number of machines")
         return _Nodes(1, 0, "", job_id)
     if endpoint is None:

@@ -369,7 +369,7 @@ def run(library: Path, trainbox: Trainbox, tmp_path: Path) -> Run:
 
 
 def rdzv_of(plan: Object) -> dict[str, str]:
-    return dict(re.findall(r"--(nnodes|node-rank|rdzv-endpoint)=(\S+)", "\n".join(plan["argv"])))
+    return dict(re.findall(r"--(nnodes|node-rank|rdzv-endpoint|rdzv-id)=(\S+)", "\n".join(plan["argv"])))
 
 
 def plan_of(run: Run, pod: Pod) -> Object:
@@ -386,6 +386,7 @@ ENDPOINTS = {
     "jobset": "digits-train-node-0-0.digits-train:29400",
     "trainjob": "digits-train-node-0-0.digits-train:29500",
 }
+RDZV_IDS = {"several-nodes": "digits-train", "jobset": "digits-train", "trainjob": "trainbox"}
 
 
 @needs_kustomize
@@ -407,7 +408,8 @@ def test_the_plan_of_each_of_two_nodes(name: str, run: Run) -> None:
     for rank, pod in enumerate(both):
         plan = plan_of(run, pod)
         assert (plan["strategy"], plan["nnodes"], plan["nproc_per_node"]) == ("ddp", 2, 1)
-        assert rdzv_of(plan) == {"nnodes": "2", "node-rank": str(rank), "rdzv-endpoint": ENDPOINTS[name]}
+        meeting = {"rdzv-endpoint": ENDPOINTS[name], "rdzv-id": RDZV_IDS[name]}
+        assert rdzv_of(plan) == {"nnodes": "2", "node-rank": str(rank)} | meeting
         assert ",await_name=1 " in " ".join(plan["argv"]), "a pod's name is known once it runs"
         assert pod.env[pod.train["name"]]["TASK"] == "digits"
 
@@ -445,8 +447,9 @@ def test_a_changed_line_reaches_all_that_hangs_on_it(name: str, change: tuple[st
         plan = plan_of(run, pod)
         assert (plan["strategy"], plan["nnodes"], plan["nproc_per_node"]) == ("ddp", len(made), 4)
         if name in MULTI_NODE:
-            endpoint = ENDPOINTS[name].replace("digits", "my")
-            assert rdzv_of(plan) == {"nnodes": "3", "node-rank": str(rank), "rdzv-endpoint": endpoint}
+            meeting = {"rdzv-endpoint": ENDPOINTS[name], "rdzv-id": RDZV_IDS[name]}
+            own = {option: value.replace("digits", "my") for option, value in meeting.items()}
+            assert rdzv_of(plan) == {"nnodes": "3", "node-rank": str(rank)} | own
     if name != "trainjob":
         (health,) = made[0].spec["initContainers"]
         assert health["resources"]["limits"]["nvidia.com/gpu"] == 4

@@ -206,6 +206,8 @@ PLANS = [
      "no GPU visible -> torchrun DDP over gloo, 2 processes on 2 nodes; this is node 1, they meet at n03:20077"),
     (two(0, "x:1", rdzv_id="y"), ONE, SLURM_2, "ddp", "0", (2, 1), meeting(0, "x:1", "y", 1, await_name=1), "GPU-a",
      "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, they meet at x:1"),
+    (ask(rdzv_endpoint="n03:29400"), TWO, SLURM, "ddp", "0 1", (1, 2), standalone(2), "GPU-a,GPU-b",
+     "2 of 2 GPUs visible -> torchrun DDP, 2 processes"),
     (ask(nnodes=1), TWO, SLURM_2, "ddp", "0 1", (1, 2), standalone(2), "GPU-a,GPU-b",
      "2 of 2 GPUs visible -> torchrun DDP, 2 processes"),
     # Kubernetes.
