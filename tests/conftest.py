@@ -76,7 +76,7 @@ class Trainbox:
         process = subprocess.Popen(
             [*inside, sys.executable, "-m", module, *words],
             cwd=self.folder,
-            env=clean_environment(**({"OMP_NUM_THREADS": "1"} if "train" in words else {}), **(env or {})),
+            env=clean_environment(**({"OMP_NUM_THREADS": "1"} if "train" in words else {}) | dict(env or {})),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""This process among its equals: the only importer of torch.distributed besides trainer/torchrun.py and trainer/sharding.py."""
+"""This process among its equals: the only importer of torch.distributed besides torchrun.py and sharding.py."""
 
 import contextlib
 import os

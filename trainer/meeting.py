@@ -58,8 +58,10 @@ class Node:
 class Line:
     """A connection between two nodes, on which each message is a JSON object on a line of its own."""
 
+    host = ""  # the other machine's own name, once it has said it
+
     def __init__(self, connection: socket.socket, name: str) -> None:
-        self.connection, self.name, self._rest = connection, name, b""
+        self.connection, self.name, self._begun = connection, name, b""
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if sys.platform == "linux":
             for option, value in (
@@ -73,21 +75,29 @@ class Line:
     def fileno(self) -> int:
         return self.connection.fileno()
 
-    def read(self) -> list[Mapping[str, Any]]:
-        """The messages that have arrived.
+    def read(self) -> Mapping[str, Any] | None:
+        """The next message, None if it is not whole yet; what comes after it stays in the connection.
 
         Raises:
             OSError: the other end is gone.
             ValueError: it speaks another language.
         """
-        received = self.connection.recv(_LONGEST_LINE)
-        if not received:
+        arrived = self.connection.recv(_LONGEST_LINE, socket.MSG_PEEK)
+        if not arrived:
             raise ConnectionResetError(errno.ECONNRESET, "its connection was closed")
-        *lines, self._rest = (self._rest + received).split(b"\n")
-        messages = [json.loads(line) for line in lines]
-        if len(self._rest) > _LONGEST_LINE or not all(isinstance(message, dict) for message in messages):
+        self._begun += self.connection.recv(arrived.find(b"\n") + 1 or len(arrived))
+        if len(self._begun) > _LONGEST_LINE:
             raise ValueError("not a message")
-        return messages
+        if not self._begun.endswith(b"\n"):
+            return None
+        line, self._begun = self._begun, b""
+        try:
+            message = json.loads(line)
+        except RecursionError as error:
+            raise ValueError("not a message") from error
+        if not isinstance(message, dict):
+            raise ValueError("not a message")
+        return message
 
     def send(self, **message: Any) -> None:
         """Say it; one that is gone does not hear it."""
@@ -110,10 +120,11 @@ class Meeting:
         """The name of the network interface by which this node reaches the others; None if it has several addresses there."""
         return _interface(self.lines[0].connection.getsockname()[0])
 
-    def watch(self, heard: Callable[[str, bool], None]) -> None:
-        """Call `heard`, on a thread of its own, when the first other node ends or vanishes: with what, and whether it failed.
+    def watch(self, heard: Callable[[str, int], None]) -> None:
+        """Call `heard`, on a thread of its own, when the first other node ends or vanishes: with what, and the code due here.
 
-        Node 0 passes on to the others what fails, since they have no lines among themselves.
+        That is the other's own code if it was done (0) or stopped (75), else 7. Node 0 passes on to the others what fails:
+        they have no lines among themselves.
         """
         threading.Thread(target=self._watch, args=(heard,), daemon=True).start()
 
@@ -122,29 +133,34 @@ class Meeting:
         for line in self.lines:
             line.send(ended=code)
 
-    def _watch(self, heard: Callable[[str, bool], None]) -> None:
+    def _watch(self, heard: Callable[[str, int], None]) -> None:
         with selectors.DefaultSelector() as selector:
             for line in self.lines:
                 selector.register(line, selectors.EVENT_READ, line)
-            (key, _), *_ = selector.select()
-        what, failed = _end_of(key.data)
-        if failed:
+            end = None
+            while end is None:
+                (key, _), *_ = selector.select()
+                end = _end_of(key.data)
+        what, due = end
+        if due == NetworkFailure.exit_code:
             for line in self.lines:
                 if line is not key.data:
                     line.send(lost=what)
-        heard(what, failed)
+        heard(what, due)
 
 
-def _end_of(line: Line) -> tuple[str, bool]:
-    """What came over `line`, and whether it is a failure."""
+def _end_of(line: Line) -> tuple[str, int] | None:
+    """What came over `line`, and the code that is due where it is heard; None if it has not come whole."""
     try:
-        message = line.read()[0]
-    except (OSError, ValueError, IndexError) as error:
-        return f"{line.name} is lost ({getattr(error, 'strerror', None) or error})", True
+        message = line.read()
+    except (OSError, ValueError) as error:
+        return f"{line.name} is lost ({getattr(error, 'strerror', None) or error})", NetworkFailure.exit_code
+    if message is None:
+        return None
     if "lost" in message:
-        return str(message["lost"]), True
-    code = message["ended"]
-    return f"{line.name} ended with {code}", code not in (0, Preempted.exit_code)
+        return str(message["lost"]), NetworkFailure.exit_code
+    code = message.get("ended")
+    return f"{line.name} ended with {code}", code if code in (0, Preempted.exit_code) else NetworkFailure.exit_code
 
 
 def meet(node: Node, say: Say) -> Meeting:
@@ -171,7 +187,8 @@ class _Patience:
             raise NetworkFailure(f"waited {node.timeout_s} s in vain for {whom} at {node.endpoint}{remark}: {_ANYWHERE}")
         if waited_s >= (self._reports + 1) * _REPORT_EVERY_S:
             self._reports += 1
-            self._say(f"waiting for {whom} at {node.endpoint}, {waited_s:.0f} s of {node.timeout_s} s{remark}")
+            waited_s = self._reports * _REPORT_EVERY_S
+            self._say(f"waiting for {whom} at {node.endpoint}, {waited_s} s of {node.timeout_s} s{remark}")
 
 
 def _host(node: Node, say: Say) -> Meeting:
@@ -179,10 +196,21 @@ def _host(node: Node, say: Say) -> Meeting:
     listener = _listen(node, patience)
     address = listener.getsockname()[0]
     remark = "an address that only this machine can reach" if ipaddress.ip_address(address).is_loopback else ""
+    if remark and node.await_name:  # not refused, since all nodes may be on this machine
+        say(
+            f"{node.place[0]}, where node 0 is to be found, is {address} here, {remark}: "
+            "if the others are elsewhere, mend /etc/hosts, or set RDZV_ENDPOINT=ADDRESS:PORT on each"
+        )
     come: dict[int, Line] = {}
     processes = {0: node.processes}
     with listener, contextlib.ExitStack() as connections, selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
+
+        def drop(line: Line) -> None:
+            with contextlib.suppress(KeyError):  # it was dropped in this same round
+                selector.unregister(line)
+            line.connection.close()
+
         while missing := [rank for rank in range(1, node.nnodes) if rank not in come]:
             patience.with_(_names(missing), remark)
             for key, _ in selector.select(_LOOK_EVERY_S):
@@ -193,13 +221,14 @@ def _host(node: Node, say: Say) -> Meeting:
                     continue
                 line = key.data
                 try:
-                    for hello in line.read():
-                        rank = _welcome(node, hello, line, come, say)
-                        processes[rank] = hello["processes"]
+                    if (hello := line.read()) is not None:
+                        rank, older = _welcome(node, hello, line, come, say)
+                        come[rank], processes[rank] = line, int(hello["processes"])
+                        if older is not None:
+                            drop(older)
                 except (OSError, ValueError, KeyError, TypeError, _Refused):  # it left, or is no node of ours
                     come = {rank: other for rank, other in come.items() if other is not line}
-                    selector.unregister(line)
-                    line.connection.close()
+                    drop(line)
         connections.pop_all()
     store = socket.create_server((address, 0), family=listener.family)
     lines = tuple(come[rank] for rank in sorted(come))
@@ -213,22 +242,27 @@ class _Refused(Exception):
     pass
 
 
-def _welcome(node: Node, hello: Mapping[str, Any], line: Line, come: dict[int, Line], say: Say) -> int:
-    """Take in the node that says `hello`, and return its rank."""
+def _welcome(node: Node, hello: Mapping[str, Any], line: Line, come: Mapping[int, Line], say: Say) -> tuple[int, Line | None]:
+    """The rank of the node that says `hello`, and the line that its own takes the place of."""
     rank, nnodes, job = hello["node_rank"], hello["nnodes"], hello["job"]
-    if rank not in range(1, nnodes):
+    if rank not in range(1, nnodes) or line in come.values():
         raise ValueError(rank)
-    name = f"node {rank} ({hello['host']}, {line.name})"
+    host, name = hello["host"], f"node {rank} ({hello['host']}, {line.name})"
+    older = come.get(rank)
     code = WrongUse.exit_code
     if job != node.job:
         reason, code = f"{name} is of job {job}, and job {node.job} meets at {node.endpoint}", NetworkFailure.exit_code
     elif nnodes != node.nnodes:
         reason = f"{name} was started for {nnodes} nodes, and node 0 for {node.nnodes}: give --nnodes the same number on each"
-    elif rank in come:
-        reason = f"there is a {come[rank].name} already, and now {name}: give each machine a --node-rank of its own"
+    elif older is not None and older.host != host:
+        reason = f"there is a {older.name} already, and now {name}: give each machine a --node-rank of its own"
     else:
-        line.name, come[rank] = name, line
-        return int(rank)
+        line.name, line.host = name, host
+        if older is not None:  # started anew, where nobody has told yet that the first one is dead
+            reason = f"{name} takes the place of {older.name}"
+            say(reason)
+            older.send(refused=f"{reason}: give each machine a --node-rank of its own", code=code)
+        return int(rank), older
     say(reason)
     line.send(refused=reason, code=code)
     raise _Refused
@@ -240,17 +274,23 @@ def _listen(node: Node, patience: _Patience) -> socket.socket:
     while True:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            break
         except socket.gaierror as error:
             _refuse_name(node, error)
             patience.with_("the name of node 0", str(error.strerror))
             time.sleep(_LOOK_EVERY_S)
-    for family, _, _, _, address in found:
-        try:
-            return socket.create_server(address, family=family)
-        except OSError as error:
-            last = error
-    where = f"{host} ({found[0][4][0]})" if host != found[0][4][0] else host
+            continue
+        for family, _, _, _, address in found:
+            try:
+                return socket.create_server(address, family=family)
+            except OSError as error:
+                last = error
+        is_name = host != found[0][4][0]
+        where = f"{host} ({found[0][4][0]})" if is_name else host
+        if not (node.await_name and is_name and last.errno == errno.EADDRNOTAVAIL):
+            break
+        # A pod made anew has another address, and its name may still stand for the old one.
+        patience.with_("the address of node 0", f"{where} is not this machine's")
+        time.sleep(_LOOK_EVERY_S)
     if last.errno == errno.EADDRNOTAVAIL:
         raise WrongUse(
             f"{where} is not an address of this machine: --node-rank 0 belongs on the machine that --rdzv-endpoint names"
@@ -266,22 +306,20 @@ def _join(node: Node, say: Say) -> Meeting:
     patience = _Patience(node, say)
     while True:
         try:
-            line, answer = _knock(node, patience)
-            break
+            return _knock(node, patience)
         except socket.gaierror as error:
             _refuse_name(node, error)
             remark = str(error.strerror)
         except OSError as error:  # not there yet; or it left again, and will be back
             remark = error.strerror or str(error)
-        except ValueError as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise NetworkFailure(f"another program than Trainbox answers at {node.endpoint}: {_ANYWHERE}") from error
         patience.with_("node 0", remark)
         time.sleep(_LOOK_EVERY_S)
-    return Meeting(line.connection.getpeername()[0], answer["store_port"], None, tuple(answer["processes"]), (line,))
 
 
-def _knock(node: Node, patience: _Patience) -> tuple[Line, Mapping[str, Any]]:
-    """The line to node 0, and what it answers once all are there."""
+def _knock(node: Node, patience: _Patience) -> Meeting:
+    """What node 0 answers once all are there."""
     with contextlib.ExitStack() as connections, selectors.DefaultSelector() as selector:
         connection = connections.enter_context(socket.create_connection(node.place, timeout=_LOOK_S))
         connection.settimeout(None)
@@ -291,11 +329,13 @@ def _knock(node: Node, patience: _Patience) -> tuple[Line, Mapping[str, Any]]:
         selector.register(line, selectors.EVENT_READ)
         while True:
             patience.with_("the other nodes")
-            if selector.select(_LOOK_EVERY_S) and (messages := line.read()):
-                if "refused" in (answer := messages[0]):
+            if selector.select(_LOOK_EVERY_S) and (answer := line.read()) is not None:
+                if "refused" in answer:
                     raise (WrongUse if answer["code"] == WrongUse.exit_code else NetworkFailure)(answer["refused"])
+                peer, processes = connection.getpeername()[0], tuple(answer["processes"])
+                met = Meeting(peer, answer["store_port"], None, processes, (line,))
                 connections.pop_all()
-                return line, answer
+                return met
 
 
 def _refuse_name(node: Node, error: socket.gaierror) -> None:

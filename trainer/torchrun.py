@@ -1,19 +1,24 @@
-"""torchrun, with two habits changed: it ends with its ranks' exit code, and it passes a signal on instead of dying of it.
+"""torchrun, with four habits changed.
+
+It ends with its ranks' exit code, passes a signal on instead of dying of it, meets other nodes at a place of our own, and ends
+when one of them does.
 
 Used as torchrun is: `python -m trainer.torchrun --standalone --nproc-per-node=2 -m trainer train digits`.
-Why: docs/decisions/0003-torchrun-with-exit-codes.md.
+Why: docs/decisions/0003-torchrun-with-exit-codes.md, 0012-nodes-meet-on-one-interface.md.
 """
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from trainer.errors import MESSAGES, STORE, Failure, NetworkFailure, Preempted
 from trainer.meeting import Meeting, Node, meet
@@ -21,7 +26,7 @@ from trainer.meeting import Meeting, Node, meet
 _CRASH = 1
 # Ranks mostly notice by themselves that another node is lost, and end with their own words; and when one is done or has
 # stopped with a checkpoint, they are about to do the same. torchrun then takes a moment.
-_NOTICED_S, _FOLLOWED_S, _TOLD_S = 10.0, 60.0, 30.0
+_NOTICED_S, _FOLLOWED_S, _TOLD_S = 10.0, 60.0, 10.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -34,8 +39,7 @@ def main() -> int:
         if not ranks and not forwarded:
             sys.exit(Preempted.exit_code)  # nothing runs yet, so nothing is lost
         forwarded.append(number)
-        for pid in ranks:
-            os.kill(pid, signal.SIGTERM)
+        _kill(ranks, signal.SIGTERM)
 
     for number in _SIGNALS:
         signal.signal(number, forward)
@@ -65,27 +69,41 @@ def main() -> int:
 
 def _run_on_nodes(arguments: argparse.Namespace, messages: Path, forwarded: list[int]) -> int:
     """Meet the other nodes, then run as long as none of them ends."""
-    meeting, _store = _meet(arguments)
-    losses: list[str] = []
+    meeting = _meet(arguments)
+    losses: list[_Loss] = []
 
-    def heard(what: str, failed: bool) -> None:
-        if failed:
-            losses.append(what)
-        time.sleep(_NOTICED_S if failed else _FOLLOWED_S)
-        losses.append(what)
-        for pid in _children():
-            os.kill(pid, signal.SIGKILL)
+    def heard(what: str, due: int) -> None:
+        loss = _Loss(what, due or NetworkFailure.exit_code)
+        if due == NetworkFailure.exit_code:
+            losses.append(loss)
+            time.sleep(_NOTICED_S)
+        else:
+            time.sleep(_FOLLOWED_S)
+            losses.append(loss)
+        _kill(_children(), signal.SIGKILL)
         time.sleep(_TOLD_S)
         _say(f"{what}; what runs here does not end by itself, and is ended")
-        os._exit(NetworkFailure.exit_code)
+        os._exit(loss.code)
 
-    meeting.watch(heard)
-    code = _ended(arguments, messages, forwarded, losses)
+    try:
+        _store = _open_store(arguments, meeting)
+        meeting.watch(heard)
+        code = _ended(arguments, messages, forwarded, losses)
+    except SystemExit:  # by `forward`
+        meeting.leave(Preempted.exit_code)
+        raise
     meeting.leave(code)
     return code
 
 
-def _ended(arguments: argparse.Namespace, messages: Path, forwarded: list[int], losses: list[str]) -> int:
+class _Loss(NamedTuple):
+    """What became of another node, and the code to end with where ranks had to be killed for it."""
+
+    what: str
+    code: int
+
+
+def _ended(arguments: argparse.Namespace, messages: Path, forwarded: list[int], losses: list[_Loss]) -> int:
     """Run torchrun, say why the ranks ended, and return the exit code; `losses` fills with what became of other nodes."""
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -96,24 +114,23 @@ def _ended(arguments: argparse.Namespace, messages: Path, forwarded: list[int], 
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         if losses:  # we have killed them
-            codes = {rank: NetworkFailure.exit_code if code == -signal.SIGKILL else code for rank, code in codes.items()}
-            if _cause(set(codes.values()), bool(forwarded)) == NetworkFailure.exit_code:
-                _say(f"{losses[0]}: the same command goes on from the newest checkpoint, on all nodes")
+            what, due = losses[0]
+            codes = {rank: due if code == -signal.SIGKILL else code for rank, code in codes.items()}
+            if _cause(set(codes.values()), bool(forwarded)) == due:
+                _say(f"{what}: the same command goes on from the newest checkpoint, on all nodes")
         return _told({messages / str(rank): code for rank, code in codes.items()}, bool(forwarded))
     except (DistError, ConnectionError) as error:
-        _say(f"lost contact with the other nodes ({losses[0] if losses else error})")
+        _say(f"lost contact with the other nodes ({losses[0].what if losses else error})")
         return NetworkFailure.exit_code
     return 0
 
 
-def _meet(arguments: argparse.Namespace) -> tuple[Meeting, object]:
-    """Find the other nodes and tell torchrun where their store is; on node 0 it lives as long as the second value.
+def _meet(arguments: argparse.Namespace) -> Meeting:
+    """Find the other nodes.
 
     Raises:
         Failure: they did not meet.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub does not list it
-
     given = dict(setting.split("=") for setting in arguments.rdzv_conf.split(","))
     meeting = meet(
         Node(
@@ -135,14 +152,21 @@ def _meet(arguments: argparse.Namespace) -> tuple[Meeting, object]:
     over = f" over {interface}" if interface else ""
     counts = " + ".join(map(str, meeting.processes))
     _say(f"{arguments.nnodes} nodes met at {arguments.rdzv_endpoint}{over}: {counts} processes")
+    return meeting
+
+
+def _open_store(arguments: argparse.Namespace, meeting: Meeting) -> object:
+    """Tell torchrun where the nodes' store is; on node 0 it lives as long as what is returned."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub does not list it
+
     # torchrun's own rendezvous of nodes that know their ranks. It would open a store on all interfaces, and takes the one that
     # this process has opened already.
     arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_conf = "static", "", ""
     arguments.master_addr, arguments.master_port = meeting.address, meeting.store_port
     if meeting.store is None:
-        return meeting, None
+        return None
     listening = meeting.store.detach()
-    store = TCPStore(
+    return TCPStore(
         meeting.address,
         meeting.store_port,
         is_master=True,
@@ -150,7 +174,6 @@ def _meet(arguments: argparse.Namespace) -> tuple[Meeting, object]:
         multi_tenant=True,
         master_listen_fd=listening,
     )
-    return meeting, store
 
 
 def _meet_in_a_file(arguments: argparse.Namespace, folder: Path) -> None:
@@ -207,6 +230,12 @@ def _children() -> list[int]:
         if parent == os.getpid():
             children.append(int(stat.parent.name))
     return children
+
+
+def _kill(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, number)
 
 
 def _say(text: str) -> None:

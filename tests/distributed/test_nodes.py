@@ -3,6 +3,7 @@
 import contextlib
 import json
 import queue
+import re
 import signal
 import socket
 import subprocess
@@ -132,6 +133,33 @@ def test_node_0_on_another_machine_than_the_endpoint_is_a_mistake(party: _Party)
     )
 
 
+def test_a_name_that_still_stands_for_an_old_address_is_looked_up_again(
+    party: _Party, often: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod made anew asks for its own name, and gets the address of the one before it for some seconds."""
+    real, port = socket.getaddrinfo, _free_port()
+    addresses = iter(["192.0.2.1", "192.0.2.1"])
+
+    def stale(host: str, *rest: Any, **named: Any) -> list[Any]:
+        return real(next(addresses, "127.0.0.1") if host == "pod-0" else host, *rest, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", stale)
+    first = party.start(_node(0, port, endpoint=f"pod-0:{port}", await_name=True))
+    place = f"at pod-0:{port}"
+    assert party.hear() == f"waiting for the address of node 0 {place}, 1 s of 120 s (pod-0 (192.0.2.1) is not this machine's)"
+    second = party.start(_node(1, port, endpoint=f"pod-0:{port}", await_name=True), lambda _: None)
+    while (heard := party.hear()).startswith("waiting for the address of node 0 "):
+        pass
+    assert heard == (
+        "pod-0, where node 0 is to be found, is 127.0.0.1 here, an address that only this machine can reach: "
+        "if the others are elsewhere, mend /etc/hosts, or set RDZV_ENDPOINT=ADDRESS:PORT on each"
+    )
+    assert first().processes == second().processes == (1, 2)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **named: real("192.0.2.1", *rest, **named))
+    with pytest.raises(NetworkFailure, match=rf"^waited 1 s in vain for the address of node 0 {place} \(pod-0 \(192.0.2.1\)"):
+        party.start(_node(0, port, endpoint=f"pod-0:{port}", await_name=True, timeout_s=1))()
+
+
 def test_a_port_in_use_is_named(party: _Party) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -160,7 +188,7 @@ def test_another_program_at_the_endpoint_is_told(party: _Party) -> None:
         (
             {"rank": 1},
             WrongUse,
-            f"there is a node 1 ({_HOST}, 127.0.0.1) already, and now node 1 ({_HOST}, 127.0.0.1): "
+            f"there is a node 1 (elsewhere, 127.0.0.1) already, and now node 1 ({_HOST}, 127.0.0.1): "
             "give each machine a --node-rank of its own",
         ),
         ({"job": "k"}, NetworkFailure, f"node 2 ({_HOST}, 127.0.0.1) is of job k, and job j meets at 127.0.0.1:"),
@@ -170,9 +198,11 @@ def test_another_program_at_the_endpoint_is_told(party: _Party) -> None:
 def test_nodes_that_contradict_each_other(party: _Party, guest: dict[str, Any], failure: type[Failure], reason: str) -> None:
     """Both hear of it; the one that came wrong ends, and the others go on waiting for the right one."""
     port = _free_port()
-    first, second = party.start(_node(0, port, 3)), party.start(_node(1, port, 3), lambda _: None)
-    while "waiting for node 2 at" not in party.hear():
-        pass
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: "elsewhere")
+        first, second = party.start(_node(0, port, 3)), party.start(_node(1, port, 3), lambda _: None)
+        while "waiting for node 2 at" not in party.hear():
+            pass
     with pytest.raises(failure) as refused:
         party.start(_node(**{"rank": 2, "port": port, "nnodes": 3} | guest), lambda _: None)()
     assert str(refused.value).startswith(reason)
@@ -183,12 +213,31 @@ def test_nodes_that_contradict_each_other(party: _Party, guest: dict[str, Any], 
 
 
 @pytest.mark.usefixtures("often")
+def test_a_node_started_anew_takes_the_place_of_the_dead_one(party: _Party) -> None:
+    """Whose connection stays open for a minute, since nobody has closed it. One that lives after all hears of it and ends."""
+    port = _free_port()
+    first = party.start(_node(0, port, 3))
+    older = party.start(_node(1, port, 3), lambda _: None)
+    while "waiting for node 2 at" not in party.hear():
+        pass
+    newer = party.start(_node(1, port, 3, processes=5), lambda _: None)
+    reason = f"node 1 ({_HOST}, 127.0.0.1) takes the place of node 1 ({_HOST}, 127.0.0.1)"
+    with pytest.raises(WrongUse, match=f"^{re.escape(reason)}: give each machine a --node-rank of its own$"):
+        older()
+    while party.hear() != reason:
+        pass
+    third = party.start(_node(2, port, 3), lambda _: None)
+    assert first().processes == newer().processes == third().processes == (1, 5, 3)
+
+
+@pytest.mark.usefixtures("often")
 def test_strangers_and_nodes_that_leave_again_do_not_count(party: _Party) -> None:
     port = _free_port()
     first = party.start(_node(0, port))
     party.hear()
     hello = {"node_rank": 1, "nnodes": 2, "job": "j", "processes": 1, "host": "h"}
     strange = [b"GET / HTTP/1.1\r\n", b"[]\n", b"{}\n", b"7\n", b"\n", b"\xff\n", b"x" * 10_000, b'{"node_rank": 5']
+    strange += [b"[" * 4095 + b"\n"]
     strange += [json.dumps(hello | wrong).encode() + b"\n" for wrong in ({"node_rank": 0}, {"node_rank": []}, {"nnodes": "2"})]
     for words in [*strange, json.dumps(hello).encode()]:
         with socket.create_connection(("127.0.0.1", port)) as stranger:
@@ -202,29 +251,29 @@ def three(party: _Party) -> list[Meeting]:
     return [met() for met in [party.start(_node(rank, port, 3)) for rank in range(3)]]
 
 
-def _watch(node: Meeting, heard: "queue.Queue[tuple[str, bool]]") -> None:
-    node.watch(lambda what, failed: heard.put((what, failed)))
+def _watch(node: Meeting, heard: "queue.Queue[tuple[str, int]]") -> None:
+    node.watch(lambda what, due: heard.put((what, due)))
 
 
 def test_a_node_that_vanishes_is_told_to_all(three: list[Meeting]) -> None:
     """Node 2 does, and node 0 passes it on to node 1, which has no line to it."""
-    heard = [queue.Queue[tuple[str, bool]](), queue.Queue[tuple[str, bool]]()]
+    heard = [queue.Queue[tuple[str, int]](), queue.Queue[tuple[str, int]]()]
     for node, words in zip(three, heard, strict=False):
         _watch(node, words)
     three[2].lines[0].connection.close()
     reason = f"node 2 ({_HOST}, 127.0.0.1) is lost (its connection was closed)"
-    assert [words.get(timeout=120) for words in heard] == [(reason, True), (reason, True)]
+    assert [words.get(timeout=120) for words in heard] == [(reason, 7), (reason, 7)]
 
 
-@pytest.mark.parametrize(("code", "failed"), [(0, False), (75, False), (5, True), (137, True)])
-def test_a_node_that_ends_is_told_with_its_code(three: list[Meeting], code: int, failed: bool) -> None:
-    heard = [queue.Queue[tuple[str, bool]](), queue.Queue[tuple[str, bool]]()]
+@pytest.mark.parametrize(("code", "due"), [(0, 0), (75, 75), (5, 7), (137, 7)])
+def test_a_node_that_ends_is_told_with_its_code(three: list[Meeting], code: int, due: int) -> None:
+    heard = [queue.Queue[tuple[str, int]](), queue.Queue[tuple[str, int]]()]
     _watch(three[1], heard[1])
     three[0].leave(code)
-    assert heard[1].get(timeout=120) == (f"node 0 (127.0.0.1) ended with {code}", failed)
+    assert heard[1].get(timeout=120) == (f"node 0 (127.0.0.1) ended with {code}", due)
     _watch(three[0], heard[0])
     three[2].leave(code)
-    assert heard[0].get(timeout=120) == (f"node 2 ({_HOST}, 127.0.0.1) ended with {code}", failed)
+    assert heard[0].get(timeout=120) == (f"node 2 ({_HOST}, 127.0.0.1) ended with {code}", due)
 
 
 # torchrun's own part ends as it is told: what counts is what is made of its error.
@@ -257,7 +306,7 @@ def test_a_store_that_is_gone_is_a_failure_of_the_network(party: _Party) -> None
     port = _free_port()
     first = party.start(_node(0, port))
     node = _start(port, 120, "raise torch.distributed.DistStoreError('wait timeout after 60000ms')")
-    heard = queue.Queue[tuple[str, bool]]()
+    heard = queue.Queue[tuple[str, int]]()
     _watch(first(), heard)
     _, err = node.communicate(timeout=120)
     assert node.returncode == 7
@@ -265,7 +314,18 @@ def test_a_store_that_is_gone_is_a_failure_of_the_network(party: _Party) -> None
         f"trainbox: 2 nodes met at 127.0.0.1:{port} over lo: 1 + 1 processes",
         "trainbox: lost contact with the other nodes (wait timeout after 60000ms)",
     ]
-    assert heard.get(timeout=120) == (f"node 1 ({_HOST}, 127.0.0.1) ended with 7", True)
+    assert heard.get(timeout=120) == (f"node 1 ({_HOST}, 127.0.0.1) ended with 7", 7)
+
+
+def test_a_signal_before_there_are_ranks_stops_the_others_too(party: _Party) -> None:
+    port = _free_port()
+    first = party.start(_node(0, port))
+    node = _start(port, 120, "import os, signal; os.kill(os.getpid(), signal.SIGTERM); print('lives on')")
+    heard = queue.Queue[tuple[str, int]]()
+    _watch(first(), heard)
+    out, err = node.communicate(timeout=120)
+    assert (node.returncode, out, len(err.splitlines())) == (75, "", 1)
+    assert heard.get(timeout=120) == (f"node 1 ({_HOST}, 127.0.0.1) ended with 75", 75)
 
 
 @pytest.mark.parametrize("code", [75, None])
@@ -282,7 +342,7 @@ def test_torchs_own_part_does_not_outlive_a_node_that_ends_or_is_lost(party: _Pa
         first().leave(code)
         what = f"ended with {code}"
     _, err = node.communicate(timeout=120)
-    assert node.returncode == 7
+    assert node.returncode == (code or 7)
     assert err.splitlines()[1:] == [f"trainbox: node 0 (127.0.0.1) {what}; what runs here does not end by itself, and is ended"]
 
 
@@ -301,8 +361,9 @@ def test_machines_with_other_settings_are_told_which(trainbox: Trainbox) -> None
 
 
 def test_a_signal_to_one_node_stops_all_with_a_checkpoint(trainbox: Trainbox) -> None:
+    """The second has more CPUs, and computes with the first one's threads all the same."""
     words = ("train", *_SHAKY, "--rdzv-endpoint", f"127.0.0.1:{_free_port()}")
-    nodes = [trainbox.start(*words, "--node-rank", str(rank)) for rank in range(2)]
+    nodes = [trainbox.start(*words, "--node-rank", str(rank), env={"OMP_NUM_THREADS": str(rank + 1)}) for rank in range(2)]
     trainbox.wait_for_step(nodes[0], "r", 1)
     job = Job(nodes[1], [1])
     nodes[1].send_signal(signal.SIGINT)
