@@ -56,6 +56,7 @@ def settle(config: Config, task: Task, process: Process, run: RunDirectory) -> C
         given |= {"epochs": stored.epochs, "max_steps": stored.max_steps}
     elif config.max_steps is None and config.epochs is None:
         given["epochs"] = task.epochs or DEFAULT_EPOCHS
+    threads = process.from_first(_default_threads(config))  # machines may have other CPUs, and bits depend on it
     fallback = stored or Config(
         batch_size=task.batch_size or DEFAULT_BATCH_SIZE,
         learning_rate=task.learning_rate or DEFAULT_LEARNING_RATE,
@@ -63,7 +64,7 @@ def settle(config: Config, task: Task, process: Process, run: RunDirectory) -> C
         best_by=task.best_by,
         accumulation=1,
         shards=process.world_size,
-        threads=_default_threads(config),
+        threads=threads,
     )
     for name in ("batch_size", "accumulation", "learning_rate", "precision", "best_by", "shards", "threads"):
         if given[name] is None:

@@ -96,6 +96,11 @@ def dataset_digest(dataset: Dataset[Any], examples: list[Any]) -> str:
     return value_digest([length(dataset), examples])
 
 
+def revision() -> str:
+    """The commit that runs; unknown where neither the image nor git tells."""
+    return str(_build().get("revision") or "unknown")
+
+
 @functools.cache  # a sweep's worker asks for each trial
 def _build() -> dict[str, Any]:
     """Revision and lock digest: baked into the image, else asked of git beside this file."""

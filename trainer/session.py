@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
-import importlib.metadata
 import json
 import logging
 import socket
@@ -60,11 +59,15 @@ def train_task(
     """
     with _told_as_failures(runs_dir):
         process = Process.start(device_name)
-        _refuse_unlike(process, {"run": run_name, "resume": resume, **dataclasses.asdict(config)})
+        # Each machine reads its own words and environment; other software may have other settings.
+        _refuse_unlike(process, {"torch": torch.__version__, "trainbox": manifest.revision()}, _SAME_WORDS)
+        _refuse_unlike(process, {"device": process.device.type}, _SAME_HARDWARE)
+        _refuse_unlike(process, {"run": run_name, "resume": resume, **dataclasses.asdict(config)}, _SAME_WORDS)
         task = load_task(config.task, config.fields)
         run = RunDirectory(runs_dir / (run_name or _default_name(config, process, runs_dir)), process.rank)
         try:
             settled = settle(config, task, process, run)
+            _refuse_unlike(process, dataclasses.asdict(settled), _SAME_HARDWARE)
             check(settled, process.device.type)
             did_not_fit: list[str] = []
             while True:
@@ -100,21 +103,16 @@ def train_task(
         return {**metrics, "samples_per_second": samples_per_second(job)}
 
 
-def _refuse_unlike(process: Process, settings: Mapping[str, Any]) -> None:
-    """Each machine reads its own words and environment.
+_SAME_WORDS = "start the same version with the same words and TRAINBOX_ variables on each"
+_SAME_HARDWARE = "start it where GPUs, drivers and the task's files are alike (`trainbox doctor`), or say what to take on each"
 
-    Raises:
-        WrongUse: the processes have not all the same software and settings.
-    """
-    software = {"torch": torch.__version__, "trainbox": importlib.metadata.version("trainbox")}
-    for found in (software, settings):  # other software may have other settings
-        digests = [hashlib.sha256(repr(value).encode()).hexdigest()[:16] for value in found.values()]
-        if (place := process.first_difference(digests)) is not None:
-            name, value = list(found.items())[place]
-            raise WrongUse(
-                f"{name} is {value} on {socket.gethostname()}, and not on all machines: "
-                "start the same version with the same words and TRAINBOX_ variables on each"
-            )
+
+def _refuse_unlike(process: Process, found: Mapping[str, Any], cure: str) -> None:
+    """Raises WrongUse where not all processes have found the same."""
+    digests = [hashlib.sha256(repr(value).encode()).hexdigest()[:16] for value in found.values()]
+    if (place := process.first_difference(digests)) is not None:
+        name, value = list(found.items())[place]
+        raise WrongUse(f"{name} is {value} on {socket.gethostname()}, and not on all machines: {cure}")
 
 
 def verify_run(path: Path, steps: int | None, stop: StopRequest, device_name: str, data_dir: Path) -> None:

@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import re
+import socket
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,7 @@ from tests.trainer import tiny
 from tests.trainer.here import Here, StopAfter, close_files, open_files
 from tests.trainer.tiny import TINY, Tiny
 from trainer.batches import micro_batches
+from trainer.build import settle
 from trainer.compare import manifest_differences
 from trainer.config import Config
 from trainer.distributed import Process, choose_device
@@ -31,7 +34,7 @@ from trainer.errors import (
 )
 from trainer.report import batch_equation
 from trainer.run import RunDirectory
-from trainer.session import _told_as_failures
+from trainer.session import _refuse_unlike, _told_as_failures
 
 
 def _equation(batch: int, world: int, shards: int, accumulation: int = 1, device: str = "cpu", strategy: str = "ddp") -> str:
@@ -56,6 +59,30 @@ def _equation(batch: int, world: int, shards: int, accumulation: int = 1, device
 )
 def test_the_batch_equation(settings: dict[str, Any], expected: str) -> None:
     assert _equation(**settings) == expected
+
+
+class _Second(Process):
+    """The second of two, beside a first one that had what this one was asked for before."""
+
+    seen: Sequence[str] = ()
+
+    def first_difference(self, digests: Sequence[str]) -> int | None:
+        before, self.seen = self.seen or digests, digests
+        return next((place for place, pair in enumerate(zip(before, digests, strict=True)) if len(set(pair)) > 1), None)
+
+
+def test_threads_are_those_of_the_first_process_and_other_choices_of_the_hardware_must_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Machines may have other numbers of CPUs: each would add in another order, and config.json says what the first one did."""
+    process, run, told = _Second(1, 0, 2, torch.device("cpu"), "ddp"), RunDirectory(tmp_path / "r", 1), iter([None, 7])
+    monkeypatch.setattr(_Second, "from_first", lambda *_: next(told))
+    settled = settle(Config(), Tiny(), process, run)
+    run.close()
+    assert (settled.threads, settled.precision) == (7, "fp32")
+    _refuse_unlike(process, {"threads": 7, "precision": "bf16"}, "be alike")
+    with pytest.raises(WrongUse, match=rf"^precision is fp32 on {socket.gethostname()}, and not on all machines: be alike$"):
+        _refuse_unlike(process, {"threads": 7, "precision": "fp32"}, "be alike")
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
