@@ -14,6 +14,22 @@ say() { printf 'run.sh: %s\n' "$*" >&2; }
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-$SLURM_JOB_ID}
 
+finish() { # exit code: end with it, and put the job back into the queue if the same command goes on
+    local restarts=${SLURM_RESTART_COUNT:-0}
+    if (($1 == 0)); then exit; fi
+    # Here only if trainbox ended by itself: of a job that is cancelled or loses a node, SLURM kills this shell, too.
+    if (($1 != 75 && $1 != 3 && $1 != 7 && $1 <= 128)); then
+        say "trainbox ended with $1: a person is needed"
+    elif (($1 != 75 && restarts >= ${RESTARTS:=20})); then
+        say "trainbox ended with $1 after $restarts restarts, and RESTARTS=$RESTARTS: a person is needed"
+    else
+        say "trainbox ended with $1: back into the queue"
+        scontrol requeue "$job" || say "SLURM did not take it: submit the same again, and it goes on"
+    fi
+    exit "$1"
+}
+trap 'finish 75' USR1 # until the nodes have begun, there is nobody to warn
+
 # One task a node: trainbox starts the processes, and tells node 0, which SLURM lists first, to hold the rendezvous.
 # A node whose task has ended gives the others 60 s to save and end, too; ended at once, they would lose the checkpoint.
 step=(srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1
@@ -31,22 +47,39 @@ esac
 # GPUs that SLURM gave and trainbox does not find are an error (3), and never a training on the CPU.
 export GPUS=${GPUS:-${SLURM_GPUS_ON_NODE:-}}
 
-# SLURM warns this shell alone (--signal=B:USR1@120): pass it on, and each node saves and ends with 75.
-trap 'kill -USR1 $! || true' USR1
-"${step[@]}" "$@" &
-while kill -0 $! 2>/dev/null; do wait $! || true; done
-code=0
-wait $! || code=$?
+weight() { # of an exit code: that of the node where it began outweighs those of the nodes that only followed
+    case $1 in
+    0) echo 0 ;;
+    75) echo 1 ;; # told to end: also a node that was still waiting for the others
+    7) echo 2 ;; # lost contact
+    1) echo 3 ;; # a traceback, which a peer that is lost may cause
+    3 | 129 | 1[3-9][0-9] | 2[0-9][0-9]) echo 4 ;; # a GPU, a signal
+    *) echo 5 ;; # a person is needed
+    esac
+}
 
-restarts=${SLURM_RESTART_COUNT:-0}
-if ((code == 0)); then exit; fi
-# Here only if trainbox ended by itself: of a job that is cancelled or loses a node, SLURM kills this shell, too.
-if ((code != 75 && code != 3 && code != 7 && code <= 128)); then
-    say "trainbox ended with $code: a person is needed"
-elif ((code != 75 && restarts >= ${RESTARTS:=20})); then
-    say "trainbox ended with $code after $restarts restarts, and RESTARTS=$RESTARTS: a person is needed"
-else
-    say "trainbox ended with $code: back into the queue"
-    scontrol requeue "$job" || say "SLURM did not take it: submit the same again, and it goes on"
-fi
-exit "$code"
+# srun ends with the highest of its tasks' codes, and names each in a line of its own: `srun: error: n1: task 0: Exited with
+# exit code 5`. With --label no line of a task begins like that.
+codes=$(mktemp)
+trap 'rm -f "$codes"' EXIT
+exec 3> >(trap '' TERM USR1 && exec sed -u "/^srun: error: .* Exited with exit code [0-9]*\$/w $codes" >&2)
+lines=$!
+
+warned=''
+"${step[@]}" "$@" 2>&3 3>&- &
+step_pid=$!
+# SLURM warns this shell alone (--signal=B:USR1@120): pass it on, and each node saves and ends with 75.
+trap 'warned=yes; kill -USR1 "$step_pid" || true' USR1
+exec 3>&-
+code=0
+wait "$step_pid" || code=$?
+while [ "$warned" ]; do # the warning has ended that wait
+    warned='' code=0
+    wait "$step_pid" || code=$?
+done
+trap '' USR1
+wait "$lines" || true
+while read -r ended; do
+    if (($(weight "${ended##* }") > $(weight "$code"))); then code=${ended##* }; fi
+done <"$codes"
+finish "$code"

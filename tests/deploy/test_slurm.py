@@ -30,9 +30,11 @@ SCRIPTS = ("one-node", "several-nodes", "sweep")
 # Without a SLURM: programs in the place of its own, which note their words.
 
 
-def run_in_a_job(folder: Path, *words: str, step: str = "exit 0", **env: str) -> tuple[int, list[list[str]], str]:
+def run_in_a_job(
+    folder: Path, *words: str, step: str = "exit 0", programs: dict[str, str] | None = None, **env: str
+) -> tuple[int, list[list[str]], str]:
     """(exit code, words of each call of srun and scontrol, stderr) of run.sh; `step` is what srun does."""
-    programs = {
+    programs = (programs or {}) | {
         "srun": f'echo "srun GPUS=$GPUS $*" >>calls; {step}',
         "scontrol": 'echo "scontrol $*" >>calls',
     }
@@ -104,6 +106,51 @@ def test_who_goes_back_into_the_queue(tmp_path: Path, code: int, env: dict[str, 
     assert ended == code
     assert calls[1:] == ([["scontrol", "requeue", "7"]] if again else [])
     assert len(err.splitlines()) == (code != 0)
+
+
+@pytest.mark.parametrize(
+    ("codes", "decisive"),
+    [
+        ((7, 5), 5),
+        ((7, 2), 2),
+        ((75, 4), 4),
+        ((137, 5), 5),
+        ((1, 7), 1),
+        ((75, 1), 1),
+        ((1, 3), 3),
+        ((1, 137), 137),
+        ((7, 137), 137),
+        ((75, 7), 7),
+        ((75, 75), 75),
+    ],
+)
+def test_the_node_where_it_began_decides(tmp_path: Path, codes: tuple[int, int], decisive: int) -> None:
+    """srun itself ends with the highest code; those that only lost contact end with 7, and those that waited, with 75."""
+    lines = [f"srun: error: n{task + 1}: task {task}: Exited with exit code {code}" for task, code in enumerate(codes)]
+    said = ["0: srun: error: n3: task 2: Exited with exit code 6", "1: trainbox: x", *lines]  # the first is what a task wrote
+    step = "; ".join([*(f"echo '{line}' >&2" for line in said), f"exit {max(codes)}"])
+    code, calls, err = run_in_a_job(tmp_path, "train", step=step, SLURM_JOB_NUM_NODES="2")
+    assert code == decisive
+    assert bool(calls[1:]) == (decisive in (3, 7, 75, 137))
+    assert err.splitlines()[:-1] == said
+
+
+def test_warned_it_waits_for_the_step(tmp_path: Path) -> None:
+    """Whose own end counts."""
+    step = "trap 'exit 0' USR1; while [ -e /proc/$PPID/fd/3 ]; do :; done; kill -USR1 $PPID; while :; do sleep 0.1; done"
+    assert run_in_a_job(tmp_path, "train", step=step)[::2] == (0, "")
+
+
+def test_a_step_that_dies_of_the_warning_is_waited_for_once(tmp_path: Path) -> None:
+    code, calls, _ = run_in_a_job(tmp_path, "train", step="kill -USR1 $$")
+    assert (code, [words[0] for words in calls]) == (128 + signal.SIGUSR1, ["srun", "scontrol"])
+
+
+def test_warned_before_the_step_has_begun_it_goes_back(tmp_path: Path) -> None:
+    warns = {"mktemp": "kill -USR1 $PPID; exec /usr/bin/mktemp"}  # which run.sh calls just before
+    code, calls, err = run_in_a_job(tmp_path, "train", programs=warns)
+    assert (code, calls) == (75, [["scontrol", "requeue", "7"]])
+    assert err == "run.sh: trainbox ended with 75: back into the queue\n"
 
 
 def test_a_job_that_is_cancelled_does_not_come_back(tmp_path: Path) -> None:
@@ -241,9 +288,11 @@ def test_two_nodes_warned_before_their_time_is_up_go_on_to_the_bits_of_one(slurm
     number = slurm.submit("several-nodes", *GATED, "--processes", "2", options=("--time=10",))
     wait_for(gate._reached, lambda: slurm.log(number))
     assert "4 processes on 2 nodes; this is node 0, they meet at n1:" in slurm.log(number)
-    scontrol("update", f"JobId={number}", "TimeLimit=2")  # so that the two minutes of --signal have begun
+    hours, minutes, _ = map(int, slurm.job(number)["RunTime"].split(":"))
+    elapsed = 60 * hours + minutes
+    scontrol("update", f"JobId={number}", f"TimeLimit={elapsed + 2}")  # so that the two minutes of --signal have begun
     slurm.wait_for_log(number, "trainbox: SIGUSR1 received: saving a checkpoint")
-    scontrol("update", f"JobId={number}", "TimeLimit=10")
+    scontrol("update", f"JobId={number}", f"TimeLimit={elapsed + 10}")
     gate.release()
     job = slurm.finish(number)
     assert (job["Restarts"], job["NumNodes"]) == ("1", "2")
