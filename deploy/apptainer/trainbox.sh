@@ -33,7 +33,11 @@ mkdir -m 700 "$tmp" 2>/dev/null || true # it is there
 # no-eval: a shell in the container would else expand $ and run `` in what is handed on.
 options=(--containall --no-eval --home "$tmp:/tmp" --pwd /workspace)
 options+=(--bind "$(realpath "$runs"):/workspace/runs" --bind "$(realpath "$data"):/workspace/data")
-if [[ $tasks == /* ]]; then inside=$tasks; else inside=/workspace/$tasks; fi
+if [[ $tasks == /* ]]; then inside=$(realpath -ms "$tasks"); else inside=$(realpath -ms "/workspace/$tasks"); fi
+case $inside in / | /tmp | /workspace | /workspace/runs | /workspace/data)
+    refuse "the task's folder, ${tasks:-/}, would hide runs/, data/ or the image: put the file into one of its own, as my_tasks/mine.py:Mine"
+    ;;
+esac
 if [[ -d $tasks ]]; then options+=(--bind "$(realpath "$tasks"):$inside:ro"); fi
 if [[ -e ${NVIDIA_DEVICE:-/dev/nvidiactl} ]]; then options+=(--nv); fi
 

@@ -178,8 +178,13 @@ def _no_runs(folder: Path) -> None:
         (lambda folder: (folder / "bin/apptainer").unlink(), {}, 2, "no apptainer on PATH"),
         (_foreign_tmp, {}, 4, "is no folder of yours: set TMPDIR"),
         (_no_runs, {}, 4, "RUNS_DIR=runs or DATA_DIR=data cannot be made"),
+        *(
+            (None, {"TASK": f"{folder}/mine.py:Mine"}, 2, f"the task's folder, {folder}, would hide runs/, data/ or the image")
+            for folder in (".", "..", "./runs", "my_tasks/../data", "/tmp")
+        ),
+        (None, {"TASKS_DIR": "."}, 2, "the task's folder, ., would hide"),
     ],
-    ids=["no image", "no apptainer", "another's tmp", "no runs"],
+    ids=["no image", "no apptainer", "another's tmp", "no runs", "here", "above", "runs", "data", "tmp", "TASKS_DIR=."],
 )
 def test_what_is_wrong_is_told(
     wrapper: Wrapper, before: Callable[[Path], None] | None, env: dict[str, str], code: int, said: str
