@@ -54,6 +54,7 @@ def main() -> int:
     arguments = parse_args(["--signals-to-handle=SIGQUIT", *sys.argv[1:]])
     with tempfile.TemporaryDirectory(prefix="trainbox-") as messages:
         os.environ[MESSAGES] = messages
+        arguments.log_dir = messages  # torchrun would leave a folder behind at each start
         try:
             if arguments.standalone:
                 _meet_in_a_file(arguments, Path(messages))

@@ -32,8 +32,9 @@ def hungry(trainbox: Trainbox) -> str:
 
 
 def left_over(trainbox: Trainbox) -> list[str]:
-    """What a bench leaves among temporary files, and in runs/; torchrun leaves an empty folder of its own after each start."""
-    return sorted(path.name for place in ("tmp/trainbox-*", "runs/*") for path in trainbox.folder.glob(place))
+    """What a bench leaves among temporary files, and in runs/."""
+    places = ("tmp/trainbox-*", "tmp/torchelastic_*", "runs/*")
+    return sorted(path.name for place in places for path in trainbox.folder.glob(place))
 
 
 def test_two_processes_against_one(trainbox: Trainbox, hungry: str) -> None:
