@@ -114,7 +114,7 @@ def test_a_signal_that_comes_when_all_is_over_breaks_nothing() -> None:
         "import atexit, os, signal, sys, torch.distributed.run as real; from trainer import torchrun\n"
         "real.run = lambda arguments: None\n"
         "atexit.register(os.kill, os.getpid(), signal.SIGTERM)\n"
-        "sys.argv = ['torchrun', 'nothing.py']; sys.exit(torchrun.main())"
+        "sys.argv = ['torchrun', '--standalone', 'nothing.py']; sys.exit(torchrun.main())"
     )
     command = [sys.executable, "-c", program]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
