@@ -232,7 +232,7 @@ _NEITHER = "is neither a number of GPUs nor `all`; to name GPUs use --gpu-ids"
         (["--gpus", "1.5"], f"Invalid value for '--gpus': '1.5' {_NEITHER} 1.5"),
         (["--gpus", "\u0661"], f"Invalid value for '--gpus': '\u0661' {_NEITHER} \u0661"),
         (["--gpus"], "Option '--gpus' requires an argument."),
-        (["--strategy", "fsdp"], "Invalid value for '--strategy': 'fsdp' is not one of 'ddp', 'dp', 'single'."),
+        (["--strategy", "zero3"], "Invalid value for '--strategy': 'zero3' is not one of 'ddp', 'fsdp', 'dp', 'single'."),
         (["--device", "tpu"], "Invalid value for '--device': 'tpu' is not one of 'auto', 'cuda', 'mps', 'cpu'."),
         (["--processes", "0"], "Invalid value for '--processes': 0 is not in the range x>=1."),
         (["--nnodes=-2"], "Invalid value for '--nnodes': -2 is not in the range x>=1."),
