@@ -19,17 +19,17 @@ _SCALINGS = {
 }
 # What the bench says itself: how long, where, on what.
 _OWN_WORDS = {
-    *("--run", "--runs-dir", "--resume", "--max-steps", "--epochs", "--eval-every", "--checkpoint-minutes"),
     *(
+        "--run",
+        "--runs-dir",
+        "--resume",
+        "--max-steps",
+        "--epochs",
+        "--eval-every",
+        "--checkpoint-minutes",
         "--measure-seconds",
-        "--strategy",
-        "--gpu-ids",
-        "--nnodes",
-        "--node-rank",
-        "--rdzv-endpoint",
-        "--rdzv-id",
-        "--batch-size-per-gpu",
     ),
+    *("--strategy", "--gpu-ids", "--nnodes", "--node-rank", "--rdzv-endpoint", "--rdzv-id", "--batch-size-per-gpu"),
 }
 _FOREVER = "1000000000"
 
