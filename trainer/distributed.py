@@ -62,6 +62,11 @@ class Process:
         return self.rank == 0
 
     @property
+    def nnodes(self) -> int:
+        """How many machines train together."""
+        return int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+
+    @property
     def is_sharded(self) -> bool:
         """Whether each process holds a share of each parameter, and not the whole."""
         return self.strategy == "fsdp"

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import statistics
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -13,18 +12,16 @@ from trainer.batches import epoch_order, training_batches
 from trainer.buffers import evaluating
 from trainer.config import split_metric
 from trainer.digest import digest_of_digests, tensor_digest
-from trainer.errors import NotFinite, Preempted, WrongUse
+from trainer.errors import Preempted, WrongUse
 from trainer.evaluate import Evaluation, evaluate
+from trainer.log import not_finite, write_entry
 from trainer.losses import autocast
-from trainer.run import gpu_figures
 from trainer.splitting import FIRST_STEPS, all_fit
 from trainer.state import Job
 from trainer.stopping import StopRequest
 
 # Shape suffixes: B examples of a micro-batch.
 
-_SPIKE = 10.0  # times the median of the entries before is worth a warning
-_FEW_ENTRIES = 5  # tell nothing of what is usual
 _FIGURES_OF_A_LINE = 6  # all are in metrics.jsonl
 
 
@@ -82,7 +79,7 @@ def fit(job: Job, stop: StopRequest) -> None:
 
         job.run.advance()
         if logged and norm is not None:
-            _log(job, norm)
+            write_entry(job, norm)
         if progress.step % digest_steps == 0 or progress.step == job.end_step:
             _record_digests(job, "step")
         if progress.step == first_step + 1:
@@ -219,7 +216,7 @@ def _save(job: Job, metrics: Mapping[str, float]) -> None:
     state = job.state()
     for name, sums in state["running"].items():
         if not all(map(math.isfinite, sums)):
-            raise _not_finite(job, f"loss {name!r}")
+            raise not_finite(job, f"loss {name!r}")
     job.checkpoints.save(job.progress.step, state, metrics, job.progress.best_step)
 
 
@@ -237,7 +234,7 @@ def _update(job: Job, norm: Tensor | None, before: list[Tensor]) -> None:
     progress.skipped += 1
     progress.skipped_in_a_row += 1
     if progress.skipped_in_a_row > most:
-        raise _not_finite(job, f"the gradient of {progress.skipped_in_a_row} steps in a row")
+        raise not_finite(job, f"the gradient of {progress.skipped_in_a_row} steps in a row")
     job.running.drop_step()
     for buffer, old in zip(_statistics(job.model), before, strict=True):
         buffer.copy_(old)
@@ -247,57 +244,6 @@ def _update(job: Job, norm: Tensor | None, before: list[Tensor]) -> None:
 def _statistics(model: nn.Module) -> list[Tensor]:
     """The buffers that one bad batch can spoil."""
     return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-
-
-def _warn_of_a_spike(job: Job, loss: float) -> None:
-    recent = job.recent_losses
-    usual = statistics.median(recent) if len(recent) >= _FEW_ENTRIES else math.inf
-    if loss > _SPIKE * usual > 0:
-        job.run.say(
-            f"step {job.progress.step}: the loss {loss:.4g} is {loss / usual:.0f} times the usual {usual:.4g}: "
-            "look at the data of these steps; --clip-norm or a lower --lr bears it better"
-        )
-    recent.append(loss)
-
-
-def _log(job: Job, norm: Tensor) -> None:
-    """One entry of the mean losses since the last one, and of speed."""
-    progress = job.progress
-    if not job.running.steps:
-        return  # each step since the last entry was skipped
-    losses = job.running.means(job.schedule.batch_size)
-    for name, value in losses.items():
-        if not math.isfinite(value):
-            raise _not_finite(job, f"loss {name!r}")
-    if job.scaler.is_enabled():
-        if job.scaler.get_scale() < 1:  # it is halved by each gradient that is not finite
-            raise _not_finite(job, "the gradient")
-    elif not job.config.skip_nonfinite and not math.isfinite(norm):
-        raise _not_finite(job, "the gradient")
-    epoch = (progress.step - 1) // job.schedule.steps_per_epoch + 1
-    speed = job.watch.rate(progress.step) * job.schedule.batch_size
-    values = {
-        "loss": sum(losses.values()),
-        **({f"loss_{name}": value for name, value in losses.items()} if len(losses) > 1 else {}),
-        "learning_rate": job.optimizer.param_groups[0]["lr"],
-        "gradient_norm": float(norm),
-        **({"skipped_steps": progress.skipped} if progress.skipped else {}),
-        "samples_per_second": speed,
-        **gpu_figures(job.process),
-    }
-    remaining_s = (job.schedule.total_steps - progress.step) * job.schedule.batch_size / speed
-    line = f"step {progress.step}/{job.schedule.total_steps}, epoch {epoch}, loss {values['loss']:.4f}"
-    job.run.record("train", progress.step, epoch, values, line, f", {speed:,.0f} samples/s, {remaining_s:.0f} s to go")
-    _warn_of_a_spike(job, values["loss"])
-    job.running.clear()
-
-
-def _not_finite(job: Job, what: str) -> NotFinite:
-    best = f", the best at step {job.progress.best_step}" if job.progress.best_step else ""
-    return NotFinite(
-        f"{what} is not finite by step {job.progress.step}: lower --lr, add --warmup-epochs or --clip-norm, or use "
-        f"--precision fp32; the checkpoints saved before are whole{best}"
-    )
 
 
 def _gradient_norm(job: Job) -> Tensor:

@@ -1,6 +1,5 @@
 """What `trainbox bench` reads: speed, waits and memory of a real training, over some seconds of its steps."""
 
-import contextlib
 import json
 import math
 import time
@@ -30,10 +29,8 @@ class Meter:
         self._warm_since: float | None = None
         self._begin: tuple[int, float] | None = None
         self._end: tuple[int, float] | None = None
-        self._data_s = self._exchange_s = 0.0
-        self._exchanges: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._data_s = self._exchange_before_s = 0.0
         job.around_batches = self._timed_batches
-        job.reduction.around = self._exchange
 
     def _timed_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The same batches, and the time until each is there: on a GPU the host's, which may be ahead of it."""
@@ -47,20 +44,6 @@ class Meter:
             self._micro += 1
             yield batch
 
-    @contextlib.contextmanager
-    def _exchange(self) -> Iterator[None]:
-        """From the end of a step's last backward until the sum is there: what of the exchange is not hidden behind it."""
-        if self._cuda:
-            events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            events[0].record()
-            yield
-            events[1].record()
-            self._exchanges.append(events)
-            return
-        begin = time.perf_counter()
-        yield
-        self._exchange_s += time.perf_counter() - begin
-
     def _step_begins(self, step: int) -> None:
         """At few steps, further and further apart, all processes hear the first one's word on how to go on."""
         if step != self._look_at or self._end is not None:
@@ -69,12 +52,11 @@ class Meter:
         phase, steps = self._job.process.from_first(self._decide(step, now))
         self._look_at = step + steps
         if phase == _BEGIN:
-            self._data_s, self._exchange_s, self._exchanges = 0.0, 0.0, []
+            self._data_s, self._exchange_before_s = 0.0, self._job.reduction.exchange.seconds()
             self._begin = (step, self._now())
         elif phase == _END:
             self._end = (step, now)
-            self._exchange_s += sum(begin.elapsed_time(end) for begin, end in self._exchanges) / 1000
-            self._waited = [self._data_s, self._exchange_s]
+            self._waited = [self._data_s, self._job.reduction.exchange.seconds() - self._exchange_before_s]
             self._job.until_step = step + 1  # what comes after the last step of a training is not a step's
 
     def _decide(self, step: int, now: float) -> tuple[str, int]:

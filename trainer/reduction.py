@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from trainer.batches import MicroBatch
 from trainer.buffers import Place, buffer_places
 from trainer.distributed import Process, Transfer
+from trainer.elapsed import Elapsed
 from trainer.errors import WrongUse
 
 T = TypeVar("T")
@@ -71,7 +72,7 @@ class Reduction:
         self._launched = 0
         self._armed = False
         self.overlaps = True  # exchanges during the last shard's backward; else all of them in `finish`
-        self.around: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext  # the exchange's last part
+        self.exchange = Elapsed(process.device)  # from a step's last backward until all is summed: what it does not hide
         if process.world_size > 1:
             for bucket in self._buckets:
                 for parameter in bucket.parameters:
@@ -102,7 +103,7 @@ class Reduction:
         """After a step's last micro-batch: wait for the others, and set each parameter's gradient and the buffers."""
         if self._idle:
             return
-        with self.around():
+        with self.exchange():
             for bucket in self._buckets[self._launched :]:
                 bucket.exchange.start()
             self._moved.start()

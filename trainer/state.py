@@ -45,7 +45,7 @@ class Progress:
 
 
 class Stopwatch:
-    """Seconds of training, counted on from `start`, without the pauses, and the rate of steps in them."""
+    """Seconds of training, counted on from `start`, without the pauses, and laps of steps in them."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._offset = start - time.monotonic()
@@ -61,11 +61,11 @@ class Stopwatch:
         yield
         self._offset -= time.monotonic() - begin
 
-    def rate(self, step: int) -> float:
-        """Steps a second since the last call, or since `start` was called."""
+    def lap(self, step: int) -> tuple[int, float]:
+        """Steps and seconds since the last call, or since `start` was called."""
         assert self._last is not None
         (before, since), self._last = self._last, (step, self.seconds)
-        return (step - before) / max(self._last[1] - since, 1e-9)
+        return step - before, max(self._last[1] - since, 1e-9)
 
     def start(self, step: int) -> None:
         self._last = (step, self.seconds)
@@ -97,6 +97,8 @@ class Job:
     save_due: bool = False
     validated: Callable[[int, Mapping[str, float]], None] | None = None
     around_batches: Callable[[Iterator[Any]], Iterator[Any]] | None = None
+    exchange_seconds: float = 0.0  # up to the last entry of the log
+    told_of_exchange: bool = False
     recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_ENTRIES))
 
     @property

@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import Trainbox
 
 _SHAKY = f"{Path(__file__).with_name('jobs.py')}:Shaky"
-_TIMES = {"time_unix_s", "samples_per_second"}
+_TIMES = {"time_unix_s", "samples_per_second", "exchange_share"}
 
 
 def _train(trainbox: Trainbox, processes: int, workers: int) -> tuple[str, list[dict[str, Any]]]:
@@ -17,6 +17,10 @@ def _train(trainbox: Trainbox, processes: int, workers: int) -> tuple[str, list[
     words += ["--log-steps", "1", "--workers", str(workers), "--device", "cpu", "--processes", str(processes), "--run", run]
     ended = trainbox.train(_SHAKY, *words)
     kinds = [trainbox.entries(run, kind) for kind in ("train", "validation")]
+    if processes == 1:
+        assert not any("exchange_share" in entry for entry in kinds[0])  # there is nobody to exchange with
+    else:
+        assert all(0 < entry["exchange_share"] < 1 for entry in kinds[0])
     return ended.digest, [{n: v for n, v in entry.items() if n not in _TIMES} for entries in kinds for entry in entries]
 
 
