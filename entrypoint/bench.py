@@ -1,7 +1,6 @@
-"""The tables of `trainbox bench`: which cases there are, and what follows from what was measured. Pure."""
+"""The tables of `trainbox bench`: which cases there are, and what was measured of them. Pure."""
 
 import dataclasses
-import functools
 import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,8 +9,6 @@ from typing import Any
 
 from entrypoint.errors import WrongUse
 
-PAYS = 1.05  # times the samples/s, by the median of the rounds, and more than 1 in each
-_POOR_EFFICIENCY = 0.5
 _SCALINGS = {
     "strong": "Strong scaling: the batch of a step stays",
     "weak": "Weak scaling: the share of each {unit} stays",
@@ -142,9 +139,15 @@ def cases(table: Iterable[Line]) -> list[Case]:
     return list(dict.fromkeys(line.case for line in table))
 
 
-def turns(asked: Sequence[Case], rounds: int) -> list[tuple[int, Case]]:
+def with_others(table: Sequence[Line], measured: Iterable[Case]) -> list[Line]:
+    """`table` and, in one without scaling, the cases that are not in it."""
+    known = set(cases(table))
+    return [*table, *(Line("", case, case) for case in measured if case not in known)]
+
+
+def turns(asked: Sequence[Case], rounds: range) -> list[tuple[int, Case]]:
     """All cases in each round, there and back, so that a machine that grows slower does so for all."""
-    return [(number, case) for number in range(rounds) for case in (asked[::-1] if number % 2 else asked)]
+    return [(number, case) for number in rounds for case in (asked[::-1] if number % 2 else asked)]
 
 
 def check_words(words: Sequence[str]) -> None:
@@ -166,14 +169,6 @@ def check_strategies(text: str, cpu: bool) -> tuple[str, ...]:
     if cpu and "dp" in named:
         raise WrongUse(f"--strategies {text}: dp splits batches over GPUs, and the CPU is measured here: drop it")
     return named
-
-
-def check_suggest(batch_sizes: Sequence[int], workers: Sequence[int]) -> None:
-    """Raise WrongUse where there is nothing to choose from."""
-    if len(batch_sizes) < 2 and len(workers) < 2:
-        raise WrongUse(
-            "--suggest chooses among batches or workers: give several, as in --batch-size 64,128,256 --workers 0,2,4"
-        )
 
 
 def with_choices(words: Sequence[str], environ: Mapping[str, str], cpu: bool, threads: int) -> list[str]:
@@ -209,7 +204,7 @@ def _row(line: Line, outcome: Outcome, base: Outcome) -> Row:
     if outcome.failure or not measured:
         return Row(line, outcome.failure or "not measured")
     speed = Spread.of([one.samples_per_second for one in measured])
-    up = _ratio(outcome, base) if line.scaling and not base.failure else None
+    up = ratio(outcome, base) if line.scaling and not base.failure else None
     return Row(
         line,
         None,
@@ -217,7 +212,7 @@ def _row(line: Line, outcome: Outcome, base: Outcome) -> Row:
         epoch_s=measured[0].examples / speed.median,
         speed_up=up,
         efficiency=None if up is None else up.median * line.base.count / line.case.count,
-        data_share=statistics.median(statistics.fmean(one.data_seconds) / one.seconds for one in measured),
+        data_share=data_share(outcome),
         exchange_share=_exchange_share(measured),
         memory_mib=tuple(map(max, zip(*(one.memory_mib for one in measured), strict=True))),
         accumulation=measured[0].accumulation,
@@ -225,6 +220,18 @@ def _row(line: Line, outcome: Outcome, base: Outcome) -> Row:
         batch_size=measured[0].batch_size,
         arithmetic=f"{measured[0].precision}, {measured[0].threads} CPU thread(s) a process",
     )
+
+
+def ratio(outcome: Outcome, against: Outcome) -> Spread | None:
+    """Of their samples/s in the same round, which saw the same machine; None if there was none."""
+    both = outcome.rounds.keys() & against.rounds.keys()
+    ratios = [outcome.rounds[n].samples_per_second / against.rounds[n].samples_per_second for n in both]
+    return Spread.of(ratios) if ratios else None
+
+
+def data_share(outcome: Outcome) -> float:
+    """Which part of the time the processes wait for data, in their mean and the median of the rounds."""
+    return statistics.median(statistics.fmean(one.data_seconds) / one.seconds for one in outcome.rounds.values())
 
 
 def _exchange_share(measured: Sequence[Measured]) -> float | None:
@@ -248,8 +255,8 @@ def markdown(table: Sequence[Row], facts: Mapping[str, Any], advice: Sequence[st
     if any(row.workers != row.line.case.workers for row in table if row.workers is not None and row.line.case.workers):
         parts.append("The data is held in memory: no worker loads it, whatever `--workers` says.")
     if advice:
-        rule = f"What gives at least {PAYS:g} times the samples/s of less, and more in every round:"
-        parts.append(f"### What pays\n\n{rule}\n\n" + "\n".join(f"- {line}" for line in advice))
+        first, *found = advice
+        parts.append(f"### What pays\n\n{first}\n\n" + "\n".join(f"- {line}" for line in found))
     return "\n\n".join(parts)
 
 
@@ -301,101 +308,6 @@ def describe(case: Case, unit: str) -> str:
     batch = "" if case.batch_size is None else f", batch {case.batch_size}"
     workers = "" if case.workers is None else f", {case.workers} workers"
     return f"{case.count} {unit}{plural} {case.strategy}{batch}{workers}"
-
-
-def suggestions(outcomes: Mapping[Case, Outcome], unit: str) -> list[str]:
-    """For each count and strategy the largest batch and the most workers that pay, and whether the count does, with reasons."""
-    groups: dict[tuple[int, str], dict[Case, Outcome]] = {}
-    for case, outcome in outcomes.items():
-        if outcome.rounds or outcome.failure:
-            groups.setdefault((case.count, case.strategy), {})[case] = outcome
-    found, chosen = [], []
-    for (count, strategy), own in groups.items():
-        good = {case: outcome for case, outcome in own.items() if outcome.rounds and not outcome.failure}
-        place = describe(Case(count, strategy, None, None), unit)
-        if not good:
-            found.append(f"{place}: no case was measured")
-            continue
-        best = _best(good)
-        chosen.append(best)
-        found.append(f"{place}: {_options(best)}{_reasons(best, own)}")
-    return [*found, *_count_advice(chosen, outcomes, unit)]
-
-
-def _best(good: Mapping[Case, Outcome]) -> Case:
-    """Upwards through the batches, each with the workers that pay there: on to one that pays against the last that did."""
-
-    def step(best: Case, more: Case) -> Case:
-        return more if pays(good[more], good[best]) else best
-
-    by_batch: dict[int | None, list[Case]] = {}
-    for case in sorted(good, key=lambda case: (case.batch_size or 0, case.workers or 0)):
-        by_batch.setdefault(case.batch_size, []).append(case)
-    return functools.reduce(step, (functools.reduce(step, same_batch) for same_batch in by_batch.values()))
-
-
-def pays(outcome: Outcome, against: Outcome) -> bool:
-    """Whether it is faster, in every round and by enough."""
-    ratio = _ratio(outcome, against)
-    return ratio is not None and ratio.median >= PAYS and ratio.least > 1
-
-
-def _ratio(outcome: Outcome, against: Outcome) -> Spread | None:
-    """Of their samples/s in the same round, which saw the same machine."""
-    both = outcome.rounds.keys() & against.rounds.keys()
-    ratios = [outcome.rounds[n].samples_per_second / against.rounds[n].samples_per_second for n in both]
-    return Spread.of(ratios) if ratios else None
-
-
-def _options(case: Case) -> str:
-    batch = "the task's own batch" if case.batch_size is None else f"--batch-size {case.batch_size}"
-    return batch if case.workers is None else f"{batch} --workers {case.workers}"
-
-
-def _reasons(best: Case, own: Mapping[Case, Outcome]) -> str:
-    """How the neighbours of the best compare: the next larger and smaller batch and number of workers."""
-    told = []
-    for name, flag in (("batch_size", "--batch-size"), ("workers", "--workers")):
-        others = [case for case in own if dataclasses.replace(best, **{name: getattr(case, name)}) == case and case != best]
-        larger = sorted((c for c in others if getattr(c, name) > getattr(best, name)), key=lambda c: getattr(c, name))
-        smaller = sorted((c for c in others if getattr(c, name) < getattr(best, name)), key=lambda c: -getattr(c, name))
-        told += [_comparison(case, best, own, f"{flag} {getattr(case, name)}") for case in (*larger[:1], *smaller[:1])]
-        if others and not larger:
-            told.append(f"more than {flag} {getattr(best, name)} was not tried")
-    measured = own[best].rounds
-    waits = statistics.median(statistics.fmean(one.data_seconds) / one.seconds for one in measured.values())
-    told.append(f"it waits for data {waits:.0%} of the time")
-    return "; " + "; ".join(told)
-
-
-def _comparison(case: Case, best: Case, own: Mapping[Case, Outcome], name: str) -> str:
-    if own[case].failure:
-        return f"{name} has no result ({own[case].failure})"
-    ratio = _ratio(own[case], own[best])
-    if ratio is None:
-        return f"{name} was not measured in the same round"
-    return f"{name} gives {ratio.median:.2f}x ({ratio.least:.2f} to {ratio.most:.2f}) of its samples/s"
-
-
-def _count_advice(chosen: Sequence[Case], outcomes: Mapping[Case, Outcome], unit: str) -> list[str]:
-    """Whether more GPUs pay at their best settings, against the fewest."""
-    if len(chosen) < 2:
-        return []
-    base = min(chosen, key=lambda case: case.count)
-    told = []
-    for case in chosen:
-        ratio = _ratio(outcomes[case], outcomes[base])
-        if case.count == base.count or ratio is None:
-            continue
-        efficiency = ratio.median * base.count / case.count
-        verdict = "pays" if pays(outcomes[case], outcomes[base]) else f"does not pay: use {base.count}"
-        poor = ", most of it lost" if verdict == "pays" and efficiency < _POOR_EFFICIENCY else ""
-        place = describe(Case(case.count, case.strategy, None, None), unit)
-        told.append(
-            f"{place} {verdict}: {ratio.median:.2f}x ({ratio.least:.2f} to {ratio.most:.2f}) of {base.count}, each at its own "
-            f"best, an efficiency of {efficiency:.0%}{poor}"
-        )
-    return told
 
 
 def as_json(

@@ -24,6 +24,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _OWN_NAMES = {"TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}  # the bench says how long, and that it is new
 
 Words = Callable[[Case, str], list[str]]
+Further = Callable[[Mapping[Case, Outcome]], list[Case]]
 
 
 class NoCase(LaunchError):
@@ -47,16 +48,23 @@ class Bench:
         self.stopped_by: str | None = None
         self._words, self._describe = words, describe
 
-    def run(self, rounds: int) -> None:
-        """All rounds, or up to a signal; a case that fails is left out of the rest.
+    def run(self, rounds: int, further: Further | None = None) -> None:
+        """All rounds, then as many of what `further` asks for until it asks for no more; or up to a signal.
+
+        A case that fails is left out of the rest.
 
         Raises:
             NoCase: none can be launched.
         """
         with self._signals_noted(), _temporary_folder() as folder, contextlib.suppress(Stopped):
             self._check_launches()
-            todo = turns([case for case in self.outcomes if not self.outcomes[case].failure], rounds)
-            self._run(todo, rounds, folder)
+            asked = [case for case, outcome in self.outcomes.items() if not outcome.failure]
+            first = 0
+            while asked:
+                self._run(turns(asked, range(first, first + rounds)), first + rounds, folder)
+                first += rounds
+                asked = further(self.outcomes) if further else []
+                self.outcomes |= {case: Outcome() for case in asked if case not in self.outcomes}
 
     def _check_launches(self) -> None:
         """Ask `trainbox plan` whether each case can be launched here: what cannot is told before anything has taken time."""

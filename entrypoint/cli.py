@@ -271,7 +271,7 @@ def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu
     metavar="S",
     help="Measured of each, after a warm-up. Default: 10.",
 )
-@click.option("--suggest", is_flag=True, help="Say which batch and how many workers pay, and why.")
+@click.option("--suggest", is_flag=True, help="Go on to larger batches and more workers while they pay; say which do, and why.")
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="FOLDER", help="Also write bench.md, bench.json, bench.svg there."
 )
@@ -301,13 +301,12 @@ def bench(
     """
     from entrypoint import bench as tables
     from entrypoint.bench_runs import Bench, NoCase, prepare_folder, write_files
+    from entrypoint.suggest import further, suggestions
 
     tables.check_words(words)
     cpu, asked = _bench_counts(counts, processes, device)
     named = tables.check_strategies(strategies, cpu)
     table = tables.lines(asked, named, batch_sizes or (None,), workers or (None,))
-    if suggest:
-        tables.check_suggest(batch_sizes or (), workers or ())
     if out is not None:
         prepare_folder(out)
     unit = "process" if cpu else "GPU"
@@ -317,9 +316,9 @@ def bench(
         lambda case, folder: tables.training_words(case, chosen, cpu, folder, seconds),
         lambda case: tables.describe(case, unit),
     )
-    runs.run(rounds)
-    found = tables.rows(table, runs.outcomes)
-    advice = tables.suggestions(runs.outcomes, unit) if suggest else []
+    runs.run(rounds, (lambda outcomes: further(outcomes, usable_cpus())) if suggest else None)
+    found = tables.rows(tables.with_others(table, runs.outcomes), runs.outcomes)
+    advice = suggestions(runs.outcomes, unit, usable_cpus()) if suggest else []
     outside = [f"{name}={os.environ[name]}" for name in ("TASK", "SET") if os.environ.get(name)]
     facts = {
         "command": shlex.join([*outside, "trainbox", *sys.argv[1:]]),

@@ -24,7 +24,7 @@ LAYERS = {
     "entrypoint": [
         "errors gpus cluster cgroup cpus options bench health.readings health.verdict health.redaction",
         "nvml plan supervise replay health.limits health.xids",
-        "driver drill bench_runs health.rules health.node health.screen health.surroundings health.deep_cases",
+        "driver drill bench_runs suggest health.rules health.node health.screen health.surroundings health.deep_cases",
         "health.check health.watch health.deep health.doctor_report",
         "health.monitor health.gate health.doctor health.cli",
         "cli",

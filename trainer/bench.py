@@ -76,13 +76,16 @@ def figure(rows: Sequence[Mapping[str, Any]], unit: str) -> "Figure":
 def _series(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, Mapping[str, float]]]]:
     """The points of each line by its label: what stays along it. One GPU begins the line of each strategy."""
     strategies = list(dict.fromkeys(s for row in rows if (s := row["line"]["case"]["strategy"]) != "single")) or ["single"]
+    several = len({row["line"]["case"]["count"] for row in rows}) > 1
     found: dict[str, list[tuple[int, Mapping[str, float]]]] = {}
     for row in rows:
         case, scaling = row["line"]["case"], row["line"]["scaling"]
         if row["samples_per_second"] is None:
             continue
         base = row["line"]["base"]
-        if not scaling or base["batch_size"] is None:
+        if not scaling:
+            batch = f" on {case['count']}" if several else ""
+        elif base["batch_size"] is None:
             batch = ""
         elif scaling == "weak":
             batch = f", {base['batch_size'] // base['count']} each"

@@ -14,17 +14,15 @@ from entrypoint.bench import (
     as_json,
     cases,
     check_strategies,
-    check_suggest,
     check_words,
     doubling,
     lines,
     markdown,
-    pays,
     rows,
-    suggestions,
     training_words,
     turns,
     with_choices,
+    with_others,
 )
 from entrypoint.bench_runs import _duration, _last_words
 from entrypoint.errors import WrongUse
@@ -94,8 +92,14 @@ def test_a_case_of_two_tables_is_measured_once() -> None:
     ]
 
 
+def test_what_was_measured_besides_has_a_table_without_scaling() -> None:
+    table = [Line("strong", ONE, ONE), Line("strong", TWO, ONE)]
+    more = Case(2, "ddp", 128, 4)
+    assert with_others(table, [ONE, TWO, more]) == [*table, Line("", more, more)]
+
+
 def test_the_rounds_take_turns_there_and_back() -> None:
-    assert turns([ONE, TWO], 3) == [(0, ONE), (0, TWO), (1, TWO), (1, ONE), (2, ONE), (2, TWO)]
+    assert turns([ONE, TWO], range(2, 5)) == [(2, ONE), (2, TWO), (3, TWO), (3, ONE), (4, ONE), (4, TWO)]
 
 
 FOREVER = "--max-steps 1000000000 --eval-every 1000000000 --checkpoint-minutes 1000000000"
@@ -157,13 +161,6 @@ def test_strategies(text: str, cpu: bool, answer: tuple[str, ...] | str) -> None
         check_strategies(text, cpu)
 
 
-def test_a_suggestion_needs_a_choice() -> None:
-    check_suggest((64, 128), ())
-    check_suggest((), (0, 4))
-    with pytest.raises(WrongUse, match="--suggest chooses among batches or workers: give several"):
-        check_suggest((64,), (4,))
-
-
 def test_a_row_has_medians_and_ratios_of_the_same_round() -> None:
     outcomes = {
         ONE: outcome(100.0, 200.0, 300.0),  # the machine grows faster: the ratios do not see it
@@ -217,7 +214,7 @@ No result:
 
 ### What pays
 
-What gives at least 1.05 times the samples/s of less, and more in every round:
+A rule:
 
 - this"""  # noqa: E501
 
@@ -231,7 +228,7 @@ def test_markdown() -> None:
     }
     table = [Line("strong", case, ONE) for case in (ONE, TWO, three)]
     facts = FACTS | {"hardware": "H100", "torch": "2.15.0"}
-    assert markdown(rows(table, outcomes), facts, ["this"]) == TABLE
+    assert markdown(rows(table, outcomes), facts, ["A rule:", "this"]) == TABLE
 
 
 def test_one_count_has_no_speed_up_and_parts_and_idle_workers_are_told() -> None:
@@ -254,65 +251,6 @@ def test_the_json_has_rows_and_rounds() -> None:
     }
     assert [one["samples_per_second"] for one in found["cases"][0]["rounds"]] == [1.0, 2.0]
     assert (found["cases"][1]["failure"], found["cases"][1]["rounds"]) == ("out of memory", [])
-
-
-@pytest.mark.parametrize(
-    ("speeds", "yes"),
-    [((105.0, 105.0), True), ((104.0, 104.0), False), ((150.0, 99.0), False), ((101.0, 120.0), True), ((), False)],
-)
-def test_what_pays_is_faster_in_every_round(speeds: tuple[float, ...], yes: bool) -> None:
-    assert pays(outcome(*speeds), outcome(100.0, 100.0)) is yes
-
-
-def by_batch(**speeds: float) -> dict[Case, Outcome]:
-    """Of one GPU, by `b<batch>w<workers>`."""
-    named = {Case(1, "single", *map(int, name.lstrip("b").split("w"))): speed for name, speed in speeds.items()}
-    return {case: outcome(speed) for case, speed in named.items()}
-
-
-@pytest.mark.parametrize(
-    ("speeds", "chosen"),
-    [
-        ({"b64w0": 100, "b128w0": 150, "b256w0": 152}, "--batch-size 128 --workers 0"),
-        ({"b64w0": 100, "b128w0": 103, "b256w0": 106}, "--batch-size 256 --workers 0"),  # against the last that paid
-        ({"b64w0": 100, "b64w4": 200, "b64w8": 204}, "--batch-size 64 --workers 4"),
-        ({"b64w0": 100, "b64w4": 90, "b128w0": 110, "b128w4": 160}, "--batch-size 128 --workers 4"),
-        ({"b64w0": 100, "b128w0": 60}, "--batch-size 64 --workers 0"),
-    ],
-)
-def test_the_largest_batch_and_the_most_workers_that_pay(speeds: dict[str, float], chosen: str) -> None:
-    (advice,) = suggestions(by_batch(**speeds), "GPU")
-    assert advice.startswith(f"1 GPU single: {chosen}; ")
-
-
-def test_reasons() -> None:
-    outcomes = by_batch(b64w0=100, b128w0=150, b64w4=100, b128w4=151)
-    outcomes[Case(1, "single", 256, 0)] = Outcome(failure="the GPU's memory is used up", exit_code=5)
-    (advice,) = suggestions(outcomes, "GPU")
-    assert advice == (
-        "1 GPU single: --batch-size 128 --workers 0; --batch-size 256 has no result (the GPU's memory is used up); "
-        "--batch-size 64 gives 0.67x (0.67 to 0.67) of its samples/s; --workers 4 gives 1.01x (1.01 to 1.01) of its samples/s; "
-        "it waits for data 10% of the time"
-    )
-    (advice,) = suggestions(by_batch(b64w0=100, b128w0=150), "GPU")
-    assert "more than --batch-size 128 was not tried" in advice
-
-
-@pytest.mark.parametrize(
-    ("speed", "told"),
-    [
-        (190.0, "2 GPUs ddp pays: 1.90x (1.90 to 1.90) of 1, each at its own best, an efficiency of 95%"),
-        (110.0, "2 GPUs ddp pays: 1.10x (1.10 to 1.10) of 1, each at its own best, an efficiency of 55%"),
-        (90.0, "2 GPUs ddp does not pay: use 1: 0.90x (0.90 to 0.90) of 1, each at its own best, an efficiency of 45%"),
-    ],
-)
-def test_whether_more_gpus_pay(speed: float, told: str) -> None:
-    assert suggestions({ONE: outcome(100.0), TWO: outcome(speed)}, "GPU")[-1] == told
-
-
-def test_nothing_is_suggested_of_what_has_no_result() -> None:
-    assert suggestions({ONE: Outcome(failure="out of memory")}, "GPU") == ["1 GPU single: no case was measured"]
-    assert suggestions({ONE: Outcome()}, "GPU") == []
 
 
 @pytest.mark.parametrize(

@@ -84,17 +84,31 @@ def test_two_processes_against_one(trainbox: Trainbox, hungry: str) -> None:
 
 
 def test_a_batch_that_does_not_fit_is_a_row_and_not_the_end(trainbox: Trainbox, hungry: str) -> None:
-    words = ["bench", hungry, "--processes", "1", "--batch-size", "16,64", "--rounds", "2", "--seconds", "0.1", "--suggest"]
+    words = ["bench", hungry, "--processes", "1", "--batch-size", "16,64", "--rounds", "2", "--seconds", "0.1"]
     ended = trainbox(*words, env={"TMPDIR": str(trainbox.folder / "tmp")})
     assert ended.code == 0, ended.err
     assert re.search(r"^\| 1 \| single \| 16 \| 16 \| 0 \| [\d,]+ \| ", ended.out, re.MULTILINE)
     assert re.search(r"^\| 1 \| single \| 64 \| 64 \| - \| no result \| - \|", ended.out, re.MULTILINE)
     reason = r"the GPU's memory is used up \(CUDA out of memory\)"
     assert re.search(rf"^- 1 process single, batch 64: {reason}", ended.out, re.MULTILINE)
-    assert re.search(
-        rf"^- 1 process single: --batch-size 16; --batch-size 64 has no result \({reason}", ended.out, re.MULTILINE
-    )
     assert ended.err.count("batch 64") == 1  # it is not tried again
+    assert left_over(trainbox) == []
+
+
+def test_suggest_goes_on_to_the_largest_batch_that_fits(trainbox: Trainbox, hungry: str) -> None:
+    words = ["bench", hungry, "--processes", "1", "--batch-size", "8", "--rounds", "1", "--seconds", "0.3", "--suggest"]
+    ended = trainbox(*words, "--out", "tables", env={"TMPDIR": str(trainbox.folder / "tmp")})
+    assert ended.code == 0, ended.err
+    tried = re.findall(r"^round (\d) of \d, 1 process single, batch (\d+)", ended.err, re.MULTILINE)
+    assert sorted(tried) == [("1", "8"), ("2", "16"), ("2", "8"), ("3", "16"), ("3", "32"), ("4", "32"), ("4", "64")]
+    assert re.findall(r"^\| 1 \| single \| (\d+) \|", ended.out, re.MULTILINE) == ["8", "16", "32", "64"]
+    assert re.search(
+        r"^- 1 process single: --batch-size 32; --batch-size 64 has no result \(the GPU's memory is used up "
+        r"\(CUDA out of memory\).*\); --batch-size 16 gives 0\.\d\dx",
+        ended.out,
+        re.MULTILINE,
+    )
+    assert (trainbox.folder / "tables" / "bench.svg").exists()
     assert left_over(trainbox) == []
 
 
@@ -124,7 +138,6 @@ def test_a_signal_ends_the_case_and_prints_what_is_done(trainbox: Trainbox, hung
         (["--workers", "4,4"], 2, "'4,4' names a number twice"),
         (["--processes", "1", "--run", "mine"], 2, "bench sets --run itself"),
         (["--processes", "1", "--strategies", "dp"], 2, "--strategies dp: dp splits batches over GPUs"),
-        (["--processes", "1", "--suggest"], 2, "--suggest chooses among batches or workers"),
         (["--processes", "1", "--out", "/proc/none"], 4, "--out /proc/none: "),
     ],
 )

@@ -1,0 +1,158 @@
+"""What `trainbox bench --suggest` says: which batch, how many workers and GPUs pay, and which to try next. Pure."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from entrypoint.bench import Case, Measured, Outcome, data_share, describe, ratio
+
+PAYS = 1.05  # times the samples/s, by the median of the rounds, and more than 1 in each
+_POOR_EFFICIENCY = 0.5
+_FLAGS = {"batch_size": "--batch-size", "workers": "--workers"}
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The cases of one count and strategy, and the best of them."""
+
+    cases: Mapping[Case, Outcome]
+    best: Case
+
+    @property
+    def measured(self) -> Measured:
+        """One round of the best."""
+        return next(iter(self.cases[self.best].rounds.values()))
+
+
+def further(outcomes: Mapping[Case, Outcome], cpus: int) -> list[Case]:
+    """What to measure next, in rounds of their own: twice the batch and the workers of what is best, and all that is best."""
+    groups = [group for group in _groups(outcomes).values() if group is not None]
+    tries = [case for group in groups for case in (_more_batch(group)[0], _more_workers(group, cpus)[0]) if case is not None]
+    return [*(group.best for group in groups), *tries] if tries else []
+
+
+def suggestions(outcomes: Mapping[Case, Outcome], unit: str, cpus: int) -> list[str]:
+    """The rule; for each count and strategy the largest batch and the most workers that pay; whether the count does; why."""
+    found = [f"What gives at least {PAYS:g} times the samples/s of less, and more in every round:"]
+    bests = []
+    for place, group in _groups(outcomes).items():
+        if group is None:
+            found.append(f"{describe(place, unit)}: no case was measured")
+            continue
+        bests.append(group.best)
+        reasons = _more_or_less(group, "batch_size", _more_batch(group)[1])
+        waits = f"it waits for data {data_share(group.cases[group.best]):.0%} of the time"
+        reasons += [*_more_or_less(group, "workers", ""), waits + _more_workers(group, cpus)[1]]
+        found.append("; ".join([f"{describe(place, unit)}: {_options(group.best)}", *reasons]))
+    return [*found, *_count_advice(bests, outcomes, unit)]
+
+
+def pays(outcome: Outcome, against: Outcome) -> bool:
+    """Whether it is faster, in every round and by enough."""
+    found = ratio(outcome, against)
+    return found is not None and found.median >= PAYS and found.least > 1
+
+
+def _groups(outcomes: Mapping[Case, Outcome]) -> dict[Case, _Group | None]:
+    """By the place, which is a case without batch and workers; None where none has a result."""
+    by_place: dict[Case, dict[Case, Outcome]] = {}
+    for case, outcome in outcomes.items():
+        if outcome.rounds or outcome.failure:
+            by_place.setdefault(dataclasses.replace(case, batch_size=None, workers=None), {})[case] = outcome
+    bests = {place: _best(own) for place, own in by_place.items()}
+    return {place: None if best is None else _Group(by_place[place], best) for place, best in bests.items()}
+
+
+def _best(own: Mapping[Case, Outcome]) -> Case | None:
+    """Upwards through the batches, each with the workers that pay there: on to one that pays against the last that did."""
+    good = {case: outcome for case, outcome in own.items() if outcome.rounds and not outcome.failure}
+
+    def step(best: Case, more: Case) -> Case:
+        return more if pays(good[more], good[best]) else best
+
+    by_batch: dict[int | None, list[Case]] = {}
+    for case in sorted(good, key=lambda case: (case.batch_size or 0, case.workers or 0)):
+        by_batch.setdefault(case.batch_size, []).append(case)
+    bests = [functools.reduce(step, same_batch) for same_batch in by_batch.values()]
+    return functools.reduce(step, bests) if bests else None
+
+
+def _more_batch(group: _Group) -> tuple[Case | None, str]:
+    """Twice the batch of the best; or None, and why it is not to be tried."""
+    if _neighbours(group, "batch_size")[1]:
+        return None, ""
+    batch_size = 2 * group.measured.batch_size
+    if batch_size > group.measured.examples:
+        return None, f"twice its batch is more than the {group.measured.examples:,} examples"
+    return dataclasses.replace(group.best, batch_size=batch_size), "a larger batch was not tried"
+
+
+def _more_workers(group: _Group, cpus: int) -> tuple[Case | None, str]:
+    """Twice the workers of the best; or None, and why they are not to be tried: it waits for data so much, ..."""
+    if _neighbours(group, "workers")[1]:
+        return None, ""
+    now = group.measured.workers
+    if data_share(group.cases[group.best]) < 1 - 1 / PAYS:
+        return None, ", and more workers cannot pay"
+    if (group.best.workers or 0) > now:
+        return None, ", and the data is held in memory, where no worker loads it"
+    workers = max(1, 2 * now)
+    if workers * group.best.count > cpus:
+        return None, f", and twice the workers are more than the {cpus} CPUs"
+    return dataclasses.replace(group.best, workers=workers), ", and more workers were not tried"
+
+
+def _options(case: Case) -> str:
+    batch = "the task's own batch" if case.batch_size is None else f"--batch-size {case.batch_size}"
+    return batch if case.workers is None else f"{batch} --workers {case.workers}"
+
+
+def _neighbours(group: _Group, name: str) -> tuple[list[Case], list[Case]]:
+    """The cases with less and with more of `name` than the best, and else as the best: the nearest first."""
+    best = group.best
+
+    def amount(case: Case) -> int:
+        return getattr(case, name) or 0  # the task's own is where the search begins
+
+    same = [case for case in group.cases if dataclasses.replace(case, **{name: getattr(best, name)}) == best]
+    less = sorted((case for case in same if amount(case) < amount(best)), key=amount, reverse=True)
+    return less, sorted((case for case in same if amount(case) > amount(best)), key=amount)
+
+
+def _more_or_less(group: _Group, name: str, why_no_more: str) -> list[str]:
+    """How the neighbours of the best compare, the next larger and the next smaller one; or why there is no larger one."""
+    less, more = _neighbours(group, name)
+    return [*(_comparison(group, case, name) for case in (*more[:1], *less[:1])), *([why_no_more] if why_no_more else [])]
+
+
+def _comparison(group: _Group, case: Case, name: str) -> str:
+    value = getattr(case, name)
+    words = "the task's own" if value is None else f"{_FLAGS[name]} {value}"
+    if failure := group.cases[case].failure:
+        return f"{words} has no result ({failure})"
+    found = ratio(group.cases[case], group.cases[group.best])
+    if found is None:
+        return f"{words} was not measured in the same round"
+    return f"{words} gives {found.median:.2f}x ({found.least:.2f} to {found.most:.2f}) of its samples/s"
+
+
+def _count_advice(chosen: Sequence[Case], outcomes: Mapping[Case, Outcome], unit: str) -> list[str]:
+    """Whether more GPUs pay at their best settings, against the fewest."""
+    if len(chosen) < 2:
+        return []
+    base = min(chosen, key=lambda case: case.count)
+    told = []
+    for case in chosen:
+        found = ratio(outcomes[case], outcomes[base])
+        if case.count == base.count or found is None:
+            continue
+        efficiency = found.median * base.count / case.count
+        verdict = "pays" if pays(outcomes[case], outcomes[base]) else f"does not pay: use {base.count}"
+        poor = ", most of it lost" if verdict == "pays" and efficiency < _POOR_EFFICIENCY else ""
+        place = describe(Case(case.count, case.strategy, None, None), unit)
+        told.append(
+            f"{place} {verdict}: {found.median:.2f}x ({found.least:.2f} to {found.most:.2f}) of {base.count}, each at its own "
+            f"best, an efficiency of {efficiency:.0%}{poor}"
+        )
+    return told

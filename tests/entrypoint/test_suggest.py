@@ -1,0 +1,189 @@
+"""What the bench suggests, and what it goes on to try, from values."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from entrypoint.bench import Case, Measured, Outcome
+from entrypoint.suggest import further, pays, suggestions
+
+CPUS = 8
+
+
+def measured(case: Case, speed: float, **others: Any) -> Measured:
+    usual: dict[str, Any] = {"steps": 10, "seconds": 2.0, "data_seconds": [0.2], "exchange_seconds": None, "memory_mib": [9.0]}
+    usual |= {"device": "cuda", "accumulation": 1, "threads": 1, "precision": "bf16", "examples": 1000}
+    usual |= {"batch_size": case.batch_size or 32, "workers": case.workers or 0}
+    return Measured(speed, **(usual | others))
+
+
+def outcome(case: Case, *speeds: float, **others: Any) -> Outcome:
+    return Outcome({number: measured(case, speed, **others) for number, speed in enumerate(speeds)})
+
+
+def by_batch(**speeds: float) -> dict[Case, Outcome]:
+    """Of one GPU, by `b<batch>w<workers>`."""
+    named = {Case(1, "single", *map(int, name.lstrip("b").split("w"))): speed for name, speed in speeds.items()}
+    return {case: outcome(case, speed) for case, speed in named.items()}
+
+
+ONE, TWO = Case(1, "single", 64, 4), Case(2, "ddp", 64, 4)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "yes"),
+    [((105.0, 105.0), True), ((104.0, 104.0), False), ((150.0, 99.0), False), ((101.0, 120.0), True), ((), False)],
+)
+def test_what_pays_is_faster_in_every_round(speeds: tuple[float, ...], yes: bool) -> None:
+    assert pays(outcome(ONE, *speeds), outcome(ONE, 100.0, 100.0)) is yes
+
+
+@pytest.mark.parametrize(
+    ("speeds", "chosen"),
+    [
+        ({"b64w0": 100, "b128w0": 150, "b256w0": 152}, "--batch-size 128 --workers 0"),
+        ({"b64w0": 100, "b128w0": 103, "b256w0": 106}, "--batch-size 256 --workers 0"),  # against the last that paid
+        ({"b64w0": 100, "b64w4": 200, "b64w8": 204}, "--batch-size 64 --workers 4"),
+        ({"b64w0": 100, "b64w4": 90, "b128w0": 110, "b128w4": 160}, "--batch-size 128 --workers 4"),
+        ({"b64w0": 100, "b128w0": 60}, "--batch-size 64 --workers 0"),
+    ],
+)
+def test_the_largest_batch_and_the_most_workers_that_pay(speeds: dict[str, float], chosen: str) -> None:
+    rule, advice = suggestions(by_batch(**speeds), "GPU", CPUS)
+    assert rule == "What gives at least 1.05 times the samples/s of less, and more in every round:"
+    assert advice.startswith(f"1 GPU single: {chosen}; ")
+
+
+def test_reasons() -> None:
+    outcomes = by_batch(b64w0=100, b128w0=150, b64w4=100, b128w4=151)
+    outcomes[Case(1, "single", 256, 0)] = Outcome(failure="the GPU's memory is used up", exit_code=5)
+    assert suggestions(outcomes, "GPU", CPUS)[1:] == [
+        "1 GPU single: --batch-size 128 --workers 0; --batch-size 256 has no result (the GPU's memory is used up); "
+        "--batch-size 64 gives 0.67x (0.67 to 0.67) of its samples/s; --workers 4 gives 1.01x (1.01 to 1.01) of its samples/s; "
+        "it waits for data 10% of the time"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("case", "others", "words"),
+    [
+        (Case(1, "single", 64, 2), {}, "a larger batch was not tried; it waits for data 10% of the time, "
+         "and more workers were not tried"),  # a signal came first
+        (Case(1, "single", 64, 2), {"examples": 127}, "twice its batch is more than the 127 examples; it waits for data 10%"),
+        (Case(1, "single", 64, 2), {"data_seconds": [0.09]}, "it waits for data 4% of the time, and more workers cannot pay"),
+        (Case(1, "single", 64, 2), {"workers": 0}, "and the data is held in memory, where no worker loads it"),
+        (Case(2, "ddp", 64, 3), {}, "it waits for data 10% of the time, and twice the workers are more than the 8 CPUs"),
+    ],
+)  # fmt: skip
+def test_why_there_is_no_more(case: Case, others: dict[str, Any], words: str) -> None:
+    assert words in suggestions({case: outcome(case, 100.0, **others)}, "GPU", CPUS)[1]
+
+
+@pytest.mark.parametrize(
+    ("speed", "told"),
+    [
+        (190.0, "2 GPUs ddp pays: 1.90x (1.90 to 1.90) of 1, each at its own best, an efficiency of 95%"),
+        (110.0, "2 GPUs ddp pays: 1.10x (1.10 to 1.10) of 1, each at its own best, an efficiency of 55%"),
+        (90.0, "2 GPUs ddp does not pay: use 1: 0.90x (0.90 to 0.90) of 1, each at its own best, an efficiency of 45%"),
+    ],
+)
+def test_whether_more_gpus_pay(speed: float, told: str) -> None:
+    assert suggestions({ONE: outcome(ONE, 100.0), TWO: outcome(TWO, speed)}, "GPU", CPUS)[-1] == told
+
+
+def test_nothing_is_suggested_of_what_has_no_result() -> None:
+    failed = {ONE: Outcome(failure="out of memory")}
+    assert suggestions(failed, "GPU", CPUS)[1:] == ["1 GPU single: no case was measured"]
+    assert suggestions({ONE: Outcome()}, "GPU", CPUS)[1:] == []
+    assert further(failed, CPUS) == further({ONE: Outcome()}, CPUS) == []
+
+
+def searched(
+    given: list[Case], measure: Callable[[Case], Measured | str], rounds: int = 2
+) -> tuple[dict[Case, Outcome], list[list[Case]]]:
+    """Measure `given`, then what is asked for until nothing is, on a machine that is `measure`; a failure is a text."""
+    outcomes: dict[Case, Outcome] = {}
+    asked, history = given, []
+    while asked:
+        history.append(asked)
+        first = (len(history) - 1) * rounds
+        for case in asked:
+            result = measure(case)
+            if isinstance(result, str):
+                outcomes[case] = Outcome(failure=result)
+            else:
+                outcomes.setdefault(case, Outcome()).rounds.update(dict.fromkeys(range(first, first + rounds), result))
+        asked = further(outcomes, CPUS)
+    return outcomes, history
+
+
+def of_one(batch_size: int | None, workers: int | None) -> Case:
+    return Case(1, "single", batch_size, workers)
+
+
+def test_it_goes_on_to_twice_the_batch_while_that_pays() -> None:
+    speeds = {32: 100.0, 64: 180.0, 128: 300.0, 256: 310.0}
+    outcomes, history = searched(
+        [of_one(None, None)], lambda case: measured(case, speeds[case.batch_size or 32], data_seconds=[0.0])
+    )
+    assert history == [
+        [of_one(None, None)],
+        [of_one(None, None), of_one(64, None)],
+        [of_one(64, None), of_one(128, None)],
+        [of_one(128, None), of_one(256, None)],
+    ]
+    assert suggestions(outcomes, "GPU", CPUS)[1:] == [
+        "1 GPU single: --batch-size 128; --batch-size 256 gives 1.03x (1.03 to 1.03) of its samples/s; "
+        "--batch-size 64 gives 0.60x (0.60 to 0.60) of its samples/s; it waits for data 0% of the time, and more workers "
+        "cannot pay"
+    ]
+
+
+def test_it_ends_where_a_batch_does_not_fit() -> None:
+    def machine(case: Case) -> Measured | str:
+        return "too large" if case.batch_size == 256 else measured(case, case.batch_size or 0)
+
+    _, history = searched([of_one(64, 0)], machine)
+    assert history[-1] == [of_one(128, 0), of_one(256, 0), of_one(128, 1)]
+    assert len(history) == 3
+
+
+def test_it_ends_at_the_size_of_the_dataset() -> None:
+    _, history = searched([of_one(64, None)], lambda case: measured(case, case.batch_size or 0, data_seconds=[0], examples=300))
+    assert history[-1] == [of_one(128, None), of_one(256, None)]
+
+
+def test_it_goes_on_to_twice_the_workers_while_it_waits_for_data() -> None:
+    """Each worker is worth as much until the rest is slower, from three on; a larger batch is worth nothing."""
+
+    def machine(case: Case) -> Measured:
+        workers = case.workers or 0
+        return measured(case, 100.0 * min(workers + 1, 4), data_seconds=[2.0 * (1 - min(workers + 1, 4) / 4)])
+
+    outcomes, history = searched([of_one(64, None)], machine)
+    assert history == [
+        [of_one(64, None)],
+        [of_one(64, None), of_one(128, None), of_one(64, 1)],
+        [of_one(64, 1), of_one(128, 1), of_one(64, 2)],
+        [of_one(64, 2), of_one(128, 2), of_one(64, 4)],
+        [of_one(64, 4), of_one(128, 4)],  # it no longer waits
+    ]
+    (_, told) = suggestions(outcomes, "GPU", CPUS)
+    assert told.startswith("1 GPU single: --batch-size 64 --workers 4; --batch-size 128 gives 1.00x")
+
+
+def test_it_ends_with_the_cpus() -> None:
+    case = Case(2, "ddp", 64, 4)
+    outcomes, history = searched([case], lambda case: measured(case, 10.0, data_seconds=[1.5]))
+    assert history == [[case], [case, Case(2, "ddp", 128, 4)]]
+    assert "and twice the workers are more than the 8 CPUs" in suggestions(outcomes, "GPU", CPUS)[1]
+
+
+def test_each_count_goes_its_own_way_and_the_bests_meet_in_the_last_rounds() -> None:
+    speeds: Mapping[int, dict[int, float]] = {1: {64: 100.0, 128: 101.0}, 2: {64: 120.0, 128: 160.0, 256: 200.0, 512: 190.0}}
+    given = [Case(1, "single", 64, None), Case(2, "ddp", 64, None)]
+    outcomes, history = searched(given, lambda case: measured(case, speeds[case.count][case.batch_size or 0], data_seconds=[0]))
+    assert history[-1] == [Case(1, "single", 64, None), Case(2, "ddp", 256, None), Case(2, "ddp", 512, None)]
+    told = suggestions(outcomes, "GPU", CPUS)
+    assert told[-1] == "2 GPUs ddp pays: 2.00x (2.00 to 2.00) of 1, each at its own best, an efficiency of 100%"
