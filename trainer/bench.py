@@ -65,10 +65,10 @@ def figure(rows: Sequence[Mapping[str, Any]], unit: str) -> "Figure":
             axes.set_xscale("log", base=2)
         axes.set_xticks([tick for tick in ticks if tick], [str(tick) for tick in ticks if tick])
         axes.minorticks_off()
-        axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[1]:
             axes.legend(frameon=False, fontsize="small")
+    panels[0].set_ylim(bottom=0)  # of all, and only when all have their points
     panels[0].set_ylabel("samples/s, median and range" + "; dots: linear" * bool(scalings[0]))
     return picture
 

@@ -58,6 +58,12 @@ def test_one_count_is_drawn_over_the_batch() -> None:
     assert panel == {"single, 0 workers": ([64, 128], [100, 150]), "single, 4 workers": ([64], [120])}
 
 
+def test_several_counts_over_the_batch_have_a_line_each_and_all_panels_room_for_it() -> None:
+    rows = [row("strong", 1, 64, 100), row("strong", 2, 64, 180), *(row("", count, 128, 1000 * count) for count in (1, 2))]
+    assert drawn(rows)[1] == {"single on 1": ([128], [1000]), "ddp on 2": ([128], [2000])}
+    assert all(axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > 2020 for axes in figure(rows, "GPU").axes)
+
+
 def test_no_figures_are_no_points() -> None:
     assert drawn([row("strong", 1, 64, None)], "process") == [{}]
 
