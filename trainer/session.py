@@ -329,6 +329,10 @@ _MISUSES = {
         "--strategy fsdp has a block's weights at hand in the block's own forward alone, and the task or the model uses some "
         "elsewhere: call the block (each part of a ModuleList or Sequential is one), or use --strategy ddp"
     ),
+    "Sharding propagation failed": (  # the optimizer alone sees shares
+        "--strategy fsdp: torch cannot compute this optimizer's step on shares of tensors: use another (AdamW, say), or "
+        "--strategy ddp"
+    ),
 }
 
 
