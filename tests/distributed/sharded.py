@@ -50,13 +50,27 @@ class _Net(nn.Module):
         return logits_BK
 
 
+class OneARow(torch.optim.SGD):
+    """Keeps a number for each row, as optimizers do that save memory."""
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                self.state[parameter]["rows"] = torch.ones(len(parameter))
+
+
 @dataclass(frozen=True)
 class Sharded(Task):
-    """At the last step each process writes how many numbers it holds; rank 1 dies at the step KILL_AT of the environment."""
+    """Each process writes how many numbers it holds; rank 1 dies at the step KILL_AT of the environment.
+
+    At STOP_AT each touches `waits-RANK`, and waits for a signal.
+    """
 
     batch_size: ClassVar[int] = 24
 
     normed: bool = False
+    keeps: str = "moments"  # or "rows", or "factors": what the optimizer does
+    seeded: bool = True
 
     def train_dataset(self, data_dir: Path) -> TensorDataset:
         return _texts(130, 1)
@@ -65,6 +79,8 @@ class Sharded(Task):
         return _texts(53, 2)  # 9 batches of 6, 5 of 12: not as many for each
 
     def build_model(self) -> nn.Module:
+        if not self.seeded:
+            torch.manual_seed(os.getpid())
         return _Net(self.normed)
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
@@ -85,7 +101,9 @@ class Sharded(Task):
     def build_optimizer(
         self, model: nn.Module, name: str, learning_rate: float, weight_decay: float | None
     ) -> torch.optim.Optimizer:
-        _built["optimizer"] = super().build_optimizer(model, name, learning_rate, weight_decay)
+        own = {"rows": OneARow, "factors": torch.optim.Adafactor}.get(self.keeps)
+        default = super().build_optimizer(model, name, learning_rate, weight_decay)
+        _built["optimizer"] = own(model.parameters(), learning_rate) if own else default
         _built["model"] = model
         return _built["optimizer"]
 
@@ -93,7 +111,9 @@ class Sharded(Task):
         rank = os.environ.get("RANK", "0")
         if rank == "1" and os.environ.get("KILL_AT") == str(step):
             os.kill(os.getpid(), signal.SIGKILL)
-        if step == total_steps - 1:
+        if os.environ.get("STOP_AT") == str(step):
+            _wait_for_a_signal(Path(f"waits-{rank}"))
+        if _built["optimizer"].state:
             moments = [s[n] for s in _built["optimizer"].state.values() for n in ("exp_avg", "exp_avg_sq")]
             held = {"model": _held(_built["model"].parameters()), "optimizer": _held(moments)}
             Path(f"held-{os.environ.get('WORLD_SIZE', '1')}-{rank}.json").write_text(json.dumps(held))
@@ -102,6 +122,14 @@ class Sharded(Task):
 
 def _held(tensors: Iterable[Any]) -> int:
     return sum((tensor.to_local() if hasattr(tensor, "to_local") else tensor).numel() for tensor in tensors)
+
+
+def _wait_for_a_signal(waits: Path) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)
+    waits.touch()
+    os.read(reader, 1)
 
 
 def _texts(count: int, seed: int) -> TensorDataset:

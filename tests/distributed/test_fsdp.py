@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,55 +13,75 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.conftest import Ended, Trainbox
+from tests.conftest import Trainbox, finish, wait_until
 from tests.distributed import sharded
+from tests.distributed.ranks import Ranks
 from tests.trainer.here import Here, training_here
+from trainer.build import _default_precision
+from trainer.config import Config, check_sharded
+from trainer.distributed import Process
 from trainer.errors import WrongUse
 from trainer.losses import LossModule
-from trainer.session import _told_as_failures
+from trainer.session import _default_name, _told_as_failures
 from trainer.sharding import blocks, moves_noted, shard
+from trainer.splitting import DoesNotFit, all_fit
 
 _TASK = f"{Path(sharded.__file__)}:Sharded"
 _SETTINGS: dict[str, Any] = {
-    "max_steps": 12,
+    "max_steps": 30,
+    "early_stopping": "max:loss",  # it falls: the second validation ends the training, after 10 steps
+    "patience": 1,
     "clip_norm": 0.4,
     "accumulation": 2,
     "log_steps": 1,
-    "digest_steps": 4,
+    "digest_steps": 2,
     "checkpoint_steps": 4,
     "keep": 99,
     "threads": 1,
 }
+_LAST = 10
 _WORDS = [word for name, value in _SETTINGS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 _PARAMETERS = sum(parameter.numel() for parameter in sharded.Sharded().build_model().parameters())
 _UNTRAINED = 110 + 12  # of them: frozen, and unused
 
 
-def _fsdp(trainbox: Trainbox, processes: int, run: str, *words: str, env: dict[str, str] | None = None) -> Ended:
-    launch = ["--strategy", "fsdp", "--device", "cpu", "--processes", str(processes)]
-    return trainbox("train", _TASK, *_WORDS, *launch, "--run", run, *words, env=env)
+def _command(run: str, *words: str, task: str = _TASK) -> list[str]:
+    return ["train", task, *_WORDS, "--device", "cpu", "--run", run, *words]
+
+
+_COMPILE = "--compile with --strategy fsdp has not been tried: drop one of them"
+_LAUNCH = ("--strategy", "fsdp", "--processes", "2")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Trainbox:
-    """The runs `on2` and `on4` by --strategy fsdp."""
-    trainbox = Trainbox(tmp_path_factory.mktemp("fsdp"))
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    forked = Ranks(tmp_path_factory.mktemp("fsdp"))
+    yield forked
+    forked.close()
+
+
+@pytest.fixture(scope="module")
+def runs(ranks: Ranks) -> Trainbox:
+    """The run `on2` of two processes, and `on4` of four, which goes on from the fourth step of that."""
+    trainbox = Trainbox(ranks.folder)
     for processes in (2, 4):
-        ended = _fsdp(trainbox, processes, f"on{processes}")
-        assert ended.code == 0, ended.err
-        assert f"-> torchrun FSDP over gloo, {processes} processes\n" in ended.out
+        if processes == 4:
+            _copy(trainbox.folder / "runs/on2", trainbox.folder / "runs/on4", 4)
+        ended = ranks(processes, *_command(f"on{processes}"))
+        assert (ended.codes, ended.errs) == ([0] * processes, [""] * processes)
+        assert f"(ended early at step {_LAST})\n" in ended.out
     return trainbox
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Tensor], list[dict[str, Any]], list[dict[str, Any]]]:
-    """The weights, and the entries of the training and the validations, of one process that holds everything."""
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Here:
+    """The run `r` of one process that holds everything."""
     with training_here(tmp_path_factory.mktemp("alone")) as here:
         here.train(task=_TASK, **_SETTINGS)
-        return here.weights(), here.entries("train"), here.entries("validation")
+    return here
 
 
-def _state(folder: Path, run: str, step: int = 12) -> dict[str, Any]:
+def _state(folder: Path, run: str, step: int = _LAST) -> dict[str, Any]:
     state: dict[str, Any] = torch.load(folder / "runs" / run / "checkpoints" / f"step-{step:08d}.pt", weights_only=True)
     return state
 
@@ -82,18 +103,19 @@ def _digests(run: Path, step: int) -> dict[str, Any]:
     return next({name: entry[name] for name in ("model", "optimizer", "tensors")} for entry in entries if entry["step"] == step)
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_it_computes_what_one_process_does(
-    runs: Trainbox, alone: tuple[dict[str, Tensor], list[dict[str, Any]], list[dict[str, Any]]], processes: int
-) -> None:
-    weights, training, validations = alone
-    assert _largest_difference(_state(runs.folder, f"on{processes}")["model"], weights) < 1e-6
-    found = runs.entries(f"on{processes}", "train")
+@pytest.mark.parametrize(("processes", "first"), [(2, 0), (4, 4)])
+def test_it_computes_what_one_process_does_and_ends_as_early(runs: Trainbox, alone: Here, processes: int, first: int) -> None:
+    state = _state(runs.folder, f"on{processes}")
+    assert _largest_difference(state["model"], alone.weights()) < 1e-6
+    assert (state["progress"]["patience_used"], state["progress"]["ended_early"]) == (1, True)
+    training, found = alone.entries("train"), runs.entries(f"on{processes}", "train")
+    assert [entry["step"] for entry in found] == list(range(first + 1, _LAST + 1))
     assert min(entry["gradient_norm"] for entry in found) > 0.4, "clipping has nothing to do"
     for name in ("loss", "gradient_norm", "learning_rate"):
-        assert [entry[name] for entry in found] == pytest.approx([entry[name] for entry in training], rel=1e-5)
-    validated = runs.entries(f"on{processes}", "validation")
-    assert [entry["words"] for entry in validated] == [entry["words"] for entry in validations]
+        assert [entry[name] for entry in found] == pytest.approx([entry[name] for entry in training[first:]], rel=1e-5)
+    validations, validated = alone.entries("validation"), runs.entries(f"on{processes}", "validation")
+    for name in ("step", "words"):
+        assert [entry[name] for entry in validated] == [entry[name] for entry in validations]
     assert [entry["loss"] for entry in validated] == pytest.approx([entry["loss"] for entry in validations], rel=1e-5)
 
 
@@ -105,77 +127,174 @@ def test_each_process_holds_its_share_of_weights_and_optimizer(runs: Trainbox, p
         assert max(part[name] for part in held) < 1.15 * total / processes
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
-def test_another_number_of_processes_goes_on_from_the_same_bits(
-    runs: Trainbox, alone: tuple[dict[str, Tensor], Any, Any], before: int, after: int
-) -> None:
-    source, target = (runs.folder / "runs" / name for name in (f"on{before}", f"{before}to{after}"))
-    _copy(source, target, 8)
-    ended = _fsdp(runs, after, target.name)
-    assert ended.code == 0, ended.err
+def test_another_number_of_processes_goes_on_from_the_same_bits(ranks: Ranks, runs: Trainbox, alone: Here) -> None:
+    on2, on4, target = (runs.folder / "runs" / name for name in ("on2", "on4", "4to2"))
+    assert _digests(on4, 4) == _digests(on2, 4)
+    _copy(on4, target, 8)
+    ended = ranks(2, *_command(target.name))
+    assert ended.codes == [0, 0]
     assert "resume     from step 8" in ended.out
-    assert f"changed since the run's start: plan.world_size: {before} -> {after}" in ended.out
-    assert _digests(target, 8) == _digests(source, 8)
-    assert _largest_difference(_state(runs.folder, target.name)["model"], alone[0]) < 1e-6
+    assert "changed since the run's start" not in ended.out  # by two processes
+    assert _digests(target, 8) == _digests(on4, 8)
+    assert _largest_difference(_state(runs.folder, target.name)["model"], alone.weights()) < 1e-6
 
 
-def test_a_killed_rank_ends_all_and_the_same_command_ends_with_the_same_bits(runs: Trainbox) -> None:
-    killed = _fsdp(runs, 2, "killed", env={"KILL_AT": "10"})
-    assert killed.code not in (0, 2)
-    again = _fsdp(runs, 2, "killed")
-    # Whichever save was whole by then: a save waits for the one before, so at least the first was.
-    assert re.search("resume +from step (4|5|8|10),", again.out), again.out + again.err
-    assert _digests(runs.folder / "runs" / "killed", 12) == _digests(runs.folder / "runs" / "on2", 12)
+def test_stopped_within_an_epoch_and_then_killed_in_part_it_goes_on_to_the_same_bits(
+    trainbox: Trainbox, ranks: Ranks, runs: Trainbox
+) -> None:
+    words = _command("stopped", "--runs-dir", str(runs.folder / "runs"))
+    process = trainbox.start(*words, *_LAUNCH, env={"STOP_AT": "5"})
+    wait_until(lambda: all((trainbox.folder / f"waits-{rank}").exists() for rank in (0, 1)), process)
+    process.send_signal(signal.SIGTERM)
+    stopped = finish(process)
+    assert stopped.code == 75, stopped.err
+    assert "-> torchrun FSDP over gloo, 2 processes\n" in stopped.out
+    # All are told in the sixth step, and answer each other in the next.
+    message = "stopped by SIGTERM at step 7 of 30, checkpoint saved: the same command goes on from there"
+    assert stopped.err.count("checkpoint saved") == stopped.err.count(message) == 1
+
+    killed = ranks(2, *words, env={"KILL_AT": "9"})
+    assert "resume     from step 7, epoch 2\n" in killed.out
+    assert killed.codes == [7, -signal.SIGKILL]
+    assert "lost contact with another process" in killed.errs[0]
+
+    again = ranks(2, *words)
+    assert again.codes == [0, 0]
+    assert re.search("resume +from step [78],", again.out), again  # the save of step 8 may have been cut short
+    on2, found = (runs.folder / "runs" / name for name in ("on2", "stopped"))
+    assert _digests(found, _LAST) == _digests(on2, _LAST)
+    names = ("step", "loss", "words")
+    validations = [[[e[name] for name in names] for e in runs.entries(run.name, "validation")] for run in (found, on2)]
+    assert validations[0] == validations[1]
 
 
-def test_one_process_goes_on_if_told_to(runs: Trainbox, here: Here, alone: tuple[dict[str, Tensor], Any, Any]) -> None:
+def test_one_process_goes_on_if_told_to(runs: Trainbox, here: Here, alone: Here) -> None:
     _copy(runs.folder / "runs" / "on4", here.path("r"), 8)
-    words = ["train", _TASK, *_WORDS, "--run", "r"]
-    code, _, err = here.command(*words, "--device", "cpu")
+    code, _, err = here.command(*_command("r"))
     assert code == 2
     assert "cannot go on to the same bits, since it was started with plan.strategy: fsdp -> single" in err
-    code, out, err = here.command(*words, "--device", "cpu", "--resume", "anyway")
+    code, out, err = here.command(*_command("r", "--resume", "anyway"))
     assert (code, err) == (0, "")
     assert "resume     from step 8" in out
-    assert _largest_difference(here.weights(), alone[0]) < 1e-6
+    assert _largest_difference(here.weights(), alone.weights()) < 1e-6
 
 
-def test_verify_does_it_again_on_as_many_processes_alone(runs: Trainbox, here: Here) -> None:
+def test_a_run_of_one_process_goes_on_shared_out_if_told_to(ranks: Ranks, alone: Here) -> None:
+    _copy(alone.path(), ranks.folder / "runs/1to2", 8)
+    refused = ranks(2, *_command("1to2"))
+    assert refused.codes[0] == 2
+    assert "cannot go on to the same bits, since it was started with plan.strategy: single -> fsdp" in refused.errs[0]
+    ended = ranks(2, *_command("1to2", "--resume", "anyway"))
+    assert ended.codes == [0, 0]
+    assert "resume     from step 8" in ended.out
+    assert _largest_difference(_state(ranks.folder, "1to2")["model"], alone.weights()) < 1e-6
+
+
+def test_verify_does_it_again_on_as_many_processes_alone(trainbox: Trainbox, runs: Trainbox, here: Here) -> None:
     run = runs.folder / "runs" / "on2"
-    ended = runs("verify", str(run), "--strategy", "fsdp", "--device", "cpu", "--processes", "2", "--steps", "4")
+    ended = trainbox("verify", str(run), "--strategy", "fsdp", "--device", "cpu", "--processes", "2", "--steps", "4")
     assert "SAME BITS" in ended.out, ended.err
     code, _, err = here.command("verify", str(run), "--device", "cpu")
     assert code == 2
     assert "was trained by fsdp on 2 process(es), and single on 1 adds in another order: verify it with --strategy fsdp" in err
+    parts = str(runs.folder / "runs" / "on4")
+    code, _, err = here.command("verify", parts, "--device", "cpu")
+    assert code == 2
+    assert "was trained in parts, by fsdp on 2, then fsdp on 4 process(es), and no single training has its bits" in err
+    code, _, err = here.command("verify", parts, "--device", "cpu", "--steps", "4")
+    assert code == 2
+    assert "was trained by fsdp on 2 process(es), and single on 1 adds in another order" in err
 
 
-def test_bf16_with_batch_norm_is_near_to_one_process_with_two_shards(trainbox: Trainbox, here: Here) -> None:
+def test_bf16_with_batch_norm_is_near_to_one_process_with_two_shards(ranks: Ranks, here: Here) -> None:
     """Weights are gathered in bf16, and batch norm's in float32; its buffers move by the mean over the processes."""
-    ended = _fsdp(trainbox, 2, "low", "--set", "normed=true", "--precision", "bf16")
-    assert ended.code == 0, ended.err
-    here.train(task=_TASK, fields={"normed": "true"}, precision="bf16", shards=2, **_SETTINGS)
-    found, expected = _state(trainbox.folder, "low")["model"], here.weights()
+    ended = ranks(2, *_command("low", "--set", "normed=true", "--precision", "bf16", "--early-stopping", "loss"))  # it rises
+    assert ended.codes == [0, 0], ended.errs
+    settings = {**_SETTINGS, "early_stopping": "loss"}
+    here.train(task=_TASK, fields={"normed": "true"}, precision="bf16", shards=2, **settings)
+    found, expected = _state(ranks.folder, "low")["model"], here.weights()
     assert {str(tensor.dtype) for tensor in found.values()} == {"torch.float32", "torch.int64"}
-    assert found["blocks.2.norm.num_batches_tracked"] == expected["blocks.2.norm.num_batches_tracked"] == 24
+    assert found["blocks.2.norm.num_batches_tracked"] == expected["blocks.2.norm.num_batches_tracked"] == 2 * _LAST
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], atol=5e-3, rtol=2e-2)
-    losses = [[entry["loss"] for entry in entries] for entries in (trainbox.entries("low", "train"), here.entries("train"))]
+    entries = (Trainbox(ranks.folder).entries("low", "train"), here.entries("train"))
+    losses = [[entry["loss"] for entry in each] for each in entries]
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("settings", "message"),
     [
-        (["--shards", "2"], "--shards 2 promises the same bits on 1 to 2 processes, and --strategy fsdp adds in another order"),
-        (["--precision", "fp16"], "--precision fp16"),
+        (
+            {"shards": 2},
+            "--shards 2 promises the same bits on 1 to 2 processes, and --strategy fsdp adds in another order on each number "
+            "of them: drop --shards, or use --strategy ddp",
+        ),
+        ({"precision": "fp16"}, "--precision fp16 scales gradients, which --strategy fsdp shares out: use bf16 or fp32"),
+        ({"compile": True}, _COMPILE),
     ],
 )
-def test_what_it_cannot_keep_is_refused_before_anything_starts(trainbox: Trainbox, words: list[str], message: str) -> None:
-    ended = _fsdp(trainbox, 2, "r", *words)
-    assert (ended.code, ended.out) == (2, "")
-    assert message in ended.err
-    assert len(ended.err.splitlines()) == 1
+def test_what_it_cannot_keep_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(WrongUse) as refused:
+        check_sharded(Config(**settings))
+    assert str(refused.value) == message
+
+
+def test_it_is_refused_before_anything_starts_and_by_ranks_that_others_have_started(trainbox: Trainbox, ranks: Ranks) -> None:
+    ended = trainbox(*_command("r", "--compile"), *_LAUNCH)
+    assert (ended.code, ended.out, ended.err) == (2, "", f"trainbox: {_COMPILE}\n")
     assert not (trainbox.folder / "runs").exists()
+    found = ranks(2, *_command("compiled", "--compile"))
+    assert (found.codes, found.errs) == ([2, 2], [f"trainbox: {_COMPILE}\n"] * 2)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            "keeps=rows",
+            "--strategy fsdp: OneARow keeps rows of shape (41,) for a parameter of (41, 10), which cannot be shared out as "
+            "that is: use another optimizer",
+        ),
+        (
+            "keeps=factors",
+            "--strategy fsdp: torch cannot compute this optimizer's step on shares of tensors: use another (AdamW, say), or "
+            "--strategy ddp",
+        ),
+        (
+            "seeded=false",
+            "task Sharded: build_model gives other weights on each process, first in embedding.weight: it draws random numbers "
+            "of its own; torch's generators are seeded for it",
+        ),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused_by_all(ranks: Ranks, setting: str, message: str) -> None:
+    ended = ranks(2, *_command(setting, "--set", setting))
+    assert (ended.codes, ended.errs) == ([2, 2], [f"trainbox: {message}\n"] * 2)
+    assert not list((ranks.folder / "runs" / setting).glob("checkpoints/*"))
+
+
+def _process(device: str, strategy: str) -> Process:
+    return Process(0, 0, 1, torch.device(device), strategy)
+
+
+@pytest.mark.parametrize(("strategy", "precision"), [("single", "fp16"), ("fsdp", "fp32")])
+def test_a_gpu_without_bf16_does_not_scale_what_is_shared_out(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, precision: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    assert _default_precision(_process("cuda:0", strategy)) == precision
+
+
+@pytest.mark.parametrize(("strategy", "raised"), [("single", DoesNotFit), ("fsdp", MemoryError)])
+def test_used_up_memory_is_no_matter_for_all_where_they_wait_in_a_forward(strategy: str, raised: type[Exception]) -> None:
+    with pytest.raises(raised), all_fit(_process("cpu", strategy)):
+        raise MemoryError
+
+
+def test_it_has_a_default_name_of_its_own(tmp_path: Path) -> None:
+    single, fsdp = (_default_name(Config(), _process("cpu", strategy), tmp_path) for strategy in ("single", "fsdp"))
+    assert fsdp == f"{single}-fsdp"
 
 
 def _names(model: nn.Module) -> list[str]:
