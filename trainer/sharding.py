@@ -36,9 +36,9 @@ def shard(module: nn.Module, device: torch.device, world_size: int, gathered_dty
     if len(types := {str(parameter.dtype) for parameter in module.parameters()}) > 1:
         raise WrongUse(f"--strategy fsdp needs all parameters of one type, and these are {', '.join(sorted(types))}")
     mesh = init_device_mesh(device.type, (world_size,))
-    own = MixedPrecisionPolicy(cast_forward_inputs=False)  # autocast does that, where it is right
-    policy = own
+    policy = own = MixedPrecisionPolicy()
     if gathered_dtype is not None:
+        # Inputs are cast by autocast, where that is right.
         policy = MixedPrecisionPolicy(param_dtype=gathered_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
         for norm in [part for part in module.modules() if isinstance(part, _NORMS) and part.affine]:
             fully_shard(norm, mesh=mesh, mp_policy=own)
@@ -68,13 +68,13 @@ def blocks(module: nn.Module) -> list[nn.Module]:
         inside = set(block.modules())
         return all(owners[parameter] <= inside for parameter in block.parameters())
 
-    return [part for part in dict.fromkeys(_parts(module)) if any(True for _ in part.parameters()) and stands_alone(part)]
+    return [part for part in _parts(module) if any(True for _ in part.parameters()) and stands_alone(part)]
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
     lists = nn.ModuleList | nn.Sequential
     for child in module.children():
-        if isinstance(module, lists) and not isinstance(child, lists):
+        if isinstance(module, lists) and not isinstance(child, lists | nn.ModuleDict):  # which nobody can call
             yield child
         else:
             yield from _parts(child)

@@ -12,18 +12,20 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from tests.conftest import Trainbox, finish, wait_until
 from tests.distributed import sharded
 from tests.distributed.ranks import Ranks
 from tests.trainer.here import Here, training_here
+from trainer import sharding
 from trainer.build import _default_precision
 from trainer.config import Config, check_sharded
 from trainer.distributed import Process
 from trainer.errors import WrongUse
 from trainer.losses import LossModule
 from trainer.session import _default_name, _told_as_failures
-from trainer.sharding import blocks, moves_noted, shard
+from trainer.sharding import blocks, gathered, moves_noted, shard, whole
 from trainer.splitting import DoesNotFit, all_fit
 
 _TASK = f"{Path(sharded.__file__)}:Sharded"
@@ -69,7 +71,10 @@ def runs(ranks: Ranks) -> Trainbox:
             _copy(trainbox.folder / "runs/on2", trainbox.folder / "runs/on4", 4)
         ended = ranks(processes, *_command(f"on{processes}"))
         assert (ended.codes, ended.errs) == ([0] * processes, [""] * processes)
+        held = json.loads((trainbox.folder / f"held-{processes}-0.json").read_text())["model"]
+        assert f"sharded    {held:,} of them on the first process\n" in ended.out
         assert f"(ended early at step {_LAST})\n" in ended.out
+        assert not any("exchange_share" in entry for entry in trainbox.entries(f"on{processes}", "train"))  # nobody measures it
     return trainbox
 
 
@@ -307,8 +312,13 @@ def test_blocks_are_the_parts_of_lists_and_not_what_is_in_them() -> None:
 
 
 def test_blocks_of_lists_in_lists_and_without_parameters() -> None:
-    model = nn.Sequential(nn.Embedding(5, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.ModuleDict({"a": nn.Linear(2, 2)}))
+    model = nn.Sequential(nn.Embedding(5, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Bilinear(2, 2, 2))
     assert _names(model) == ["0", "1.0", "2"]
+
+
+def test_a_dict_in_a_list_is_no_block_since_nobody_can_call_it() -> None:
+    layers = [nn.ModuleDict({"one": nn.Linear(2, 2), "more": nn.Sequential(nn.Linear(2, 2))}) for _ in range(2)]
+    assert _names(nn.ModuleList(layers)) == ["0.more.0", "1.more.0"]
 
 
 def test_a_part_that_shares_a_parameter_is_no_block_and_one_that_stands_twice_is_one() -> None:
@@ -324,6 +334,37 @@ def a_group_of_one(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", f"file://{tmp_path}/store", world_size=1, rank=0)
     yield
     dist.destroy_process_group()
+
+
+def test_blocks_are_gathered_in_bf16_and_norms_in_float32(a_group_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Linear(4, 4)  # in two lists
+    norms = [nn.BatchNorm1d(4), nn.BatchNorm1d(4, affine=False)]
+    model = nn.ModuleDict({"a": nn.Sequential(layer, *norms), "b": nn.Sequential(layer)})
+    module = LossModule(sharded.Sharded(), model, "cpu", torch.bfloat16)
+    names = {part: name for name, part in module.named_modules()}
+    policies = {}
+
+    def noted(part: nn.Module, **settings: Any) -> None:
+        policies[names[part]] = settings["mp_policy"]
+        fully_shard(part, **settings)
+
+    monkeypatch.setattr(sharding, "fully_shard", noted)
+    shard(module, torch.device("cpu"), 1, torch.bfloat16)
+    low = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    assert policies == {"model.a.1": MixedPrecisionPolicy(), "model.a.0": low, "": low}
+
+
+def test_a_gathered_state_is_a_copy_on_the_first_process_alone(a_group_of_one: None) -> None:
+    module = _Teacher(False)
+    shard(module, torch.device("cpu"), 1, None)
+    weight, step = module.get_parameter("student.weight"), torch.ones(())
+    state = {"weight": weight, "steps": [step], "name": "AdamW"}
+    found = gathered(state, True)
+    assert torch.equal(found["weight"], whole(weight).detach())
+    assert type(found["weight"]) is Tensor
+    step += 1  # as a training goes on while it is written
+    assert (found["steps"], found["name"]) == ([torch.ones(())], "AdamW")
+    assert gathered(state, False) == {"weight": None, "steps": [None], "name": "AdamW"}
 
 
 class _Teacher(nn.Module):
