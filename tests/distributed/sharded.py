@@ -33,8 +33,9 @@ class _Block(nn.Module):
 
 
 class _Net(nn.Module):
-    def __init__(self, normed: bool) -> None:
+    def __init__(self, normed: bool, moves: bool) -> None:
         super().__init__()
+        self.moves = moves
         self.embedding = nn.Embedding(_WORDS, _WIDTH)
         self.blocks = nn.ModuleList(_Block(normed) for _ in range(3))
         self.head = nn.Linear(_WIDTH, _WORDS, bias=False)
@@ -43,6 +44,8 @@ class _Net(nn.Module):
         self.frozen = nn.Linear(_WIDTH, _WIDTH).requires_grad_(False)
 
     def forward(self, words_BT: Tensor) -> Tensor:
+        if self.moves:
+            self.frozen.bias.data.add_(1)
         x_BTE = self.frozen(self.embedding(words_BT))
         for block in self.blocks:
             x_BTE = block(x_BTE)
@@ -71,6 +74,7 @@ class Sharded(Task):
     normed: bool = False
     keeps: str = "moments"  # or "rows", or "factors": what the optimizer does
     seeded: bool = True
+    moves: bool = False  # what is not trained, as a mean teacher does
 
     def train_dataset(self, data_dir: Path) -> TensorDataset:
         return _texts(130, 1)
@@ -81,7 +85,7 @@ class Sharded(Task):
     def build_model(self) -> nn.Module:
         if not self.seeded:
             torch.manual_seed(os.getpid())
-        return _Net(self.normed)
+        return _Net(self.normed, self.moves)
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         words_BT, next_B = batch

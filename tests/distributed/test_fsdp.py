@@ -271,6 +271,11 @@ def test_it_is_refused_before_anything_starts_and_by_ranks_that_others_have_star
             "task Sharded: build_model gives other weights on each process, first in embedding.weight: it draws random numbers "
             "of its own; torch's generators are seeded for it",
         ),
+        (
+            "moves=true",
+            "task Sharded: a forward moves frozen.bias, which is not trained, and --strategy fsdp would lose that: make it a "
+            "buffer, or use --strategy ddp",
+        ),
     ],
 )
 def test_what_cannot_be_shared_out_is_refused_by_all(ranks: Ranks, setting: str, message: str) -> None:
