@@ -46,7 +46,9 @@ class _Net(nn.Module):
     def forward(self, words_BT: Tensor) -> Tensor:
         if self.moves:
             self.frozen.bias.data.add_(1)
-        x_BTE = self.frozen(self.embedding(words_BT))
+        _built["gathered"] = self.frozen.weight.dtype
+        positions_T1 = torch.linspace(0, 1, _LENGTH)[:, None]  # float32 beside gathered bf16: autocast brings them together
+        x_BTE = self.frozen(self.embedding(words_BT)) + positions_T1
         for block in self.blocks:
             x_BTE = block(x_BTE)
         logits_BK: Tensor = self.head(x_BTE.mean(1))
@@ -120,7 +122,8 @@ class Sharded(Task):
         if _built["optimizer"].state:
             moments = [s[n] for s in _built["optimizer"].state.values() for n in ("exp_avg", "exp_avg_sq")]
             held = {"model": _held(_built["model"].parameters()), "optimizer": _held(moments)}
-            Path(f"held-{os.environ.get('WORLD_SIZE', '1')}-{rank}.json").write_text(json.dumps(held))
+            held_by = f"held-{os.environ.get('WORLD_SIZE', '1')}-{rank}{'-normed' * self.normed}.json"
+            Path(held_by).write_text(json.dumps({**held, "gathered": str(_built["gathered"])}))
         return super().schedule(step, total_steps, warmup_steps)
 
 
