@@ -3,6 +3,7 @@
 Each is `python -m trainer`, with the variables that torchrun gives it.
 """
 
+import faulthandler
 import json
 import os
 import runpy
@@ -63,6 +64,7 @@ class Ranks:
 
 
 def _serve() -> None:
+    faulthandler.enable()  # a crash shows where, in the rank's own `err`
     import torch._dynamo  # noqa: F401 - fully_shard would load it in each rank
 
     import trainer.session

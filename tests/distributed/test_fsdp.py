@@ -139,7 +139,7 @@ def test_another_number_of_processes_goes_on_from_the_same_bits(ranks: Ranks, ru
     assert _digests(on4, 4) == _digests(on2, 4)
     _copy(on4, target, 8)
     ended = ranks(2, *_command(target.name))
-    assert ended.codes == [0, 0]
+    assert ended.codes == [0, 0], ended.errs
     assert "resume     from step 8" in ended.out
     assert "changed since the run's start" not in ended.out  # by two processes
     assert _digests(target, 8) == _digests(on4, 8)
@@ -166,7 +166,7 @@ def test_stopped_within_an_epoch_and_then_killed_in_part_it_goes_on_to_the_same_
     assert "lost contact with another process" in killed.errs[0]
 
     again = ranks(2, *words)
-    assert again.codes == [0, 0]
+    assert again.codes == [0, 0], again.errs
     assert re.search("resume +from step [78],", again.out), again  # the save of step 8 may have been cut short
     on2, found = (runs.folder / "runs" / name for name in ("on2", "stopped"))
     assert _digests(found, _LAST) == _digests(on2, _LAST)
@@ -192,7 +192,7 @@ def test_a_run_of_one_process_goes_on_shared_out_if_told_to(ranks: Ranks, alone:
     assert refused.codes[0] == 2
     assert "cannot go on to the same bits, since it was started with plan.strategy: single -> fsdp" in refused.errs[0]
     ended = ranks(2, *_command("1to2", "--resume", "anyway"))
-    assert ended.codes == [0, 0]
+    assert ended.codes == [0, 0], ended.errs
     assert "resume     from step 8" in ended.out
     assert _largest_difference(_state(ranks.folder, "1to2")["model"], alone.weights()) < 1e-6
 
