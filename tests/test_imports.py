@@ -31,7 +31,7 @@ LAYERS = {
         "__main__",
     ],
     "trainer": [
-        "batches buffers digest metrics seeding config compare task stopping errors grid hardware seen bench elapsed",
+        "batches buffers digest metrics seeding config compare task stopping errors grid hardware seen bench elapsed compiler",
         "sharding",
         "study",
         "results",

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from trainer import batches
+from trainer import batches, compiler
 from trainer.batches import EvaluationBatches, Schedule
 from trainer.checkpoint import Checkpoints
 from trainer.config import (
@@ -121,6 +121,8 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
         _refuse_other_weights(task, model, process)
     if config.compile:
         model.compile()
+    else:
+        compiler.postpone()
     autocast_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
     peak = scaled_learning_rate(config.learning_rate, config.lr_scaling, config.batch_size, config.base_batch_size)
     loss_module = process.wrap(LossModule(task, model, process.device.type, autocast_dtype), autocast_dtype)
