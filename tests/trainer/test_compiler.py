@@ -4,7 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.conftest import clean_environment
+import pytest
+
+from tests.conftest import Trainbox, clean_environment
+from tests.trainer.tiny import TINY
+
+ROOT = Path(__file__).parents[2]
 
 PLAIN = """
 import inspect, sys
@@ -87,3 +92,14 @@ def test_a_training_does_without(tmp_path: Path) -> None:
     imported = {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines() if line.startswith("import time:")}
     assert "torch" in imported
     assert sorted(name for name in imported if name.startswith("torch._dynamo")) == []
+
+
+def test_a_compiled_model_trains_as_the_plain_one_does(trainbox: Trainbox) -> None:
+    words = ["train", TINY, "--max-steps", "5", "--log-steps", "1", "--device", "cpu", "--threads", "1"]
+    losses = []
+    for run, more in (("plain", []), ("compiled", ["--compile"])):
+        ended = trainbox(*words, "--run", run, *more, module="trainer", env={"PYTHONPATH": str(ROOT)})
+        assert ended.code == 0, ended.err
+        losses.append([entry["loss"] for entry in trainbox.entries(run, "train")])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert len(losses[0]) == 5
