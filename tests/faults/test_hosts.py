@@ -17,7 +17,7 @@ from tests.conftest import Trainbox, finish
 from tests.distributed.processes import Job, listening
 from tests.faults.faults import GATED, Gate, clean_digest
 
-_WORDS = (*GATED, "--max-steps", "100", "--checkpoint-steps", "10")
+_WORDS = (*GATED, "--max-steps", "70", "--checkpoint-steps", "10")
 _HOSTS = ("h3", "h4")
 _PROCESSES = (2, 1)  # need not be the same on all
 
@@ -100,7 +100,7 @@ def test_row_38_a_pulled_cable_and_row_39_a_slow_link(trainbox: Trainbox, hosts:
         )
 
     _ip("link", "set", f"veth-{_HOSTS[1]}", "up")
-    slow = ("rate", "1mbit", "burst", "16kb", "latency", "400ms")  # a thousandth of the usual
+    slow = ("rate", "300kbit", "burst", "16kb", "latency", "400ms")
     subprocess.run(
         [shutil.which("tc") or "tc", "-n", _HOSTS[0], "qdisc", "replace", "dev", "eth0", "root", "tbf", *slow], check=True
     )
@@ -110,6 +110,6 @@ def test_row_38_a_pulled_cable_and_row_39_a_slow_link(trainbox: Trainbox, hosts:
         subprocess.run([shutil.which("tc") or "tc", "-n", _HOSTS[0], "qdisc", "del", "dev", "eth0", "root"], check=True)
     assert [each.code for each in resumed] == [0, 0], resumed
     assert re.search("^resume +from step (30|40), ", resumed[0].out, re.MULTILINE), resumed[0].out
-    (warned,) = re.findall("^step [0-9]+: ([0-9]+)% of the time goes by until the machines have", resumed[0].out, re.MULTILINE)
-    assert int(warned) >= 80  # of a step that takes milliseconds without it
+    (warned,) = re.findall("^step .*: [0-9]+% of the time goes by until .* \\(([0-9,]+) ms a step\\)", resumed[0].out, re.MULTILINE)
+    assert int(warned.replace(",", "")) >= 100  # it has some milliseconds without the link
     assert resumed[0].digest == clean_on_three
