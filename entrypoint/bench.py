@@ -108,6 +108,7 @@ class Row:
     workers: int | None = None
     batch_size: int | None = None
     arithmetic: str = ""
+    rounds: int = 0
 
 
 def doubling(most: int) -> tuple[int, ...]:
@@ -219,6 +220,7 @@ def _row(line: Line, outcome: Outcome, base: Outcome) -> Row:
         workers=measured[0].workers,
         batch_size=measured[0].batch_size,
         arithmetic=f"{measured[0].precision}, {measured[0].threads} CPU thread(s) a process",
+        rounds=len(measured),
     )
 
 
@@ -250,6 +252,10 @@ def markdown(table: Sequence[Row], facts: Mapping[str, Any], advice: Sequence[st
         names = [name for name in named[0] if scaling or name not in _ONLY_IN_SCALING]
         lines_ = [names, ["---"] * len(names), *([cells[name] for name in names] for cells in named)]
         parts.append(f"### {title}\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines_))
+    if any(row.rounds > facts["rounds"] for row in table):
+        parts.append(
+            "`--suggest` tried more in later rounds, beside the best of before; from round to round a machine may change."
+        )
     if failed := dict.fromkeys(f"- {describe(row.line.case, unit)}: {row.failure}" for row in table if row.failure):
         parts.append("No result:\n\n" + "\n".join(failed))
     if any(row.workers != row.line.case.workers for row in table if row.workers is not None and row.line.case.workers):

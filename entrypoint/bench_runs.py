@@ -92,11 +92,11 @@ class Bench:
             if outcome.failure:
                 continue
             left = sum(not self.outcomes[later].failure for _, later in todo[place:])
-            about = f", about {_duration(left * sum(took) / len(took))} left" if took else ""
+            about = f", about {_duration(left * sum(took) / len(took))} left up to round {rounds}" if took else ""
             _tell(f"round {number + 1} of {rounds}, {self._describe(case)}{about}")
             begin = time.monotonic()
             try:
-                outcome.rounds[number] = self._train(case, folder / f"{place}")
+                outcome.rounds[number] = self._train(case, folder / f"{number}-{place}")
                 _tell(f"  {outcome.rounds[number].samples_per_second:,.0f} samples/s")
             except NoCase as failure:
                 outcome.failure, outcome.exit_code = str(failure), failure.exit_code

@@ -316,9 +316,9 @@ def bench(
         lambda case, folder: tables.training_words(case, chosen, cpu, folder, seconds),
         lambda case: tables.describe(case, unit),
     )
-    runs.run(rounds, (lambda outcomes: further(outcomes, usable_cpus())) if suggest else None)
+    runs.run(rounds, (lambda outcomes: further(outcomes, rounds, usable_cpus())) if suggest else None)
     found = tables.rows(tables.with_others(table, runs.outcomes), runs.outcomes)
-    advice = suggestions(runs.outcomes, unit, usable_cpus()) if suggest else []
+    advice = suggestions(runs.outcomes, unit, rounds, usable_cpus()) if suggest else []
     outside = [f"{name}={os.environ[name]}" for name in ("TASK", "SET") if os.environ.get(name)]
     facts = {
         "command": shlex.join([*outside, "trainbox", *sys.argv[1:]]),

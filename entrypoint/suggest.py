@@ -25,27 +25,27 @@ class _Group:
         return next(iter(self.cases[self.best].rounds.values()))
 
 
-def further(outcomes: Mapping[Case, Outcome], cpus: int) -> list[Case]:
-    """What to measure next, in rounds of their own: twice the batch and the workers of what is best, and all that is best."""
-    groups = [group for group in _groups(outcomes).values() if group is not None]
+def further(outcomes: Mapping[Case, Outcome], rounds: int, cpus: int) -> list[Case]:
+    """What to measure next, in `rounds` of their own: twice the batch and the workers of what is best, and all that is best."""
+    groups = [group for group in _groups(outcomes, rounds).values() if group is not None]
     tries = [case for group in groups for case in (_more_batch(group)[0], _more_workers(group, cpus)[0]) if case is not None]
     return [*(group.best for group in groups), *tries] if tries else []
 
 
-def suggestions(outcomes: Mapping[Case, Outcome], unit: str, cpus: int) -> list[str]:
+def suggestions(outcomes: Mapping[Case, Outcome], unit: str, rounds: int, cpus: int) -> list[str]:
     """The rule; for each count and strategy the largest batch and the most workers that pay; whether the count does; why."""
-    found = [f"What gives at least {PAYS:g} times the samples/s of less, and more in every round:"]
-    bests = []
-    for place, group in _groups(outcomes).items():
+    groups = _groups(outcomes, rounds)
+    found = []
+    for place, group in groups.items():
         if group is None:
-            found.append(f"{describe(place, unit)}: no case was measured")
+            found.append(f"{describe(place, unit)}: no case has a result")
             continue
-        bests.append(group.best)
         reasons = _more_or_less(group, "batch_size", _more_batch(group)[1])
         waits = f"it waits for data {data_share(group.cases[group.best]):.0%} of the time"
         reasons += [*_more_or_less(group, "workers", ""), waits + _more_workers(group, cpus)[1]]
         found.append("; ".join([f"{describe(place, unit)}: {_options(group.best)}", *reasons]))
-    return [*found, *_count_advice(bests, outcomes, unit)]
+    found += _count_advice([group.best for group in groups.values() if group is not None], outcomes, unit)
+    return [f"What gives at least {PAYS:g} times the samples/s of less, and more in every round:", *found] if found else []
 
 
 def pays(outcome: Outcome, against: Outcome) -> bool:
@@ -54,28 +54,44 @@ def pays(outcome: Outcome, against: Outcome) -> bool:
     return found is not None and found.median >= PAYS and found.least > 1
 
 
-def _groups(outcomes: Mapping[Case, Outcome]) -> dict[Case, _Group | None]:
+def _groups(outcomes: Mapping[Case, Outcome], rounds: int) -> dict[Case, _Group | None]:
     """By the place, which is a case without batch and workers; None where none has a result."""
     by_place: dict[Case, dict[Case, Outcome]] = {}
     for case, outcome in outcomes.items():
         if outcome.rounds or outcome.failure:
             by_place.setdefault(dataclasses.replace(case, batch_size=None, workers=None), {})[case] = outcome
-    bests = {place: _best(own) for place, own in by_place.items()}
+    bests = {place: _best(own, rounds) for place, own in by_place.items()}
     return {place: None if best is None else _Group(by_place[place], best) for place, best in bests.items()}
 
 
-def _best(own: Mapping[Case, Outcome]) -> Case | None:
+def _best(own: Mapping[Case, Outcome], rounds: int) -> Case | None:
+    """The best of the first `rounds`, then of each as many that follow, in which it was measured beside what was tried."""
+    best: Case | None = None
+    for first in range(0, 1 + max((number for outcome in own.values() for number in outcome.rounds), default=-1), rounds):
+        numbers = set(range(first, first + rounds))
+        there = {case: one for case, one in own.items() if numbers & one.rounds.keys() and not _failed_in(one, numbers)}
+        if there and (best is None or best in there or own[best].failure):
+            best = _best_of(there)
+    if best is not None and own[best].failure:  # and nothing was measured after that
+        good = {case: one for case, one in own.items() if one.rounds and not one.failure}
+        return _best_of(good) if good else None
+    return best
+
+
+def _failed_in(outcome: Outcome, numbers: set[int]) -> bool:
+    return outcome.failure is not None and not numbers <= outcome.rounds.keys()
+
+
+def _best_of(there: Mapping[Case, Outcome]) -> Case:
     """Upwards through the batches, each with the workers that pay there: on to one that pays against the last that did."""
-    good = {case: outcome for case, outcome in own.items() if outcome.rounds and not outcome.failure}
 
     def step(best: Case, more: Case) -> Case:
-        return more if pays(good[more], good[best]) else best
+        return more if pays(there[more], there[best]) else best
 
     by_batch: dict[int | None, list[Case]] = {}
-    for case in sorted(good, key=lambda case: (case.batch_size or 0, case.workers or 0)):
+    for case in sorted(there, key=lambda case: (case.batch_size or 0, case.workers or 0)):
         by_batch.setdefault(case.batch_size, []).append(case)
-    bests = [functools.reduce(step, same_batch) for same_batch in by_batch.values()]
-    return functools.reduce(step, bests) if bests else None
+    return functools.reduce(step, [functools.reduce(step, same_batch) for same_batch in by_batch.values()])
 
 
 def _more_batch(group: _Group) -> tuple[Case | None, str]:
@@ -95,10 +111,11 @@ def _more_workers(group: _Group, cpus: int) -> tuple[Case | None, str]:
     now = group.measured.workers
     if data_share(group.cases[group.best]) < 1 - 1 / PAYS:
         return None, ", and more workers cannot pay"
-    if (group.best.workers or 0) > now:
+    if now == 0 and group.best.workers != 0:
         return None, ", and the data is held in memory, where no worker loads it"
     workers = max(1, 2 * now)
-    if workers * group.best.count > cpus:
+    processes = 1 if group.best.strategy == "dp" else group.best.count
+    if workers * processes > cpus:
         return None, f", and twice the workers are more than the {cpus} CPUs"
     return dataclasses.replace(group.best, workers=workers), ", and more workers were not tried"
 

@@ -96,12 +96,12 @@ def test_a_batch_that_does_not_fit_is_a_row_and_not_the_end(trainbox: Trainbox, 
 
 
 def test_suggest_goes_on_to_the_largest_batch_that_fits(trainbox: Trainbox, hungry: str) -> None:
-    words = ["bench", hungry, "--processes", "1", "--batch-size", "8", "--rounds", "1", "--seconds", "0.3", "--suggest"]
+    words = ["bench", hungry, "--processes", "1", "--batch-size", "16", "--rounds", "1", "--seconds", "0.3", "--suggest"]
     ended = trainbox(*words, "--out", "tables", env={"TMPDIR": str(trainbox.folder / "tmp")})
     assert ended.code == 0, ended.err
     tried = re.findall(r"^round (\d) of \d, 1 process single, batch (\d+)", ended.err, re.MULTILINE)
-    assert sorted(tried) == [("1", "8"), ("2", "16"), ("2", "8"), ("3", "16"), ("3", "32"), ("4", "32"), ("4", "64")]
-    assert re.findall(r"^\| 1 \| single \| (\d+) \|", ended.out, re.MULTILINE) == ["8", "16", "32", "64"]
+    assert sorted(tried) == [("1", "16"), ("2", "16"), ("2", "32"), ("3", "32"), ("3", "64")]
+    assert re.findall(r"^\| 1 \| single \| (\d+) \|", ended.out, re.MULTILINE) == ["16", "32", "64"]
     assert re.search(
         r"^- 1 process single: --batch-size 32; --batch-size 64 has no result \(the GPU's memory is used up "
         r"\(CUDA out of memory\).*\); --batch-size 16 gives 0\.\d\dx",
