@@ -7,8 +7,11 @@ docs/decisions/0013-the-compiler-is-not-imported-to-be-kept-out.md.
 import importlib
 import importlib.util
 import sys
+import threading
 from types import ModuleType
 from typing import Any
+
+import torch
 
 _NAME = "torch._dynamo"
 
@@ -16,7 +19,7 @@ _NAME = "torch._dynamo"
 def postpone() -> None:
     """Let the compiler be imported by the first that needs more of it than optimizers do; nothing if it already is."""
     if _NAME not in sys.modules:
-        sys.modules[_NAME] = _Postponed()
+        sys.modules[_NAME] = torch._dynamo = _Postponed()
 
 
 class _Postponed(ModuleType):
@@ -26,6 +29,7 @@ class _Postponed(ModuleType):
         super().__init__(_NAME)
         self.__spec__ = importlib.util.find_spec(_NAME)
         self._told_of: list[Any] = []  # functions
+        self._leaving = threading.Lock()  # DataParallel has threads
 
     @staticmethod
     def graph_break() -> None:
@@ -33,21 +37,22 @@ class _Postponed(ModuleType):
 
     def disable(self, *words: Any, **options: Any) -> Any:
         """The same function, where torch/_compile.py asks at its first call; nobody traces it."""
-        if options != {"wrapping": False}:
+        if len(words) != 2 or options != {"wrapping": False}:
             return self._real().disable(*words, **options)
         function, _recursive = words
         self._told_of.append(function)
         return function
 
     def _real(self) -> ModuleType:
-        if sys.modules.get(_NAME) is self:
-            del sys.modules[_NAME]
-        for function in self._told_of:
-            vars(function).pop("__dynamo_disable", None)  # it asks again
-        self._told_of.clear()
+        with self._leaving:
+            if sys.modules.get(_NAME) is self:
+                del sys.modules[_NAME]
+            while self._told_of:
+                vars(self._told_of.pop()).pop("__dynamo_disable", None)  # it asks again
         return importlib.import_module(_NAME)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__path__":  # somebody looks at all modules; who imports a part asks for the path
+        # Somebody may look at all modules; who imports a part asks for the path, or for all names.
+        if name.startswith("__") and name not in ("__path__", "__all__"):
             raise AttributeError(name)
         return getattr(self._real(), name)

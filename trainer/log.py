@@ -3,6 +3,7 @@
 import math
 import statistics
 
+import torch
 from torch import Tensor
 
 from trainer.errors import NotFinite
@@ -11,7 +12,7 @@ from trainer.state import Job
 
 _SPIKE = 10.0  # times the median of the entries before
 _FEW_ENTRIES = 5  # tell nothing of what is usual
-_SLOW_NETWORK = 0.5  # of the time
+_SLOW_NETWORK, _SLOW_FOR_S = 0.5, 10.0  # the share of the time of entries in a row
 
 
 def write_entry(job: Job, norm: Tensor) -> None:
@@ -35,7 +36,7 @@ def write_entry(job: Job, norm: Tensor) -> None:
     epoch = (progress.step - 1) // job.schedule.steps_per_epoch + 1
     steps, seconds = job.watch.lap(progress.step)
     speed = steps * job.schedule.batch_size / seconds
-    share = _exchange_share(job, seconds)
+    shares = _exchange_shares(job, seconds)
     values = {
         "loss": sum(losses.values()),
         **({f"loss_{name}": value for name, value in losses.items()} if len(losses) > 1 else {}),
@@ -43,15 +44,15 @@ def write_entry(job: Job, norm: Tensor) -> None:
         "gradient_norm": float(norm),
         **({"skipped_steps": progress.skipped} if progress.skipped else {}),
         "samples_per_second": speed,
-        **({} if share is None else {"exchange_share": share}),
+        **({"exchange_share": statistics.fmean(shares)} if shares else {}),
         **gpu_figures(job.process),
     }
     remaining_s = (job.schedule.total_steps - progress.step) * job.schedule.batch_size / speed
     line = f"step {progress.step}/{job.schedule.total_steps}, epoch {epoch}, loss {values['loss']:.4f}"
     job.run.record("train", progress.step, epoch, values, line, f", {speed:,.0f} samples/s, {remaining_s:.0f} s to go")
     _warn_of_a_spike(job, values["loss"])
-    if share is not None:
-        _warn_of_a_slow_network(job, share, seconds / steps)
+    if shares:
+        _warn_of_a_slow_network(job, min(shares), steps, seconds)
     job.running.clear()
 
 
@@ -75,20 +76,32 @@ def _warn_of_a_spike(job: Job, loss: float) -> None:
     recent.append(loss)
 
 
-def _exchange_share(job: Job, seconds: float) -> float | None:
-    """Which part of the `seconds` since the last entry the exchange took that no backward hides; None where there is none."""
+def _exchange_shares(job: Job, seconds: float) -> list[float]:
+    """Which part of the `seconds` since the last entry the exchange took that no backward hides, on each process.
+
+    None of the first entry, since connections are made there, and under --strategy fsdp, where each forward exchanges.
+    """
     if job.process.world_size == 1 or job.process.is_sharded:
-        return None
-    before, job.exchange_seconds = job.exchange_seconds, job.reduction.exchange.seconds()
-    return (job.exchange_seconds - before) / seconds
+        return []
+    before, job.exchange_seconds = job.exchange_seconds, job.reduction.exchange_time.seconds()
+    if before is None:
+        return []
+    own = torch.tensor([[(job.exchange_seconds - before) / seconds]])
+    shares: list[float] = job.process.gather_rows(own, [1] * job.process.world_size).flatten().tolist()
+    return shares
 
 
-def _warn_of_a_slow_network(job: Job, share: float, step_seconds: float) -> None:
-    if share < _SLOW_NETWORK or job.process.nnodes == 1 or job.told_of_exchange:
+def _warn_of_a_slow_network(job: Job, least_share: float, steps: int, seconds: float) -> None:
+    """Tell it once. A process that is slow itself has a small share, and then it is not the network."""
+    if least_share < _SLOW_NETWORK or job.process.nnodes == 1:
+        job.slow_network_seconds = 0.0
         return
-    job.told_of_exchange = True
-    job.run.say(
-        f"step {job.progress.step}: {share:.0%} of the time goes by until the machines have each other's gradients "
-        f"({share * step_seconds * 1000:,.0f} ms a step): the network is slow for this model, or a machine is slower than the "
-        "others; one machine alone may be faster, and a larger --batch-size exchanges less often"
-    )
+    before = job.slow_network_seconds
+    job.slow_network_seconds += seconds
+    if before < _SLOW_FOR_S <= job.slow_network_seconds and not job.told_of_network:
+        job.told_of_network = True
+        job.run.say(
+            f"step {job.progress.step}: {least_share:.0%} of the time goes by until the machines have each other's gradients "
+            f"({least_share * seconds / steps * 1000:,.0f} ms a step): the network is slow for this model; one machine alone "
+            "may be faster, and a larger --batch-size exchanges less often"
+        )

@@ -52,11 +52,11 @@ class Meter:
         phase, steps = self._job.process.from_first(self._decide(step, now))
         self._look_at = step + steps
         if phase == _BEGIN:
-            self._data_s, self._exchange_before_s = 0.0, self._job.reduction.exchange.seconds()
+            self._data_s, self._exchange_before_s = 0.0, self._job.reduction.exchange_time.seconds()
             self._begin = (step, self._now())
         elif phase == _END:
             self._end = (step, now)
-            self._waited = [self._data_s, self._job.reduction.exchange.seconds() - self._exchange_before_s]
+            self._waited = [self._data_s, self._job.reduction.exchange_time.seconds() - self._exchange_before_s]
             self._job.until_step = step + 1  # what comes after the last step of a training is not a step's
 
     def _decide(self, step: int, now: float) -> tuple[str, int]:

@@ -72,7 +72,7 @@ class Reduction:
         self._launched = 0
         self._armed = False
         self.overlaps = True  # exchanges during the last shard's backward; else all of them in `finish`
-        self.exchange = Elapsed(process.device)  # from a step's last backward until all is summed: what it does not hide
+        self.exchange_time = Elapsed(process.device)  # from a step's last backward until all is summed: what it does not hide
         if process.world_size > 1:
             for bucket in self._buckets:
                 for parameter in bucket.parameters:
@@ -103,7 +103,7 @@ class Reduction:
         """After a step's last micro-batch: wait for the others, and set each parameter's gradient and the buffers."""
         if self._idle:
             return
-        with self.exchange():
+        with self.exchange_time() if self._process.world_size > 1 else contextlib.nullcontext():
             for bucket in self._buckets[self._launched :]:
                 bucket.exchange.start()
             self._moved.start()

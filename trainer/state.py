@@ -97,8 +97,9 @@ class Job:
     save_due: bool = False
     validated: Callable[[int, Mapping[str, float]], None] | None = None
     around_batches: Callable[[Iterator[Any]], Iterator[Any]] | None = None
-    exchange_seconds: float = 0.0  # up to the last entry of the log
-    told_of_exchange: bool = False
+    exchange_seconds: float | None = None  # up to the last entry of the log
+    slow_network_seconds: float = 0.0  # of the entries in a row
+    told_of_network: bool = False
     recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_ENTRIES))
 
     @property

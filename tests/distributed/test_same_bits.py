@@ -20,7 +20,7 @@ def _train(trainbox: Trainbox, processes: int, workers: int) -> tuple[str, list[
     if processes == 1:
         assert not any("exchange_share" in entry for entry in kinds[0])  # there is nobody to exchange with
     else:
-        assert all(0 < entry["exchange_share"] < 1 for entry in kinds[0])
+        assert all(0 < entry["exchange_share"] < 1 for entry in kinds[0][1:])
     return ended.digest, [{n: v for n, v in entry.items() if n not in _TIMES} for entries in kinds for entry in entries]
 
 

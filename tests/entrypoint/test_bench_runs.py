@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import Trainbox, finish
 
 TASK = '''
+import time
 from pathlib import Path
 import torch
 from trainer.tasks.digits import Digits
@@ -20,6 +21,13 @@ class Hungry(Digits):
     def losses(self, model, batch):
         if len(batch[0]) > 32:
             raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().losses(model, batch)
+
+class Steady(Hungry):
+    """A step takes as long whatever the batch: a larger one pays on any machine, also on a busy one."""
+
+    def losses(self, model, batch):
+        time.sleep(0.05)
         return super().losses(model, batch)
 '''
 
@@ -95,8 +103,21 @@ def test_a_batch_that_does_not_fit_is_a_row_and_not_the_end(trainbox: Trainbox, 
     assert left_over(trainbox) == []
 
 
-def test_suggest_goes_on_to_the_largest_batch_that_fits(trainbox: Trainbox, hungry: str) -> None:
-    words = ["bench", hungry, "--processes", "1", "--batch-size", "16", "--rounds", "1", "--seconds", "0.3", "--suggest"]
+@pytest.mark.usefixtures("hungry")
+def test_suggest_goes_on_to_the_largest_batch_that_fits(trainbox: Trainbox) -> None:
+    words = [
+        "bench",
+        "hungry.py:Steady",
+        "--processes",
+        "1",
+        "--batch-size",
+        "16",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.5",
+        "--suggest",
+    ]
     ended = trainbox(*words, "--out", "tables", env={"TMPDIR": str(trainbox.folder / "tmp")})
     assert ended.code == 0, ended.err
     tried = re.findall(r"^round (\d) of \d, 1 process single, batch (\d+)", ended.err, re.MULTILINE)

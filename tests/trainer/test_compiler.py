@@ -26,6 +26,7 @@ def step():
     optimizer.zero_grad()
     optimizer.load_state_dict(optimizer.state_dict())
 
+compiler.postpone()  # as the next training of a sweep does
 step()
 inspect.getsource(torch.optim.AdamW), inspect.getmodule(step)  # look at all modules
 assert [name for name in sys.modules if name.startswith("torch._dynamo.")] == []
@@ -58,6 +59,14 @@ from torch._dynamo import optimize
 assert torch._dynamo.config.recompile_limit > 0
 assert torch._dynamo is sys.modules["torch._dynamo"] is not None
 assert type(torch._dynamo).__name__ == "module"
+compiler.postpone()
+assert type(torch._dynamo).__name__ == type(sys.modules["torch._dynamo"]).__name__ == "module"
+step()
+"""
+
+
+OTHER_WORDS = """
+assert torch._dynamo.disable(abs, wrapping=False)._torchdynamo_disable
 step()
 """
 
@@ -76,6 +85,10 @@ def test_who_compiles_after_all_finds_the_compiler() -> None:
 
 def test_who_imports_a_part_of_it_finds_it() -> None:
     run(PLAIN, PARTS)
+
+
+def test_who_asks_in_other_words_asks_the_compiler() -> None:
+    run(PLAIN, OTHER_WORDS)
 
 
 def test_a_training_does_without(tmp_path: Path) -> None:

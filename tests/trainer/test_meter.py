@@ -10,8 +10,6 @@ import pytest
 import torch
 
 import trainer.fit
-import trainer.meter
-import trainer.reduction
 from tests.trainer.here import Here
 from tests.trainer.tiny import TINY
 from trainer.distributed import Process
@@ -60,25 +58,6 @@ def test_what_comes_before_and_after_is_not_measured(here: Here, monkeypatch: py
     # Warm-up of a fifth, looked at after 1, 2, 4, 8, 16 steps; then 60 steps of a second, all of it waiting for data.
     assert (found["steps"], found["seconds"], found["data_seconds"]) == (60, 60.0, [60.0])
     assert next(taken) == 16 + 60 + 1  # and one more, so that the end of the training is not in what is measured
-
-
-def test_the_exchange_is_what_the_reduction_takes(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    waited: list[list[float]] = []
-    write = trainer.meter.Meter.write
-    monkeypatch.setattr(trainer.meter.Meter, "write", lambda meter: (waited.append(meter._waited), write(meter)))
-    start = trainer.reduction._MovedBuffers.start
-
-    def slow_start(buffers: trainer.reduction._MovedBuffers) -> None:
-        now[0] += 0.25
-        start(buffers)
-
-    monkeypatch.setattr(trainer.reduction._MovedBuffers, "start", slow_start)
-    found = measure(here, 5, "--shards", "2")
-    assert (found["seconds"], waited) == (5.0, [[0.0, 5.0]])
-    assert found["exchange_seconds"] is None  # there is nobody to exchange with
 
 
 @pytest.mark.parametrize(
