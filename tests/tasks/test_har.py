@@ -28,7 +28,7 @@ _NOWHERE = "http://127.0.0.1:9/har.zip"  # refused at once
 _MODELS: dict[str, dict[str, Any]] = {
     "mlp": {"epochs": 20, "learning_rate": 3e-3, "fields": {"mode": "flatten", "width": 64}},
     "cnn": {"epochs": 10, "learning_rate": 3e-3, "fields": {"width": 32}},
-    "lstm": {"epochs": 30, "learning_rate": 1e-2, "fields": {"model": "lstm", "width": 32, "layers": 1}},
+    "lstm": {"epochs": 30, "learning_rate": 1e-2, "clip_norm": 1.0, "fields": {"model": "lstm", "width": 32, "layers": 1}},
     "transformer": {"epochs": 10, "learning_rate": 3e-3, "fields": {"model": "transformer", "width": 32}},
 }
 
