@@ -9,6 +9,7 @@ from typing import Any
 
 from entrypoint.errors import WrongUse
 
+PAYS = 1.05  # times the samples/s, by the median of the rounds, and more than 1 in each
 _SCALINGS = {
     "strong": "Strong scaling: the batch of a step stays",
     "weak": "Weak scaling: the share of each {unit} stays",
@@ -261,8 +262,8 @@ def markdown(table: Sequence[Row], facts: Mapping[str, Any], advice: Sequence[st
     if any(row.workers != row.line.case.workers for row in table if row.workers is not None and row.line.case.workers):
         parts.append("The data is held in memory: no worker loads it, whatever `--workers` says.")
     if advice:
-        first, *found = advice
-        parts.append(f"### What pays\n\n{first}\n\n" + "\n".join(f"- {line}" for line in found))
+        rule = f"What gives at least {PAYS:g} times the samples/s of less, and more in every round:"
+        parts.append(f"### What pays\n\n{rule}\n\n" + "\n".join(f"- {line}" for line in advice))
     return "\n\n".join(parts)
 
 

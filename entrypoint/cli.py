@@ -310,15 +310,16 @@ def bench(
     if out is not None:
         prepare_folder(out)
     unit = "process" if cpu else "GPU"
-    chosen = tables.with_choices(words, os.environ, cpu, max(1, usable_cpus() // max(asked)))
+    cpus = usable_cpus()
+    chosen = tables.with_choices(words, os.environ, cpu, max(1, cpus // max(asked)))
     runs = Bench(
         tables.cases(table),
         lambda case, folder: tables.training_words(case, chosen, cpu, folder, seconds),
         lambda case: tables.describe(case, unit),
     )
-    runs.run(rounds, (lambda outcomes: further(outcomes, rounds, usable_cpus())) if suggest else None)
+    runs.run(rounds, (lambda outcomes: further(outcomes, rounds, cpus)) if suggest else None)
     found = tables.rows(tables.with_others(table, runs.outcomes), runs.outcomes)
-    advice = suggestions(runs.outcomes, unit, rounds, usable_cpus()) if suggest else []
+    advice = suggestions(runs.outcomes, unit, rounds, cpus) if suggest else []
     outside = [f"{name}={os.environ[name]}" for name in ("TASK", "SET") if os.environ.get(name)]
     facts = {
         "command": shlex.join([*outside, "trainbox", *sys.argv[1:]]),

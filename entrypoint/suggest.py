@@ -5,9 +5,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from entrypoint.bench import Case, Measured, Outcome, data_share, describe, ratio
+from entrypoint.bench import PAYS, Case, Measured, Outcome, data_share, describe, ratio
 
-PAYS = 1.05  # times the samples/s, by the median of the rounds, and more than 1 in each
 _POOR_EFFICIENCY = 0.5
 _FLAGS = {"batch_size": "--batch-size", "workers": "--workers"}
 
@@ -33,7 +32,7 @@ def further(outcomes: Mapping[Case, Outcome], rounds: int, cpus: int) -> list[Ca
 
 
 def suggestions(outcomes: Mapping[Case, Outcome], unit: str, rounds: int, cpus: int) -> list[str]:
-    """The rule; for each count and strategy the largest batch and the most workers that pay; whether the count does; why."""
+    """For each count and strategy the largest batch and the most workers that pay; whether the count does; why."""
     groups = _groups(outcomes, rounds)
     found = []
     for place, group in groups.items():
@@ -44,8 +43,7 @@ def suggestions(outcomes: Mapping[Case, Outcome], unit: str, rounds: int, cpus: 
         waits = f"it waits for data {data_share(group.cases[group.best]):.0%} of the time"
         reasons += [*_more_or_less(group, "workers", ""), waits + _more_workers(group, cpus)[1]]
         found.append("; ".join([f"{describe(place, unit)}: {_options(group.best)}", *reasons]))
-    found += _count_advice([group.best for group in groups.values() if group is not None], outcomes, unit)
-    return [f"What gives at least {PAYS:g} times the samples/s of less, and more in every round:", *found] if found else []
+    return [*found, *_count_advice([group.best for group in groups.values() if group is not None], outcomes, unit)]
 
 
 def pays(outcome: Outcome, against: Outcome) -> bool:
