@@ -150,7 +150,7 @@ def test_each_fault_is_found_where_it_is(trainbox: Trainbox) -> None:
             (
                 "deep-all-reduce",
                 r"CPU processes 1 and 2: (.*; )?CPU process 2: RuntimeError: CUDA error: an illegal memory access was "
-                r"encountered(; .*)? \(exit code (1|143)\)",  # its own, or that of the other one, which is then told to end
+                r"encountered(; .*)? \(exit code (1|143)\)",  # 143 was seen once, on a busy machine
                 "make_room",
             ),
         ],
