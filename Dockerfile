@@ -50,6 +50,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     TRAINBOX_BUILD_INFO=/opt/trainbox/build-info.json
 
 COPY entrypoint /opt/trainbox/entrypoint
+COPY trainbox /opt/trainbox/trainbox
 COPY trainer /opt/trainbox/trainer
 
 ARG BASE_IMAGE

@@ -14,10 +14,11 @@ from tests.conftest import clean_environment
 ROOT = Path(__file__).parents[1]
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path
-    for package in ("entrypoint", "trainer")
+    for package in ("entrypoint", "trainbox", "trainer")
     for path in sorted((ROOT / package).rglob("*.py"))
     if path.stem != "__init__"
 }
+FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 
 # A module imports from its own line and those above it. A new file needs a place here.
 LAYERS = {
@@ -56,6 +57,9 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
     "prometheus_client": {"entrypoint.health.monitor"},
     "click": {"entrypoint.cli", "entrypoint.health.cli", "entrypoint.options", "trainer.cli"},
 }
+
+
+_API = {"trainbox", "trainbox.metrics", "trainbox.pictures"}
 
 
 @cache
@@ -99,10 +103,19 @@ def test_nothing_imports_the_tasks_but_tasks() -> None:
     assert {module for module in importers("trainer.tasks") if not module.startswith("trainer.tasks.")} == set()
 
 
-def test_tasks_import_what_a_task_of_your_own_may() -> None:
+def test_tasks_import_only_the_public_api() -> None:
     tasks = {module for module in FILES if module.startswith("trainer.tasks.")}
     used = {name for task in tasks for name in imports(task) if name in FILES} - tasks
-    assert used <= {"trainer.classification", "trainer.errors", "trainer.metrics", "trainer.pictures", "trainer.task"}
+    assert used <= _API
+
+
+def test_only_tasks_import_the_public_api() -> None:
+    assert {module for module in importers("trainbox") - _API if not module.startswith("trainer.tasks.")} == set()
+
+
+def test_the_public_api_re_exports_what_a_task_needs() -> None:
+    used = {name for module in _API for name in imports(module) if name in FILES} - _API
+    assert used == {"trainer.classification", "trainer.errors", "trainer.metrics", "trainer.pictures", "trainer.task"}
 
 
 @pytest.mark.parametrize("package", LAYERS)
@@ -128,6 +141,7 @@ def test_modules_import_downwards(package: str) -> None:
     ("module", "absent"),
     [
         ("entrypoint.cli", {"torch", "numpy", "trainer"}),
+        ("trainbox", {"torch", "numpy", "torchvision", "tensorboard", "entrypoint", "PIL"}),
         ("trainer.cli", {"torch", "numpy", "torchvision", "tensorboard", "entrypoint"}),
     ],
 )
@@ -136,5 +150,5 @@ def test_a_fresh_process_does_not_load(module: str, absent: set[str]) -> None:
     loaded = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, env=clean_environment(), check=True, capture_output=True, text=True
     ).stdout.split()
-    assert "click" in loaded
+    assert module.partition(".")[0] in loaded
     assert set(loaded) & absent == set()

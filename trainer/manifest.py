@@ -39,6 +39,7 @@ _ENVIRONMENT = (
     "PYTORCH_",
     "PYTHONHASHSEED",
 )
+_OWN_FOLDERS = (Path(__file__).resolve().parent, Path(__file__).resolve().parents[1] / "trainbox")
 _SAMPLED_EXAMPLES = 16
 _WHOLE_BYTES = 2**30  # a larger set in memory would hold a start up for seconds: every so-many-th example of it counts
 
@@ -163,7 +164,7 @@ def _add_with_neighbours(path: Path, root: Path, found: set[Path]) -> None:
         for name in names:
             place = root.joinpath(*name.split("."))
             for file in (place.with_suffix(".py"), place / "__init__.py"):
-                if file not in found and file.is_file() and not file.is_relative_to(Path(__file__).resolve().parent):
+                if file not in found and file.is_file() and not any(map(file.is_relative_to, _OWN_FOLDERS)):
                     _add_with_neighbours(file, root, found)
 
 

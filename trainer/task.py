@@ -253,7 +253,7 @@ def _fields_in_file(spec: str, path: Path, class_name: str) -> list[TaskField] |
         module, imported = imports.get(name, ("", name))
         if name in classes:
             inherited = _fields_in_file(spec, path, name)
-        elif module in ("trainer.task", "trainer.classification"):
+        elif module in ("trainbox", "trainer.task", "trainer.classification"):
             inherited = []
         elif module.startswith("trainer.tasks."):
             inherited = _fields_in_file(spec, TASKS_FOLDER / f"{module.rsplit('.', 1)[1]}.py", imported)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from trainer.task import Task
+from trainbox import Task
 
 _VALIDATION_EXAMPLES = 257  # prime: no number of processes or batches divides it
 

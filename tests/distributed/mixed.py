@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from trainbox import Task
 from trainer import reduction
-from trainer.task import Task
 
 reduction._BUCKET_BYTES = 300
 

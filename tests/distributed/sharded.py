@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from trainer.task import Task
+from trainbox import Task
 
 _WORDS, _WIDTH, _LENGTH = 41, 10, 6  # nothing here is a multiple of two processes and of four
 _built: dict[str, Any] = {}

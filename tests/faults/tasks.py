@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from trainer.task import Task
+from trainbox import Task
 
 _EXAMPLES = 650  # 40 steps of 16 an epoch
 

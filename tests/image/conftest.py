@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 IMAGE = "trainbox-test"
 NAMES = ["Makefile", "Dockerfile", ".dockerignore", "docker-compose.yml", "docker-compose.cpu.yml"]
-NAMES += ["pyproject.toml", "requirements.lock", "requirements-dev.lock", "entrypoint", "trainer"]
+NAMES += ["pyproject.toml", "requirements.lock", "requirements-dev.lock", "entrypoint", "trainbox", "trainer"]
 
 Done = subprocess.CompletedProcess[str]
 Docker = Callable[..., Done]

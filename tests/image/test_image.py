@@ -81,8 +81,8 @@ def test_labels_and_build_info(docker: Docker) -> None:
 def test_bytecode_is_there_and_fresh(docker: Docker) -> None:
     program = """
 import importlib.util, pathlib, struct, sys
-import entrypoint, torch, trainer
-for package in (entrypoint, torch.nn, trainer):
+import entrypoint, torch, trainbox, trainer
+for package in (entrypoint, torch.nn, trainbox, trainer):
     for source in pathlib.Path(package.__file__).parent.rglob("*.py"):
         head = pathlib.Path(importlib.util.cache_from_source(source)).read_bytes()[:16]
         flags, mtime, size = struct.unpack("<3I", head[4:])

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.trainer.tiny import Tiny
-from trainer.errors import WrongUse
+from trainbox import WrongUse
 
 
 @dataclass(frozen=True)

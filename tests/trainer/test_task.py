@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import trainbox
 from tests.trainer.here import Here
 from tests.trainer.tiny import ScalarLoss, Tiny
 from trainer.errors import WrongUse
@@ -85,7 +86,7 @@ _INHERITING = """
     import torch
     from torch import nn
 
-    from trainer.classification import Classification
+    from trainbox import Classification
     from trainer.tasks.digits import Digits
 
     @dataclass(frozen=True)
@@ -125,10 +126,12 @@ _INHERITING = """
         ("Wider", [TaskField("width", int, 32), TaskField("dropout", float, 0.25), TaskField("layers", int, 2)]),
     ],
 )
+@pytest.mark.parametrize("public", ["trainbox", "trainer.classification"])
 def test_inherited_fields_are_the_same_read_and_loaded(
-    write: Callable[[str, str], str], name: str, expected: list[TaskField]
+    write: Callable[[str, str], str], public: str, name: str, expected: list[TaskField]
 ) -> None:
-    spec = f"{write('inheriting.py', _INHERITING)}:{name}"
+    text = _INHERITING.replace("from trainbox", f"from {public}")
+    spec = f"{write('inheriting.py', text)}:{name}"
     assert static_fields(spec) == expected
     assert _loaded(spec) == expected
 
@@ -182,6 +185,17 @@ def test_reading_fields_runs_nothing_and_needs_no_torch(write: Callable[[str, st
 def test_a_module_is_found_by_its_name_and_its_fields_by_importing_it() -> None:
     assert static_fields("tests.trainer.tiny:Tiny") is None
     assert load_task("tests.trainer.tiny:Tiny", {"nan_at": "3"}) == Tiny(nan_at=3)
+
+
+def test_the_public_api_is_the_classes_that_the_trainer_uses() -> None:
+    assert trainbox.Task is Task
+    assert trainbox.WrongUse is WrongUse
+    assert trainbox.Classification is sys.modules["trainer.classification"].Classification
+    assert trainbox.metrics.accuracy(torch.eye(2)) == 1.0
+    assert trainbox.pictures.from_figure is sys.modules["trainer.pictures"].from_figure
+    assert all(hasattr(trainbox, name) for name in trainbox.__all__)
+    with pytest.raises(AttributeError, match="module 'trainbox' has no attribute 'Classificaton'"):
+        trainbox.Classificaton  # noqa: B018
 
 
 def test_a_task_file_may_import_its_neighbours(write: Callable[[str, str], str]) -> None:

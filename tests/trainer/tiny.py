@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from trainer.task import Task
+from trainbox import Task
 
 TINY = "tests.trainer.tiny:Tiny"
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from trainer.classification import Classification
+from trainbox import Classification
 
 # Shape suffixes: N examples, B examples of a batch, C channels, H height, W width.
 

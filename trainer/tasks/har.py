@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from trainer import pictures
-from trainer.classification import Classification
-from trainer.errors import WrongUse
+from trainbox import Classification, WrongUse, pictures
 
 # Shape suffixes: N windows, B windows of a batch, C channels, T readings of a window, P pieces of it, F features, E width.
 

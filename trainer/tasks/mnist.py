@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from trainer.classification import Classification
-from trainer.errors import WrongUse
+from trainbox import Classification, WrongUse
 
 # Shape suffixes: N examples, B examples of a batch, C channels, H height, W width.
 

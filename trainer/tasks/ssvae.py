@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
-from trainer import metrics, pictures
-from trainer.errors import WrongUse
-from trainer.task import Task
+from trainbox import Task, WrongUse, metrics, pictures
 from trainer.tasks.digits import Digits
 from trainer.tasks.fashion_mnist import FashionMnist
 from trainer.tasks.mnist import Mnist

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from trainer.errors import WrongUse
-from trainer.task import Task
+from trainbox import Task, WrongUse
 
 # Shape suffixes: N examples, B examples of a batch, S rows and columns of a matrix, R inner dimensions, D draws.
 

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from trainer import metrics, pictures
-from trainer.classification import Classification
-from trainer.errors import StorageFailure, WrongUse
+from trainbox import Classification, StorageFailure, WrongUse, metrics, pictures
 
 # Shape suffixes: B clips of a batch, C channels, T frames, H height, W width, K classes.
 
