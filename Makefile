@@ -139,13 +139,14 @@ test-slow: $(VENV)/.dev ## The other slow tests: the drill on each task (PYTEST_
 test-image: $(VENV)/.dev ## Build the image and run it in Docker: minutes, and 7 GB of disk (BASE_IMAGE=, PYTEST_ARGS=)
 	$(VENV)/bin/python -m pytest -m image -rs $(PYTEST_ARGS) tests/image
 
-lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint
+lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; links and code fences of the pages
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/hadolint Dockerfile
 	$(VENV)/bin/shellcheck .ci/run $(wildcard deploy/*/*.sh deploy/*/*.sbatch)
 	$(VENV)/bin/yamllint --strict .
+	$(VENV)/bin/python -m tests.markdown $(wildcard *.md docs/*.md docs/*/*.md)
 
 lock: $(VENV)/.dev ## Remake both lock files after a change in pyproject.toml (ARGS=--upgrade: the newest of everything)
 	$(VENV)/bin/uv pip compile --quiet pyproject.toml --universal --generate-hashes --no-emit-index-url $(ARGS) -o requirements.lock
