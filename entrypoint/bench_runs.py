@@ -112,7 +112,7 @@ class Bench:
         """
         folder.mkdir()
         log = folder / "output.log"
-        with log.open("w") as output:
+        with log.open("w", encoding="utf-8") as output:
             training = subprocess.Popen(
                 [sys.executable, "-m", "entrypoint", "train", *self._words(case, str(folder))],
                 env=_environment(),
@@ -126,9 +126,9 @@ class Bench:
         try:
             if training.returncode:
                 code = training.returncode
-                raise NoCase(code if code > 0 else 128 - code, _last_words(log.read_text(errors="replace")))
-            measured = Measured(**json.loads((folder / "case" / "measured.json").read_text()))
-            self.facts = self.facts or _facts(json.loads((folder / "case" / "manifest.json").read_text()))
+                raise NoCase(code if code > 0 else 128 - code, _last_words(log.read_text(encoding="utf-8", errors="replace")))
+            measured = Measured(**json.loads((folder / "case" / "measured.json").read_text(encoding="utf-8")))
+            self.facts = self.facts or _facts(json.loads((folder / "case" / "manifest.json").read_text(encoding="utf-8")))
             return measured
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -165,8 +165,8 @@ class Bench:
 def write_files(folder: Path, text: str, report: Mapping[str, Any]) -> None:
     """bench.md, bench.json and, drawn by the trainer, bench.svg."""
     try:
-        (folder / "bench.md").write_text(text + "\n")
-        (folder / "bench.json").write_text(json.dumps(report, indent=2) + "\n")
+        (folder / "bench.md").write_text(text + "\n", encoding="utf-8")
+        (folder / "bench.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise NoPlace(f"--out {folder}: {error.strerror}: give a folder that can be written") from error
     drawn = subprocess.run([sys.executable, "-m", "trainer", "bench-figure", str(folder)], check=False)

@@ -26,6 +26,6 @@ def levels(
 def file_text(path: Path) -> str:
     """What the file holds; nothing if it cannot be read."""
     try:
-        return path.read_text(errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""

@@ -94,7 +94,7 @@ def run_case(case: Case, words: list[str], folder: Path, steps: int, draw: rando
     killed: list[int] = []
     for number, count in enumerate(case.processes):
         log = folder / f"start-{number}.log"
-        with log.open("w") as output:
+        with log.open("w", encoding="utf-8") as output:
             start = subprocess.Popen(
                 [sys.executable, "-m", "entrypoint", "train", *(word.replace("{processes}", str(count)) for word in words)],
                 env={name: value for name, value in os.environ.items() if name not in _LAUNCH_NAMES},
@@ -115,7 +115,9 @@ def run_case(case: Case, words: list[str], folder: Path, steps: int, draw: rando
                 killed.append(_last_step(folder))
         start.wait()
         if start.returncode not in (0, -signal.SIGKILL):
-            raise DrillFailed(start.returncode, (log.read_text().strip().splitlines() or ["no output"])[-1])
+            raise DrillFailed(
+                start.returncode, (log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"])[-1]
+            )
     if len(case.processes) > 1 and not killed:
         raise DrillFailed(1, "it ended before it could be killed: give more --steps")
     last = _last_entry(folder / "run" / "digests.jsonl")
@@ -140,7 +142,8 @@ def row(outcome: Outcome, first: Outcome) -> str:
 
 def _validations(path: Path) -> str:
     """sha256 of all figures of all validations."""
-    entries = [entry for line in path.read_text().splitlines() if (entry := json.loads(line))["kind"] == "validation"]
+    entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    entries = [entry for entry in entries if entry["kind"] == "validation"]
     figures = [{name: value for name, value in entry.items() if name != "time_unix_s"} for entry in entries]
     return hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest()
 
@@ -153,7 +156,7 @@ def _last_step(folder: Path) -> int:
 def _last_entry(path: Path) -> dict[str, object] | None:
     """The last but for the hardware's events, whose step may be one that a kill took back."""
     try:
-        entries = map(json.loads, reversed(path.read_text().split("\n")[:-1]))
+        entries = map(json.loads, reversed(path.read_text(encoding="utf-8").split("\n")[:-1]))
         return next((dict(entry) for entry in entries if entry["kind"] != "health"), None)
     except (OSError, ValueError):
         return None
@@ -167,7 +170,7 @@ def _wait(condition: Callable[[], bool], process: "subprocess.Popen[bytes]") -> 
 def _wait_until_free(folder: Path) -> None:
     """Until the ranks of a killed start are gone, and with them their lock on the run."""
     deadline = time.monotonic() + _END_S
-    with (folder / "run" / "lock").open("a") as lock:
+    with (folder / "run" / "lock").open("ab") as lock:
         while time.monotonic() < deadline:
             with contextlib.suppress(BlockingIOError):
                 return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,7 +15,7 @@ def read_run(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         WrongUse: it holds none, or the run was not started from an image.
     """
     try:
-        config, manifest = (json.loads((run / name).read_text()) for name in ("config.json", "manifest.json"))
+        config, manifest = (json.loads((run / name).read_text(encoding="utf-8")) for name in ("config.json", "manifest.json"))
     except (OSError, ValueError) as error:
         raise WrongUse(f"replay {run}: {error}: give the folder of a run, such as runs/digits-7d2c1a90") from error
     digest = manifest.get("image_digest") or ""

@@ -21,7 +21,7 @@ def draw(folder: Path) -> None:
         StorageFailure: it cannot be written.
     """
     try:
-        report = json.loads((folder / "bench.json").read_text())
+        report = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise WrongUse(
             f"{folder}/bench.json cannot be read ({error}): give the folder that `trainbox bench --out` wrote"

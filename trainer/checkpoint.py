@@ -184,7 +184,7 @@ class Checkpoints:
 
     def _sha256s(self, step: int) -> list[str]:
         """What the sidecar says of the tensors' file: one sha256, or two where a second save was cut short."""
-        sidecar = json.loads(self._path(step).read_text())
+        sidecar = json.loads(self._path(step).read_text(encoding="utf-8"))
         return [sidecar["sha256"], *([sidecar["sha256_before"]] if "sha256_before" in sidecar else [])]
 
     def _prune(self, best_step: int | None) -> None:

@@ -299,7 +299,7 @@ def diff(one: Path, other: Path) -> None:
             if not (run / name).is_file():
                 raise WrongUse(f"diff {run}: no {name} there: give the folders of two runs")
     try:
-        manifests = [json.loads((run / "manifest.json").read_text()) for run in (one, other)]
+        manifests = [json.loads((run / "manifest.json").read_text(encoding="utf-8")) for run in (one, other)]
     except ValueError as error:
         raise WrongUse(f"diff {one} {other}: a manifest.json is damaged ({error}): restore it") from error
     click.echo(verdict(Evidence.of(one), Evidence.of(other), in_words(manifest_differences(*manifests))))
@@ -546,7 +546,7 @@ def _default(value: Any) -> Any:
 def _tell(error: Failure) -> None:
     """On standard error; a rank leaves it to its launcher, which says once what several have to say."""
     if folder := os.environ.get(MESSAGES):
-        Path(folder, os.environ["RANK"]).write_text(str(error))
+        Path(folder, os.environ["RANK"]).write_text(str(error), encoding="utf-8", errors="backslashreplace")
     else:
         click.echo(_line(str(error)), err=True)
 

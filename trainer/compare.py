@@ -53,7 +53,7 @@ class Parting:
 def read_entries(path: Path) -> list[dict[str, Any]]:
     """The entries of a .jsonl file, without the torn last line of a crash; none if there is no file."""
     entries = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
             entry = json.loads(line)
         except ValueError:

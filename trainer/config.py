@@ -123,7 +123,7 @@ def load_config_file(path: Path) -> dict[str, Any]:
         WrongUse: not there, not a JSON object, or a name that is no setting.
     """
     try:
-        settings = json.loads(path.read_text())
+        settings = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise WrongUse(f"--config {path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

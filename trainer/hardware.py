@@ -48,13 +48,13 @@ def note_run(metrics: Path) -> None:
     """Say beside the file of events which metrics.jsonl they belong to, for `record_left_over`."""
     if path := os.environ.get("TRAINBOX_HEALTH_EVENTS"):
         with contextlib.suppress(OSError):
-            Path(f"{path}.run").write_text(str(metrics.absolute()))
+            Path(f"{path}.run").write_bytes(os.fsencode(metrics.absolute()))
 
 
 def record_left_over(events: Path) -> None:
     """Put the events that a training which has ended did not take over into its metrics.jsonl, at its last step."""
     try:
-        metrics = Path(Path(f"{events}.run").read_text())
+        metrics = Path(os.fsdecode(Path(f"{events}.run").read_bytes()))
         lines = metrics.read_bytes().split(b"\n")
         with metrics.open("ab") as file:
             entries = [json.loads(line) for line in lines[:-1] if line]

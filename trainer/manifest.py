@@ -107,7 +107,7 @@ def _build() -> dict[str, Any]:
     """Revision and lock digest: baked into the image, else asked of git beside this file."""
     if baked := os.environ.get("TRAINBOX_BUILD_INFO"):
         try:
-            info = json.loads(Path(baked).read_text())
+            info = json.loads(Path(baked).read_text(encoding="utf-8"))
             assert isinstance(info, dict)
             return info
         except (OSError, ValueError):
@@ -170,7 +170,7 @@ def _add_with_neighbours(path: Path, root: Path, found: set[Path]) -> None:
 
 def _cpu_model() -> str | None:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or None
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
@@ -186,7 +186,7 @@ def _device(process: Process) -> dict[str, Any]:
         "names": sorted({gpu.name for gpu in own}),
         "uuids": [str(gpu.uuid) for gpu in own],
         "compute_capability": f"{own[0].major}.{own[0].minor}",
-        "driver": driver.read_text().splitlines()[0] if driver.exists() else None,
+        "driver": driver.read_text(encoding="utf-8").splitlines()[0] if driver.exists() else None,
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),
     }

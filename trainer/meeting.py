@@ -358,7 +358,7 @@ def _interface(address: str) -> str | None:
     if ip.is_loopback:
         return "lo"
     if ip.version == 6:
-        rows = [row.split() for row in Path("/proc/net/if_inet6").read_text().splitlines()]
+        rows = [row.split() for row in Path("/proc/net/if_inet6").read_text(encoding="utf-8").splitlines()]
         return next((row[5] for row in rows if int(row[0], 16) == int(ip)), None)
     import fcntl
 

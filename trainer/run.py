@@ -57,8 +57,9 @@ class RunDirectory:
         try:
             for folder in ("checkpoints", "logs"):
                 (path / folder).mkdir(parents=True, exist_ok=True)
-            self._log = (path / "logs" / f"rank-{rank}.log").open("a", buffering=1)
-            self._lock = (path / "lock").open("a") if self.writes else None
+            log = path / "logs" / f"rank-{rank}.log"
+            self._log = log.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
+            self._lock = (path / "lock").open("ab") if self.writes else None
         except OSError as error:
             raise storage_failure(path, error) from error
         if self._lock is not None:
@@ -76,14 +77,14 @@ class RunDirectory:
     def read_config_text(self) -> str | None:
         """The config.json that the run was started with; None if it is new."""
         try:
-            return (self.path / "config.json").read_text()
+            return (self.path / "config.json").read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """The object in the file `name`; None if it is not there or damaged."""
         try:
-            value = json.loads((self.path / name).read_text())
+            value = json.loads((self.path / name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
         return value if isinstance(value, dict) else None
@@ -105,7 +106,7 @@ class RunDirectory:
             entries = read_entries(self.path / name)
             kept = [entry for entry in entries if entry["step"] <= last.get(entry.get("kind", ""), step)]
             self.write_json(name, "".join(json.dumps(entry) + "\n" for entry in kept))
-        self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1)
+        self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1, encoding="utf-8")
         note_run(self.path / "metrics.jsonl")
         self._board_from = step + 1
         self._step, self._batch_size, self._steps_per_epoch = step, schedule.batch_size, schedule.steps_per_epoch
@@ -201,7 +202,7 @@ class RunDirectory:
         if self.writes:
             path = self.path / "digests.jsonl"
             try:
-                with path.open("a") as file:
+                with path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(entry) + "\n")
             except OSError as error:
                 raise storage_failure(path, error) from error

@@ -163,7 +163,7 @@ def _refuse_another_plan(path: Path, manifest: Mapping[str, Any], steps: int | N
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise WrongUse(f"{path} cannot be read ({error.strerror}): is {path.parent} a run's folder?") from error
 
@@ -182,7 +182,7 @@ def _default_name(config: Config, process: Process, runs_dir: Path) -> str:
 def _shards_of(path: Path) -> int | None:
     """Into how many shards the run in `path` cuts a batch; None if that is not written."""
     try:
-        shards = json.loads((path / "config.json").read_text())["shards"]
+        shards = json.loads((path / "config.json").read_text(encoding="utf-8"))["shards"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return shards if isinstance(shards, int) else None

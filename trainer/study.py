@@ -357,7 +357,7 @@ def _own_place() -> str:
 def _pid_space() -> str | None:
     """What makes a process id unique: the boot and the namespace. None where that cannot be told (not Linux)."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
     except OSError:
         return None
@@ -366,7 +366,7 @@ def _pid_space() -> str | None:
 def _started(pid: int) -> str | None:
     """When the process began, in ticks since boot; None if there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
     except OSError:
         return None
 

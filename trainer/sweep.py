@@ -400,7 +400,7 @@ def _write_results(study: Study, folder: Path) -> None:
     from trainer import results
 
     part = folder / f".results-{os.getpid()}.part"
-    part.write_text(results.as_csv(study.records()))
+    part.write_text(results.as_csv(study.records()), encoding="utf-8")
     part.replace(folder / "results.csv")
 
 
@@ -460,7 +460,7 @@ def _say(text: str) -> None:
 
 def _last_lines(log: Path) -> str:
     try:
-        lines = log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_LAST_LINES:]
     except OSError:
         return "it left no log"
     return "its last lines: " + " | ".join(lines)[-_LAST_CHARACTERS:]

@@ -285,7 +285,7 @@ def _own_fields(node: ast.ClassDef) -> Iterator[TaskField | None]:
 
 def _parse(spec: str, path: Path) -> ast.Module:
     try:
-        return ast.parse(path.read_text(), str(path))
+        return ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
         raise WrongUse(f"task {spec}: {path}:{error.lineno} is not Python: {error.msg}") from error
     except (OSError, UnicodeDecodeError) as error:

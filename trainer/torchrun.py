@@ -189,7 +189,7 @@ def _meet_in_a_file(arguments: argparse.Namespace, folder: Path) -> None:
 
 def _told(codes: Mapping[Path, int], stopped: bool) -> int:
     """Say why the ranks ended, each reason once, and return the exit code; `codes` are by the file of a rank's last words."""
-    words = {file: file.read_text() for file in codes if file.exists()}
+    words = {file: file.read_text(encoding="utf-8", errors="replace") for file in codes if file.exists()}
     # The others waited for one that stood still; torchrun killed it, since it did not end when it was told to either.
     waited = any(
         sign in text.lower() for text in words.values() for sign in ("timed out", "timeout")
@@ -225,7 +225,7 @@ def _children() -> list[int]:
     children = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            parent = int(stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
         except OSError:
             continue  # it has just ended
         if parent == os.getpid():

@@ -115,7 +115,7 @@ def _descendants(ancestor: int) -> list[int]:
 def _parent(pid: int) -> int | None:
     """None if the process is gone, or a zombie, which only its parent can remove."""
     try:
-        state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, parent, *_ = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
     return None if state in "ZX" else int(parent)

@@ -59,7 +59,7 @@ def read_limits(file: Path | None, option: str = "--limits") -> tuple[Limits, di
     if file is None:
         return Limits(), {}
     try:
-        given = tomllib.loads(file.read_text())
+        given = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise WrongUse(
             f"{option} {file}: {getattr(error, 'strerror', None) or error}: lines such as remapped_rows = 100"

@@ -175,7 +175,7 @@ def _revision(env: Mapping[str, str]) -> str:
     """Baked into the image, else git's word on the checkout."""
     if baked := env.get("TRAINBOX_BUILD_INFO"):
         try:
-            return str(json.loads(Path(baked).read_text())["revision"])
+            return str(json.loads(Path(baked).read_text(encoding="utf-8"))["revision"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             return f"unknown ({baked}: {type(error).__name__})"
     if not (_ROOT / ".git").exists():

@@ -127,7 +127,7 @@ class Watch:
         # A full disk, or a terminal that is gone, is no reason to leave the training alone.
         lost = ""
         try:
-            with self.events.open("a") as file:
+            with self.events.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
         except OSError as error:
             lost = f" (not in the run's metrics.jsonl: {error})"
