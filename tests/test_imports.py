@@ -32,7 +32,7 @@ LAYERS = {
         "__main__",
     ],
     "trainer": [
-        "batches buffers digest metrics seeding config compare task stopping errors grid hardware seen bench elapsed compiler",
+        "batches buffers digest metrics seeding config run_files compare task stopping errors grid hardware seen bench elapsed compiler",
         "sharding",
         "study",
         "results",

@@ -147,6 +147,14 @@ def manifest_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict
     }
 
 
+def edited_settings(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The settings, by dotted name, in which a run's config.json differs from what its manifest says."""
+    settings = manifest.get("settings", {})
+    before = _flat(settings, "settings.")
+    now = _flat({name: config.get(name) for name in settings}, "settings.")
+    return {name: (before.get(name), now.get(name)) for name in {**before, **now} if before.get(name) != now.get(name)}
+
+
 def changes_bits(name: str) -> bool:
     """Whether another value of the entry `name` may give other bits."""
     return name in _CHANGE_BITS or name.startswith(_CHANGE_BITS_PREFIXES)
