@@ -38,7 +38,7 @@ LAYERS = {
         "results",
         "checkpoint meeting run running manifest evaluate losses distributed pictures classification",
         "reduction device_tests torchrun splitting",
-        "state selftest",
+        "state selftest guard",
         "build fit log meter report trial shared_memory",
         "session",
         "worker sweep",

@@ -11,10 +11,13 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from trainer.errors import WrongUse
 from trainer.seeding import derive_seed
+from trainer.sources import loaded_sources
 from trainer.stopping import leave_signals_to_the_parent
 
 # Of the device's free memory, how much a dataset may take; the rest is for the model.
 DATA_SHARE_OF_DEVICE = 0.4
+
+_SOURCES = (-1, -1)  # the position that asks a loader worker which source files it has loaded
 
 
 @dataclass(frozen=True)
@@ -106,9 +109,15 @@ def read_examples(dataset: Dataset[Any], seed: int, indices: list[int], workers:
     This process then stays as it is: a file that a dataset opens at its first example must not be shared with the workers
     that are forked later. Each is copied out of the shared memory that it comes in, which may be small.
     """
-    positions = [[(0, index)] for index in indices]
+    return read_with_sources(dataset, seed, indices, workers)[0]
+
+
+def read_with_sources(dataset: Dataset[Any], seed: int, indices: list[int], workers: int) -> tuple[list[Any], dict[str, str]]:
+    """Return `read_examples`, and the `loaded_sources` of the process that has read the examples."""
+    positions = [[(0, index)] for index in indices] + [[_SOURCES]]
     loader = _loader(SeededExamples(dataset, seed), positions, torch.device("cpu"), min(workers, 1))
-    return [_mapped(Tensor.clone, batch) for batch in loader]
+    *examples, sources = (_mapped(Tensor.clone, batch) for batch in loader)
+    return examples, {name: digest for name, (digest,) in sources.items()}
 
 
 class EvaluationBatches:
@@ -186,6 +195,8 @@ class SeededExamples(Dataset[Any]):
     def __getitem__(self, position: tuple[int, int]) -> Any:
         import numpy
 
+        if position == _SOURCES:
+            return loaded_sources()
         epoch, index = position
         seed = derive_seed(self.seed, "example", epoch, index)
         random.seed(seed)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import Differs, WrongUse
+from trainer.errors import Changed, Differs, WrongUse
 
 # A resume with another value of these may give other bits, so it is refused; the others are named and allowed.
 _CHANGE_BITS = {
@@ -20,10 +20,10 @@ _CHANGE_BITS = {
     "device.names",
     "machine.cpu_model",
     "machine.cpu_capability",
-    "task_source_sha256",
 }
 _CHANGE_BITS_PREFIXES = (
     "data.",
+    "sources.",
     "environment.ATEN_",
     "environment.ONEDNN_",
     "environment.DNNL_",
@@ -135,15 +135,19 @@ def verdict(run: Evidence, again: Evidence, manifests: str) -> str:
 def manifest_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The entries, by dotted name, that two manifests do not share, but for those that belong to one start.
 
+    A source file that only one of them has loaded is no difference: a start may end before it is needed.
     Under --strategy fsdp the strategy and the number of processes are none of these: the bits depend on them.
     """
     before, after = _flat(old), _flat(new)
     sharded = "fsdp" in (before.get("plan.strategy"), after.get("plan.strategy"))
+    loaded_by_one = {name for name in before.keys() ^ after.keys() if name.startswith("sources.")}
     of_the_run = ("plan.strategy", "plan.world_size") if sharded else ()
     return {
         name: (before.get(name), after.get(name))
         for name in {**before, **after}
-        if before.get(name) != after.get(name) and (name in of_the_run or not name.startswith(_OF_THE_START))
+        if before.get(name) != after.get(name)
+        and name not in loaded_by_one
+        and (name in of_the_run or not name.startswith(_OF_THE_START))
     }
 
 
@@ -158,6 +162,14 @@ def edited_settings(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> d
 def changes_bits(name: str) -> bool:
     """Whether another value of the entry `name` may give other bits."""
     return name in _CHANGE_BITS or name.startswith(_CHANGE_BITS_PREFIXES)
+
+
+def cannot_resume(run: Path, changed: Mapping[str, tuple[Any, Any]]) -> Changed:
+    """Return the error for a run whose manifest differs from this start in `changed`."""
+    return Changed(
+        f"{run} cannot go on to the same bits, since it was started with {in_words(changed)}: "
+        "restore that, or go on all the same with --resume anyway, or train anew under another --run name"
+    )
 
 
 def in_words(changed: Mapping[str, tuple[Any, Any]]) -> str:

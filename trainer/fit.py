@@ -14,6 +14,7 @@ from trainer.config import split_metric
 from trainer.digest import digest_of_digests, tensor_digest
 from trainer.errors import Preempted, WrongUse
 from trainer.evaluate import Evaluation, evaluate
+from trainer.guard import check_unchanged
 from trainer.log import not_finite, write_entry
 from trainer.losses import autocast
 from trainer.splitting import FIRST_STEPS, all_fit
@@ -83,7 +84,7 @@ def fit(job: Job, stop: StopRequest) -> None:
         if progress.step % digest_steps == 0 or progress.step == job.end_step:
             _record_digests(job, "step")
         if progress.step == first_step + 1:
-            job.checkpoints.prepare(job.state())
+            _prepare_checkpoints(job)
         _save_or_stop(job, stop)
     job.checkpoints.wait()
     progress.train_seconds = job.watch.seconds
@@ -95,6 +96,7 @@ def _record_digests(job: Job, kind: str) -> None:
     Raises:
         WrongUse: they are not the same on all processes.
     """
+    check_unchanged(job)
     progress, schedule = job.progress, job.schedule
     model, optimizer = (job.digests(tensors) for tensors in (job.model.state_dict(), _optimizer_tensors(job)))
     tensors = {name: digest[:16] for name, digest in {**model, **optimizer}.items()}
@@ -211,8 +213,15 @@ def compare(metrics: Mapping[str, float], spec: str, option: str, best: float | 
     return not math.isnan(value) and (best is None or (value < best if direction == "min" else value > best))
 
 
+def _prepare_checkpoints(job: Job) -> None:
+    """After a start's first step: everything that a step needs is loaded, and the optimizer has its state."""
+    check_unchanged(job)
+    job.checkpoints.prepare(job.state())
+
+
 def _save(job: Job, metrics: Mapping[str, float]) -> None:
     """Start a checkpoint of this step; all processes must call it, the first one writes."""
+    check_unchanged(job)
     state = job.state()
     for name, sums in state["running"].items():
         if not all(map(math.isfinite, sums)):

@@ -1,26 +1,26 @@
 """What is run, on what: all that can change a bit or explain one."""
 
-import ast
 import functools
 import hashlib
 import importlib.metadata
-import inspect
 import json
 import os
 import platform
 import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from trainer.batches import length, read_examples
+from trainer.batches import length, read_with_sources
+from trainer.compare import cannot_resume, in_words, manifest_differences
 from trainer.digest import value_digest
 from trainer.distributed import Process
-from trainer.task import Task
+from trainer.errors import WrongUse
+from trainer.run import RunDirectory
+from trainer.sources import loaded_sources
 
 _PACKAGES = ("trainbox", "torch", "torchvision", "numpy", "tensorboard", "safetensors")
 # Read by the libraries that compute; a name of these that is set belongs to the run.
@@ -39,17 +39,16 @@ _ENVIRONMENT = (
     "PYTORCH_",
     "PYTHONHASHSEED",
 )
-_OWN_FOLDERS = (Path(__file__).resolve().parent, Path(__file__).resolve().parents[1] / "trainbox")
 _SAMPLED_EXAMPLES = 16
 _WHOLE_BYTES = 2**30  # a larger set in memory would hold a start up for seconds: every so-many-th example of it counts
 
 
 def describe(
     process: Process,
-    task: Task,
     argv: list[str],
     settings: Mapping[str, Any],
     data_digests: Mapping[str, str],
+    sources: Mapping[str, str],
 ) -> dict[str, Any]:
     """The manifest of a run about to start, as primitives for JSON."""
     return {
@@ -74,18 +73,71 @@ def describe(
         },
         "threads": torch.get_num_threads(),
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT)},
-        "task_source_sha256": _source_digest(type(task)),
+        "sources": dict(sorted(sources.items())),
         "data": dict(data_digests),
     }
 
 
-def sampled_examples(dataset: Dataset[Any], workers: int) -> list[Any]:
-    """Some examples spread over the dataset, as batches of one; none where it is held in memory."""
+class SourceRecord:
+    """The source files that a run's manifest lists.
+
+    A module that is loaded later than the start is compared with the list, and added to it.
+    """
+
+    def __init__(self, run: RunDirectory, known: Mapping[str, str], anyway: bool) -> None:
+        """`known` are the files that the manifest lists; with `anyway`, a changed one is only reported."""
+        self._run, self._known, self._anyway = run, dict(known), anyway
+        self._asked: set[str] = set()
+
+    def newly_loaded(self) -> dict[str, str]:
+        """Return the source files that this process has loaded since the last call."""
+        found = {name: digest for name, digest in loaded_sources().items() if name not in self._asked}
+        self._asked |= found.keys()
+        return found
+
+    def compare_and_add(self, found: Sequence[Mapping[str, str]]) -> None:
+        """Compare what each process, the first one first, has newly loaded, and add it to the manifest.
+
+        Raises:
+            Changed: a file is not the one that the run was started with.
+            WrongUse: the processes have loaded different files.
+        """
+        known = len(self._known)
+        old = {name: self._known[name] for name in found[0] if name in self._known}
+        changed = manifest_differences({"sources": old}, {"sources": found[0]})
+        if changed and not self._anyway:
+            raise cannot_resume(self._run.path, changed)
+        self._known |= found[0]
+        for rank, others in enumerate(found):
+            for name, digest in others.items():
+                if self._known.setdefault(name, digest) != digest:
+                    raise WrongUse(
+                        f"the source file of module {name} differs between process 0 and process {rank}: copy the same files "
+                        "to all machines"
+                    )
+        if self._run.writes and (changed or len(self._known) > known):
+            self._write(changed)
+
+    def _write(self, changed: Mapping[str, tuple[Any, Any]]) -> None:
+        if (stored := self._run.read_json("manifest.json")) is None:
+            return  # somebody has removed it, and a resume will report that
+        stored["sources"] = dict(sorted({**self._known, **stored.get("sources", {})}.items()))
+        if changed:
+            self._run.say(f"changed since the run's start: {in_words(changed)}")
+            stored["resumes"][-1]["changed"] |= changed
+        self._run.write_json("manifest.json", json.dumps(stored, indent=2) + "\n")
+
+
+def sampled_examples(dataset: Dataset[Any], workers: int) -> tuple[list[Any], dict[str, str]]:
+    """Return some examples spread over the dataset, as batches of one, and the source files that were loaded to read them.
+
+    There are none where the dataset is held in memory.
+    """
     if isinstance(dataset, TensorDataset):
-        return []
+        return [], {}
     count = length(dataset)
     indices = sorted({count * i // _SAMPLED_EXAMPLES for i in range(_SAMPLED_EXAMPLES)}) if count else []
-    return read_examples(dataset, 0, indices, workers)
+    return read_with_sources(dataset, 0, indices, workers)
 
 
 def dataset_digest(dataset: Dataset[Any], examples: list[Any]) -> str:
@@ -135,37 +187,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _source_digest(cls: type) -> str:
-    """Of the files that define the task's class and those of its bases that are tasks' own, and of what they import nearby."""
-    modules = {c.__module__ for c in cls.__mro__ if issubclass(c, Task)} - {"trainer.task"}
-    found: set[Path] = set()
-    for name in modules:
-        if file := inspect.getsourcefile(sys.modules[name]):
-            path = Path(file).resolve()
-            _add_with_neighbours(path, path.parents[min(name.count("."), len(path.parents) - 1)], found)
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(found))).hexdigest()
-
-
-def _add_with_neighbours(path: Path, root: Path, found: set[Path]) -> None:
-    """Add the file at `path`, and the files below `root` that it imports, wherever in it; Trainbox's own have a revision."""
-    found.add(path)
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        elif isinstance(node, ast.ImportFrom):
-            near = (
-                path.parents[node.level - 1].relative_to(root) if path.parents[node.level - 1].is_relative_to(root) else Path()
-            )
-            inner = [*near.parts, *(node.module.split(".") if node.module else [])]
-            names = [".".join(inner), *(".".join([*inner, alias.name]) for alias in node.names)]
-        for name in names:
-            place = root.joinpath(*name.split("."))
-            for file in (place.with_suffix(".py"), place / "__init__.py"):
-                if file not in found and file.is_file() and not any(map(file.is_relative_to, _OWN_FOLDERS)):
-                    _add_with_neighbours(file, root, found)
 
 
 def _cpu_model() -> str | None:

@@ -19,15 +19,16 @@ from trainer import manifest
 from trainer.batches import tensors_in
 from trainer.build import build, settle
 from trainer.checkpoint import storage_failure
-from trainer.compare import Evidence, changes_bits, in_words, manifest_differences, verdict
+from trainer.compare import Evidence, cannot_resume, changes_bits, in_words, manifest_differences, verdict
 from trainer.config import FREE_AT_RESUME, Config, check, parse_config, split_metric
 from trainer.distributed import Process, is_network_error, launched_as
-from trainer.errors import Changed, Failure, NetworkFailure, OutOfMemory, WrongUse
+from trainer.errors import Failure, NetworkFailure, OutOfMemory, WrongUse
 from trainer.fit import fit
 from trainer.meter import Meter
 from trainer.report import closing, header, samples_per_second, smaller_parts
 from trainer.run import RunDirectory
 from trainer.shared_memory import check_room, too_small
+from trainer.sources import loaded_sources, located_sources
 from trainer.splitting import DoesNotFit, all_fit, examples_at_once, free_memory, in_smaller_parts, memory_used_up
 from trainer.state import Job
 from trainer.stopping import StopRequest
@@ -228,9 +229,10 @@ def _start(job: Job, stop: StopRequest, resume: str, did_not_fit: Sequence[str])
     first_step = progress.step
     complete = (progress.step >= job.schedule.total_steps and progress.evaluated_step == progress.step) or progress.ended_early
     if not complete:
-        data = _look_at_data(job)
+        data, sources = _look_at_data(job)
         if run.writes:
-            _describe(job, data, resume == "anyway", did_not_fit)
+            sources = _describe(job, data, sources, resume == "anyway", did_not_fit)
+        job.sources = manifest.SourceRecord(run, job.process.from_first(sources), resume == "anyway")
     run.write_json("config.json", _stored(job).to_json())
     if did_not_fit:
         smaller_parts(job, did_not_fit[-1])
@@ -253,16 +255,17 @@ def _stored(job: Job) -> Config:
     return dataclasses.replace(job.config, shards=None) if job.process.is_sharded else job.config
 
 
-def _look_at_data(job: Job) -> dict[str, str]:
-    """Digests of both datasets.
+def _look_at_data(job: Job) -> tuple[dict[str, str], dict[str, str]]:
+    """Return digests of both datasets, and of the source files that are loaded when both have been read.
 
     Raises:
         WrongUse: the processes have not the same.
         StorageFailure: the loader workers have no room to hand batches over.
     """
-    digests, example_bytes = {}, []
+    digests, example_bytes, sources = {}, [], dict[str, str]()
     for name, dataset in (("train", job.train), ("validation", job.evaluation.dataset)):
-        examples = manifest.sampled_examples(dataset, job.workers)
+        examples, sources_of_reader = manifest.sampled_examples(dataset, job.workers)
+        sources |= sources_of_reader
         digests[name] = manifest.dataset_digest(dataset, examples)
         example_bytes.append(sum(tensor.nbytes for tensor in tensors_in(examples[:1])))
     if (place := job.process.first_difference([digest[:16] for digest in digests.values()])) is not None:
@@ -271,14 +274,16 @@ def _look_at_data(job: Job) -> dict[str, str]:
             "files and on torch's, NumPy's and Python's generators alone, which are seeded before train_dataset"
         )
     check_room(job, *example_bytes)
-    return digests
+    return digests, sources | loaded_sources()
 
 
-def _describe(job: Job, data: dict[str, str], anyway: bool, did_not_fit: Sequence[str]) -> None:
-    """Write the manifest of a new run; add to that of a resumed one what is not as it was."""
+def _describe(
+    job: Job, data: dict[str, str], sources: dict[str, str], anyway: bool, did_not_fit: Sequence[str]
+) -> dict[str, str]:
+    """Write the manifest of a new run, or add to that of a resumed one what differs; return the sources that are known."""
     step, run = job.progress.step, job.run
     settings = {n: v for n, v in dataclasses.asdict(_stored(job)).items() if n not in FREE_AT_RESUME | {"threads"}}
-    found = manifest.describe(job.process, job.task, sys.argv[1:], settings, data)
+    found = manifest.describe(job.process, sys.argv[1:], settings, data, sources)
     tried = {"did_not_fit": list(did_not_fit)} if did_not_fit else {}
     stored = run.read_json("manifest.json") if step else found
     if stored is None and not anyway:
@@ -288,17 +293,19 @@ def _describe(job: Job, data: dict[str, str], anyway: bool, did_not_fit: Sequenc
         )
     if stored is None or step == 0:
         run.write_json("manifest.json", json.dumps(found | tried, indent=2) + "\n")
-        return
+        return sources
+    known: dict[str, str] = stored.get("sources", {})
+    # A module that is imported later is compared now, before anything is computed.
+    found["sources"] |= located_sources(known.keys() - sources.keys())
     changed = manifest_differences(stored, found)
     if (breaking := {n: v for n, v in changed.items() if changes_bits(n)}) and not anyway:
-        raise Changed(
-            f"{run.path} cannot go on to the same bits, since it was started with {in_words(breaking)}: "
-            "restore that, or go on all the same with --resume anyway, or train anew under another --run name"
-        )
+        raise cannot_resume(run.path, breaking)
     if changed:
         run.say(f"changed since the run's start: {in_words(changed)}")
     start = {"step": step, "argv": sys.argv[1:], "plan": found["plan"], "changed": changed} | tried
-    run.write_json("manifest.json", json.dumps(stored | {"resumes": [*stored.get("resumes", []), start]}, indent=2) + "\n")
+    whole = stored | {"sources": found["sources"] | known, "resumes": [*stored.get("resumes", []), start]}
+    run.write_json("manifest.json", json.dumps(whole, indent=2) + "\n")
+    return {**known, **found["sources"]}
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from trainer.config import Config
 from trainer.digest import value_digest
 from trainer.distributed import Process
 from trainer.errors import WrongUse
+from trainer.manifest import SourceRecord
 from trainer.reduction import Reduction
 from trainer.run import RunDirectory
 from trainer.running import RunningLosses
@@ -93,6 +94,7 @@ class Job:
     running: RunningLosses
     reduction: Reduction
     progress: Progress = field(default_factory=Progress)
+    sources: SourceRecord | None = None
     until_step: int | None = None
     save_due: bool = False
     validated: Callable[[int, Mapping[str, float]], None] | None = None

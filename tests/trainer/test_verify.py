@@ -1,18 +1,24 @@
 """What proves a run: digests, the manifest that is compared at a resume, verify and diff."""
 
+import hashlib
+import importlib
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from tests.conftest import Trainbox
+from tests.trainer import tiny
 from tests.trainer.here import Here, StopAfter
 from tests.trainer.tiny import Tiny
 from trainer import manifest
 from trainer.compare import Evidence, Parting, first_other_validation, first_parting, read_entries, verdict
-from trainer.errors import Differs, Preempted, WrongUse
+from trainer.errors import Changed, Differs, Preempted, WrongUse
 
 
 def _digests(here: Here, run: str = "r") -> list[dict[str, Any]]:
@@ -145,7 +151,7 @@ def _stopped(here: Here) -> Path:
     [
         ("cuda", "11.0", "cuda: 11.0 -> "),
         ("packages", {"torch": "1.0"}, "packages.torch: 1.0 -> "),
-        ("task_source_sha256", "0" * 64, "task_source_sha256: 000000000000... -> "),
+        ("sources", {"tests.trainer.tiny": "0" * 64}, "sources.tests.trainer.tiny: 000000000000... -> "),
         ("data", {"train": "a", "validation": "b"}, "data.train: a -> "),
         ("environment", {"MKL_CBWR": "AVX"}, "environment.MKL_CBWR: AVX -> nothing"),
     ],
@@ -194,8 +200,8 @@ def test_other_data_and_another_task_source_have_other_digests(here: Here, monke
     assert manifest.dataset_digest(data, []) == manifest.dataset_digest(data, [])
     here.train(max_steps=1)
     described = json.loads((here.path() / "manifest.json").read_text())
-    source = described["task_source_sha256"]
-    assert source == manifest._source_digest(Tiny)
+    source = Path(tiny.__file__).read_bytes()
+    assert described["sources"]["tests.trainer.tiny"] == hashlib.sha256(source).hexdigest()
     assert {"cpu_model", "cpu_capability"} < set(described["machine"])
     assert set(described["data"]) == {"train", "validation"}
     assert described["settings"]["seed"] == 0
@@ -208,7 +214,7 @@ def test_nothing_is_trained_where_nothing_could_be_compared(here: Here) -> None:
     assert "runs/r has no digest of a trained step up to step 3 to compare with (the first is of step 6" in err
 
 
-def test_a_neighbour_of_a_users_task_is_part_of_its_source(trainbox: Trainbox) -> None:
+def test_a_resume_with_another_neighbour_of_the_task_is_refused(trainbox: Trainbox) -> None:
     (trainbox.folder / "helper.py").write_text("SCALE = 1.0\n")
     (trainbox.folder / "mine.py").write_text(
         "from dataclasses import dataclass\n\nimport helper\nfrom tests.trainer.tiny import Tiny\n\n\n"
@@ -224,7 +230,131 @@ def test_a_neighbour_of_a_users_task_is_part_of_its_source(trainbox: Trainbox) -
     (trainbox.folder / "helper.py").write_text("SCALE = 2.0\n")
     ended = trainbox(*words, env=env)
     assert ended.code == 2
-    assert "it was started with task_source_sha256: " in ended.err
+    assert "it was started with sources.helper: " in ended.err
+
+
+_TASK = """
+import importlib, importlib.util
+from dataclasses import dataclass
+
+import torch
+from torch.utils.data import Dataset
+from package_of_mine import SCALE
+from tests.trainer.tiny import Tiny
+
+spec = importlib.util.spec_from_file_location("unregistered", "unregistered.py")
+unregistered = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(unregistered)
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, index):
+        import read_by_workers
+
+        return torch.full((4,), index / 50), torch.tensor(read_by_workers.SCALE)
+
+
+@dataclass(frozen=True)
+class Mine(Tiny):
+    def train_dataset(self, place):
+        return Rows()
+
+    def losses(self, model, batch):
+        scale = SCALE * importlib.import_module("imported_late").SCALE * unregistered.SCALE
+        return {k: v * scale for k, v in super().losses(model, batch).items()}
+
+    def metrics(self, totals):
+        import imported_by_metrics
+
+        return super().metrics(totals)
+"""
+_HELPERS = {
+    "package_of_mine.helper": "package_of_mine/helper.py",  # through the package's __init__
+    "linked_task": "elsewhere/task.py",  # the task's own file, behind a symlink
+    "imported_late": "imported_late.py",
+    "imported_by_metrics": "imported_by_metrics.py",
+    "read_by_workers": "read_by_workers.py",
+    "linked_task.unregistered": "unregistered.py",  # has no entry in sys.modules
+}
+
+
+@pytest.fixture
+def helpers(here: Here, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A task and what it imports; the function forgets the modules, as a new process would not have them."""
+    for path in _HELPERS.values():
+        (here.folder / path).parent.mkdir(exist_ok=True)
+        (here.folder / path).write_text("SCALE = 1.0\n")
+    (here.folder / "package_of_mine/__init__.py").write_text("from package_of_mine.helper import SCALE\n")
+    (here.folder / "elsewhere/task.py").write_text(_TASK)
+    (here.folder / "linked_task.py").symlink_to("elsewhere/task.py")
+    monkeypatch.syspath_prepend(here.folder)
+
+    def forget() -> None:
+        for name in [*_HELPERS, "package_of_mine"]:
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+
+    return forget
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_manifest_lists_every_source_file_that_is_loaded(here: Here, helpers: Callable[[], None], workers: int) -> None:
+    helpers()
+    here.train(task="linked_task:Mine", max_steps=6, workers=workers)
+    helpers()
+    sources = json.loads((here.path() / "manifest.json").read_text())["sources"]
+    found = {name: sources[name] for name in _HELPERS}
+    assert found == {name: hashlib.sha256(Path(path).read_bytes()).hexdigest() for name, path in _HELPERS.items()}
+    assert not any(name.partition(".")[0] in ("torch", "json", "trainbox", "pytest", "__main__") for name in sources)
+
+
+@pytest.mark.parametrize("name", _HELPERS)
+def test_a_resume_with_another_source_file_is_refused_before_it_saves(
+    here: Here, helpers: Callable[[], None], name: str
+) -> None:
+    settings: dict[str, Any] = {"task": "linked_task:Mine", "max_steps": 12, "workers": int(name == "read_by_workers")}
+    with pytest.raises(Preempted):
+        here.train(**settings, stop=StopAfter(8))
+    helpers()
+    with Path(_HELPERS[name]).open("a") as file:
+        file.write("# another text\n")
+    with pytest.raises(Changed, match=f"runs/r cannot go on to the same bits, since it was started with sources.{name}: "):
+        here.train(**settings)
+    helpers()
+    assert here.steps()[-1] == 8
+    assert f"changed since the run's start: sources.{name}: " in here.train(**settings, resume="anyway")
+    helpers()
+    (start,) = json.loads((here.path() / "manifest.json").read_text())["resumes"]
+    assert list(start["changed"]) == [f"sources.{name}"]
+
+
+def test_a_source_file_that_a_resume_cannot_find_before_it_is_imported_is_compared_then(
+    here: Here, helpers: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.session.located_sources", lambda _names: {})
+    settings: dict[str, Any] = {"task": "linked_task:Mine", "max_steps": 12, "workers": 0}
+    with pytest.raises(Preempted):
+        here.train(**settings, stop=StopAfter(8))
+    helpers()
+    Path("imported_late.py").write_text("SCALE = 2.0\n")
+    with pytest.raises(Changed, match="it was started with sources.imported_late: "):
+        here.train(**settings)
+    helpers()
+    assert here.steps()[-1] == 8
+    assert "changed since the run's start: sources.imported_late: " in here.train(**settings, resume="anyway")
+    helpers()
+    start = json.loads((here.path() / "manifest.json").read_text())["resumes"][-1]
+    assert list(start["changed"]) == ["sources.imported_late"]
+
+
+def test_processes_with_other_source_files_are_refused() -> None:
+    record = manifest.SourceRecord(Mock(writes=False), {"one": "a"}, False)
+    record.compare_and_add([{"one": "a"}, {"one": "a", "only_there": "b"}])
+    with pytest.raises(WrongUse, match="the source file of module two differs between process 0 and process 1: copy the same"):
+        record.compare_and_add([{"two": "a"}, {"two": "b"}])
 
 
 def test_a_moment_of_another_type_than_its_parameter_comes_back_as_it_was(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
