@@ -32,7 +32,8 @@ LAYERS = {
         "__main__",
     ],
     "trainer": [
-        "batches buffers digest metrics seeding config run_files compare task stopping errors grid hardware seen bench elapsed compiler",
+        "sources seeding digest metrics stopping errors elapsed",
+        "batches buffers config run_files compare task grid hardware seen bench compiler",
         "sharding",
         "study",
         "results",
