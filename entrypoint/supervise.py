@@ -97,6 +97,12 @@ def _exit_code(code: int, forwarded: bool, watch: Watch | None, broken: str | No
     looks_broken = code in (1, PREEMPTED, *_OTHERS_FAULTS) or code < 0
     if not finished and (broken or (watch and looks_broken and watch.last_look())):
         return HARDWARE
+    if code < 0:
+        known = -code in list(signal.Signals)
+        _say(
+            f"the training was killed by {signal.Signals(-code).name if known else f'signal {-code}'}: "
+            "the same command resumes from the newest checkpoint"
+        )
     return code if code >= 0 else 128 - code
 
 

@@ -16,7 +16,7 @@ import click
 from trainer import grid
 from trainer.compare import Evidence, in_words, manifest_differences, verdict
 from trainer.config import Config, check, check_sharded, load_config_file
-from trainer.errors import MESSAGES, Failure, WrongUse
+from trainer.errors import MESSAGES, Failure, WrongUse, called_exit
 from trainer.stopping import StopRequest
 from trainer.task import built_in_tasks, load_task, loaded_fields, parse_fields, static_fields, summary
 
@@ -570,6 +570,9 @@ def _run() -> int:
     except Failure as error:
         _tell(error)
         return error.exit_code
+    except SystemExit as end:  # of a task that was only loaded
+        _tell(failure := called_exit(end))
+        return failure.exit_code
     except click.Abort:
         return 130
     except Exception:  # noqa: BLE001 - in the rank's own log as well

@@ -1,5 +1,7 @@
 """The ends that a user can meet, each with its exit code (docs/exit-codes.md)."""
 
+import traceback
+
 # Names the folder where torchrun's ranks leave their last words, one file a rank.
 MESSAGES = "TRAINBOX_MESSAGES"
 STORE = "TRAINBOX_STORE"  # names the file by which the ranks of one machine find each other
@@ -57,3 +59,10 @@ class Preempted(Failure):
     """Stopped by a signal with a checkpoint saved: the same command goes on from it."""
 
     exit_code = 75
+
+
+def called_exit(end: SystemExit) -> Failure:
+    """The failure that a task's own `sys.exit` is: with the task's code the training would seem to have succeeded."""
+    frames = traceback.extract_tb(end.__traceback__)
+    place = f" in {frames[-1].name} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return Failure(f"the task called sys.exit({'' if end.code is None else repr(end.code)}){place}: raise an error instead")

@@ -22,7 +22,7 @@ from trainer.checkpoint import storage_failure
 from trainer.compare import Evidence, cannot_resume, changes_bits, in_words, manifest_differences, verdict
 from trainer.config import FREE_AT_RESUME, Config, check, parse_config, split_metric
 from trainer.distributed import Process, is_network_error, launched_as
-from trainer.errors import Failure, NetworkFailure, OutOfMemory, WrongUse
+from trainer.errors import Failure, NetworkFailure, OutOfMemory, WrongUse, called_exit
 from trainer.fit import fit
 from trainer.meter import Meter
 from trainer.report import closing, header, samples_per_second, smaller_parts
@@ -315,6 +315,8 @@ def _told_as_failures(place: Path) -> Iterator[None]:
         yield
     except Failure:
         raise
+    except SystemExit as end:
+        raise called_exit(end) from end
     except (MemoryError, RuntimeError) as error:
         if (known := _known(error)) is None:
             raise

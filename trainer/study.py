@@ -5,11 +5,13 @@ its owner did not end (killed, preempted, lost with its machine) is set back to 
 """
 
 import contextlib
+import json
 import math
 import os
+import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +25,16 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from trainer.config import split_metric
-from trainer.errors import WrongUse
+from trainer.errors import StorageFailure, WrongUse
 from trainer.grid import Range, Sweep, Value, from_identity
 
 _LOCK_GRACE_S = 10
 _TRIES = 4
 _SILENCE_S = 60.0  # after which a machine that shares the study counts as lost
-# What a study may raise when its file or its database cannot be written or reached.
-STORAGE_ERRORS = (OSError, optuna.exceptions.StorageInternalError)
+_STORAGE_ERRORS = (OSError, optuna.exceptions.StorageInternalError)
+_RESTORE = "restore it from a backup, or start a new sweep with another --name"
+_LINE_BEGINS = b'{"op_code":'
+_CREATE_TRIAL = 4  # Optuna's number of the operation; those up to 9 that follow change a trial
 _STATES = {
     TrialState.COMPLETE: "done",
     TrialState.FAIL: "failed",
@@ -273,24 +277,95 @@ class _InOrder(BaseSampler):
         return self._point(trial)[param_name]
 
 
+def open_study(url: str | None, folder: Path, name: str, sweep: Sweep | None) -> Study:
+    """Open the study and read all of it; without `sweep` only to look at it.
+
+    Raises:
+        WrongUse: there is none to look at, or it is of another sweep.
+        StorageFailure: it is damaged.
+    """
+    storage = open_storage(url, folder, only_look=sweep is None)
+    try:
+        study = Study(storage, name, sweep)
+        study.records()
+    except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+        place = _shown(url) if url else folder / "study.journal"
+        raise StorageFailure(f"{place} is damaged ({error!r}): {_RESTORE}") from error
+    return study
+
+
 def open_storage(url: str | None, folder: Path, only_look: bool = False) -> BaseStorage:
     """The database at `url`, or a journal in `folder`, which may lie on a network file system.
 
     Raises:
         WrongUse: the database cannot be opened.
+        StorageFailure: the database or the journal is damaged.
     """
     if url is not None:
         return _open_database(url)
-    path = str(folder.absolute() / "study.journal")
-    lock = JournalFileOpenLock(path, grace_period=_LOCK_GRACE_S)
-    backend = JournalFileBackend(path, lock_obj=lock)
-    if not only_look:
+    path = folder.absolute() / "study.journal"
+    lock = JournalFileOpenLock(str(path), grace_period=_LOCK_GRACE_S)
+    if path.exists() and not path.is_file():
+        raise StorageFailure(f"{path} is not a file: remove it, or choose another --name")
+    backend = _Journal(path, lock)
+    if only_look:
+        _check_journal(path)
+    else:
         lock.acquire()
         try:
-            _drop_torn_end(Path(path))
+            _drop_torn_end(path, _check_journal(path))
         finally:
             lock.release()
-    return JournalStorage(backend)
+    try:
+        return JournalStorage(backend)
+    except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, backend.line, repr(error)) from error
+
+
+class _Journal(JournalFileBackend):
+    """Optuna's journal, which names the line that it cannot read."""
+
+    def __init__(self, path: Path, lock: JournalFileOpenLock) -> None:
+        super().__init__(str(path), lock_obj=lock)
+        self._path, self.line = path, 0
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:  # type: ignore[override]
+        self.line = log_number_from
+        try:
+            for log in super().read_logs(log_number_from):
+                self.line += 1
+                yield log
+        except ValueError as error:
+            raise _damaged(self._path, self.line + 1, str(error)) from error
+
+
+def _check_journal(path: Path) -> int:
+    """Parse each line, which Optuna does not do with the last, and return where the last whole line ends, in bytes.
+
+    Optuna skips a line about a trial that it does not know, so a lost line could take a trial's result with it.
+
+    Raises:
+        StorageFailure: a line is damaged.
+    """
+    *lines, end = path.read_bytes().split(b"\n")
+    trials = 0
+    for number, line in enumerate(lines, 1):
+        try:
+            log = json.loads(line)
+            trials += log["op_code"] == _CREATE_TRIAL
+            unknown = _CREATE_TRIAL < log["op_code"] < 10 and not 0 <= log["trial_id"] < trials
+        except (KeyError, RecursionError, TypeError, ValueError) as error:
+            raise _damaged(path, number, repr(error)) from error
+        if unknown:
+            raise _damaged(path, number, f"no line before it begins trial {log['trial_id']}")
+    # A crash in the middle of a write leaves part of a line, or zeros in its place.
+    if not (end.startswith(_LINE_BEGINS) or _LINE_BEGINS.startswith(end) or not end.strip(b"\0")):
+        raise _damaged(path, len(lines) + 1, "not a line of a journal")
+    return sum(len(line) + 1 for line in lines)
+
+
+def _damaged(path: Path, line: int, reason: str) -> StorageFailure:
+    return StorageFailure(f"{path} is damaged in line {line} ({reason}): {_RESTORE}")
 
 
 def _open_database(url: str) -> BaseStorage:
@@ -298,19 +373,50 @@ def _open_database(url: str) -> BaseStorage:
         try:
             return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
         except Exception as error:
+            reason = _reason(error)
+            if type(reason) is sqlite3.DatabaseError:
+                raise storage_failure(error, url) from error
             if tries_left and not isinstance(error, ImportError | ValueError):
                 time.sleep(1)  # another process makes the tables at this moment
                 continue
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            place = url.rpartition("@")[2]
-            raise WrongUse(f"--storage {place} cannot be opened ({reason}): write it as SQLAlchemy does") from error
+            first_line = (str(reason) or type(reason).__name__).splitlines()[0]
+            raise WrongUse(f"--storage {_shown(url)} cannot be opened ({first_line}): write it as SQLAlchemy does") from error
     raise AssertionError
 
 
-def _drop_torn_end(path: Path) -> None:
-    """A crash in the middle of a write leaves part of a line, behind which Optuna would write the next."""
+@contextlib.contextmanager
+def storage_failures(url: str | None, folder: Path) -> Iterator[None]:
+    """Raise the errors of a study's file or database as StorageFailure."""
+    try:
+        yield
+    except _STORAGE_ERRORS as error:
+        raise storage_failure(error, url or folder) from error
+
+
+def storage_failure(error: Exception, place: str | Path) -> StorageFailure:
+    """The failure that `error`, of the study at `place`, is to a user."""
+    reason = _reason(error)
+    shown = getattr(error, "filename", None) or _shown(str(place))
+    if type(reason) is sqlite3.DatabaseError:  # its subclasses are of a database that is locked, missing, full ...
+        return StorageFailure(f"{shown} is damaged ({reason}): {_RESTORE}")
+    text = getattr(reason, "strerror", None) or str(reason).splitlines()[0]
+    return StorageFailure(f"{shown} cannot be written ({text}): make room, or choose another --runs-dir")
+
+
+def _reason(error: Exception) -> BaseException:
+    """The error of the database's driver, which Optuna and SQLAlchemy wrap."""
+    cause = error.__cause__ or error
+    return getattr(cause, "orig", None) or cause
+
+
+def _shown(url: str) -> str:
+    """A database's address without the password in it."""
+    return url.rpartition("@")[2]
+
+
+def _drop_torn_end(path: Path, whole: int) -> None:
+    """Cut off the part of a line that a crash left, behind which Optuna would write the next line."""
     with path.open("rb+") as file:
-        whole = file.read().rfind(b"\n") + 1
         file.truncate(whole)
 
 
@@ -327,14 +433,22 @@ def _distribution(drawn: Range) -> BaseDistribution:
 
 def _record(number: int, trial: FrozenTrial) -> Record:
     known = trial.user_attrs
+    metrics, seconds = known.get("metrics", {}), known.get("seconds")
+    outcome = "message" if trial.state == TrialState.FAIL else "metrics"
+    if trial.state.is_finished() and outcome not in known:
+        raise KeyError(f"the {outcome} of trial {number}")
+    if not isinstance(metrics, dict) or not all(
+        isinstance(figure, int | float) for figure in [*metrics.values(), seconds or 0]
+    ):
+        raise TypeError(f"trial {number} has the metrics {metrics} and took {seconds} s")
     return Record(
         number,
         _STATES[trial.state],
         dict(trial.params),
         known.get("seed", -1),
-        known.get("metrics", {}),
+        metrics,
         known.get("message", ""),
-        known.get("seconds"),
+        seconds,
     )
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from trainer.errors import (
 )
 from trainer.grid import Sweep
 from trainer.stopping import StopRequest
-from trainer.study import STORAGE_ERRORS, Study, Trial, open_storage
+from trainer.study import Study, Trial, open_study, storage_failures
 
 _POLL_S = 0.2
 _BEAT_EVERY_S = 10.0
@@ -36,7 +37,7 @@ _START_S = 600.0  # for a worker to import torch and compute something
 _STARTS = 3
 _LAST_BREATH_S = 5.0
 _BUSY_S = 10.0  # between two looks at a trial in whose folder another process trains
-_LAST_LINES, _LAST_CHARACTERS = 5, 600
+_LAST_LINES, _LAST_CHARACTERS = 3, 300
 _NOT_TRIED_AGAIN = (WrongUse.exit_code, NotFinite.exit_code)  # the same bits would fail in the same way
 
 
@@ -61,6 +62,7 @@ class Slot:
     since_s: float = 0.0  # the order, or the start of a worker that is not ready yet
     failed_starts: int = 0
     log: Path = Path()
+    log_from: int = 0  # where the log of this attempt begins, in bytes
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class SweepRun:
         self._waiting: list[_Waiting] = []
         self._beat_at = 0.0
         self._ended = study.total - study.unfinished()
+        self._succeeded = False  # here and now; a trial of an earlier start may have had data that is missing now
         self._bar = _Progress(study.total, self._ended)
 
     def run(self) -> None:
@@ -92,7 +95,7 @@ class SweepRun:
             Preempted: stopped by a signal; trials under way are saved and given back.
             DeviceMissing: no slot is left to train on.
             StorageFailure: a trial says that nothing can be written.
-            WrongUse: the first trial to end says that the sweep cannot be.
+            WrongUse: a trial cannot be trained as it is set, and none has succeeded since this start.
         """
         try:
             for slot in self._slots:
@@ -147,6 +150,7 @@ class SweepRun:
     def _order(self, slot: Slot, trial: Trial) -> None:
         run = self._folder / f"trial-{trial.number:05d}"
         slot.trial, slot.log, slot.since_s = trial, run / "logs" / "output.log", time.monotonic()
+        slot.log_from = slot.log.stat().st_size if slot.log.is_file() else 0
         sweep = self._study.sweep
         order = {
             "config": vars(sweep.trial_config(trial.point, trial.seed)),
@@ -203,7 +207,7 @@ class SweepRun:
             elif slot.trial is not None and minutes is not None and taken_s > 60 * minutes:
                 trial, slot.trial = slot.trial, None
                 self._restart(slot)
-                self._failed(slot, trial, f"not done within --trial-minutes {minutes:g}; {_last_lines(slot.log)}", 1)
+                self._failed(slot, trial, f"not done within --trial-minutes {minutes:g}{_last_words_of(slot)}", 1)
             elif not slot.ready and taken_s > _START_S:
                 self._failed_start(slot, f"its process did not start within {_START_S:.0f} s")
 
@@ -214,6 +218,7 @@ class SweepRun:
             self._study.give_back(trial)
             return
         if answer["code"] == 0:
+            self._succeeded = True
             record = self._study.pruned if answer.get("pruned") else self._study.done
             try:
                 record(trial, answer["metrics"], answer["seconds"])
@@ -237,18 +242,19 @@ class SweepRun:
             slot.process.wait(_LAST_BREATH_S)
         self._end(slot)
         code = slot.process.returncode
-        how = f"its process was killed by signal {-code}" if code < 0 else f"its process ended with {code}"
+        how = f"its process was killed by {_signal_name(-code)}" if code < 0 else f"its process exited with code {code}"
         if trial is None and not slot.ready:
             self._failed_start(slot, f"{how} at its start")
             return
         self._start(slot)
         if trial is not None:
-            self._failed(slot, trial, f"{how}; {_last_lines(slot.log)}", 1)
+            self._failed(slot, trial, f"{how}{_last_words_of(slot)}", 1)
 
     def _failed(self, slot: Slot, trial: Trial, message: str, code: int) -> None:
-        if code == WrongUse.exit_code and not self._ended:  # most likely all of them would
+        if code == WrongUse.exit_code and not self._succeeded:  # most likely each trial would fail in this way
             self._study.give_back(trial)
-            raise WrongUse(f"trial {trial.number}: {message}")
+            point = ", ".join(f"{name}={value}" for name, value in trial.point.items())
+            raise WrongUse(f"trial {trial.number}{f' ({point})' if point else ''}: {message}")
         if code in _NOT_TRIED_AGAIN or trial.attempts >= self._limits.retries:
             self._study.failed(trial, message)
             self._bar.say(f"trial {trial.number} failed on {slot.name}: {message}")
@@ -325,11 +331,11 @@ def run_sweep(
     """
     name = name or f"{sweep.config.task.rpartition(':')[2].lower()}-sweep-{sweep.fingerprint()}"
     folder = runs_dir / name
-    try:
+    with storage_failures(storage, folder):
         folder.mkdir(parents=True, exist_ok=True)
         if joins:
             _wait_for(storage, folder, stop)
-        study = Study(open_storage(storage, folder), name, sweep)
+        study = open_study(storage, folder, name, sweep)
         if retry_failed:
             study.retry_failed()
         _say(_header(study, folder, sweep))
@@ -337,10 +343,6 @@ def run_sweep(
         SweepRun(study, folder, data_dir, slots, limits, stop).run()
         if not joins:
             _show_all(study, folder, storage)
-    except STORAGE_ERRORS as error:
-        place = getattr(error, "filename", None) or storage or folder
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise StorageFailure(f"{place} cannot be written ({reason}): make room, or choose another --runs-dir") from error
     if not joins and (failed := [record for record in study.records() if record.state == "failed"]):
         first = failed[0]
         raise TrialsFailed(
@@ -354,13 +356,15 @@ def show(folder: Path, storage: str | None, metric: str | None, as_csv: bool, fi
 
     Raises:
         WrongUse: there is no sweep, or no such metric.
+        StorageFailure: its record is damaged.
     """
     from trainer import results
 
     if storage is None and not (folder / "study.journal").is_file():
         raise WrongUse(f"{folder} holds no sweep: name one as it stands in the runs' folder, or give its --storage")
-    study = Study(open_storage(storage, folder, only_look=True), folder.absolute().name, None)
-    records = study.records()
+    with storage_failures(storage, folder):
+        study = open_study(storage, folder, folder.absolute().name, None)
+        records = study.records()
     if as_csv:
         return results.as_csv(records)
     metric = results.metric_of(records, metric or study.sweep.metric)
@@ -410,9 +414,8 @@ def _wait_for(storage: str | None, folder: Path, stop: StopRequest) -> None:
     said = False
     while True:
         if storage is not None or (folder / "study.journal").is_file():
-            opened = open_storage(storage, folder, only_look=True)
             with contextlib.suppress(WrongUse):
-                Study(opened, folder.name, None)
+                open_study(storage, folder, folder.name, None)
                 return
         if stop or time.monotonic() > deadline:
             raise NetworkFailure(f"--worker: nobody began the sweep {folder} within {_JOIN_S:.0f} s: start it without --worker")
@@ -458,9 +461,30 @@ def _say(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _last_lines(log: Path) -> str:
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+
+
+def _last_words_of(slot: Slot) -> str:
+    """What the trial's process printed before it ended, to be appended to how it ended."""
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_LAST_LINES:]
+        with slot.log.open("rb") as log:
+            log.seek(slot.log_from)
+            return last_words(log.read().decode(errors="replace"))
     except OSError:
-        return "it left no log"
-    return "its last lines: " + " | ".join(lines)[-_LAST_CHARACTERS:]
+        return ""
+
+
+def last_words(output: str) -> str:
+    """Where a process crashed and the last lines that it printed, to be appended to how it ended; nothing if it was silent.
+
+    Python's own report of a crash (faulthandler) ends with a list of all extension modules, which tells nothing: of the report
+    only the innermost place outside of the libraries is kept.
+    """
+    printed, crashed, report = output.rpartition("Fatal Python error: ")
+    printed = printed if crashed else output
+    places = re.findall(r'File "(.+)", line (\d+) in (.+)', report) if crashed else []
+    place = next((place for place in places if "/lib/python" not in place[0]), places[0] if places else None)
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    text = " | ".join(lines[-_LAST_LINES:])[-_LAST_CHARACTERS:]
+    return (f" in {place[2]} ({place[0]}, line {place[1]})" if place else "") + (f"; its last lines: {text}" if text else "")

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,4 +52,19 @@ class Brittle(Tiny):
             raise RuntimeError(self.fails)
         if self.dies and len(Path("trained").read_text().split()) % 10 == 0:
             os.kill(os.getpid(), signal.SIGKILL)
+        return super().build_model()
+
+
+@dataclass(frozen=True)
+class Exits(Tiny):
+    """Ends its process in the middle: "abort", or sys.exit with the number in `how`."""
+
+    how: str = "no"
+
+    def build_model(self) -> nn.Module:
+        if self.how == "abort":
+            os.write(2, b"terminate called\n  what():  no such kernel\n")
+            os.abort()
+        if self.how != "no":
+            sys.exit(int(self.how))
         return super().build_model()

@@ -1,5 +1,6 @@
 """The record of a sweep: each trial is claimed by one, and ends once, whoever dies."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from tests.trainer.here import Here
 from trainer import study
 from trainer.config import Config
-from trainer.errors import WrongUse
+from trainer.errors import StorageFailure, WrongUse
 from trainer.grid import Range, Sweep
-from trainer.study import Record, Study, open_storage
+from trainer.study import Record, Study, open_storage, open_study
 
 _SWEEP = Sweep(Config(), {"width": [4, 8, 16]}, seeds=4)
 Open = Callable[..., Study]
@@ -239,3 +241,98 @@ def test_a_database_that_cannot_be_opened_is_told_without_its_password(tmp_path:
     with pytest.raises(WrongUse, match=r"^--storage h/db cannot be opened") as refused:
         open_storage("nosuch://me:secret@h/db", tmp_path)
     assert "secret" not in str(refused.value)
+
+
+def _journal(folder: Path) -> list[bytes]:
+    """The lines of a journal with two trials that are done."""
+    view = open_study(None, folder, "s", _SWEEP)
+    for loss in (1.0, 2.0):
+        trial = view.claim()
+        assert trial
+        view.done(trial, {"loss": loss}, 1.0)
+    return (folder / "study.journal").read_bytes().splitlines(keepends=True)
+
+
+def _line_of(lines: list[bytes], text: bytes) -> int:
+    return next(place for place, line in enumerate(lines) if text in line)
+
+
+@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize(
+    ("damage", "place"),
+    [
+        (lambda line: b"\xff" + line[1:], "middle"),
+        (lambda line: b"\0" * (len(line) - 1) + b"\n", "middle"),
+        (lambda line: line[:20] + b"\n", "middle"),
+        (lambda line: line.rstrip(b"\n"), "middle"),  # joined to the next
+        (lambda line: b"[" * 5000 + b"\n", "middle"),
+        (lambda line: b"17\n", "middle"),
+        (lambda line: line.replace(b'"state":1', b'"state":9'), "state"),
+        (lambda line: line[:-3] + b"}}\n", "last"),
+        (lambda line: line + b"no part of a line of a journal", "last"),
+    ],
+)
+def test_a_damaged_journal_is_refused_by_file_and_line(
+    tmp_path: Path, damage: Callable[[bytes], bytes], place: str, looks: bool
+) -> None:
+    lines = _journal(tmp_path)
+    found = {"middle": 4, "last": len(lines) - 1, "state": _line_of(lines, b'"state":1')}[place]
+    lines[found] = damage(lines[found])
+    damaged = b"".join(lines)
+    (tmp_path / "study.journal").write_bytes(damaged)
+    number = found + 1 + (b"no part" in lines[found])
+    with pytest.raises(StorageFailure, match=rf"^{tmp_path}/study.journal is damaged in line {number} \(.*\): restore it from"):
+        open_study(None, tmp_path, "s", None if looks else _SWEEP)
+    assert (tmp_path / "study.journal").read_bytes() == damaged
+
+
+@pytest.mark.parametrize("lost", [b'"op_code":4', b'"metrics":{"loss":1.0}'])
+def test_a_lost_line_takes_no_trial_with_it_in_silence(tmp_path: Path, lost: bytes) -> None:
+    lines = _journal(tmp_path)
+    del lines[_line_of(lines, lost)]
+    (tmp_path / "study.journal").write_bytes(b"".join(lines))
+    with pytest.raises(StorageFailure, match="study.journal is damaged"):
+        open_study(None, tmp_path, "s", _SWEEP)
+
+
+def test_a_journal_that_is_damaged_while_it_is_used_is_refused(tmp_path: Path) -> None:
+    _journal(tmp_path)
+    view = open_study(None, tmp_path, "s", _SWEEP)
+    lines = (tmp_path / "study.journal").read_bytes().count(b"\n")
+    with (tmp_path / "study.journal").open("ab") as journal:
+        journal.write(b"garbage\n" * 2)
+    with pytest.raises(StorageFailure, match=f"study.journal is damaged in line {lines + 1} "):
+        view.claim()
+
+
+@pytest.mark.parametrize("first", [0, 4096])
+def test_a_damaged_database_is_refused(tmp_path: Path, first: int) -> None:
+    url = f"sqlite:///{tmp_path}/study.db"
+    trial = open_study(url, tmp_path, "s", _SWEEP).claim()
+    assert trial
+    whole = (tmp_path / "study.db").read_bytes()
+    (tmp_path / "study.db").write_bytes(whole[:first] + b"\xff" * (len(whole) - first))
+    for sweep in (None, _SWEEP):
+        with (
+            pytest.raises(StorageFailure, match=rf"^{url} is damaged \(.*\): restore it from a backup"),
+            study.storage_failures(url, tmp_path),
+        ):
+            open_study(url, tmp_path, "s", sweep)
+
+
+def test_a_damaged_study_ends_both_commands_with_4(here: Here) -> None:
+    folder = here.folder / "runs" / "s"
+    folder.mkdir(parents=True)
+    lines = _journal(folder)
+    (folder / "study.journal").write_bytes(b"".join([*lines[:3], b"\0\n", *lines[4:]]))
+    for words in (("sweep-show", "s"), ("sweep", "digits", "--name", "s", "--grid", "width=4,8,16", "--seeds", "4")):
+        code, out, err = here.command(*words)
+        assert (code, out) == (4, "")
+        assert f"trainbox: {folder}/study.journal is damaged in line 4 (" in err
+        assert "Traceback" not in err
+
+
+def test_a_study_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "study.journal")
+    with pytest.raises(StorageFailure, match=r"study\.journal is not a file: remove it, or choose another --name"):
+        open_study(None, tmp_path, "s", _SWEEP)

@@ -8,12 +8,19 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
 
 from tests.conftest import Ended, Trainbox, finish, wait_until
 from trainer.compare import read_entries
+from trainer.config import Config
+from trainer.errors import WrongUse
+from trainer.grid import Sweep
+from trainer.stopping import StopRequest
+from trainer.study import open_study
+from trainer.sweep import Limits, Slot, SweepRun, last_words
 
 _BRITTLE = "tests.sweep.tasks:Brittle"
 _ROOT = str(Path(__file__).parents[2])
@@ -89,7 +96,7 @@ def test_a_trial_among_others_has_the_bits_of_a_training_of_its_own(trainbox: Tr
 def test_a_killed_worker_costs_one_try_of_one_trial(trainbox: Trainbox) -> None:
     ended = _sweep(trainbox, "--seeds", "20", "--set", "dies=true")
     assert ended.code == 0, ended.out + ended.err
-    assert ended.out.count("and is tried again: its process was killed by signal 9") == 2
+    assert ended.out.count("and is tried again: its process was killed by SIGKILL") == 2
     assert [line["state"] for line in _shown(trainbox)] == ["done"] * 20
     assert len(_workers(trainbox)) == 22
 
@@ -110,6 +117,51 @@ def test_a_trial_that_fails_each_time_is_recorded_with_its_words(trainbox: Train
     assert (ended.code, len(_workers(trainbox))) == (1, 10)
 
 
+def test_a_trial_that_ends_its_process_is_recorded_with_the_cause(trainbox: Trainbox) -> None:
+    words = ("sweep", "tests.sweep.tasks:Exits", "--device", "cpu", "--processes", "2", "--epochs", "1", "--name", "s")
+    ended = trainbox(*words, "--grid", "how=no,abort,0", "--retries", "0", env=_ENV)
+    assert ended.code == 1, ended.out + ended.err
+    messages = [line["message"] for line in _shown(trainbox)]
+    assert messages[0] == ""
+    assert re.fullmatch(
+        r"its process was killed by SIGABRT in build_model \(.*tasks.py, line \d+\); "
+        r"its last lines: terminate called \| what\(\):  no such kernel",
+        messages[1],
+    )
+    assert re.fullmatch(
+        r"the task called sys.exit\(0\) in build_model \(.*tasks.py, line \d+\): raise an error instead", messages[2]
+    )
+
+
+_REPORT = """Fatal Python error: Segmentation fault
+
+Current thread 0x00007f (most recent call first):
+  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at
+  File "/home/me/my.py", line 11 in build_model
+  File "/app/trainer/build.py", line 119 in build
+
+Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("", ""),
+        ("\n \n", ""),
+        ("one\n\n  two\n", "; its last lines: one | two"),
+        ("1\n2\n3\n4\n", "; its last lines: 2 | 3 | 4"),
+        ("x" * 900, "; its last lines: " + "x" * 300),
+        (_REPORT, " in build_model (/home/me/my.py, line 11)"),
+        ("what(): no\n" + _REPORT, " in build_model (/home/me/my.py, line 11); its last lines: what(): no"),
+        (_REPORT.replace("/home/me", "/usr/lib/python3.11"), " in build (/app/trainer/build.py, line 119)"),
+        ("Fatal Python error: Aborted\n\nCurrent thread 0x1:\n  <no Python frame>\n", ""),
+    ],
+)
+def test_the_last_words_of_a_process_name_its_cause(output: str, words: str) -> None:
+    assert last_words(output) == words
+
+
 def test_a_trial_that_takes_too_long_is_ended(trainbox: Trainbox) -> None:
     os.mkfifo(trainbox.folder / "gate")
     ended = _sweep(trainbox, "--set", "waits=true", "--trial-minutes", "0.02", "--retries", "0")
@@ -120,7 +172,7 @@ def test_a_trial_that_takes_too_long_is_ended(trainbox: Trainbox) -> None:
 def test_a_worker_whose_child_lives_on_is_found_dead(trainbox: Trainbox) -> None:
     ended = _sweep(trainbox, "--set", "leaves=true", "--retries", "0")
     assert ended.code == 1
-    assert re.search(r"trial 0 failed on CPU slot \d: its process was killed by signal 9", ended.out)
+    assert re.search(r"trial 0 failed on CPU slot \d: its process was killed by SIGKILL", ended.out)
     child = int((trainbox.folder / "child").read_text())
     assert not Path(f"/proc/{child}").exists() or "\nState:\tZ" in Path(f"/proc/{child}/status").read_text()
 
@@ -181,6 +233,35 @@ def test_what_no_trial_can_do_ends_the_sweep_at_once(trainbox: Trainbox) -> None
     assert ended.err.endswith(": no readings: put them there\n")
     assert {line["state"] for line in _shown(trainbox)} == {"pending"}
     assert "Traceback" not in ended.out + ended.err
+
+
+@pytest.fixture
+def sweep_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepRun:
+    """A sweep that goes on after one trial of an earlier start, without worker processes."""
+    study = open_study(None, tmp_path, "s", Sweep(Config(), {"width": [4, 8, 16]}))
+    earlier = study.claim()
+    assert earlier
+    study.done(earlier, {"loss": 1.0}, 1.0)
+    monkeypatch.setattr(SweepRun, "_restart", lambda self, slot: None)
+    return SweepRun(study, tmp_path, tmp_path, [], Limits(), StopRequest())
+
+
+def _answered(run: SweepRun, answer: dict[str, Any]) -> None:
+    slot = Slot("CPU slot 0", "")
+    slot.trial = run._study.claim()
+    run._hear(slot, answer)
+
+
+def test_data_that_is_missing_now_ends_a_sweep_that_had_trained(sweep_run: SweepRun) -> None:
+    with pytest.raises(WrongUse, match=r"^trial 1 \(width=8\): no folder data/har: put it there$"):
+        _answered(sweep_run, {"code": 2, "message": "no folder data/har: put it there"})
+    assert [record.state for record in sweep_run._study.records()] == ["done", "pending", "pending"]
+
+
+def test_after_a_success_a_trial_with_a_wrong_setting_is_recorded_and_the_others_go_on(sweep_run: SweepRun) -> None:
+    _answered(sweep_run, {"code": 0, "metrics": {"loss": 1.0}, "seconds": 1.0})
+    _answered(sweep_run, {"code": 2, "message": "width is too large"})
+    assert [(r.state, r.message) for r in sweep_run._study.records()][1:] == [("done", ""), ("failed", "width is too large")]
 
 
 def test_stopped_by_a_signal_the_same_command_goes_on(trainbox: Trainbox) -> None:

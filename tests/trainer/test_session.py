@@ -453,3 +453,20 @@ def test_a_traceback_lands_in_the_runs_own_log(here: Here, monkeypatch: pytest.M
     log = (here.path() / "logs/rank-0.log").read_text()
     assert "Traceback (most recent call last)" in log
     assert log.rstrip().endswith("RuntimeError: no such layer")
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_task_that_calls_sys_exit_has_not_trained(here: Here, code: int) -> None:
+    ended, _, err = here.command("train", "tests.sweep.tasks:Exits", "--device", "cpu", "--set", f"how={code}")
+    assert ended == 1
+    assert re.fullmatch(
+        rf"trainbox: the task called sys.exit\({code}\) in build_model \(.*tasks.py, line \d+\): raise an error instead\n", err
+    )
+
+
+def test_a_task_that_calls_sys_exit_when_it_is_loaded_is_named(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(here.folder)
+    (here.folder / "leaves.py").write_text("import sys\nsys.exit()\n", encoding="utf-8")
+    ended, out, err = here.command("tasks", "leaves:Leaves")
+    assert (ended, out) == (1, "")
+    assert "the task called sys.exit() in <module> (" in err

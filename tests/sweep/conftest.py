@@ -1,0 +1,1 @@
+from tests.trainer.here import here  # noqa: F401 - a fixture
