@@ -1,7 +1,9 @@
 """This process among its equals: the only importer of torch.distributed besides torchrun.py and sharding.py."""
 
 import contextlib
+import json
 import os
+import pickle
 import random
 import resource
 import sys
@@ -14,11 +16,15 @@ import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d
 
-from trainer.errors import STORE, DeviceMissing, WrongUse
+from trainer.errors import STORE, DeviceMissing, NetworkFailure, WrongUse
 from trainer.seeding import derive_seed
 
 Transfer = dist.Work  # under way; `wait` for it
+
+_LONGEST_VALUE = 2**24  # bytes of JSON: settings, metrics and short texts
+_SAME_VERSION = "start the same version of Trainbox on each machine"
 
 TIMEOUT = timedelta(minutes=10)  # of one exchange; gloo would wait 30 minutes
 
@@ -54,6 +60,8 @@ class Process:
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             file = os.environ.get(STORE)
             meeting = f"file://{file}" if file else "env://"
+            if int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1:
+                _refuse_foreign_objects()
             dist.init_process_group(backend, meeting, TIMEOUT, world_size, int(os.environ["RANK"]))
         return cls(int(os.environ.get("RANK", "0")), local_rank, world_size, device, strategy)
 
@@ -189,12 +197,16 @@ class Process:
         return int(places[0]) if len(places) else None
 
     def from_first(self, value: Any) -> Any:
-        """The first process's `value` (primitives), on each."""
+        """Return the first process's `value` (plain JSON) on each process."""
         if self.world_size == 1:
             return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-        return box[0]
+        packed_N = _packed(value) if self.is_first else torch.empty(0, dtype=torch.uint8)
+        size_1 = torch.tensor([len(packed_N)])
+        dist.broadcast(size_1, src=0)
+        if not self.is_first:
+            packed_N = torch.empty(_checked_size(int(size_1)), dtype=torch.uint8)
+        dist.broadcast(packed_N, src=0)
+        return _unpacked(packed_N)
 
     def vote(self, *wishes: bool) -> list[bool]:
         """Whether any process had each wish; all get the same answer in the same step.
@@ -215,11 +227,18 @@ class Process:
         return answer
 
     def from_each(self, value: Any) -> list[Any]:
-        """Every process's `value` (primitives), the first's first; each waits for the slowest."""
-        values = [value] * self.world_size
-        if self.world_size > 1:
-            dist.all_gather_object(values, value)
-        return values
+        """Return every process's `value` (plain JSON) in the order of ranks; each process waits for the slowest."""
+        if self.world_size == 1:
+            return [value]
+        packed_N = _packed(value)
+        sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.world_size)]
+        dist.all_gather(sizes, torch.tensor([len(packed_N)]))
+        counts = [_checked_size(int(size_1)) for size_1 in sizes]
+        padded_M = torch.zeros(max(counts), dtype=torch.uint8)
+        padded_M[: len(packed_N)] = packed_N
+        parts = [torch.empty_like(padded_M) for _ in counts]
+        dist.all_gather(parts, padded_M)
+        return [_unpacked(part_M[:count]) for part_M, count in zip(parts, counts, strict=True)]
 
     def seed(self, *parts: int | str) -> None:
         """Seed all generators that a task may draw from by what is computed, never by who computes it."""
@@ -258,6 +277,49 @@ class Process:
 def _bytes(tensor: Tensor) -> Tensor:
     """As bytes, which every backend moves, whatever numbers they are."""
     return tensor.view(torch.uint8)
+
+
+def _packed(value: Any) -> Tensor:
+    """`value` as bytes (N,) of JSON: torch's object collectives would unpickle, which runs code that a peer chooses.
+
+    JSON as Python writes it: floats come back bit by bit, and so do NaN and infinities, which a metric may be.
+    """
+    text = json.dumps(value)
+    assert repr(json.loads(text)) == repr(value), f"JSON would change {value!r}: use lists and names of type str"
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def _unpacked(packed_N: Tensor) -> Any:
+    """The value that another process has packed.
+
+    Raises:
+        NetworkFailure: it is not JSON.
+    """
+    try:
+        return json.loads(packed_N.numpy().tobytes())
+    except (ValueError, RecursionError) as error:
+        raise NetworkFailure(f"another process sent bytes that are not JSON: {_SAME_VERSION}") from error
+
+
+def _checked_size(size: int) -> int:
+    if not 0 < size <= _LONGEST_VALUE:
+        raise NetworkFailure(f"another process announced {size} bytes, and 1 to {_LONGEST_VALUE} are possible: {_SAME_VERSION}")
+    return size
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Loads numbers, texts and containers; a name that would import and call code is refused."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        raise WrongUse(
+            f"a collective of torch.distributed received an object of {module_name}.{global_name} from another machine: "
+            "exchange tensors or plain values, since an unpickled object runs code"
+        )
+
+
+def _refuse_foreign_objects() -> None:
+    """Let torch's object collectives, which a task or torch.compile may call, load plain values only."""
+    distributed_c10d._unpickler = _PlainUnpickler
 
 
 def launched_as() -> tuple[str, int]:

@@ -67,9 +67,9 @@ def evaluate(
 
 
 def _add(task: Task, rows: list[dict[str, Tensor]], batch_count: int, process: Process) -> dict[str, Tensor]:
-    shapes = process.from_first([(name, list(value.shape)) for name, value in rows[0].items()] if rows else None)
+    shapes = process.from_first([[name, list(value.shape)] for name, value in rows[0].items()] if rows else None)
     for row in rows:
-        if [(name, list(value.shape)) for name, value in row.items()] != shapes:
+        if [[name, list(value.shape)] for name, value in row.items()] != shapes:
             raise WrongUse(f"task {type(task).__name__}: statistics() gave other names or shapes for another batch")
     width = sum(torch.Size(shape).numel() for _, shape in shapes)
     flat = [torch.cat([value.detach().reshape(-1).cpu().double() for value in row.values()]) for row in rows]

@@ -181,7 +181,7 @@ def _validate(job: Job, stop: StopRequest) -> bool:
         {**result.metrics, **tables},
         f"epoch {epoch:g}: {figures}{' (best)' if best else ''}",
     )
-    progress.ended_early |= job.process.from_first(job.task.finished(result.metrics))
+    progress.ended_early |= job.process.from_first(bool(job.task.finished(result.metrics)))
     last = progress.step >= job.schedule.total_steps or progress.ended_early
     if best or last:
         _save(job, result.metrics)

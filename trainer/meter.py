@@ -49,7 +49,7 @@ class Meter:
         if step != self._look_at or self._end is not None:
             return
         now = self._now()
-        phase, steps = self._job.process.from_first(self._decide(step, now))
+        phase, steps = self._job.process.from_first(list(self._decide(step, now)))
         self._look_at = step + steps
         if phase == _BEGIN:
             self._data_s, self._exchange_before_s = 0.0, self._job.reduction.exchange_time.seconds()
