@@ -17,6 +17,7 @@ from trainer import grid
 from trainer.compare import Evidence, in_words, manifest_differences, verdict
 from trainer.config import Config, check, check_sharded, load_config_file
 from trainer.errors import MESSAGES, Failure, WrongUse, called_exit
+from trainer.optimizers import OPTIMIZERS
 from trainer.stopping import StopRequest
 from trainer.task import built_in_tasks, load_task, loaded_fields, parse_fields, static_fields, summary
 
@@ -143,7 +144,7 @@ _OPTIONS = [
         help="The batch size --lr is meant for. Default: 256.",
     ),
     _option("--warmup-epochs", type=_Number(0, open_low=False, high=1e9), default=0.0, help="Linear warm-up. Default: 0."),
-    _option("--optimizer", type=click.Choice(["adamw", "adam", "sgd"]), default="adamw", help="Default: adamw."),
+    _option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", help="Default: adamw."),
     _option("--weight-decay", type=_Number(0, open_low=False), help="Default: the optimizer's."),
     _option("--clip-norm", type=_Number(0), help="Largest gradient norm. Default: no limit."),
     _option(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import WrongUse
+from trainer.optimizers import check_optimizer
 
 DEFAULT_EPOCHS = 10
 DEFAULT_BATCH_SIZE = 128
@@ -88,6 +89,7 @@ def check(config: Config, device: str) -> None:
         raise WrongUse(f"--accumulation {config.accumulation} cuts a batch of {batch} into empty parts: lower it")
     if device in ("cpu", "mps") and config.precision in ("tf32", "fp16"):
         raise WrongUse(f"--precision {config.precision} needs an NVIDIA GPU, the device is {device}: use fp32 or bf16")
+    check_optimizer(config.optimizer)
     for option, name in (("--best-by", config.best_by), ("--early-stopping", config.early_stopping)):
         if name is not None:
             split_metric(name, option)

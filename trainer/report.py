@@ -9,8 +9,10 @@ from torch.utils.data import TensorDataset
 
 from trainer.config import split_metric
 from trainer.digest import digest_of_digests
+from trainer.optimizers import OPTIMIZERS
 from trainer.splitting import examples_at_once, has_batch_norm
 from trainer.state import Job
+from trainer.task_checks import checked_notes
 
 
 def header(job: Job) -> None:
@@ -28,7 +30,8 @@ def header(job: Job) -> None:
         "model": f"{type(job.task).__name__}, {sum(p.numel() for p in job.model.parameters()):,} parameters",
         **({"sharded": f"{process.own_numel(job.model):,} of them on the first process"} if process.is_sharded else {}),
         "data": _data_sizes(job),
-        **job.task.notes(job.train, job.evaluation.dataset),
+        **checked_notes(job.task, job.task.notes(job.train, job.evaluation.dataset)),
+        **_optimizer_of_the_task(job),
         "steps": f"{schedule.total_steps:,}, {schedule.steps_per_epoch:,} an epoch",
         "precision": f"{config.precision}, {'deterministic' if config.deterministic else 'fast'}, "
         f"{torch.get_num_threads()} CPU thread(s) a process",
@@ -36,6 +39,12 @@ def header(job: Job) -> None:
     if job.progress.step:
         rows["resume"] = f"from step {job.progress.step}, epoch {job.progress.step // schedule.steps_per_epoch + 1}"
     say("\n".join(f"{name:<10} {value}" for name, value in rows.items()))
+
+
+def _optimizer_of_the_task(job: Job) -> dict[str, str]:
+    """A row for an optimizer that is not the one that `--optimizer` names: the task has the last word."""
+    built, named = type(job.optimizer).__name__, job.config.optimizer
+    return {} if built == OPTIMIZERS[named][0] else {"optimizer": f"{built}, which the task builds for --optimizer {named}"}
 
 
 def smaller_parts(job: Job, did_not_fit: str) -> None:
