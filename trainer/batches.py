@@ -1,5 +1,6 @@
 """Which examples a step sees, and how they get to the device. Positions are integers: a resume needs no sampler state."""
 
+import copy
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from trainer.stopping import leave_signals_to_the_parent
 
 # Of the device's free memory, how much a dataset may take; the rest is for the model.
 DATA_SHARE_OF_DEVICE = 0.4
+_SAMPLED_BATCHES = 4
 
 _SOURCES = (-1, -1)  # the position that asks a loader worker which source files it has loaded
 
@@ -125,7 +127,7 @@ class EvaluationBatches:
 
     def __init__(self, dataset: Dataset[Any], batch_size: int, own: Sequence[int], device: torch.device, workers: int) -> None:
         self.dataset, self.batch_size, self.own, self.device = dataset, batch_size, own, device
-        self.size = length(dataset)
+        self.size, self._workers = length(dataset), workers
         self._loader: Iterable[Any] | None = None
         if not isinstance(dataset, TensorDataset):
             positions = [[(0, i) for i in range(*self._bounds(number))] for number in own]
@@ -133,6 +135,28 @@ class EvaluationBatches:
 
     def _bounds(self, number: int) -> tuple[int, int]:
         return number * self.batch_size, min((number + 1) * self.batch_size, self.size)
+
+    def sample(self) -> "EvaluationBatches":
+        """A few of all batches, read once: the first and the last, or of a dataset that is read, some examples of four."""
+        batch_count = evaluation_batch_count(self.size, self.batch_size)
+        sample = copy.copy(self)
+        if isinstance(self.dataset, TensorDataset):
+            bounds = [self._bounds(number) for number in sorted({0, batch_count - 1})]
+            parts = [[tensor[start:stop] for start, stop in bounds] for tensor in self.dataset.tensors]
+            sample.dataset = TensorDataset(*map(torch.cat, parts))
+            sample.size, sample.own = length(sample.dataset), range(len(bounds))
+            return sample
+        numbers = sorted({batch_count * i // (_SAMPLED_BATCHES - 1) for i in range(_SAMPLED_BATCHES - 1)} | {batch_count - 1})
+        chosen = _some_of_each([self._bounds(number) for number in numbers])
+        loader = _loader(
+            SeededExamples(self.dataset, 0),
+            [[(0, i) for i in some] for some in chosen],
+            torch.device("cpu"),
+            min(self._workers, 1),
+        )
+        sample._loader = [_mapped(Tensor.clone, batch) for batch in loader]
+        sample.size, sample.batch_size, sample.own = sum(map(len, chosen)), len(chosen[0]), range(len(chosen))
+        return sample
 
     def iterate(self) -> Iterator[tuple[int, Any]]:
         """(number of examples, batch on the device) of each own batch."""
@@ -145,6 +169,18 @@ class EvaluationBatches:
         else:
             assert self._loader is not None
             yield from zip(counts, _ahead(self._loader, self.device), strict=True)
+
+
+def _some_of_each(bounds: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Two or three examples of each batch, the first and the last among them; a last batch that is smaller stays smaller."""
+    sizes = [stop - start for start, stop in bounds]
+    counts = [min(2, size) for size in sizes]
+    if sizes[-1] < sizes[0] and sizes[-1] > 1:
+        counts = [3] * (len(sizes) - 1) + [2]
+    chosen = []
+    for (start, stop), count in zip(bounds, counts, strict=True):
+        chosen.append([start, (start + stop - 1) // 2, stop - 1] if count == 3 else [start, stop - 1][:count])
+    return chosen
 
 
 def evaluation_batch_count(examples: int, batch_size: int) -> int:

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 from trainer import batches, compiler
 from trainer.batches import EvaluationBatches, Schedule
 from trainer.checkpoint import Checkpoints
+from trainer.classification import check_classes
 from trainer.config import (
     DEFAULT_BATCH_SIZE,
     DEFAULT_EPOCHS,
@@ -33,6 +34,7 @@ from trainer.running import RunningLosses
 from trainer.splitting import examples_at_once
 from trainer.state import Job, Stopwatch
 from trainer.task import Task
+from trainer.task_checks import check_methods, checked_dataset, checked_model, checked_optimizer, checked_task
 
 _MOST_LOADER_WORKERS = 8
 
@@ -101,12 +103,16 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
     """Data, model and optimizer; raises WrongUse where the sizes cannot be."""
     assert config.batch_size and config.accumulation and config.shards
     assert config.learning_rate and config.best_by and config.precision
+    check_methods(task)
     _set_arithmetic(config)
     process.seed(config.seed, "data")
     with process.first_goes_first():
-        task = task.with_data(data_dir)
-        train = batches.place_tensors(task.train_dataset(data_dir), process.device)
-        validation = batches.place_tensors(task.validation_dataset(data_dir), process.device)
+        task = checked_task(task, task.with_data(data_dir))
+        check_classes(task)
+        train = checked_dataset(task, "train_dataset", task.train_dataset(data_dir))
+        train = batches.place_tensors(train, process.device)
+        validation = checked_dataset(task, "validation_dataset", task.validation_dataset(data_dir))
+        validation = batches.place_tensors(validation, process.device)
     schedule = _schedule(config, process, batches.length(train))
     if batches.length(validation) == 0:
         raise WrongUse(f"task {config.task}: the validation set is empty: nothing to choose the best model by")
@@ -116,7 +122,7 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
     ranks = range(process.world_size)
     own = _validated(process, batches.evaluation_batch_count(batches.length(validation), size))
     process.seed(config.seed, "model")
-    model = task.build_model()
+    model = checked_model(task, task.build_model())
     if process.is_sharded:
         _refuse_other_weights(task, model, process)
     if config.compile:
@@ -169,7 +175,7 @@ def _validated(process: Process, batch_count: int) -> Sequence[int]:
 
 def _build_optimizer(task: Task, config: Config, model: nn.Module, peak_learning_rate: float) -> torch.optim.Optimizer:
     """The task's optimizer with the run's settings; each group keeps its peak rate as `initial_lr`."""
-    optimizer = task.build_optimizer(model, config.optimizer, peak_learning_rate, config.weight_decay)
+    optimizer = checked_optimizer(task, task.build_optimizer(model, config.optimizer, peak_learning_rate, config.weight_decay))
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer

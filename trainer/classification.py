@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trainer import metrics, pictures
+from trainer.errors import WrongUse
 from trainer.task import Task
 
 # Shape suffixes: B examples of a batch, C channels, H height, W width, K classes.
@@ -32,6 +33,11 @@ class Classification(Task):
     def statistics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         inputs, labels_B = batch
         logits_BK = model(inputs).float()
+        if logits_BK.ndim != 2 or logits_BK.shape[1] != len(self.class_names):
+            raise WrongUse(
+                f"task {type(self).__name__}: the model returns shape {tuple(logits_BK.shape)}, wanted (B, "
+                f"{len(self.class_names)}), one output for each of class_names: change build_model() or class_names"
+            )
         return {
             "loss": F.cross_entropy(logits_BK, labels_B, reduction="sum"),
             "confusion": metrics.confusion_matrix(labels_B, logits_BK.argmax(1), len(self.class_names)),
@@ -52,3 +58,20 @@ class Classification(Task):
             shown = (predictions_B == labels_B).int().argsort(stable=True)[:_SHEET_SIZE]  # the wrong ones first
             figures["examples"] = pictures.example_sheet(inputs[shown], labels_B[shown], predictions_B[shown], self.class_names)
         return figures
+
+
+def counts_by_class(task: Task) -> bool:
+    """Whether `task` is a Classification that takes its batches and classes as that class does."""
+    return isinstance(task, Classification) and type(task).statistics is Classification.statistics
+
+
+def check_classes(task: Task) -> None:
+    """Raise WrongUse if the classes of a Classification have no names."""
+    if not isinstance(task, Classification) or not counts_by_class(task):
+        return
+    names = task.class_names
+    if not names or isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise WrongUse(
+            f"task {type(task).__name__}: class_names is {names!r}, wanted a tuple with the name of each class: write "
+            'class_names: ClassVar[tuple[str, ...]] = ("cat", "dog"), or fill a field of that name in with_data()'
+        )

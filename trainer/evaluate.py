@@ -13,6 +13,7 @@ from trainer.distributed import Process
 from trainer.errors import WrongUse
 from trainer.losses import autocast
 from trainer.task import Task
+from trainer.task_checks import checked_batch, checked_metrics, checked_statistics
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,6 @@ class Evaluation:
     first_batch: Any
 
 
-@torch.no_grad()
 def evaluate(
     task: Task,
     model: nn.Module,
@@ -35,11 +35,31 @@ def evaluate(
     stopped: Callable[[], bool],
     inside: Callable[[Callable[[], dict[str, Tensor]]], dict[str, Tensor]],
 ) -> Evaluation | None:
+    """Validate: the metrics of what `add_up` returns; None if that is None."""
+    found = add_up(task, model, batches, process, autocast_dtype, seed_parts, stopped, inside)
+    if found is None:
+        return None
+    totals, first_batch = found
+    # The first process's, by which all then decide: one that decides otherwise would be waited for in vain.
+    metrics = process.from_first(checked_metrics(task, task.metrics(totals)))
+    return Evaluation(metrics, totals, first_batch)
+
+
+@torch.no_grad()
+def add_up(
+    task: Task,
+    model: nn.Module,
+    batches: EvaluationBatches,
+    process: Process,
+    autocast_dtype: torch.dtype | None,
+    seed_parts: tuple[int | str, ...],
+    stopped: Callable[[], bool],
+    inside: Callable[[Callable[[], dict[str, Tensor]]], dict[str, Tensor]],
+) -> tuple[dict[str, Tensor], Any] | None:
     """Add up the task's statistics over all processes' batches, in the order of the batches, each seeded by its number.
 
-    The statistics are computed by `inside`, which is `Job.inside`.
-
-    None if `stopped`, which is asked on all processes after each batch that all of them have, says to leave off.
+    The statistics are computed by `inside`, which is `Job.inside`. Returns the totals and the first prepared batch, or None if
+    `stopped`, which is asked on all processes after each batch that all of them have, says to leave off.
 
     Raises:
         WrongUse: a statistic whose shape changes from batch to batch: it cannot be a sum over examples.
@@ -51,26 +71,26 @@ def evaluate(
     with evaluating(model):
         for number, (count, raw_batch) in zip(batches.own, batches.iterate(), strict=True):
             process.seed(*seed_parts, number)
-            batch = task.prepare(raw_batch, training=False)
+            batch = checked_batch(task, task.prepare(raw_batch, training=False))
             first_batch = batch if first_batch is None else first_batch
             with autocast(process.device.type, autocast_dtype):
-                sums = inside(lambda batch=batch: task.statistics(model, batch))  # type: ignore[misc]
+                sums = checked_statistics(task, inside(lambda batch=batch: task.statistics(model, batch)))  # type: ignore[misc]
             if len(rows) == counted:
                 break  # only its share of the weights was wanted, by those that have a batch more
             rows.append({**sums, "examples": torch.tensor(count, device=process.device)})
             if len(rows) <= asked_of_all and stopped():
                 return None
-    totals = _add(task, rows, batch_count, process)
-    # The first process's, by which all then decide: one that decides otherwise would be waited for in vain.
-    metrics = process.from_first({name: float(value) for name, value in task.metrics(totals).items()})
-    return Evaluation(metrics, totals, first_batch)
+    return _add(task, rows, batch_count, process), first_batch
 
 
 def _add(task: Task, rows: list[dict[str, Tensor]], batch_count: int, process: Process) -> dict[str, Tensor]:
     shapes = process.from_first([[name, list(value.shape)] for name, value in rows[0].items()] if rows else None)
     for row in rows:
         if [[name, list(value.shape)] for name, value in row.items()] != shapes:
-            raise WrongUse(f"task {type(task).__name__}: statistics() gave other names or shapes for another batch")
+            raise WrongUse(
+                f"task {type(task).__name__}: statistics() returned other names or shapes for another batch: return sums over "
+                "the batch's examples, whose shapes do not depend on the batch"
+            )
     width = sum(torch.Size(shape).numel() for _, shape in shapes)
     flat = [torch.cat([value.detach().reshape(-1).cpu().double() for value in row.values()]) for row in rows]
     rows_NK = torch.stack(flat) if flat else torch.zeros(0, width, dtype=torch.float64)

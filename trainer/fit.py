@@ -20,6 +20,7 @@ from trainer.losses import autocast
 from trainer.splitting import FIRST_STEPS, all_fit
 from trainer.state import Job
 from trainer.stopping import StopRequest
+from trainer.task_checks import checked_end, checked_factor, checked_figures
 
 # Shape suffixes: B examples of a micro-batch.
 
@@ -56,7 +57,7 @@ def fit(job: Job, stop: StopRequest) -> None:
         if progress.step >= job.end_step or progress.ended_early:
             break
 
-        factor = job.task.schedule(progress.step, schedule.total_steps, warmup_steps)
+        factor = checked_factor(job.task, job.task.schedule(progress.step, schedule.total_steps, warmup_steps))
         for group in job.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
         before = [buffer.clone() for buffer in _statistics(job.model)] if config.skip_nonfinite else []
@@ -181,23 +182,25 @@ def _validate(job: Job, stop: StopRequest) -> bool:
         {**result.metrics, **tables},
         f"epoch {epoch:g}: {figures}{' (best)' if best else ''}",
     )
-    progress.ended_early |= job.process.from_first(bool(job.task.finished(result.metrics)))
+    progress.ended_early |= job.process.from_first(checked_end(job.task, job.task.finished(result.metrics)))
     last = progress.step >= job.schedule.total_steps or progress.ended_early
     if best or last:
         _save(job, result.metrics)
         if job.run.writes or job.process.is_sharded:  # then each forward asks all for their shares
-            job.run.pictures(progress.step, _figures(job, result))
+            job.run.pictures(progress.step, draw(job, result))
     if job.validated is not None:
         job.validated(progress.step, result.metrics)
     return True
 
 
 @torch.no_grad()
-def _figures(job: Job, result: Evaluation) -> dict[str, Tensor]:
+def draw(job: Job, result: Evaluation) -> dict[str, Tensor]:
+    """Return the task's pictures of `result`; under --strategy fsdp all processes must call this."""
     # Whole weights are float32; those that are gathered may be of the type that only autocast brings together with a batch.
     dtype = job.autocast_dtype if job.process.is_sharded else None
     with evaluating(job.model), autocast(job.process.device.type, dtype):
-        return job.inside(lambda: job.task.figures(job.model, result.first_batch, result.totals))
+        drawn = job.inside(lambda: job.task.figures(job.model, result.first_batch, result.totals))
+    return checked_figures(job.task, drawn)
 
 
 def compare(metrics: Mapping[str, float], spec: str, option: str, best: float | None) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trainer.errors import WrongUse
 from trainer.task import Task
+from trainer.task_checks import checked_batch
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class LossModule(nn.Module):
         return compute()
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
-        batch = self.task.prepare(batch, training=True)
+        batch = checked_batch(self.task, self.task.prepare(batch, training=True))
         with autocast(self.device_type, self.autocast_dtype):
             losses_B = self.task.losses(self.model, batch)
         try:

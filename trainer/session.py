@@ -33,7 +33,9 @@ from trainer.splitting import DoesNotFit, all_fit, examples_at_once, free_memory
 from trainer.state import Job
 from trainer.stopping import StopRequest
 from trainer.task import load_task
+from trainer.task_errors import mistake_of
 from trainer.trial import try_task
+from trainer.trial_labels import try_labels
 
 
 def train_task(
@@ -66,7 +68,8 @@ def train_task(
         _refuse_unlike(process, {"run": run_name, "resume": resume, **dataclasses.asdict(config)}, _SAME_WORDS)
         task = load_task(config.task, config.fields)
         run = RunDirectory(runs_dir / (run_name or _default_name(config, process, runs_dir)), process.rank)
-        try:
+        log = run.path / "logs" / f"rank-{process.rank}.log"
+        with contextlib.closing(run), _told_as_failures(runs_dir, type(task).__name__, log):
             settled = settle(config, task, process, run)
             _refuse_unlike(process, dataclasses.asdict(settled), _SAME_HARDWARE)
             check(settled, process.device.type)
@@ -91,12 +94,6 @@ def train_task(
                 run.end_progress()
                 del job, meter
                 free_memory()
-        except Exception as error:
-            if not isinstance(error, Failure):
-                logging.getLogger(__name__).exception("ended by an error")  # in the rank's own log
-            raise
-        finally:
-            run.close()
         process.leave()
         assert settled.best_by is not None
         _, chosen = split_metric(settled.best_by, "--best-by")
@@ -266,6 +263,7 @@ def _look_at_data(job: Job) -> tuple[dict[str, str], dict[str, str]]:
     for name, dataset in (("train", job.train), ("validation", job.evaluation.dataset)):
         examples, sources_of_reader = manifest.sampled_examples(dataset, job.workers)
         sources |= sources_of_reader
+        try_labels(job, {"train": "training"}.get(name, name), dataset, examples)
         digests[name] = manifest.dataset_digest(dataset, examples)
         example_bytes.append(sum(tensor.nbytes for tensor in tensors_in(examples[:1])))
     if (place := job.process.first_difference([digest[:16] for digest in digests.values()])) is not None:
@@ -309,25 +307,37 @@ def _describe(
 
 
 @contextlib.contextmanager
-def _told_as_failures(place: Path) -> Iterator[None]:
-    """Known errors of torch and the system, as Failures with their exit codes."""
+def _told_as_failures(runs_dir: Path, task: str = "", log: Path | None = None) -> Iterator[None]:
+    """Raise known errors of torch and the system, and those of the task's own code, as Failures with their exit codes.
+
+    The traceback goes to `log`, the rank's own; without one no error is taken to be the task's.
+    """
     try:
         yield
     except Failure:
         raise
     except SystemExit as end:
         raise called_exit(end) from end
-    except (MemoryError, RuntimeError) as error:
-        if (known := _known(error)) is None:
+    except Exception as error:
+        if log is not None:
+            logging.getLogger(__name__).exception("ended by an error")
+        failure = _known(error) if isinstance(error, MemoryError | RuntimeError) else None
+        if isinstance(error, OSError):
+            failure = _of_the_system(error, runs_dir)
+        if failure is None and log is not None:
+            failure = mistake_of(error, task, log)
+        if failure is None:
             raise
-        raise known from error
-    except OSError as error:
-        if isinstance(error, ConnectionError):
-            raise NetworkFailure(f"lost contact with another process: {error}") from error
-        ours = str(error.filename or "").startswith(str(place))
-        if not ours and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise  # the user's own file, say
-        raise storage_failure(place, error) from error
+        raise failure from error
+
+
+def _of_the_system(error: OSError, runs_dir: Path) -> Failure | None:
+    """What a lost process or our own storage says; None for the user's own file, say."""
+    if isinstance(error, ConnectionError):
+        return NetworkFailure(f"lost contact with another process: {error}")
+    if str(error.filename or "").startswith(str(runs_dir)) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return storage_failure(runs_dir, error)
+    return None
 
 
 _MISUSES = {

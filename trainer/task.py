@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from trainer.config import warmup_then_cosine
 from trainer.errors import WrongUse
+from trainer.optimizers import make_optimizer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -87,13 +88,7 @@ class Task:
 
     def build_optimizer(self, model: "nn.Module", name: str, learning_rate: float, weight_decay: float | None) -> "Optimizer":
         """The optimizer `--optimizer` names. Override it for parameter groups; the schedule scales each group's rate."""
-        import torch
-
-        options: dict[str, Any] = {"fused": True} | ({} if weight_decay is None else {"weight_decay": weight_decay})
-        if name == "sgd":
-            return torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9, **options)
-        kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
-        return kind(model.parameters(), lr=learning_rate, **options)
+        return make_optimizer(name, model.parameters(), learning_rate, weight_decay)
 
     def schedule(self, step: int, total_steps: int, warmup_steps: int) -> float:
         """The factor on the learning rate at `step`, from 0: pure, so that a resume needs nothing saved."""
@@ -172,8 +167,23 @@ def locate(spec: str) -> tuple[Path | str, str]:
 
 
 def load_task(spec: str, given: Mapping[str, Any]) -> Task:
-    """The task `spec` with the given field values. An ImportError from inside a user's file comes through as it is."""
+    """Return the task `spec` with the given field values.
+
+    Raises:
+        WrongUse: no such task or field, or an error in the task's file, with its place there.
+    """
     place, class_name = locate(spec)
+    try:
+        return _loaded(spec, place, class_name, given)
+    except WrongUse:
+        raise
+    except Exception as error:
+        from trainer.task_errors import import_mistake
+
+        raise import_mistake(error, spec, place) from error
+
+
+def _loaded(spec: str, place: Path | str, class_name: str, given: Mapping[str, Any]) -> Task:
     module = _import_file(place) if isinstance(place, Path) else _import_module(spec, place)
     cls = getattr(module, class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, Task)):

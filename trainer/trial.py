@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from trainer.batches import length, read_examples, to_device, training_batches
-from trainer.buffers import Place, buffer_places, evaluating, frozen_places, kept
-from trainer.digest import tensor_digests, value_digest
+from trainer.batches import length, read_examples, training_batches
+from trainer.buffers import Place, buffer_places, frozen_places, kept
+from trainer.digest import value_digest
 from trainer.errors import WrongUse
-from trainer.losses import autocast, check_losses
+from trainer.losses import check_losses
 from trainer.state import Job
+from trainer.trial_validation import try_validation
 
 _EXAMPLES_FROM_A_LOADER = 8  # each may be a film to decode
 
@@ -24,7 +25,9 @@ def try_task(job: Job) -> None:
     """Compute the next step's first losses, and under --deterministic compute them again; the job stays as it was.
 
     Raises:
-        WrongUse: losses of another form, or a task that draws random numbers of its own: its bits cannot be had again.
+        WrongUse: losses of another form, or a task that draws random numbers of its own: its bits cannot
+            be had again.
+        Exception: what the first validation would raise.
     """
     step = job.progress.step
     if step >= job.end_step:
@@ -47,7 +50,9 @@ def try_task(job: Job) -> None:
             _read_again(job)
         _computed(job, batch, 1, micro.size, moved)  # in between, as in a training
         _compare(job, first, _computed(job, batch, 0, micro.size, moved))
-        _compare_validations(job)
+    statistics = try_validation(job)
+    if len(statistics) == 2:
+        _compare(job, *statistics)
     if extra:
         job.model.load_state_dict(extra, strict=False)
 
@@ -97,24 +102,6 @@ def _counts(model: nn.Module) -> dict[str, int]:
         for name, value in vars(module).items()
         if type(value) is int
     }
-
-
-def _compare_validations(job: Job) -> None:
-    """The statistics of a validation batch, computed twice."""
-    data, device = job.evaluation.dataset, job.process.device
-    if isinstance(data, TensorDataset):
-        raw_batch = tuple(tensor[: job.evaluation.batch_size] for tensor in data.tensors)
-    else:
-        (raw_batch,) = read_examples(data, 0, [0], job.workers)
-    found = []
-    for _ in range(2):
-        job.process.seed(job.config.seed, "trial", 2)
-        with torch.no_grad(), evaluating(job.model):
-            batch = job.task.prepare(to_device(raw_batch, device), training=False)
-            with autocast(device.type, job.autocast_dtype):
-                statistics = job.inside(lambda batch=batch: job.task.statistics(job.model, batch))  # type: ignore[misc]
-        found.append({f"the statistic {name}": digest for name, digest in tensor_digests(statistics).items()})
-    _compare(job, *found)
 
 
 def _computed(job: Job, batch: Any, number: int, size: int, moved: list[Place]) -> dict[str, str]:

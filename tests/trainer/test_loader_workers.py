@@ -1,6 +1,7 @@
 """Loader workers that fail or die end the training with the cause: they leave signals to their parent, it must not wait."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -16,9 +17,15 @@ def test_an_example_that_cannot_be_read_ends_the_training_with_the_users_error(t
     trainbox.wait_for_step(process, "r", 1)
     job = Job(process, 0)
     ended = finish(process, timeout_s=120)  # it once waited for its workers for good
-    assert ended.code == 1
-    assert "ValueError: recording 600 is broken" in ended.err
-    assert "Caught ValueError in DataLoader worker process" in ended.err
+    assert ended.code == 2
+    assert re.search(
+        r"^trainbox: task Holey: __getitem__\(\) raised ValueError: recording 600 is broken \(.*jobs\.py:\d+\): fix the task; "
+        r"traceback in runs/r/logs/rank-0\.log$",
+        ended.err,
+        re.MULTILINE,
+    )
+    assert "Traceback" not in ended.err
+    assert "Caught ValueError in DataLoader worker process" in (trainbox.folder / "runs/r/logs/rank-0.log").read_text()
     job.wait_until_gone()
 
 

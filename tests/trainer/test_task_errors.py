@@ -1,0 +1,436 @@
+"""A mistake in a task: exit code 2 and one line with the cure, before the first step where it can be found there."""
+
+import dataclasses
+import errno
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from tests.trainer.here import Here
+from tests.trainer.tiny import StepCounter, Tiny
+from trainer import session
+from trainer.classification import Classification
+from trainer.task import Task
+
+# Shape suffixes: B examples of a batch, N examples.
+
+
+@dataclasses.dataclass(frozen=True)
+class Three(Classification):
+    """Three classes of four numbers; each mistake below changes one thing."""
+
+    epochs: ClassVar[int] = 1
+    batch_size: ClassVar[int] = 8
+    class_names: ClassVar[tuple[str, ...]] = ("cat", "dog", "emu")
+
+    def train_dataset(self, data_dir: Path) -> Dataset[Any]:
+        return _rows(26)
+
+    def validation_dataset(self, data_dir: Path) -> Dataset[Any]:
+        return _rows(20)
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(4, 3)
+
+
+def _rows(count: int) -> TensorDataset:
+    labels_N = torch.arange(count) % 3
+    return TensorDataset(nn.functional.one_hot(labels_N, 4).float(), labels_N)
+
+
+class Listed(Dataset[Any]):
+    """The examples that it is given, through a loader."""
+
+    def __init__(self, examples: list[Any]) -> None:
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.examples[index]
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(_rows(26))
+
+    def __len__(self) -> int:
+        return 26
+
+
+class Expanded(StepCounter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("grid", torch.zeros(1).expand(3))
+
+
+class InBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, value_B: Tensor) -> Tensor:
+        return value_B.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, _gradient_B: Tensor) -> Tensor:  # type: ignore[override]
+        raise ValueError("no way back")
+
+
+def _given(value: Any) -> Callable[..., Any]:
+    return lambda *_args, **_names: value
+
+
+def _labelled(labels_N: Tensor) -> Callable[..., Any]:
+    return _given(TensorDataset(torch.zeros(len(labels_N), 4), labels_N))
+
+
+def _listed(*kinds: Any, count: int = 26) -> Callable[..., Any]:
+    return _given(Listed([kinds[i % len(kinds)] for i in range(count)]))
+
+
+def _raises(error: Exception) -> Callable[..., Any]:
+    def method(*_args: Any) -> Any:
+        raise error
+
+    return method
+
+
+def _through_backward(task: Task, model: Any, batch: Any) -> dict[str, Tensor]:
+    return {"loss": InBackward.apply(model(batch[0])[:, 0])}
+
+
+def with_data(task: Three, _data_dir: Path) -> Task:
+    return dataclasses.replace(task, class_names=("a",))
+
+
+_ZEROS = torch.zeros(4)
+
+# Task, what of it is changed, and the message.
+_MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
+    "no class names": (
+        Three,
+        {"class_names": ()},
+        "task Three: class_names is (), wanted a tuple with the name of each class: ",
+    ),
+    "class names that are a text": (Three, {"class_names": ("cat")}, "task Three: class_names is 'cat', wanted a tuple"),
+    "fewer class names than outputs": (
+        Three,
+        {"build_model": lambda _task: nn.Linear(4, 5)},
+        "task Three: the model returns shape (8, 5), wanted (B, 3), one output for each of class_names: ",
+    ),
+    "fewer outputs than class names": (
+        Three,
+        {"build_model": lambda _task: nn.Linear(4, 2)},
+        "task Three: losses() raised IndexError: Target 2 is out of bounds (",
+    ),
+    "no build_model": (
+        Tiny,
+        {"build_model": Task.build_model},
+        "task Tiny has no method build_model(): define it, and return the nn.Module to train",
+    ),
+    "no losses": (Tiny, {"losses": Task.losses}, "task Tiny has no method losses(): define it, and return {name: tensor (B,)}"),
+    "no validation_dataset": (
+        Tiny,
+        {"validation_dataset": Task.validation_dataset},
+        "task Tiny has no method validation_dataset(): ",
+    ),
+    **{
+        f"no return in {method}": (Tiny, {method: _given(None)}, f"task Tiny: {method}() returned None, wanted {wanted}")
+        for method, wanted in {
+            "with_data": "the task: `return dataclasses.replace(self, ...)` (is a `return` missing?)",
+            "train_dataset": "a map-style dataset, with __len__ and __getitem__ (is a `return` missing?)",
+            "validation_dataset": "a map-style dataset, with __len__ and __getitem__ (is a `return` missing?)",
+            "notes": "a dict {name: line}, which may be empty (is a `return` missing?)",
+            "build_model": "an nn.Module (is a `return` missing?)",
+            "prepare": "the batch (is a `return` missing?)",
+            "statistics": "a dict {name: tensor} (is a `return` missing?)",
+            "metrics": "a dict {name: number} (is a `return` missing?)",
+            "finished": "True or False (is a `return` missing?)",
+            "figures": "a dict {name: picture}, which may be empty (is a `return` missing?)",
+            "build_optimizer": "a torch.optim.Optimizer (is a `return` missing?)",
+            "schedule": "the factor on the learning rate, a finite number (is a `return` missing?)",
+        }.items()
+    },
+    "a class instead of a model": (
+        Tiny,
+        {"build_model": _given(nn.Linear)},
+        "task Tiny: build_model() returned the class Linear, wanted an nn.Module",
+    ),
+    "tensors instead of a dataset": (
+        Tiny,
+        {"train_dataset": _given((_ZEROS, _ZEROS))},
+        "task Tiny: train_dataset() returned tuple, wanted a dataset: wrap tensors as TensorDataset(inputs, labels)",
+    ),
+    "a loader instead of a dataset": (
+        Tiny,
+        {"train_dataset": lambda *_args: DataLoader(_rows(26))},
+        "task Tiny: train_dataset() returned DataLoader, wanted a map-style dataset",
+    ),
+    "an iterable dataset": (
+        Tiny,
+        {"train_dataset": lambda *_args: Endless()},
+        "task Tiny: train_dataset() returned Endless, an IterableDataset, whose examples have one order only: ",
+    ),
+    "a label out of range in memory": (
+        Three,
+        {"train_dataset": _labelled(torch.tensor([0, 1] * 40 + [7]))},
+        "task Three: the training labels go from 0 to 7, and class_names has 3 names: number the classes from 0 to 2",
+    ),
+    "a label out of range in the validation set": (
+        Three,
+        {"validation_dataset": _labelled(torch.tensor([-1, 0, 2]))},
+        "task Three: the validation labels go from -1 to 2, and class_names has 3 names",
+    ),
+    "a label out of range in a file": (
+        Three,
+        {"train_dataset": _listed((_ZEROS, 1), (_ZEROS, 3))},
+        "task Three: the training labels go from 3 to 3, and class_names has 3 names",
+    ),
+    "labels that are text": (
+        Three,
+        {"train_dataset": _listed((_ZEROS, "cat"))},
+        "task Three: the training labels are text ('cat'), wanted numbers: return each class's position in class_names",
+    ),
+    "labels that are floats": (
+        Three,
+        {"train_dataset": _labelled(torch.ones(26))},
+        "task Three: the training labels are float32 of shape (26,), wanted int64 of (B,), the number of each example's class",
+    ),
+    "one-hot labels": (
+        Three,
+        {"train_dataset": _labelled(torch.ones(26, 3).long())},
+        "task Three: the training labels are int64 of shape (26, 3), wanted int64 of (B,)",
+    ),
+    "a batch that is a dict": (
+        Three,
+        {"train_dataset": _listed({"image": _ZEROS, "label": 1})},
+        "task Three: a training batch is a dict of image, label, wanted (inputs, labels): let the dataset",
+    ),
+    "None in an example": (
+        Three,
+        {"train_dataset": _listed((_ZEROS, None))},
+        "task Three: the batch of its examples raised TypeError: default_collate: batch must contain tensors, numpy arrays, "
+        "numbers, dicts or lists; found <class 'NoneType'>: an example is None or holds it: let __getitem__ return",
+    ),
+    "float64 inputs": (
+        Three,
+        {"train_dataset": lambda *_args: TensorDataset(_rows(26).tensors[0].double(), _rows(26).tensors[1])},
+        "the inputs or targets are float64 and the weights are float32: convert them with .float()",
+    ),
+    "inputs that are bytes": (
+        Three,
+        {"train_dataset": lambda *_args: TensorDataset(_rows(26).tensors[0].byte(), _rows(26).tensors[1])},
+        "the inputs are bytes: convert them in prepare(), as in inputs.float() / 255",
+    ),
+    "a lazy layer": (
+        Three,
+        {"build_model": lambda _task: nn.LazyLinear(3)},
+        "task Three: build_model() leaves the size of weight open: give its layer the input size instead of using a Lazy one",
+    ),
+    "a buffer made by expand": (
+        Tiny,
+        {"build_model": lambda _task: Expanded()},
+        "task Tiny: build_model() makes grid by expand(), so its values share memory and cannot be restored: add .clone()",
+    ),
+    "an optimizer that needs a closure": (
+        Tiny,
+        {"build_optimizer": lambda _task, model, *_args: torch.optim.LBFGS(model.parameters())},
+        "task Tiny: LBFGS.step() needs a closure, and a training step calls it without: use another optimizer, such as AdamW",
+    ),
+    "a task that sets an attribute": (
+        Tiny,
+        {"train_dataset": lambda task, _place: setattr(task, "noise", 1.0)},
+        "() raised FrozenInstanceError: cannot assign to field 'noise' (",
+    ),
+    "no return in losses": (Tiny, {"losses": _given(None)}, "task Tiny: losses() returned NoneType, wanted a dict {name: "),
+    "a method with other parameters": (
+        Tiny,
+        {"prepare": lambda _task, batch: batch},
+        "task Tiny: prepare() has other parameters (got an unexpected keyword argument 'training'): write def prepare(self, "
+        "batch, training)",
+    ),
+    "with_data that replaces a ClassVar": (
+        Three,
+        {"with_data": with_data},
+        ": only a field can be replaced: declare it as one (class_names: tuple[str, ...] = ()), not as a ClassVar",
+    ),
+    "an error of its own": (
+        Tiny,
+        {"notes": _raises(ValueError("no such line"))},
+        "task Tiny: method() raised ValueError: no such line (",
+    ),
+    "an error in a backward": (
+        Three,
+        {"losses": _through_backward},
+        "raised ValueError: no way back (",
+    ),
+    "a statistic that is a number": (
+        Tiny,
+        {"statistics": _given({"loss": 0.5})},
+        "task Tiny: statistics() returned 'loss' as float, wanted a tensor: sum over the batch without .item()",
+    ),
+    "a statistic for each example": (
+        Tiny,
+        {"statistics": lambda _task, _model, batch: {"loss": batch[1]}},
+        "task Tiny: statistics() returned other names or shapes for another batch: return sums over the batch's examples",
+    ),
+    "a metric that is a table": (
+        Tiny,
+        {"metrics": _given({"loss": torch.zeros(2)})},
+        "task Tiny: metrics() returned 'loss' as Tensor, wanted one number: float(...) of it",
+    ),
+    "an error in metrics": (
+        Tiny,
+        {"metrics": lambda _task, totals: {"loss": float(totals["los"])}},
+        "() raised KeyError: 'los' (",
+    ),
+    "an error in figures": (Tiny, {"figures": lambda *_args: {"curve": undrawn}}, "() raised NameError: "),  # type: ignore[name-defined]  # noqa: F821
+    "a figure of another form": (
+        Tiny,
+        {"figures": _given({"curve": torch.zeros(8, 8)})},
+        "task Tiny: figures() returned 'curve' as Tensor of shape (8, 8), wanted a picture (3, H, W) uint8",
+    ),
+    "validation examples of several shapes": (
+        Tiny,
+        {"validation_dataset": _given(Listed([(torch.zeros(4 + (i == 19)), 1.0) for i in range(20)]))},
+        "the dataset's examples have not the same shapes, as a batch needs them: pad or crop them in __getitem__",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", _MISTAKES)
+def test_a_mistake_is_one_line_with_the_cure_before_the_first_step(
+    here: Here, monkeypatch: pytest.MonkeyPatch, mistake: str
+) -> None:
+    task, changes, message = _MISTAKES[mistake]
+    for name, value in changes.items():
+        monkeypatch.setattr(task, name, value)
+    code, _, err = here.command(
+        "train", f"{task.__module__}:{task.__name__}", "--device", "cpu", "--run", "r", "--workers", "0"
+    )
+    assert message in err
+    assert err.startswith("trainbox: ")
+    assert err.count("\n") == 1
+    assert code == 2
+    assert here.steps() == []
+    if " raised " in err:
+        assert err.endswith("; traceback in runs/r/logs/rank-0.log\n")
+        assert "Traceback (most recent call last)" in (here.path() / "logs/rank-0.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--best-by", "foo"), "--best-by foo: the task has no metric foo; it has loss"),
+        (("--early-stopping", "max:foo"), "--early-stopping max:foo: the task has no metric foo; it has loss"),
+    ],
+)
+def test_an_unknown_metric_is_refused_before_the_first_step(here: Here, words: tuple[str, ...], message: str) -> None:
+    code, _, err = here.command("train", "tests.trainer.tiny:Tiny", "--device", "cpu", "--run", "r", *words)
+    assert (code, err) == (2, f"trainbox: {message}\n")
+    assert here.entries("train") == []
+
+
+def test_an_error_in_a_later_step_keeps_the_checkpoints(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Tiny.losses
+
+    def sometimes(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        losses = plain(task, model, batch)
+        if model.training and int(model.forwards) == 4:
+            raise ValueError("example 7 is broken")
+        return losses
+
+    monkeypatch.setattr(Tiny, "losses", sometimes)
+    words = ("--device", "cpu", "--run", "r", "--checkpoint-steps", "1", "--fast")
+    code, _, err = here.command("train", "tests.trainer.tiny:Tiny", *words)
+    assert code == 2
+    assert err.startswith("trainbox: task Tiny: sometimes() raised ValueError: example 7 is broken (")
+    assert err.count("\n") == 1
+    assert here.steps() == [1, 2, 3]
+
+
+def test_an_error_that_may_pass_is_one_line_with_code_1(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tiny, "train_dataset", _raises(OSError(errno.EIO, os.strerror(errno.EIO), "data/x.npy")))
+    code, _, err = here.command("train", "tests.trainer.tiny:Tiny", "--device", "cpu", "--run", "r")
+    assert code == 1
+    assert err.startswith("trainbox: task Tiny: method() raised OSError: [Errno 5] Input/output error: 'data/x.npy' (")
+    assert err.count("\n") == 1
+
+
+def test_an_error_of_our_own_stays_a_traceback(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "closing", int)
+    code, _, err = here.command("train", "tests.trainer.tiny:Tiny", "--device", "cpu", "--run", "r", "--max-steps", "1")
+    assert code == 1
+    assert "Traceback" in err
+    assert "TypeError: int() argument must be" in err
+
+
+def test_a_metric_that_needs_more_than_a_sample_is_tried_with_the_whole_set(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an area under a curve needs both classes, and a validation set may be sorted by class."""
+    seen = []
+
+    def metrics(_task: Task, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        seen.append(int(totals["examples"]))
+        if totals["examples"] < 20:
+            raise ValueError("only one class is present")
+        return {"loss": float(totals["loss"]), "area": 0.5}
+
+    monkeypatch.setattr(Tiny, "metrics", metrics)
+    out = here.train(max_steps=2, best_by="area")
+    assert "a sample of the validation set is not enough to try the validation: all of it is computed now" in out
+    assert seen == [12, 20, 20]  # 8 + 4 of the sample, the whole, the validation at the end
+
+
+def test_the_trial_of_a_validation_leaves_no_trace(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    def figures(_task: Task, model: nn.Module, batch: Any, totals: Any) -> dict[str, Tensor]:
+        torch.rand(3)
+        model.get_buffer("forwards").add_(1)
+        return {"noise": torch.zeros(3, 4, 4, dtype=torch.uint8)}
+
+    monkeypatch.setattr(Tiny, "figures", figures)
+    drawn = []
+    monkeypatch.setattr("trainer.run.RunDirectory.pictures", lambda _run, step, _figures: drawn.append(step))
+    here.train("tried", max_steps=2)
+    assert drawn == [2]
+    monkeypatch.setattr("trainer.trial.try_validation", lambda _job: [])
+    here.train("untried", max_steps=2)
+    assert here.digest("tried") == here.digest("untried")
+    assert [entry["loss"] for entry in here.entries("validation", "tried")] == [
+        entry["loss"] for entry in here.entries("validation", "untried")
+    ]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 8, 19, 20])
+def test_a_sample_has_examples_of_a_few_batches_and_their_sizes(batch_size: int) -> None:
+    from trainer.batches import EvaluationBatches, evaluation_batch_count
+
+    rows = TensorDataset(torch.arange(20))
+    every = range(evaluation_batch_count(20, batch_size))
+    for dataset in (rows, Subset(rows, range(20))):
+        given = EvaluationBatches(dataset, batch_size, every, torch.device("cpu"), 0)
+        sample = [(count, batch[0].tolist()) for count, batch in given.sample().iterate()]
+        assert all(count == len(batch) for count, batch in sample)
+        whole = [batch[0].tolist() for _, batch in given.iterate()]
+        assert sample[0][1][0] == 0
+        assert sample[-1][1][-1] == 19
+        assert all(any(set(batch) <= set(one) for one in whole) for _, batch in sample)
+        assert (len(sample[-1][1]) < len(sample[0][1])) == (len(whole[-1]) < len(whole[0]))
+        assert all(len(batch) > 1 for _, batch in sample) or 1 in map(len, whole)
+        assert [len(batch) for _, batch in given.iterate()] == [1] * len(whole)  # still whole itself
+
+
+def test_a_dataclass_that_is_not_frozen(here: Here, tmp_path: Path) -> None:
+    head = "from dataclasses import dataclass\nfrom trainbox import Task\n"
+    (tmp_path / "melted.py").write_text(f"{head}@dataclass\nclass Melted(Task):\n    width: int = 3\n")
+    code, _, err = here.command("train", "melted.py:Melted", "--device", "cpu")
+    assert code == 2
+    assert err == (
+        "trainbox: task melted.py:Melted: a class there is not frozen (melted.py:3): write @dataclass(frozen=True) above it\n"
+    )

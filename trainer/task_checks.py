@@ -1,0 +1,183 @@
+"""What a task's methods return: refused with the cure where the loop cannot use it."""
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.utils.data import Dataset, IterableDataset
+
+from trainer.errors import WrongUse
+from trainer.task import Task
+
+_NEEDED = {
+    "train_dataset": "return a map-style dataset of the training examples",
+    "validation_dataset": "return a map-style dataset of the validation examples",
+    "build_model": "return the nn.Module to train",
+    "losses": "return {name: tensor (B,)}, or derive the task from Classification",
+}
+
+
+def check_methods(task: Task) -> None:
+    """Raise WrongUse if the task lacks a method that every task needs, or has one with other parameters."""
+    for name, wanted in _NEEDED.items():
+        if getattr(type(task), name) is getattr(Task, name):
+            raise WrongUse(f"task {_name(task)} has no method {name}(): define it, and {wanted}")
+    for name, method in vars(Task).items():
+        if not inspect.isfunction(method) or name.startswith("_"):
+            continue
+        _, *parameters = inspect.signature(method).parameters
+        by_name = {"training": True} if "training" in parameters else {}
+        try:
+            inspect.signature(getattr(task, name)).bind(*parameters[: len(parameters) - len(by_name)], **by_name)
+        except TypeError as error:
+            raise WrongUse(
+                f"task {_name(task)}: {name}() has other parameters ({error}): write "
+                f"def {name}({', '.join(['self', *parameters])})"
+            ) from None
+
+
+def checked_task(task: Task, returned: Any) -> Task:
+    """`returned`, by with_data()."""
+    if not isinstance(returned, Task):
+        raise _returned(task, "with_data", returned, "the task: `return dataclasses.replace(self, ...)`")
+    return returned
+
+
+def checked_dataset(task: Task, method: str, returned: Any) -> "Dataset[Any]":
+    """`returned`, by train_dataset() or validation_dataset()."""
+    if isinstance(returned, IterableDataset):
+        raise WrongUse(
+            f"task {_name(task)}: {method}() returned {type(returned).__name__}, an IterableDataset, whose examples have one "
+            "order only: return a map-style dataset, with __len__ and __getitem__"
+        )
+    if isinstance(returned, tuple):
+        raise _returned(task, method, returned, "a dataset: wrap tensors as TensorDataset(inputs, labels)")
+    if not hasattr(returned, "__getitem__"):
+        raise _returned(task, method, returned, "a map-style dataset, with __len__ and __getitem__")
+    dataset: Dataset[Any] = returned
+    return dataset
+
+
+def checked_model(task: Task, returned: Any) -> nn.Module:
+    """`returned`, by build_model(): a module whose tensors can be trained, saved and restored."""
+    if not isinstance(returned, nn.Module):
+        raise _returned(task, "build_model", returned, "an nn.Module")
+    for name, tensor in [*returned.named_parameters(), *returned.named_buffers()]:
+        if is_lazy(tensor):
+            raise WrongUse(
+                f"task {_name(task)}: build_model() leaves the size of {name} open: give its layer the input size instead of "
+                "using a Lazy one, or run one example through the model in build_model()"
+            )
+        if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise WrongUse(
+                f"task {_name(task)}: build_model() makes {name} by expand(), so its values share memory and cannot be "
+                "restored: add .clone()"
+            )
+    return returned
+
+
+def checked_optimizer(task: Task, returned: Any) -> Optimizer:
+    """`returned`, by build_optimizer(): one whose step() needs no arguments."""
+    if not isinstance(returned, Optimizer):
+        raise _returned(task, "build_optimizer", returned, "a torch.optim.Optimizer")
+    needed = [
+        name
+        for name, parameter in inspect.signature(returned.step).parameters.items()
+        if parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if needed:
+        raise WrongUse(
+            f"task {_name(task)}: {type(returned).__name__}.step() needs a {needed[0]}, and a training step calls it without: "
+            "use another optimizer, such as AdamW"
+        )
+    return returned
+
+
+def checked_notes(task: Task, returned: Any) -> dict[str, str]:
+    """`returned`, by notes()."""
+    if not isinstance(returned, dict):
+        raise _returned(task, "notes", returned, "a dict {name: line}, which may be empty")
+    return returned
+
+
+def checked_factor(task: Task, returned: Any) -> float:
+    """`returned`, by schedule()."""
+    try:
+        finite = math.isfinite(returned)
+    except TypeError:
+        finite = False
+    if not finite:
+        raise _returned(task, "schedule", returned, "the factor on the learning rate, a finite number")
+    factor: float = returned
+    return factor
+
+
+def checked_batch(task: Task, returned: Any) -> Any:
+    """`returned`, by prepare()."""
+    if returned is None:
+        raise _returned(task, "prepare", returned, "the batch")
+    return returned
+
+
+def checked_statistics(task: Task, returned: Any) -> dict[str, Tensor]:
+    """`returned`, by statistics()."""
+    if not isinstance(returned, dict):
+        raise _returned(task, "statistics", returned, "a dict {name: tensor}")
+    for name, value in returned.items():
+        if not isinstance(value, Tensor):
+            raise WrongUse(
+                f"task {_name(task)}: statistics() returned {name!r} as {type(value).__name__}, wanted a tensor: sum over the "
+                "batch without .item()"
+            )
+    return {str(name): value for name, value in returned.items()}
+
+
+def checked_metrics(task: Task, returned: Any) -> dict[str, float]:
+    """`returned`, by metrics(), with plain numbers."""
+    if not isinstance(returned, Mapping):
+        raise _returned(task, "metrics", returned, "a dict {name: number}")
+    numbers_of = {}
+    for name, value in returned.items():
+        try:
+            numbers_of[str(name)] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise WrongUse(
+                f"task {_name(task)}: metrics() returned {name!r} as {type(value).__name__}, wanted one "
+                "number: float(...) of it"
+            ) from None
+    return numbers_of
+
+
+def checked_end(task: Task, returned: Any) -> bool:
+    """`returned`, by finished()."""
+    if returned is None:
+        raise _returned(task, "finished", returned, "True or False")
+    return bool(returned)
+
+
+def checked_figures(task: Task, returned: Any) -> dict[str, Tensor]:
+    """`returned`, by figures()."""
+    if not isinstance(returned, dict):
+        raise _returned(task, "figures", returned, "a dict {name: picture}, which may be empty")
+    for name, picture in returned.items():
+        shape = tuple(getattr(picture, "shape", ()))
+        if len(shape) != 3 or shape[0] not in (1, 3, 4):
+            raise WrongUse(
+                f"task {_name(task)}: figures() returned {name!r} as {type(picture).__name__} of shape {shape}, wanted a "
+                "picture (3, H, W) uint8"
+            )
+    return returned
+
+
+def _returned(task: Task, method: str, value: Any, wanted: str) -> WrongUse:
+    forgotten = " (is a `return` missing?)" if value is None else ""
+    found = "None" if value is None else f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    return WrongUse(f"task {_name(task)}: {method}() returned {found}, wanted {wanted}{forgotten}")
+
+
+def _name(task: Task) -> str:
+    return type(task).__name__

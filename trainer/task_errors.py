@@ -1,0 +1,140 @@
+"""An exception that comes out of a task's own code, as one line: the task, the method, the place and the cure."""
+
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from trainer.errors import Failure, WrongUse
+from trainer.task import Task
+
+_TRAINER = Path(__file__).parent
+_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+# An error of these kinds comes back with the same command; another one of the system's may not.
+_LASTING = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+
+# A device, a driver or a loader process that failed may raise inside any method, which is not the task's fault.
+_OF_THE_MACHINE = re.compile(r"(?i)(cuda|cublas|cudnn|nccl|hip|mps)[ _](error|status)|^DataLoader worker \(pid")
+
+# What torch and Python say of common mistakes, and the cure. The first that matches counts.
+_CURES = {
+    r"(?i)double.*float|float.*double": (
+        "the inputs or targets are float64 and the weights are float32: convert them with .float()"
+    ),
+    r"unsigned char|\bByte\b": "the inputs are bytes: convert them in prepare(), as in inputs.float() / 255",
+    r"Target \S+ is out of bounds|Class values must be|device-side assert": (
+        "a label or an index is out of range: number the classes from 0, and give the model one output for each"
+    ),
+    r"default_collate.*NoneType": "an example is None or holds it: let __getitem__ return tensors or numbers",
+    r"default_collate": "an example cannot be batched: let __getitem__ return tensors, arrays, numbers, tuples or dicts",
+    r"FileNotFoundError|NotADirectoryError": "put the data there, or name its folder with --data-dir",
+    r"PermissionError": "make it readable for this user",
+    r"FrozenInstanceError|cannot assign to field": (
+        "a task is frozen: return dataclasses.replace(self, ...) from with_data(), or compute the value in a method"
+    ),
+    r"with_data\(\).*unexpected keyword argument": (
+        "only a field can be replaced: declare it as one (class_names: tuple[str, ...] = ()), not as a ClassVar"
+    ),
+    r"unpack": "the batch has another form: it is what the dataset's examples collate to, after prepare()",
+    r"on the same device": "create tensors on the device of the batch, and register constants as buffers",
+}
+
+
+class _Frame(NamedTuple):
+    """One line of a traceback; `owner` is the object whose method it is, where that is known."""
+
+    file: str
+    line: int
+    function: str
+    owner: Any = None
+
+    @property
+    def is_the_users(self) -> bool:
+        """Whether it is neither Trainbox's nor a library's."""
+        path = Path(self.file)
+        if path.is_relative_to(_TRAINER):
+            return path.is_relative_to(_TRAINER / "tasks")
+        return path.is_file() and not self.file.startswith(_LIBRARIES)
+
+    def __str__(self) -> str:
+        path = Path(self.file)
+        return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{self.line}"
+
+
+def mistake_of(error: Exception, task: str, log: Path) -> Failure | None:
+    """The failure to report for `error` if it comes out of the code of the task named `task`; None if it does not.
+
+    `log` is the file that has the traceback.
+    """
+    text = str(error)
+    if _OF_THE_MACHINE.search(text.partition("\n")[0]) and "device-side assert" not in text:
+        return None
+    frames = [*_frames(error.__traceback__), *_frames_in(text)]
+    method = _method(frames)
+    if method is None:
+        return None
+    own = [frame for frame in frames if frame.is_the_users] or [f for f in frames if isinstance(f.owner, Task)]
+    found = f"{method} raised {_last_words(error)}{f' ({own[-1]})' if own else ''}"
+    kind = Failure if isinstance(error, OSError) and not isinstance(error, _LASTING) else WrongUse
+    return kind(f"task {task}: {found}: {_cure(found)}; traceback in {log}")
+
+
+def import_mistake(error: Exception, spec: str, place: Path | str) -> WrongUse:
+    """What to report for `error`, raised while the task's file or module `place` was imported."""
+    own = [frame for frame in _frames(error.__traceback__) if frame.is_the_users]
+    if "cannot inherit non-frozen dataclass" in str(error):
+        return WrongUse(f"task {spec}: a class there is not frozen ({own[-1]}): write @dataclass(frozen=True) above it")
+    again = f"python {place}" if isinstance(place, Path) else f"python -m {place}"
+    where = f" ({own[-1]})" if own else ""
+    return WrongUse(f"task {spec}: its import raised {_last_words(error)}{where}: fix that; `{again}` shows the traceback")
+
+
+def _frames(found: TracebackType | None) -> Iterator[_Frame]:
+    for frame, line in traceback.walk_tb(found):
+        code = frame.f_code
+        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None  # a method's self
+        yield _Frame(code.co_filename, line, code.co_name, owner)
+
+
+def _frames_in(text: str) -> Iterator[_Frame]:
+    """Those of the traceback that torch puts into the message of an error in a loader worker or a replica."""
+    for file, line, function in re.findall(r'File "(.+)", line (\d+), in (\S+)', text):
+        yield _Frame(file, int(line), function)
+
+
+def _method(frames: list[_Frame]) -> str | None:
+    """What of the task raised, the outermost; None if nothing of it is among `frames`."""
+    from torch.optim import Optimizer  # not at the top: the task's file may fail before it imports torch
+    from torch.utils.data import Dataset
+
+    for frame in frames:
+        if isinstance(frame.owner, Task):
+            return f"{frame.function}()"
+    for frame in frames:
+        if Path(frame.file).match("torch/utils/data/_utils/collate.py"):
+            return "the batch of its examples"
+        if isinstance(frame.owner, Dataset) and not Path(frame.file).is_relative_to(_TRAINER):
+            return f"{type(frame.owner).__name__}.{frame.function}()"
+        if isinstance(frame.owner, Optimizer):
+            return f"{type(frame.owner).__name__}.step()"
+        if Path(frame.file).match("torch/autograd/__init__.py") or frame.is_the_users:
+            return f"{frame.function}()"
+    return None
+
+
+def _last_words(error: Exception) -> str:
+    """`ValueError: bad value`, in one line."""
+    _, original, inner = str(error).partition("Original Traceback")
+    if original:
+        lines = [line for line in inner.splitlines()[1:] if line and not line.startswith(" ")]
+        return lines[-1] if lines else type(error).__name__
+    first = next(iter(str(error).splitlines()), "").rstrip(". ")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _cure(found: str) -> str:
+    return next((cure for sign, cure in _CURES.items() if re.search(sign, found)), "fix the task")
