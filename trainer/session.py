@@ -68,7 +68,8 @@ def train_task(
         _refuse_unlike(process, {"run": run_name, "resume": resume, **dataclasses.asdict(config)}, _SAME_WORDS)
         task = load_task(config.task, config.fields)
         run = RunDirectory(runs_dir / (run_name or _default_name(config, process, runs_dir)), process.rank)
-        log = run.path / "logs" / f"rank-{process.rank}.log"
+        # The same on each rank: what several have to say is printed once.
+        log = run.path / "logs" / f"rank-{0 if process.world_size == 1 else '*'}.log"
         with contextlib.closing(run), _told_as_failures(runs_dir, type(task).__name__, log):
             settled = settle(config, task, process, run)
             _refuse_unlike(process, dataclasses.asdict(settled), _SAME_HARDWARE)
@@ -310,7 +311,7 @@ def _describe(
 def _told_as_failures(runs_dir: Path, task: str = "", log: Path | None = None) -> Iterator[None]:
     """Raise known errors of torch and the system, and those of the task's own code, as Failures with their exit codes.
 
-    The traceback goes to `log`, the rank's own; without one no error is taken to be the task's.
+    The traceback goes to the rank's own log, which `log` names; without one no error is taken to be the task's.
     """
     try:
         yield

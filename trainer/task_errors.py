@@ -112,7 +112,7 @@ def _method(frames: list[_Frame]) -> str | None:
     from torch.utils.data import Dataset
 
     for frame in frames:
-        if isinstance(frame.owner, Task):
+        if isinstance(frame.owner, Task) and hasattr(type(frame.owner), frame.function):
             return f"{frame.function}()"
     for frame in frames:
         if Path(frame.file).match("torch/utils/data/_utils/collate.py"):

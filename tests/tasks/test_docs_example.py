@@ -1,9 +1,14 @@
-"""The task that docs/tasks.md shows works as it stands there."""
+"""The tasks that docs/tasks.md shows work as they are there."""
 
 import re
+import sys
 from pathlib import Path
 
+import pytest
+from PIL import Image
+
 from tests.conftest import Trainbox
+from tests.trainer.here import Here
 
 _PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
 
@@ -24,3 +29,35 @@ def test_the_example_trains_as_the_page_says(trainbox: Trainbox) -> None:
     listed = trainbox("tasks", "my_tasks/gestures.py:Gestures")
     assert listed.code == 0
     assert "--set width=...  int, default 32" in listed.out
+
+
+def test_the_example_of_pictures_in_folders_trains_with_their_classes(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = _PAGE.read_text(encoding="utf-8")
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Pictures" in block]
+    (command,) = re.findall(r"^trainbox (train my_tasks/pictures\.py:Pictures .*)$", page, re.MULTILINE)
+    task = here.folder / "my_tasks/pictures.py"
+    task.parent.mkdir()
+    task.write_text(code, encoding="utf-8")
+    for part, count in (("train", 8), ("validation", 3)):
+        for colour in ("red", "lime", "blue"):
+            folder = here.folder / "data/flowers" / part / colour
+            folder.mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (12 + number, 10), colour).save(folder / f"{number}.png")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "pictures", raising=False)
+    words = ("--set", "size=8", "--set", "width=4", "--batch-size", "8", "--epochs", "8", "--lr", "0.05", "--workers", "0")
+    ended, out, err = here.command(*command.split(), *words, "--device", "cpu", "--run", "r")
+    assert (ended, err) == (0, "")
+    assert "24 training and 9 validation examples" in out
+    last = here.entries("validation")[-1]
+    assert [sum(row) for row in last["confusion"]] == [3, 3, 3]
+    assert last["accuracy"] == 1
+    (here.folder / "data/flowers/validation/red").rename(here.folder / "data/flowers/validation/crimson")
+    ended, _, err = here.command(*command.split(), *words, "--device", "cpu", "--run", "s")
+    assert ended == 2
+    assert "data/flowers/validation has other classes (['blue', 'crimson', 'lime'])" in err
+    ended, _, err = here.command(*command.split(), *words, "--set", "folder=roses", "--device", "cpu", "--run", "t")
+    assert ended == 2
+    assert err.startswith("trainbox: task Pictures: with_data() raised FileNotFoundError: ")
+    assert ": put the data there, or name its folder with --data-dir; " in err

@@ -1,0 +1,39 @@
+"""A mistake in a task on several processes: each ends, none waits for another, and the cause has exit code 2."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.ranks import Ranks
+
+_TASK = f"{Path(__file__).with_name('mistaken.py')}:Mistaken"
+_CAUSES = {"rank 1": ("losses", "only here"), "metrics": ("metrics", "never"), "figures": ("figures", "no picture")}
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    ranks = Ranks(tmp_path_factory.mktemp("mistakes"))
+    yield ranks
+    ranks.close()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mistake"), [*[("ddp", mistake) for mistake in [*_CAUSES, "sample"]], ("fsdp", "figures"), ("fsdp", "sample")]
+)
+def test_a_mistake_ends_all_processes_and_a_sample_is_not_judged_alone(forked: Ranks, strategy: str, mistake: str) -> None:
+    run = f"{strategy}-{mistake}".replace(" ", "-")
+    words = ("train", _TASK, "--set", f"mistake={mistake}", "--device", "cpu", "--threads", "1", "--run", run)
+    ended = forked(2, *words, env={"TRAINBOX_STRATEGY": strategy})
+    if mistake == "sample":
+        assert ended.codes == [0, 0], ended.errs
+        assert "all of it is computed now" in ended.out
+        return
+    method, text = _CAUSES[mistake]
+    # A rank that waits for one that has ended notices its end: code 7, which the launcher takes for no cause of its own.
+    assert set(ended.codes) in ({2}, {2, 7}), ended.errs
+    own = [err for code, err in zip(ended.codes, ended.errs, strict=True) if code == 2]
+    assert len(set(own)) == 1
+    assert f"task Mistaken: {method}() raised ValueError: {text} (" in own[0]
+    assert own[0].endswith(f"fix the task; traceback in runs/{run}/logs/rank-*.log\n")
+    assert not list((forked.folder / "runs" / run / "checkpoints").glob("*.pt"))
