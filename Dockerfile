@@ -12,7 +12,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 COPY requirements-dev.lock /tmp/
 RUN awk '/^[^ #]/ { keep = /^uv==/ } keep' /tmp/requirements-dev.lock > /tmp/uv.lock \
-    && python3 -m venv /opt/uv \
+    && python3 -P -m venv /opt/uv \
     && /opt/uv/bin/pip install --no-cache-dir --require-hashes -r /tmp/uv.lock
 
 FROM ${BASE_IMAGE}
@@ -67,7 +67,7 @@ RUN --mount=type=bind,source=requirements.lock,target=/mnt/requirements.lock \
     && mkdir "$metadata" \
     && printf 'Metadata-Version: 2.4\nName: trainbox\nVersion: %s\n' "$VERSION" > "$metadata/METADATA" \
     && chmod -R a+rX /opt/trainbox \
-    && python -m compileall -q /opt/trainbox
+    && python -P -m compileall -q /opt/trainbox
 LABEL org.opencontainers.image.title="trainbox" \
     org.opencontainers.image.description="Finds its GPUs, trains PyTorch models on them, and can prove what it did" \
     org.opencontainers.image.licenses="Apache-2.0" \

@@ -99,7 +99,7 @@ shell: $$(ready-$$(kind)) ## A shell where train would run
 	$(shell-$(kind))
 
 benchmark: $(VENV)/.train ## Measure this machine; ARGS are passed on
-	$(VENV)/bin/python -m benchmarks $(ARGS)
+	$(VENV)/bin/python -P -m benchmarks $(ARGS)
 
 ##@ Image
 
@@ -122,7 +122,7 @@ folders:
 ##@ Work on Trainbox
 
 # worksteal: a file's tests stay on one worker, and with them what they share, until another worker has nothing left.
-pytest = $(VENV)/bin/python -m pytest -n auto --maxprocesses=4 --dist worksteal $(PYTEST_ARGS)
+pytest = $(VENV)/bin/python -P -m pytest -n auto --maxprocesses=4 --dist worksteal $(PYTEST_ARGS)
 
 test: lint ## Lint, then every test but the slow ones and the image's (PYTEST_ARGS=)
 	$(pytest) -m "not slow" --ignore=tests/image
@@ -137,7 +137,7 @@ test-slow: $(VENV)/.dev ## The other slow tests: the drill on each task (PYTEST_
 	$(pytest) -m slow --ignore=tests/faults --ignore=tests/image
 
 test-image: $(VENV)/.dev ## Build the image and run it in Docker: minutes, and 7 GB of disk (BASE_IMAGE=, PYTEST_ARGS=)
-	$(VENV)/bin/python -m pytest -m image -rs $(PYTEST_ARGS) tests/image
+	$(VENV)/bin/python -P -m pytest -m image -rs $(PYTEST_ARGS) tests/image
 
 lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; links and code fences of the pages
 	$(VENV)/bin/ruff check .
@@ -146,7 +146,7 @@ lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; links and code
 	$(VENV)/bin/hadolint Dockerfile
 	$(VENV)/bin/shellcheck .ci/run $(wildcard deploy/*/*.sh deploy/*/*.sbatch)
 	$(VENV)/bin/yamllint --strict .
-	$(VENV)/bin/python -m tests.markdown $(wildcard *.md docs/*.md docs/*/*.md)
+	$(VENV)/bin/python -P -m tests.markdown $(wildcard *.md docs/*.md docs/*/*.md)
 
 lock: $(VENV)/.dev ## Remake both lock files after a change in pyproject.toml (ARGS=--upgrade: the newest of everything)
 	$(VENV)/bin/uv pip compile --quiet pyproject.toml --universal --generate-hashes --no-emit-index-url $(ARGS) -o requirements.lock
@@ -164,9 +164,9 @@ help: ## This list
 $(VENV)/bin/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Trainbox needs Python 3.11 or newer, and $(PYTHON) is older or missing: add PYTHON=/path/to/python3.11" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -P -m venv $(VENV)
 	awk '/^[^ #]/ { keep = /^uv==/ } keep' requirements-dev.lock > $(VENV)/uv.lock
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/uv.lock
+	$(VENV)/bin/python -P -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/uv.lock
 
 install = $(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python
 $(VENV)/.train: requirements.lock pyproject.toml | $(VENV)/bin/uv

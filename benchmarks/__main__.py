@@ -1,4 +1,4 @@
-"""Measure what docs/benchmarks.md claims: `python -m benchmarks [PART ...]`. Only the ratios of one run compare."""
+"""Measure what docs/benchmarks.md claims: `python -P -m benchmarks [PART ...]`. Only the ratios of one run compare."""
 
 import importlib
 

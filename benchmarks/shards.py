@@ -30,9 +30,9 @@ def measure() -> Iterator[str]:
     yield "| processes of one thread | step | ms | against plain (median of turns) | middle half |"
     yield "|---|---|---|---|---|"
     for processes in (1, 2):
-        launch = ["trainer.torchrun", "--standalone", f"--nproc-per-node={processes}", "-m", "benchmarks.shards"]
+        ranks = ["--standalone", f"--nproc-per-node={processes}", "-m", "--", "benchmarks.shards"]
         ended = subprocess.run(
-            [sys.executable, "-m", *launch],
+            [sys.executable, "-P", "-m", "trainer.torchrun", *ranks],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             check=True,
             capture_output=True,

@@ -38,7 +38,7 @@ def measure() -> Iterator[str]:
 
 def _seconds(*words: str) -> float:
     begin = time.perf_counter()
-    subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-P", *words], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - begin
 
 
@@ -47,7 +47,7 @@ def _first_step() -> float:
     with tempfile.TemporaryDirectory() as folder:
         begin = time.time()
         subprocess.run(
-            [sys.executable, "-m", "entrypoint", *_TRAIN, "--runs-dir", folder], check=True, stdout=subprocess.DEVNULL
+            [sys.executable, "-P", "-m", "entrypoint", *_TRAIN, "--runs-dir", folder], check=True, stdout=subprocess.DEVNULL
         )
         entries = map(json.loads, (Path(folder) / "r" / "metrics.jsonl").read_text().splitlines())
         return float(next(entry["time_unix_s"] for entry in entries if entry["kind"] == "train")) - begin

@@ -31,7 +31,7 @@ def measure() -> Iterator[str]:
 
 
 def _start(folder: str, *words: str) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, *words], cwd=folder, stdout=subprocess.DEVNULL)
+    return subprocess.Popen([sys.executable, "-P", *words], cwd=folder, stdout=subprocess.DEVNULL)
 
 
 def _row(name: str, trials: int, seconds: float) -> str:

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from entrypoint.bench import Case, Measured, Outcome, turns
+from entrypoint.children import command_of
 from entrypoint.errors import LaunchError, NoPlace
 from entrypoint.supervise import die_with_parent
 
@@ -70,7 +71,7 @@ class Bench:
         """Ask `trainbox plan` whether each case can be launched here: what cannot is told before anything has taken time."""
         for case, outcome in self.outcomes.items():
             asked = subprocess.run(
-                [sys.executable, "-m", "entrypoint", "plan", *self._words(case, "runs")],
+                command_of("entrypoint", "plan", *self._words(case, "runs")),
                 env=_environment(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -114,7 +115,7 @@ class Bench:
         log = folder / "output.log"
         with log.open("w", encoding="utf-8") as output:
             training = subprocess.Popen(
-                [sys.executable, "-m", "entrypoint", "train", *self._words(case, str(folder))],
+                command_of("entrypoint", "train", *self._words(case, str(folder))),
                 env=_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -169,7 +170,7 @@ def write_files(folder: Path, text: str, report: Mapping[str, Any]) -> None:
         (folder / "bench.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise NoPlace(f"--out {folder}: {error.strerror}: give a folder that can be written") from error
-    drawn = subprocess.run([sys.executable, "-m", "trainer", "bench-figure", str(folder)], check=False)
+    drawn = subprocess.run(command_of("trainer", "bench-figure", str(folder)), check=False)
     if drawn.returncode:
         raise NoCase(drawn.returncode, f"--out {folder}: bench.svg was not drawn; bench.md and bench.json are there")
 

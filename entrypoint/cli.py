@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from entrypoint.children import check_packages, command_of, without_ranks
 from entrypoint.cluster import detect_cluster
 from entrypoint.cpus import usable_cpus
 from entrypoint.driver import Driver, NoAnswer
@@ -384,7 +385,7 @@ def _supervised(plan: LaunchPlan, checked: Checked) -> NoReturn:
 
 def _hand_over(*words: str) -> NoReturn:
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "trainer", *words])
+    os.execv(sys.executable, command_of("trainer", *words))
 
 
 def _planned_launch(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
@@ -404,7 +405,7 @@ def _checked_plan(
 
         read_limits(checked.health_limits, "--health-limits")  # a mistake there is told before anything is looked at
     checking = subprocess.Popen(
-        [sys.executable, "-m", "trainer", verb, "--check", "--device-on-stdin", *training], stdin=subprocess.PIPE, text=True
+        command_of("trainer", verb, "--check", "--device-on-stdin", *training), stdin=subprocess.PIPE, text=True
     )
     decided = ""
     try:
@@ -471,6 +472,11 @@ def _run_verbatim(argv: list[str]) -> NoReturn:
         ) from error
 
 
+def _drop_ranks() -> None:
+    for name in os.environ.keys() - without_ranks(os.environ):
+        del os.environ[name]
+
+
 def _tell(text: str) -> None:
     """One line, however long or broken the value that it repeats."""
     click.echo(f"trainbox: {' '.join(text.split())[:_LONGEST_MESSAGE]}", err=True)
@@ -482,6 +488,8 @@ def main() -> NoReturn:
     try:
         if words and not words[0].startswith("-") and words[0] not in cli.commands:
             _run_verbatim(words)
+        check_packages(sys.path)
+        _drop_ranks()
         sys.exit(cli.main(words or ["--help"], prog_name="trainbox", standalone_mode=False) or 0)
     except click.ClickException as error:
         _tell(error.format_message())

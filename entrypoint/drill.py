@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from entrypoint.children import command_of
 from entrypoint.errors import BitsDiffer, DrillFailed
 from entrypoint.supervise import die_with_parent
 
@@ -96,7 +97,7 @@ def run_case(case: Case, words: list[str], folder: Path, steps: int, draw: rando
         log = folder / f"start-{number}.log"
         with log.open("w", encoding="utf-8") as output:
             start = subprocess.Popen(
-                [sys.executable, "-m", "entrypoint", "train", *(word.replace("{processes}", str(count)) for word in words)],
+                command_of("entrypoint", "train", *(word.replace("{processes}", str(count)) for word in words)),
                 env={name: value for name, value in os.environ.items() if name not in _LAUNCH_NAMES},
                 stdout=output,
                 stderr=subprocess.STDOUT,

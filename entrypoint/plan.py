@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from entrypoint.children import command_of
 from entrypoint.cluster import DEFAULT_PORT, RDZV_TIMEOUT_S, Cluster
 from entrypoint.errors import HardwareMissing, WrongUse
 from entrypoint.gpus import Gpu, labels, select
@@ -120,7 +121,7 @@ def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> Lau
         gpus=chosen,
         nnodes=1,
         nproc_per_node=len(slots),
-        argv=(request.python, "-m", *request.argv),
+        argv=tuple(command_of(*request.argv, python=request.python)),
         reason=reason,
         env=_env(request, "single", chosen, 1, reason)
         | {
@@ -257,7 +258,7 @@ def _refuse_mig_groups(chosen: Sequence[Gpu]) -> None:
 
 def _argv(request: LaunchRequest, strategy: str, nproc: int, nodes: _Nodes) -> tuple[str, ...]:
     if strategy not in _BY_TORCHRUN:
-        return (request.python, "-m", *request.argv)
+        return tuple(command_of(*request.argv, python=request.python))
     if nodes.count == 1:
         rendezvous = ["--standalone"]
     else:
@@ -268,16 +269,8 @@ def _argv(request: LaunchRequest, strategy: str, nproc: int, nodes: _Nodes) -> t
             f"--rdzv-id={nodes.job_id}",
             f"--rdzv-conf=join_timeout={request.rdzv_timeout_s},await_name={int(nodes.await_name)}",
         ]
-    return (
-        request.python,
-        "-m",
-        "trainer.torchrun",
-        *rendezvous,
-        f"--nproc-per-node={nproc}",
-        "-m",
-        "--",
-        *request.argv,
-    )
+    ranks = (f"--nproc-per-node={nproc}", "-m", "--", *request.argv)
+    return tuple(command_of("trainer.torchrun", *rendezvous, *ranks, python=request.python))
 
 
 def _reason(

@@ -74,7 +74,7 @@ class Trainbox:
     ) -> subprocess.Popen[str]:
         """Start it; `inside` is a command that runs another one somewhere else."""
         process = subprocess.Popen(
-            [*inside, sys.executable, "-m", module, *words],
+            [*inside, sys.executable, "-P", "-m", module, *words],
             cwd=self.folder,
             env=clean_environment(**({"OMP_NUM_THREADS": "1"} if "train" in words else {}) | dict(env or {})),
             stdin=subprocess.DEVNULL,

@@ -23,7 +23,7 @@ FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 # A module imports from its own line and those above it. A new file needs a place here.
 LAYERS = {
     "entrypoint": [
-        "errors gpus cluster cgroup cpus options bench health.readings health.verdict health.redaction",
+        "errors children gpus cluster cgroup cpus options bench health.readings health.verdict health.redaction",
         "nvml plan supervise replay health.limits health.xids",
         "driver drill bench_runs suggest health.rules health.node health.screen health.surroundings health.deep_cases",
         "health.check health.watch health.deep health.doctor_report",
@@ -33,7 +33,8 @@ LAYERS = {
     ],
     "trainer": [
         "sources seeding digest metrics stopping errors elapsed",
-        "batches buffers config run_files compare task grid hardware seen bench compiler optimizers task_checks task_errors",
+        "batches buffers config run_files compare compiler grid hardware seen bench "
+        "optimizers task task_source task_checks task_errors",
         "sharding",
         "study",
         "results",

@@ -125,7 +125,7 @@ def test_run_in_says_where(make: Make, where: str, command: str) -> None:
         ("shell", DOCKER, in_docker(CPU_FILES, "", "run --rm --no-deps train bash")),
         ("tensorboard", NVIDIA, in_docker("", "", "up tensorboard")),
         ("tensorboard", NO_DOCKER, ".venv/bin/tensorboard --logdir runs --host 127.0.0.1 --port 6006"),
-        ("benchmark", NVIDIA, ".venv/bin/python -m benchmarks"),
+        ("benchmark", NVIDIA, ".venv/bin/python -P -m benchmarks"),
     ],
 )
 def test_other_targets(make: Make, target: str, docker: str, command: str) -> None:

@@ -3,6 +3,9 @@ import logging
 import os
 import sys
 
+if not sys.flags.safe_path:
+    del sys.path[0]  # the current folder, put there by -m: a torch.py of a user's is not ours
+
 from trainer.cli import main
 
 try:

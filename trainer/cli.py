@@ -19,7 +19,8 @@ from trainer.config import Config, check, check_sharded, load_config_file
 from trainer.errors import MESSAGES, Failure, WrongUse, called_exit
 from trainer.optimizers import OPTIMIZERS
 from trainer.stopping import StopRequest
-from trainer.task import built_in_tasks, load_task, loaded_fields, parse_fields, static_fields, summary
+from trainer.task import built_in_tasks, load_task, loaded_fields, locate, parse_fields, static_fields, summary
+from trainer.task_source import overruled
 
 
 class _Number(click.ParamType[float]):
@@ -255,6 +256,7 @@ def train(
     if config.compile and not any(map(shutil.which, ("cc", "gcc", "clang"))):
         raise WrongUse("--compile needs a C compiler, and there is none on PATH: install one, or drop --compile")
     if only_check:
+        _warn_of_overruled_imports(task)
         return
     stop = StopRequest.install()
     from trainer.session import train_task
@@ -336,6 +338,13 @@ def _fields(task: str, pairs: tuple[str, ...]) -> dict[str, Any]:
         given[name] = value
     fields = static_fields(task)
     return given if fields is None else parse_fields(task, fields, given)
+
+
+def _warn_of_overruled_imports(task: str) -> None:
+    """Say it once, in the launcher's check, and not in each rank."""
+    place, _ = locate(task)
+    for line in overruled(place):
+        click.echo(_line(line), err=True)
 
 
 def _check_run_name(run: str | None, option: str = "--run") -> None:
@@ -430,6 +439,7 @@ def sweep(
     for number in range(min(_CHECKED_TRIALS, asked.total) if sampler == "grid" else 0):
         check(asked.trial_config(asked.point(number), config.seed), device)
     if only_check:
+        _warn_of_overruled_imports(task)
         return
     stop = StopRequest.install()
     from trainer.sweep import Limits, run_sweep

@@ -281,7 +281,7 @@ class SweepRun:
         ours, theirs = Pipe()
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": slot.visible, "TRAINBOX_REASON": f"sweep -> {slot.name}"}
         slot.process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.worker", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "trainer.worker", str(theirs.fileno())],  # -P: not the current folder's trainer.py
             env=environment,
             pass_fds=(theirs.fileno(),),
             start_new_session=True,  # it and what it starts can be killed together

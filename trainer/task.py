@@ -4,8 +4,6 @@ import ast
 import dataclasses
 import difflib
 import importlib
-import importlib.util
-import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from trainer.config import warmup_then_cosine
 from trainer.errors import WrongUse
 from trainer.optimizers import make_optimizer
+from trainer.task_source import check_name, make_importable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -144,7 +143,7 @@ def locate(spec: str) -> tuple[Path | str, str]:
     """(file or dotted module, class name) of `digits`, `file.py:Class` or `module:Class`.
 
     Raises:
-        WrongUse: no such built-in task or file, or a spec of another form.
+        WrongUse: no such built-in task or file, a file with the name of another module, or a spec of another form.
     """
     place, colon, class_name = spec.rpartition(":")
     if not colon:
@@ -163,6 +162,7 @@ def locate(spec: str) -> tuple[Path | str, str]:
         return place, class_name
     if not Path(place).is_file():
         raise WrongUse(f"task {spec}: no file {place} (looked from {Path.cwd()})")
+    check_name(Path(place))
     return Path(place), class_name
 
 
@@ -211,16 +211,12 @@ def loaded_fields(cls: type[Task]) -> list[TaskField]:
 def _import_file(path: Path) -> types.ModuleType:
     if path.parent == TASKS_FOLDER:
         return importlib.import_module(f"trainer.tasks.{path.stem}")
-    folder = str(path.parent.resolve())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)  # its neighbours can be imported, also by loader workers
-    module = importlib.import_module(path.stem)
-    if Path(module.__file__ or "").resolve() != path.resolve():
-        raise WrongUse(f"task file {path} has the name of another module ({module.__name__}): rename the file")
-    return module
+    make_importable(path.parent)  # its neighbours, also for loader workers
+    return importlib.import_module(path.stem)
 
 
 def _import_module(spec: str, name: str) -> types.ModuleType:
+    make_importable()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

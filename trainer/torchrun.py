@@ -1,7 +1,7 @@
-"""torchrun, with four habits changed.
+"""torchrun, with five habits changed.
 
-It ends with its ranks' exit code, passes a signal on instead of dying of it, meets other nodes at a place of our own, and ends
-when one of them does.
+It ends with its ranks' exit code, passes a signal on instead of dying of it, meets other nodes at a place of our own, ends
+when one of them does, and keeps the current folder out of its ranks' sys.path.
 
 Used as torchrun is: `python -m trainer.torchrun --standalone --nproc-per-node=2 -m trainer train digits`.
 Why: docs/decisions/0003-torchrun-with-exit-codes.md, 0012-nodes-meet-on-one-interface.md.
@@ -52,6 +52,8 @@ def main() -> int:
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     # It takes over the signals it is told to handle: one that nobody sends.
     arguments = parse_args(["--signals-to-handle=SIGQUIT", *sys.argv[1:]])
+    if arguments.module:
+        _keep_out_the_current_folder(arguments)
     with tempfile.TemporaryDirectory(prefix="trainbox-") as messages:
         os.environ[MESSAGES] = messages
         arguments.log_dir = messages  # torchrun would leave a folder behind at each start
@@ -175,6 +177,14 @@ def _open_store(arguments: argparse.Namespace, meeting: Meeting) -> object:
         multi_tenant=True,
         master_listen_fd=listening,
     )
+
+
+def _keep_out_the_current_folder(arguments: argparse.Namespace) -> None:
+    """Have the ranks run their module with -P: torchrun's own command would take a user's trainer.py for ours."""
+    command = ["-P", "-u", "-m", arguments.training_script, *arguments.training_script_args]
+    arguments.training_script = sys.executable
+    arguments.training_script_args = command
+    arguments.module, arguments.no_python = False, True
 
 
 def _meet_in_a_file(arguments: argparse.Namespace, folder: Path) -> None:

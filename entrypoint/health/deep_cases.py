@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from entrypoint.children import command_of, without_ranks
 from entrypoint.health.limits import SOURCES, Limits
 from entrypoint.health.verdict import Finding, Result
 
@@ -23,8 +24,6 @@ _LIMITS = {
 }
 _FEWEST_TO_COMPARE = 3
 _LONGEST_WORDS = 300
-# A cluster or a launcher may have set them, for processes that are not these; PET_NNODES and such are torchrun's options.
-_NOT_HANDED_ON = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -115,14 +114,15 @@ def exchanges(devices: Sequence[Device]) -> list[Case]:
 def argv_of(case: Case, python: str) -> list[str]:
     """The child of a case; of several devices each has a rank."""
     if len(case.devices) == 1:
-        return [python, "-m", "trainer.selftest", "compute"]
-    torchrun = ["trainer.torchrun", "--standalone", f"--nproc-per-node={len(case.devices)}"]
-    return [python, "-m", *torchrun, "-m", "--", "trainer.selftest", "exchange"]
+        return command_of("trainer.selftest", "compute", python=python)
+    ranks = (f"--nproc-per-node={len(case.devices)}", "-m", "--", "trainer.selftest", "exchange")
+    return command_of("trainer.torchrun", "--standalone", *ranks, python=python)
 
 
 def env_of(case: Case, environment: Mapping[str, str], cpus: int) -> dict[str, str]:
     """The child's, from this program's; `cpus` are those that it may use."""
-    kept = {n: value for n, value in environment.items() if n not in _NOT_HANDED_ON and not n.startswith("PET_")}
+    # PET_NNODES and such are torchrun's options, set by a cluster for processes that are not these.
+    kept = {name: value for name, value in without_ranks(environment).items() if not name.startswith("PET_")}
     return {
         "OMP_NUM_THREADS": str(max(1, cpus // len(case.devices))),
         **kept,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from entrypoint.children import command_of
 from entrypoint.driver import Driver, NoAnswer
 from entrypoint.errors import LaunchError
 from entrypoint.gpus import visible_gpus
@@ -65,7 +66,7 @@ def _ask_driver(question: Question, gpus: int | str | None, gpu_ids: str | None)
 
 def _start_torch() -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "trainer.seen"],
+        command_of("trainer.seen"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

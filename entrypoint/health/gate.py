@@ -1,13 +1,13 @@
 """Before a training and beside it: closed by a finding, or open with a watch."""
 
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from entrypoint.children import command_of
 from entrypoint.driver import Driver
 from entrypoint.errors import HardwareUnfit, NoPlace
 from entrypoint.health.check import Question, examine
@@ -55,7 +55,7 @@ def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Itera
         yield Watch(driver, Driver(), plan.gpus, limits, events, known, ends_a_run=plan.strategy != "sweep")
         if events.exists():
             # What the trainer could not take over any more, since it was killed or had crashed; it alone writes to the run.
-            subprocess.run([sys.executable, "-m", "trainer.hardware", str(events)], check=False)
+            subprocess.run(command_of("trainer.hardware", str(events)), check=False)
 
 
 @contextmanager

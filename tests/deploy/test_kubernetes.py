@@ -575,7 +575,7 @@ def test_pod_0_begins_the_sweep_and_the_others_join(tmp_path: Path) -> None:
         )
         words = ["sweep", "--seeds", "20", "--grid", "width=8,16,32", "--set", "name=w*", *["--worker"] * (index > 0)]
         assert done.stdout.splitlines() == words
-        check = [sys.executable, "-m", "trainer", "sweep", "--check", *env["ARGS"].split(), *words[8:]]
+        check = [sys.executable, "-P", "-m", "trainer", "sweep", "--check", *env["ARGS"].split(), *words[8:]]
         assert subprocess.run(check, env=env, cwd=ROOT, check=False).returncode == 0
 
 
@@ -609,7 +609,7 @@ def test_what_the_page_says_to_write_does_what_it_says(run: Run, tmp_path: Path)
     assert [pod.gpus for pod in sweep] == [2] * 4
     words = ["sweep", "--check", *sweep[0].env["train"]["ARGS"].split()]
     env = clean_environment(TASK=sweep[0].env["train"]["TASK"])
-    assert subprocess.run([sys.executable, "-m", "trainer", *words], env=env, cwd=ROOT, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-P", "-m", "trainer", *words], env=env, cwd=ROOT, check=False).returncode == 0
 
 
 def test_the_page_names_folders_and_jobs_that_are_there() -> None:

@@ -186,7 +186,7 @@ def test_the_page_starts_scripts_that_are_there_with_words_that_trainbox_takes()
     for script, words in commands:
         if words[0].startswith("my_tasks/"):
             continue  # the reader's own
-        check = [sys.executable, "-m", "trainer", "sweep" if script == "sweep" else "train", "--check", *words]
+        check = [sys.executable, "-P", "-m", "trainer", "sweep" if script == "sweep" else "train", "--check", *words]
         assert subprocess.run(check, env=clean_environment(), check=False, timeout=60).returncode == 0, words
 
 

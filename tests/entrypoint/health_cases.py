@@ -205,7 +205,7 @@ def run_case(case: Case, library_dir: Path, folder: Path) -> tuple[dict[str, Any
         (folder / "limits.toml").write_text(case.limits + "\n")
         words += ["--limits", "limits.toml"]
     ended = subprocess.run(
-        [sys.executable, "-m", "entrypoint", *words],
+        [sys.executable, "-P", "-m", "entrypoint", *words],
         cwd=folder,
         env={**os.environ, **stub_env(library_dir, config), **case.env},
         capture_output=True,

@@ -86,7 +86,7 @@ PROGRAM = "import os, sys; print(os.getpid(), sys.argv[1:], sys.stdin.read()); s
 def test_a_program_is_run_in_our_place_with_its_words_and_streams(trainbox: Trainbox) -> None:
     words = ["--help", "-h", "--gpus", "two words", "", "*", "$HOME", "\u00e9"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "entrypoint", sys.executable, "-c", PROGRAM, *words],
+        [sys.executable, "-P", "-m", "entrypoint", sys.executable, "-c", PROGRAM, *words],
         env=clean_environment(GPUS="nonsense"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -148,7 +148,7 @@ def declared_options(command: click.Command) -> set[str]:
 
 # The plan as JSON, and launch options from words and from the environment.
 
-ALONE = ["-m", "trainer", "train"]
+ALONE = ["-P", "-m", "trainer", "train"]
 MEETING = {"NNODES": "2", "NODE_RANK": "1", "RDZV_ENDPOINT": "node0:29400", "RDZV_ID": "run7"}
 
 

@@ -79,9 +79,9 @@ def test_each_pair_then_all_and_no_slices(devices: tuple[Device, ...], places: l
 
 
 def test_a_device_alone_is_a_process_and_several_are_ranks() -> None:
-    assert argv_of(Case(_GPUS[:1]), "python") == ["python", "-m", "trainer.selftest", "compute"]
+    assert argv_of(Case(_GPUS[:1]), "python") == ["python", "-P", "-m", "trainer.selftest", "compute"]
     assert " ".join(argv_of(Case(_GPUS[:3]), "python")) == (
-        "python -m trainer.torchrun --standalone --nproc-per-node=3 -m -- trainer.selftest exchange"
+        "python -P -m trainer.torchrun --standalone --nproc-per-node=3 -m -- trainer.selftest exchange"
     )
 
 

@@ -133,7 +133,7 @@ def test_an_old_driver_that_knows_no_mig(host: Callable[..., Host]) -> None:
 def test_plan_on_two_desktop_cards(host: Callable[..., Host]) -> None:
     plan = host("geforce").plan("digits", "--epochs", "2")
     assert plan["argv"][1:] == [
-        *("-m", "trainer.torchrun", "--standalone", "--nproc-per-node=2", "-m", "--"),
+        *("-P", "-m", "trainer.torchrun", "--standalone", "--nproc-per-node=2", "-m", "--"),
         *("trainer", "train", "digits", "--epochs", "2"),
     ]
     assert plan["env"]["CUDA_VISIBLE_DEVICES"] == f"{uuid(0)},{uuid(1)}"

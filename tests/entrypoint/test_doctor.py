@@ -180,7 +180,7 @@ def test_a_driver_that_hangs_is_given_up(doctor: Doctor, tmp_path: Path) -> None
 def test_a_person_at_a_terminal_hears_of_the_wait(tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     env = clean_environment(**fake_torch(tmp_path, TWO_GPUS))
-    command = [sys.executable, "-m", "entrypoint", "doctor"]
+    command = [sys.executable, "-P", "-m", "entrypoint", "doctor"]
     done = subprocess.run(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=theirs, text=True, timeout=60)
     assert os.read(ours, 1000) == b"looking at torch ...\r\n"
     assert (done.returncode, done.stdout[:15]) == (0, "trainbox doctor")

@@ -46,16 +46,16 @@ def kube(nproc: int) -> Cluster:
 
 # What follows the interpreter in argv.
 
-ALONE = "-m trainer train digits"
+ALONE = "-P -m trainer train digits"
 
 
 def standalone(nproc: int) -> str:
-    return f"-m trainer.torchrun --standalone --nproc-per-node={nproc} -m -- trainer train digits"
+    return f"-P -m trainer.torchrun --standalone --nproc-per-node={nproc} -m -- trainer train digits"
 
 
 def meeting(rank: int, endpoint: str, job: str, nproc: int, timeout_s: int = 600, await_name: int = 0) -> str:
     return (
-        f"-m trainer.torchrun --nnodes=2 --node-rank={rank} --rdzv-endpoint={endpoint} --rdzv-id={job} "
+        f"-P -m trainer.torchrun --nnodes=2 --node-rank={rank} --rdzv-endpoint={endpoint} --rdzv-id={job} "
         f"--rdzv-conf=join_timeout={timeout_s},await_name={await_name} --nproc-per-node={nproc} -m -- trainer train digits"
     )
 
@@ -395,7 +395,7 @@ def test_a_sweep_gets_these_slots(row: tuple[Any, ...]) -> None:
     request, per_gpu, gpus, *expected = row
     plan = plan_sweep(request, gpus, per_gpu)
     env = plan.env
-    assert plan.argv == ("/venv/python", "-m", "trainer", "train", "digits")
+    assert plan.argv == ("/venv/python", "-P", "-m", "trainer", "train", "digits")
     assert [json.loads(env["TRAINBOX_SLOTS"]), env["OMP_NUM_THREADS"], env["TRAINBOX_DEVICE"], plan.reason] == expected
     assert env["TRAINBOX_CPUS"] == env["OMP_NUM_THREADS"]
     assert env["TRAINBOX_STRATEGY"] == "single"

@@ -66,7 +66,7 @@ def in_a_mount_namespace(folder: Path, script: str, *words: str) -> Ended:
 
 def trainer(*words: str) -> list[str]:
     """The trainer alone: without the launcher a second less."""
-    return [sys.executable, "-m", "trainer", "train", *words]
+    return [sys.executable, "-P", "-m", "trainer", "train", *words]
 
 
 def messages(ended: Ended) -> list[str]:

@@ -19,7 +19,7 @@ def main() -> None:
     from entrypoint.supervise import supervise
 
     budget_s, *words = sys.argv[1:]
-    argv = [sys.executable, "-m", "trainer.torchrun", "--standalone", "--nproc-per-node=2", "--", __file__, *words]
+    argv = [sys.executable, "-P", "-m", "trainer.torchrun", "--standalone", "--nproc-per-node=2", "--", __file__, *words]
     sys.exit(supervise(argv, os.environ, float(budget_s)))
 
 

@@ -493,7 +493,7 @@ def test_a_full_disk_ends_the_training_with_code_4_and_keeps_what_was_saved(tmp_
     (tmp_path / "runs").mkdir()
     if subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", tmp_path / "runs"], capture_output=True).returncode:
         pytest.skip("mounting is not permitted here, not even in a namespace of our own")
-    train = [sys.executable, "-m", "trainer", "train", "--device", "cpu", "--run", "r", "--max-steps", "40"]
+    train = [sys.executable, "-P", "-m", "trainer", "train", "--device", "cpu", "--run", "r", "--max-steps", "40"]
     ended = subprocess.run(
         ["unshare", "-m", "sh", "-c", _FULL_DISK, "sh", *train, "--checkpoint-steps", "5", "--keep", "20"],
         cwd=tmp_path,

@@ -94,7 +94,7 @@ def test_who_asks_in_other_words_asks_the_compiler() -> None:
 def test_a_training_does_without(tmp_path: Path) -> None:
     words = ["train", "digits", "--max-steps", "1", "--device", "cpu", "--runs-dir", str(tmp_path)]
     ended = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "trainer", *words],
+        [sys.executable, "-P", "-X", "importtime", "-m", "trainer", *words],
         env=clean_environment(),
         capture_output=True,
         text=True,

@@ -1,6 +1,7 @@
 """Finding a user's task, reading its fields with and without importing it, and saying what is wrong with it."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 import textwrap
@@ -381,10 +382,72 @@ def test_an_error_inside_a_task_file_is_one_line_with_its_place(
     assert out == ""
 
 
-def test_a_file_with_the_name_of_another_module_is_refused(write: Callable[[str, str], str]) -> None:
-    spec = write("json.py", _HEAD + "@dataclass(frozen=True)\nclass T(Task): ...\n")
-    with pytest.raises(WrongUse, match=r"task file json.py has the name of another module \(json\): rename the file"):
-        load_task(f"{spec}:T", {})
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("json.py", "has the name of the standard library's module json: rename the file"),
+        ("my/this.py", "has the name of the standard library's module this: rename the file"),
+        ("torch.py", r"has the name of the module torch \(.*/torch/__init__.py\): rename the file"),
+        ("trainer.py", r"has the name of the module trainer \(.*/trainer/__init__.py\): rename the file"),
+        ("prometheus_client.py", r"has the name of the module prometheus_client \(.*\): rename the file"),
+        ("__main__.py", r"has the name of the module __main__.*: rename the file"),
+        ("my/a.b.py", "has a dot in its name: rename it, as in a_b.py"),
+    ],
+)
+def test_a_file_that_would_shadow_a_module_is_refused_before_it_runs(
+    here: Here, write: Callable[[str, str], str], name: str, reason: str
+) -> None:
+    spec = write(name, _HEAD + "open('it ran', 'w')\n@dataclass(frozen=True)\nclass T(Task): ...\n")
+    for words in (["train", "--check"], ["train", "--device", "cpu"], ["tasks"]):
+        code, _, err = here.command(*words, f"{spec}:T")
+        assert code == 2
+        assert re.fullmatch(f"trainbox: task file {re.escape(name)} {reason}\n", err)
+    assert not Path("it ran").exists()
+
+
+def test_neighbours_of_a_task_are_imported_and_never_shadow_a_library(
+    here: Here, write: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that a library wins against are named once, if the task or a neighbour of it imports them."""
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(here.folder)])
+    for name in ("secrets", "tensorboard", "statistics", "prometheus_client/__init__"):
+        write(f"my/{name}.py", "raise SystemExit('a neighbour shadows a library')\n")
+    write("my/near_the_task.py", "import prometheus_client, secrets\nWIDTH = 7\n")
+    write("my/at_the_top.py", "")
+    text = "import my.at_the_top\nimport statistics\nimport torch.utils.tensorboard\nfrom near_the_task import WIDTH\n" + _HEAD
+    spec = write("my/task_among_others.py", f"{text}@dataclass(frozen=True)\nclass T(Task):\n    width: int = WIDTH\n")
+    before = list(sys.path)
+    assert _loaded(f"{spec}:T") == [TaskField("width", int, 7)]
+    assert sys.path == [*before, str(here.folder / "my"), str(here.folder)]
+    code, _, err = here.command("train", "--check", f"{spec}:T")
+    warnings = err.splitlines()
+    assert code == 0
+    assert warnings[0] == (
+        "trainbox: `import statistics` in my/task_among_others.py takes the standard library's module statistics, not "
+        "my/statistics.py: rename my/statistics.py to use it"
+    )
+    assert warnings[1].startswith(
+        "trainbox: `import prometheus_client` in my/near_the_task.py takes the module prometheus_client ("
+    )
+    assert warnings[2].startswith(
+        "trainbox: `import secrets` in my/near_the_task.py takes the standard library's module secrets"
+    )
+    assert len(warnings) == 3
+
+
+def test_a_module_of_the_current_folder_comes_last(
+    here: Here, write: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(here.folder)])
+    write("found_here/tasks.py", _HEAD + "@dataclass(frozen=True)\nclass T(Task):\n    width: int = 3\n")
+    write("sklearn.py", "raise SystemExit('a file here shadows a library')\n")
+    before = list(sys.path)
+    assert _loaded("found_here.tasks:T") == [TaskField("width", int, 3)]
+    assert sys.path == [*before, str(here.folder)]
+    code, _, err = here.command("train", "--check", "sklearn:T")
+    assert code == 0
+    assert err.startswith("trainbox: task sklearn is taken from the module sklearn (")
+    assert err.endswith("), not from sklearn.py: rename sklearn.py to use it\n")
 
 
 @pytest.mark.parametrize(
