@@ -1,8 +1,11 @@
 """Who may import whom: read from the sources, and from what fresh processes have loaded."""
 
 import ast
+import importlib.metadata
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -99,6 +102,19 @@ def test_the_entrypoint_decides_without_torch() -> None:
 @pytest.mark.parametrize("name", SOLE_IMPORTERS)
 def test_a_library_has_one_place(name: str) -> None:
     assert importers(name) == SOLE_IMPORTERS[name]
+
+
+def test_each_library_that_is_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {re.split(r"[^\w.-]", requirement)[0] for requirement in project["dependencies"]}
+    owners = importlib.metadata.packages_distributions()
+    imported = {name.partition(".")[0] for module in FILES for name in imports(module)}
+    libraries = imported - sys.stdlib_module_names - {"entrypoint", "trainbox", "trainer"}
+    assert {"PIL", "numpy", "scipy", "torch"} <= libraries
+    undeclared = {
+        name for name in libraries if not {owner.lower().replace("_", "-") for owner in owners.get(name, [])} & declared
+    }
+    assert undeclared == set()
 
 
 def test_nothing_imports_the_tasks_but_tasks() -> None:
