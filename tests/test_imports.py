@@ -38,10 +38,11 @@ LAYERS = {
         "sources seeding digest metrics stopping errors elapsed",
         "batches buffers config run_files compare compiler grid hardware seen bench "
         "optimizers task task_source task_checks task_errors",
+        "evidence",
         "sharding",
         "study",
         "results",
-        "checkpoint meeting run running manifest evaluate losses distributed pictures classification",
+        "checkpoint meeting run running manifest evaluate losses distributed pictures classification shipped",
         "reduction device_tests torchrun splitting",
         "state selftest guard",
         "build fit log meter report trial trial_labels trial_validation shared_memory",

@@ -38,6 +38,8 @@ class Checkpoints:
         self._since_s = time.monotonic()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._recorded = threading.Event()
+        self._recorded.set()
 
     def sweep(self) -> None:
         """Remove what an interrupted save left: temporary files, and tensors without a sidecar."""
@@ -99,10 +101,18 @@ class Checkpoints:
             self.wait()
             self._start(lambda: self._snapshot.allocate(state))
 
-    def save(self, step: int, state: Mapping[str, Any], metrics: Mapping[str, float], best_step: int | None) -> None:
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        metrics: Mapping[str, float],
+        best_step: int | None,
+        record: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
         """Copy `state` and write it as the checkpoint of `step` in a thread; keep the newest few and `best_step`'s.
 
-        If `step` is the best one, its model goes to `model.safetensors` too.
+        If `step` is the best one, its model goes to `model.safetensors` too. `record` is called with the copy, in the thread
+        and before anything is written: hashing the tensors would stop the training for longer than copying them.
 
         Raises:
             StorageFailure: the save before this one could not be written.
@@ -112,7 +122,12 @@ class Checkpoints:
             self.wait()
             copy = dict(state) if self._gathered else self._snapshot.take(state)
             needed = sum(tensor.nbytes for tensor in _tensors(copy))
-            self._start(lambda: self._write(step, copy, dict(metrics), best_step), needed)
+            self._recorded.clear()
+            self._start(lambda: self._write(step, copy, dict(metrics), best_step, record), needed)
+
+    def wait_until_recorded(self) -> None:
+        """Wait until the save under way has called its `record`, which is long before it is durable."""
+        self._recorded.wait()
 
     def wait(self) -> None:
         """Until the save under way is durable.
@@ -143,11 +158,20 @@ class Checkpoints:
                 self._failure = storage_failure(self.folder, error, needed_bytes)
             except BaseException as error:  # noqa: BLE001 - it is raised by the next wait, in the training's own thread
                 self._failure = error
+            finally:
+                self._recorded.set()
 
         self._thread = threading.Thread(target=run, name="checkpoint")
         self._thread.start()
 
-    def _write(self, step: int, state: dict[str, Any], metrics: dict[str, float], best_step: int | None) -> None:
+    def _write(
+        self,
+        step: int,
+        state: dict[str, Any],
+        metrics: dict[str, float],
+        best_step: int | None,
+        record: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
         masks = state.get("buffers", ())  # may hold infinities of their own
         tensors = {name: value for name, value in state["model"].items() if isinstance(value, Tensor)}
         for name, tensor in tensors.items():
@@ -160,6 +184,9 @@ class Checkpoints:
             self.report(f"{self.folder} is gone with all that was in it: made again for the checkpoint of step {step}")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._folder_seen = True
+        if record is not None:
+            record(state)
+        self._recorded.set()
         if step == best_step:
             model = {name: tensor.contiguous() for name, tensor in tensors.items()}
             with replacing(self.folder.parent / "model.safetensors") as file:

@@ -14,9 +14,10 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from trainer import grid
-from trainer.compare import Evidence, in_words, manifest_differences, verdict
+from trainer.compare import in_words, manifest_differences
 from trainer.config import Config, check, check_sharded, load_config_file
 from trainer.errors import MESSAGES, Failure, WrongUse, called_exit
+from trainer.evidence import Evidence, verdict
 from trainer.optimizers import OPTIMIZERS
 from trainer.stopping import StopRequest
 from trainer.task import built_in_tasks, load_task, loaded_fields, locate, parse_fields, static_fields, summary
@@ -301,11 +302,15 @@ def diff(one: Path, other: Path) -> None:
         for name in ("digests.jsonl", "manifest.json"):
             if not (run / name).is_file():
                 raise WrongUse(f"diff {run}: no {name} there: give the folders of two runs")
-    try:
-        manifests = [json.loads((run / "manifest.json").read_text(encoding="utf-8")) for run in (one, other)]
-    except ValueError as error:
-        raise WrongUse(f"diff {one} {other}: a manifest.json is damaged ({error}): restore it") from error
-    click.echo(verdict(Evidence.of(one), Evidence.of(other), in_words(manifest_differences(*manifests))))
+    if one.samefile(other):
+        raise WrongUse(f"diff {one} {other}: both are the same folder: give the folders of two runs")
+    runs = [Evidence.of(run) for run in (one, other)]
+    if runs[0].metrics and runs[0].metrics == runs[1].metrics:  # with the time of each entry
+        raise WrongUse(f"diff {one} {other}: one is a copy of the other: give the folders of two runs")
+    from trainer.shipped import check_files
+
+    a, b = (check_files(run) for run in runs)
+    click.echo(verdict(a, b, in_words(manifest_differences(a.manifest, b.manifest))))
 
 
 def _overridden(settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Two runs side by side: where their digests part first, and what their manifests do not share. No torch here."""
+"""Two runs side by side: where their digests part first, and which manifest entries differ. No torch here."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import Changed, Differs, WrongUse
+from trainer.errors import Changed
 
 # A resume with another value of these may give other bits, so it is refused; the others are named and allowed.
 _CHANGE_BITS = {
@@ -42,11 +42,12 @@ class Parting:
 
     step: int
     agreed_step: int | None
-    tensors: tuple[str, ...]  # in the model's order, then the optimizer's; empty if only the batches' order differs
+    tensors: tuple[str, ...]  # in the model's order, then the optimizer's
+    parts: tuple[str, ...] = ()  # what differs as a whole
 
     def in_words(self) -> str:
         since = "there is no earlier step to compare" if self.agreed_step is None else f"step {self.agreed_step} is the same"
-        what = f"first tensor {self.tensors[0]}, {len(self.tensors)} in all" if self.tensors else "the order of the batches"
+        what = f"first tensor {self.tensors[0]}, {len(self.tensors)} in all" if self.tensors else " and ".join(self.parts)
         return f"first difference at step {self.step} ({since}): {what}"
 
 
@@ -63,20 +64,19 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def common_steps(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> list[int]:
-    """The steps that both have digests of."""
-    return sorted({entry["step"] for entry in one} & {entry["step"] for entry in other})
+_PARTS = {"model": "the weights", "optimizer": "the optimizer's state", "order": "the order of the batches"}
 
 
 def first_parting(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> Parting | None:
     """Where two runs' digests differ first; None if they are the same at each step that both have."""
     of_one, of_other = ({entry["step"]: entry for entry in entries} for entries in (one, other))
     agreed = None
-    for step in common_steps(one, other):
+    for step in sorted(of_one.keys() & of_other.keys()):
         a, b = of_one[step], of_other[step]
-        if (a["model"], a["optimizer"], a["order"]) != (b["model"], b["optimizer"], b["order"]):
-            names = [name for name in {**a["tensors"], **b["tensors"]} if a["tensors"].get(name) != b["tensors"].get(name)]
-            return Parting(step, agreed, tuple(names))
+        tensors = tuple(name for name in {**a["tensors"], **b["tensors"]} if a["tensors"].get(name) != b["tensors"].get(name))
+        parts = tuple(words for name, words in _PARTS.items() if a[name] != b[name])
+        if tensors or parts:
+            return Parting(step, agreed, tensors, parts)
         agreed = step
     return None
 
@@ -88,48 +88,15 @@ def first_other_validation(one: Sequence[dict[str, Any]], other: Sequence[dict[s
     )
     for step in sorted(of_one.keys() & of_other.keys()):
         a, b = of_one[step], of_other[step]
-        if names := [name for name in {**a, **b} if name != "time_unix_s" and a.get(name) != b.get(name)]:
+        if names := [name for name in {**a, **b} if name != "time_unix_s" and _text(a.get(name)) != _text(b.get(name))]:
             name = names[0]
             return f"the validation at step {step} gave another {name} ({_short(a.get(name))} -> {_short(b.get(name))})"
     return None
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """What a run has left to be compared: the entries of its digests.jsonl and of its metrics.jsonl."""
-
-    name: str
-    digests: Sequence[dict[str, Any]]
-    metrics: Sequence[dict[str, Any]]
-
-    @classmethod
-    def of(cls, run: Path, name: str | None = None) -> "Evidence":
-        """Read from the run's folder."""
-        return cls(name or str(run), read_entries(run / "digests.jsonl"), read_entries(run / "metrics.jsonl"))
-
-
-def verdict(run: Evidence, again: Evidence, manifests: str) -> str:
-    """`SAME BITS` in a sentence; `manifests` names the manifest entries in which the two runs differ, if any.
-
-    Raises:
-        Differs: they have not the same digests or validations, with the first step and tensor or figure.
-        WrongUse: there is no step of which both have digests.
-    """
-    one, other, digests, others = run.name, again.name, run.digests, again.digests
-    common = common_steps(digests, others)
-    entries = f"; manifest entries that differ: {manifests}" if manifests else "; no manifest entry differs"
-    if not any(common):
-        trained = next((entry["step"] for entry in digests if entry["step"]), None)
-        raise WrongUse(
-            f"{one} and {other} have no digest of a trained step in common: nothing is compared (the first of {one} is of "
-            f"step {trained}; --digest-steps N writes more)"
-        )
-    if parting := first_parting(digests, others):
-        raise Differs(f"DIFFERENT BITS: {one} against {other}: {parting.in_words()}{entries}")
-    if validation := first_other_validation(run.metrics, again.metrics):
-        raise Differs(f"DIFFERENT BITS: {one} against {other}: the weights are the same, and {validation}{entries}")
-    last = next(entry["model"] for entry in reversed(digests) if entry["step"] == common[-1])
-    return f"SAME BITS: {one} and {other}, {len(common)} digests up to step {common[-1]}, weights {last[:16]}{entries}"
+def _text(figure: Any) -> str:
+    """For a comparison: two tables with NaN in the same place are the same."""
+    return json.dumps(figure, sort_keys=True)
 
 
 def manifest_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trainer.batches import epoch_order, training_batches
 from trainer.buffers import evaluating
 from trainer.config import split_metric
-from trainer.digest import digest_of_digests, tensor_digest
+from trainer.digest import digest_of_digests, tensor_digest, tensor_digests
 from trainer.errors import Preempted, WrongUse
 from trainer.evaluate import Evaluation, evaluate
 from trainer.guard import check_unchanged
@@ -98,25 +98,34 @@ def _record_digests(job: Job, kind: str) -> None:
         WrongUse: they are not the same on all processes.
     """
     check_unchanged(job)
-    progress, schedule = job.progress, job.schedule
-    model, optimizer = (job.digests(tensors) for tensors in (job.model.state_dict(), _optimizer_tensors(job)))
-    tensors = {name: digest[:16] for name, digest in {**model, **optimizer}.items()}
-    if (place := job.process.first_difference(list(tensors.values()))) is not None:
+    model, optimizer = (job.digests(tensors) for tensors in (job.model.state_dict(), _named(job, job.optimizer.state)))
+    short = [digest[:16] for digest in (*model.values(), *optimizer.values())]
+    if (place := job.process.first_difference(short)) is not None:
         raise WrongUse(
-            f"task {type(job.task).__name__}: the processes differ at step {progress.step}, first in {list(tensors)[place]}: "
-            "it draws random numbers of its own, or does not do the same on each process; torch's generators are seeded for it"
+            f"task {type(job.task).__name__}: the processes differ at step {job.progress.step}, first in "
+            f"{[*model, *optimizer][place]}: it draws random numbers of its own, or does not do the same on each process; "
+            "torch's generators are seeded for it"
         )
-    epoch = max(0, progress.step - 1) // schedule.steps_per_epoch
-    order = tensor_digest(epoch_order(schedule.seed, epoch, schedule.examples))
+    job.checkpoints.wait_until_recorded()  # the entries are in the order of the steps
+    job.run.record_digests(_entry(job, kind, job.progress.step, model, optimizer))
+    job.digested_step = job.progress.step
+
+
+def _entry(job: Job, kind: str, step: int, model: Mapping[str, str], optimizer: Mapping[str, str]) -> dict[str, Any]:
+    """One of digests.jsonl: `model` and `optimizer` are digests of tensors, by name."""
+    epoch = max(0, step - 1) // job.schedule.steps_per_epoch
+    order = tensor_digest(epoch_order(job.schedule.seed, epoch, job.schedule.examples))
     whole = {"model": digest_of_digests(model), "optimizer": digest_of_digests(optimizer), "order": order}
-    job.run.record_digests({"kind": kind, "step": progress.step, **whole, "tensors": tensors})
+    tensors = {name: digest[:16] for name, digest in {**model, **optimizer}.items()}
+    return {"kind": kind, "step": step, **whole, "tensors": tensors}
 
 
-def _optimizer_tensors(job: Job) -> dict[str, Tensor]:
+def _named(job: Job, state: Mapping[Any, Mapping[str, Any]]) -> dict[str, Tensor]:
+    """The tensors of an optimizer's state, in the model's order."""
     return {
         f"optimizer.{name}.{key}": value
         for name, parameter in job.model.named_parameters()
-        for key, value in job.optimizer.state.get(parameter, {}).items()
+        for key, value in state.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
 
@@ -229,7 +238,18 @@ def _save(job: Job, metrics: Mapping[str, float]) -> None:
     for name, sums in state["running"].items():
         if not all(map(math.isfinite, sums)):
             raise not_finite(job, f"loss {name!r}")
-    job.checkpoints.save(job.progress.step, state, metrics, job.progress.best_step)
+    step = job.progress.step
+    record = None if job.digested_step == step else lambda copy: _record_saved(job, step, copy)
+    job.checkpoints.save(step, state, metrics, job.progress.best_step, record)
+    job.digested_step = step
+
+
+def _record_saved(job: Job, step: int, state: Mapping[str, Any]) -> None:
+    """Digests of a checkpoint's `state`, so that `verify` can tell whether the file is still that; the saving thread's work."""
+    parameters = (parameter for group in job.optimizer.param_groups for parameter in group["params"])
+    moments = {parameter: state["optimizer"]["state"].get(index, {}) for index, parameter in enumerate(parameters)}
+    model, optimizer = tensor_digests(state["model"]), tensor_digests(_named(job, moments))
+    job.run.record_digests(_entry(job, "checkpoint", step, model, optimizer))
 
 
 def _update(job: Job, norm: Tensor | None, before: list[Tensor]) -> None:

@@ -105,6 +105,8 @@ class RunDirectory:
         for name in ("metrics.jsonl", "digests.jsonl"):
             entries = read_entries(self.path / name)
             kept = [entry for entry in entries if entry["step"] <= last.get(entry.get("kind", ""), step)]
+            if step == 0 and name == "digests.jsonl":
+                kept = []  # the start is recorded again
             self.write_json(name, "".join(json.dumps(entry) + "\n" for entry in kept))
         self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1, encoding="utf-8")
         note_run(self.path / "metrics.jsonl")

@@ -19,15 +19,17 @@ from trainer import manifest
 from trainer.batches import tensors_in
 from trainer.build import build, settle
 from trainer.checkpoint import storage_failure
-from trainer.compare import Evidence, cannot_resume, changes_bits, in_words, manifest_differences, verdict
+from trainer.compare import cannot_resume, changes_bits, in_words, manifest_differences
 from trainer.config import FREE_AT_RESUME, Config, check, parse_config, split_metric
 from trainer.distributed import Process, is_network_error, launched_as
 from trainer.errors import Failure, NetworkFailure, OutOfMemory, WrongUse, called_exit
+from trainer.evidence import Evidence, verdict
 from trainer.fit import fit
 from trainer.meter import Meter
 from trainer.report import closing, header, samples_per_second, smaller_parts
 from trainer.run import RunDirectory
 from trainer.shared_memory import check_room, too_small
+from trainer.shipped import check_files
 from trainer.sources import loaded_sources, located_sources
 from trainer.splitting import DoesNotFit, all_fit, examples_at_once, free_memory, in_smaller_parts, memory_used_up
 from trainer.state import Job
@@ -121,23 +123,26 @@ def verify_run(path: Path, steps: int | None, stop: StopRequest, device_name: st
         Differs: the digests are not the same; it says where first, and which manifest entries are not.
         Failure: the run cannot be done again.
     """
-    text = _text_of(path / "config.json")
-    stored, before = Evidence.of(path), json.loads(_text_of(path / "manifest.json"))
+    stored = Evidence.of(path)
     if not any(0 < entry["step"] <= (steps or entry["step"]) for entry in stored.digests):
         first = next((entry["step"] for entry in stored.digests if entry["step"]), None)
         raise WrongUse(
             f"{path} has no digest of a trained step{f' up to step {steps}' if steps else ''} to compare with (the first is of "
             f"step {first}; --digest-steps N writes more)"
         )
-    _refuse_another_plan(path, before, steps)
+    stored = check_files(stored)
+    until = steps if steps is not None and steps <= stored.end else None
+    if until is None:
+        stored.refuse_unfinished()
+    _refuse_another_plan(path, stored.manifest, steps)
     with tempfile.TemporaryDirectory(prefix="trainbox-verify-") as folder:
         again = Path(folder) / "again"
-        config = parse_config(text, path / "config.json")
+        config = parse_config(json.dumps(stored.config), path / "config.json")
         train_task(config, stop, device_name, Path(folder), again.name, data_dir, "never", steps)
         if (again / "manifest.json").exists():  # on the first process
-            after = json.loads(_text_of(again / "manifest.json"))
-            changed = manifest_differences(before, after)
-            print(verdict(stored, Evidence.of(again, "the same settings done again"), in_words(changed)), flush=True)
+            repeated = check_files(Evidence.of(again, "the same settings done again"))
+            changed = manifest_differences(stored.manifest, repeated.manifest)
+            print(verdict(stored, repeated, in_words(changed), until), flush=True)
 
 
 def _refuse_another_plan(path: Path, manifest: Mapping[str, Any], steps: int | None) -> None:
@@ -158,13 +163,6 @@ def _refuse_another_plan(path: Path, manifest: Mapping[str, Any], steps: int | N
             f"{path} was trained by {strategy} on {count} process(es), and {now[0]} on {now[1]} adds in another order: "
             f"verify it with --strategy {strategy} on as many"
         )
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise WrongUse(f"{path} cannot be read ({error.strerror}): is {path.parent} a run's folder?") from error
 
 
 def _default_name(config: Config, process: Process, runs_dir: Path) -> str:

@@ -97,6 +97,7 @@ class Job:
     sources: SourceRecord | None = None
     until_step: int | None = None
     save_due: bool = False
+    digested_step: int | None = None  # of the last entry in digests.jsonl
     validated: Callable[[int, Mapping[str, float]], None] | None = None
     around_batches: Callable[[Iterator[Any]], Iterator[Any]] | None = None
     exchange_seconds: float | None = None  # up to the last entry of the log

@@ -3,22 +3,29 @@
 import hashlib
 import importlib
 import json
+import os
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save
 
 from tests.conftest import Trainbox
 from tests.trainer import tiny
-from tests.trainer.here import Here, StopAfter
+from tests.trainer.here import Here, StopAfter, training_here
 from tests.trainer.tiny import Tiny
 from trainer import manifest
-from trainer.compare import Evidence, Parting, first_other_validation, first_parting, read_entries, verdict
+from trainer.compare import Parting, first_other_validation, first_parting, read_entries
+from trainer.digest import tensors_digest
 from trainer.errors import Changed, Differs, Preempted, WrongUse
+from trainer.evidence import Evidence, verdict
 
 
 def _digests(here: Here, run: str = "r") -> list[dict[str, Any]]:
@@ -63,15 +70,287 @@ def test_the_first_step_and_tensor_that_part_are_named() -> None:
     one = [_entry(0, a="1", b="1"), _entry(4, a="2", b="2"), _entry(6, a="9", b="9"), _entry(8, a="3", b="3")]
     other = [_entry(0, a="1", b="1"), _entry(4, a="2", b="2"), _entry(8, a="3", b="4", c="1")]
     parting = first_parting(one, other)
-    assert parting == Parting(8, 4, ("b", "c"))
+    assert parting == Parting(8, 4, ("b", "c"), ("the weights",))
     assert parting.in_words() == "first difference at step 8 (step 4 is the same): first tensor b, 2 in all"
     assert first_parting(one, one) is None
-    with pytest.raises(Differs, match="DIFFERENT BITS: A against B: first difference at step 8 .*: threads: 1 -> 2"):
-        verdict(Evidence("A", one, []), Evidence("B", other, []), "threads: 1 -> 2")
-    with pytest.raises(WrongUse, match="A and B have no digest of a trained step in common: .*the first of A is of step 4"):
-        verdict(Evidence("A", one, []), Evidence("B", one[:1], []), "")  # the first weights alone prove nothing
     order = [one[0] | {"order": "y"}]
-    assert first_parting(one, order) == Parting(0, None, ())
+    assert first_parting(one, order) == Parting(0, None, (), ("the order of the batches",))
+
+
+def test_a_digest_of_the_weights_that_differs_alone_names_the_weights() -> None:
+    one = [_entry(0, a="1"), _entry(4, a="2")]
+    parting = first_parting(one, [one[0], one[1] | {"model": "9"}])
+    assert parting is not None
+    assert parting.in_words() == "first difference at step 4 (step 0 is the same): the weights"
+
+
+def test_a_digest_of_a_tensor_that_differs_alone_is_named() -> None:
+    one = [_entry(0, a="1"), _entry(4, a="2")]
+    parting = first_parting(one, [one[0], one[1] | {"tensors": {"a": "9"}}])
+    assert parting is not None
+    assert parting.in_words() == "first difference at step 4 (step 0 is the same): first tensor a, 1 in all"
+
+
+def _evidence(name: str, digests: list[dict[str, Any]], *validations: int, best: int | None = None) -> Evidence:
+    metrics = [{"kind": "validation", "step": step, "loss": 1.0} for step in validations]
+    return Evidence(name, Path(name), {}, {}, digests, metrics, (), best)
+
+
+_DIGESTS = [_entry(0, a="1"), _entry(4, a="2"), _entry(8, a="3")]
+
+
+def test_the_verdict_on_two_runs_with_the_same_bits() -> None:
+    one = _evidence("A", _DIGESTS, 4, 8, best=8)
+    assert verdict(one, replace(one, name="B"), "") == (
+        "SAME BITS: A and B, 3 digests up to step 8, weights 3; no manifest entry differs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("digests", "validations", "best", "until", "message"),
+    [
+        ([*_DIGESTS[:2], _entry(8, a="9")], [4, 8], 8, None, "DIFFERENT BITS: A against B: first difference at step 8 .*: T"),
+        (_DIGESTS, [4], 8, None, "the metrics.jsonl of B has no validation at step 8"),
+        (_DIGESTS, [8], 8, None, "the metrics.jsonl of B has no validation at step 4"),
+        (_DIGESTS, [8], 8, 8, "the metrics.jsonl of B has no validation at step 4"),
+        (_DIGESTS[:2], [4], 4, None, "DIFFERENT ENDS: A ends at step 8 and B at step 4: the same bits up to step 4, and "),
+        (_DIGESTS, [4, 8], 4, None, "DIFFERENT BEST WEIGHTS: the model.safetensors of A is of step 8, that of B of step 4"),
+    ],
+)
+def test_what_differs_is_named(
+    digests: list[dict[str, Any]], validations: list[int], best: int, until: int | None, message: str
+) -> None:
+    with pytest.raises(Differs, match=message):
+        verdict(_evidence("A", _DIGESTS, 4, 8, best=8), _evidence("B", digests, *validations, best=best), "T", until)
+
+
+def test_without_a_common_trained_step_nothing_is_compared() -> None:
+    one = _evidence("A", _DIGESTS, 4, 8)
+    with pytest.raises(WrongUse, match="A and B have no digest of a trained step in common: .*the first of A is of step 4"):
+        verdict(one, _evidence("B", _DIGESTS[:1]), "")  # the first weights alone prove nothing
+
+
+def test_a_run_that_stopped_before_a_validation_is_compared_up_to_there() -> None:
+    stopped, whole = _evidence("A", _DIGESTS[:2]), _evidence("B", _DIGESTS[:2], 4)
+    assert "SAME BITS: A and B, 2 digests up to step 4" in verdict(stopped, whole, "", 4)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of finished runs of 18 steps, 6 an epoch: `r`, its `twin`, and `other` with another seed."""
+    with training_here(tmp_path_factory.mktemp("done")) as here:
+        for name, seed in (("r", 0), ("twin", 0), ("other", 1)):
+            here.train(name, seed=seed, checkpoint_steps=5)
+        yield here.folder / "runs"
+
+
+@pytest.fixture
+def finished(here: Here, done: Path) -> Here:
+    """With copies of the runs of `done`."""
+    shutil.copytree(done, "runs")
+    return here
+
+
+def test_each_checkpoint_has_a_digest_and_so_has_the_last_step(finished: Here) -> None:
+    entries = _digests(finished)
+    assert [(entry["kind"], entry["step"]) for entry in entries] == [
+        ("start", 0),
+        *[("checkpoint", 5), ("step", 6), ("checkpoint", 10), ("step", 12), ("checkpoint", 15), ("step", 18)],
+    ]
+    state = finished.state(15)
+    assert entries[5]["model"] == tensors_digest(state["model"])
+    assert "SAME BITS: runs/r and runs/twin, 7 digests up to step 18" in finished.command("diff", "runs/r", "runs/twin")[1]
+
+
+def test_an_early_stop_has_a_digest_of_its_last_step(here: Here) -> None:
+    here.train(epochs=9, digest_steps=7, early_stopping="max:loss", patience=2)  # which falls
+    assert [(entry["kind"], entry["step"]) for entry in _digests(here)][-2:] == [("step", 14), ("checkpoint", 18)]
+    assert _digests(here)[-1]["model"] == here.digest()
+
+
+def _swap_weights(run: Path) -> None:
+    shutil.copy(run.parent / "other/model.safetensors", run)
+
+
+def _swap_checkpoint(run: Path) -> None:
+    for path in (run.parent / "other/checkpoints").glob("step-00000015.*"):
+        shutil.copy(path, run / "checkpoints")
+
+
+def _rename_checkpoint(run: Path) -> None:
+    for path in (run / "checkpoints").glob("step-00000015.*"):
+        path.rename(path.with_stem("step-00000005"))
+
+
+def _swap_moments(run: Path) -> None:
+    path, other = (folder / "checkpoints/step-00000015.pt" for folder in (run, run.parent / "other"))
+    state = torch.load(path, weights_only=True)
+    torch.save(state | {"optimizer": torch.load(other, weights_only=True)["optimizer"]}, path)
+
+
+def _older_weights(run: Path) -> None:
+    with safe_open(run / "model.safetensors", "pt") as file:
+        assert file.metadata()["step"] == "18"
+    state = torch.load(run / "checkpoints/step-00000012.pt", weights_only=True)
+    (run / "model.safetensors").write_bytes(save(state["model"], {"step": "12"}))
+
+
+def _swap_digests(run: Path) -> None:
+    shutil.copy(run.parent / "other/digests.jsonl", run)
+
+
+def _without_validations(run: Path) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(line for line in lines if "validation" not in line))
+
+
+_CHANGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
+    (
+        _swap_weights,
+        "runs/r/model.safetensors against the entry of step 18 in runs/r/digests.jsonl: first tensor linear.weight",
+    ),
+    (
+        _swap_checkpoint,
+        "runs/r/checkpoints/step-00000015.pt against the entry of step 15 in runs/r/digests.jsonl: first tensor",
+    ),
+    (_rename_checkpoint, "runs/r/checkpoints/step-00000005.pt against the entry of step 5 in runs/r/digests.jsonl"),
+    (_swap_moments, "runs/r/checkpoints/step-00000015.pt differs from the entry of step 15 in digests.jsonl in the optimizer"),
+    (_older_weights, "runs/r/model.safetensors is of step 12, and "),
+    (_swap_digests, "runs/r/checkpoints/step-00000012.pt against the entry of step 12"),
+    (lambda run: (run / "model.safetensors").unlink(), "runs/r/model.safetensors is missing"),
+    (lambda run: (run / "checkpoints/step-00000018.pt").unlink(), "runs/r/checkpoints/step-00000018.pt is missing"),
+    (lambda run: (run / "metrics.jsonl").unlink(), "runs/r/metrics.jsonl is missing"),
+    (lambda run: (run / "metrics.jsonl").write_text(""), "runs/r/metrics.jsonl has no validation at step 18"),
+    (_without_validations, "runs/r/metrics.jsonl has no validation at step 18"),
+    (lambda run: _change(run / "config.json", epochs=4), "manifest entries that differ: settings.epochs: 3 -> 4"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), _CHANGED_RUNS)
+def test_a_run_whose_files_contradict_each_other_differs(
+    finished: Here, change: Callable[[Path], object], message: str
+) -> None:
+    change(finished.path())
+    for words in (("verify", "runs/r", "--device", "cpu"), ("diff", "runs/r", "runs/twin"), ("diff", "runs/twin", "runs/r")):
+        code, out, err = finished.command(*words)
+        assert (code, out, err.count("\n")) == (8, "", 1), err
+        assert message in err
+
+
+def _with_line(number: int, text: bytes) -> Callable[[Path], object]:
+    """Writes `text` in place of a line of digests.jsonl."""
+
+    def write(run: Path) -> None:
+        lines = (run / "digests.jsonl").read_bytes().splitlines(keepends=True)
+        (run / "digests.jsonl").write_bytes(b"".join([*lines[: number - 1], text, *lines[number:]]))
+
+    return write
+
+
+def _with_entry(number: int, **changes: Any) -> Callable[[Path], object]:
+    """Changes the entry in a line of digests.jsonl; None removes what is named."""
+
+    def write(run: Path) -> None:
+        lines = (run / "digests.jsonl").read_text().splitlines()
+        entry = json.loads(lines[number - 1]) | changes
+        lines[number - 1] = json.dumps({name: value for name, value in entry.items() if value is not None})
+        (run / "digests.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+    return write
+
+
+def _as_fifo(name: str) -> Callable[[Path], object]:
+    def make(run: Path) -> None:
+        (run / name).unlink()
+        os.mkfifo(run / name)
+
+    return make
+
+
+_DAMAGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
+    (_with_line(7, b'{"kind": "ste'), "line 7 of runs/r/digests.jsonl is damaged (cut short)"),
+    (_with_line(7, b"garbage\n"), "line 7 of runs/r/digests.jsonl is damaged (Expecting value"),
+    (_with_line(3, b"garbage\n"), "line 3 of runs/r/digests.jsonl is damaged (Expecting value"),
+    (_with_line(3, b"\n"), "line 3 of runs/r/digests.jsonl is damaged (Expecting value"),
+    (_with_line(3, b"[3]\n"), "line 3 of runs/r/digests.jsonl is damaged (not a JSON object)"),
+    (_with_line(3, b'{"step": "\xff"}\n'), "runs/r/digests.jsonl is damaged ('utf-8' codec can't decode byte 0xff"),
+    (_with_entry(3, step="6"), "line 3 of runs/r/digests.jsonl is damaged (step '6' is not a whole number from 0)"),
+    (_with_entry(3, step=-36), "line 3 of runs/r/digests.jsonl is damaged (step -36 is not a whole number from 0)"),
+    (_with_entry(3, step=True), "line 3 of runs/r/digests.jsonl is damaged (step True is not a whole number from 0)"),
+    (_with_entry(3, step=5), "line 3 of runs/r/digests.jsonl is damaged (step 5 comes after step 5)"),
+    (_with_entry(3, model=None), "line 3 of runs/r/digests.jsonl is damaged (model is missing or malformed)"),
+    (_with_entry(3, order="0" * 63), "line 3 of runs/r/digests.jsonl is damaged (order is missing or malformed)"),
+    (_with_entry(3, tensors={"a": 1}), "line 3 of runs/r/digests.jsonl is damaged (tensors.a is missing or malformed)"),
+    (_with_entry(3, tensors=[]), "line 3 of runs/r/digests.jsonl is damaged (tensors is missing or malformed)"),
+    (_with_entry(7, model="0" * 64), "the entry of step 18 in runs/r/digests.jsonl is damaged (model is not the digest of its"),
+    (_as_fifo("metrics.jsonl"), "runs/r/metrics.jsonl cannot be read (not a regular file)"),
+    (_as_fifo("model.safetensors"), "runs/r/model.safetensors cannot be read (not a regular file)"),
+    (_as_fifo("checkpoints/step-00000018.pt"), "step-00000018.pt cannot be read (not a regular file)"),
+    (lambda run: (run / "model.safetensors").write_text("{}"), "runs/r/model.safetensors cannot be read ("),
+    (lambda run: (run / "checkpoints/step-00000018.pt").write_text("{}"), "step-00000018.pt cannot be read ("),
+    (lambda run: (run / "manifest.json").write_text("[]"), "runs/r/manifest.json is damaged (not a JSON object)"),
+    (lambda run: (run / "manifest.json").write_text('{"a": '), "runs/r/manifest.json is damaged (Expecting value"),
+    (lambda run: _change(run / "manifest.json", plan="ddp"), "runs/r/manifest.json is damaged (a plan has no strategy"),
+    (lambda run: _change(run / "manifest.json", resumes=[1]), "runs/r/manifest.json is damaged (resumes is not a list"),
+    (lambda run: _change(run / "manifest.json", settings=None), "runs/r/manifest.json is damaged (it has no settings)"),
+    (lambda run: (run / "config.json").write_text("[" * 99_999), "runs/r/config.json is damaged (nested too deeply)"),
+    (lambda run: (run / "metrics.jsonl").write_text('{"kind": "train"}\n'), "line 1 of runs/r/metrics.jsonl is damaged (step"),
+    (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\n"), "runs/r/metrics.jsonl is damaged ('utf-8' codec"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), _DAMAGED_RUNS)
+@pytest.mark.timeout(60)  # a FIFO without a writer blocks
+def test_a_damaged_record_is_wrong_use(finished: Here, change: Callable[[Path], object], message: str) -> None:
+    change(finished.path())
+    for words in (("verify", "runs/r", "--device", "cpu"), ("diff", "runs/twin", "runs/r")):
+        code, out, err = finished.command(*words)
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert message in err
+
+
+def test_a_record_that_was_cut_has_no_end(finished: Here) -> None:
+    lines = (finished.path() / "digests.jsonl").read_text().splitlines(keepends=True)
+    (finished.path() / "digests.jsonl").write_text("".join(lines[:2]))
+    for words in (("verify", "runs/r", "--device", "cpu"), ("diff", "runs/r", "runs/twin")):
+        code, out, err = finished.command(*words)
+        assert (code, out) == (8, "")
+        assert "step-00000012.pt is of step 12, which has no entry in digests.jsonl" in err
+    shutil.rmtree("runs/r/checkpoints")
+    (finished.path() / "model.safetensors").unlink()
+    _without_validations(finished.path())
+    code, out, err = finished.command("verify", "runs/r", "--device", "cpu")
+    assert (code, out) == (2, "")
+    assert "the record has no end: digests.jsonl ends at step 5 and metrics.jsonl at step 18" in err
+    code, out, err = finished.command("diff", "runs/r", "runs/twin")
+    assert (code, out) == (2, "")
+    assert "digests.jsonl ends at step 5 and metrics.jsonl at step 18" in err
+    (finished.path() / "metrics.jsonl").write_text("")
+    assert "is not finished (it ends at step 5" in finished.command("verify", "runs/r", "--device", "cpu")[2]
+    code, out, err = finished.command("diff", "runs/r", "runs/twin")
+    assert (code, out) == (8, "")
+    assert "DIFFERENT ENDS: runs/r ends at step 5 and runs/twin at step 18: the same bits up to step 5" in err
+
+
+def test_the_first_part_of_a_stopped_run_can_be_verified(here: Here) -> None:
+    with pytest.raises(Preempted):
+        here.train(max_steps=15, stop=StopAfter(5))
+    code, _, err = here.command("verify", "runs/r", "--device", "cpu")
+    assert code == 2
+    assert "runs/r is not finished (it ends at step 5, without a validation): resume it" in err
+    code, out, err = here.command("verify", "runs/r", "--device", "cpu", "--steps", "5")
+    assert (code, err) == (0, "")
+    assert "2 digests up to step 5" in out
+    assert here.command("verify", "runs/r", "--device", "cpu", "--steps", "6")[0] == 2
+
+
+def test_a_run_is_not_compared_with_itself(finished: Here) -> None:
+    Path("link").symlink_to("runs/r")
+    shutil.copytree("runs/r", "runs/copy")
+    for other, message in (("runs/r", "both are the same folder"), ("link", "both are the same"), ("runs/copy", "a copy of")):
+        code, out, err = finished.command("diff", "runs/r", other)
+        assert (code, out) == (2, "")
+        assert message in err
 
 
 def test_verify_does_a_run_again(here: Here) -> None:
@@ -118,6 +397,7 @@ def test_verify_names_each_altered_setting(here: Here, name: str, value: Any) ->
     _change(here.path() / "config.json", **{name: value})
     code, _, err = here.command("verify", "runs/r", "--device", "cpu")
     assert code == 8
+    assert err.startswith("trainbox: DIFFERENT SETTINGS: runs/r/config.json is not what the run was started with")
     assert f"; manifest entries that differ: settings.{name}: " in err
 
 
