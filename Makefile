@@ -13,7 +13,14 @@ SIF ?= trainbox.sif
 RUNS_DIR ?= $(TRAINBOX_RUNS_DIR)
 DATA_DIR ?= $(TRAINBOX_DATA_DIR)
 # The folder that the container sees beside runs/ and data/: that of TASK=folder/file.py:Class.
-TASKS_DIR ?= $(if $(findstring .py:,$(TASK)),$(filter-out .,$(patsubst %/,%,$(dir $(TASK)))))
+task-file = $(firstword $(foreach word,$(TASK) $(ARGS),$(if $(findstring .py:,$(word)),$(word))))
+task-folder = $(patsubst ./%,%,$(dir $(task-file)))
+TASKS_DIR ?= $(patsubst %/,%,$(task-folder))
+# Folders whose mount would hide runs/, data/ or the image's own files.
+not-mounted = / ./ runs/ data/ /workspace/ /workspace/runs/ /workspace/data/ /tmp/ /opt/ /bin/ /sbin/ /lib/ /lib64/ \
+	/usr/% /etc/% /proc/% /sys/% /dev/% /opt/venv/% /opt/trainbox/%
+mountable = $(if $(filter $(not-mounted),$(if $(task-file),$(or $(task-folder),./))),$(error $(task-file): the container \
+	cannot mount the folder of this file: move the file into a folder of its own, such as my_tasks/$(notdir $(task-file))))
 
 quote = '$(subst ','\'',$(1))'
 given = $(foreach name,$(strip $(foreach n,$(1),$(if $($(n)),$(n)))),$(name)=$(call quote,$($(name))))
@@ -34,7 +41,7 @@ docker-without-gpu = $(if $(and $(wildcard $(NVIDIA_DEVICE)),$(filter-out 0,$(or
 runs_in = $(if $(filter 0,$(GPUS)),$(RUN_IN:docker-gpu=docker-cpu),$(RUN_IN))
 
 # venv: straight from the checkout.
-in-venv = env $(settings) $(if $(RUNS_DIR),TRAINBOX_RUNS_DIR=$(call quote,$(RUNS_DIR))) \
+in-venv = env TRAINBOX_COMMAND=make $(settings) $(if $(RUNS_DIR),TRAINBOX_RUNS_DIR=$(call quote,$(RUNS_DIR))) \
 	$(if $(DATA_DIR),TRAINBOX_DATA_DIR=$(call quote,$(DATA_DIR))) $(VENV)/bin
 train-venv = $(in-venv)/trainbox
 health-venv = $(in-venv)/trainbox health
@@ -44,23 +51,42 @@ tensorboard-venv = $(VENV)/bin/tensorboard --logdir $(or $(RUNS_DIR),runs) --hos
 	--port $(or $(TENSORBOARD_PORT),6006)
 ready-venv = $(VENV)/.train
 
+# Compose names the project by user and PWD. After `make -C`, PWD is still the folder that the caller was in.
+checkout = $(if $(filter $(CURDIR),$(realpath $(PWD))),$(PWD),$(CURDIR))
+# Docker refuses more GPUs than there are with a message of its own, and knows no exit code 3. If this host does not show that
+# many, the container gets all of them, and trainbox compares.
+HOST_GPUS ?= $(wildcard /proc/driver/nvidia/gpus/*)
+countable = $(filter $(GPUS),$(wordlist 1,$(words $(HOST_GPUS)),1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16))
+
 # docker: `run`, not `up`: the exit code is trainbox's own, and two trainings do not replace each other. By the plugin's
 # path: `docker compose run` without a terminal ends at a SIGTERM and leaves the container running.
 files-docker-cpu = -f docker-compose.yml -f docker-compose.cpu.yml
-in-docker = env UID=$(shell id -u) GID=$(shell id -g) IMAGE=$(IMAGE) \
-	$(if $(filter-out 1,$(NNODES)),NETWORK_MODE=host) $(if $(GPU_IDS),GPU_COUNT=all) \
+in-docker = env UID=$(shell id -u) GID=$(shell id -g) PWD=$(call quote,$(checkout)) IMAGE=$(IMAGE) \
+	TRAINBOX_COMMAND=make \
+	$(if $(filter-out 1,$(NNODES)),NETWORK_MODE=host) $(if $(or $(GPU_IDS),$(if $(countable),,$(GPUS))),GPU_COUNT=all) \
+	$(if $(filter /%,$(TASKS_DIR)),TASKS_AT=$(call quote,$(TASKS_DIR))) \
 	$(call given,RUNS_DIR DATA_DIR TASKS_DIR TENSORBOARD_PORT HEALTH_PORT) $(settings) \
 	$(or $(compose),docker compose) $(files-$(runs_in))
 # Paths of this machine mean nothing in there.
-options = $(addprefix -e ,$(filter-out %_DIR %_HEARTBEAT %_BUILD_INFO %_IMAGE_DIGEST,$(filter TRAINBOX_%,$(.VARIABLES))))
+handed-on = TRAINBOX_% NCCL_% GLOO_% TORCH_% PYTORCH_% CUDA_LAUNCH_BLOCKING OMP_NUM_THREADS
+options = $(addprefix -e ,$(sort $(filter-out %_DIR TORCH_HOME TRAINBOX_HEARTBEAT TRAINBOX_BUILD_INFO TRAINBOX_IMAGE_DIGEST \
+	TRAINBOX_COMMAND,$(filter $(handed-on),$(.VARIABLES)))))
 train-docker = $(in-docker) run --rm --no-deps $(options) train
 health-docker = $(in-docker) run --rm --no-deps $(options) gpu-health health
 doctor-docker = $(in-docker) run --rm --no-deps $(options) train doctor
 shell-docker = $(in-docker) run --rm --no-deps train bash
-tensorboard-docker = $(in-docker) up tensorboard
-ready-docker = build folders
+tensorboard-docker = $(in-docker) up --no-deps tensorboard
+# Only this repository's own tag is built. BUILD=0 takes the image that is there, as without a network; BUILD=1 builds any.
+BUILD ?= $(if $(filter trainbox trainbox:latest,$(IMAGE)),1,0)
+ready-docker = $(mountable)$(if $(filter 0,$(BUILD)),image,build) folders
 
 kind = $(firstword $(subst -, ,$(runs_in)))
+
+# What these print is for other programs or to be pasted: standard output has no lines of make's.
+ifneq ($(filter plan health doctor,$(MAKECMDGOALS)),)
+.SILENT:
+MAKEFLAGS += --no-print-directory
+endif
 
 ##@ Train
 
@@ -93,6 +119,7 @@ doctor: $$(ready-$$(kind)) ## What to look at before asking for help, and what t
 	$(doctor-$(kind)) $(ARGS)
 
 tensorboard: $$(ready-$$(kind)) ## Curves of runs/ on http://localhost:6006 (TENSORBOARD_PORT=)
+	@echo "TensorBoard: http://localhost:$(or $(TENSORBOARD_PORT),6006) (if the port is taken: make tensorboard TENSORBOARD_PORT=7007)" >&2
 	$(tensorboard-$(kind))
 
 shell: $$(ready-$$(kind)) ## A shell where train would run
@@ -103,7 +130,8 @@ benchmark: $(VENV)/.train ## Measure this machine; ARGS are passed on
 
 ##@ Image
 
-identity = --build-arg REVISION=$(or $(shell git describe --always --abbrev=40 --exclude='*' --dirty 2>/dev/null),unknown) \
+revision = $(or $(shell git describe --always --abbrev=40 --exclude='*' --dirty 2>/dev/null),unknown)
+identity = --build-arg REVISION=$(revision) \
 	--build-arg VERSION=$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 build: ## Build the image (BASE_IMAGE=, DOCKER_BUILD_FLAGS=)
@@ -114,6 +142,13 @@ sif: ## Build trainbox.sif for Apptainer, without Docker; FROM=docker-daemon:tra
 	apptainer build $(APPTAINER_BUILD_FLAGS) $(if $(FROM),$(SIF) $(FROM),$(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
 		$(identity) $(SIF) deploy/apptainer/trainbox.def)
 	sha256sum $(SIF) > $(SIF).sha256
+
+# An image that make does not build: is it there, and is it of this checkout?
+image:
+	@found=$$(docker image inspect --format '{{index .Config.Labels "org.opencontainers.image.revision"}}' $(IMAGE)) || { \
+		echo "make: Docker has no image $(IMAGE): load it, build it (docker build -t $(IMAGE) ..., or make build IMAGE=$(IMAGE)), or leave out IMAGE and BUILD" >&2; exit 2; }; \
+	[ "$$found" = "$(revision)" ] || \
+		echo "make: warning: the image $(IMAGE) contains trainbox of revision $${found:-unknown}, this checkout is at $(revision): build the image again to train with this checkout" >&2
 
 # Made here, the mounts belong to the caller; made by the daemon, to root.
 folders:
@@ -178,4 +213,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	$(install) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: train plan sweep drill bench verify health doctor tensorboard shell benchmark build sif folders test test-all test-faults test-slow test-image lint lock clean help
+.PHONY: train plan sweep drill bench verify health doctor tensorboard shell benchmark build sif image folders test test-all test-faults test-slow test-image lint lock clean help

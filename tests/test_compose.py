@@ -23,8 +23,15 @@ pytestmark = pytest.mark.skipif(not has_compose(), reason="no `docker compose` o
 
 def services(*files: str, **settings: str) -> dict[str, Any]:
     """The services as Compose resolves them; settings are the only environment."""
+    done = config(*files, PWD=str(ROOT), **settings)
+    assert done.returncode == 0, done.stderr
+    resolved: dict[str, Any] = json.loads(done.stdout)["services"]
+    return resolved
+
+
+def config(*files: str, **settings: str) -> subprocess.CompletedProcess[str]:
     chosen = [word for file in files or ("docker-compose.yml",) for word in ("-f", file)]
-    done = subprocess.run(
+    return subprocess.run(
         ["docker", "compose", "--env-file", "/dev/null", *chosen, "--profile", "*", "config", "--format", "json"],
         cwd=ROOT,
         env={**{k: os.environ[k] for k in ("PATH", "HOME", "DOCKER_CONFIG") if k in os.environ}, **settings},
@@ -32,9 +39,27 @@ def services(*files: str, **settings: str) -> dict[str, Any]:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    resolved: dict[str, Any] = json.loads(done.stdout)["services"]
-    return resolved
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"USER": "ada", "PWD": "/home/ada/trainbox"}, "trainbox-ada-homeadatrainbox"),
+        ({"USER": "bob", "PWD": "/home/ada/trainbox"}, "trainbox-bob-homeadatrainbox"),
+        ({"USER": "ada", "PWD": "/home/ada/second clone"}, "trainbox-ada-homeadasecondclone"),
+        ({"LOGNAME": "Ada.Lovelace", "PWD": "/work"}, "trainbox-adalovelace-work"),
+        ({"PWD": "/work", "COMPOSE_PROJECT_NAME": "mine"}, "mine"),
+    ],
+)
+def test_a_project_belongs_to_a_user_and_a_checkout(settings: dict[str, str], name: str) -> None:
+    assert json.loads(config(**settings).stdout)["name"] == name
+
+
+def test_without_the_path_of_the_checkout_there_is_no_project() -> None:
+    """Rather than one that could be another user's."""
+    done = config(USER="ada")
+    assert done.returncode != 0
+    assert "PWD is missing a value: is not set. Set it to the path of this checkout" in done.stderr
 
 
 def gpus(service: dict[str, Any]) -> Any:
@@ -61,6 +86,9 @@ def test_gpus_reserves_that_many(settings: dict[str, str], count: int) -> None:
 
 def test_the_cpu_file_drops_every_reservation_and_the_watch_over_gpus_and_nothing_else() -> None:
     plain, on_cpu = services(), services("docker-compose.yml", "docker-compose.cpu.yml")
+    command = on_cpu["train"]["environment"].pop("TRAINBOX_COMMAND")
+    assert command == "docker compose -f docker-compose.yml -f docker-compose.cpu.yml run --rm --no-deps train"
+    del plain["train"]["environment"]["TRAINBOX_COMMAND"]
     for name in ("train", "gpu-health"):
         assert "deploy" not in on_cpu[name]
         del plain[name]["deploy"]
@@ -86,6 +114,10 @@ def test_the_caller_trains() -> None:
     assert {resolved[name]["user"] for name in ("train", "tensorboard", "gpu-health")} == {"12345:678"}
     assert resolved["folders"]["user"] == "0:0"
     assert "12345:678" in resolved["folders"]["command"]
+    shared = {mount["target"] for mount in resolved["folders"]["volumes"]}
+    assert shared == {"/workspace/runs", "/workspace/data", "/workspace/my_tasks"} <= set(resolved["folders"]["entrypoint"])
+    for name in ("train", "tensorboard", "gpu-health"):
+        assert resolved[name]["depends_on"]["folders"]["condition"] == "service_completed_successfully"
 
 
 def test_train() -> None:
@@ -128,6 +160,9 @@ def test_mounts_elsewhere() -> None:
         "/workspace/examples": (f"{ROOT}/examples", True),
     }
     assert mounts(resolved["tensorboard"])["/workspace/runs"] == ("/big/runs", True)
+    assert mounts(resolved["folders"])["/workspace/my_tasks"] == (f"{ROOT}/examples", False)
+    absolute = mounts(services(TASKS_DIR="/big/tasks", TASKS_AT="/big/tasks")["train"])
+    assert absolute["/big/tasks"] == ("/big/tasks", True)
 
 
 def test_tensorboard_is_for_this_host_only_and_takes_no_gpu() -> None:
@@ -140,8 +175,9 @@ def test_tensorboard_is_for_this_host_only_and_takes_no_gpu() -> None:
 
 def test_settings_reach_trainbox_only_when_given() -> None:
     given = {"GPUS": "2", "TASK": "mnist", "SET": "width=64 depth=2", "RDZV_ENDPOINT": "a:29500"}
+    given |= {"NCCL_DEBUG": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL", "CUDA_LAUNCH_BLOCKING": "1", "OMP_NUM_THREADS": "2"}
     environment = services(**given)["train"]["environment"]
-    always = {"HEALTH_LIMITS": "/workspace/limits.toml"}
+    always = {"HEALTH_LIMITS": "/workspace/limits.toml", "TRAINBOX_COMMAND": "docker compose run --rm --no-deps train"}
     assert {name: value for name, value in environment.items() if value is not None} == given | always
 
 

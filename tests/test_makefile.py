@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ Make = Callable[..., subprocess.CompletedProcess[str]]
 def make(tmp_path: Path) -> Make:
     """Run make with only the tools it needs on PATH, and a docker whose `info` runs `docker`."""
 
-    def run(*words: str, docker: str = NO_DOCKER, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, docker: str = NO_DOCKER, inspect: str = "true", **env: str) -> subprocess.CompletedProcess[str]:
         tools = tmp_path / "bin"
         tools.mkdir(exist_ok=True)
         for name in ("make", "sh", "env", "id", "git", "sed", "awk", "mkdir", "touch", "true", "cat"):
@@ -31,7 +32,7 @@ def make(tmp_path: Path) -> Make:
                 (tools / name).symlink_to(shutil.which(name) or pytest.skip(f"no {name} on PATH"))
         (tools / "docker").unlink(missing_ok=True)
         if docker != NO_DOCKER:
-            (tools / "docker").write_text(f"#!/bin/sh\n[ $1 = info ] || exit 0\n{docker}\n")
+            (tools / "docker").write_text(f"#!/bin/sh\ncase $1 in image) {inspect} ;; info) {docker} ;; esac\n")
             (tools / "docker").chmod(0o755)
         return subprocess.run(
             ["make", "-C", str(ROOT), "--no-print-directory", *words],
@@ -46,6 +47,21 @@ def make(tmp_path: Path) -> Make:
     return run
 
 
+@pytest.fixture
+def folders(tmp_path: Path) -> list[str]:
+    """Settings that keep `make train` from making folders in this checkout."""
+    return [f"{name}={tmp_path / name}" for name in ("RUNS_DIR", "DATA_DIR", "TASKS_DIR")]
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    """A Compose plugin that does nothing."""
+    made = tmp_path / "docker-compose"
+    made.write_text("#!/bin/sh\n")
+    made.chmod(0o755)
+    return made
+
+
 def last(done: subprocess.CompletedProcess[str]) -> str:
     """The command after the preparations."""
     assert done.returncode == 0, done.stderr
@@ -53,12 +69,12 @@ def last(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def plainly(command: str) -> str:
-    """With one space where a setting that was not given left several."""
-    return " ".join(command.split())
+    """With one space where a setting that was not given left several, and plain paths without quotes."""
+    return " ".join(command.split()).replace(f"'{ROOT}'", str(ROOT))
 
 
 def in_docker(files: str, settings: str, command: str) -> str:
-    before = f"env UID={os.getuid()} GID={os.getgid()} IMAGE=trainbox"
+    before = f"env UID={os.getuid()} GID={os.getgid()} PWD={ROOT} IMAGE=trainbox TRAINBOX_COMMAND=make"
     return " ".join(word for word in (before, settings, PLUGIN, files, command) if word)
 
 
@@ -70,7 +86,11 @@ def test_help_is_the_default_and_lists_every_public_target(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "before"), [("venv", "env .venv/bin/trainbox"), ("docker-gpu", in_docker("", "", "run --rm --no-deps train"))]
+    ("where", "before"),
+    [
+        ("venv", "env TRAINBOX_COMMAND=make .venv/bin/trainbox"),
+        ("docker-gpu", in_docker("", "", "run --rm --no-deps train")),
+    ],
 )
 def test_drill_and_verify(make: Make, where: str, before: str) -> None:
     assert (
@@ -85,11 +105,11 @@ def test_drill_and_verify(make: Make, where: str, before: str) -> None:
 @pytest.mark.parametrize(
     ("docker", "expected"),
     [
-        (NVIDIA, in_docker("", "GPUS='3'", "run --rm --no-deps train train --epochs 5")),
-        (DOCKER, in_docker(CPU_FILES, "GPUS='3'", "run --rm --no-deps train train --epochs 5")),
-        (NO_COMPOSE, "env GPUS='3' .venv/bin/trainbox train --epochs 5"),
-        (STOPPED, "env GPUS='3' .venv/bin/trainbox train --epochs 5"),
-        (NO_DOCKER, "env GPUS='3' .venv/bin/trainbox train --epochs 5"),
+        (NVIDIA, in_docker("", "GPU_COUNT=all GPUS='3'", "run --rm --no-deps train train --epochs 5")),
+        (DOCKER, in_docker(CPU_FILES, "GPU_COUNT=all GPUS='3'", "run --rm --no-deps train train --epochs 5")),
+        (NO_COMPOSE, "env TRAINBOX_COMMAND=make GPUS='3' .venv/bin/trainbox train --epochs 5"),
+        (STOPPED, "env TRAINBOX_COMMAND=make GPUS='3' .venv/bin/trainbox train --epochs 5"),
+        (NO_DOCKER, "env TRAINBOX_COMMAND=make GPUS='3' .venv/bin/trainbox train --epochs 5"),
     ],
     ids=["nvidia", "docker alone", "docker without compose", "engine stopped", "no docker"],
 )
@@ -99,7 +119,7 @@ def test_train_takes_the_best_there_is(make: Make, docker: str, expected: str) -
 
 @pytest.mark.parametrize("docker", [NVIDIA, DOCKER])
 def test_no_gpus_is_the_cpu_file(make: Make, docker: str) -> None:
-    expected = in_docker(CPU_FILES, "GPUS='0'", "run --rm --no-deps train train")
+    expected = in_docker(CPU_FILES, "GPU_COUNT=all GPUS='0'", "run --rm --no-deps train train")
     assert plainly(last(make("-n", "train", "GPUS=0", docker=docker))) == expected
 
 
@@ -108,7 +128,7 @@ def test_no_gpus_is_the_cpu_file(make: Make, docker: str) -> None:
     [
         ("docker-gpu", in_docker("", "", "run --rm --no-deps train plan")),
         ("docker-cpu", in_docker(CPU_FILES, "", "run --rm --no-deps train plan")),
-        ("venv", "env .venv/bin/trainbox plan"),
+        ("venv", "env TRAINBOX_COMMAND=make .venv/bin/trainbox plan"),
     ],
 )
 def test_run_in_says_where(make: Make, where: str, command: str) -> None:
@@ -119,11 +139,11 @@ def test_run_in_says_where(make: Make, where: str, command: str) -> None:
     ("target", "docker", "command"),
     [
         ("health", NVIDIA, in_docker("", "", "run --rm --no-deps gpu-health health")),
-        ("health", NO_DOCKER, "env .venv/bin/trainbox health"),
+        ("health", NO_DOCKER, "env TRAINBOX_COMMAND=make .venv/bin/trainbox health"),
         ("doctor", NVIDIA, in_docker("", "", "run --rm --no-deps train doctor")),
-        ("doctor", NO_DOCKER, "env .venv/bin/trainbox doctor"),
+        ("doctor", NO_DOCKER, "env TRAINBOX_COMMAND=make .venv/bin/trainbox doctor"),
         ("shell", DOCKER, in_docker(CPU_FILES, "", "run --rm --no-deps train bash")),
-        ("tensorboard", NVIDIA, in_docker("", "", "up tensorboard")),
+        ("tensorboard", NVIDIA, in_docker("", "", "up --no-deps tensorboard")),
         ("tensorboard", NO_DOCKER, ".venv/bin/tensorboard --logdir runs --host 127.0.0.1 --port 6006"),
         ("benchmark", NVIDIA, ".venv/bin/python -P -m benchmarks"),
     ],
@@ -166,9 +186,20 @@ def test_named_gpus_are_picked_from_all(make: Make) -> None:
     assert {"GPU_COUNT=all", "GPUS=2", "GPU_IDS=0,2"} <= set(words)
 
 
-def test_the_port_of_tensorboard(make: Make) -> None:
+@pytest.mark.parametrize(("gpus", "count"), [("1", ""), ("2", ""), ("3", "all"), ("9", "all"), ("all", "all"), ("two", "all")])
+def test_docker_counts_no_more_gpus_than_the_host_has(make: Make, gpus: str, count: str) -> None:
+    """Of more GPUs than that Docker makes an error of its own; trainbox, with all of them, exits with code 3."""
+    done = make("-n", "train", f"GPUS={gpus}", "HOST_GPUS=0000:18:00.0 0000:3b:00.0", docker=NVIDIA)
+    words = shlex.split(last(done))
+    assert f"GPUS={gpus}" in words
+    assert [word for word in words if word.startswith("GPU_COUNT=")] == ([f"GPU_COUNT={count}"] if count else [])
+
+
+def test_the_port_of_tensorboard(make: Make, plugin: Path, folders: list[str]) -> None:
     assert "TENSORBOARD_PORT='7007'" in last(make("-n", "tensorboard", "TENSORBOARD_PORT=7007", docker=DOCKER))
     assert last(make("-n", "tensorboard", "TENSORBOARD_PORT=7007")).endswith("--port 7007")
+    done = make("tensorboard", "TENSORBOARD_PORT=7007", *folders, docker=f"echo '{plugin} runc'")
+    assert "http://localhost:7007 (if the port is taken: make tensorboard" in done.stderr
 
 
 def test_several_nodes_share_the_hosts_network(make: Make) -> None:
@@ -180,8 +211,23 @@ def test_the_folder_of_a_task_is_mounted(make: Make) -> None:
     done = make("-n", "train", "TASK=examples/gestures.py:Gestures", docker=DOCKER)
     assert "TASKS_DIR='examples'" in last(done)
     assert "mkdir -p runs data examples" in done.stdout
-    for task in ("digits", "gestures.py:Gestures", "package.module:Class"):
+    assert "TASKS_DIR='examples'" in last(make("-n", "train", "ARGS=./examples/gestures.py:Gestures --epochs 5", docker=DOCKER))
+    for task in ("digits", "package.module:Class"):
         assert "TASKS_DIR" not in last(make("-n", "train", f"TASK={task}", docker=DOCKER))
+
+
+def test_a_task_by_an_absolute_path_is_mounted_at_that_path(make: Make, tmp_path: Path) -> None:
+    words = shlex.split(last(make("-n", "train", f"TASK={tmp_path}/shapes.py:Shapes", docker=DOCKER)))
+    assert {f"TASKS_DIR={tmp_path}", f"TASKS_AT={tmp_path}", f"TASK={tmp_path}/shapes.py:Shapes"} <= set(words)
+
+
+@pytest.mark.parametrize("folder", ["", "./", "/", "/tmp/", "runs/", "./data/", "/workspace/", "/usr/lib/python3/"])
+def test_a_task_whose_folder_would_hide_others_is_refused_before_the_build(make: Make, folder: str) -> None:
+    done = make("train", f"TASK={folder}shapes.py:Shapes", docker=DOCKER)
+    assert done.returncode == 2 and done.stdout == ""
+    assert f"{folder}shapes.py:Shapes: the container cannot mount the folder of this file" in done.stderr
+    assert "such as my_tasks/shapes.py:Shapes" in done.stderr
+    assert f"{folder}shapes.py" in last(make("-n", "train", f"TASK={folder}shapes.py:Shapes"))
 
 
 def test_folders_elsewhere(make: Make) -> None:
@@ -201,12 +247,70 @@ def test_training_options_of_the_environment_reach_the_container(make: Make) -> 
 
 
 def test_the_image_is_built_first_with_its_revision(make: Make) -> None:
-    done = make("-n", "train", "BASE_IMAGE=debian:12", "IMAGE=mine", "DOCKER_BUILD_FLAGS=--pull", docker=DOCKER)
+    done = make("-n", "train", "BASE_IMAGE=debian:12", "DOCKER_BUILD_FLAGS=--pull", docker=DOCKER)
     words = shlex.split(done.stdout.replace("\\\n", ""))
     assert words[:3] == ["docker", "build", "--pull"]
     assert {"BASE_IMAGE=debian:12", "VERSION=0.1.0"} <= set(words)
     assert any(word.startswith("REVISION=") for word in words)
-    assert words[words.index("--tag") + 1] == "mine"
+    assert words[words.index("--tag") + 1] == "trainbox"
+
+
+@pytest.mark.parametrize(
+    ("settings", "built"),
+    [
+        ([], True),
+        (["IMAGE=trainbox:latest"], True),
+        (["IMAGE=mine"], False),
+        (["IMAGE=trainbox:1.2"], False),
+        (["BUILD=0"], False),
+        (["IMAGE=mine", "BUILD=1"], True),
+    ],
+)
+def test_only_our_own_tag_is_built(make: Make, settings: list[str], built: bool) -> None:
+    done = make("-n", "train", *settings, docker=DOCKER)
+    assert ("docker build" in done.stdout.replace("(docker build", "")) is built
+    assert ("docker image inspect" in done.stdout) is not built
+
+
+def test_an_image_of_another_revision_is_used_with_a_warning(make: Make, plugin: Path, folders: list[str]) -> None:
+    """`docker image inspect` prints the revision label of the image, or fails."""
+    at = subprocess.run(
+        ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    for revision, warns in ((at, False), ("0123abc", True), ("", True)):
+        done = make("plan", "IMAGE=mine", *folders, docker=f"echo '{plugin} runc'", inspect=f"echo {revision}")
+        assert done.returncode == 0, done.stderr
+        warning = f"the image mine contains trainbox of revision {revision or 'unknown'}, this checkout is at {at}: build"
+        assert (warning in done.stderr) is warns
+    done = make("plan", "IMAGE=mine", *folders, docker=f"echo '{plugin} runc'", inspect="exit 1")
+    assert done.returncode == 2
+    assert "Docker has no image mine: load it, build it" in done.stderr
+
+
+def test_the_output_of_plan_is_the_programs_alone(make: Make, plugin: Path, folders: list[str]) -> None:
+    plugin.write_text("#!/bin/sh\necho '{}'\n")
+    for verb in ("plan", "health", "doctor"):
+        done = make(verb, *folders, docker=f"echo '{plugin} runc'")
+        assert (done.returncode, done.stdout) == (0, "{}\n"), done.stderr
+    assert "docker build" in make("train", *folders, docker=f"echo '{plugin} runc'").stdout
+
+
+def test_one_project_for_each_user_and_checkout(make: Make, tmp_path: Path) -> None:
+    """Compose takes it from USER and PWD, which make sets to the checkout also where it was called from elsewhere."""
+    link = tmp_path / "link"
+    link.symlink_to(ROOT)
+    for pwd, seen in ((str(tmp_path), ROOT), ("", ROOT), (str(ROOT), ROOT), (str(link), link)):
+        assert f"PWD={seen}" in shlex.split(last(make("-n", "train", docker=DOCKER, PWD=pwd)))
+
+
+@pytest.mark.parametrize("target", ["train", "sweep", "health", "doctor"])
+def test_what_torch_and_nccl_read_reaches_the_container(make: Make, target: str) -> None:
+    given = ["NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG", "GLOO_SOCKET_IFNAME", "PYTORCH_ALLOC_CONF", "OMP_NUM_THREADS"]
+    given += ["CUDA_LAUNCH_BLOCKING", "NCCL_IB_HCA"]
+    paths = ["TORCH_HOME", "TORCH_EXTENSIONS_DIR", "NOT_NCCL_DEBUG"]
+    words = shlex.split(last(make("-n", target, docker=NVIDIA, **dict.fromkeys([*given, *paths], "1"))))
+    assert [word for before, word in pairwise(words) if before == "-e"] == sorted(given)
+    assert "NCCL_DEBUG" in shlex.split(last(make("-n", target, "NCCL_DEBUG=INFO", docker=NVIDIA)))
 
 
 @pytest.mark.parametrize(
@@ -229,11 +333,8 @@ def test_the_image_of_apptainer(make: Make, words: list[str], source: str) -> No
 
 
 @pytest.mark.parametrize("code", [0, 3, 75])
-def test_the_exit_code_is_shown(make: Make, tmp_path: Path, code: int) -> None:
-    plugin = tmp_path / "docker-compose"
+def test_the_exit_code_is_shown(make: Make, plugin: Path, folders: list[str], tmp_path: Path, code: int) -> None:
     plugin.write_text(f"#!/bin/sh\nexit {code}\n")
-    plugin.chmod(0o755)
-    folders = [f"{name}={tmp_path / name}" for name in ("RUNS_DIR", "DATA_DIR", "TASKS_DIR")]
     done = make("train", *folders, docker=f"echo '{plugin} runc'")
     assert done.returncode == (2 if code else 0)
     assert (f"Error {code}" in done.stderr) is (code != 0)

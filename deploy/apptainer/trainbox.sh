@@ -44,13 +44,15 @@ if [[ -e ${NVIDIA_DEVICE:-/dev/nvidiactl} ]]; then options+=(--nv); fi
 # The caller's environment stays outside (a PYTHONPATH or LD_LIBRARY_PATH of a module would change what runs), but for:
 for name in $(compgen -e); do
     case $name in
-    TRAINBOX_*_DIR | TRAINBOX_HEARTBEAT | TRAINBOX_BUILD_INFO) ;; # paths of this machine mean nothing in there
+    TRAINBOX_*_DIR | TORCH_HOME | TORCH_*_DIR | TRAINBOX_HEARTBEAT | TRAINBOX_BUILD_INFO | TRAINBOX_COMMAND) ;; # paths of this machine mean nothing in there
     GPUS | GPU_IDS | STRATEGY | PROCESSES | DEVICE | NNODES | NODE_RANK | RDZV_ENDPOINT | RDZV_ID | RDZV_TIMEOUT_S | TASK | SET | HEALTH | TRAINBOX_* | \
-        SLURM_* | PET_* | CUDA_VISIBLE_DEVICES | NCCL_* | GLOO_* | OMP_NUM_THREADS | *_proxy | *_PROXY)
+        SLURM_* | PET_* | CUDA_VISIBLE_DEVICES | CUDA_LAUNCH_BLOCKING | NCCL_* | GLOO_* | TORCH_* | PYTORCH_* | OMP_NUM_THREADS | \
+        *_proxy | *_PROXY)
         export "APPTAINERENV_$name=${!name}"
         ;;
     esac
 done
+export APPTAINERENV_TRAINBOX_COMMAND=$0 # how messages spell the commands that they recommend
 if [[ -n ${HEALTH_LIMITS-} ]]; then
     options+=(--bind "$(realpath "$HEALTH_LIMITS"):/workspace/limits.toml:ro")
     export APPTAINERENV_HEALTH_LIMITS=/workspace/limits.toml

@@ -98,6 +98,7 @@ def test_the_driver_is_asked_for_where_there_is_one(wrapper: Wrapper, device: st
         ),
         *("HEALTH", "TRAINBOX_EPOCHS", "TRAINBOX_IMAGE_DIGEST", "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "PET_NNODES"),
         *("CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "https_proxy"),
+        *("NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG", "PYTORCH_ALLOC_CONF", "CUDA_LAUNCH_BLOCKING"),
     ],
 )
 def test_settings_and_the_schedulers_words_go_in(wrapper: Wrapper, name: str) -> None:
@@ -106,10 +107,23 @@ def test_settings_and_the_schedulers_words_go_in(wrapper: Wrapper, name: str) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["PYTHONPATH", "LD_LIBRARY_PATH", "TORCH_HOME", "TRAINBOX_RUNS_DIR", "TRAINBOX_HEARTBEAT", "TRAINBOX_BUILD_INFO"]
+    "name",
+    [
+        "PYTHONPATH",
+        "LD_LIBRARY_PATH",
+        "TORCH_HOME",
+        "TORCH_EXTENSIONS_DIR",
+        "TRAINBOX_RUNS_DIR",
+        "TRAINBOX_HEARTBEAT",
+        "TRAINBOX_BUILD_INFO",
+    ],
 )
 def test_what_means_nothing_in_there_stays_outside(wrapper: Wrapper, name: str) -> None:
     assert name not in wrapper("train", **{name: str(wrapper.folder / "x")}).env
+
+
+def test_messages_recommend_the_script_as_it_was_typed(wrapper: Wrapper) -> None:
+    assert wrapper("train", TRAINBOX_COMMAND="make").env["TRAINBOX_COMMAND"].endswith("trainbox.sh")
 
 
 def test_every_setting_of_make_goes_in() -> None:

@@ -128,6 +128,7 @@ def checkout(image: str, tree: Path, tmp_path: Path) -> Iterator[Checkout]:
     kept = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG", "BASE_IMAGE")
     env = {name: os.environ[name] for name in kept if name in os.environ}
     env |= {"UID": str(os.getuid()), "GID": str(os.getgid()), "IMAGE": image, "COMPOSE_PROJECT_NAME": name_of_its_own()}
+    env["PWD"] = str(tmp_path / "checkout")
     made = Checkout(shutil.copytree(tree, tmp_path / "checkout"), env)
     yield made
     down = made.compose("--profile", "health", "down", "--volumes", "--remove-orphans", "--timeout", "1")

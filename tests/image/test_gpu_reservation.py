@@ -78,6 +78,8 @@ def test_gpu_ids_are_picked_from_all(gpu_host: Checkout, all_gpus: int) -> None:
 def test_more_than_there_are_is_refused(gpu_host: Checkout, all_gpus: int) -> None:
     done = gpu_host.run("docker", "compose", "run", "--rm", "--no-deps", "train", GPUS=str(all_gpus + 1))
     assert done.returncode != 0 and "unknown device" in done.stderr
+    done = gpu_host.run("make", "train", GPUS=str(all_gpus + 1))
+    assert f"asked for {all_gpus + 1} GPU(s), found" in done.stderr and "Error 3" in done.stderr
 
 
 def test_make_finds_the_runtime(gpu_host: Checkout) -> None:
@@ -92,6 +94,7 @@ def test_without_the_runtime_the_gpu_file_is_refused_and_the_cpu_file_runs(tmp_p
     engine, image = (os.environ[name] for name in names)
     env = {name: os.environ[name] for name in ("PATH", "HOME", "DOCKER_CONFIG") if name in os.environ}
     env |= {"DOCKER_HOST": engine, "IMAGE": image, "UID": "1000", "GID": "1000", "COMPOSE_PROJECT_NAME": name_of_its_own()}
+    env["PWD"] = str(tmp_path)
     bare = Checkout(copy_tree(tmp_path), env)
     words = ("docker", "compose", "run", "--rm", "--no-deps", "--entrypoint", "true", "train")
     try:
