@@ -68,7 +68,7 @@ def _find(gpus: Sequence[Gpu], word: str, asked: str, position: int) -> Gpu:
     else:
         raise WrongUse(f"{asked}: '{word}' is no GPU: write indices or UUIDs separated by commas, as in 0,2 or GPU-8f3a")
     if not matches:
-        raise HardwareMissing(f"{asked}: no GPU {word} here; found {len(gpus)}: {labels(gpus)}. `trainbox gpus` lists them")
+        raise HardwareMissing(f"{asked}: no GPU {word} here; found {len(gpus)}: {labels(gpus)}")
     return matches[0]
 
 

@@ -35,7 +35,7 @@ LAYERS = {
         "__main__",
     ],
     "trainer": [
-        "sources seeding digest metrics stopping errors elapsed",
+        "sources seeding digest metrics stopping errors elapsed hints storage",
         "batches buffers config run_files compare compiler grid hardware seen bench "
         "optimizers task task_source task_checks task_errors",
         "evidence",

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from trainer.errors import NotFinite, StorageFailure
+from trainer.storage import storage_failure
 
 
 class Checkpoints:
@@ -329,14 +329,3 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def storage_failure(place: Path, error: OSError, needed_bytes: int = 0) -> StorageFailure:
-    """`error` in words: the place, the reason, the room that was needed, where that is known, and what is left."""
-    existing = next(folder for folder in [place, *place.absolute().parents] if folder.exists())
-    free_mib = shutil.disk_usage(existing).free // 2**20
-    needed = f"{-(-needed_bytes // 2**20)} MiB needed, " * bool(needed_bytes)
-    return StorageFailure(
-        f"cannot write {error.filename or place}: {error.strerror or error} ({needed}{free_mib} MiB free, uid {os.getuid()}): "
-        "free some space or choose another --runs-dir; what was saved before is whole"
-    )

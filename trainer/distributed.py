@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 
 from trainer.errors import STORE, DeviceMissing, NetworkFailure, WrongUse
+from trainer.hints import command
 from trainer.seeding import derive_seed
 
 Transfer = dist.Work  # under way; `wait` for it
@@ -344,7 +345,7 @@ def choose_device(name: str, local_rank: int) -> torch.device:
         if local_rank >= count:
             raise DeviceMissing(
                 f"process {local_rank} was given a GPU, torch {torch.__version__} (CUDA {torch.version.cuda}) sees {count}: "
-                "the driver may be too old for this image, or the container has lost its GPUs; see `trainbox gpus`"
+                f"the driver may be too old for this image, or the container has lost its GPUs; see `{command('health')}`"
             )
         return torch.device("cuda", local_rank)
     if name == "mps":

@@ -9,6 +9,7 @@ from torch.utils.data import TensorDataset
 
 from trainer.config import split_metric
 from trainer.digest import digest_of_digests
+from trainer.hints import tensorboard
 from trainer.optimizers import OPTIMIZERS
 from trainer.splitting import examples_at_once, has_batch_norm
 from trainer.state import Job
@@ -100,7 +101,7 @@ def closing(job: Job) -> None:
         "trained": f"{steps:,} steps in {progress.train_seconds:.1f} s, {speed:,.0f} samples/s",
         "weights": f"{path}/model.safetensors (the best), " * bool(progress.best_step) + f"{path}/checkpoints/ (to go on)",
         "digest": f"{digest_of_digests(job.digests(job.model.state_dict()))} (of the last weights)",
-        "figures": f"{path}/metrics.jsonl; to look at them: tensorboard --logdir {path.parent}",
+        "figures": f"{path}/metrics.jsonl; to look at them: {tensorboard(path.parent)}",
     }
     width = min(100, shutil.get_terminal_size().columns)
     job.run.say("-" * width + "\n" + "\n".join(f"{key:<10} {value}" for key, value in rows.items()))

@@ -18,12 +18,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from trainer.batches import Schedule
-from trainer.checkpoint import replacing, storage_failure
+from trainer.checkpoint import replacing
 from trainer.compare import read_entries
 from trainer.config import FREE_AT_RESUME, Config
 from trainer.distributed import Process
 from trainer.errors import Busy, StorageFailure
 from trainer.hardware import EVENT, hardware_events, note_run
+from trainer.storage import storage_failure
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

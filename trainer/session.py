@@ -18,13 +18,13 @@ import torch
 from trainer import manifest
 from trainer.batches import tensors_in
 from trainer.build import build, settle
-from trainer.checkpoint import storage_failure
 from trainer.compare import cannot_resume, changes_bits, in_words, manifest_differences
 from trainer.config import FREE_AT_RESUME, Config, check, parse_config, split_metric
 from trainer.distributed import Process, is_network_error, launched_as
 from trainer.errors import Failure, NetworkFailure, OutOfMemory, WrongUse, called_exit
 from trainer.evidence import Evidence, verdict
 from trainer.fit import fit
+from trainer.hints import command
 from trainer.meter import Meter
 from trainer.report import closing, header, samples_per_second, smaller_parts
 from trainer.run import RunDirectory
@@ -34,6 +34,7 @@ from trainer.sources import loaded_sources, located_sources
 from trainer.splitting import DoesNotFit, all_fit, examples_at_once, free_memory, in_smaller_parts, memory_used_up
 from trainer.state import Job
 from trainer.stopping import StopRequest
+from trainer.storage import storage_failure
 from trainer.task import load_task
 from trainer.task_errors import mistake_of
 from trainer.trial import try_task
@@ -105,7 +106,9 @@ def train_task(
 
 
 _SAME_WORDS = "start the same version with the same words and TRAINBOX_ variables on each"
-_SAME_HARDWARE = "start it where GPUs, drivers and the task's files are alike (`trainbox doctor`), or say what to take on each"
+_SAME_HARDWARE = (
+    f"start it where GPUs, drivers and the task's files are alike (`{command('doctor')}`), or say what to take on each"
+)
 
 
 def _refuse_unlike(process: Process, found: Mapping[str, Any], cure: str) -> None:

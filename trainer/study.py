@@ -27,6 +27,8 @@ from optuna.trial import FrozenTrial, TrialState
 from trainer.config import split_metric
 from trainer.errors import StorageFailure, WrongUse
 from trainer.grid import Range, Sweep, Value, from_identity
+from trainer.hints import command
+from trainer.storage import storage_failure as file_failure
 
 _LOCK_GRACE_S = 10
 _TRIES = 4
@@ -87,7 +89,7 @@ class Study:
             self._study = optuna.load_study(study_name=name, storage=storage)
         except KeyError:
             if sweep is None:
-                raise WrongUse(f"there is no sweep {name}: `trainbox sweep TASK --name {name}` begins one") from None
+                raise WrongUse(f"there is no sweep {name}: `{command('sweep TASK', f'--name {name}')}` starts one") from None
             maximize = sweep.metric is not None and split_metric(sweep.metric, "--metric")[0] == "max"
             direction = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
             self._study = optuna.create_study(study_name=name, storage=storage, direction=direction, load_if_exists=True)
@@ -399,8 +401,9 @@ def storage_failure(error: Exception, place: str | Path) -> StorageFailure:
     shown = getattr(error, "filename", None) or _shown(str(place))
     if type(reason) is sqlite3.DatabaseError:  # its subclasses are of a database that is locked, missing, full ...
         return StorageFailure(f"{shown} is damaged ({reason}): {_RESTORE}")
-    text = getattr(reason, "strerror", None) or str(reason).splitlines()[0]
-    return StorageFailure(f"{shown} cannot be written ({text}): make room, or choose another --runs-dir")
+    if isinstance(reason, OSError):
+        return file_failure(Path(place), reason)
+    return StorageFailure(f"{shown} cannot be written ({str(reason).splitlines()[0]}): make room, or choose another --runs-dir")
 
 
 def _reason(error: Exception) -> BaseException:

@@ -26,6 +26,7 @@ from trainer.errors import (
     WrongUse,
 )
 from trainer.grid import Sweep
+from trainer.hints import tensorboard
 from trainer.stopping import StopRequest
 from trainer.study import Study, Trial, open_study, storage_failures
 
@@ -396,7 +397,7 @@ def _show_all(study: Study, folder: Path, storage: str | None) -> None:
     _write_results(study, folder)
     show(folder, storage, None, False, folder / "sweep.png")
     write_picture(folder, "sweep", folder / "sweep.png")
-    _say(f"files      {folder}/results.csv, sweep.png; to look at all trials: tensorboard --logdir {folder}")
+    _say(f"files      {folder}/results.csv, sweep.png; to look at all trials: {tensorboard(folder)}")
 
 
 def _write_results(study: Study, folder: Path) -> None:

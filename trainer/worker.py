@@ -15,9 +15,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import Busy, Changed, Failure, Preempted, StorageFailure
+from trainer.errors import Busy, Changed, Failure, Preempted
 from trainer.hardware import hardware_events
 from trainer.stopping import StopRequest, die_with_parent
+from trainer.storage import storage_failure
 
 
 def main() -> None:
@@ -112,7 +113,7 @@ def _log_to(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     except OSError as error:
-        raise StorageFailure(f"{path} cannot be written ({error.strerror})") from error
+        raise storage_failure(path, error) from error
     for number in (1, 2):
         os.dup2(log, number)
     os.close(log)

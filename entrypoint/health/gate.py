@@ -1,5 +1,6 @@
 """Before a training and beside it: closed by a finding, or open with a watch."""
 
+import os
 import subprocess
 import tempfile
 import time
@@ -45,8 +46,9 @@ def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Itera
     if closing := verdict.closing:
         told = "; ".join(finding.line for finding in closing[:_FINDINGS_TOLD])
         more = f"; and {len(closing) - _FINDINGS_TOLD} more" if len(closing) > _FINDINGS_TOLD else ""
+        typed = os.environ.get("TRAINBOX_COMMAND") or "trainbox"
         raise HardwareUnfit(
-            f"the health gate is closed. {told}{more} (`trainbox health` tells all; --no-health trains all the same)"
+            f"the health gate is closed. {told}{more} (`{typed} health` lists all findings; HEALTH=0 trains nevertheless)"
         )
     print(f"health     {closing_line(verdict)}, {time.monotonic() - begin_s:.2f} s", flush=True)
     known = {(finding.check, finding.gpu or ""): finding.result for finding in verdict.findings}

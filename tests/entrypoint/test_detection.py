@@ -188,11 +188,11 @@ def test_cuda_visible_devices_that_cannot_be_obeyed(host: Callable[..., Host]) -
     )
     assert four.refusal(CUDA_VISIBLE_DEVICES="0,4") == (
         3,
-        "CUDA_VISIBLE_DEVICES=0,4: no GPU 4 here; found 4: 0 1 2 3. `trainbox gpus` lists them",
+        "CUDA_VISIBLE_DEVICES=0,4: no GPU 4 here; found 4: 0 1 2 3",
     )
     assert four.refusal(CUDA_VISIBLE_DEVICES="0,1", GPU_IDS="2") == (
         3,
-        "--gpu-ids=2: no GPU 2 here; found 2: 0 1. `trainbox gpus` lists them",
+        "--gpu-ids=2: no GPU 2 here; found 2: 0 1",
     )
 
 
@@ -307,6 +307,6 @@ def test_gpus_that_torch_does_not_see_are_never_replaced_by_the_cpu(host: Callab
     (message,) = ended.err.splitlines()
     assert message.startswith("trainbox: process 0 was given a GPU, torch ")
     assert message.endswith(
-        "sees 0: the driver may be too old for this image, or the container has lost its GPUs; see `trainbox gpus`"
+        "sees 0: the driver may be too old for this image, or the container has lost its GPUs; see `trainbox health`"
     )
     assert not (two.trainbox.folder / "runs").exists()

@@ -66,15 +66,15 @@ REFUSED = [
     ("MIG-", SLICES, 2, ": MIG- fits 4 GPUs (0:0 0:1 1:0 1:1): write more of the UUID"),
     ("0", SLICES, 2, ": GPU 0 is cut into MIG slices 0:0 0:1: name one slice, as in 0:0"),
     ("0,1", MIXED, 2, ": GPU 1 is cut into MIG slices 1:0 1:1: name one slice, as in 1:0"),
-    ("9", FOUR, 3, ": no GPU 9 here; found 4: 0 1 2 3. `trainbox gpus` lists them"),
-    ("00", FOUR, 3, ": no GPU 00 here; found 4: 0 1 2 3. `trainbox gpus` lists them"),
-    ("0", (), 3, ": no GPU 0 here; found 0: none. `trainbox gpus` lists them"),
-    ("0:0", FOUR, 3, ": no GPU 0:0 here; found 4: 0 1 2 3. `trainbox gpus` lists them"),
-    ("0:7", SLICES, 3, ": no GPU 0:7 here; found 4: 0:0 0:1 1:0 1:1. `trainbox gpus` lists them"),
-    ("GPU-beef", FOUR, 3, ": no GPU GPU-beef here; found 4: 0 1 2 3. `trainbox gpus` lists them"),
-    ("GPU-0", SLICES, 3, ": no GPU GPU-0 here; found 4: 0:0 0:1 1:0 1:1. `trainbox gpus` lists them"),
-    ("MIG-GPU-0/7/0", SLICES, 3, ": no GPU MIG-GPU-0/7/0 here; found 4: 0:0 0:1 1:0 1:1. `trainbox gpus` lists them"),
-    (LONG, FOUR, 3, ": no GPU 4 here; found 4: 0 1 2 3. `trainbox gpus` lists them"),
+    ("9", FOUR, 3, ": no GPU 9 here; found 4: 0 1 2 3"),
+    ("00", FOUR, 3, ": no GPU 00 here; found 4: 0 1 2 3"),
+    ("0", (), 3, ": no GPU 0 here; found 0: none"),
+    ("0:0", FOUR, 3, ": no GPU 0:0 here; found 4: 0 1 2 3"),
+    ("0:7", SLICES, 3, ": no GPU 0:7 here; found 4: 0:0 0:1 1:0 1:1"),
+    ("GPU-beef", FOUR, 3, ": no GPU GPU-beef here; found 4: 0 1 2 3"),
+    ("GPU-0", SLICES, 3, ": no GPU GPU-0 here; found 4: 0:0 0:1 1:0 1:1"),
+    ("MIG-GPU-0/7/0", SLICES, 3, ": no GPU MIG-GPU-0/7/0 here; found 4: 0:0 0:1 1:0 1:1"),
+    (LONG, FOUR, 3, ": no GPU 4 here; found 4: 0 1 2 3"),
 ]
 TEXTS = [f"CUDA_VISIBLE_DEVICES={value}{rest}" for value, *_, rest in REFUSED]
 
@@ -96,7 +96,7 @@ def test_names_count_from_the_host_and_not_from_what_is_visible() -> None:
     assert labels(select(visible, "3", "--gpu-ids")) == "3"
     with pytest.raises(LaunchError) as refused:
         select(visible, "0", "--gpu-ids")
-    assert str(refused.value) == "--gpu-ids=0: no GPU 0 here; found 2: 3 1. `trainbox gpus` lists them"
+    assert str(refused.value) == "--gpu-ids=0: no GPU 0 here; found 2: 3 1"
 
 
 def test_a_gpu_keeps_all_that_is_known_of_it() -> None:

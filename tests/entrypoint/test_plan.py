@@ -305,7 +305,7 @@ REFUSALS = [
     (ask(strategy="dp"), NONE, LOCAL, 3,
      "--strategy dp splits batches over GPUs, found none in use: use a GPU host, or drop --strategy"),
     (ask(gpu_ids="9"), FOUR, LOCAL, 3,
-     "--gpu-ids=9: no GPU 9 here; found 4: 0 1 2 3. `trainbox gpus` lists them"),
+     "--gpu-ids=9: no GPU 9 here; found 4: 0 1 2 3"),
     # A lost GPU in the plan.
     (ask(), LOST, LOCAL, 3,
      "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or mend it (reset, reboot)"),

@@ -217,7 +217,7 @@ def test_row_36_the_gate_is_closed_for_a_gpu_with_an_uncorrected_error(watched: 
     assert closed.code == 3
     (line,) = messages(closed)
     assert line.startswith(f"trainbox: the health gate is closed. GPU 1 ({UUID}): ecc-uncorrected CRITICAL: 1 uncorrected")
-    assert line.endswith("(`trainbox health` tells all; --no-health trains all the same)")
+    assert line.endswith("(`trainbox health` lists all findings; HEALTH=0 trains nevertheless)")
     assert not (watched.folder / "runs").exists()
     spared = watched.train("--gpus", "1", "--max-steps", "5")
     assert spared.code == 0, spared.err

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.conftest import clean_environment
-from trainer.checkpoint import Checkpoints, replacing, storage_failure
+from trainer.checkpoint import Checkpoints, replacing
 from trainer.errors import NotFinite, StorageFailure
 
 
@@ -427,12 +427,7 @@ def test_a_disk_that_refuses_gives_place_reason_and_room_and_harms_nothing(
     file_size_limit(resource.RLIM_INFINITY)
     text = str(failure.value)
     assert failure.value.exit_code == 4
-    assert f"cannot write {saver.folder}: File too large (" in text
-    free_mib = shutil.disk_usage(saver.folder).free // 2**20
-    assert f"MiB free, uid {os.getuid()})" in text
-    needed, free = text.split("(")[1].split(", ")[:2]
-    assert needed == "1 MiB needed"
-    assert abs(int(free.split(maxsplit=1)[0]) - free_mib) < 10_000
+    assert f"cannot write {saver.folder}: File too large (1 MiB needed): raise the limit of a file's size" in text
     assert {path.name: path.read_bytes() for path in saver.folder.iterdir()} == before
     saver.save(3, big)  # the next one is none the worse
     assert saver.checkpoints.newest() == 3
@@ -470,12 +465,6 @@ def test_replacing_leaves_the_old_file_if_the_body_fails(tmp_path: Path) -> None
     assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_a_failure_of_storage_names_a_place_that_does_not_exist_yet(tmp_path: Path) -> None:
-    error = PermissionError(13, "Permission denied", str(tmp_path / "x" / "y"))
-    text = str(storage_failure(tmp_path / "x" / "y", error))
-    assert text.startswith(f"cannot write {tmp_path}/x/y: Permission denied (")
-
-
 _FULL_DISK = """
 mount -t tmpfs -o size=8m tmpfs runs || exit 99
 "$@"
@@ -505,7 +494,7 @@ def test_a_full_disk_ends_the_training_with_code_4_and_keeps_what_was_saved(tmp_
     messages = [line for line in ended.stderr.splitlines() if line.startswith("trainbox:")]
     assert len(messages) == 1
     assert "cannot write runs/r/checkpoints: No space left on device (" in messages[0]
-    assert "MiB free, uid 0)" in messages[0]
+    assert "MiB free): free some space" in messages[0]
     assert "Traceback" not in ended.stderr
     assert ".tmp" not in ended.stdout
     written = dict(reversed(line.split()) for line in ended.stdout.splitlines() if line.endswith(".pt"))

@@ -131,7 +131,12 @@ _ENDS = [
     (MemoryError(), OutOfMemory, 5, "the host's memory is used up: lower --batch-size or --workers"),
     (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), OutOfMemory, 5, "host's memory"),
     (OSError(errno.ENOSPC, "No space left on device", "runs/r/x"), StorageFailure, 4, "cannot write runs/r/x: No space left"),
-    (OSError(errno.EROFS, "Read-only file system"), StorageFailure, 4, "cannot write runs: Read-only file system ("),
+    (
+        OSError(errno.EROFS, "Read-only file system"),
+        StorageFailure,
+        4,
+        "cannot write runs: Read-only file system: mount",
+    ),
     (PermissionError(errno.EACCES, "Permission denied", "runs/r/x"), StorageFailure, 4, "Permission denied"),
     (
         RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"),
@@ -322,10 +327,15 @@ def test_tensorboard_that_cannot_be_written_is_one_line_and_training_goes_on(her
 
 
 @pytest.mark.parametrize(
-    ("place", "named"),
-    [("runs", "runs"), ("runs/r", "runs/r"), ("runs/r/checkpoints", "runs/r/checkpoints"), ("runs/r/lock", "runs/r/lock")],
+    ("place", "remedy"),
+    [
+        ("runs", "(a file is where a folder is needed): remove that file"),
+        ("runs/r", "(a file is where a folder is needed): remove that file"),
+        ("runs/r/checkpoints", "(a file is where a folder is needed): remove that file"),
+        ("runs/r/lock", "(a folder is where a file is needed): remove that folder"),
+    ],
 )
-def test_a_run_directory_that_cannot_be_written_ends_at_once_with_code_4(here: Here, place: str, named: str) -> None:
+def test_a_run_directory_that_cannot_be_written_ends_at_once_with_code_4(here: Here, place: str, remedy: str) -> None:
     path = here.folder / place
     path.parent.mkdir(parents=True, exist_ok=True)
     if place.endswith("lock"):
@@ -334,9 +344,9 @@ def test_a_run_directory_that_cannot_be_written_ends_at_once_with_code_4(here: H
         path.write_text("a file in its place")
     code, out, err = here.command("train", TINY, "--device", "cpu", "--run", "r")
     assert code == 4
-    assert err.startswith(f"trainbox: cannot write {named}")
+    assert err.startswith(f"trainbox: cannot write {place}")
     assert err.count("\n") == 1
-    assert "MiB free, uid " in err
+    assert f"{remedy}, or choose another folder with --runs-dir" in err
     assert out == ""  # before any data was read
 
 
