@@ -84,7 +84,7 @@ def cli() -> None:
     """
 
 
-@cli.command(context_settings=_PASS_ON, options_metavar="[OPTIONS]")
+@cli.command(context_settings=_PASS_ON, options_metavar="[OPTIONS]", short_help="Train a task, or resume it.")
 @launch_options
 @_help_option
 @click.argument("training", nargs=-1, type=click.UNPROCESSED, metavar="[TASK]")
@@ -102,7 +102,11 @@ def train(training: tuple[str, ...], **options: Any) -> None:
     _supervised(*_checked_plan(training, options))
 
 
-@cli.command(context_settings=_PASS_ON, options_metavar="[OPTIONS]")
+@cli.command(
+    context_settings=_PASS_ON,
+    options_metavar="[OPTIONS]",
+    short_help="Print as JSON what train would launch, and start nothing.",
+)
 @launch_options
 @_help_option
 @click.argument("training", nargs=-1, type=click.UNPROCESSED, metavar="[TASK]")
@@ -149,7 +153,7 @@ def _list_gpus(gpus: tuple[Gpu, ...], found: "Detection") -> None:
         click.echo(f"no GPU visible: {found.absent or 'the driver lists none, or CUDA_VISIBLE_DEVICES hides them'}")
 
 
-@cli.command(context_settings=_PASS_ON, options_metavar="[OPTIONS]")
+@cli.command(context_settings=_PASS_ON, options_metavar="[OPTIONS]", short_help="Repeat a run and compare its bits.")
 @launch_options
 @click.option("--help", "-h", "wants_help", is_flag=True, help="Show this page.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="RUN")
@@ -160,7 +164,11 @@ def verify(words: tuple[str, ...], wants_help: bool, **options: Any) -> None:
     _supervised(*_checked_plan(words, options, verb="verify"))
 
 
-@cli.command(context_settings=_PASS_ON, options_metavar="[OPTIONS]")
+@cli.command(
+    context_settings=_PASS_ON,
+    options_metavar="[OPTIONS]",
+    short_help="Train a task for each combination of settings and each seed.",
+)
 @device_options
 @click.option("--per-gpu", type=click.IntRange(1), default=1, metavar="K", help="Trials that share a GPU. Default: 1.")
 @click.option("--help", "-h", "wants_help", is_flag=True, help="Show this page.")
@@ -185,14 +193,14 @@ def sweep(words: tuple[str, ...], per_gpu: int, wants_help: bool, **options: Any
     _supervised(*_checked_plan(words, options, "sweep", lambda request, gpus: plan_sweep(request, gpus, per_gpu)))
 
 
-@cli.command(context_settings=_PASS_ON)
+@cli.command(context_settings=_PASS_ON, short_help="Compare the digests of two runs.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def diff(words: tuple[str, ...]) -> None:
     """Compare two runs: `trainbox diff RUN_A RUN_B`."""
     _hand_over("diff", *words)
 
 
-@cli.command()
+@cli.command(short_help="Print the docker command that repeats a run.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--data-dir", type=click.Path(path_type=Path), default=Path("data"), help="Where datasets lie. Default: data.")
 @click.option("--execute", is_flag=True, help="Run the command instead of printing it.")
@@ -213,7 +221,7 @@ def replay(run: Path, data_dir: Path, execute: bool) -> None:
     click.echo(shlex.join(command))
 
 
-@cli.command()
+@cli.command(short_help="Check that a task trains to the same bits through kills.")
 @click.argument("tasks", nargs=-1, envvar="TASK")
 @click.option("--shards", type=click.IntRange(1), default=4, metavar="V", help="Parts of a batch. Default: 4.")
 @click.option("--steps", type=click.IntRange(10), default=60, metavar="N", help="Length of each training. Default: 60.")
@@ -247,7 +255,11 @@ def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu
             click.echo(line)
 
 
-@cli.command(context_settings=_PASS_ON | _PAGE, options_metavar="[OPTIONS]")
+@cli.command(
+    context_settings=_PASS_ON | _PAGE,
+    options_metavar="[OPTIONS]",
+    short_help="Measure the training speed by GPUs, batch size and workers.",
+)
 @click.option("--gpus", "counts", type=Numbers(1), envvar="GPUS", help="How many GPUs. Default: 1, 2, 4 ... and all visible.")
 @click.option(
     "--processes", type=Numbers(1), envvar="PROCESSES", help="How many CPU processes. Default without GPUs: 1, 2 ... up to 4."
@@ -362,7 +374,7 @@ def _bench_counts(
     return found == 0, processes or doubling(found or min(4, usable_cpus()))
 
 
-@cli.command(context_settings=_PASS_ON)
+@cli.command(context_settings=_PASS_ON, short_help="List the tasks, or the fields of one task.")
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED)
 def tasks(rest: tuple[str, ...]) -> None:
     """List the tasks, or one task's fields: `trainbox tasks mnist`."""

@@ -244,8 +244,8 @@ def train(
 
     \b
     Examples:
-      python -m trainer train digits --epochs 5 --device cpu
-      python -m trainer train my.py:Gestures --set width=64
+      trainbox train digits --epochs 5 --device cpu
+      trainbox train my.py:Gestures --set width=64
     """
     if device_on_stdin:
         device = sys.stdin.readline().strip() or device
@@ -277,8 +277,8 @@ def verify(run: Path, steps: int | None, data_dir: Path, device: str, only_check
 
     \b
     Examples:
-      python -m trainer verify runs/digits-7d2c1a90
-      python -m trainer verify runs/digits-7d2c1a90 --steps 100
+      trainbox verify runs/digits-7d2c1a90
+      trainbox verify runs/digits-7d2c1a90 --steps 100
     """
     if device_on_stdin:
         device = sys.stdin.readline().strip() or device
@@ -461,7 +461,14 @@ def bench_figure(folder: Path) -> None:
     draw(folder)
 
 
-@cli.command("sweep-show")
+class _Show(click.Command):
+    """Typed as `trainbox sweep show`, which hands over to this verb."""
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage("trainbox sweep show", " ".join(self.collect_usage_pieces(ctx)))
+
+
+@cli.command("sweep-show", cls=_Show)
 @click.argument("name")
 @_option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), help="Default: runs.")
 @click.option("--storage", metavar="URL", help="The study's database, if it has one.")
@@ -579,7 +586,7 @@ def main() -> NoReturn:
 
 def _run() -> int:
     try:
-        return int(cli.main(prog_name="python -m trainer", standalone_mode=False) or 0)
+        return int(cli.main(prog_name="trainbox", standalone_mode=False) or 0)
     except click.ClickException as error:
         click.echo(_line(error.format_message()), err=True)
         return WrongUse.exit_code

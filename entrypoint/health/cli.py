@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _CPU_PROCESSES = 2  # of --deep without a GPU: the fewest that can exchange anything
 
 
-@click.command()
+@click.command(short_help="Check whether GPUs, driver and node are fit to train on.")
 @click.option(
     "--gpus", type=GpuCount(), envvar="GPUS", help="How many GPUs there must be. Default: judge those that are there."
 )
@@ -121,7 +121,10 @@ def health(
 _OF_THE_QUESTION = ("gpus", "gpu_ids", "limits", "runs_dir")
 
 
-@click.command(params=[option for option in health.params if option.name in _OF_THE_QUESTION])
+@click.command(
+    short_help="Print a report to paste when you ask for help.",
+    params=[option for option in health.params if option.name in _OF_THE_QUESTION],
+)
 def doctor(gpus: int | str | None, gpu_ids: str | None, limits: Path | None, runs_dir: Path) -> None:
     """Print all that a helper will ask for, in one page to paste: what is here, what is wrong, what to do; no secrets.
 

@@ -38,8 +38,10 @@ _TOKEN = re.compile(
     r"(?:hf_|gh[oprsu]_|github_pat_|glpat-|xox[a-z]-|AKIA|ASIA|AIza|eyJ|npm_|pypi-|nvapi-|ya29\.|hvs\.|dckr_pat_)[\w.+/=-]{6,}"
     r"|sk-[\w-]{16,})"
 )
-# Names that look random and are none: a GPU's, and an image's digest.
-_KNOWN = re.compile(r"(?:GPU-|MIG-){1,2}[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|sha256:[0-9a-f]{64}")
+# Public names that look random: a GPU's, an image's digest, and the commit that trainbox was built from.
+_KNOWN = re.compile(
+    r"(?:GPU-|MIG-){1,2}[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|sha256:[0-9a-f]{64}|\brevision [0-9a-f]{40}(?![0-9a-f])"
+)
 _WORD = re.compile(r"[\w+=-]{20,}", re.ASCII)
 _WORD_WITH_SLASHES = re.compile(r"[\w+/=-]{32,}", re.ASCII)
 _HEX = re.compile(r"[0-9a-f-]{32,}", re.IGNORECASE)

@@ -510,3 +510,17 @@ def test_a_message_has_the_length_of_a_message(check: Command, tmp_path: Path) -
 def test_a_config_file_with_values_of_the_wrong_type_is_refused(check: Command, tmp_path: Path, content: str) -> None:
     (tmp_path / "c.json").write_text(content)
     refused(check("--config", "c.json"))
+
+
+def test_the_list_of_verbs_fits_in_80_columns(in_this_process: Callable[..., Ended]) -> None:
+    shown = in_this_process(entrypoint.cli.main, ["--help"], {"COLUMNS": "80"}).out
+    verbs = dict(re.findall(r"^  ([a-z]+)  +(.*)$", shown[shown.index("Commands:") :], re.MULTILINE))
+    assert verbs.keys() == entrypoint.cli.cli.commands.keys(), "each in one line"
+    assert all(text.endswith(".") and not text.endswith("...") for text in verbs.values()), verbs
+
+
+@pytest.mark.parametrize("verb", ["train", "verify", "diff", "tasks", "sweep-show"])
+def test_the_usage_of_a_verb_is_what_is_typed(in_this_process: Callable[..., Ended], verb: str) -> None:
+    shown = in_this_process(trainer.cli.main, [verb, "--help"], {}).out
+    assert shown.startswith(f"Usage: trainbox {verb.replace('-', ' ')} [OPTIONS] ")
+    assert "python -m" not in shown

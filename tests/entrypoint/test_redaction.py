@@ -91,6 +91,7 @@ def test_cut_out_of_a_value(value: str, shown: str) -> None:
     [
         ("CUDA_VISIBLE_DEVICES", f"{GPU},{GPU},MIG-{GPU}"),
         ("TRAINBOX_IMAGE_DIGEST", DIGEST),
+        ("SET", "0.1.0, revision 57897c5b0e9b4a6f8d0c2e1a3b5c7d9e0f1a2b3c-dirty"),
         ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:512"),
         ("LD_LIBRARY_PATH", "/usr/local/cuda-13/lib64:/opt/venv/lib/python3.11/site-packages/nvidia/cu13/lib"),
         ("SET", "width=64 name=resnet50-imagenet-lr0001-batch256-seed42"),
