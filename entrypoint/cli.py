@@ -23,6 +23,7 @@ from entrypoint.gpus import Gpu, visible_gpus
 from entrypoint.health.cli import doctor, health
 from entrypoint.options import Numbers, device_options, launch_options
 from entrypoint.plan import LaunchPlan, LaunchRequest, plan_launch, plan_sweep
+from entrypoint.streams import open_streams, say
 from entrypoint.supervise import supervise
 
 if TYPE_CHECKING:
@@ -491,11 +492,12 @@ def _drop_ranks() -> None:
 
 def _tell(text: str) -> None:
     """One line, however long or broken the value that it repeats."""
-    click.echo(f"trainbox: {' '.join(text.split())[:_LONGEST_MESSAGE]}", err=True)
+    say(f"trainbox: {' '.join(text.split())[:_LONGEST_MESSAGE]}")
 
 
 def main() -> NoReturn:
     """The console script and the image's entrypoint."""
+    open_streams()
     words = sys.argv[1:]
     try:
         if words and not words[0].startswith("-") and words[0] not in cli.commands:

@@ -1,7 +1,9 @@
 """The launch decision: a request, the GPUs and the cluster in, a plan or an error out. Pure."""
 
+import ipaddress
 import json
 import re
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -148,13 +150,33 @@ def _nodes(request: LaunchRequest, cluster: Cluster) -> _Nodes:
             f"{count} nodes asked, and no place to meet: give the first machine's address to each of them, "
             f"as in --rdzv-endpoint node0.example:{DEFAULT_PORT}"
         )
-    if not re.fullmatch(r"\[?[^\s\[\]/]+\]?:\d{1,5}", endpoint) or not 0 < int(endpoint.rsplit(":", 1)[1]) < 65536:
-        raise WrongUse(f"--rdzv-endpoint {endpoint} is not HOST:PORT: write it as in node0.example:{DEFAULT_PORT}")
+    _refuse_no_place(endpoint)
     if rank is None:
         raise WrongUse(f"{count} nodes asked, and not which one this is: add --node-rank 0 here, 1 on the next, and so on")
     if rank >= count:
         raise WrongUse(f"node rank {rank} of {count} nodes: ranks count from 0, so the last is {count - 1}")
     return _Nodes(count, rank, endpoint, job_id, cluster.kind != "local")
+
+
+def _refuse_no_place(endpoint: str) -> None:
+    """Raises WrongUse where `endpoint` is not the address or name of one machine and a port."""
+    parts = re.fullmatch(
+        r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s\[\]/*:]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:.%]*):([0-9]{1,5})", endpoint
+    )
+    if not parts or not endpoint.isprintable() or not 0 < int(parts[2]) < 65536:
+        raise WrongUse(f"--rdzv-endpoint {endpoint} is not HOST:PORT: write it as in node0.example:{DEFAULT_PORT}")
+    host = parts[1].strip("[]").partition("%")[0]
+    try:
+        # The short forms of IPv4 that the system takes as well: 0 is 0.0.0.0.
+        address = ipaddress.ip_address(host if ":" in host else socket.inet_aton(host))
+    except (OSError, ValueError):
+        return  # a name
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.is_unspecified or address.is_multicast or str(address) == "255.255.255.255":
+        raise WrongUse(
+            f"--rdzv-endpoint {endpoint} is not the address of one machine: "
+            f"give the address by which the others reach node 0, as in 192.168.1.10:{DEFAULT_PORT}"
+        )
 
 
 def _choose_gpus(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -> tuple[tuple[Gpu, ...], str]:

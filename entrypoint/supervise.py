@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Protocol
 
 from entrypoint.errors import HARDWARE, PREEMPTED, WRONG_USE
+from entrypoint.streams import say
 
 # Of the 60 s that compose and Kubernetes give (stop_grace_period), so that our own message comes before their SIGKILL.
 STOP_BUDGET_S = 50
@@ -121,4 +122,4 @@ def die_with_parent() -> None:
 
 
 def _say(text: str) -> None:
-    print(f"trainbox: {text}", file=sys.stderr, flush=True)
+    say(f"trainbox: {text}")

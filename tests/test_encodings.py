@@ -17,6 +17,8 @@ def _without_encoding(path: Path) -> Iterator[int]:
             continue
         function = node.func
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        if name in ("read_text", "write_text") and isinstance(function, ast.Name):
+            continue  # a function of ours
         owner = function.value.id if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) else ""
         modes = [word.value for word in node.keywords if word.arg == "mode"] + node.args
         binary = any(isinstance(mode, ast.Constant) and isinstance(mode.value, str) and "b" in mode.value for mode in modes)

@@ -26,7 +26,7 @@ FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 # A module imports from its own line and those above it. A new file needs a place here.
 LAYERS = {
     "entrypoint": [
-        "errors children gpus cluster cgroup cpus options bench health.readings health.verdict health.redaction",
+        "errors streams children gpus cluster cgroup cpus options bench health.readings health.verdict health.redaction",
         "nvml plan supervise replay health.limits health.xids",
         "driver drill bench_runs suggest health.rules health.node health.screen health.surroundings health.deep_cases",
         "health.check health.watch health.deep health.doctor_report",
@@ -35,7 +35,7 @@ LAYERS = {
         "__main__",
     ],
     "trainer": [
-        "sources seeding digest metrics stopping errors elapsed hints storage",
+        "sources seeding digest metrics stopping errors elapsed hints storage secret line streams",
         "batches buffers config run_files compare compiler grid hardware seen bench "
         "optimizers task task_source task_checks task_errors",
         "evidence",

@@ -1,4 +1,3 @@
-import contextlib
 import logging
 import os
 import sys
@@ -7,14 +6,17 @@ if not sys.flags.safe_path:
     del sys.path[0]  # the current folder, put there by -m: a torch.py of a user's is not ours
 
 from trainer.cli import main
+from trainer.streams import open_streams, outlive_readers
 
+open_streams()
+if sys.argv[1:2] in (["train"], ["sweep"]):
+    outlive_readers()
 try:
     main()
 except SystemExit as end:
     # Not the interpreter's own end: taking gloo's threads down it is aborted now and then, and it would wait for ever
     # for loader workers, which do not hear SIGTERM and die with this process.
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.flush()
+    sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()
     os._exit(int(end.code or 0))

@@ -20,6 +20,7 @@ from trainer.errors import MESSAGES, Failure, WrongUse, called_exit
 from trainer.evidence import Evidence, verdict
 from trainer.optimizers import OPTIMIZERS
 from trainer.stopping import StopRequest
+from trainer.streams import printable
 from trainer.task import built_in_tasks, load_task, loaded_fields, locate, parse_fields, static_fields, summary
 from trainer.task_source import overruled
 
@@ -576,7 +577,7 @@ def _tell(error: Failure) -> None:
 
 def _line(text: str) -> str:
     """One line, however long or broken the value that it repeats."""
-    return f"trainbox: {' '.join(text.split())[:_LONGEST_MESSAGE]}"
+    return f"trainbox: {printable(' '.join(text.split()))[:_LONGEST_MESSAGE]}"
 
 
 def main() -> NoReturn:

@@ -8,7 +8,8 @@ Why: docs/decisions/0012-nodes-meet-on-one-interface.md.
 import contextlib
 import errno
 import ipaddress
-import json
+import re
+import secrets
 import selectors
 import socket
 import struct
@@ -16,18 +17,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainer.errors import NetworkFailure, Preempted, WrongUse
+from trainer.line import Line, NotSigned
 
 _REPORT_EVERY_S = 10
 _LOOK_EVERY_S, _LOOK_S = 1.0, 5.0
-# A machine that has not answered for this long is lost; a switch that starts anew takes half of it.
-_SILENT_S = 60
-_PROBE_EVERY_S = 10
-_LONGEST_LINE = 4096
+# What strangers can take: connections at a time that have not introduced themselves, the time for it, lines in the log.
+_MOST_GUESTS, _HELLO_S, _MOST_COMPLAINTS = 64, 10.0, 20
+_MOST_NODES, _MOST_PROCESSES, _LONGEST_NAME = 65536, 4096, 256
+_LONGEST_ANSWER, _LONGEST_REASON = 2**20, 1000
+_SAME_SECRET = "set RDZV_SECRET to the same text on each node"  # noqa: S105 - no password
 _ANYWHERE = "start the same command on each machine, with an --rdzv-endpoint that all can reach and no other program uses"
 _SIOCGIFADDR = 0x8915
 
@@ -38,7 +41,8 @@ Say = Callable[[str], None]
 class Node:
     """One of `nnodes` machines that start `processes` each for `job`; it looks for the others at `endpoint`.
 
-    With `await_name` the endpoint's host may be a name that becomes known only later.
+    With `await_name` the endpoint's host may be a name that becomes known only later. With `secret` only nodes that
+    have the same are let in, and believed.
     """
 
     rank: int
@@ -48,61 +52,12 @@ class Node:
     job: str
     timeout_s: int
     await_name: bool = False
+    secret: bytes | None = field(default=None, repr=False)
 
     @property
     def place(self) -> tuple[str, int]:
         host, _, port = self.endpoint.rpartition(":")
         return host.strip("[]"), int(port)
-
-
-class Line:
-    """A connection between two nodes, on which each message is a JSON object on a line of its own."""
-
-    host = ""  # the other machine's own name, once it has said it
-
-    def __init__(self, connection: socket.socket, name: str) -> None:
-        self.connection, self.name, self._begun = connection, name, b""
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if sys.platform == "linux":
-            for option, value in (
-                (socket.TCP_KEEPIDLE, _PROBE_EVERY_S),
-                (socket.TCP_KEEPINTVL, _PROBE_EVERY_S),
-                (socket.TCP_KEEPCNT, _SILENT_S // _PROBE_EVERY_S - 1),
-                (socket.TCP_USER_TIMEOUT, _SILENT_S * 1000),
-            ):
-                connection.setsockopt(socket.IPPROTO_TCP, option, value)
-
-    def fileno(self) -> int:
-        return self.connection.fileno()
-
-    def read(self) -> Mapping[str, Any] | None:
-        """The next message, None if it is not whole yet; what comes after it stays in the connection.
-
-        Raises:
-            OSError: the other end is gone.
-            ValueError: it speaks another language.
-        """
-        arrived = self.connection.recv(_LONGEST_LINE, socket.MSG_PEEK)
-        if not arrived:
-            raise ConnectionResetError(errno.ECONNRESET, "its connection was closed")
-        self._begun += self.connection.recv(arrived.find(b"\n") + 1 or len(arrived))
-        if len(self._begun) > _LONGEST_LINE:
-            raise ValueError("not a message")
-        if not self._begun.endswith(b"\n"):
-            return None
-        line, self._begun = self._begun, b""
-        try:
-            message = json.loads(line)
-        except RecursionError as error:
-            raise ValueError("not a message") from error
-        if not isinstance(message, dict):
-            raise ValueError("not a message")
-        return message
-
-    def send(self, **message: Any) -> None:
-        """Say it; one that is gone does not hear it."""
-        with contextlib.suppress(OSError):
-            self.connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 @dataclass(frozen=True)
@@ -153,14 +108,55 @@ def _end_of(line: Line) -> tuple[str, int] | None:
     """What came over `line`, and the code that is due where it is heard; None if it has not come whole."""
     try:
         message = line.read()
+        if message is None:
+            return None
+        if "lost" in message:
+            return _text(message, "lost"), NetworkFailure.exit_code
+        code = _whole(message, "ended", 0, 255)
     except (OSError, ValueError) as error:
         return f"{line.name} is lost ({getattr(error, 'strerror', None) or error})", NetworkFailure.exit_code
-    if message is None:
-        return None
-    if "lost" in message:
-        return str(message["lost"]), NetworkFailure.exit_code
-    code = message.get("ended")
     return f"{line.name} ended with {code}", code if code in (0, Preempted.exit_code) else NetworkFailure.exit_code
+
+
+def _whole(message: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    """Raises ValueError where `message` does not have such a number."""
+    value = message.get(name)
+    if type(value) is not int or not low <= value <= high:  # a bool is an int, too
+        raise ValueError(f"{name} is {str(value)[:_LONGEST_NAME]!r}, and not a whole number from {low} to {high}")
+    return value
+
+
+def _text(message: Mapping[str, Any], name: str) -> str:
+    """Raises ValueError where `message` does not have such a text."""
+    value = message.get(name)
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_NAME:
+        raise ValueError(f"{name} is not a text of 1 to {_LONGEST_NAME} characters")
+    return value
+
+
+def _nonce(message: Mapping[str, Any]) -> str:
+    value = _text(message, "nonce")
+    if not re.fullmatch("[0-9a-f]{32}", value):
+        raise ValueError("nonce is not 32 hex digits")
+    return value
+
+
+@dataclass(frozen=True)
+class _Hello:
+    """How another node introduces itself."""
+
+    rank: int
+    nnodes: int
+    processes: int
+    job: str
+    host: str
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any]) -> "_Hello":
+        """Raises ValueError where a part is missing, of another type or out of range."""
+        nnodes = _whole(message, "nnodes", 2, _MOST_NODES)
+        rank, processes = _whole(message, "node_rank", 1, nnodes - 1), _whole(message, "processes", 1, _MOST_PROCESSES)
+        return cls(rank, nnodes, processes, _text(message, "job"), _text(message, "host"))
 
 
 def meet(node: Node, say: Say) -> Meeting:
@@ -201,71 +197,186 @@ def _host(node: Node, say: Say) -> Meeting:
             f"{node.place[0]}, where node 0 is to be found, is {address} here, {remark}: "
             "if the others are elsewhere, mend /etc/hosts, or set RDZV_ENDPOINT=ADDRESS:PORT on each"
         )
-    come: dict[int, Line] = {}
-    processes = {0: node.processes}
-    with listener, contextlib.ExitStack() as connections, selectors.DefaultSelector() as selector:
-        selector.register(listener, selectors.EVENT_READ)
-
-        def drop(line: Line) -> None:
-            with contextlib.suppress(KeyError):  # it was dropped in this same round
-                selector.unregister(line)
-            line.connection.close()
-
-        while missing := [rank for rank in range(1, node.nnodes) if rank not in come]:
+    with contextlib.ExitStack() as connections, _Reception(node, listener, say) as reception:
+        while missing := [rank for rank in range(1, node.nnodes) if rank not in reception.come]:
             patience.with_(_names(missing), remark)
-            for key, _ in selector.select(_LOOK_EVERY_S):
-                if key.fileobj is listener:
-                    connection, peer = listener.accept()
-                    line = Line(connections.enter_context(connection), peer[0])
-                    selector.register(line, selectors.EVENT_READ, line)
-                    continue
-                line = key.data
-                try:
-                    if (hello := line.read()) is not None:
-                        rank, older = _welcome(node, hello, line, come, say)
-                        come[rank], processes[rank] = line, int(hello["processes"])
-                        if older is not None:
-                            drop(older)
-                except (OSError, ValueError, KeyError, TypeError, _Refused):  # it left, or is no node of ours
-                    come = {rank: other for rank, other in come.items() if other is not line}
-                    drop(line)
+            reception.look()
+        come = [reception.come[rank] for rank in range(1, node.nnodes)]
+        lines = tuple(line for line, _ in come)
+        for line in lines:
+            connections.push(reception.keep(line))
+        store = connections.enter_context(socket.create_server((address, 0), family=listener.family))
         connections.pop_all()
-    store = socket.create_server((address, 0), family=listener.family)
-    lines = tuple(come[rank] for rank in sorted(come))
-    counts = tuple(processes[rank] for rank in range(node.nnodes))
+    port, counts = store.getsockname()[1], (node.processes, *(hello.processes for _, hello in come))
     for line in lines:
-        line.send(store_port=store.getsockname()[1], processes=counts)
-    return Meeting(address, store.getsockname()[1], store, counts, lines)
+        line.send(store_port=port, processes=counts)
+    return Meeting(address, port, store, counts, lines)
+
+
+@dataclass
+class _Guest:
+    """A connection that has not introduced itself yet."""
+
+    line: Line
+    deadline: float
+    greeted: bool = False
+
+
+class _Reception:
+    """Node 0's side: lets nodes in and keeps strangers out, who can take only so many connections for so long.
+
+    `come` has the line and the hello of each node that was let in, by rank.
+    """
+
+    def __init__(self, node: Node, listener: socket.socket, say: Say) -> None:
+        self.come: dict[int, tuple[Line, _Hello]] = {}
+        self._node, self._listener, self._say = node, listener, say
+        self._guests: dict[Line, _Guest] = {}  # the oldest first
+        self._said: set[str] = set()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def __enter__(self) -> "_Reception":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for line in [*self._guests, *(line for line, _ in self.come.values())]:
+            line.connection.close()
+        self._selector.close()
+        self._listener.close()
+
+    def keep(self, line: Line) -> socket.socket:
+        """The line's connection, which stays open after the reception has closed."""
+        self.come = {rank: (other, hello) for rank, (other, hello) in self.come.items() if other is not line}
+        return line.connection
+
+    def look(self) -> None:
+        """Hear what has come within a second."""
+        now = time.monotonic()
+        for guest in [guest for guest in self._guests.values() if guest.deadline < now]:
+            self._drop(guest.line)
+        for key, _ in self._selector.select(_LOOK_EVERY_S):
+            if key.data is None:
+                self._accept()
+            elif key.data.fileno() >= 0:  # it was not dropped in this same round
+                self._hear(key.data)
+
+    def _accept(self) -> None:
+        # The oldest goes, since a node introduces itself at once. It comes again if it was one.
+        while len(self._guests) >= _MOST_GUESTS:
+            self._drop(next(iter(self._guests)))
+        try:
+            connection, peer = self._listener.accept()
+        except OSError:  # it has left again, or this process may open no more files
+            if self._guests:
+                self._drop(next(iter(self._guests)))
+            else:
+                time.sleep(_LOOK_EVERY_S)
+            return
+        try:
+            line = Line(connection, peer[0])
+            self._selector.register(line, selectors.EVENT_READ, line)
+        except OSError:
+            connection.close()
+            return
+        self._guests[line] = _Guest(line, time.monotonic() + _HELLO_S)
+
+    def _drop(self, line: Line) -> None:
+        self._selector.unregister(line)
+        line.connection.close()
+        self._guests.pop(line, None)
+        self.come = {rank: (other, hello) for rank, (other, hello) in self.come.items() if other is not line}
+
+    def _hear(self, line: Line) -> None:
+        guest = self._guests.get(line)
+        try:
+            message = line.read()
+            if message is None:
+                return
+            if guest is None:
+                raise ValueError("a node that was let in has nothing to say yet")
+            if not guest.greeted:
+                self._greet(guest, _nonce(message))
+            else:
+                self._welcome(line, _Hello.of(message))
+        except NotSigned as unsigned:
+            self._refuse_stranger(line, unsigned)
+            self._drop(line)
+        except _Refused as refused:
+            if guest is not None:
+                self._complain(str(refused))
+                line.send(refused=str(refused), code=refused.code)
+            self._drop(line)
+        except ValueError as error:
+            if guest is not None and guest.greeted:
+                line.send(refused=f"node 0 does not understand this node ({error})", code=WrongUse.exit_code)
+            self._drop(line)
+        except OSError:
+            self._drop(line)
+
+    def _greet(self, guest: _Guest, nonce: str) -> None:
+        own = secrets.token_hex(16)
+        guest.line.send(nonce=own)
+        if self._node.secret is not None:
+            guest.line.sign(self._node.secret, (own, nonce), is_first=True)
+        guest.greeted = True
+
+    def _welcome(self, line: Line, hello: _Hello) -> None:
+        """Let the node that says `hello` in; one started anew, where nobody has noticed its first end, replaces itself."""
+        name = f"node {hello.rank} ({hello.host}, {line.name})"
+        self._refuse_another_job(name, hello)
+        older = self.come.get(hello.rank)
+        if older is not None:
+            if older[1].host != hello.host:
+                reason = f"there is a {older[0].name} already, and now {name}: give each machine a --node-rank of its own"
+                raise _Refused(reason, WrongUse.exit_code)
+            reason = f"{name} takes the place of {older[0].name}"
+            self._complain(reason)
+            older[0].send(refused=f"{reason}: give each machine a --node-rank of its own", code=WrongUse.exit_code)
+            self._drop(older[0])
+        line.name = name
+        del self._guests[line]
+        self.come[hello.rank] = line, hello
+
+    def _refuse_another_job(self, name: str, hello: _Hello) -> None:
+        node = self._node
+        if hello.job != node.job:
+            reason = f"{name} is of job {hello.job}, and job {node.job} meets at {node.endpoint}"
+            raise _Refused(reason, NetworkFailure.exit_code)
+        if hello.nnodes != node.nnodes:
+            raise _Refused(
+                f"{name} was started for {hello.nnodes} nodes, and node 0 for {node.nnodes}: "
+                "give --nnodes the same number on each",
+                WrongUse.exit_code,
+            )
+
+    def _refuse_stranger(self, line: Line, unsigned: NotSigned) -> None:
+        """Say why, to both sides: most often it is a node whose secret was forgotten."""
+        try:
+            hello = _Hello.of(unsigned.message)
+            name = f"node {hello.rank} ({hello.host}, {line.name})"
+            self._refuse_another_job(name, hello)
+            if self._node.secret is None:
+                raise _Refused(f"{name} has a secret, and node 0 has none: {_SAME_SECRET}", WrongUse.exit_code)
+            which = "another secret than node 0" if unsigned.signed else "no secret, and node 0 has one"
+            raise _Refused(f"{name} has {which}: {_SAME_SECRET}", WrongUse.exit_code)
+        except _Refused as refused:
+            self._complain(str(refused))
+            line.send(plain=True, refused=str(refused), code=refused.code)
+        except ValueError:
+            return
+
+    def _complain(self, text: str) -> None:
+        """Log it once, and not for ever: a stranger can be refused as often as it likes."""
+        if text not in self._said and len(self._said) < _MOST_COMPLAINTS:
+            self._said.add(text)
+            self._say(text)
 
 
 class _Refused(Exception):
-    pass
-
-
-def _welcome(node: Node, hello: Mapping[str, Any], line: Line, come: Mapping[int, Line], say: Say) -> tuple[int, Line | None]:
-    """The rank of the node that says `hello`, and the line that its own takes the place of."""
-    rank, nnodes, job = hello["node_rank"], hello["nnodes"], hello["job"]
-    if rank not in range(1, nnodes) or line in come.values():
-        raise ValueError(rank)
-    host, name = hello["host"], f"node {rank} ({hello['host']}, {line.name})"
-    older = come.get(rank)
-    code = WrongUse.exit_code
-    if job != node.job:
-        reason, code = f"{name} is of job {job}, and job {node.job} meets at {node.endpoint}", NetworkFailure.exit_code
-    elif nnodes != node.nnodes:
-        reason = f"{name} was started for {nnodes} nodes, and node 0 for {node.nnodes}: give --nnodes the same number on each"
-    elif older is not None and older.host != host:
-        reason = f"there is a {older.name} already, and now {name}: give each machine a --node-rank of its own"
-    else:
-        line.name, line.host = name, host
-        if older is not None:  # started anew, where nobody has told yet that the first one is dead
-            reason = f"{name} takes the place of {older.name}"
-            say(reason)
-            older.send(refused=f"{reason}: give each machine a --node-rank of its own", code=code)
-        return int(rank), older
-    say(reason)
-    line.send(refused=reason, code=code)
-    raise _Refused
+    def __init__(self, reason: str, code: int) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 def _listen(node: Node, patience: _Patience) -> socket.socket:
@@ -280,6 +391,12 @@ def _listen(node: Node, patience: _Patience) -> socket.socket:
             time.sleep(_LOOK_EVERY_S)
             continue
         for family, _, _, _, address in found:
+            ip = ipaddress.ip_address(str(address[0]).partition("%")[0])
+            if ip.is_unspecified or ip.is_multicast:
+                raise WrongUse(
+                    f"--rdzv-endpoint {node.endpoint} is {ip}, which is not the address of one machine: "
+                    "give the address by which the others reach node 0"
+                )
             try:
                 return socket.create_server(address, family=family)
             except OSError as error:
@@ -312,7 +429,9 @@ def _join(node: Node, say: Say) -> Meeting:
             remark = str(error.strerror)
         except OSError as error:  # not there yet; or it left again, and will be back
             remark = error.strerror or str(error)
-        except (ValueError, KeyError, TypeError) as error:
+        except NotSigned as error:
+            raise NetworkFailure(f"what answers at {node.endpoint} does not know this node's secret: {_SAME_SECRET}") from error
+        except ValueError as error:
             raise NetworkFailure(f"another program than Trainbox answers at {node.endpoint}: {_ANYWHERE}") from error
         patience.with_("node 0", remark)
         time.sleep(_LOOK_EVERY_S)
@@ -323,19 +442,46 @@ def _knock(node: Node, patience: _Patience) -> Meeting:
     with contextlib.ExitStack() as connections, selectors.DefaultSelector() as selector:
         connection = connections.enter_context(socket.create_connection(node.place, timeout=_LOOK_S))
         connection.settimeout(None)
-        line = Line(connection, f"node 0 ({node.place[0]})")
-        host = socket.gethostname()
-        line.send(node_rank=node.rank, nnodes=node.nnodes, job=node.job, processes=node.processes, host=host)
+        line = Line(connection, f"node 0 ({node.place[0]})", _LONGEST_ANSWER)
         selector.register(line, selectors.EVENT_READ)
-        while True:
-            patience.with_("the other nodes")
-            if selector.select(_LOOK_EVERY_S) and (answer := line.read()) is not None:
-                if "refused" in answer:
-                    raise (WrongUse if answer["code"] == WrongUse.exit_code else NetworkFailure)(answer["refused"])
-                peer, processes = connection.getpeername()[0], tuple(answer["processes"])
-                met = Meeting(peer, answer["store_port"], None, processes, (line,))
-                connections.pop_all()
-                return met
+
+        def answer(whom: str) -> Mapping[str, Any]:
+            while True:
+                patience.with_(whom)
+                if selector.select(_LOOK_EVERY_S) and (message := line.read()) is not None:
+                    return message
+
+        own = secrets.token_hex(16)
+        line.send(nonce=own)
+        nonce = _nonce(answer("node 0"))
+        if node.secret is not None:
+            line.sign(node.secret, (nonce, own), is_first=False)
+        host = socket.gethostname()[:_LONGEST_NAME]
+        line.send(node_rank=node.rank, nnodes=node.nnodes, job=node.job, processes=node.processes, host=host)
+        try:
+            found = answer("the other nodes")
+        except NotSigned as unsigned:
+            found = unsigned.message
+            if "refused" not in found:  # of a node 0 without the secret, or of somebody else in its place
+                raise
+        if "refused" in found:
+            code = _whole(found, "code", 0, 255)
+            raise (WrongUse if code == WrongUse.exit_code else NetworkFailure)(str(found["refused"])[:_LONGEST_REASON])
+        processes = _processes(found, node)
+        met = Meeting(connection.getpeername()[0], _whole(found, "store_port", 1, 65535), None, processes, (line,))
+        connections.pop_all()
+        return met
+
+
+def _processes(answer: Mapping[str, Any], node: Node) -> tuple[int, ...]:
+    """How many each node has, as node 0 answers. Raises ValueError."""
+    counts = answer.get("processes")
+    if not isinstance(counts, list) or len(counts) != node.nnodes:
+        raise ValueError(f"processes is not a list of {node.nnodes}")
+    found = tuple(_whole({"processes": count}, "processes", 1, _MOST_PROCESSES) for count in counts)
+    if found[node.rank] != node.processes:
+        raise ValueError(f"processes says {found[node.rank]} of this node, which has {node.processes}")
+    return found
 
 
 def _refuse_name(node: Node, error: socket.gaierror) -> None:

@@ -25,6 +25,7 @@ from trainer.distributed import Process
 from trainer.errors import Busy, StorageFailure
 from trainer.hardware import EVENT, hardware_events, note_run
 from trainer.storage import storage_failure
+from trainer.streams import printable
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -129,11 +130,9 @@ class RunDirectory:
     def say(self, text: str) -> None:
         """A line for people, on the terminal and in the log."""
         if self.writes:
-            try:
-                tqdm.write(text, file=sys.stdout)
-                sys.stdout.flush()
-            except BrokenPipeError:  # `| head` has seen enough; the training goes on
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            text = printable(text, keep="\n\t")  # other nodes' texts are among it
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
             self._log.write(text + "\n")
 
     def advance(self) -> None:

@@ -22,6 +22,8 @@ from typing import NamedTuple
 
 from trainer.errors import MESSAGES, STORE, Failure, NetworkFailure, Preempted
 from trainer.meeting import Meeting, Node, meet
+from trainer.secret import take_secret
+from trainer.streams import open_streams, outlive_readers, printable
 
 _CRASH = 1
 # Ranks mostly notice by themselves that another node is lost, and end with their own words; and when one is done or has
@@ -32,6 +34,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 def main() -> int:
     """Run torchrun on this process's arguments and return the exit code that tells why the ranks ended."""
+    open_streams()
+    outlive_readers()
     forwarded: list[int] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
@@ -58,10 +62,11 @@ def main() -> int:
         os.environ[MESSAGES] = messages
         arguments.log_dir = messages  # torchrun would leave a folder behind at each start
         try:
+            secret = take_secret(os.environ)
             if arguments.standalone:
                 _meet_in_a_file(arguments, Path(messages))
                 return _ended(arguments, Path(messages), forwarded, [])
-            return _run_on_nodes(arguments, Path(messages), forwarded)
+            return _run_on_nodes(arguments, Path(messages), forwarded, secret)
         except Failure as failure:
             _say(str(failure))
             return failure.exit_code
@@ -70,9 +75,22 @@ def main() -> int:
                 signal.signal(number, signal.SIG_IGN)  # all is said; one that comes late must not break the way out
 
 
-def _run_on_nodes(arguments: argparse.Namespace, messages: Path, forwarded: list[int]) -> int:
-    """Meet the other nodes, then run as long as none of them ends."""
-    meeting = _meet(arguments)
+def _run_on_nodes(arguments: argparse.Namespace, messages: Path, forwarded: list[int], secret: bytes | None) -> int:
+    """Meet the other nodes, then run as long as none of them ends.
+
+    Raises:
+        Failure: they did not meet.
+    """
+    try:
+        meeting = _meet(arguments, secret)
+        store = _open_store(arguments, meeting)
+    except Failure:
+        raise
+    except Exception as error:
+        raise NetworkFailure(
+            f"the rendezvous at {arguments.rdzv_endpoint} failed ({type(error).__name__}: {error}): "
+            "start the same command again on each machine"
+        ) from error
     losses: list[_Loss] = []
 
     def heard(what: str, due: int) -> None:
@@ -89,13 +107,13 @@ def _run_on_nodes(arguments: argparse.Namespace, messages: Path, forwarded: list
         os._exit(loss.code)
 
     try:
-        _store = _open_store(arguments, meeting)
         meeting.watch(heard)
         code = _ended(arguments, messages, forwarded, losses)
     except SystemExit:  # by `forward`
         meeting.leave(Preempted.exit_code)
         raise
     meeting.leave(code)
+    del store  # on node 0 it was the others' store until here
     return code
 
 
@@ -128,12 +146,17 @@ def _ended(arguments: argparse.Namespace, messages: Path, forwarded: list[int], 
     return 0
 
 
-def _meet(arguments: argparse.Namespace) -> Meeting:
+def _meet(arguments: argparse.Namespace, secret: bytes | None) -> Meeting:
     """Find the other nodes.
 
     Raises:
         Failure: they did not meet.
     """
+    if secret is None and arguments.node_rank == 0:
+        _say(
+            f"RDZV_SECRET is not set: every program that reaches {arguments.rdzv_endpoint} can join this training as a node; "
+            "set it to the same text on each node"
+        )
     given = dict(setting.split("=") for setting in arguments.rdzv_conf.split(","))
     meeting = meet(
         Node(
@@ -144,6 +167,7 @@ def _meet(arguments: argparse.Namespace) -> Meeting:
             arguments.rdzv_id,
             int(given["join_timeout"]),
             given["await_name"] == "1",
+            secret,
         ),
         _say,
     )
@@ -250,7 +274,7 @@ def _kill(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"trainbox: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    print(f"trainbox: {printable(' '.join(text.split()))}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

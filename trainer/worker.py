@@ -19,10 +19,13 @@ from trainer.errors import Busy, Changed, Failure, Preempted
 from trainer.hardware import hardware_events
 from trainer.stopping import StopRequest, die_with_parent
 from trainer.storage import storage_failure
+from trainer.streams import open_streams, outlive_readers
 
 
 def main() -> None:
     """Train what is ordered until the other end of the connection is closed."""
+    open_streams()
+    outlive_readers()
     connection, device = Connection(int(sys.argv[1])), os.environ["TRAINBOX_DEVICE"]
     stop = StopRequest.install()  # once: a signal between two trials is for the next, which is given back then
     die_with_parent()

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from entrypoint.health.screen import closing_line
 from entrypoint.health.verdict import Mode
 from entrypoint.health.watch import Watch
 from entrypoint.plan import LaunchPlan
+from entrypoint.streams import say
 
 _FINDINGS_TOLD = 3
 
@@ -50,7 +52,7 @@ def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Itera
         raise HardwareUnfit(
             f"the health gate is closed. {told}{more} (`{typed} health` lists all findings; HEALTH=0 trains nevertheless)"
         )
-    print(f"health     {closing_line(verdict)}, {time.monotonic() - begin_s:.2f} s", flush=True)
+    say(f"health     {closing_line(verdict)}, {time.monotonic() - begin_s:.2f} s", sys.stdout)
     known = {(finding.check, finding.gpu or ""): finding.result for finding in verdict.findings}
     with _folder() as folder:
         events = folder / "events.jsonl"

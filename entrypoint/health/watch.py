@@ -1,9 +1,7 @@
 """Beside a training: look at its GPUs every few seconds, tell what changes, and say when the training must save and stop."""
 
-import contextlib
 import dataclasses
 import json
-import sys
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -15,6 +13,7 @@ from entrypoint.gpus import Gpu
 from entrypoint.health.limits import Limits
 from entrypoint.health.rules import RULES, SLOWDOWN_WINDOW, Asked, judge_driver, judge_gpus, names_to_read
 from entrypoint.health.verdict import Finding, Result
+from entrypoint.streams import say
 
 if TYPE_CHECKING:
     from entrypoint.health.readings import Sample
@@ -131,5 +130,4 @@ class Watch:
                 file.write(json.dumps(entry) + "\n")
         except OSError as error:
             lost = f" (not in the run's metrics.jsonl: {error})"
-        with contextlib.suppress(OSError):
-            print(f"trainbox: {finding.line}{lost}", file=sys.stderr, flush=True)
+        say(f"trainbox: {finding.line}{lost}")

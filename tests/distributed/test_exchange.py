@@ -188,8 +188,9 @@ def test_a_node_that_sends_pickles_ends_the_training_with_7(trainbox: Trainbox) 
     first = trainbox.start(*words, *place, "--node-rank", "0", env=here)
     marker = trainbox.folder / "marker"
     argv = json.loads(trainbox("plan", *words[1:], *place, "--node-rank", "1", env=here).out)["argv"]
-    rank = argv.index("-m", argv.index("-m") + 1)
-    hostile = [*argv[3:rank], "--", str(Path(__file__).with_name("hostile.py")), str(marker), *argv[rank + 3 :]]
+    begin = argv.index("trainer.torchrun") + 1
+    rank = argv.index("-m", begin)
+    hostile = [*argv[begin:rank], "--", str(Path(__file__).with_name("hostile.py")), str(marker), *argv[rank + 3 :]]
     other = trainbox.start(*hostile, module="trainer.torchrun", env=here | {"TRAINBOX_DEVICE": "cpu"})
     ended, hostile_end = finish(first), finish(other)
     assert ended.code == 7, (ended, hostile_end)

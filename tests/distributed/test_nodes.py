@@ -22,6 +22,7 @@ from trainer.errors import Failure, NetworkFailure, WrongUse
 from trainer.meeting import Meeting, Node, meet
 
 _HOST = socket.gethostname()
+_SECRET = "0123456789abcdef"  # noqa: S105 - no password
 
 
 def _free_port() -> int:
@@ -351,7 +352,8 @@ _SHAKY = (f"{Path(__file__).with_name('jobs.py')}:Shaky", "--device", "cpu", "--
 
 def test_machines_with_other_settings_are_told_which(trainbox: Trainbox) -> None:
     words = ("train", *_SHAKY, "--rdzv-endpoint", f"127.0.0.1:{_free_port()}")
-    nodes = [trainbox.start(*words, "--node-rank", str(rank), "--lr", f"0.{rank + 1}") for rank in range(2)]
+    env = {"RDZV_SECRET": _SECRET}
+    nodes = [trainbox.start(*words, "--node-rank", str(rank), "--lr", f"0.{rank + 1}", env=env) for rank in range(2)]
     for ended, rate in zip([finish(node) for node in nodes], (0.1, 0.2), strict=True):
         assert ended.code == 2, ended
         assert ended.err.splitlines()[1:] == [

@@ -226,6 +226,9 @@ PLANS = [
 ]
 
 _NOT_HOST_PORT = "is not HOST:PORT: write it as in node0.example:29400"
+_NOT_ONE_MACHINE = (
+    "is not the address of one machine: give the address by which the others reach node 0, as in 192.168.1.10:29400"
+)
 _ONE_SLICE = "CUDA and NCCL let a process see one slice only; train on one with --gpus 1 or --gpu-ids"
 
 # Asked, on which GPUs, started by whom | exit code, text.
@@ -249,6 +252,14 @@ REFUSALS = [
     (two(endpoint="node0:65536"), ONE, LOCAL, 2, f"--rdzv-endpoint node0:65536 {_NOT_HOST_PORT}"),
     (two(endpoint=":29400"), ONE, LOCAL, 2, f"--rdzv-endpoint :29400 {_NOT_HOST_PORT}"),
     (two(endpoint="tcp://node0:29400"), ONE, LOCAL, 2, f"--rdzv-endpoint tcp://node0:29400 {_NOT_HOST_PORT}"),
+    (two(endpoint="node\x1b[31m:29400"), ONE, LOCAL, 2, f"--rdzv-endpoint node\x1b[31m:29400 {_NOT_HOST_PORT}"),
+    (two(endpoint="*:29400"), ONE, LOCAL, 2, f"--rdzv-endpoint *:29400 {_NOT_HOST_PORT}"),
+    (two(endpoint="[::1:29400"), ONE, LOCAL, 2, f"--rdzv-endpoint [::1:29400 {_NOT_HOST_PORT}"),
+    *[(two(rank, f"{host}:1"), ONE, LOCAL, 2, f"--rdzv-endpoint {host}:1 {_NOT_ONE_MACHINE}")
+      for rank, host in enumerate(("0.0.0.0", "0"))],  # noqa: S104 - refused
+    *[(two(endpoint=f"{host}:70"), ONE, LOCAL, 2, f"--rdzv-endpoint {host}:70 {_NOT_ONE_MACHINE}")
+      for host in ("[::]", "::", "[0:0::0]", "[::ffff:0.0.0.0]", "0x0.0", "255.255.255.255", "224.0.0.1", "[ff02::1%eth0]")],
+    (two(endpoint="0.0.0.0:1"), ONE, SLURM_2, 2, f"--rdzv-endpoint 0.0.0.0:1 {_NOT_ONE_MACHINE}"),
     (two(endpoint="node 0:29400"), ONE, LOCAL, 2, f"--rdzv-endpoint node 0:29400 {_NOT_HOST_PORT}"),
     (two(rank=None), ONE, LOCAL, 2,
      "2 nodes asked, and not which one this is: add --node-rank 0 here, 1 on the next, and so on"),

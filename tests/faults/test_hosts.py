@@ -18,6 +18,7 @@ from tests.distributed.processes import Job, listening
 from tests.faults.faults import GATED, Gate, clean_digest
 
 _WORDS = (*GATED, "--max-steps", "70", "--checkpoint-steps", "10")
+_SECRET = {"RDZV_SECRET": "0123456789abcdef0123456789abcdef"}
 _HOSTS = ("h3", "h4")
 _PROCESSES = (2, 1)  # need not be the same on all
 
@@ -40,7 +41,7 @@ class Hosts:
         host = _HOSTS[rank]
         inside = ("nsenter", f"--net=/run/netns/{host}", "unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$@"', "sh")
         nodes = ("--nnodes", "2", "--node-rank", str(rank), "--rdzv-endpoint", self.endpoint)
-        return trainbox.start("train", *_WORDS, *nodes, "--processes", str(_PROCESSES[rank]), inside=inside)
+        return trainbox.start("train", *_WORDS, *nodes, "--processes", str(_PROCESSES[rank]), inside=inside, env=_SECRET)
 
 
 @pytest.fixture

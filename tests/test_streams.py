@@ -1,0 +1,78 @@
+"""Standard streams that are closed, full, left by their reader or unable to write a character do not stop a training."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Trainbox, clean_environment, finish
+
+ROOT = Path(__file__).parents[1]
+_TINY = ("train", "tests.trainer.tiny:Tiny", "--device", "cpu", "--max-steps", "4")
+
+
+def _python(program: str, redirected: str, folder: Path, **env: str) -> int:
+    """The exit code of `program`, started by a shell with its streams `redirected`."""
+    command = ["sh", "-c", f'exec "$@" {redirected}', "sh", sys.executable, "-c", program]
+    return subprocess.run(command, cwd=folder, env=clean_environment(PYTHONPATH=str(ROOT), **env), timeout=60).returncode
+
+
+@pytest.mark.parametrize("package", ["entrypoint", "trainer"])
+@pytest.mark.parametrize("redirected", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_no_file_takes_the_place_of_a_closed_stream(tmp_path: Path, package: str, redirected: str) -> None:
+    program = (
+        f"import subprocess, sys; from {package}.streams import open_streams; open_streams(); file = open('metrics', 'w');"
+        "print('ä', flush=True); print('ä', file=sys.stderr); assert sys.stdin.read() == '' and file.fileno() > 2;"
+        "subprocess.run(['sh', '-c', 'cat && echo x && echo x >&2'], check=True)"  # what is started has them, too
+    )
+    assert _python(program, redirected if "<" in redirected else f"{redirected} </dev/null", tmp_path) == 0
+    assert (tmp_path / "metrics").read_text() == ""
+
+
+@pytest.mark.parametrize("package", ["entrypoint", "trainer"])
+def test_a_character_that_the_encoding_lacks_is_escaped(tmp_path: Path, package: str) -> None:
+    program = f"from {package}.streams import open_streams; open_streams(); print('lauf-ä \\ud800')"
+    assert _python(program, ">out", tmp_path, PYTHONIOENCODING="ascii") == 0
+    assert (tmp_path / "out").read_bytes() == b"lauf-\\xe4 \\ud800\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_or_a_reader_that_left_takes_the_output_and_no_more(tmp_path: Path, unbuffered: str) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full")
+    program = (
+        "import sys; from trainer.streams import open_streams, outlive_readers; open_streams(); outlive_readers()\n"
+        "for number in range(3000): print(number); print(number, file=sys.stderr)\n"
+        "sys.stdout.flush(); open('end', 'w').close()"
+    )
+    for number, redirected in enumerate((">/dev/full 2>&1", "2>&1 | head -1 >/dev/null; test -e end")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        command = f'"$@" {redirected}'
+        words = ["sh", "-c", command, "sh", sys.executable, "-c", program]
+        env = clean_environment(PYTHONPATH=str(ROOT), PYTHONUNBUFFERED=unbuffered)
+        assert subprocess.run(words, cwd=folder, env=env, timeout=60).returncode == 0
+        assert (folder / "end").exists()
+
+
+def test_what_is_printed_normally_arrives_as_before(tmp_path: Path) -> None:
+    program = (
+        "import sys; from trainer.streams import open_streams, outlive_readers; open_streams(); outlive_readers()\n"
+        "print('ä\\n', end=''); print('error', file=sys.stderr); assert not sys.stdout.isatty(); sys.stdout.flush()"
+    )
+    assert _python(program, ">out 2>err", tmp_path, PYTHONIOENCODING="utf-8") == 0
+    assert ((tmp_path / "out").read_text(encoding="utf-8"), (tmp_path / "err").read_text()) == ("ä\n", "error\n")
+
+
+@pytest.mark.parametrize("processes", [(), ("--processes", "2")])
+def test_a_training_whose_streams_are_closed_trains(trainbox: Trainbox, processes: tuple[str, ...]) -> None:
+    env = {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    closed = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")
+    ended = finish(trainbox.start(*_TINY, "--run", "lauf-ä", *processes, env=env, inside=closed))
+    assert ended.code == 0
+    folder = trainbox.folder / "runs" / "lauf-ä"
+    assert (folder / "model.safetensors").exists()
+    assert [entry["step"] for entry in trainbox.entries("lauf-ä", "validation")] == [4]
+    assert "digest     " in (folder / "logs" / "rank-0.log").read_text(encoding="utf-8")
+    assert [path.name for path in trainbox.folder.iterdir()] == ["runs"]

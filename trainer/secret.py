@@ -1,0 +1,47 @@
+"""The secret by which the machines of a training recognise each other. docs/launch.md says what it protects."""
+
+import os
+import stat
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from trainer.errors import WrongUse
+
+_SHORTEST, _LONGEST = 16, 4096
+_CURE = "use 16 to 4096 characters, as `openssl rand -hex 32` makes them"
+
+
+def take_secret(env: MutableMapping[str, str]) -> bytes | None:
+    """Return the secret that `env` has or names, or None, and remove it: ranks and tasks do not need it.
+
+    There is no option for it, because every user of a machine can read the arguments of a process.
+
+    Raises:
+        WrongUse: the secret is too short or too long, or its file cannot be used.
+    """
+    text, file = env.pop("RDZV_SECRET", ""), env.pop("RDZV_SECRET_FILE", "")
+    if text and file:
+        raise WrongUse("RDZV_SECRET and RDZV_SECRET_FILE are both set: unset one of them")
+    if not text and not file:
+        return None
+    name = f"RDZV_SECRET_FILE={file}" if file else "RDZV_SECRET"
+    secret = (_content(Path(file), name) if file else os.fsencode(text)).strip()
+    if not _SHORTEST <= len(secret) <= _LONGEST:
+        raise WrongUse(f"the secret of {name} has {len(secret)} characters: {_CURE}")
+    return secret
+
+
+def _content(path: Path, name: str) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait for its writer
+    except OSError as error:
+        raise WrongUse(f"{name} cannot be read ({error.strerror}): name a file that you can read") from error
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise WrongUse(f"{name} is not a file: name the file that holds the secret")
+        if mode & stat.S_IRWXO:
+            raise WrongUse(f"{name} is open to every user of this machine (mode {stat.S_IMODE(mode):o}): chmod 600 {path}")
+        return os.read(descriptor, _LONGEST + 2)
+    finally:
+        os.close(descriptor)
