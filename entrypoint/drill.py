@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from entrypoint.children import command_of
 from entrypoint.errors import BitsDiffer, DrillFailed
@@ -115,17 +116,34 @@ def run_case(case: Case, words: list[str], folder: Path, steps: int, draw: rando
                 _wait_until_free(folder)
                 killed.append(_last_step(folder))
         start.wait()
-        if start.returncode not in (0, -signal.SIGKILL):
+        last_start = number == len(case.processes) - 1
+        if start.returncode != 0 and (last_start or start.returncode != -signal.SIGKILL):
             raise DrillFailed(
-                start.returncode, (log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"])[-1]
+                start.returncode if start.returncode > 0 else 128 - start.returncode,
+                (log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"])[-1],
             )
     if len(case.processes) > 1 and not killed:
         raise DrillFailed(1, "it ended before it could be killed: give more --steps")
-    last = _last_entry(folder / "run" / "digests.jsonl")
-    if last is None or last["step"] != steps:
-        raise DrillFailed(1, f"no digest of step {steps} in {folder}/run/digests.jsonl")
-    digest = f"{str(last['model'])[:16]} {str(last['optimizer'])[:8]} {_validations(folder / 'run' / 'metrics.jsonl')[:8]}"
-    return Outcome(case, tuple(killed), digest)
+    return Outcome(case, tuple(killed), final_digest(folder / "run", steps))
+
+
+def final_digest(run: Path, steps: int) -> str:
+    """Return digests of weights, optimizer and validations after `steps` steps.
+
+    Raises:
+        DrillFailed: the training has no digest or no validation of its last step, or its weights never moved.
+    """
+    digests, metrics = (_entries(run / name) for name in ("digests.jsonl", "metrics.jsonl"))
+    validations = [entry for entry in metrics if entry["kind"] == "validation"]
+    for name, entries in (("digest", digests), ("validation", validations)):
+        if not entries or entries[-1]["step"] != steps:
+            raise DrillFailed(1, f"no {name} of step {steps} in {run}")
+    first, last = digests[0], digests[-1]
+    if first["model"] == last["model"]:
+        raise DrillFailed(1, f"the weights after {steps} steps are those at the start: nothing was trained")
+    figures = [{name: value for name, value in entry.items() if name != "time_unix_s"} for entry in validations]
+    validated = hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest()
+    return f"{last['model'][:16]} {last['optimizer'][:8]} {validated[:8]}"
 
 
 def training_words(task: str, shards: int, steps: int, folder: Path, device: list[str]) -> list[str]:
@@ -141,26 +159,25 @@ def row(outcome: Outcome, first: Outcome) -> str:
     return f"  {outcome.case!s:<18} {kills:<34} {outcome.digest}  {'same' if outcome.digest == first.digest else 'DIFFERENT'}"
 
 
-def _validations(path: Path) -> str:
-    """sha256 of all figures of all validations."""
-    entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    entries = [entry for entry in entries if entry["kind"] == "validation"]
-    figures = [{name: value for name, value in entry.items() if name != "time_unix_s"} for entry in entries]
-    return hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest()
-
-
 def _last_step(folder: Path) -> int:
-    entry = _last_entry(folder / "run" / "metrics.jsonl")
-    return int(entry["step"]) if entry else 0  # type: ignore[call-overload]
+    """Skip the events of the hardware, whose step may be one that a kill took back."""
+    for line in reversed(_lines(folder / "run" / "metrics.jsonl")):
+        entry = json.loads(line)
+        if entry["kind"] != "health":
+            return int(entry["step"])
+    return 0
 
 
-def _last_entry(path: Path) -> dict[str, object] | None:
-    """The last but for the hardware's events, whose step may be one that a kill took back."""
+def _entries(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in _lines(path)]
+
+
+def _lines(path: Path) -> list[str]:
+    """The whole lines of a file that a training may be writing; none if there is no file."""
     try:
-        entries = map(json.loads, reversed(path.read_text(encoding="utf-8").split("\n")[:-1]))
-        return next((dict(entry) for entry in entries if entry["kind"] != "health"), None)
-    except (OSError, ValueError):
-        return None
+        return path.read_text(encoding="utf-8").split("\n")[:-1]
+    except FileNotFoundError:
+        return []
 
 
 def _wait(condition: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:

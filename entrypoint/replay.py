@@ -14,11 +14,11 @@ def read_run(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         WrongUse: it holds none, or the run was not started from an image.
     """
-    try:
-        config, manifest = (json.loads((run / name).read_text(encoding="utf-8")) for name in ("config.json", "manifest.json"))
-    except (OSError, ValueError) as error:
-        raise WrongUse(f"replay {run}: {error}: give the folder of a run, such as runs/digits-7d2c1a90") from error
-    digest = manifest.get("image_digest") or ""
+    config, manifest = (_object_in(run / name) for name in ("config.json", "manifest.json"))
+    for name, found in (("plan", manifest.get("plan")), ("device", manifest.get("device"))):
+        if not isinstance(found, dict):
+            raise WrongUse(f"replay {run}: manifest.json is damaged (it has no {name}): restore it")
+    digest = str(manifest.get("image_digest") or "")
     if digest.startswith("sif:"):
         raise WrongUse(
             f"replay {run}: it was started from Apptainer's image {digest}, which docker does not have; to do it again with "
@@ -30,6 +30,19 @@ def read_run(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             f"trainbox verify {run}"
         )
     return config, manifest
+
+
+def _object_in(path: Path) -> dict[str, Any]:
+    run = path.parent
+    if not path.is_file():  # a FIFO would block
+        raise WrongUse(f"replay {run}: no {path.name} there: give the folder of a run, such as runs/digits-7d2c1a90")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise WrongUse(f"replay {run}: {path.name} is damaged ({error}): restore it") from error
+    if not isinstance(value, dict):
+        raise WrongUse(f"replay {run}: {path.name} is damaged (not a JSON object): restore it")
+    return value
 
 
 def replay_command(run: Path, config: dict[str, Any], manifest: dict[str, Any], data_dir: Path, user: str) -> list[str]:

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import Changed
+from trainer.secret_rule import NOT_SHOWN, is_secret, without_secrets
+
+_LONGEST = 2400  # characters of a text that the manifest has
 
 # A resume with another value of these may give other bits, so it is refused; the others are named and allowed.
 _CHANGE_BITS = {
@@ -118,11 +121,34 @@ def manifest_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict
     }
 
 
+def shown_value(name: str, value: Any) -> Any:
+    """Return `value` as the manifest has it: a text without its secrets, anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    return NOT_SHOWN if is_secret(name, value) else without_secrets(value[:_LONGEST])
+
+
+def shown_words(argv: Sequence[str]) -> list[str]:
+    """Return the arguments of a command as the manifest has them."""
+    return [without_secrets(word[:_LONGEST]) for word in argv]
+
+
+def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's settings as the manifest has them: the task's fields without their secrets."""
+    fields = settings.get("fields")
+    if not isinstance(fields, dict):
+        return dict(settings)
+    return {**settings, "fields": {name: shown_value(name, value) for name, value in fields.items()}}
+
+
 def edited_settings(manifest: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The settings, by dotted name, in which a run's config.json differs from what its manifest says."""
+    """The settings, by dotted name, in which a run's config.json differs from what its manifest says.
+
+    A secret in a task's field is compared as the manifest has it, so another secret is not an edit.
+    """
     settings = manifest.get("settings", {})
     before = _flat(settings, "settings.")
-    now = _flat({name: config.get(name) for name in settings}, "settings.")
+    now = _flat(shown_settings({name: config.get(name) for name in settings}), "settings.")
     return {name: (before.get(name), now.get(name)) for name in {**before, **now} if before.get(name) != now.get(name)}
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from trainer.batches import length, read_with_sources
-from trainer.compare import cannot_resume, in_words, manifest_differences
+from trainer.compare import cannot_resume, in_words, manifest_differences, shown_settings, shown_value, shown_words
 from trainer.digest import value_digest
 from trainer.distributed import Process
 from trainer.errors import WrongUse
@@ -52,13 +52,13 @@ def describe(
 ) -> dict[str, Any]:
     """The manifest of a run about to start, as primitives for JSON."""
     return {
-        "argv": argv,
+        "argv": shown_words(argv),
         "plan": {
             "reason": os.environ.get("TRAINBOX_REASON"),
             "strategy": process.strategy,
             "world_size": process.world_size,
         },
-        "settings": dict(settings),
+        "settings": shown_settings(settings),
         "build": _build(),
         "image_digest": os.environ.get("TRAINBOX_IMAGE_DIGEST"),
         "python": platform.python_version(),
@@ -72,7 +72,9 @@ def describe(
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         },
         "threads": torch.get_num_threads(),
-        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT)},
+        "environment": {
+            name: shown_value(name, value) for name, value in sorted(os.environ.items()) if name.startswith(_ENVIRONMENT)
+        },
         "sources": dict(sorted(sources.items())),
         "data": dict(data_digests),
     }

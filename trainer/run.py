@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from trainer.batches import Schedule
 from trainer.checkpoint import replacing
-from trainer.compare import read_entries
+from trainer.compare import read_entries, shown_value
 from trainer.config import FREE_AT_RESUME, Config
 from trainer.distributed import Process
 from trainer.errors import Busy, StorageFailure
@@ -219,7 +219,7 @@ class RunDirectory:
         usual, hidden = vars(Config()), FREE_AT_RESUME | {"fields", "best_by"}
         shown = {"task", "optimizer", "seed"} | {n for n, v in vars(config).items() if v != usual[n] and n not in hidden}
         settings = {name: _plain(value) for name, value in vars(config).items() if name in shown}
-        settings |= {f"task.{name}": _plain(value) for name, value in config.fields.items()}
+        settings |= {f"task.{name}": _plain(shown_value(name, value)) for name, value in config.fields.items()}
         best = {f"validation/best_{name}": value for name, value in metrics.items()}
 
         def write(board: "SummaryWriter") -> None:

@@ -302,7 +302,7 @@ def _describe(
         raise cannot_resume(run.path, breaking)
     if changed:
         run.say(f"changed since the run's start: {in_words(changed)}")
-    start = {"step": step, "argv": sys.argv[1:], "plan": found["plan"], "changed": changed} | tried
+    start = {"step": step, "argv": found["argv"], "plan": found["plan"], "changed": changed} | tried
     whole = stored | {"sources": found["sources"] | known, "resumes": [*stored.get("resumes", []), start]}
     run.write_json("manifest.json", json.dumps(whole, indent=2) + "\n")
     return {**known, **found["sources"]}

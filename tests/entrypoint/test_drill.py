@@ -1,11 +1,13 @@
 """The drill's cases and table; what it does for real is tested in tests/faults."""
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
 
-from entrypoint.drill import Case, Outcome, _last_step, cases, row, training_words
+from entrypoint.drill import Case, Outcome, _last_step, cases, final_digest, row, training_words
+from entrypoint.errors import DrillFailed
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 8])
@@ -40,3 +42,34 @@ def test_the_step_that_a_training_has_reached(tmp_path: Path) -> None:
     assert _last_step(tmp_path) == 0
     metrics.write_text('{"kind": "train", "step": 5}\n{"kind": "health", "step": 9}\n{"kind": "tr')
     assert _last_step(tmp_path) == 5
+
+
+def _trained(run: Path, weights: tuple[str, ...] = ("a", "b"), validations: tuple[int, ...] = (6, 12)) -> Path:
+    digests = [{"step": 12 * number, "model": text * 64, "optimizer": text * 64} for number, text in enumerate(weights)]
+    metrics = [{"kind": "validation", "step": step, "time_unix_s": 1.0, "loss": 2.0} for step in validations]
+    for name, entries in (("digests.jsonl", digests), ("metrics.jsonl", metrics)):
+        (run / name).write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    return run
+
+
+def test_the_digest_of_a_training(tmp_path: Path) -> None:
+    assert final_digest(_trained(tmp_path), 12) == f"{'b' * 16} {'b' * 8} 9ac66ffe"
+
+
+@pytest.mark.parametrize(
+    ("weights", "validations", "message"),
+    [
+        ((), (), "no digest of step 12 in "),
+        (("a",), (6, 12), "no digest of step 12 in "),
+        (("a", "b"), (), "no validation of step 12 in "),
+        (("a", "b"), (6,), "no validation of step 12 in "),
+        (("a", "a"), (6, 12), "the weights after 12 steps are those at the start: nothing was trained"),
+    ],
+)
+def test_a_training_that_did_nothing_fails(
+    tmp_path: Path, weights: tuple[str, ...], validations: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(DrillFailed, match=message):
+        final_digest(_trained(tmp_path, weights, validations), 12)
+    with pytest.raises(DrillFailed, match="no digest of step 12"):
+        final_digest(tmp_path / "none", 12)

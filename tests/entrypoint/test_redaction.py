@@ -23,6 +23,7 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
         ("NVIDIA_LICENSE", "abc"),
         ("TORCH_WEBHOOK", "https://example.org/abc"),
         ("TORCH_HUB_TOKEN", "abc"),
+        ("NCCL_X_TOK", "abc"),
         ("NCCL_SECRET", "abc"),
         ("TRAINBOX_DB_PASSWORD", "abc"),
         ("NVIDIA_CREDENTIALS", "abc"),

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from entrypoint.replay import replay_command
+from entrypoint.errors import WrongUse
+from entrypoint.replay import read_run, replay_command
 from tests.conftest import Trainbox
 
 _CONFINED = (
@@ -78,6 +79,24 @@ def test_the_command(
     monkeypatch.setattr(os, "getcwd", lambda: "/w")
     manifest = {"device": device, "plan": plan, "image_digest": "sha256:abc"}
     assert shlex.join(replay_command(Path("runs/r"), {"task": task}, manifest, Path("/d"), "1000:100")) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("manifest.json", b"[]", "manifest.json is damaged (not a JSON object)"),
+        ("manifest.json", b"{}", "manifest.json is damaged (it has no plan)"),
+        ("manifest.json", b'{"plan": {}, "device": []}', "manifest.json is damaged (it has no device)"),
+        ("manifest.json", b'{"a": "\xff"}', "manifest.json is damaged ('utf-8' codec"),
+        ("config.json", b"[" * 99_999, "config.json is damaged (maximum recursion depth"),
+    ],
+)
+def test_a_damaged_file_is_wrong_use(tmp_path: Path, name: str, text: bytes, message: str) -> None:
+    for file in ("config.json", "manifest.json"):
+        (tmp_path / file).write_bytes(text if file == name else b"{}")
+    with pytest.raises(WrongUse) as refused:
+        read_run(tmp_path)
+    assert message in str(refused.value)
 
 
 def test_it_is_printed_or_run_and_a_run_without_an_image_is_told(trainbox: Trainbox) -> None:

@@ -20,7 +20,7 @@ from safetensors.torch import save
 from tests.conftest import Trainbox
 from tests.trainer import tiny
 from tests.trainer.here import Here, StopAfter, training_here
-from tests.trainer.tiny import Tiny
+from tests.trainer.tiny import TEXTS, Tiny
 from trainer import manifest
 from trainer.compare import Parting, first_other_validation, first_parting, read_entries
 from trainer.digest import tensors_digest
@@ -344,6 +344,36 @@ def test_the_first_part_of_a_stopped_run_can_be_verified(here: Here) -> None:
     assert here.command("verify", "runs/r", "--device", "cpu", "--steps", "6")[0] == 2
 
 
+def test_the_manifest_has_no_secrets(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_AUTH_URL", "https://karo:hunter2@host")
+    monkeypatch.setenv("TORCH_MIRROR", "https://karo:hunter2@host/x")
+    monkeypatch.setenv("NCCL_X_TOK", "hunter2")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
+    words = ["train", TEXTS, "--set", "url=https://karo:hunter2@host", "--set", "api_key=hunter2", "--set", "note=plain"]
+    words += ["--device", "cpu", "--run", "r", "--max-steps", "6"]
+    assert here.command(*words)[0] == 0
+    text = (here.path() / "manifest.json").read_text()
+    assert "hunter2" not in text
+    described = json.loads(text)
+    assert {n: v for n, v in described["environment"].items() if n.startswith(("TORCH_AUTH", "TORCH_MIRROR", "NCCL_"))} == {
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "NCCL_X_TOK": "(set, not shown)",
+        "TORCH_AUTH_URL": "(set, not shown)",
+        "TORCH_MIRROR": "https://(not shown)@host/x",
+    }
+    fields = {"url": "https://(not shown)@host", "api_key": "(set, not shown)", "note": "plain", "nan_at": 0, "noise": 0.1}
+    assert described["settings"]["fields"].items() <= fields.items()
+    assert described["argv"][3:7] == ["(not shown)@host", "--set", "api_key=(not shown)", "--set"]
+    events = b"".join(path.read_bytes() for path in (here.path() / "tensorboard").iterdir())
+    assert b"task.note" in events
+    assert b"hunter2" not in events
+    assert here.command("verify", "runs/r", "--device", "cpu")[0] == 0  # config.json has the secrets, and was not edited
+    config = json.loads((here.path() / "config.json").read_text())
+    _change(here.path() / "config.json", fields=config["fields"] | {"note": "other"})
+    code, _, err = here.command("verify", "runs/r", "--device", "cpu")
+    assert (code, "settings.fields.note: plain -> other" in err) == (8, True)
+
+
 def test_a_run_is_not_compared_with_itself(finished: Here) -> None:
     Path("link").symlink_to("runs/r")
     shutil.copytree("runs/r", "runs/copy")
@@ -520,7 +550,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils.data import Dataset
 from package_of_mine import SCALE
-from tests.trainer.tiny import Tiny
+from tests.trainer.tiny import TEXTS, Tiny
 
 spec = importlib.util.spec_from_file_location("unregistered", "unregistered.py")
 unregistered = importlib.util.module_from_spec(spec)

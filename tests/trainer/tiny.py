@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from trainbox import Task
 
 TINY = "tests.trainer.tiny:Tiny"
+TEXTS = "tests.trainer.tiny:Texts"
 
 
 class StepCounter(nn.Module):
@@ -67,6 +68,15 @@ class Tiny(Task):
         inputs_N4 = torch.randn(count, 4, generator=generator)
         targets_N = inputs_N4 @ torch.tensor([1.0, -2.0, 0.5, 3.0]) + self.noise * torch.randn(count, generator=generator)
         return TensorDataset(inputs_N4, targets_N)
+
+
+@dataclass(frozen=True)
+class Texts(Tiny):
+    """Has fields that are texts."""
+
+    url: str = ""
+    api_key: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
