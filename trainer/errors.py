@@ -21,6 +21,10 @@ class WrongUse(Failure):
     exit_code = 2
 
 
+class TaskError(WrongUse):
+    """An exception in the code of a task. Its cause may be one trial of a sweep, or one GPU."""
+
+
 class Busy(WrongUse):
     """Another process trains in the run's folder."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from trainer.errors import Failure, WrongUse
+from trainer.errors import Failure, TaskError, WrongUse
 from trainer.task import Task
 
 _TRAINER = Path(__file__).parent
@@ -79,7 +79,9 @@ def mistake_of(error: Exception, task: str, log: Path) -> Failure | None:
         return None
     own = [frame for frame in frames if frame.is_the_users] or [f for f in frames if isinstance(f.owner, Task)]
     found = f"{method} raised {_last_words(error)}{f' ({own[-1]})' if own else ''}"
-    kind = Failure if isinstance(error, OSError) and not isinstance(error, _LASTING) else WrongUse
+    kind: type[Failure] = TaskError
+    if isinstance(error, OSError):
+        kind = WrongUse if isinstance(error, _LASTING) else Failure
     return kind(f"task {task}: {found}: {_cure(found)}; traceback in {log}")
 
 

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import Busy, Changed, Failure, Preempted
+from trainer.errors import Busy, Changed, Failure, Preempted, TaskError
 from trainer.hardware import hardware_events
 from trainer.stopping import StopRequest, die_with_parent
 from trainer.storage import storage_failure
@@ -62,6 +62,8 @@ def _answer(connection: Connection, order: Mapping[str, Any], device: str, stop:
         if stop.signal_name == "the pruner":
             stop.signal_name = None
         return {"code": 0, "pruned": True, "metrics": {}, "seconds": time.monotonic() - begin}
+    except TaskError as error:  # tried again, and not taken for what each trial would meet
+        return {"code": Failure.exit_code, "message": str(error)}
     except Failure as failure:
         return {"code": failure.exit_code, "message": str(failure), "busy": isinstance(failure, Busy)}
     except Exception as error:  # noqa: BLE001 - the task's own

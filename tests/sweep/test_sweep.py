@@ -104,12 +104,15 @@ def test_a_killed_worker_costs_one_try_of_one_trial(trainbox: Trainbox) -> None:
 def test_a_trial_that_fails_each_time_is_recorded_with_its_words(trainbox: Trainbox) -> None:
     ended = _sweep(trainbox, "--seeds", "2", "--grid", "fails=no,no such layer", "--retries", "2")
     assert ended.code == 1
-    assert ended.err.startswith("trainbox: 2 of 4 trials failed; the first, trial 1: RuntimeError: no such layer")
+    failure = (
+        r"task Brittle: build_model\(\) raised RuntimeError: no such layer \(.*tasks\.py:\d+\): fix the task; traceback in "
+    )
+    assert re.match(f"trainbox: 2 of 4 trials failed; the first, trial 1: {failure}", ended.err)
     shown = _shown(trainbox)
     assert [line["state"] for line in shown] == ["done", "failed", "done", "failed"]
-    assert shown[1]["message"] == "RuntimeError: no such layer"
+    assert re.match(failure, shown[1]["message"])
     assert len(_workers(trainbox)) == 2 + 2 * 3
-    log = (trainbox.folder / "runs/s/trial-00001/logs/output.log").read_text()
+    log = (trainbox.folder / "runs/s/trial-00001/logs/rank-0.log").read_text()
     assert log.count("Traceback (most recent call last)") == 3
     ended = _sweep(trainbox, "--seeds", "2", "--grid", "fails=no,no such layer")  # failed for good
     assert (ended.code, len(_workers(trainbox))) == (1, 8)
@@ -330,7 +333,7 @@ def test_each_slot_sees_its_own_gpu_and_a_failed_trial_goes_to_another(trainbox:
     seen = [line.split() for line in (trainbox.folder / "seen").read_text().splitlines()]
     assert {gpu for _, gpu in seen} == {"GPU-a", "GPU-b"}
     assert len({worker for worker, _ in seen}) == len({(worker, gpu) for worker, gpu in seen})  # a process sees one, for good
-    again = ended.out.count("failed on GPU 0 and is tried again: RuntimeError: on GPU-a")
+    again = ended.out.count("failed on GPU 0 and is tried again: task Brittle: build_model() raised RuntimeError: on GPU-a")
     assert again >= 1
     assert ended.out.count("tried again") == again
     assert len(seen) == 40 + again
