@@ -36,9 +36,8 @@ LAYERS = {
         "__main__",
     ],
     "trainer": [
-        "sources seeding digest metrics stopping errors elapsed hints storage secret secret_rule line streams",
-        "batches buffers config run_files compare compiler grid hardware seen bench "
-        "optimizers task task_source task_checks task_errors",
+        "sources seeding digest metrics stopping errors elapsed hints storage secret secret_rule run_files line streams",
+        "batches buffers config compare compiler grid hardware seen bench optimizers task task_source task_checks task_errors",
         "evidence",
         "sharding",
         "study",

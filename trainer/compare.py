@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import Changed
+from trainer.run_files import open_regular, parse_object
 from trainer.secret_rule import NOT_SHOWN, is_secret, without_secrets
 
 _LONGEST = 2400  # characters of a text that the manifest has
@@ -55,14 +56,23 @@ class Parting:
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """The entries of a .jsonl file, without the torn last line of a crash; none if there is no file."""
+    """The whole entries of a .jsonl file, without the torn last line of a crash; none if there is no file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        with open_regular(path) as file:
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return []
     entries = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    for line in lines:
         try:
-            entry = json.loads(line)
+            entry = parse_object(line.decode())
         except ValueError:
             continue
-        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+        if type(entry.get("step")) is int:
             entries.append(entry)
     return entries
 

@@ -105,7 +105,12 @@ class RunDirectory:
             return
         last = {"validation": evaluated_step, "health": math.inf}  # what the hardware has done is not done again
         for name in ("metrics.jsonl", "digests.jsonl"):
-            entries = read_entries(self.path / name)
+            try:
+                entries = read_entries(self.path / name)
+            except OSError as error:
+                raise StorageFailure(
+                    f"{self.path / name} cannot be read ({error.strerror}): restore the file, or move it away"
+                ) from error
             kept = [entry for entry in entries if entry["step"] <= last.get(entry.get("kind", ""), step)]
             if step == 0 and name == "digests.jsonl":
                 kept = []  # the start is recorded again

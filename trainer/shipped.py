@@ -94,8 +94,8 @@ def _compare(run: Evidence, path: Path, step: int, digests: Mapping[str, str], w
         )
     if not left_out and digest_of_digests(digests) != entry["model"]:
         raise WrongUse(
-            f"the entry of step {step} in {run.folder}/digests.jsonl is damaged (model is not the digest of its tensors, which "
-            f"are those of {path.name}): restore it"
+            f"the entry of step {step} in {run.folder}/digests.jsonl is damaged (model, the digest of the weights, is not that "
+            f"of its tensors, which are those of {path.name}): restore it"
         )
     return entry
 

@@ -24,7 +24,7 @@ from tests.trainer.tiny import TEXTS, Tiny
 from trainer import manifest
 from trainer.compare import Parting, first_other_validation, first_parting, read_entries
 from trainer.digest import tensors_digest
-from trainer.errors import Changed, Differs, Preempted, WrongUse
+from trainer.errors import Changed, Differs, Preempted, StorageFailure, WrongUse
 from trainer.evidence import Evidence, verdict
 
 
@@ -282,7 +282,10 @@ _DAMAGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
     (_with_entry(3, order="0" * 63), "line 3 of runs/r/digests.jsonl is damaged (order is missing or malformed)"),
     (_with_entry(3, tensors={"a": 1}), "line 3 of runs/r/digests.jsonl is damaged (tensors.a is missing or malformed)"),
     (_with_entry(3, tensors=[]), "line 3 of runs/r/digests.jsonl is damaged (tensors is missing or malformed)"),
-    (_with_entry(7, model="0" * 64), "the entry of step 18 in runs/r/digests.jsonl is damaged (model is not the digest of its"),
+    (
+        _with_entry(7, model="0" * 64),
+        "the entry of step 18 in runs/r/digests.jsonl is damaged (model, the digest of the weights, is not",
+    ),
     (_as_fifo("metrics.jsonl"), "runs/r/metrics.jsonl cannot be read (not a regular file)"),
     (_as_fifo("model.safetensors"), "runs/r/model.safetensors cannot be read (not a regular file)"),
     (_as_fifo("checkpoints/step-00000018.pt"), "step-00000018.pt cannot be read (not a regular file)"),
@@ -374,13 +377,32 @@ def test_the_manifest_has_no_secrets(here: Here, monkeypatch: pytest.MonkeyPatch
     assert (code, "settings.fields.note: plain -> other" in err) == (8, True)
 
 
-def test_a_run_is_not_compared_with_itself(finished: Here) -> None:
+def test_a_resume_drops_damaged_lines_and_refuses_what_is_no_file(here: Here) -> None:
+    _stopped(here)
+    metrics = here.path() / "metrics.jsonl"
+    shutil.copytree("runs/r", "runs/fifo")
+    whole = metrics.read_bytes()
+    metrics.write_bytes(b'{"step": 1, "kind": "\xff"}\n' + b"[" * 99_999 + b"\n" + whole)
+    here.train(**_STOPPED)
+    assert metrics.read_bytes().startswith(whole)
+    _as_fifo("metrics.jsonl")(here.path("fifo"))
+    with pytest.raises(StorageFailure, match=r"runs/fifo/metrics.jsonl cannot be read \(not a regular file\)"):
+        here.train("fifo", **_STOPPED)
+
+
+def test_a_run_compared_with_itself_is_refused_and_a_copy_is_named(finished: Here) -> None:
     Path("link").symlink_to("runs/r")
-    shutil.copytree("runs/r", "runs/copy")
-    for other, message in (("runs/r", "both are the same folder"), ("link", "both are the same"), ("runs/copy", "a copy of")):
+    for other in ("runs/r", "link"):
         code, out, err = finished.command("diff", "runs/r", other)
         assert (code, out) == (2, "")
-        assert message in err
+        assert "both are the same folder" in err
+    shutil.copytree("runs/r", "runs/copy")
+    code, out, _ = finished.command("diff", "runs/r", "runs/copy")
+    assert code == 0
+    assert out.endswith("; runs/copy is a copy of runs/r: this is one training, compared with itself\n")
+    assert "is a copy" not in finished.command("diff", "runs/r", "runs/twin")[1]
+    shutil.copy("runs/other/model.safetensors", "runs/copy")
+    assert finished.command("diff", "runs/r", "runs/copy")[0] == 8
 
 
 def test_verify_does_a_run_again(here: Here) -> None:
