@@ -39,7 +39,7 @@ LAYERS = {
         "sources seeding digest metrics stopping errors elapsed hints storage secret secret_rule run_files line streams",
         "batches buffers config compare compiler grid hardware seen bench optimizers task task_source task_checks task_errors",
         "evidence",
-        "sharding",
+        "sharding attributes",
         "study",
         "results",
         "checkpoint meeting run running manifest evaluate losses distributed pictures classification shipped",

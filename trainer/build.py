@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from trainer import batches, compiler
+from trainer.attributes import Attributes
 from trainer.batches import EvaluationBatches, Schedule
 from trainer.checkpoint import Checkpoints
 from trainer.classification import check_classes
@@ -132,6 +133,8 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
     autocast_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
     peak = scaled_learning_rate(config.learning_rate, config.lr_scaling, config.batch_size, config.base_batch_size)
     loss_module = process.wrap(LossModule(task, model, process.device.type, autocast_dtype), autocast_dtype)
+    optimizer = _build_optimizer(task, config, model, peak)
+    read_here = {} if workers else {"train_dataset": train, "validation_dataset": validation}
     return Job(
         task=task,
         config=config,
@@ -140,7 +143,7 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
         checkpoints=Checkpoints(run.path / "checkpoints", config.keep, run.writes, run.say, process.is_sharded),
         model=model,
         loss_module=loss_module,
-        optimizer=_build_optimizer(task, config, model, peak),
+        optimizer=optimizer,
         scaler=torch.amp.GradScaler(process.device.type, enabled=config.precision == "fp16"),
         autocast_dtype=autocast_dtype,
         train=train,
@@ -150,6 +153,7 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
         watch=Stopwatch(),
         running=RunningLosses(process, [len(process.owned_by(r, config.shards)) * config.accumulation for r in ranks]),
         reduction=Reduction(process, config.shards, config.accumulation, model),
+        attributes=Attributes(task, model, optimizer, read_here),
     )
 
 

@@ -21,6 +21,14 @@ def tensor_digest(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one device have the same type, shape and bytes; NaN is the same as itself."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    one, other = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
+    return torch.equal(one, other)
+
+
 def tensors_digest(tensors: Mapping[str, Any]) -> str:
     """sha256, in hex, over the names and digests of all tensors, in the order of the names."""
     return digest_of_digests(tensor_digests(tensors))

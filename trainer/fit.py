@@ -156,6 +156,13 @@ def _save_and_stop(job: Job, stop: StopRequest) -> NoReturn:
 
 
 def _validate(job: Job, stop: StopRequest) -> bool:
+    """As `_validated`, after which plain attributes are as before: no training may depend on what validations leave there."""
+    check_unchanged(job)
+    with job.attributes.kept():
+        return _validated(job, stop)
+
+
+def _validated(job: Job, stop: StopRequest) -> bool:
     """Evaluate, note the best and whether to end early, and save if there is a reason to; False if told to stop."""
     progress, config = job.progress, job.config
 

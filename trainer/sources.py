@@ -36,6 +36,13 @@ def loaded_sources() -> dict[str, str]:
     return found
 
 
+def is_users_module(name: str) -> bool:
+    """Return whether the loaded module `name` is one that `loaded_sources` lists."""
+    module = sys.modules.get(name)
+    file = vars(module).get("__file__") if _is_module(module) else None
+    return isinstance(file, str) and _is_the_users(file)
+
+
 def located_sources(names: Iterable[str]) -> dict[str, str]:
     """Return the digests of the files from which an import of `names` would load them.
 

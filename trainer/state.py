@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from trainer.attributes import Attributes
 from trainer.batches import EvaluationBatches, Schedule
 from trainer.checkpoint import Checkpoints
 from trainer.config import Config
@@ -93,6 +94,7 @@ class Job:
     watch: Stopwatch
     running: RunningLosses
     reduction: Reduction
+    attributes: Attributes
     progress: Progress = field(default_factory=Progress)
     sources: SourceRecord | None = None
     until_step: int | None = None

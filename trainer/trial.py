@@ -3,16 +3,18 @@
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from trainer.attributes import local, lost_state
 from trainer.batches import length, read_examples, training_batches
 from trainer.buffers import Place, buffer_places, frozen_places, kept
-from trainer.digest import value_digest
+from trainer.digest import same_bits, value_digest
 from trainer.errors import WrongUse
 from trainer.losses import check_losses
 from trainer.state import Job
@@ -36,23 +38,29 @@ def try_task(job: Job) -> None:
     in_memory = isinstance(job.train, TensorDataset)
     if not in_memory:
         micro = dataclasses.replace(micro, stop=min(micro.stop, micro.start + _EXAMPLES_FROM_A_LOADER))
-    schedule = dataclasses.replace(job.schedule, micros=(micro,), total_steps=step + 1)
-    (batch,) = training_batches(job.train, schedule, step, job.process.device, min(job.workers, 1))
+    schedule = dataclasses.replace(job.schedule, micros=(micro,), total_steps=step + 2)
+    batches = training_batches(job.train, schedule, step, job.process.device, min(job.workers, 1))
+    batch, *others = itertools.islice(batches, 2 if job.config.deterministic else 1)
     job.model.train()
     extra = copy.deepcopy({name: value for name, value in job.model.state_dict().items() if not isinstance(value, Tensor)})
-    with _nothing_is_lost(job):
-        moved = _moved_parameters(job, batch)
-        first = _computed(job, batch, 0, micro.size, moved)
-    if moved:
-        job.reduction.also_moves(moved)
-    if job.config.deterministic:
-        if not in_memory:
-            _read_again(job)
-        _computed(job, batch, 1, micro.size, moved)  # in between, as in a training
-        _compare(job, first, _computed(job, batch, 0, micro.size, moved))
-    statistics = try_validation(job)
-    if len(statistics) == 2:
-        _compare(job, *statistics)
+    with job.attributes.kept(), _weights_kept(job) as refuse_moved_weights, _no_buffer_is_made(job):
+        with job.attributes.kept():
+            moved = _moved_parameters(job, batch)
+        if moved:
+            job.reduction.also_moves(moved)
+
+        def computed(batch: Any, number: int) -> dict[str, str]:
+            return _computed(job, batch, number, micro.size, moved)
+
+        if job.config.deterministic:
+            _compute_again(job, computed, (batch, *others), refuse_moved_weights)
+            if not in_memory:
+                _read_again(job)
+        else:
+            computed(batch, 0)
+        statistics = try_validation(job)
+        if len(statistics) == 2:
+            _compare(job, *statistics)
     if extra:
         job.model.load_state_dict(extra, strict=False)
 
@@ -79,29 +87,75 @@ def _moved_parameters(job: Job, batch: Any) -> list[Place]:
 
 
 @contextlib.contextmanager
-def _nothing_is_lost(job: Job) -> Iterator[None]:
-    """Refuse what the body's forward makes or counts up, and a checkpoint would leave out."""
-    names, counts = set(job.model.state_dict()), _counts(job.model)
+def _no_buffer_is_made(job: Job) -> Iterator[None]:
+    names = set(job.model.state_dict())
     yield
-    task = f"task {type(job.task).__name__}"
     if made := [name for name in job.model.state_dict() if name not in names]:
-        raise WrongUse(f"{task}: a forward makes the buffer {made[0]}, which a new model has not: register it in __init__")
-    for name, count in _counts(job.model).items():
-        if job.config.deterministic and count != counts.get(name, count):
-            raise WrongUse(
-                f"{task}: a forward changes {name} from {counts[name]} to {count}, which checkpoints leave out: make it a "
-                "buffer, or give up the same bits with --fast"
-            )
+        raise WrongUse(
+            f"task {type(job.task).__name__}: a forward makes the buffer {made[0]}, which a new model has not: register it in "
+            "__init__"
+        )
 
 
-def _counts(model: nn.Module) -> dict[str, int]:
-    """The whole numbers that the modules hold as plain attributes."""
-    return {
-        f"{path}.{name}".lstrip("."): value
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if type(value) is int
-    }
+@contextlib.contextmanager
+def _weights_kept(job: Job) -> Iterator[Callable[[], None]]:
+    """Put the trained parameters back at the end; gives a function that refuses those that a forward has moved.
+
+    The copies are on the CPU: a GPU may have no room for them.
+    """
+    places = [
+        (f"{path}.{name}".lstrip("."), owner._parameters, name, parameter, _on_cpu(parameter, copy=True))
+        for path, owner in job.model.named_modules()
+        for name, parameter in owner._parameters.items()
+        if parameter is not None and parameter.requires_grad
+    ]
+
+    def refuse_moved() -> None:
+        for path, home, name, parameter, values in places:
+            if home[name] is not parameter or not same_bits(_on_cpu(parameter), values):
+                raise WrongUse(
+                    f"task {type(job.task).__name__}: a forward changes the trained parameter {path}, by the examples that it "
+                    "happens to see first: set it in build_model, or give up the same bits with --fast"
+                )
+
+    yield refuse_moved
+    with torch.no_grad():
+        for _path, home, name, parameter, values in places:
+            home[name] = parameter
+            if not same_bits(_on_cpu(parameter), values):
+                local(parameter).copy_(values)
+
+
+def _on_cpu(tensor: Tensor, copy: bool = False) -> Tensor:
+    return local(tensor.detach()).to("cpu", copy=copy)
+
+
+def _compute_again(
+    job: Job, computed: Callable[[Any, int], dict[str, str]], batches: Sequence[Any], refuse_moved_weights: Callable[[], None]
+) -> None:
+    """Compute the first batch, another one, and the first again; compare the digests, and the plain attributes after each.
+
+    An attribute may move if each forward sets it by its batch alone (activations that are kept for a figure, say). Whether
+    it does is known when the other batch was also computed with the attributes of the start.
+    """
+    attributes = job.attributes
+    start, put_back = attributes.values(), attributes.snapshot()
+    found = []
+    for place in (0, 1, 0):
+        found.append((computed(batches[place], place), attributes.values()))
+        refuse_moved_weights()
+    moving = {name for _, values in found for name in attributes.differing(start, values)}
+    pairs = [(found[0], found[2])]
+    if any(job.process.from_each(bool(moving))) if job.process.is_sharded else moving:
+        put_back()
+        pairs.append((found[1], (computed(batches[1], 1), attributes.values())))
+    for (_, values), (_, again) in pairs:
+        for name, pair in attributes.differing(values, again).items():
+            since_start = attributes.differing(start, values).get(name, pair)
+            raise WrongUse(f"task {type(job.task).__name__}: a forward changes {lost_state(name, since_start)}")
+    for (digests, _), (again_digests, _) in pairs:
+        _compare(job, digests, again_digests)
+    attributes.recomputed |= moving
 
 
 def _computed(job: Job, batch: Any, number: int, size: int, moved: list[Place]) -> dict[str, str]:
