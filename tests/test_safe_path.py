@@ -67,6 +67,16 @@ def test_no_file_of_the_current_folder_runs_and_no_rank_of_another_job_counts(tm
     assert "trials     1, 1 to do" in run("sweep", *task, "--processes", "1")
 
 
+@pytest.mark.parametrize(("module", "words"), [("entrypoint", ["plan", "--device", "cpu"]), ("trainer", ["tasks"])])
+def test_a_package_started_by_hand_drops_the_current_folder(tmp_path: Path, module: str, words: list[str]) -> None:
+    """`python -m entrypoint`, without -P."""
+    for name in ("logging", "json", "click", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the current folder: ' + __name__)\n")
+    command = [part for part in command_of(module, *words) if part != "-P"]
+    ended = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_the_variables_of_a_rank_are_dropped_and_no_others() -> None:
     kept = {"PATH": "/bin", "RANKS": "1", "NODE_RANK": "1", "PET_NODE_RANK": "1", "WORLD": "2", "SLURM_PROCID": "0"}
     assert without_ranks(kept | LEFT_BY_A_LAUNCHER) == kept

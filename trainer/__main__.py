@@ -1,9 +1,10 @@
-import logging
-import os
 import sys
 
 if not sys.flags.safe_path:
-    del sys.path[0]  # the current folder, put there by -m: a torch.py of a user's is not ours
+    del sys.path[0]  # the current folder, put there by -m: a logging.py of a user's is not ours
+
+import logging
+import os
 
 from trainer.cli import main
 from trainer.streams import open_streams, outlive_readers
