@@ -107,6 +107,8 @@ _JOB_OPTIONS = [
         envvar="RDZV_TIMEOUT_S",
         help=f"How long to wait there for the others. Default: {RDZV_TIMEOUT_S}.",
     ),
+    # RDZV_SECRET and RDZV_SECRET_FILE have no option: every user of a machine can read the arguments of a process.
+    # trainer.secret reads them.
 ]
 
 

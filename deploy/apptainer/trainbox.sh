@@ -45,7 +45,7 @@ if [[ -e ${NVIDIA_DEVICE:-/dev/nvidiactl} ]]; then options+=(--nv); fi
 for name in $(compgen -e); do
     case $name in
     TRAINBOX_*_DIR | TORCH_HOME | TORCH_*_DIR | TRAINBOX_HEARTBEAT | TRAINBOX_BUILD_INFO | TRAINBOX_COMMAND) ;; # paths of this machine mean nothing in there
-    GPUS | GPU_IDS | STRATEGY | PROCESSES | DEVICE | NNODES | NODE_RANK | RDZV_ENDPOINT | RDZV_ID | RDZV_TIMEOUT_S | TASK | SET | HEALTH | TRAINBOX_* | \
+    GPUS | GPU_IDS | STRATEGY | PROCESSES | DEVICE | NNODES | NODE_RANK | RDZV_ENDPOINT | RDZV_ID | RDZV_TIMEOUT_S | RDZV_SECRET | TASK | SET | HEALTH | TRAINBOX_* | \
         SLURM_* | PET_* | CUDA_VISIBLE_DEVICES | CUDA_LAUNCH_BLOCKING | NCCL_* | GLOO_* | TORCH_* | PYTORCH_* | OMP_NUM_THREADS | \
         *_proxy | *_PROXY)
         export "APPTAINERENV_$name=${!name}"
@@ -56,6 +56,10 @@ export APPTAINERENV_TRAINBOX_COMMAND=$0 # how messages spell the commands that t
 if [[ -n ${HEALTH_LIMITS-} ]]; then
     options+=(--bind "$(realpath "$HEALTH_LIMITS"):/workspace/limits.toml:ro")
     export APPTAINERENV_HEALTH_LIMITS=/workspace/limits.toml
+fi
+if [[ -n ${RDZV_SECRET_FILE-} ]]; then
+    options+=(--bind "$(realpath "$RDZV_SECRET_FILE"):/workspace/rdzv-secret:ro")
+    export APPTAINERENV_RDZV_SECRET_FILE=/workspace/rdzv-secret
 fi
 
 # For the manifest, from `sha256sum trainbox.sif > trainbox.sif.sha256`: to read gigabytes at each start would take too long.

@@ -33,8 +33,16 @@ trap 'finish 75' USR1 # until the nodes have begun, there is nobody to warn
 # One task a node: trainbox starts the processes, and tells node 0, which SLURM lists first, to hold the rendezvous.
 # A node whose task has ended gives the others 60 s to save and end, too; ended at once, they would lose the checkpoint.
 step=(srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1
-    --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=60)
-[ "$SLURM_JOB_NUM_NODES" = 1 ] || step+=(--label)
+    --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=60 --export=ALL)
+if [ "$SLURM_JOB_NUM_NODES" != 1 ]; then
+    step+=(--label)
+    # The nodes recognise each other by a secret of this start. It travels in the environment, which only the job's user
+    # can read, and never in arguments, which everybody on the node can.
+    if [ -z "${RDZV_SECRET-}${RDZV_SECRET_FILE-}" ]; then
+        RDZV_SECRET=$(od -An -vtx1 -N32 /dev/urandom | tr -d ' \n')
+        export RDZV_SECRET
+    fi
+fi
 
 where=${RUN_IN:-venv:.venv}
 case $where in

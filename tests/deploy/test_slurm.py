@@ -79,9 +79,35 @@ def test_one_variable_says_what_trainbox_is(tmp_path: Path, run_in: str, program
         SLURM_GPUS_ON_NODE="2",
     )
     assert code == 0
-    tasks = f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task=6 --kill-on-bad-exit=0 --wait=60"
+    tasks = (
+        f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task=6 --kill-on-bad-exit=0 --wait=60 --export=ALL"
+    )
     label = " --label" * (nodes > 1)
     assert calls == [f"srun GPUS=2 {tasks}{label} {program.format(here=tmp_path)} train mnist".split()]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "given", "passed_on"),
+    [
+        ("1", {}, r"- -"),
+        ("2", {}, r"[0-9a-f]{64} -"),
+        ("2", {"RDZV_SECRET": "own"}, "own -"),
+        ("2", {"RDZV_SECRET_FILE": "file"}, "- file"),
+    ],
+)
+def test_nodes_get_a_new_secret_in_their_environment_alone(
+    tmp_path: Path, nodes: str, given: dict[str, str], passed_on: str
+) -> None:
+    found = []
+    for number in range(2):
+        (folder := tmp_path / str(number)).mkdir()
+        step = 'echo "${RDZV_SECRET:--} ${RDZV_SECRET_FILE:--}" >secret'
+        code, calls, err = run_in_a_job(folder, "train", step=step, SLURM_JOB_NUM_NODES=nodes, **given)
+        found.append((folder / "secret").read_text().strip())
+        assert (code, err) == (0, "")
+        assert re.fullmatch(passed_on, found[-1])
+        assert found[-1].split()[0] == "-" or found[-1].split()[0] not in str(calls)
+    assert (found[0] != found[1]) == (nodes == "2" and not given)
 
 
 def test_another_word_for_it_is_refused(tmp_path: Path) -> None:
