@@ -170,6 +170,15 @@ class EvaluationBatches:
             assert self._loader is not None
             yield from zip(counts, _ahead(self._loader, self.device), strict=True)
 
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        """Return the batches `numbers` on the device, whichever process they belong to."""
+        if isinstance(self.dataset, TensorDataset):
+            slices = [slice(*self._bounds(number)) for number in numbers]
+            return [to_device(tuple(tensor[part] for tensor in self.dataset.tensors), self.device) for part in slices]
+        positions = [[(0, i) for i in range(*self._bounds(number))] for number in numbers]
+        loader = _loader(SeededExamples(self.dataset, 0), positions, torch.device("cpu"), min(self._workers, 1))
+        return [to_device(_mapped(Tensor.clone, batch), self.device) for batch in loader]
+
 
 def _some_of_each(bounds: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Two or three examples of each batch, the first and the last among them; a last batch that is smaller stays smaller."""
@@ -190,6 +199,20 @@ def evaluation_batch_count(examples: int, batch_size: int) -> int:
 def to_device(batch: Any, device: torch.device) -> Any:
     """The tensors of a tuple, list or dict on `device`; pinned ones are copied while the device computes."""
     return _mapped(lambda tensor: tensor if tensor.device == device else tensor.to(device, non_blocking=True), batch)
+
+
+def take(batch: Any, indices: Tensor) -> Any:
+    """Return the examples `indices` of a batch."""
+    return _mapped(lambda tensor: tensor[indices], batch)
+
+
+def joined(parts: Sequence[Any], most: int) -> Any:
+    """Return the first `most` examples of several batches as one; parts whose examples have other shapes are left out."""
+    tensors = [tensors_in(part) for part in parts]
+    shapes = [[tensor.shape[1:] for tensor in part] for part in tensors]
+    alike = [part for part, shape in zip(tensors, shapes, strict=True) if shape == shapes[-1]]
+    whole = iter([torch.cat(each)[:most] for each in zip(*alike, strict=True)])
+    return _mapped(lambda _: next(whole), parts[-1])
 
 
 def tensors_in(batch: Any) -> list[Tensor]:

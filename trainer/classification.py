@@ -13,7 +13,7 @@ from trainer.task import Task
 
 # Shape suffixes: B examples of a batch, C channels, H height, W width, K classes.
 
-_SHEET_SIZE = 32
+_SHEET_SIZE, _SHEET_BATCHES = 32, 8
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,30 @@ class Classification(Task):
     def figures(self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]) -> dict[str, Tensor]:
         figures = {"confusion_matrix": pictures.confusion_matrix(totals["confusion"], self.class_names)}
         inputs, labels_B = batch
-        if inputs.ndim == 4 and inputs.shape[1] in (1, 3):
+        if isinstance(inputs, Tensor) and inputs.ndim == 4 and inputs.shape[1] in (1, 3):
             predictions_B = model(inputs).argmax(1)
             shown = (predictions_B == labels_B).int().argsort(stable=True)[:_SHEET_SIZE]  # the wrong ones first
             figures["examples"] = pictures.example_sheet(inputs[shown], labels_B[shown], predictions_B[shown], self.class_names)
         return figures
+
+
+def most_mistaken(confusion_NKK: Tensor) -> list[int]:
+    """Return the numbers of the batches with wrong examples, the most first, as many as fill a sheet: at most 8."""
+    wrong_N = (confusion_NKK.sum((1, 2)) - confusion_NKK.diagonal(dim1=1, dim2=2).sum(1)).tolist()
+    found, numbers = 0.0, []
+    for number in sorted(range(len(wrong_N)), key=lambda number: -wrong_N[number])[:_SHEET_BATCHES]:
+        if found >= _SHEET_SIZE or not wrong_N[number]:
+            break
+        found += wrong_N[number]
+        numbers.append(number)
+    return numbers
+
+
+def wrong(model: nn.Module, batch: Any) -> Tensor:
+    """Return whether the model takes each example of a batch for another class: (B,) of bool."""
+    inputs, labels_B = batch
+    mistaken_B: Tensor = model(inputs).argmax(1) != labels_B
+    return mistaken_B
 
 
 def counts_by_class(task: Task) -> bool:

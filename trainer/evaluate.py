@@ -1,7 +1,7 @@
 """Validation: each example once, and the same totals on any number of processes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,11 +18,15 @@ from trainer.task_checks import checked_batch, checked_metrics, checked_statisti
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics, the totals they come from (float64, on the CPU), and the first prepared batch for pictures."""
+    """Metrics, the totals they come from (float64, on the CPU), and the first prepared batch for pictures.
+
+    `by_batch` has the statistics (N, ...) of each of the N batches of all processes, in their order.
+    """
 
     metrics: dict[str, float]
     totals: dict[str, Tensor]
     first_batch: Any
+    by_batch: dict[str, Tensor] = field(default_factory=dict)
 
 
 def evaluate(
@@ -39,10 +43,10 @@ def evaluate(
     found = add_up(task, model, batches, process, autocast_dtype, seed_parts, stopped, inside)
     if found is None:
         return None
-    totals, first_batch = found
+    totals, first_batch, by_batch = found
     # The first process's, by which all then decide: one that decides otherwise would be waited for in vain.
     metrics = process.from_first(checked_metrics(task, task.metrics(totals)))
-    return Evaluation(metrics, totals, first_batch)
+    return Evaluation(metrics, totals, first_batch, by_batch)
 
 
 @torch.no_grad()
@@ -55,11 +59,12 @@ def add_up(
     seed_parts: tuple[int | str, ...],
     stopped: Callable[[], bool],
     inside: Callable[[Callable[[], dict[str, Tensor]]], dict[str, Tensor]],
-) -> tuple[dict[str, Tensor], Any] | None:
+) -> tuple[dict[str, Tensor], Any, dict[str, Tensor]] | None:
     """Add up the task's statistics over all processes' batches, in the order of the batches, each seeded by its number.
 
-    The statistics are computed by `inside`, which is `Job.inside`. Returns the totals and the first prepared batch, or None if
-    `stopped`, which is asked on all processes after each batch that all of them have, says to leave off.
+    The statistics are computed by `inside`, which is `Job.inside`. Returns the totals, the first prepared batch and the
+    statistics of each batch. Returns None if `stopped`, which is asked on all processes after each batch that all of them
+    have, says to leave off.
 
     Raises:
         WrongUse: a statistic whose shape changes from batch to batch: it cannot be a sum over examples.
@@ -80,10 +85,13 @@ def add_up(
             rows.append({**sums, "examples": torch.tensor(count, device=process.device)})
             if len(rows) <= asked_of_all and stopped():
                 return None
-    return _add(task, rows, batch_count, process), first_batch
+    totals, by_batch = _add(task, rows, batch_count, process)
+    return totals, first_batch, by_batch
 
 
-def _add(task: Task, rows: list[dict[str, Tensor]], batch_count: int, process: Process) -> dict[str, Tensor]:
+def _add(
+    task: Task, rows: list[dict[str, Tensor]], batch_count: int, process: Process
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     shapes = process.from_first([[name, list(value.shape)] for name, value in rows[0].items()] if rows else None)
     for row in rows:
         if [[name, list(value.shape)] for name, value in row.items()] != shapes:
@@ -95,6 +103,11 @@ def _add(task: Task, rows: list[dict[str, Tensor]], batch_count: int, process: P
     flat = [torch.cat([value.detach().reshape(-1).cpu().double() for value in row.values()]) for row in rows]
     rows_NK = torch.stack(flat) if flat else torch.zeros(0, width, dtype=torch.float64)
     counts = [len(process.owned_by(rank, batch_count)) for rank in range(process.world_size)]
-    totals_K = process.gather_rows(rows_NK, counts).sum(0)
-    parts = totals_K.split([torch.Size(shape).numel() for _, shape in shapes])
-    return {name: part.reshape(shape) for (name, shape), part in zip(shapes, parts, strict=True)}
+    all_NK = process.gather_rows(rows_NK, counts)
+    widths = [torch.Size(shape).numel() for _, shape in shapes]
+    totals = all_NK.sum(0).split(widths)
+    by_batch = all_NK.split(widths, 1)
+    return (
+        {name: part.reshape(shape) for (name, shape), part in zip(shapes, totals, strict=True)},
+        {name: part.reshape(len(all_NK), *shape) for (name, shape), part in zip(shapes, by_batch, strict=True)},
+    )

@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from trainer.batches import epoch_order, training_batches
+from trainer.batches import epoch_order, joined, take, tensors_in, training_batches
 from trainer.buffers import evaluating
+from trainer.classification import counts_by_class, most_mistaken, wrong
 from trainer.config import split_metric
 from trainer.digest import digest_of_digests, tensor_digest, tensor_digests
 from trainer.errors import Preempted, WrongUse
@@ -211,12 +212,30 @@ def _validated(job: Job, stop: StopRequest) -> bool:
 
 @torch.no_grad()
 def draw(job: Job, result: Evaluation) -> dict[str, Tensor]:
-    """Return the task's pictures of `result`; under --strategy fsdp all processes must call this."""
+    """Return the task's pictures of `result`; under --strategy fsdp all processes must call this.
+
+    A Classification gets its wrong examples first, of all batches of the validation set.
+    """
     # Whole weights are float32; those that are gathered may be of the type that only autocast brings together with a batch.
     dtype = job.autocast_dtype if job.process.is_sharded else None
     with evaluating(job.model), autocast(job.process.device.type, dtype):
-        drawn = job.inside(lambda: job.task.figures(job.model, result.first_batch, result.totals))
+        batch = _with_mistakes_first(job, result)
+        drawn = job.inside(lambda: job.task.figures(job.model, batch, result.totals))
     return checked_figures(job.task, drawn)
+
+
+def _with_mistakes_first(job: Job, result: Evaluation) -> Any:
+    """Return a batch as large as the first: the examples that the model mistakes, then those of the first batch."""
+    if not counts_by_class(job.task) or "confusion" not in result.by_batch:
+        return result.first_batch
+    parts = []
+    numbers = most_mistaken(result.by_batch["confusion"])
+    for number, raw_batch in zip(numbers, job.evaluation.read(numbers) if numbers else [], strict=True):
+        job.process.seed(job.config.seed, "validation", job.progress.step, number)
+        batch = job.task.prepare(raw_batch, training=False)
+        parts.append(take(batch, job.inside(lambda batch=batch: wrong(job.model, batch)).nonzero().flatten()))  # type: ignore[misc]
+    others = take(result.first_batch, (~job.inside(lambda: wrong(job.model, result.first_batch))).nonzero().flatten())
+    return joined([*parts, others], len(tensors_in(result.first_batch)[0]))
 
 
 def compare(metrics: Mapping[str, float], spec: str, option: str, best: float | None) -> bool:

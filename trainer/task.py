@@ -82,7 +82,10 @@ class Task:
         return False
 
     def figures(self, model: "nn.Module", batch: Any, totals: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-        """Pictures `{name: (3, H, W) uint8}` for TensorBoard, from one prepared validation batch and the totals."""
+        """Pictures `{name: (3, H, W) uint8}` for TensorBoard, from one prepared validation batch and the totals.
+
+        The batch of a Classification begins with wrong examples of the whole validation set.
+        """
         return {}
 
     def build_optimizer(self, model: "nn.Module", name: str, learning_rate: float, weight_decay: float | None) -> "Optimizer":

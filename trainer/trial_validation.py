@@ -29,7 +29,7 @@ def try_validation(job: Job) -> list[dict[str, str]]:
     """
     sample, digests = job.evaluation.sample(), []
     try:
-        totals, first_batch = _added_up(job, sample)
+        totals, first_batch, _ = _added_up(job, sample)
         digests.append(_digests(totals))
         if job.config.deterministic:
             digests.append(_digests(_added_up(job, sample)[0]))
@@ -42,7 +42,7 @@ def try_validation(job: Job) -> list[dict[str, str]]:
     return digests
 
 
-def _added_up(job: Job, batches: EvaluationBatches) -> tuple[dict[str, Tensor], Any]:
+def _added_up(job: Job, batches: EvaluationBatches) -> tuple[dict[str, Tensor], Any, dict[str, Tensor]]:
     found = add_up(job.task, job.model, batches, _alone(job), job.autocast_dtype, _seed_parts(job), lambda: False, job.inside)
     assert found is not None  # nobody stops it
     return found

@@ -1,0 +1,108 @@
+"""Which examples a Classification's pictures show: those that the model mistakes, wherever in the validation set they are."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from tests.distributed.ranks import Ranks
+from tests.trainer.here import Here
+from trainer import pictures
+from trainer.classification import Classification, most_mistaken
+
+_TASK = "tests.trainer.test_figures:Mistaken"
+
+
+class _Positive(nn.Module):
+    """Takes an image for class 1 if its first pixel is above zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images[:, 0, 0, :1] * torch.tensor([-1.0, 1.0]) * self.scale
+
+
+class _Read(Dataset[Any]):
+    """The examples of a TensorDataset, read one by one."""
+
+    def __init__(self, tensors: TensorDataset) -> None:
+        self.held = tensors
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.held[index]
+
+
+@dataclass(frozen=True)
+class Mistaken(Classification):
+    """30 validation examples in batches of 8, each with its number as first pixel; 9, 25 and 26 have the wrong label."""
+
+    class_names: ClassVar[tuple[str, ...]] = ("negative", "positive")
+    read: bool = False
+
+    def _images(self, count: int, mistaken: tuple[int, ...]) -> Dataset[Any]:
+        images = torch.arange(1, count + 1).float().reshape(-1, 1, 1, 1).expand(-1, 1, 2, 2).clone()
+        labels = torch.ones(count, dtype=torch.int64)
+        labels[list(mistaken)] = 0
+        return _Read(TensorDataset(images, labels)) if self.read else TensorDataset(images, labels)
+
+    def train_dataset(self, data_dir: Path) -> Any:
+        return self._images(16, ())
+
+    def validation_dataset(self, data_dir: Path) -> Any:
+        return self._images(30, (9, 25, 26))
+
+    def build_model(self) -> nn.Module:
+        return _Positive()
+
+    def figures(self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        Path("shown.json").write_text(json.dumps((batch[0][:, 0, 0, 0] - 1).int().tolist()))
+        return super().figures(model, batch, totals)
+
+
+_ONE_STEP = ("train", _TASK, "--device", "cpu", "--max-steps", "1", "--lr", "1e-9", "--batch-size", "8")
+_SHOWN = [25, 26, 9, 0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("read", ["true", "false"])
+def test_mistakes_of_all_batches_come_first(here: Here, read: str) -> None:
+    code, _, err = here.command(*_ONE_STEP, "--set", f"read={read}", "--workers", "0")
+    assert code == 0, err
+    assert json.loads((here.folder / "shown.json").read_text()) == _SHOWN
+
+
+def test_several_processes_show_the_same(tmp_path: Path) -> None:
+    """The third mistake is in a batch of the other process."""
+    ranks = Ranks(tmp_path)
+    try:
+        ended = ranks(2, *_ONE_STEP, "--shards", "2", env={"TRAINBOX_STRATEGY": "ddp"})
+    finally:
+        ranks.close()
+    assert ended.codes == [0, 0], ended
+    assert json.loads((tmp_path / "shown.json").read_text()) == [25, 26, 9, 0], "as many as a process computes at once"
+
+
+def test_batches_are_chosen_until_the_sheet_is_full() -> None:
+    right, one_wrong, many_wrong = ([[8, 0], [0, 0]], [[7, 1], [0, 0]], [[0, 20], [20, 0]])
+    assert most_mistaken(torch.tensor([right, one_wrong, right, one_wrong])) == [1, 3]
+    assert most_mistaken(torch.tensor([one_wrong, many_wrong, one_wrong])) == [1]
+    assert most_mistaken(torch.tensor([right])) == []
+    assert len(most_mistaken(torch.tensor([one_wrong] * 20))) == 8
+
+
+def test_a_sheet_draws_mistakes_in_red() -> None:
+    images, labels = torch.rand(3, 1, 8, 8), torch.tensor([0, 1, 1])
+    sheet = pictures.example_sheet(images, labels, torch.tensor([1, 1, 1]), ("cat", "dog"))
+    red = torch.tensor([190, 20, 20], dtype=torch.uint8)[:, None]
+    columns = (sheet.flatten(1) == red).all(0).reshape(sheet.shape[1:]).any(0).nonzero()
+    assert columns.numel() and int(columns.max()) < 8 + 84 + 8, "under the first image alone"
