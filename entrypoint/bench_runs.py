@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from entrypoint.bench import Case, Measured, Outcome, turns
 from entrypoint.children import command_of
 from entrypoint.errors import LaunchError, NoPlace
 from entrypoint.supervise import die_with_parent
+from entrypoint.temporary import temporary_folder
 
 _POLL_S = 0.1
 _END_S = 10.0  # of a training that is told to stop: what it saves is not wanted
@@ -57,7 +57,7 @@ class Bench:
         Raises:
             NoCase: none can be launched.
         """
-        with self._signals_noted(), _temporary_folder() as folder, contextlib.suppress(Stopped):
+        with self._signals_noted(), temporary_folder("bench-") as folder, contextlib.suppress(Stopped):
             self._check_launches()
             asked = [case for case, outcome in self.outcomes.items() if not outcome.failure]
             first = 0
@@ -186,15 +186,6 @@ def prepare_folder(folder: Path) -> None:
         (folder / "bench.md").touch()
     except OSError as error:
         raise NoPlace(f"--out {folder}: {error.strerror}: give a folder that can be written") from error
-
-
-@contextlib.contextmanager
-def _temporary_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="trainbox-bench-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _environment() -> dict[str, str]:

@@ -9,11 +9,9 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from typing import Any
 from entrypoint.children import command_of
 from entrypoint.errors import BitsDiffer, DrillFailed
 from entrypoint.supervise import die_with_parent
+from entrypoint.temporary import keep, temporary_folder
 
 _POLL_S = 0.02
 _CHECKPOINT_STEPS = 5
@@ -67,7 +66,14 @@ def drill_task(task: str, shards: int, steps: int, device: list[str], most: int,
         BitsDiffer: not all ended with the same digest.
     """
     yield f"{task}\n  {'processes':<18} {'':<34} weights          optimizer metrics"
-    folder = Path(tempfile.mkdtemp(prefix="trainbox-drill-"))
+    with temporary_folder("drill-") as folder:
+        yield from _drilled(folder, task, shards, steps, device, most, draw)
+
+
+def _drilled(
+    folder: Path, task: str, shards: int, steps: int, device: list[str], most: int, draw: random.Random
+) -> Iterator[str]:
+    """The lines of the cases, and of what they come to; `folder` is kept if it shows a failure."""
     outcomes: list[Outcome] = []
     for number, case in enumerate(cases(most)):
         place = folder / f"case-{number}"
@@ -75,15 +81,16 @@ def drill_task(task: str, shards: int, steps: int, device: list[str], most: int,
         try:
             outcomes.append(run_case(case, training_words(task, shards, steps, place, device), place, steps, draw))
         except DrillFailed as failure:
+            keep(folder)
             raise DrillFailed(failure.exit_code, f"drill {task}: the case {case}: {failure} (kept: {folder})") from failure
         yield row(outcomes[-1], outcomes[0])
     different = [number for number, outcome in enumerate(outcomes) if outcome.digest != outcomes[0].digest]
     if different:
+        keep(folder)
         raise BitsDiffer(
             f"drill {task}: {len(different)} of {len(outcomes)} trainings ended with other bits; to see where they part: "
             f"trainbox diff {folder}/case-0/run {folder}/case-{different[0]}/run"
         )
-    shutil.rmtree(folder)
     yield f"  the same bits in all {len(outcomes)} trainings"
 
 

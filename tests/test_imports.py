@@ -26,7 +26,7 @@ FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 # A module imports from its own line and those above it. A new file needs a place here.
 LAYERS = {
     "entrypoint": [
-        "errors streams children gpus cluster cgroup cpus options bench "
+        "errors temporary streams children gpus cluster cgroup cpus options bench "
         "health.readings health.verdict health.secret_rule health.redaction",
         "nvml plan supervise replay health.limits health.xids",
         "driver drill bench_runs suggest health.rules health.node health.screen health.surroundings health.deep_cases",
@@ -36,7 +36,8 @@ LAYERS = {
         "__main__",
     ],
     "trainer": [
-        "sources seeding digest metrics stopping errors elapsed hints storage secret secret_rule run_files line streams",
+        "temporary run_files sources seeding digest metrics stopping errors elapsed hints storage secret secret_rule line "
+        "streams",
         "batches buffers config compare compiler grid hardware seen bench optimizers task task_source task_checks task_errors",
         "evidence",
         "sharding attributes",

@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from trainer.errors import MESSAGES, STORE, Failure, NetworkFailure, Preempted
 from trainer.meeting import Meeting, Node, meet
 from trainer.secret import take_secret
 from trainer.streams import open_streams, outlive_readers, printable
+from trainer.temporary import temporary_folder
 
 _CRASH = 1
 # Ranks mostly notice by themselves that another node is lost, and end with their own words; and when one is done or has
@@ -58,15 +58,15 @@ def main() -> int:
     arguments = parse_args(["--signals-to-handle=SIGQUIT", *sys.argv[1:]])
     if arguments.module:
         _keep_out_the_current_folder(arguments)
-    with tempfile.TemporaryDirectory(prefix="trainbox-") as messages:
-        os.environ[MESSAGES] = messages
-        arguments.log_dir = messages  # torchrun would leave a folder behind at each start
+    with temporary_folder() as messages:
+        os.environ[MESSAGES] = str(messages)
+        arguments.log_dir = str(messages)  # torchrun would leave a folder behind at each start
         try:
             secret = take_secret(os.environ)
             if arguments.standalone:
-                _meet_in_a_file(arguments, Path(messages))
-                return _ended(arguments, Path(messages), forwarded, [])
-            return _run_on_nodes(arguments, Path(messages), forwarded, secret)
+                _meet_in_a_file(arguments, messages)
+                return _ended(arguments, messages, forwarded, [])
+            return _run_on_nodes(arguments, messages, forwarded, secret)
         except Failure as failure:
             _say(str(failure))
             return failure.exit_code

@@ -3,10 +3,9 @@
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from entrypoint.children import command_of
@@ -20,6 +19,7 @@ from entrypoint.health.verdict import Mode
 from entrypoint.health.watch import Watch
 from entrypoint.plan import LaunchPlan
 from entrypoint.streams import say
+from entrypoint.temporary import temporary_folder
 
 _FINDINGS_TOLD = 3
 
@@ -65,12 +65,12 @@ def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Itera
 @contextmanager
 def _folder() -> Iterator[Path]:
     """For what is found beside the training, on its way into the run."""
-    try:
-        made = tempfile.TemporaryDirectory(prefix="trainbox-health-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise NoPlace(
-            f"no temporary folder can be made ({error.strerror or error}): give the container one, as in --tmpfs /tmp, or say "
-            "--no-health"
-        ) from error
-    with made as name:
-        yield Path(name)
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(temporary_folder("health-"))
+        except OSError as error:
+            raise NoPlace(
+                f"no temporary folder can be made ({error.strerror or error}): give the container one, as in --tmpfs /tmp, or "
+                "say --no-health"
+            ) from error
+        yield folder

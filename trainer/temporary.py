@@ -1,0 +1,80 @@
+"""Temporary folders that name their owner by a lock, so that those of killed processes can be removed at the next start.
+
+entrypoint/temporary.py makes its folders in the same way; only the trainer removes them.
+"""
+
+import contextlib
+import fcntl
+import multiprocessing
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_PREFIX = "trainbox-"
+# Locked as long as the owner or a fork of it lives. Unlike a process's number, a lock is also seen from another container
+# that shares /tmp.
+_OWNER = ".owner"
+
+
+@contextlib.contextmanager
+def temporary_folder(purpose: str = "") -> Iterator[Path]:
+    """Make a folder `trainbox-PURPOSE...` that is removed at the end, after removing those of killed processes."""
+    remove_abandoned()
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX + purpose))
+    lock = _claim(folder)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def sockets_in_a_folder() -> Iterator[None]:
+    """Keep the sockets of loader workers in a temporary folder of ours: multiprocessing's `pymp-` outlives a kill."""
+    settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    before = settings.get("tempdir")
+    with contextlib.ExitStack() as stack:
+        # A container without a /tmp that can be written trains as well, as long as nobody needs a socket.
+        with contextlib.suppress(OSError):
+            settings["tempdir"] = str(stack.enter_context(temporary_folder()))
+        try:
+            yield
+        finally:
+            settings["tempdir"] = before
+
+
+def remove_abandoned() -> None:
+    """Remove this user's temporary folders whose owner is dead."""
+    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if entry.name.startswith(_PREFIX) and entry.is_dir(follow_symlinks=False) and _is_ours(entry):
+                    _remove_if_abandoned(Path(entry.path))
+
+
+def _is_ours(entry: "os.DirEntry[str]") -> bool:
+    return entry.stat(follow_symlinks=False).st_uid == os.getuid()
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    lock = os.open(folder / _OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if stat.S_ISREG(os.fstat(lock).st_mode):
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _claim(folder: Path) -> int:
+    """Lock the folder's owner file before it has its name, so that nobody takes a new folder for an abandoned one."""
+    unnamed = folder / f"{_OWNER}.new"
+    lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(OSError):  # a file system without locks: the folder is then left alone for ever
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unnamed.rename(folder / _OWNER)
+    return lock
