@@ -74,9 +74,12 @@ def settle(config: Config, task: Task, process: Process, run: RunDirectory) -> C
             given[name] = getattr(fallback, name)
     settled = Config(**given)
     if stored is not None and (changed := differences(stored, settled)):
+        longer = any(name in line for line in changed for name in ("epochs: ", "max_steps: ")) and (
+            "; a run keeps its length, which its learning rates follow from"
+        )
         raise WrongUse(
             f"{run.path} was started with other settings ({'; '.join(changed)}): give those again, "
-            "or train anew under another --run name"
+            f"or train anew under another --run name{longer or ''}"
         )
     return settled
 

@@ -16,23 +16,39 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from trainer.errors import NotFinite, StorageFailure
+from trainer.run_files import open_regular, read_object
 from trainer.storage import storage_failure
+
+FIRST_CHECKPOINT = "first_checkpoint.json"  # in the run's folder, from its first complete checkpoint on
+_BESIDE = ("model.safetensors", "config.json", "manifest.json", "metrics.jsonl", "digests.jsonl", FIRST_CHECKPOINT)
+_NAMED = 3  # damaged checkpoints in a message
 
 
 class Checkpoints:
-    """The checkpoints of one run: `step-00000800.pt`, and its `.json` with the sha256 of that, written last.
+    """The checkpoints of one run: `step-00000800.pt`, and its sidecar `.json` with the sha256, which appears last.
 
     A save copies the tensors into kept buffers and returns; a thread writes, syncs and renames. The next save waits
     for it. A crash in between loses that one checkpoint, never an older one.
     """
 
-    def __init__(self, folder: Path, keep: int, writes: bool, report: Callable[[str], None], gathered: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        writes: bool,
+        report: Callable[[str], None],
+        gathered: bool = False,
+        run_id: str | None = None,
+    ) -> None:
         """`writes` is false on every process but the first: it then only loads. `report` takes lines for people.
 
         `gathered`: the states are copies on the CPU, made of all processes' shares: they are not copied again, and what
-        is loaded is read where it lies, since each process takes its share of it alone.
+        is loaded is read where it lies, since each process takes its share of it alone. `run_id` is written into each
+        checkpoint, and only checkpoints with the same one are loaded; None for runs that were started without one.
         """
         self.folder, self.keep, self.writes, self.report, self._gathered = folder, keep, writes, report, gathered
+        self.run_id = run_id
+        self._first = folder.parent / FIRST_CHECKPOINT
         self._snapshot = _Snapshot()
         self._folder_seen = folder.exists()
         self._since_s = time.monotonic()
@@ -42,50 +58,94 @@ class Checkpoints:
         self._recorded.set()
 
     def sweep(self) -> None:
-        """Remove what an interrupted save left: temporary files, and tensors without a sidecar."""
-        beside = (self.folder.parent / f"{name}.tmp" for name in ("model.safetensors", "config.json", "metrics.jsonl"))
+        """Clear up after a process that was killed: finish a save that lacks its last rename, remove temporary files."""
+        for sidecar in self.folder.glob("step-*.json.tmp"):
+            if _is_sidecar_of(sidecar, sidecar.with_name(sidecar.name.removesuffix(".json.tmp") + ".pt")):
+                sidecar.replace(sidecar.with_suffix(""))
+        beside = (self.folder.parent / f"{name}.tmp" for name in _BESIDE)
         for path in [*self.folder.glob("step-*.tmp"), *beside]:
-            path.unlink(missing_ok=True)
-        for path in self.folder.glob("step-*.pt"):
-            if not path.with_suffix(".json").exists():
+            if path.is_file() and not path.is_symlink():
                 path.unlink()
+            elif os.path.lexists(path):
+                self.report(f"{path} is not a temporary file of Trainbox (a folder, a link or a FIFO): set aside")
+                _set_aside(path)
 
     def newest(self) -> int | None:
-        """The step of the newest checkpoint that is whole; damaged ones are renamed to `.damaged`. None if there is none.
+        """Return the step of the newest checkpoint that is whole, or None if this run has never completed one.
+
+        Damaged checkpoints, and tensors whose sidecar is missing, are renamed to `.damaged` if an older one is whole.
 
         Raises:
-            StorageFailure: there are checkpoints and not one is whole: starting over would hide that.
+            StorageFailure: no checkpoint is whole, but there are files of some, or this run has saved some before:
+                restarting would hide that. Nothing is renamed then.
         """
-        steps = self.steps()
+        steps, problems = self.steps(), dict[int, str]()
+        whole = None
         for step in reversed(steps):
             problem = self._problem(step)
             if problem is None:
-                return step
-            tensors = self._path(step, ".pt")
-            self.report(f"checkpoint {tensors} is damaged ({problem}): set aside, trying the one before")
-            for path in (tensors, self._path(step)):
-                with contextlib.suppress(FileNotFoundError):
-                    path.rename(path.with_name(path.name + ".damaged"))
-        damaged = sorted(self.folder.glob("step-*.damaged"))
-        if damaged:
+                whole = step
+                break
+            problems[step] = problem
+        for step in self._steps_of(".pt"):
+            if step not in steps:
+                problems[step] = f"its sidecar {self._path(step).name} is missing"
+        if whole is None:
+            self._refuse_to_restart(problems)
+            return None
+        for step in sorted(problems, reverse=True):
+            self.report(f"checkpoint {self._path(step, '.pt')} is damaged ({problems[step]}): set aside, using step {whole}")
+            for suffix in (".pt", ".json"):
+                _set_aside(self._path(step, suffix))
+        return whole
+
+    def _refuse_to_restart(self, problems: Mapping[int, str]) -> None:
+        """Raise StorageFailure where there is any sign that this run had a checkpoint."""
+        cure = "restore the missing or damaged files from a backup, or train anew under another --run name"
+        if problems:
+            named = [f"{self._path(step, '.pt').name}: {problems[step]}" for step in sorted(problems, reverse=True)]
+            more = f"; and {len(named) - _NAMED} more" * (len(named) > _NAMED)
+            raise StorageFailure(f"no whole checkpoint in {self.folder} ({'; '.join(named[:_NAMED])}{more}): {cure}")
+        if damaged := len(list(self.folder.glob("step-*.damaged*"))):
+            raise StorageFailure(f"no whole checkpoint in {self.folder} ({damaged} file(s) set aside as damaged): {cure}")
+        if os.path.lexists(self._first):
             raise StorageFailure(
-                f"no whole checkpoint in {self.folder}, {len(damaged)} damaged file(s): restore one from a backup, "
-                "or start over under another --run name"
+                f"no checkpoint in {self.folder}, but this run has saved some ({self._first.name} exists): {cure}"
             )
-        return None
 
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint, oldest first."""
-        names = (path.name for path in self.folder.glob("step-*.json"))
-        return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"step-(\d{8,})\.json", name)))
+        """The steps that have a sidecar, oldest first."""
+        return self._steps_of(".json")
+
+    def _steps_of(self, suffix: str) -> list[int]:
+        stems = (path.name.removesuffix(suffix) for path in self.folder.glob(f"step-*{suffix}"))
+        steps = [int(match[1]) for stem in stems if (match := re.fullmatch(r"step-([0-9]{8,})", stem))]
+        return sorted(step for step in steps if os.path.lexists(self._path(step, suffix)))
+
+    def run_id_found(self) -> str | None:
+        """Return the run's id according to its newest readable sidecar: for a run that has lost its manifest."""
+        for step in reversed(self.steps()):
+            with contextlib.suppress(OSError, ValueError):
+                found = read_object(self._path(step)).get("run_id")
+                return found if isinstance(found, str) else None
+        return None
 
     def load(self, step: int) -> dict[str, Any]:
-        """The state saved at `step`, on the CPU: tensors and primitives, nothing that could run code."""
+        """Return the state saved at `step`, on the CPU: tensors and primitives, nothing that could run code."""
+        state = self._load(step, self._gathered)
+        state.pop("checkpoint", None)
+        return state
+
+    def _load(self, step: int, mmap: bool) -> dict[str, Any]:
+        path = self._path(step, ".pt")
         try:
-            state = torch.load(self._path(step, ".pt"), map_location="cpu", weights_only=True, mmap=self._gathered)
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
         except Exception as error:  # the file is what its sidecar says, so another program or an attacker wrote both
-            raise StorageFailure(f"checkpoint {self._path(step, '.pt')} cannot be loaded safely: {error}") from error
-        assert isinstance(state, dict)
+            raise StorageFailure(f"checkpoint {path} cannot be loaded safely: {error}") from error
+        if not isinstance(state, dict):
+            raise StorageFailure(
+                f"checkpoint {path} cannot be loaded safely: it contains a {type(state).__name__}, not a state"
+            )
         return state
 
     def due(self, minutes: float) -> bool:
@@ -191,47 +251,95 @@ class Checkpoints:
             model = {name: tensor.contiguous() for name, tensor in tensors.items()}
             with replacing(self.folder.parent / "model.safetensors") as file:
                 file.write(to_safetensors(model, {"format": "pt", "step": str(step)}))
-        sidecar: dict[str, Any] = {"step": step, "metrics": metrics, "best_step": best_step}
-        with replacing(self._path(step, ".pt")) as file:
+        identity = {"run_id": self.run_id, "step": step}
+        sidecar: dict[str, Any] = {**identity, "metrics": metrics, "best_step": best_step}
+        # The sidecar is on the disk, under its temporary name, before the tensors have theirs: a process that is killed
+        # between the two renames leaves both, and the next start finishes the save.
+        with replacing(self._path(step)) as sidecar_file, replacing(self._path(step, ".pt")) as file:
             hashed = _HashedFile(file)
             try:
-                torch.save(state, hashed)  # type: ignore[arg-type]
+                torch.save({**state, "checkpoint": identity}, hashed)  # type: ignore[arg-type]
             except RuntimeError as error:
                 raise (hashed.error or error) from error  # torch hides the reason, ENOSPC say
-            sidecar |= {"sha256": hashed.sha256.hexdigest(), "bytes": hashed.size, "saved_at_unix_s": round(time.time(), 3)}
-            if self._path(step).exists():
-                # Saved a second time, evaluated by now: until the file is replaced, the sidecar speaks of both.
-                self._write_sidecar(step, sidecar | {"sha256_before": self._sha256s(step)[0]})
-        self._write_sidecar(step, sidecar)
+            sidecar |= {"sha256": hashed.sha256.hexdigest(), "bytes": hashed.size}
+            sidecar["saved_at_unix_s"] = round(time.time(), 3)
+            sidecar_file.write(json.dumps(sidecar, indent=2).encode() + b"\n")
+            sidecar_file.flush()
+            os.fsync(sidecar_file.fileno())
+        if not self._first.exists():
+            with replacing(self._first) as file:
+                file.write(json.dumps({"step": step}).encode() + b"\n")
         self._prune(best_step)
-
-    def _write_sidecar(self, step: int, sidecar: Mapping[str, Any]) -> None:
-        with replacing(self._path(step)) as file:
-            file.write(json.dumps(sidecar, indent=2).encode() + b"\n")
-
-    def _sha256s(self, step: int) -> list[str]:
-        """What the sidecar says of the tensors' file: one sha256, or two where a second save was cut short."""
-        sidecar = json.loads(self._path(step).read_text(encoding="utf-8"))
-        return [sidecar["sha256"], *([sidecar["sha256_before"]] if "sha256_before" in sidecar else [])]
 
     def _prune(self, best_step: int | None) -> None:
         for step in self.steps()[: -self.keep]:
             if step != best_step:
-                self._path(step).unlink()  # first: tensors without it are swept, it without them is damage
+                # Killed in between, this leaves either a whole checkpoint, as `sweep` sees it, or a temporary file.
+                temporary = self._path(step, ".json.tmp")
+                self._path(step).replace(temporary)
                 self._path(step, ".pt").unlink(missing_ok=True)
+                temporary.unlink()
 
     def _problem(self, step: int) -> str | None:
-        """What is wrong with the checkpoint of `step`, or None if its bytes are those that were written."""
+        """What is wrong with the checkpoint of `step`, or None if it is this run's and its bytes are those that were written.
+
+        Raises:
+            StorageFailure: its bytes are right, and loading them could run code.
+        """
         try:
-            expected = self._sha256s(step)
-            with self._path(step, ".pt").open("rb") as file:
+            sidecar = read_object(self._path(step))
+        except (OSError, ValueError) as error:
+            return f"its sidecar cannot be read: {getattr(error, 'strerror', None) or error}"
+        if problem := self._not_this("sidecar", sidecar, step):
+            return problem
+        try:
+            with open_regular(self._path(step, ".pt")) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != sidecar.get("bytes"):  # looked at first: to read a huge file takes long
+                    return f"{size} bytes, its sidecar says {_short(sidecar.get('bytes'))}"
                 found = hashlib.file_digest(file, "sha256").hexdigest()
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            return f"{type(error).__name__}: {error}"
-        return None if found in expected else f"sha256 {found[:12]}..., its sidecar says {str(expected[0])[:12]}..."
+        except OSError as error:
+            return f"its tensors cannot be read: {error.strerror or error}"
+        if found != sidecar.get("sha256"):
+            return f"sha256 {found[:12]}..., its sidecar says {_short(sidecar.get('sha256'))}"
+        identity = self._load(step, mmap=True).get("checkpoint")  # None: of a version that did not write it
+        return self._not_this("content", {"step": step} if identity is None else identity, step)
+
+    def _not_this(self, what: str, identity: Any, step: int) -> str | None:
+        """Why a file that says `identity` is no checkpoint of `step` of this run; None if it is."""
+        if not isinstance(identity, dict) or identity.get("step") != step:
+            return f"its {what} is of step {_short(identity.get('step') if isinstance(identity, dict) else identity)}"
+        if (other := identity.get("run_id")) != self.run_id:
+            return f"its {what} is of another run, with the id {_short(other)} instead of {_short(self.run_id)}"
+        return None
 
     def _path(self, step: int, suffix: str = ".json") -> Path:
         return self.folder / f"step-{step:08d}{suffix}"
+
+
+def _is_sidecar_of(sidecar: Path, tensors: Path) -> bool:
+    """Whether `sidecar` is complete and has the sha256 of the file `tensors`."""
+    try:
+        expected = read_object(sidecar).get("sha256")
+        with open_regular(tensors) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == expected
+    except (OSError, ValueError):
+        return False
+
+
+def _set_aside(path: Path) -> None:
+    """Rename whatever is at `path`, if anything, to `.damaged`, or to `.damaged.2` and so on where that name is taken."""
+    aside, number = path.with_name(f"{path.name}.damaged"), 1
+    while os.path.lexists(aside):
+        number += 1
+        aside = path.with_name(f"{path.name}.damaged.{number}")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(aside)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 class _Snapshot:
@@ -315,8 +423,9 @@ class _HashedFile:
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that appears at `path` whole, synced to the disk, or not at all."""
     temporary = path.with_name(path.name + ".tmp")
+    temporary.unlink(missing_ok=True)
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:  # never through a link, nor into a FIFO
             yield file
             file.flush()
             os.fsync(file.fileno())

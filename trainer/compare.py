@@ -37,7 +37,15 @@ _CHANGE_BITS_PREFIXES = (
     "environment.NVIDIA_TF32",
 )
 # Differ from start to start and tell nothing of the bits.
-_OF_THE_START = ("argv", "plan.", "environment.OMP_", "environment.TORCH_NCCL_ASYNC_ERROR_HANDLING", "did_not_fit", "resumes")
+_OF_THE_START = (
+    "argv",
+    "plan.",
+    "environment.OMP_",
+    "environment.TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "did_not_fit",
+    "resumes",
+    "run_id",
+)
 
 
 @dataclass(frozen=True)

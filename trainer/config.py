@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer.errors import WrongUse
 from trainer.optimizers import check_optimizer
+from trainer.run_files import parse_object
 
 DEFAULT_EPOCHS = 10
 DEFAULT_BATCH_SIZE = 128
@@ -147,7 +148,7 @@ def parse_config(text: str, path: Path) -> Config:
         WrongUse: the file is damaged.
     """
     try:
-        return Config(**json.loads(text))
+        return Config(**parse_object(text))
     except (ValueError, TypeError) as error:
         raise WrongUse(f"{path} is not a configuration ({error}): restore it or use another --run") from error
 

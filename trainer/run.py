@@ -18,12 +18,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from trainer.batches import Schedule
-from trainer.checkpoint import replacing
+from trainer.checkpoint import FIRST_CHECKPOINT, replacing
 from trainer.compare import read_entries, shown_value
 from trainer.config import FREE_AT_RESUME, Config
 from trainer.distributed import Process
-from trainer.errors import Busy, StorageFailure
+from trainer.errors import Busy, StorageFailure, WrongUse
 from trainer.hardware import EVENT, hardware_events, note_run
+from trainer.run_files import append_regular, read_object, read_text
 from trainer.storage import storage_failure
 from trainer.streams import printable
 
@@ -59,9 +60,8 @@ class RunDirectory:
         try:
             for folder in ("checkpoints", "logs"):
                 (path / folder).mkdir(parents=True, exist_ok=True)
-            log = path / "logs" / f"rank-{rank}.log"
-            self._log = log.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
-            self._lock = (path / "lock").open("ab") if self.writes else None
+            self._log = append_regular(path / "logs" / f"rank-{rank}.log")
+            self._lock = append_regular(path / "lock") if self.writes else None
         except OSError as error:
             raise storage_failure(path, error) from error
         if self._lock is not None:
@@ -77,19 +77,30 @@ class RunDirectory:
         logging.getLogger().addHandler(self._handler)
 
     def read_config_text(self) -> str | None:
-        """The config.json that the run was started with; None if it is new."""
+        """The config.json that the run was started with; None if it is new.
+
+        Raises:
+            WrongUse: there is something, and it cannot be read.
+        """
+        path = self.path / "config.json"
         try:
-            return (self.path / "config.json").read_text(encoding="utf-8")
+            return read_text(path)
         except FileNotFoundError:
             return None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise WrongUse(f"{path} cannot be read ({reason}): restore it or use another --run") from error
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """The object in the file `name`; None if it is not there or damaged."""
         try:
-            value = json.loads((self.path / name).read_text(encoding="utf-8"))
+            return read_object(self.path / name)
         except (OSError, ValueError):
             return None
-        return value if isinstance(value, dict) else None
+
+    def has_had_a_checkpoint(self) -> bool:
+        """Whether a checkpoint was ever completed here."""
+        return (self.path / FIRST_CHECKPOINT).exists()
 
     def write_json(self, name: str, text: str) -> None:
         if self.writes:
@@ -115,7 +126,7 @@ class RunDirectory:
             if step == 0 and name == "digests.jsonl":
                 kept = []  # the start is recorded again
             self.write_json(name, "".join(json.dumps(entry) + "\n" for entry in kept))
-        self._metrics = (self.path / "metrics.jsonl").open("a", buffering=1, encoding="utf-8")
+        self._metrics = append_regular(self.path / "metrics.jsonl")
         note_run(self.path / "metrics.jsonl")
         self._board_from = step + 1
         self._step, self._batch_size, self._steps_per_epoch = step, schedule.batch_size, schedule.steps_per_epoch
@@ -209,7 +220,7 @@ class RunDirectory:
         if self.writes:
             path = self.path / "digests.jsonl"
             try:
-                with path.open("a", encoding="utf-8") as file:
+                with append_regular(path) as file:
                     file.write(json.dumps(entry) + "\n")
             except OSError as error:
                 raise storage_failure(path, error) from error

@@ -6,9 +6,9 @@ import errno
 import hashlib
 import json
 import logging
+import secrets
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,17 @@ import torch
 from trainer import manifest
 from trainer.batches import tensors_in
 from trainer.build import build, settle
-from trainer.compare import cannot_resume, changes_bits, in_words, manifest_differences
+from trainer.compare import cannot_resume, changes_bits, edited_settings, in_words, manifest_differences, read_entries
 from trainer.config import FREE_AT_RESUME, Config, check, parse_config, split_metric
 from trainer.distributed import Process, is_network_error, launched_as
-from trainer.errors import Failure, NetworkFailure, OutOfMemory, WrongUse, called_exit
+from trainer.errors import Changed, Failure, NetworkFailure, OutOfMemory, WrongUse, called_exit
 from trainer.evidence import Evidence, verdict
 from trainer.fit import fit
 from trainer.hints import command
 from trainer.meter import Meter
 from trainer.report import closing, header, samples_per_second, smaller_parts
 from trainer.run import RunDirectory
+from trainer.run_files import read_object
 from trainer.shared_memory import check_room, too_small
 from trainer.shipped import check_files
 from trainer.sources import loaded_sources, located_sources
@@ -37,6 +38,7 @@ from trainer.stopping import StopRequest
 from trainer.storage import storage_failure
 from trainer.task import load_task
 from trainer.task_errors import mistake_of
+from trainer.temporary import sockets_in_a_folder, temporary_folder
 from trainer.trial import try_task
 from trainer.trial_labels import try_labels
 
@@ -63,7 +65,7 @@ def train_task(
     Raises:
         Failure: any end but the good one, with its exit code.
     """
-    with _told_as_failures(runs_dir):
+    with _told_as_failures(runs_dir), sockets_in_a_folder():
         process = Process.start(device_name)
         # Each machine reads its own words and environment; other software may have other settings.
         _refuse_unlike(process, {"torch": torch.__version__, "trainbox": manifest.revision()}, _SAME_WORDS)
@@ -75,6 +77,7 @@ def train_task(
         log = run.path / "logs" / f"rank-{0 if process.world_size == 1 else '*'}.log"
         with contextlib.closing(run), _told_as_failures(runs_dir, type(task).__name__, log):
             settled = settle(config, task, process, run)
+            _refuse_edited(settled, process, run, resume == "anyway")
             _refuse_unlike(process, dataclasses.asdict(settled), _SAME_HARDWARE)
             check(settled, process.device.type)
             did_not_fit: list[str] = []
@@ -119,6 +122,25 @@ def _refuse_unlike(process: Process, found: Mapping[str, Any], cure: str) -> Non
         raise WrongUse(f"{name} is {value} on {socket.gethostname()}, and not on all machines: {cure}")
 
 
+def _refuse_edited(settled: Config, process: Process, run: RunDirectory, anyway: bool) -> None:
+    """Compare the settings with those of the run's start: config.json, or the manifest, may have been edited since.
+
+    Raises:
+        WrongUse: a setting that changes the result differs.
+    """
+    manifest = process.from_first(run.read_json("manifest.json")) or {}
+    changed = edited_settings(manifest, dataclasses.asdict(settled))
+    if process.is_sharded or changed.get("settings.shards", (0,))[0] is None:
+        changed.pop("settings.shards", None)  # as many as processes: the plans are compared
+    if anyway or not process.from_first(run.has_had_a_checkpoint()):
+        changed.pop("settings.accumulation", None)  # found by the memory at each start
+    if changed:
+        raise WrongUse(
+            f"the settings of {run.path} are not those that it was started with ({in_words(changed)}): undo the change in "
+            "config.json (manifest.json has the old values), or train anew under another --run name"
+        )
+
+
 def verify_run(path: Path, steps: int | None, stop: StopRequest, device_name: str, data_dir: Path) -> None:
     """Do the run in `path` again, whole or its first `steps`, in a folder that is removed, and compare the digests.
 
@@ -138,10 +160,10 @@ def verify_run(path: Path, steps: int | None, stop: StopRequest, device_name: st
     if until is None:
         stored.refuse_unfinished()
     _refuse_another_plan(path, stored.manifest, steps)
-    with tempfile.TemporaryDirectory(prefix="trainbox-verify-") as folder:
-        again = Path(folder) / "again"
+    with temporary_folder("verify-") as folder:
+        again = folder / "again"
         config = parse_config(json.dumps(stored.config), path / "config.json")
-        train_task(config, stop, device_name, Path(folder), again.name, data_dir, "never", steps)
+        train_task(config, stop, device_name, folder, again.name, data_dir, "never", steps)
         if (again / "manifest.json").exists():  # on the first process
             repeated = check_files(Evidence.of(again, "the same settings done again"))
             changed = manifest_differences(stored.manifest, repeated.manifest)
@@ -182,17 +204,15 @@ def _default_name(config: Config, process: Process, runs_dir: Path) -> str:
 def _shards_of(path: Path) -> int | None:
     """Into how many shards the run in `path` cuts a batch; None if that is not written."""
     try:
-        shards = json.loads((path / "config.json").read_text(encoding="utf-8"))["shards"]
-    except (OSError, ValueError, KeyError, TypeError):
+        shards = read_object(path / "config.json").get("shards")
+    except (OSError, ValueError):
         return None
     return shards if isinstance(shards, int) else None
 
 
 def _resume(job: Job, resume: str) -> None:
     """Restore the newest whole checkpoint, if there is one; all processes take the first one's choice."""
-    if job.run.writes:
-        job.checkpoints.sweep()
-    step = job.process.from_first(job.checkpoints.newest() if job.process.is_first else None)
+    step = job.process.from_first(_newest(job, resume == "anyway") if job.process.is_first else None)
     if step is None:
         return
     if resume == "never":
@@ -201,6 +221,29 @@ def _resume(job: Job, resume: str) -> None:
             "choose another --run name, or remove the folder"
         )
     job.restore(job.checkpoints.load(step))
+
+
+def _newest(job: Job, anyway: bool) -> int | None:
+    """Return the step of the newest whole checkpoint of this very run; a run that begins gets its id."""
+    run, checkpoints = job.run, job.checkpoints
+    checkpoints.sweep()
+    described = run.read_json("manifest.json")
+    if described is not None:
+        run_id = described.get("run_id")
+        checkpoints.run_id = run_id if isinstance(run_id, str) else None
+    elif checkpoints.steps():
+        if not anyway:
+            raise WrongUse(
+                f"{run.path}/manifest.json is missing or damaged, so it is unknown whether the same bits can follow: "
+                "restore it, or resume with --resume anyway"
+            )
+        checkpoints.run_id = checkpoints.run_id_found()
+    step = checkpoints.newest()
+    if step is None:
+        checkpoints.run_id = secrets.token_hex(8)  # not of a generator that a task may draw from
+        if trained := max((entry["step"] for entry in read_entries(run.path / "metrics.jsonl")), default=0):
+            run.say(f"{run.path} was stopped after step {trained}, before its first checkpoint: it restarts at step 0")
+    return step
 
 
 def _why_parts_stay(job: Job, asked: Config, resume: str) -> str | None:
@@ -227,18 +270,19 @@ def _start(job: Job, stop: StopRequest, resume: str, did_not_fit: Sequence[str])
     run, progress = job.run, job.progress
     first_step = progress.step
     complete = (progress.step >= job.schedule.total_steps and progress.evaluated_step == progress.step) or progress.ended_early
+    data, sources, example_bytes = _look_at_data(job)
     if not complete:
-        data, sources = _look_at_data(job)
-        if run.writes:
-            sources = _describe(job, data, sources, resume == "anyway", did_not_fit)
-        job.sources = manifest.SourceRecord(run, job.process.from_first(sources), resume == "anyway")
+        check_room(job, *example_bytes)
+    if run.writes:
+        sources = _describe(job, data, sources, resume == "anyway", did_not_fit, complete)
+    job.sources = manifest.SourceRecord(run, job.process.from_first(sources), resume == "anyway")
     run.write_json("config.json", _stored(job).to_json())
     if did_not_fit:
         smaller_parts(job, did_not_fit[-1])
     else:
         header(job)
     if complete:
-        run.say("this run is complete: nothing is left to do (another --run name or --seed starts a new one)")
+        run.say("this run is complete: nothing is left to do (a larger --epochs or another --seed trains a new run)")
     else:
         run.begin(first_step, progress.evaluated_step, job.schedule)
         with all_fit(job.process):
@@ -254,12 +298,13 @@ def _stored(job: Job) -> Config:
     return dataclasses.replace(job.config, shards=None) if job.process.is_sharded else job.config
 
 
-def _look_at_data(job: Job) -> tuple[dict[str, str], dict[str, str]]:
-    """Return digests of both datasets, and of the source files that are loaded when both have been read.
+def _look_at_data(job: Job) -> tuple[dict[str, str], dict[str, str], list[int]]:
+    """Return digests of both datasets, digests of the source files that are loaded when both have been read, and bytes.
+
+    The bytes are those of an example of each dataset that loader workers hand over.
 
     Raises:
-        WrongUse: the processes have not the same.
-        StorageFailure: the loader workers have no room to hand batches over.
+        WrongUse: the data differ between processes.
     """
     digests, example_bytes, sources = {}, [], dict[str, str]()
     for name, dataset in (("train", job.train), ("validation", job.evaluation.dataset)):
@@ -273,38 +318,47 @@ def _look_at_data(job: Job) -> tuple[dict[str, str], dict[str, str]]:
             f"task {type(job.task).__name__}: the processes have not the same {list(digests)[place]} data: make it depend on "
             "files and on torch's, NumPy's and Python's generators alone, which are seeded before train_dataset"
         )
-    check_room(job, *example_bytes)
-    return digests, sources | loaded_sources()
+    return digests, sources | loaded_sources(), example_bytes
 
 
 def _describe(
-    job: Job, data: dict[str, str], sources: dict[str, str], anyway: bool, did_not_fit: Sequence[str]
+    job: Job, data: dict[str, str], sources: dict[str, str], anyway: bool, did_not_fit: Sequence[str], complete: bool
 ) -> dict[str, str]:
-    """Write the manifest of a new run, or add to that of a resumed one what differs; return the sources that are known."""
+    """Write the manifest of a new run, or compare that of another; return the sources that are known.
+
+    To the manifest of a resumed run it adds what differs. That of a complete run stays as it is.
+
+    Raises:
+        Changed: what changes bits is not as it was at the run's start.
+    """
     step, run = job.progress.step, job.run
     settings = {n: v for n, v in dataclasses.asdict(_stored(job)).items() if n not in FREE_AT_RESUME | {"threads"}}
     found = manifest.describe(job.process, sys.argv[1:], settings, data, sources)
     tried = {"did_not_fit": list(did_not_fit)} if did_not_fit else {}
-    stored = run.read_json("manifest.json") if step else found
-    if stored is None and not anyway:
-        raise WrongUse(
-            f"{run.path}/manifest.json is missing or damaged, so nobody knows whether the same bits can follow: restore it, or "
-            "go on all the same with --resume anyway"
-        )
+    stored = run.read_json("manifest.json")
+    if stored is None and complete:
+        run.say(f"{run.path}/manifest.json is missing or damaged: it is unknown what this run was trained with")
+        return sources
     if stored is None or step == 0:
-        run.write_json("manifest.json", json.dumps(found | tried, indent=2) + "\n")
+        run.write_json("manifest.json", json.dumps({"run_id": job.checkpoints.run_id} | found | tried, indent=2) + "\n")
         return sources
     known: dict[str, str] = stored.get("sources", {})
     # A module that is imported later is compared now, before anything is computed.
     found["sources"] |= located_sources(known.keys() - sources.keys())
     changed = manifest_differences(stored, found)
     if (breaking := {n: v for n, v in changed.items() if changes_bits(n)}) and not anyway:
+        if complete:
+            raise Changed(
+                f"{run.path} is complete, and was trained with {in_words(breaking)}: restore that, see its result all the "
+                "same with --resume anyway, or train anew under another --run name"
+            )
         raise cannot_resume(run.path, breaking)
     if changed:
         run.say(f"changed since the run's start: {in_words(changed)}")
-    start = {"step": step, "argv": found["argv"], "plan": found["plan"], "changed": changed} | tried
-    whole = stored | {"sources": found["sources"] | known, "resumes": [*stored.get("resumes", []), start]}
-    run.write_json("manifest.json", json.dumps(whole, indent=2) + "\n")
+    if not complete:
+        start = {"step": step, "argv": found["argv"], "plan": found["plan"], "changed": changed} | tried
+        whole = stored | {"sources": found["sources"] | known, "resumes": [*stored.get("resumes", []), start]}
+        run.write_json("manifest.json", json.dumps(whole, indent=2) + "\n")
     return {**known, **found["sources"]}
 
 

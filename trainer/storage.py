@@ -40,6 +40,7 @@ _OTHERS = {
     errno.ENAMETOOLONG: ("", "choose a shorter name with --run"),
     errno.ENOTDIR: ("a file is where a folder is needed", "remove that file"),
     errno.EEXIST: ("a file is where a folder is needed", "remove that file"),
+    errno.ENXIO: ("a FIFO or a device is where a file is needed", "remove that"),
     errno.EISDIR: ("a folder is where a file is needed", "remove that folder"),
 }
 

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -445,6 +446,216 @@ def test_a_complete_run_says_so_and_changes_nothing(here: Here) -> None:
     assert f"digest     {here.digest()}" in out
     after = {path: path.read_bytes() for path in here.path().rglob("*") if path.is_file() and "logs" not in path.parts}
     assert after == before
+
+
+def _edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+_AGAIN = ("train", TINY, "--device", "cpu", "--run", "r")
+
+
+def _snapshot(here: Here) -> dict[str, bytes]:
+    files = (path for path in here.path().rglob("*") if path.is_file() and "logs" not in path.parts)
+    return {str(path.relative_to(here.path())): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "named"),
+    [
+        ("sources", {"tests.trainer.tiny": "0" * 64}, "sources.tests.trainer.tiny: 000000000000... -> "),
+        ("data", {"train": "a", "validation": "b"}, "data.train: a -> "),
+        ("threads", 77, "threads: 77 -> "),
+    ],
+)
+def test_a_complete_run_of_another_task_or_other_data_is_refused(here: Here, entry: str, value: Any, named: str) -> None:
+    here.train()
+    _edit(here.path() / "manifest.json", **{entry: value})
+    before = _snapshot(here)
+    code, _, err = here.command(*_AGAIN)
+    assert code == 2
+    assert err.startswith(f"trainbox: runs/r is complete, and was trained with {named}")
+    assert "see its result all the same with --resume anyway, or train anew under another --run name" in err
+    code, out, err = here.command(*_AGAIN, "--resume", "anyway")
+    assert (code, err) == (0, "")
+    assert f"changed since the run's start: {named}" in out
+    assert "this run is complete: nothing is left to do" in out
+    assert f"digest     {here.digest()}" in out
+    assert _snapshot(here) == before
+
+
+def test_a_complete_run_says_what_explains_only(here: Here) -> None:
+    here.train()
+    _edit(here.path() / "manifest.json", python="3.0")
+    out = here.train()
+    assert "changed since the run's start: python: 3.0 -> " in out
+    assert "this run is complete" in out
+
+
+def test_a_complete_run_without_its_manifest_is_refused_unless_wanted(here: Here) -> None:
+    here.train()
+    (here.path() / "manifest.json").unlink()
+    code, _, err = here.command(*_AGAIN)
+    assert code == 2
+    assert "runs/r/manifest.json is missing or damaged" in err
+    code, out, _ = here.command(*_AGAIN, "--resume", "anyway")
+    assert code == 0
+    assert "it is unknown what this run was trained with" in out
+    assert not (here.path() / "manifest.json").exists()
+
+
+def test_a_complete_run_is_not_made_longer_and_the_reason_is_given(here: Here) -> None:
+    here.train()
+    for words, changed in (
+        (("--epochs", "6"), "epochs: 3 -> 6"),
+        (("--max-steps", "60"), "epochs: 3 -> None; max_steps: None -> 60"),
+    ):
+        code, _, err = here.command(*_AGAIN, *words)
+        assert code == 2
+        assert err == (
+            f"trainbox: runs/r was started with other settings ({changed}): give those again, or train anew under another "
+            "--run name; a run keeps its length, which its learning rates follow from\n"
+        )
+
+
+@pytest.mark.parametrize("file", ["config.json", "manifest.json"])
+@pytest.mark.parametrize("steps", [5, 99])
+def test_a_setting_edited_by_hand_is_refused_with_the_difference(here: Here, file: str, steps: int) -> None:
+    if steps == 99:
+        here.train()
+    else:
+        with pytest.raises(Preempted):
+            here.train(stop=StopAfter(steps))
+    path = here.path() / file
+    if file == "config.json":
+        _edit(path, learning_rate=0.5)
+    else:
+        _edit(path, settings=json.loads(path.read_text())["settings"] | {"learning_rate": 0.5})
+    before = _snapshot(here)
+    for words in ((), ("--resume", "anyway")):
+        code, _, err = here.command(*_AGAIN, *words)
+        assert code == 2
+        assert err.startswith(
+            "trainbox: the settings of runs/r are not those that it was started with (settings.learning_rate: 0."
+        )
+        assert "0.05" in err and "0.5" in err
+        assert "undo the change in config.json (manifest.json has the old values)" in err
+    assert _snapshot(here) == before
+
+
+@pytest.mark.parametrize(("name", "value"), [("seed", 3), ("shards", 2), ("batch_size", "8"), ("fields", {"noise": 0.2})])
+def test_each_edited_setting_is_found(here: Here, name: str, value: Any) -> None:
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(5))
+    _edit(here.path() / "config.json", **{name: value})
+    with pytest.raises(WrongUse, match=name):
+        here.train()
+
+
+def test_what_is_free_at_a_resume_can_be_edited(here: Here) -> None:
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(5))
+    _edit(here.path() / "config.json", keep=7, log_steps=3, checkpoint_minutes=1.0)
+    assert "resume     from step 5" in here.train()
+
+
+def _stop_at_5(here: Here) -> Path:
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(5), checkpoint_steps=1, log_steps=1)
+    assert here.steps() == [3, 4, 5]
+    return here.path() / "checkpoints"
+
+
+def test_a_run_without_its_sidecars_does_not_restart(here: Here) -> None:
+    """As a backup filter for *.json leaves it."""
+    folder = _stop_at_5(here)
+    for path in folder.glob("*.json"):
+        path.unlink()
+    before = _snapshot(here)
+    assert len([name for name in before if name.endswith(".pt")]) == 3
+    code, out, err = here.command(*_AGAIN)
+    assert code == 4
+    assert err.startswith(
+        "trainbox: no whole checkpoint in runs/r/checkpoints (step-00000005.pt: its sidecar step-00000005.json is missing; "
+    )
+    assert "restore the missing or damaged files from a backup, or train anew under another --run name" in err
+    assert _snapshot(here) == before
+
+
+def test_a_run_without_its_checkpoint_folder_does_not_restart(here: Here) -> None:
+    shutil.rmtree(_stop_at_5(here))
+    for words in ((), ("--resume", "anyway"), ("--resume", "never")):
+        code, _, err = here.command(*_AGAIN, *words)
+        assert code == 4
+        assert err.startswith(
+            "trainbox: no checkpoint in runs/r/checkpoints, but this run has saved some (first_checkpoint.json exists): restore"
+        )
+    assert len(here.entries("train")) == 5
+    assert here.command(*_AGAIN[:-1], "other", "--resume", "never")[0] == 0
+
+
+def test_one_missing_sidecar_is_reported_and_the_checkpoint_before_it_used(here: Here) -> None:
+    (_stop_at_5(here) / "step-00000005.json").unlink()
+    out = here.train()
+    assert "step-00000005.pt is damaged (its sidecar step-00000005.json is missing): set aside, using step 4\n" in out
+    assert "resume     from step 4" in out
+    here.train("undisturbed")
+    assert here.digest() == here.digest("undisturbed")
+
+
+def test_a_checkpoint_of_another_run_is_not_resumed_from(here: Here) -> None:
+    folder = _stop_at_5(here)
+    with pytest.raises(Preempted):
+        here.train("other", stop=StopAfter(8))
+    for path in (here.path("other") / "checkpoints").iterdir():
+        if "00000008" in path.name:
+            shutil.copy(path, folder)
+    out = here.train()
+    assert re.search(
+        r"step-00000008.pt is damaged \(its sidecar is of another run, with the id '[0-9a-f]{16}' instead of '", out
+    )
+    assert "resume     from step 5" in out
+
+
+def test_a_run_that_never_had_a_checkpoint_restarts_and_says_so(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a SIGKILL: nothing could be saved."""
+    from trainer import fit
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fit, "_save_and_stop", killed)
+        with pytest.raises(KeyboardInterrupt):
+            here.train(stop=StopAfter(4), log_steps=1)
+    assert here.steps() == []
+    out = here.train(log_steps=1)
+    assert "runs/r was stopped after step 4, before its first checkpoint: it restarts at step 0\n" in out
+    assert [entry["step"] for entry in here.entries("train")] == list(range(1, 19))
+
+
+def test_each_run_has_an_id_of_its_own_that_is_not_compared(here: Here) -> None:
+    here.train("one", max_steps=2)
+    here.train("two", max_steps=2)
+    one, two = (json.loads((here.path(run) / "manifest.json").read_text()) for run in ("one", "two"))
+    assert re.fullmatch("[0-9a-f]{16}", one["run_id"])
+    assert one["run_id"] != two["run_id"]
+    assert manifest_differences(one, two) == {}
+    assert json.loads((here.path("one") / "checkpoints/step-00000002.json").read_text())["run_id"] == one["run_id"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "manifest.json", "metrics.jsonl", "digests.jsonl", "lock", "logs/rank-0.log"])
+@pytest.mark.timeout(60)  # a FIFO would block
+def test_a_fifo_in_a_runs_folder_is_an_error_at_once(here: Here, name: str) -> None:
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(2))
+    path = here.path() / name
+    path.unlink()
+    os.mkfifo(path)
+    code, _, err = here.command(*_AGAIN)
+    assert code in (2, 4)
+    assert name in err
+    assert err.count("\n") == 1
 
 
 def test_two_losses_are_logged_by_name_and_in_sum(here: Here) -> None:
