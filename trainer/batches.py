@@ -2,6 +2,7 @@
 
 import copy
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,21 +106,51 @@ def training_batches(
     yield from _ahead(loader, device)
 
 
-def read_examples(dataset: Dataset[Any], seed: int, indices: list[int], workers: int) -> list[Any]:
-    """Examples as batches of one; by a loader worker where they come through those.
+def read_examples(dataset: Dataset[Any], seed: int, indices: list[int], workers: int) -> tuple[list[Any], dict[str, str]]:
+    """Return examples as batches of one, read by a loader worker where they come through those, and its `loaded_sources`.
 
     This process then stays as it is: a file that a dataset opens at its first example must not be shared with the workers
     that are forked later. Each is copied out of the shared memory that it comes in, which may be small.
     """
-    return read_with_sources(dataset, seed, indices, workers)[0]
-
-
-def read_with_sources(dataset: Dataset[Any], seed: int, indices: list[int], workers: int) -> tuple[list[Any], dict[str, str]]:
-    """Return `read_examples`, and the `loaded_sources` of the process that has read the examples."""
     positions = [[(0, index)] for index in indices] + [[_SOURCES]]
     loader = _loader(SeededExamples(dataset, seed), positions, torch.device("cpu"), min(workers, 1))
     *examples, sources = (_mapped(Tensor.clone, batch) for batch in loader)
     return examples, {name: digest for name, (digest,) in sources.items()}
+
+
+def read_twice(dataset: Dataset[Any], seed: int, workers: int, seconds: float) -> Iterator[tuple[int, Any]]:
+    """Yield (index, example as a batch of one) of examples that are spread over the dataset, then the same ones backwards.
+
+    There are as many as can be read twice in `seconds`, and at least the first and the last.
+    """
+    order: list[int] = []
+
+    def positions() -> Iterator[list[tuple[int, int]]]:
+        end = 0.0
+        for index in spread(length(dataset)):
+            if len(order) == 2:  # a worker has started by now
+                end = time.monotonic() + seconds / 2
+            if len(order) >= 2 and time.monotonic() >= end:
+                break
+            order.append(index)
+            yield [(0, index)]
+        order.extend(reversed(order))
+        for index in order[len(order) // 2 :]:
+            yield [(0, index)]
+
+    loader = _loader(SeededExamples(dataset, seed), positions(), torch.device("cpu"), min(workers, 1))
+    for number, batch in enumerate(loader):
+        yield order[number], _mapped(Tensor.clone, batch)
+
+
+def spread(count: int) -> Iterator[int]:
+    """Yield the numbers below `count`, the first and the last one first, such that any first few are spread evenly."""
+    yield from dict.fromkeys((0, count - 1))
+    bits = (count - 1).bit_length()
+    for k in range(1, 1 << bits):
+        index = int(f"{k:0{bits}b}"[::-1], 2)  # the halves, the quarters, ...: van der Corput's sequence
+        if index < count - 1:
+            yield index
 
 
 class EvaluationBatches:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from trainer.batches import length, read_with_sources
+from trainer.batches import length, read_examples
 from trainer.compare import cannot_resume, in_words, manifest_differences, shown_settings, shown_value, shown_words
 from trainer.digest import value_digest
 from trainer.distributed import Process
@@ -139,7 +139,7 @@ def sampled_examples(dataset: Dataset[Any], workers: int) -> tuple[list[Any], di
         return [], {}
     count = length(dataset)
     indices = sorted({count * i // _SAMPLED_EXAMPLES for i in range(_SAMPLED_EXAMPLES)}) if count else []
-    return read_with_sources(dataset, 0, indices, workers)
+    return read_examples(dataset, 0, indices, workers)
 
 
 def dataset_digest(dataset: Dataset[Any], examples: list[Any]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from trainer.attributes import local, lost_state
-from trainer.batches import length, read_examples, training_batches
+from trainer.batches import read_twice, training_batches
 from trainer.buffers import Place, buffer_places, frozen_places, kept
 from trainer.digest import same_bits, value_digest
 from trainer.errors import WrongUse
@@ -20,6 +20,7 @@ from trainer.losses import check_losses
 from trainer.state import Job
 from trainer.trial_validation import try_validation
 
+_READING_S = 0.5  # of examples twice
 _EXAMPLES_FROM_A_LOADER = 8  # each may be a film to decode
 
 
@@ -188,10 +189,9 @@ def _unsaved(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _read_again(job: Job) -> None:
-    indices = [0, length(job.train) - 1]
-    *first, one, other = read_examples(job.train, job.config.seed, indices * 2, job.workers)
-    for index, before, after in zip(indices, first, (one, other), strict=True):
-        if value_digest(before) != value_digest(after):
+    digests: dict[int, str] = {}
+    for index, example in read_twice(job.train, job.config.seed, job.workers, _READING_S):
+        if digests.setdefault(index, digest := value_digest(example)) != digest:
             raise WrongUse(f"task {type(job.task).__name__}: training example {index} differs when it is read again: {_CURE}")
 
 

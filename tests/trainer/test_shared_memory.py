@@ -114,6 +114,6 @@ def test_where_there_is_no_such_place_nothing_is_compared(wide: Here, monkeypatc
 
 
 def test_examples_that_are_read_leave_nothing_in_shared_memory() -> None:
-    read = read_examples(_Wide(Tiny()._examples(9, 0)), 0, [0, 5, 8], 2)
+    read, _ = read_examples(_Wide(Tiny()._examples(9, 0)), 0, [0, 5, 8], 2)
     assert [len(tensors_in(batch)) for batch in read] == [3, 3, 3]
     assert not any(tensor.is_shared() for tensor in tensors_in(read))

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from tests.trainer.here import Here, StopAfter
 from tests.trainer.tiny import StepCounter, Tiny
+from trainer.batches import read_twice, spread
 from trainer.compare import read_entries
 from trainer.errors import Preempted, WrongUse
 
@@ -73,8 +74,39 @@ def test_a_dataset_with_a_generator_of_its_own(here: Here, monkeypatch: pytest.M
         if name == "seeded":
             here.train(name, max_steps=2, workers=0)
             continue
-        with pytest.raises(WrongUse, match=f"task Tiny: training example 0 differs when it is read again: it {_CURE}"):
+        with pytest.raises(WrongUse, match=rf"task Tiny: training example \d+ differs when it is read again: it {_CURE}"):
             here.train(name, max_steps=2, workers=0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_seldom_draws_from_a_generator_of_its_own(
+    here: Here, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    own = random.Random(0)  # noqa: S311
+    rows = _Rows(lambda: float(own.random() < 0.02))
+    monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _place: rows)
+    monkeypatch.setattr("trainer.trial._READING_S", 3600.0)  # for all 50
+    with pytest.raises(WrongUse, match=rf"task Tiny: training example \d+ differs when it is read again: it {_CURE}"):
+        here.train(max_steps=2, workers=workers)
+
+
+def test_examples_are_read_twice_for_as_long_as_there_is_time() -> None:
+    rows = _Rows(lambda: 0.0)
+    assert [index for index, _ in read_twice(rows, 0, 0, 0.0)] == [0, 49, 49, 0]
+    order = [index for index, _ in read_twice(rows, 0, 0, 3600.0)]
+    assert order == [*spread(50), *reversed(list(spread(50)))]
+    assert [list(map(int, example[0][0])) for index, example in read_twice(rows, 0, 0, 0.0)] == [
+        [i] * 4 for i in (0, 49, 49, 0)
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 50, 997, 1000])
+def test_the_first_few_of_a_spread_are_spread(count: int) -> None:
+    order = list(spread(count))
+    assert sorted(order) == list(range(count))
+    for few in (4, 16, 64):
+        first = sorted(order[:few])
+        assert max((b - a for a, b in itertools.pairwise(first)), default=0) <= max(1, 4 * count / few)
 
 
 class _Noted(_Rows):
