@@ -43,6 +43,7 @@ from trainer.trial import try_task
 from trainer.trial_labels import try_labels
 
 
+@sockets_in_a_folder()  # around all that refers to loader workers, which must have ended when the folder is removed
 def train_task(
     config: Config,
     stop: StopRequest,
@@ -65,7 +66,7 @@ def train_task(
     Raises:
         Failure: any end but the good one, with its exit code.
     """
-    with _told_as_failures(runs_dir), sockets_in_a_folder():
+    with _told_as_failures(runs_dir):
         process = Process.start(device_name)
         # Each machine reads its own words and environment; other software may have other settings.
         _refuse_unlike(process, {"torch": torch.__version__, "trainbox": manifest.revision()}, _SAME_WORDS)

@@ -22,9 +22,7 @@ _OWNER = ".owner"
 @contextlib.contextmanager
 def temporary_folder(purpose: str = "") -> Iterator[Path]:
     """Make a folder `trainbox-PURPOSE...` that is removed at the end, after removing those of killed processes."""
-    remove_abandoned()
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX + purpose))
-    lock = _claim(folder)
+    folder, lock = _make(purpose)
     try:
         yield folder
     finally:
@@ -37,14 +35,28 @@ def sockets_in_a_folder() -> Iterator[None]:
     """Keep the sockets of loader workers in a temporary folder of ours: multiprocessing's `pymp-` outlives a kill."""
     settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     before = settings.get("tempdir")
-    with contextlib.ExitStack() as stack:
-        # A container without a /tmp that can be written trains as well, as long as nobody needs a socket.
-        with contextlib.suppress(OSError):
-            settings["tempdir"] = str(stack.enter_context(temporary_folder()))
-        try:
-            yield
-        finally:
-            settings["tempdir"] = before
+    try:
+        folder, lock = _make("")
+    except OSError:  # a container without a /tmp that can be written trains as well, as long as nobody needs a socket
+        yield
+        return
+    settings["tempdir"] = str(folder)
+    try:
+        yield
+    finally:
+        settings["tempdir"] = before
+        # A worker that is still alive, after an error, removes its own socket. It holds the lock until it has ended, and the
+        # folder is left to the next start.
+        if not multiprocessing.active_children():
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _make(purpose: str) -> tuple[Path, int]:
+    """Make a locked folder, and return it with the descriptor of its lock."""
+    remove_abandoned()
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX + purpose))
+    return folder, _claim(folder)
 
 
 def remove_abandoned() -> None:

@@ -126,6 +126,20 @@ def test_a_training_keeps_the_sockets_of_loader_workers_in_its_own_folder(
     assert multiprocessing.current_process()._config["tempdir"] is None  # type: ignore[attr-defined]
 
 
+def test_a_folder_stays_as_long_as_a_worker_has_a_socket_in_it(place: Path) -> None:
+    """A worker that cannot remove its socket at its end prints a traceback."""
+    with temporary.sockets_in_a_folder():
+        worker = multiprocessing.get_context("fork").Process(target=signal.pause)
+        worker.start()
+        (folder,) = place.iterdir()
+    temporary.remove_abandoned()
+    assert folder.exists()
+    worker.kill()
+    worker.join()
+    temporary.remove_abandoned()
+    assert list(place.iterdir()) == []
+
+
 def test_without_a_place_for_temporary_files_it_trains(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(here.folder / "nowhere"))
     assert "digest" in here.train(max_steps=1)
