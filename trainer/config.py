@@ -148,9 +148,15 @@ def parse_config(text: str, path: Path) -> Config:
         WrongUse: the file is damaged.
     """
     try:
-        return Config(**parse_object(text))
+        config = Config(**parse_object(text))
     except (ValueError, TypeError) as error:
         raise WrongUse(f"{path} is not a configuration ({error}): restore it or use another --run") from error
+    # The others are compared with what is given, or with the manifest.
+    for name, number in {name: getattr(config, name) for name in sorted(FREE_AT_RESUME)}.items():
+        whole = type(number) is int or (type(number) is float and name == "checkpoint_minutes")
+        if not (whole and number >= 0) and not (number is None and getattr(Config, name) is None):
+            raise WrongUse(f"{path} is damaged ({name} is {number!r}, and not a number from 0): restore it")
+    return config
 
 
 def differences(old: Config, new: Config) -> list[str]:

@@ -3,6 +3,7 @@
 A record that was changed, cut or damaged is an error, and never just a shorter one.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.compare import edited_settings, first_other_validation, first_parting, in_words
+from trainer.config import parse_config
 from trainer.errors import Differs, WrongUse
 from trainer.run_files import parse_object, read_text
 
@@ -47,6 +49,7 @@ class Evidence:
                 f"DIFFERENT SETTINGS: {run}/config.json is not what the run was started with: restore it; manifest entries "
                 f"that differ: {in_words(edited)}"
             )
+        parse_config(json.dumps(config), run / "config.json")  # what it has beside the manifest's settings
         digests = _one_a_step(run / "digests.jsonl", _entries(run / "digests.jsonl", _digest_problem))
         if not (run / "metrics.jsonl").exists():
             raise Differs(f"{run}/metrics.jsonl is missing, so no validation can be compared: restore it")

@@ -296,6 +296,7 @@ _DAMAGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
     (lambda run: _change(run / "manifest.json", plan="ddp"), "runs/r/manifest.json is damaged (a plan has no strategy"),
     (lambda run: _change(run / "manifest.json", resumes=[1]), "runs/r/manifest.json is damaged (resumes is not a list"),
     (lambda run: _change(run / "manifest.json", settings=None), "runs/r/manifest.json is damaged (it has no settings)"),
+    (lambda run: _change(run / "config.json", keep="x"), "runs/r/config.json is damaged (keep is 'x', and not a number"),
     (lambda run: (run / "config.json").write_text("[" * 99_999), "runs/r/config.json is damaged (nested too deeply)"),
     (lambda run: (run / "metrics.jsonl").write_text('{"kind": "train"}\n'), "line 1 of runs/r/metrics.jsonl is damaged (step"),
     (lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\n"), "runs/r/metrics.jsonl is damaged ('utf-8' codec"),
