@@ -216,7 +216,9 @@ def _unpickles(node: ast.AST) -> bool:
         return not (isinstance(weights_only, ast.Constant) and weights_only.value is True)
     if name == "recv":  # of multiprocessing's connections; a socket's names a size
         return not node.args
-    return name.endswith(("_object", "_object_list")) or "allow_pickle" in words
+    if owner in ("dist", "torch.distributed"):  # torch's object collectives
+        return name.endswith(("_object", "_object_list"))
+    return "allow_pickle" in words
 
 
 def test_no_source_unpickles_what_another_program_sends() -> None:
