@@ -35,7 +35,7 @@ from trainer.running import RunningLosses
 from trainer.splitting import examples_at_once
 from trainer.state import Job, Stopwatch
 from trainer.task import Task
-from trainer.task_checks import check_methods, checked_dataset, checked_model, checked_optimizer, checked_task
+from trainer.task_checks import check_task, checked_dataset, checked_model, checked_optimizer, checked_task
 
 _MOST_LOADER_WORKERS = 8
 
@@ -46,6 +46,7 @@ def settle(config: Config, task: Task, process: Process, run: RunDirectory) -> C
     Raises:
         WrongUse: the run was started with other settings.
     """
+    check_task(task)
     stored_text = process.from_first(run.read_config_text())
     stored = parse_config(stored_text, run.path / "config.json") if stored_text is not None else None
     if process.is_sharded:
@@ -107,7 +108,6 @@ def build(config: Config, task: Task, process: Process, run: RunDirectory, data_
     """Data, model and optimizer; raises WrongUse where the sizes cannot be."""
     assert config.batch_size and config.accumulation and config.shards
     assert config.learning_rate and config.best_by and config.precision
-    check_methods(task)
     _set_arithmetic(config)
     process.seed(config.seed, "data")
     with process.first_goes_first():

@@ -21,8 +21,9 @@ _NEEDED = {
 }
 
 
-def check_methods(task: Task) -> None:
-    """Raise WrongUse if the task lacks a method that every task needs, or has one with other parameters."""
+def check_task(task: Task) -> None:
+    """Raise WrongUse if the task lacks a needed method, has one with other parameters, or a default of another type."""
+    _check_defaults(task)
     for name, wanted in _NEEDED.items():
         if getattr(type(task), name) is getattr(Task, name):
             raise WrongUse(f"task {_name(task)} has no method {name}(): define it, and {wanted}")
@@ -38,6 +39,19 @@ def check_methods(task: Task) -> None:
                 f"task {_name(task)}: {name}() has other parameters ({error}): write "
                 f"def {name}({', '.join(['self', *parameters])})"
             ) from None
+
+
+def _check_defaults(task: Task) -> None:
+    for name, kinds, wanted in (
+        ("epochs", int, "a whole number from 1"),
+        ("batch_size", int, "a whole number from 1"),
+        ("learning_rate", int | float, "a number above 0"),
+    ):
+        value = getattr(task, name)
+        if value is not None and (not isinstance(value, kinds) or not 0 < value < math.inf):
+            raise WrongUse(f"task {_name(task)}: {name} is {value!r}, wanted {wanted}")
+    if not isinstance(task.best_by, str):
+        raise WrongUse(f"task {_name(task)}: best_by is {task.best_by!r}, wanted the name of a metric")
 
 
 def checked_task(task: Task, returned: Any) -> Task:
@@ -71,6 +85,10 @@ def checked_model(task: Task, returned: Any) -> nn.Module:
             raise WrongUse(
                 f"task {_name(task)}: build_model() leaves the size of {name} open: give its layer the input size instead of "
                 "using a Lazy one, or run one example through the model in build_model()"
+            )
+        if tensor.is_meta:
+            raise WrongUse(
+                f"task {_name(task)}: build_model() leaves {name} without values, on the device meta: build it on the CPU"
             )
         if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
             raise WrongUse(
@@ -156,7 +174,10 @@ def checked_end(task: Task, returned: Any) -> bool:
     """`returned`, by finished()."""
     if returned is None:
         raise _returned(task, "finished", returned, "True or False")
-    return bool(returned)
+    try:
+        return bool(returned)
+    except (TypeError, ValueError, RuntimeError):
+        raise _returned(task, "finished", returned, "True or False") from None
 
 
 def checked_figures(task: Task, returned: Any) -> dict[str, Tensor]:

@@ -22,9 +22,7 @@ _OF_THE_MACHINE = re.compile(r"(?i)(cuda|cublas|cudnn|nccl|hip|mps)[ _](error|st
 
 # What torch and Python say of common mistakes, and the cure. The first that matches counts.
 _CURES = {
-    r"(?i)double.*float|float.*double": (
-        "the inputs or targets are float64 and the weights are float32: convert them with .float()"
-    ),
+    r"(?i)double.*float|float.*double": ("float64 meets float32: convert the inputs, the targets or the model with .float()"),
     r"unsigned char|\bByte\b": "the inputs are bytes: convert them in prepare(), as in inputs.float() / 255",
     r"Target \S+ is out of bounds|Class values must be|device-side assert": (
         "a label or an index is out of range: number the classes from 0, and give the model one output for each"
@@ -53,12 +51,15 @@ class _Frame(NamedTuple):
     owner: Any = None
 
     @property
-    def is_the_users(self) -> bool:
-        """Whether it is neither Trainbox's nor a library's."""
+    def is_ours(self) -> bool:
+        """Whether it is Trainbox's, but not a built-in task's."""
         path = Path(self.file)
-        if path.is_relative_to(_TRAINER):
-            return path.is_relative_to(_TRAINER / "tasks")
-        return path.is_file() and not self.file.startswith(_LIBRARIES)
+        return path.is_relative_to(_TRAINER) and not path.is_relative_to(_TRAINER / "tasks")
+
+    @property
+    def is_the_users(self) -> bool:
+        """Whether it is a task's: neither Trainbox's nor a library's."""
+        return not self.is_ours and Path(self.file).is_file() and not self.file.startswith(_LIBRARIES)
 
     def __str__(self) -> str:
         path = Path(self.file)
@@ -98,7 +99,8 @@ def import_mistake(error: Exception, spec: str, place: Path | str) -> WrongUse:
 def _frames(found: TracebackType | None) -> Iterator[_Frame]:
     for frame, line in traceback.walk_tb(found):
         code = frame.f_code
-        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None  # a method's self
+        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        owner = first if hasattr(type(first), code.co_name) else None  # it is a method, and this its self
         yield _Frame(code.co_filename, line, code.co_name, owner)
 
 
@@ -110,22 +112,25 @@ def _frames_in(text: str) -> Iterator[_Frame]:
 
 def _method(frames: list[_Frame]) -> str | None:
     """What of the task raised, the outermost; None if nothing of it is among `frames`."""
+    methods = [f"{frame.function}()" for frame in frames if isinstance(frame.owner, Task)]
+    return next(filter(None, [*methods, *map(_part_of_a_task, frames)]), None)
+
+
+def _part_of_a_task(frame: _Frame) -> str | None:
+    """The part of a task, beside its methods, that `frame` belongs to."""
     from torch.optim import Optimizer  # not at the top: the task's file may fail before it imports torch
     from torch.utils.data import Dataset
 
-    for frame in frames:
-        if isinstance(frame.owner, Task) and hasattr(type(frame.owner), frame.function):
-            return f"{frame.function}()"
-    for frame in frames:
-        if Path(frame.file).match("torch/utils/data/_utils/collate.py"):
-            return "the batch of its examples"
-        if isinstance(frame.owner, Dataset) and not Path(frame.file).is_relative_to(_TRAINER):
-            return f"{type(frame.owner).__name__}.{frame.function}()"
-        if isinstance(frame.owner, Optimizer):
-            return f"{type(frame.owner).__name__}.step()"
-        if Path(frame.file).match("torch/autograd/__init__.py") or frame.is_the_users:
-            return f"{frame.function}()"
-    return None
+    owner, name = frame.owner, f"{frame.function}()"
+    if Path(frame.file).match("torch/utils/data/_utils/collate.py"):
+        return "the batch of its examples"
+    if isinstance(owner, Dataset):
+        return f"{type(getattr(owner, 'dataset', None) if frame.is_ours else owner).__name__}.{name}"
+    if isinstance(owner, Optimizer):
+        return f"{type(owner).__name__}.step()"
+    if frame.is_ours and frame.function == "__getitem__":  # in a loader worker, whose frames have no owner
+        return "the dataset's __getitem__()"
+    return name if Path(frame.file).match("torch/autograd/__init__.py") or frame.is_the_users else None
 
 
 def _last_words(error: Exception) -> str:

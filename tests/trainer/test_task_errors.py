@@ -57,6 +57,14 @@ class Listed(Dataset[Any]):
         return self.examples[index]
 
 
+class Unindexed(Dataset[Any]):
+    def __len__(self) -> int:
+        return 26
+
+    def __getitem__(self) -> Any:  # type: ignore[override]  # noqa: PLE0302
+        return _ZEROS
+
+
 class Endless(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(_rows(26))
@@ -220,7 +228,7 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "float64 inputs": (
         Three,
         {"train_dataset": lambda *_args: TensorDataset(_rows(26).tensors[0].double(), _rows(26).tensors[1])},
-        "the inputs or targets are float64 and the weights are float32: convert them with .float()",
+        "() raised RuntimeError: mat1 and mat2 must have the same dtype, but got Double and Float (",
     ),
     "inputs that are bytes": (
         Three,
@@ -232,6 +240,17 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         {"build_model": lambda _task: nn.LazyLinear(3)},
         "task Three: build_model() leaves the size of weight open: give its layer the input size instead of using a Lazy one",
     ),
+    "a model without values": (
+        Three,
+        {"build_model": lambda _task: nn.Linear(4, 3, device="meta")},
+        "task Three: build_model() leaves weight without values, on the device meta: build it on the CPU",
+    ),
+    "a dataset without an index": (
+        Tiny,
+        {"train_dataset": lambda *_args: Unindexed()},
+        "task Tiny: Unindexed.__getitem__() raised TypeError: Unindexed.__getitem__() takes 1 positional argument but 2 were",
+    ),
+    "a default of another type": (Tiny, {"epochs": "3"}, "task Tiny: epochs is '3', wanted a whole number from 1"),
     "a buffer made by expand": (
         Tiny,
         {"build_model": lambda _task: Expanded()},
