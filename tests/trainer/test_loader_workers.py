@@ -19,7 +19,8 @@ def test_an_example_that_cannot_be_read_ends_the_training_with_the_users_error(t
     ended = finish(process, timeout_s=120)  # it once waited for its workers for good
     assert ended.code == 2
     assert re.search(
-        r"^trainbox: task Holey: the dataset's __getitem__\(\) raised ValueError: recording 600 is broken \(.*jobs\.py:\d+\): fix the task; "
+        r"^trainbox: task Holey: the dataset's __getitem__\(\) raised ValueError: recording 600 is broken "
+        r"\(.*jobs\.py:\d+\): fix the task; "
         r"traceback in runs/r/logs/rank-0\.log$",
         ended.err,
         re.MULTILINE,
