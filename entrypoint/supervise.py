@@ -20,6 +20,8 @@ _DEATH_S = 5.0  # of a killed process; one that computes on a broken GPU may nev
 _ECHO_S = 0.3  # `docker compose run` delivers each signal twice, about 10 ms apart: that is one wish
 _STOPPING = "saving a checkpoint, then stopping"
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+# Python makes a traceback of a SIGINT that comes before there is a handler. The trainer calls it SIGINT again.
+_HANDED_ON = {signal.SIGINT: signal.SIGUSR2}
 _PR_SET_PDEATHSIG = 1
 _OTHERS_FAULTS = (7, *range(129, 160))  # a lost process, a killed one: what a broken GPU can look like
 
@@ -39,7 +41,7 @@ def supervise(
 ) -> int:
     """Start `argv`, stay its parent, and return the exit code to end with.
 
-    The first SIGTERM, SIGINT, SIGUSR1 or SIGHUP reaches the child as SIGTERM: save and stop. A second one, or
+    The first SIGTERM, SIGINT, SIGUSR1 or SIGHUP reaches the child: save and stop. A second one, or
     `stop_budget_s` without an end, kills it. A child killed by signal N gives 128 + N, as in a shell. What `watch` calls
     fatal is such a signal too, and the end is then the hardware's (3), unless the child finished.
     """
@@ -79,7 +81,8 @@ def supervise(
                 if name
                 else f"the hardware fails: {_STOPPING} (a signal: stop at once)"
             )
-            child.send_signal(signal.SIGTERM)
+            number = signal.Signals(received[0]) if received else signal.SIGTERM
+            child.send_signal(_HANDED_ON.get(number, number))
         again = len(received) > heard
         if forwarded and (again or time.monotonic() > deadline):
             why = "second signal" if again else f"not stopped {stop_budget_s:.0f} s after the signal"
@@ -92,7 +95,7 @@ def supervise(
 
 def _exit_code(code: int, forwarded: bool, watch: Watch | None, broken: str | None) -> int:
     """The code to end with, of the child's: a broken GPU's if that is behind a crash, a stop or a wrong number."""
-    if forwarded and code == -signal.SIGTERM:
+    if forwarded and -code in (*_STOP_SIGNALS, *_HANDED_ON.values()):
         code = PREEMPTED  # it had not begun, so nothing is lost
     finished = code in (0, WRONG_USE)
     looks_broken = code in (1, PREEMPTED, *_OTHERS_FAULTS) or code < 0

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from trainer.errors import MESSAGES, STORE, Failure, NetworkFailure, Preempted
 from trainer.meeting import Meeting, Node, meet
 from trainer.secret import take_secret
+from trainer.stopping import STOP_SIGNALS, hand_on, handle_stop_signals
 from trainer.streams import open_streams, outlive_readers, printable
 from trainer.temporary import temporary_folder
 
@@ -29,7 +30,6 @@ _CRASH = 1
 # Ranks mostly notice by themselves that another node is lost, and end with their own words; and when one is done or has
 # stopped with a checkpoint, they are about to do the same. torchrun then takes a moment.
 _NOTICED_S, _FOLLOWED_S, _TOLD_S = 10.0, 60.0, 10.0
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def main() -> int:
@@ -43,10 +43,9 @@ def main() -> int:
         if not ranks and not forwarded:
             sys.exit(Preempted.exit_code)  # nothing runs yet, so nothing is lost
         forwarded.append(number)
-        _kill(ranks, signal.SIGTERM)
+        _kill(ranks, hand_on(number))
 
-    for number in _SIGNALS:
-        signal.signal(number, forward)
+    handle_stop_signals(forward)
 
     # Of connections that fail we tell ourselves, without a C++ stack, and names of addresses matter to nobody.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -71,7 +70,7 @@ def main() -> int:
             _say(str(failure))
             return failure.exit_code
         finally:
-            for number in _SIGNALS:
+            for number in STOP_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)  # all is said; one that comes late must not break the way out
 
 
@@ -233,7 +232,7 @@ def _told(codes: Mapping[Path, int], stopped: bool) -> int:
         _say(f"rank {file.name} stood still and was killed: the same command goes on from the newest checkpoint")
     codes = {file: code for file, code in codes.items() if file not in hung}
     for file, code in codes.items():
-        if code < 0 and not (stopped and code == -signal.SIGTERM):
+        if code < 0 and not (stopped and -code in STOP_SIGNALS):
             name = signal.Signals(-code).name
             _say(f"rank {file.name} was killed by {name}: the same command goes on from the newest checkpoint")
     cause = _cause(set(codes.values()), stopped)
@@ -244,7 +243,7 @@ def _told(codes: Mapping[Path, int], stopped: bool) -> int:
 
 def _cause(codes: set[int], stopped: bool) -> int:
     """The exit code to end with, of those of the ranks that failed: one with a reason of its own goes first."""
-    if stopped and codes <= {Preempted.exit_code, -signal.SIGTERM}:
+    if stopped and codes <= {Preempted.exit_code, *(-number for number in STOP_SIGNALS)}:
         return Preempted.exit_code  # a rank that was told to stop before it had begun just ends
     reasons = sorted(code for code in codes if code not in (_CRASH, NetworkFailure.exit_code) and code > 0)
     if reasons:

@@ -25,7 +25,7 @@ from trainer.run import RunDirectory
 from trainer.session import train_task
 from trainer.stopping import StopRequest
 
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
 _LAUNCH_NAMES = ("TASK", "SET", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 

@@ -27,7 +27,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[str
 
 
 @pytest.mark.parametrize(
-    ("count", "number"), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGTERM), (2, signal.SIGUSR1)]
+    ("count", "number"), [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGHUP), (2, signal.SIGUSR1)]
 )
 def test_a_signal_saves_and_the_same_command_goes_on(
     trainbox: Trainbox, undisturbed: dict[int, tuple[str, list[float]]], count: int, number: signal.Signals
@@ -37,6 +37,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     process.send_signal(number)
     stopped = finish(process)
     assert stopped.code == 75, stopped.err
+    assert f"trainbox: stopped by {number.name} at step " in stopped.err
     assert "checkpoint saved: the same command goes on" in stopped.err
     assert "Traceback" not in stopped.err
     last_step = trainbox.entries("r", "train")[-1]["step"]
