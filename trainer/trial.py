@@ -190,9 +190,15 @@ def _unsaved(model: nn.Module) -> dict[str, Tensor]:
 
 def _read_again(job: Job) -> None:
     digests: dict[int, str] = {}
+    differing = []
     for index, example in read_twice(job.train, job.config.seed, job.workers, _READING_S):
         if digests.setdefault(index, digest := value_digest(example)) != digest:
-            raise WrongUse(f"task {type(job.task).__name__}: training example {index} differs when it is read again: {_CURE}")
+            differing.append(index)
+    # Only now: a loader worker that is left alone with examples under way prints a traceback.
+    if differing:
+        raise WrongUse(
+            f"task {type(job.task).__name__}: training example {min(differing)} differs when it is read again: {_CURE}"
+        )
 
 
 def _compare(job: Job, first: dict[str, str], second: dict[str, str]) -> None:
