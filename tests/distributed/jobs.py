@@ -96,14 +96,14 @@ class Shaky(Task):
 
 class _WithAHole(Rows):
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        if index == 600:
+        if index == 600 and Path("broken").exists():
             raise ValueError(f"recording {index} is broken")
         return super().__getitem__(index)
 
 
 @dataclass(frozen=True)
 class Holey(Shaky):
-    """One of its training examples cannot be read."""
+    """One of its training examples cannot be read once the file `broken` is in the working folder."""
 
     def train_dataset(self, data_dir: Path) -> Dataset[Any]:
         return _WithAHole(torch.zeros(650, 8), torch.zeros(650))

@@ -15,6 +15,7 @@ _WORDS = ("--workers", "2", "--device", "cpu", "--log-steps", "1", "--run", "r")
 def test_an_example_that_cannot_be_read_ends_the_training_with_the_users_error(trainbox: Trainbox) -> None:
     process = trainbox.start("train", f"{_JOBS}:Holey", *_WORDS)
     trainbox.wait_for_step(process, "r", 1)
+    (trainbox.folder / "broken").touch()
     job = Job(process, 0)
     ended = finish(process, timeout_s=120)  # it once waited for its workers for good
     assert ended.code == 2
