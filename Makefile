@@ -171,6 +171,9 @@ test-faults: $(VENV)/.dev ## Every fault of docs/faults.md, the slow ones too; a
 test-slow: $(VENV)/.dev ## The other slow tests: the drill on each task (PYTEST_ARGS=)
 	$(pytest) -m slow --ignore=tests/faults --ignore=tests/image
 
+test-load: $(VENV)/.dev ## test beside busy processes, for tests that depend on speed (CORES=2, PYTEST_ARGS=)
+	$(VENV)/bin/python -m tests.load --cores $(or $(CORES),2) -- $(pytest) -m "not slow" --ignore=tests/image
+
 test-image: $(VENV)/.dev ## Build the image and run it in Docker: minutes, and 7 GB of disk (BASE_IMAGE=, PYTEST_ARGS=)
 	$(VENV)/bin/python -P -m pytest -m image -rs $(PYTEST_ARGS) tests/image
 
@@ -213,4 +216,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	$(install) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: train plan sweep drill bench verify health doctor tensorboard shell benchmark build sif image folders test test-all test-faults test-slow test-image lint lock clean help
+.PHONY: train plan sweep drill bench verify health doctor tensorboard shell benchmark build sif image folders test test-all test-faults test-slow test-load test-image lint lock clean help

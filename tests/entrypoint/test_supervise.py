@@ -162,7 +162,7 @@ def test_a_kill_takes_the_whole_session(start: Start) -> None:
     assert line(process) == "SIGTERM"
     process.send_signal(signal.SIGTERM)
     # The second child holds the pipe: its end is seen by the end of the output.
-    assert finish(process, timeout_s=30).code == 128 + signal.SIGTERM
+    assert finish(process).code == 128 + signal.SIGTERM
 
 
 def test_a_child_that_does_not_stop_in_time_is_killed(start: Start) -> None:

