@@ -8,7 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,7 +21,7 @@ from entrypoint.driver import Driver, NoAnswer
 from entrypoint.errors import PREEMPTED, WRONG_USE, HardwareMissing, LaunchError, WrongUse
 from entrypoint.gpus import Gpu, visible_gpus
 from entrypoint.health.cli import doctor, health
-from entrypoint.options import Numbers, device_options, launch_options
+from entrypoint.options import Numbers, device_options, environment_names, launch_options
 from entrypoint.plan import LaunchPlan, LaunchRequest, plan_launch, plan_sweep
 from entrypoint.streams import open_streams, say
 from entrypoint.supervise import supervise
@@ -418,17 +418,34 @@ def _checked_plan(
 
         read_limits(checked.health_limits, "--health-limits")  # a mistake there is told before anything is looked at
     checking = subprocess.Popen(
-        command_of("trainer", verb, "--check", "--device-on-stdin", *training), stdin=subprocess.PIPE, text=True
+        command_of("trainer", verb, "--check", "--device-on-stdin", *training),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     decided = ""
     try:
         plan = _plan((verb, *training), options, decide, checked)
         decided = f"{plan.env['TRAINBOX_DEVICE']}\n{plan.strategy}"
-        return plan, checked
     finally:
-        checking.communicate(decided + "\n")
+        printed, _ = checking.communicate(decided + "\n")
         if checking.returncode:
             sys.exit(checking.returncode)
+    # The last line names what the environment has set; a task that was loaded for the check may have printed others.
+    names = [*environment_names(click.get_current_context()), *"".join(printed.splitlines()[-1:]).split()]
+    if names:
+        plan = dataclasses.replace(plan, env={**plan.env, "TRAINBOX_SETTINGS": _from_environment(names)})
+    return plan, checked
+
+
+def _from_environment(names: Sequence[str]) -> str:
+    """`device cpu (from DEVICE), ...`: a variable that somebody has forgotten would change a run in silence."""
+    from entrypoint.health.redaction import shown_setting  # its patterns take 3 ms to compile
+
+    settings = [(name, name.removeprefix("TRAINBOX_").lower().replace("_", "-")) for name in names]
+    return ", ".join(
+        f"{' '.join([label, shown_setting(name, os.environ[name])]).strip()} (from {name})" for name, label in settings
+    )
 
 
 def _plan(

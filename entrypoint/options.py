@@ -1,5 +1,6 @@
 """The launch options, as `train`, `plan`, `verify`, `sweep` and `health` share them."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,3 +125,14 @@ def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_JOB_OPTIONS):
         command = option(command)
     return device_options(command)
+
+
+def environment_names(ctx: click.Context) -> list[str]:
+    """The names in the environment that have set an option."""
+    given = [
+        param
+        for param in ctx.command.params
+        if param.name and ctx.get_parameter_source(param.name) is click.core.ParameterSource.ENVIRONMENT
+    ]
+    variables = [[param.envvar] if isinstance(param.envvar, str) else param.envvar or [] for param in given]
+    return [next(name for name in names if os.environ.get(name)) for names in variables]

@@ -37,7 +37,7 @@ LAYERS = {
     ],
     "trainer": [
         "temporary run_files sources seeding digest metrics stopping errors elapsed hints storage secret secret_rule line "
-        "streams",
+        "streams environment",
         "batches buffers config compare compiler grid hardware seen bench optimizers task task_source task_checks task_errors",
         "evidence",
         "sharding attributes",

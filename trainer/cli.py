@@ -16,6 +16,7 @@ import click
 from trainer import grid
 from trainer.compare import in_words, manifest_differences
 from trainer.config import Config, check, check_sharded, load_config_file
+from trainer.environment import PREFIX, check_names
 from trainer.errors import MESSAGES, Failure, WrongUse, called_exit
 from trainer.evidence import Evidence, verdict
 from trainer.optimizers import OPTIMIZERS
@@ -90,7 +91,7 @@ def _read_config_file(ctx: click.Context, _param: click.Parameter, path: Path | 
 
 def _option(*names: str, **attributes: Any) -> Any:
     """An option with its environment name: `--batch-size` is TRAINBOX_BATCH_SIZE."""
-    variable = "TRAINBOX_" + names[0].split("/")[0].lstrip("-").replace("-", "_").upper()
+    variable = PREFIX + names[0].split("/")[0].lstrip("-").replace("-", "_").upper()
     return click.option(*names, envvar=[*attributes.pop("also", []), variable], **attributes)
 
 
@@ -215,7 +216,35 @@ def _print_options(ctx: click.Context, _param: click.Parameter, value: bool) -> 
         ctx.exit()
 
 
-@click.group(context_settings=_PAGE)
+class _Verb(click.Command):
+    """A verb that refuses misspelt names in the environment; `--help` works whatever they are."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        check_names(os.environ, {name for command in cli.commands.values() for p in command.params for name in _variables(p)})
+        return super().invoke(ctx)
+
+
+class _Verbs(click.Group):
+    command_class = _Verb
+
+
+def _variables(param: click.Parameter) -> Sequence[str]:
+    """The names by which the environment can set it."""
+    return [param.envvar] if isinstance(param.envvar, str) else param.envvar or []
+
+
+def _report_environment() -> None:
+    """Print the names that have set something, for the launcher, which decides the device and shows all of them to the user."""
+    ctx = click.get_current_context()
+    names = [
+        next(name for name in _variables(param) if os.environ.get(name))
+        for param in ctx.command.params
+        if param.name and ctx.get_parameter_source(param.name) is click.core.ParameterSource.ENVIRONMENT
+    ]
+    click.echo(" ".join(name for name in names if name != "TRAINBOX_DEVICE"))
+
+
+@click.group(cls=_Verbs, context_settings=_PAGE)
 def cli() -> None:
     """Train a task on the devices that this process was given. `trainbox` plans and starts this."""
 
@@ -259,6 +288,7 @@ def train(
         raise WrongUse("--compile needs a C compiler, and there is none on PATH: install one, or drop --compile")
     if only_check:
         _warn_of_overruled_imports(task)
+        _report_environment()
         return
     stop = StopRequest.install()
     from trainer.session import train_task
@@ -287,6 +317,7 @@ def verify(run: Path, steps: int | None, data_dir: Path, device: str, only_check
         if not (run / name).is_file():
             raise WrongUse(f"verify {run}: no {name} there: give the folder of a run, such as runs/digits-7d2c1a90")
     if only_check:
+        _report_environment()
         return
     stop = StopRequest.install()
     from trainer.session import verify_run
@@ -361,25 +392,19 @@ def _check_run_name(run: str | None, option: str = "--run") -> None:
 
 
 _SWEEP_OPTIONS = [
-    click.option("--seeds", type=_COUNT, metavar="N", default=1, help="Trials of each combination, with seeds from --seed on."),
-    click.option("--grid", "grids", multiple=True, metavar="NAME=A,B,C", help="Values of a field or an option; repeatable."),
-    click.option("--range", "ranges", multiple=True, metavar="NAME=LOW:HIGH[:log]", help="For a sampler to draw from."),
-    click.option("--sampler", type=click.Choice(["grid", "random", "tpe"]), default="grid", help="Default: grid, all of it."),
-    click.option("--trials", type=_COUNT, metavar="N", help="How many a sampler draws."),
-    click.option("--metric", metavar="METRIC", help="What trials are compared by: accuracy, min:loss."),
-    click.option(
-        "--pruner", type=click.Choice(["none", "median"]), default="none", help="Leave off trials worse than the median."
-    ),
-    click.option(
-        "--retries", type=_Whole(0), metavar="N", default=1, help="Of a trial that failed, on another GPU. Default: 1."
-    ),
-    click.option("--retry-failed", is_flag=True, help="Train those that have failed for good once more."),
-    click.option(
-        "--trial-minutes", type=_Number(0), metavar="N", help="End a trial that takes longer: a failure. Default: none."
-    ),
-    click.option("--name", metavar="NAME", help="The sweep's folder in --runs-dir. Default: the task and a digest."),
-    click.option("--storage", metavar="URL", help="A database for the study. Default: a journal in the sweep's folder."),
-    click.option("--worker", is_flag=True, help="Join the sweep that another machine begins; wait for it, and print no table."),
+    _option("--seeds", type=_COUNT, metavar="N", default=1, help="Trials of each combination, with seeds from --seed on."),
+    _option("--grid", "grids", multiple=True, metavar="NAME=A,B,C", help="Values of a field or an option; repeatable."),
+    _option("--range", "ranges", multiple=True, metavar="NAME=LOW:HIGH[:log]", help="For a sampler to draw from."),
+    _option("--sampler", type=click.Choice(["grid", "random", "tpe"]), default="grid", help="Default: grid, all of it."),
+    _option("--trials", type=_COUNT, metavar="N", help="How many a sampler draws."),
+    _option("--metric", metavar="METRIC", help="What trials are compared by: accuracy, min:loss."),
+    _option("--pruner", type=click.Choice(["none", "median"]), default="none", help="Leave off trials worse than the median."),
+    _option("--retries", type=_Whole(0), metavar="N", default=1, help="Of a trial that failed, on another GPU. Default: 1."),
+    _option("--retry-failed", is_flag=True, help="Train those that have failed for good once more."),
+    _option("--trial-minutes", type=_Number(0), metavar="N", help="End a trial that takes longer: a failure. Default: none."),
+    _option("--name", metavar="NAME", help="The sweep's folder in --runs-dir. Default: the task and a digest."),
+    _option("--storage", metavar="URL", help="A database for the study. Default: a journal in the sweep's folder."),
+    _option("--worker", is_flag=True, help="Join the sweep that another machine begins; wait for it, and print no table."),
 ]
 
 
@@ -446,6 +471,7 @@ def sweep(
         check(asked.trial_config(asked.point(number), config.seed), device)
     if only_check:
         _warn_of_overruled_imports(task)
+        _report_environment()
         return
     stop = StopRequest.install()
     from trainer.sweep import Limits, run_sweep
@@ -462,7 +488,7 @@ def bench_figure(folder: Path) -> None:
     draw(folder)
 
 
-class _Show(click.Command):
+class _Show(_Verb):
     """Typed as `trainbox sweep show`, which hands over to this verb."""
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -472,7 +498,7 @@ class _Show(click.Command):
 @cli.command("sweep-show", cls=_Show)
 @click.argument("name")
 @_option("--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), help="Default: runs.")
-@click.option("--storage", metavar="URL", help="The study's database, if it has one.")
+@_option("--storage", metavar="URL", help="The study's database, if it has one.")
 @click.option("--metric", metavar="NAME", help="Default: the one that the sweep compares by, or the trials' first.")
 @click.option("--csv", "as_csv", is_flag=True, help="All trials as CSV, with all their metrics.")
 @click.option(

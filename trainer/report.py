@@ -22,6 +22,7 @@ def header(job: Job) -> None:
     rows = {
         "run": str(job.run.path),
         "plan": os.environ.get("TRAINBOX_REASON") or f"{process.world_size} process(es) on {process.device}",
+        **({"settings": settings} if (settings := os.environ.get("TRAINBOX_SETTINGS")) else {}),
         "batch": batch_equation(job),
         **(
             {"shards": f"{config.shards} on {process.world_size} process(es), the same bits on 1 to {config.shards}"}

@@ -86,7 +86,10 @@ class SweepRun:
         self._waiting: list[_Waiting] = []
         self._beat_at = 0.0
         self._ended = study.total - study.unfinished()
-        self._succeeded = False  # here and now; a trial of an earlier start may have had data that is missing now
+        # Since this start; a trial of an earlier one may have had data that is missing now.
+        self._succeeded = False
+        # The first trial that reported wrong use, until another one shows whether all of them would.
+        self._suspect: tuple[Trial, str] | None = None
         self._bar = _Progress(study.total, self._ended)
 
     def run(self) -> None:
@@ -96,7 +99,7 @@ class SweepRun:
             Preempted: stopped by a signal; trials under way are saved and given back.
             DeviceMissing: no slot is left to train on.
             StorageFailure: a trial says that nothing can be written.
-            WrongUse: a trial cannot be trained as it is set, and none has succeeded since this start.
+            WrongUse: two trials report wrong use before one succeeds, or one does and there is no other.
         """
         try:
             for slot in self._slots:
@@ -117,6 +120,8 @@ class SweepRun:
                 self._end(slot)
             for waiting in self._waiting:
                 self._study.give_back(waiting.trial)
+            if self._suspect:
+                self._study.give_back(self._suspect[0])
             self._bar.close()
 
     def _count(self) -> int:
@@ -135,6 +140,8 @@ class SweepRun:
         for slot in self._slots:
             if slot.ready and slot.trial is None and (trial := self._next_for(slot)) is not None:
                 self._order(slot, trial)
+        if self._suspect and not self._waiting and all(slot.ready and slot.trial is None for slot in self._slots):
+            raise self._wrong_use(*self._suspect)  # there is no other trial to compare it with
 
     def _next_for(self, slot: Slot) -> Trial | None:
         """A failed trial goes to another GPU than the one it failed on, unless this one would wait for it."""
@@ -219,7 +226,7 @@ class SweepRun:
             self._study.give_back(trial)
             return
         if answer["code"] == 0:
-            self._succeeded = True
+            self._settle_suspect()
             record = self._study.pruned if answer.get("pruned") else self._study.done
             try:
                 record(trial, answer["metrics"], answer["seconds"])
@@ -252,16 +259,30 @@ class SweepRun:
             self._failed(slot, trial, f"{how}{_last_words_of(slot)}", 1)
 
     def _failed(self, slot: Slot, trial: Trial, message: str, code: int) -> None:
-        if code == WrongUse.exit_code and not self._succeeded:  # most likely each trial would fail in this way
-            self._study.give_back(trial)
-            point = ", ".join(f"{name}={value}" for name, value in trial.point.items())
-            raise WrongUse(f"trial {trial.number}{f' ({point})' if point else ''}: {message}")
+        if code == WrongUse.exit_code and not self._succeeded:
+            if self._suspect:  # two different trials: most likely each one would fail
+                self._study.give_back(trial)
+                raise self._wrong_use(*self._suspect)
+            self._suspect = trial, message
+            return
         if code in _NOT_TRIED_AGAIN or trial.attempts >= self._limits.retries:
             self._study.failed(trial, message)
             self._bar.say(f"trial {trial.number} failed on {slot.name}: {message}")
             return
         self._bar.say(f"trial {trial.number} failed on {slot.name} and is tried again: {message}")
         self._waiting.append(_Waiting(self._study.attempted(trial), slot.visible, 0.0))
+
+    def _settle_suspect(self) -> None:
+        """A trial has succeeded, so that what is wrong with the suspect is its own settings."""
+        self._succeeded = True
+        if self._suspect:
+            (trial, message), self._suspect = self._suspect, None
+            self._study.failed(trial, message)
+            self._bar.say(f"trial {trial.number} failed: {message}")
+
+    def _wrong_use(self, trial: Trial, message: str) -> WrongUse:
+        point = ", ".join(f"{name}={value}" for name, value in trial.point.items())
+        return WrongUse(f"trial {trial.number}{f' ({point})' if point else ''}: {message}")
 
     def _failed_start(self, slot: Slot, why: str) -> None:
         slot.failed_starts += 1
@@ -383,6 +404,7 @@ def _header(study: Study, folder: Path, sweep: Sweep) -> str:
     rows = {
         "sweep": str(folder),
         "plan": os.environ.get("TRAINBOX_REASON", "1 trial at a time"),
+        **({"settings": settings} if (settings := os.environ.get("TRAINBOX_SETTINGS")) else {}),
         "trials": f"{study.total}, {study.unfinished()} to do"
         + f" ({sweep.total} asked for now, {study.total} before)" * (sweep.total < study.total),
     }

@@ -53,6 +53,14 @@ def redacted(text: str, hidden: Hidden = (), longest: int = _LONGEST) -> str:
     return text if len(text) <= longest else f"{text[:longest]} ..."
 
 
+def shown_setting(name: str, value: str) -> str:
+    """What may be shown of a setting's value to the user who made it, whose home is no secret; nothing of a secret."""
+    if is_secret(name, value):
+        return ""
+    text = without_secrets(_printable(value))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+
+
 def shown_environment(env: Mapping[str, str], hidden: Hidden = ()) -> list[tuple[str, str]]:
     """The variables that matter, sorted, each with what may be shown of its value; of proxies only whether they are set."""
     rows = [

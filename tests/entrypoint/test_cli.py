@@ -175,6 +175,19 @@ def test_a_plan_has_the_documented_fields(plan: Command) -> None:
     assert shown["env"]["TRAINBOX_REASON"] == reason
 
 
+def test_a_plan_shows_what_came_from_the_environment(plan: Command) -> None:
+    env = {"GPUS": "2", "HEALTH": "no", "STRATEGY": "dp", "TASK": "mnist", "RDZV_ID": "hf_0123456789abcdef"}
+    env |= {"SET": "width=16 url=https://me:pw@host/x", "TRAINBOX_EPOCHS": "3", "TRAINBOX_SEED": "7", "TRAINBOX_DEVICE": "cuda"}
+    ended = plan("tests.trainer.tiny:Tiny", "--strategy", "ddp", "--seed", "8", "--set", "noise=1", **env)
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["env"]["TRAINBOX_SETTINGS"] == (
+        "gpus 2 (from GPUS), device cuda (from TRAINBOX_DEVICE), health no (from HEALTH), rdzv-id (from RDZV_ID), "
+        "epochs 3 (from TRAINBOX_EPOCHS)"
+    )
+    ended = plan(GPUS="2", SET="width=16 dropout=0.1")
+    assert json.loads(ended.out)["env"]["TRAINBOX_SETTINGS"] == "gpus 2 (from GPUS), set width=16 dropout=0.1 (from SET)"
+
+
 @pytest.mark.parametrize(
     ("env", "words", "expected"),
     [
@@ -383,18 +396,18 @@ def test_a_file_that_is_not_there_is_told_with_where_it_was_looked_for(check: Co
 
 def test_training_options_come_from_the_environment_and_words_win(check: Command) -> None:
     assert refused(check(TRAINBOX_EPOCHS="0")).startswith("Invalid value for '--epochs': 0 is not a whole number from 1 ")
-    assert check("--epochs", "1", TRAINBOX_EPOCHS="0") == Ended(0, "", "")
-    assert check(SET="width=64 dropout=0.1") == Ended(0, "", "")
+    assert check("--epochs", "1", TRAINBOX_EPOCHS="0") == Ended(0, "\n", "")
+    assert check(SET="width=64 dropout=0.1") == Ended(0, "SET\n", "")
     assert refused(check(SET="width=64 dropout=x")) == "--set dropout=x: dropout is of type float"
     assert refused(check(TASK="mnits")).startswith("no task 'mnits': did you mean mnist?")
-    assert check("digits", TASK="mnits") == Ended(0, "", "")
+    assert check("digits", TASK="mnits") == Ended(0, "\n", "")
 
 
 def test_an_empty_value_in_the_environment_is_no_value(check: Command) -> None:
     names = [p.envvar for p in trainer.cli.train.params if p.envvar]
     flat = [name for envvar in names for name in ([envvar] if isinstance(envvar, str) else envvar)]
     assert {"TASK", "SET", "TRAINBOX_SET", "TRAINBOX_EPOCHS", "TRAINBOX_CONFIG", "TRAINBOX_RUNS_DIR"} <= set(flat)
-    assert check(**dict.fromkeys(flat, "")) == Ended(0, "", "")
+    assert check(**dict.fromkeys(flat, "")) == Ended(0, "\n", "")
 
 
 # Hostile values.

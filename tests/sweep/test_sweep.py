@@ -55,9 +55,10 @@ def _at_the_gate(trainbox: Trainbox) -> set[str]:
 
 
 def test_each_combination_and_seed_is_trained_once_by_few_processes(trainbox: Trainbox) -> None:
-    ended = _sweep(trainbox, "--seeds", "3", "--grid", "width=4,8", "--grid", "lr=0.01,0.02")
+    ended = _sweep(trainbox, "--seeds", "3", "--grid", "width=4,8", "--grid", "lr=0.01,0.02", env={"TRAINBOX_KEEP": "2"})
     assert ended.code == 0, ended.out + ended.err
     assert "plan       2 CPU processes requested -> sweep, 2 slots" in ended.out
+    assert "settings   keep 2 (from TRAINBOX_KEEP)" in ended.out
     shown = _shown(trainbox)
     assert [line["trial"] for line in shown] == [str(number) for number in range(12)]
     assert {(line["width"], line["learning_rate"], line["seed"]) for line in shown} == {
@@ -245,33 +246,53 @@ def test_what_no_trial_can_do_ends_the_sweep_at_once(trainbox: Trainbox) -> None
     assert "Traceback" not in ended.out + ended.err
 
 
+_WRONG = {"code": 2, "message": "no folder data/har: put it there"}
+_GOOD = {"code": 0, "metrics": {"loss": 1.0}, "seconds": 1.0}
+
+
 @pytest.fixture
 def sweep_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepRun:
     """A sweep that goes on after one trial of an earlier start, without worker processes."""
-    study = open_study(None, tmp_path, "s", Sweep(Config(), {"width": [4, 8, 16]}))
+    study = open_study(None, tmp_path, "s", Sweep(Config(), {"width": [4, 8, 16, 32]}))
     earlier = study.claim()
     assert earlier
     study.done(earlier, {"loss": 1.0}, 1.0)
     monkeypatch.setattr(SweepRun, "_restart", lambda self, slot: None)
-    return SweepRun(study, tmp_path, tmp_path, [], Limits(), StopRequest())
+    return SweepRun(study, tmp_path, tmp_path, [Slot("CPU slot 0", "", ready=True)], Limits(), StopRequest())
 
 
-def _answered(run: SweepRun, answer: dict[str, Any]) -> None:
-    slot = Slot("CPU slot 0", "")
-    slot.trial = run._study.claim()
-    run._hear(slot, answer)
+def _answered(run: SweepRun, *answers: dict[str, Any]) -> list[tuple[str, str]]:
+    """The records after the trials that are left have ended in this way, one after the other."""
+    (slot,) = run._slots
+    for answer in answers:
+        slot.trial = run._study.claim()
+        run._hear(slot, answer)
+    return [(record.state, record.message) for record in run._study.records()]
 
 
-def test_data_that_is_missing_now_ends_a_sweep_that_had_trained(sweep_run: SweepRun) -> None:
+def test_data_that_is_missing_now_ends_a_sweep_that_had_trained(sweep_run: SweepRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SweepRun, "_start", lambda self, slot: None)
+    monkeypatch.setattr(SweepRun, "_tell", lambda self, slot, order: None)
+    monkeypatch.setattr(SweepRun, "_listen", lambda self: self._hear(self._slots[0], _WRONG))
     with pytest.raises(WrongUse, match=r"^trial 1 \(width=8\): no folder data/har: put it there$"):
-        _answered(sweep_run, {"code": 2, "message": "no folder data/har: put it there"})
-    assert [record.state for record in sweep_run._study.records()] == ["done", "pending", "pending"]
+        sweep_run.run()
+    assert _answered(sweep_run) == [("done", ""), *[("pending", "")] * 3]
 
 
-def test_after_a_success_a_trial_with_a_wrong_setting_is_recorded_and_the_others_go_on(sweep_run: SweepRun) -> None:
-    _answered(sweep_run, {"code": 0, "metrics": {"loss": 1.0}, "seconds": 1.0})
-    _answered(sweep_run, {"code": 2, "message": "width is too large"})
-    assert [(r.state, r.message) for r in sweep_run._study.records()][1:] == [("done", ""), ("failed", "width is too large")]
+def test_one_wrong_combination_is_recorded_when_another_succeeds(sweep_run: SweepRun) -> None:
+    assert _answered(sweep_run, _WRONG)[1][0] == "running"
+    failed = ("failed", _WRONG["message"])
+    assert _answered(sweep_run, _GOOD, _WRONG) == [("done", ""), failed, ("done", ""), failed]
+
+
+def test_one_wrong_combination_that_is_the_last_ends_the_sweep(sweep_run: SweepRun) -> None:
+    for _ in range(2):
+        trial = sweep_run._study.claim()
+        assert trial
+        sweep_run._study.done(trial, {"loss": 1.0}, 1.0)
+    _answered(sweep_run, _WRONG)
+    with pytest.raises(WrongUse, match=r"^trial 3 \(width=32\): no folder"):
+        sweep_run._feed()
 
 
 def test_stopped_by_a_signal_the_same_command_goes_on(trainbox: Trainbox) -> None:
