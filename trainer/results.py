@@ -3,9 +3,11 @@
 import csv
 import io
 import math
+import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config import split_metric
@@ -16,16 +18,20 @@ from trainer.study import Record
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# Words in the names of metrics that are shares.
+_SHARES = {"accuracy", "f1", "precision", "recall", "auc", "auroc", "iou", "dice", "sensitivity", "specificity"}
+
 
 @dataclass(frozen=True)
 class Row:
-    """A combination, its trials counted by state, and a metric of those that are done: mean, deviation, half interval."""
+    """A combination, its trials counted by state, and a metric of those that are done: mean, deviation, interval."""
 
     point: dict[str, Value]
     counts: dict[str, int]
     mean: float
     deviation: float
-    half_interval: float  # of the mean, at 95 %, by Student's t
+    interval: tuple[float, float]  # of the mean, at 95 %, by Student's t, within the metric's range
+    trials: tuple[int, ...] = ()  # the numbers of those that are done
 
 
 def metric_of(records: Sequence[Record], asked: str | None) -> str:
@@ -61,7 +67,41 @@ def _row(point: dict[str, Value], group: Sequence[Record], metric: str) -> Row:
     from scipy import stats  # takes a second to import, as matplotlib does
 
     quantile = float(stats.t.ppf(0.975, len(values) - 1)) if len(values) > 1 else math.nan
-    return Row(point, counts, mean, deviation, quantile * deviation / math.sqrt(max(1, len(values))))
+    half = quantile * deviation / math.sqrt(max(1, len(values)))
+    low, high = _range(metric, values)
+    done = tuple(record.number for record in group if record.state == "done")
+    return Row(point, counts, mean, deviation, (max(low, mean - half), min(high, mean + half)), done)
+
+
+def _range(metric: str, values: Sequence[float]) -> tuple[float, float]:
+    """Where the metric's mean must be: from 0 to 1 for a share, by its name, unless a value says otherwise (97.5 %).
+
+    An interval that is cut to where the mean must be covers it as often as the whole one does.
+    """
+    named = bool(_SHARES & set(metric.lower().split("_")))
+    return (0.0, 1.0) if named and all(0 <= value <= 1 for value in values) else (-math.inf, math.inf)
+
+
+def best_first(combinations: Sequence[Row], metric: str, asked: str | None) -> list[Row]:
+    """The rows by the metric's mean, the best first and those without a value last."""
+    sign = 1 if split_metric(asked or metric, "--metric")[0] == "min" else -1
+    return sorted(combinations, key=lambda row: (math.isnan(row.mean), sign * row.mean))
+
+
+def best_line(combinations: Sequence[Row], metric: str, asked: str | None, folder: Path) -> str:
+    """The best combination, and how to train its first trial again; nothing without a value."""
+    rows = best_first(combinations, metric, asked)
+    if not rows or math.isnan(rows[0].mean):
+        return ""
+    best, direction = rows[0], split_metric(asked or metric, "--metric")[0]
+    point = " ".join(f"{name}={value}" for name, value in best.point.items())
+    of = f"mean of {len(best.trials)}" if len(best.trials) > 1 else f"trial {best.trials[0]}"
+    which = {"min": "lowest", "max": "highest"}[direction]
+    config = folder / f"trial-{best.trials[0]:05d}" / "config.json"
+    return (
+        f"best:      {point}{', ' if point else ''}{which} {metric} {_figure(best.mean)} ({of})\n"
+        f"again:     {shlex.join(['trainbox', 'train', '--config', str(config), '--run', f'{folder.name}-best'])}"
+    )
 
 
 def table(combinations: Sequence[Row], metric: str) -> str:
@@ -72,10 +112,12 @@ def table(combinations: Sequence[Row], metric: str) -> str:
         for state in ("not finite", "failed", "pruned", "running", "pending")
         if any(row.counts[state] for row in combinations)
     ]
-    heading = [*names, "done", *states, metric, "sd", "95 % interval"]
+    # One trial of each combination has no deviation: as a sampler draws them.
+    spread = ["sd", "95 % interval"] if any(not math.isnan(row.deviation) for row in combinations) else []
+    heading = [*names, "done", *states, metric, *spread]
     lines = [heading]
     for row in combinations:
-        figures = [_figure(row.mean), _figure(row.deviation), _interval(row)]
+        figures = [_figure(row.mean), *[_figure(row.deviation), _interval(row)][: len(spread)]]
         lines.append(
             [*(str(row.point.get(name, "")) for name in names), *(str(row.counts[s]) for s in ("done", *states)), *figures]
         )
@@ -117,7 +159,8 @@ def figure(combinations: Sequence[Row], records: Sequence[Record], metric: str, 
     numeric = all(isinstance(x, int | float) and not isinstance(x, bool) for line in lines.values() for x, _ in line)
     for label, line in lines.items():
         x = [value if numeric else str(value) for value, _ in line]
-        bars = [0.0 if math.isnan(row.half_interval) else row.half_interval for _, row in line]
+        spread = [(0.0, 0.0) if math.isnan(r.deviation) else (r.mean - r.interval[0], r.interval[1] - r.mean) for _, r in line]
+        bars = list(zip(*spread, strict=True))  # down, up
         axes.errorbar(x, [row.mean for _, row in line], bars, marker="o", capsize=3, label=label or None)
     if len(lines) > 1:
         axes.legend(frameon=False)
@@ -149,6 +192,4 @@ def _figure(value: float) -> str:
 
 
 def _interval(row: Row) -> str:
-    if math.isnan(row.half_interval):
-        return "-"
-    return f"{row.mean - row.half_interval:.4g} to {row.mean + row.half_interval:.4g}"
+    return "-" if math.isnan(row.deviation) else f"{row.interval[0]:.4g} to {row.interval[1]:.4g}"

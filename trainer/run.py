@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -229,11 +229,14 @@ class RunDirectory:
         """Pictures (3, H, W) uint8, in TensorBoard."""
         self._on_board(lambda board: [board.add_image(f"validation/{n}", p, step) for n, p in figures.items()])
 
-    def hyperparameters(self, config: Config, best_step: int, metrics: Mapping[str, float]) -> None:
-        """The run's row in TensorBoard's HParams tab: its settings and the metrics of its best step."""
+    def hyperparameters(
+        self, config: Config, best_step: int, metrics: Mapping[str, float], swept: Collection[str] = ()
+    ) -> None:
+        """The run's row in TensorBoard's HParams tab: its settings, those that a sweep varies first, and its best metrics."""
         # Its table shows few columns: those that nobody has touched would hide the ones that a sweep is about.
         usual, hidden = vars(Config()), FREE_AT_RESUME | {"fields", "best_by"}
         shown = {"task", "optimizer", "seed"} | {n for n, v in vars(config).items() if v != usual[n] and n not in hidden}
+        shown |= set(swept) & vars(config).keys()  # in each trial, or TensorBoard would leave out those with a usual value
         settings = {name: _plain(value) for name, value in vars(config).items() if name in shown}
         settings |= {f"task.{name}": _plain(shown_value(name, value)) for name, value in config.fields.items()}
         best = {f"validation/best_{name}": value for name, value in metrics.items()}
@@ -242,7 +245,9 @@ class RunDirectory:
             from torch.utils.tensorboard.summary import hparams
 
             # Not add_hparams, which starts a run of its own and gives the metrics step 0.
-            for summary in hparams(settings, best):
+            experiment, *session = hparams(settings, best)
+            _put_first(experiment, {*swept, *(f"task.{name}" for name in swept)})
+            for summary in (experiment, *session):
                 board.file_writer.add_summary(summary)  # type: ignore[attr-defined]
             _write_scalars(board, best, best_step)
 
@@ -284,6 +289,17 @@ class RunDirectory:
         except OSError as error:
             self._board_broken = True
             self.say(f"TensorBoard's files cannot be written ({error}): training goes on without; metrics.jsonl has it all")
+
+
+def _put_first(experiment: Any, names: Collection[str]) -> None:
+    """Mark hyperparameters as those that differ: TensorBoard shows them first and sorts the others by name."""
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # type: ignore[import-untyped]
+
+    plugin = experiment.value[0].metadata.plugin_data
+    data = HParamsPluginData.FromString(plugin.content)
+    for info in data.experiment.hparam_infos:
+        info.differs = info.name in names
+    plugin.content = data.SerializeToString()
 
 
 def _write_scalars(board: "SummaryWriter", scalars: Mapping[str, float], step: int) -> None:

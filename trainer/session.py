@@ -55,11 +55,13 @@ def train_task(
     until_step: int | None = None,
     validated: Callable[[int, Mapping[str, float]], None] | None = None,
     measure_s: float | None = None,
+    swept: Sequence[str] = (),
 ) -> dict[str, float]:
     """Train `config.task` to its end in `runs_dir/run_name`, going on where a stopped run of the same settings ended.
 
     With `until_step` it ends there, as if that were the end, at the learning rates of the whole. `validated` is called with
     the step and the metrics of each validation. With `measure_s` it ends when about so many seconds were measured, by a Meter.
+    TensorBoard shows the settings `swept` first.
     Returns the best one's metrics, first the one that it was the best by,
     and the speed.
 
@@ -84,7 +86,7 @@ def train_task(
             did_not_fit: list[str] = []
             while True:
                 job = build(settled, task, process, run, data_dir)
-                job.until_step, job.validated = until_step, validated
+                job.until_step, job.validated, job.swept = until_step, validated, swept
                 meter = Meter(job, measure_s) if measure_s else None
                 _resume(job, resume)
                 try:
@@ -289,7 +291,7 @@ def _start(job: Job, stop: StopRequest, resume: str, did_not_fit: Sequence[str])
         with all_fit(job.process):
             try_task(job)
         fit(job, stop)
-        run.hyperparameters(job.config, job.progress.best_step or 0, job.progress.best_metrics)
+        run.hyperparameters(job.config, job.progress.best_step or 0, job.progress.best_metrics, job.swept)
     run.end_progress()
     closing(job)
 

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -101,6 +101,7 @@ class Job:
     save_due: bool = False
     digested_step: int | None = None  # of the last entry in digests.jsonl
     validated: Callable[[int, Mapping[str, float]], None] | None = None
+    swept: Sequence[str] = ()
     around_batches: Callable[[Iterator[Any]], Iterator[Any]] | None = None
     exchange_seconds: float | None = None  # up to the last entry of the log
     slow_network_seconds: float = 0.0  # of the entries in a row

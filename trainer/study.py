@@ -244,7 +244,7 @@ class Study:
         if self.sweep.sampler == "grid":
             return _InOrder(lambda trial: self.sweep.point(next(n for n, t in self._numbered() if t.number == trial.number)))
         # Each process that shares the study draws others.
-        return TPESampler() if self.sweep.sampler == "tpe" else RandomSampler()
+        return _RoundedTPE() if self.sweep.sampler == "tpe" else _RoundedRandom()
 
     def _is_mine(self, trial_id: int) -> bool:
         found = self._storage.get_trial(trial_id)
@@ -261,6 +261,36 @@ class Study:
         if owner not in self._heard or self._heard[owner][0] != beats:
             self._heard[owner] = (beats, time.monotonic())
         return time.monotonic() - self._heard[owner][1] > _SILENCE_S
+
+
+class _Rounded(BaseSampler):
+    """Has the sampler that it is mixed into draw numbers that a person can read and type."""
+
+    def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: Any) -> dict[str, Any]:
+        drawn = super().sample_relative(study, trial, search_space)  # type: ignore[safe-super]
+        return {name: _rounded(value, search_space[name]) for name, value in drawn.items()}
+
+    def sample_independent(self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: Any) -> Value:
+        drawn = super().sample_independent(study, trial, param_name, param_distribution)  # type: ignore[safe-super]
+        return _rounded(drawn, param_distribution)
+
+
+class _RoundedTPE(_Rounded, TPESampler):
+    pass
+
+
+class _RoundedRandom(_Rounded, RandomSampler):
+    pass
+
+
+def _rounded(value: Value, distribution: BaseDistribution) -> Value:
+    """A drawn number to three significant digits; to more in a narrow range, which keeps a hundred values or more."""
+    if not isinstance(distribution, FloatDistribution) or not isinstance(value, float):
+        return value
+    places = 3 - math.ceil(math.log10(distribution.high - distribution.low))
+    if distribution.log:
+        places = max(places, 2 - math.floor(math.log10(value)))
+    return min(max(round(value, places), distribution.low), distribution.high)
 
 
 class _InOrder(BaseSampler):

@@ -166,6 +166,7 @@ class SweepRun:
             "log": str(slot.log),
             "data_dir": str(self._data_dir),
             "pruned": sweep.pruner != "none",
+            "swept": [*trial.point, "seed"],
         }
         self._tell(slot, order)
 
@@ -389,10 +390,13 @@ def show(folder: Path, storage: str | None, metric: str | None, as_csv: bool, fi
         records = study.records()
     if as_csv:
         return results.as_csv(records)
-    metric = results.metric_of(records, metric or study.sweep.metric)
+    asked = metric or study.sweep.metric
+    metric = results.metric_of(records, asked)
     rows = results.rows(records, metric)
     if figure is None:
-        return results.table(rows, metric)
+        drawn = study.sweep.sampler != "grid"
+        table = results.table(results.best_first(rows, metric, asked) if drawn else rows, metric)
+        return "\n".join(filter(None, [table, results.best_line(rows, metric, asked, folder)]))
     try:
         results.figure(rows, records, metric, study.sweep.sampler != "grid").savefig(figure)
     except (OSError, ValueError) as error:

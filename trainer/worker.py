@@ -90,12 +90,16 @@ def _trained(
     torch.set_default_dtype(torch.float32)
     config, path, data_dir = Config(**order["config"]), Path(order["run"]), Path(order["data_dir"])
     try:
-        return train_task(config, stop, device, path.parent, path.name, data_dir, "auto", validated=validated)
+        return train_task(
+            config, stop, device, path.parent, path.name, data_dir, "auto", validated=validated, swept=order["swept"]
+        )
     except Changed as changed:  # begun on another kind of GPU or CPU, say: only the trials that share one can go on
         path.rename(aside := path.with_name(f"{path.name}.aside-{time.time_ns()}"))
         _log_to(Path(order["log"]))
         print(f"begun anew, what there was is in {aside}: {changed}", file=sys.stderr, flush=True)
-        return train_task(config, stop, device, path.parent, path.name, data_dir, "auto", validated=validated)
+        return train_task(
+            config, stop, device, path.parent, path.name, data_dir, "auto", validated=validated, swept=order["swept"]
+        )
 
 
 def _unusable(device: str) -> str | None:

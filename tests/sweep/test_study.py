@@ -207,7 +207,7 @@ def test_there_is_nothing_to_look_at_before_it_is_begun(opened: Open) -> None:
 
 
 def test_tpe_draws_better_ones_with_time(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "TPESampler", partial(study.TPESampler, seed=1))
+    monkeypatch.setattr(study, "_RoundedTPE", partial(study._RoundedTPE, seed=1))
     view = opened(Sweep(Config(), {"shape": ["a", "b"]}, {"lr": Range(1e-4, 1.0, True)}, 1, "tpe", 40, "min:loss"))
     losses = []
     while trial := view.claim():
@@ -215,7 +215,25 @@ def test_tpe_draws_better_ones_with_time(opened: Open, monkeypatch: pytest.Monke
         losses.append(abs(trial.point["lr"] - 0.01) + (trial.point["shape"] == "b"))
         view.done(trial, {"loss": losses[-1]}, 0.0)
     assert len(losses) == 40
+    drawn = [record.point["lr"] for record in view.records()]
+    assert drawn == [float(f"{lr:.3g}") for lr in drawn]  # as the table and a command line show them
     assert sum(losses[20:]) < 0.75 * sum(losses[:20])
+
+
+@pytest.mark.parametrize(
+    ("drawn", "low", "high", "log", "rounded"),
+    [
+        (0.00123456, 1e-4, 0.1, True, 0.00123),
+        (0.0567891, 1e-4, 0.1, True, 0.0568),
+        (0.000100001, 1e-4, 0.1, True, 1e-4),
+        (1.00567, 1.0, 1.01, True, 1.0057),
+        (0.123456, 0.0, 1.0, False, 0.123),
+        (1000.123456, 1000.0, 1001.0, False, 1000.123),
+        (0.99996, 0.1, 0.99997, False, 0.99997),
+    ],
+)
+def test_a_drawn_number_is_rounded_within_its_range(drawn: float, low: float, high: float, log: bool, rounded: float) -> None:
+    assert study._rounded(drawn, study.FloatDistribution(low, high, log=log)) == rounded
 
 
 def test_the_metric_asked_for_must_be_there(opened: Open) -> None:

@@ -80,7 +80,9 @@ def test_each_combination_and_seed_is_trained_once_by_few_processes(trainbox: Tr
     board = EventAccumulator(str(run / "tensorboard"), {IMAGES: 0})
     board.Reload()
     assert board.Tags()["images"] == ["sweep"]
-    rows = [line.split() for line in ended.out.splitlines() if line.strip().startswith(("4 ", "8 "))]
+    lines = ended.out.splitlines()
+    heading = next(place for place, line in enumerate(lines) if line.split()[:2] == ["width", "learning_rate"])
+    rows = [line.split() for line in lines[heading + 1 : heading + 5]]  # after the lines of progress on a slow machine
     assert [row[:3] for row in rows] == [["4", "0.01", "3"], ["4", "0.02", "3"], ["8", "0.01", "3"], ["8", "0.02", "3"]]
     assert trainbox("sweep", "show", "s", "--figure", "f.svg").out == "drawn into f.svg\n"
     assert (trainbox.folder / "f.svg").read_text().startswith("<?xml")
@@ -359,6 +361,18 @@ def test_samplers_and_pruning(trainbox: Trainbox) -> None:
     assert len(trainbox.entries(f"s/trial-{int(pruned['trial']):05d}", "validation")) < 6
     assert len({line["learning_rate"] for line in shown}) > 10
     assert {line["seed"] for line in shown} == {"0"}
+    *table, best, again = trainbox("sweep", "show", "s").out.splitlines()
+    losses = [float(row.split()[-1]) for row in table[1:] if not row.endswith("-")]
+    assert losses == sorted(losses)
+    lr = best.split()[1].removeprefix("learning_rate=").rstrip(",")
+    assert lr == table[1].split()[0] == f"{float(lr):.3g}"
+    command = again.split()[2:]
+    assert trainbox.train(*command[1:], "--device", "cpu", env=_ENV).code == 0
+    repeated, first = (
+        json.loads((trainbox.folder / "runs" / run / "config.json").read_text())
+        for run in ("s-best", command[2].split("/", 1)[1].removesuffix("/config.json"))
+    )
+    assert repeated == first
 
 
 def test_each_slot_sees_its_own_gpu_and_a_failed_trial_goes_to_another(trainbox: Trainbox) -> None:
