@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -39,9 +38,9 @@ def try_task(job: Job) -> None:
     in_memory = isinstance(job.train, TensorDataset)
     if not in_memory:
         micro = dataclasses.replace(micro, stop=min(micro.stop, micro.start + _EXAMPLES_FROM_A_LOADER))
-    schedule = dataclasses.replace(job.schedule, micros=(micro,), total_steps=step + 2)
-    batches = training_batches(job.train, schedule, step, job.process.device, min(job.workers, 1))
-    batch, *others = itertools.islice(batches, 2 if job.config.deterministic else 1)
+    count = 2 if job.config.deterministic else 1
+    schedule = dataclasses.replace(job.schedule, micros=(micro,), total_steps=step + count)
+    batch, *others = training_batches(job.train, schedule, step, job.process.device, min(job.workers, 1))
     job.model.train()
     extra = copy.deepcopy({name: value for name, value in job.model.state_dict().items() if not isinstance(value, Tensor)})
     with job.attributes.kept(), _weights_kept(job) as refuse_moved_weights, _no_buffer_is_made(job):
