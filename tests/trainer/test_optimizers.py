@@ -57,12 +57,11 @@ def test_an_unknown_name_in_a_file_of_settings_is_refused(here: Here) -> None:
     assert err.count("\n") == 1
 
 
-def test_an_unknown_name_in_a_run_is_refused_by_verify(here: Here) -> None:
-    here.train(max_steps=2)
-    config = here.path() / "config.json"
-    config.write_text(config.read_text().replace('"optimizer": "adamw"', '"optimizer": "lion"'))
-    code, _, err = here.command("verify", "runs/r", "--device", "cpu")
-    assert (code, err) == (2, f"trainbox: {_UNKNOWN}\n")
+def test_an_unknown_name_that_no_option_has_checked_is_refused_before_the_data(here: Here) -> None:
+    """As in the orders of a sweep, and in the stored settings that verify trains."""
+    with pytest.raises(WrongUse, match=f"^{_UNKNOWN}$"):
+        here.train(optimizer="lion")
+    assert not (here.path() / "metrics.jsonl").exists()
 
 
 def test_the_header_names_an_optimizer_that_the_task_builds_itself(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
