@@ -125,13 +125,19 @@ def _refuse_unlike(process: Process, found: Mapping[str, Any], cure: str) -> Non
         raise WrongUse(f"{name} is {value} on {socket.gethostname()}, and not on all machines: {cure}")
 
 
+def _manifest_of(run: RunDirectory) -> dict[str, Any] | None:
+    """Return the run's manifest; None if it is missing or damaged."""
+    found, kinds = run.read_json("manifest.json") or {}, {"settings": dict, "sources": dict, "resumes": list}
+    return found if found and all(isinstance(found.get(name, kind()), kind) for name, kind in kinds.items()) else None
+
+
 def _refuse_edited(settled: Config, process: Process, run: RunDirectory, anyway: bool) -> None:
     """Compare the settings with those of the run's start: config.json, or the manifest, may have been edited since.
 
     Raises:
         WrongUse: a setting that changes the result differs.
     """
-    manifest = process.from_first(run.read_json("manifest.json")) or {}
+    manifest = process.from_first(_manifest_of(run)) or {}
     changed = edited_settings(manifest, dataclasses.asdict(settled))
     if process.is_sharded or changed.get("settings.shards", (0,))[0] is None:
         changed.pop("settings.shards", None)  # as many as processes: the plans are compared
@@ -230,7 +236,7 @@ def _newest(job: Job, anyway: bool) -> int | None:
     """Return the step of the newest whole checkpoint of this very run; a run that begins gets its id."""
     run, checkpoints = job.run, job.checkpoints
     checkpoints.sweep()
-    described = run.read_json("manifest.json")
+    described = _manifest_of(run)
     if described is not None:
         run_id = described.get("run_id")
         checkpoints.run_id = run_id if isinstance(run_id, str) else None
@@ -338,7 +344,7 @@ def _describe(
     settings = {n: v for n, v in dataclasses.asdict(_stored(job)).items() if n not in FREE_AT_RESUME | {"threads"}}
     found = manifest.describe(job.process, sys.argv[1:], settings, data, sources)
     tried = {"did_not_fit": list(did_not_fit)} if did_not_fit else {}
-    stored = run.read_json("manifest.json")
+    stored = _manifest_of(run)
     if stored is None and complete:
         run.say(f"{run.path}/manifest.json is missing or damaged: it is unknown what this run was trained with")
         return sources

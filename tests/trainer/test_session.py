@@ -504,6 +504,16 @@ def test_a_complete_run_without_its_manifest_is_refused_unless_wanted(here: Here
     assert not (here.path() / "manifest.json").exists()
 
 
+@pytest.mark.parametrize("entry", ["settings", "sources", "resumes"])
+def test_a_manifest_with_an_entry_of_another_kind_is_damaged(here: Here, entry: str) -> None:
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(2))
+    _edit(here.path() / "manifest.json", **{entry: 5})
+    code, _, err = here.command(*_AGAIN)
+    assert code == 2
+    assert err.startswith("trainbox: runs/r/manifest.json is missing or damaged")
+
+
 def test_a_complete_run_is_not_made_longer_and_the_reason_is_given(here: Here) -> None:
     here.train()
     for words, changed in (
