@@ -1,6 +1,7 @@
 """The loop. Read this file first: one optimizer step from the batch to the log stands in `fit`, in order."""
 
 import contextlib
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
@@ -99,7 +100,8 @@ def _record_digests(job: Job, kind: str) -> None:
         WrongUse: they are not the same on all processes.
     """
     check_unchanged(job)
-    model, optimizer = (job.digests(tensors) for tensors in (job.model.state_dict(), _named(job, job.optimizer.state)))
+    names = {parameter: name for name, parameter in job.model.named_parameters()}
+    model, optimizer = (job.digests(tensors) for tensors in (job.model.state_dict(), _named(names, job.optimizer.state)))
     short = [digest[:16] for digest in (*model.values(), *optimizer.values())]
     if (place := job.process.first_difference(short)) is not None:
         raise WrongUse(
@@ -121,11 +123,11 @@ def _entry(job: Job, kind: str, step: int, model: Mapping[str, str], optimizer: 
     return {"kind": kind, "step": step, **whole, "tensors": tensors}
 
 
-def _named(job: Job, state: Mapping[Any, Mapping[str, Any]]) -> dict[str, Tensor]:
-    """The tensors of an optimizer's state, in the model's order."""
+def _named(names: Mapping[nn.Parameter, str], state: Mapping[Any, Mapping[str, Any]]) -> dict[str, Tensor]:
+    """The tensors of an optimizer's state, in the order of the parameters' `names`."""
     return {
         f"optimizer.{name}.{key}": value
-        for name, parameter in job.model.named_parameters()
+        for parameter, name in names.items()
         for key, value in state.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
@@ -228,13 +230,20 @@ def _with_mistakes_first(job: Job, result: Evaluation) -> Any:
     """Return a batch as large as the first: the examples that the model mistakes, then those of the first batch."""
     if not counts_by_class(job.task) or "confusion" not in result.by_batch:
         return result.first_batch
-    parts = []
     numbers = most_mistaken(result.by_batch["confusion"])
-    for number, raw_batch in zip(numbers, job.evaluation.read(numbers) if numbers else [], strict=True):
+    if not numbers:
+        return result.first_batch
+    mistaken_B = job.inside(lambda: wrong(job.model, result.first_batch))
+    read = iter(job.evaluation.read([number for number in numbers if number]))
+    parts = []
+    for number in numbers:
+        if number == 0:
+            parts.append(take(result.first_batch, mistaken_B.nonzero().flatten()))
+            continue
         job.process.seed(job.config.seed, "validation", job.progress.step, number)
-        batch = job.task.prepare(raw_batch, training=False)
+        batch = job.task.prepare(next(read), training=False)
         parts.append(take(batch, job.inside(lambda batch=batch: wrong(job.model, batch)).nonzero().flatten()))  # type: ignore[misc]
-    others = take(result.first_batch, (~job.inside(lambda: wrong(job.model, result.first_batch))).nonzero().flatten())
+    others = take(result.first_batch, (~mistaken_B).nonzero().flatten())
     return joined([*parts, others], len(tensors_in(result.first_batch)[0]))
 
 
@@ -265,16 +274,20 @@ def _save(job: Job, metrics: Mapping[str, float]) -> None:
         if not all(map(math.isfinite, sums)):
             raise not_finite(job, f"loss {name!r}")
     step = job.progress.step
-    record = None if job.digested_step == step else lambda copy: _record_saved(job, step, copy)
+    record = None
+    if job.digested_step != step:
+        # Now: under --strategy fsdp a forward puts other parameters in the place of these for a while.
+        names = {parameter: name for name, parameter in job.model.named_parameters()}
+        record = functools.partial(_record_saved, job, step, names)
     job.checkpoints.save(step, state, metrics, job.progress.best_step, record)
     job.digested_step = step
 
 
-def _record_saved(job: Job, step: int, state: Mapping[str, Any]) -> None:
+def _record_saved(job: Job, step: int, names: Mapping[nn.Parameter, str], state: Mapping[str, Any]) -> None:
     """Digests of a checkpoint's `state`, so that `verify` can tell whether the file is still that; the saving thread's work."""
     parameters = (parameter for group in job.optimizer.param_groups for parameter in group["params"])
     moments = {parameter: state["optimizer"]["state"].get(index, {}) for index, parameter in enumerate(parameters)}
-    model, optimizer = tensor_digests(state["model"]), tensor_digests(_named(job, moments))
+    model, optimizer = tensor_digests(state["model"]), tensor_digests(_named(names, moments))
     job.run.record_digests(_entry(job, "checkpoint", step, model, optimizer))
 
 

@@ -21,7 +21,8 @@ from tests.conftest import Trainbox
 from tests.trainer import tiny
 from tests.trainer.here import Here, StopAfter, training_here
 from tests.trainer.tiny import TEXTS, Tiny
-from trainer import manifest
+from trainer import fit, manifest
+from trainer.checkpoint import Checkpoints
 from trainer.compare import Parting, first_other_validation, first_parting, read_entries
 from trainer.digest import tensors_digest
 from trainer.errors import Changed, Differs, Preempted, StorageFailure, WrongUse
@@ -160,6 +161,23 @@ def test_each_checkpoint_has_a_digest_and_so_has_the_last_step(finished: Here) -
     state = finished.state(15)
     assert entries[5]["model"] == tensors_digest(state["model"])
     assert "SAME BITS: runs/r and runs/twin, 7 digests up to step 18" in finished.command("diff", "runs/r", "runs/twin")[1]
+
+
+def test_a_checkpoints_digests_are_named_before_the_next_forward(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under --strategy fsdp a forward replaces the model's parameters, while a thread takes the digests of a checkpoint."""
+    recorded = fit._record_saved
+
+    def in_a_forward(job: Any, *rest: Any) -> None:
+        with monkeypatch.context() as forward:
+            forward.setattr(job.model, "named_parameters", list)
+            recorded(job, *rest)
+
+    monkeypatch.setattr(fit, "_record_saved", in_a_forward)
+    monkeypatch.setattr(Checkpoints, "_start", lambda _self, work, _needed=0: work())
+    here.train(max_steps=4, checkpoint_steps=3)
+    _, saved, last = _digests(here)
+    assert (saved["kind"], saved["step"]) == ("checkpoint", 3)
+    assert saved["tensors"].keys() == last["tensors"].keys()
 
 
 def test_an_early_stop_has_a_digest_of_its_last_step(here: Here) -> None:
