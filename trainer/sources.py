@@ -16,6 +16,9 @@ _CHECKOUT = Path(__file__).parent.parent
 _OUR_TASKS = str(_CHECKOUT / "trainer" / "tasks") + os.sep
 _LIBRARY_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
+# Modules that are not the user's, by name: thousands, and this is asked at each digest and checkpoint.
+_of_libraries: dict[str, ModuleType] = {}
+
 # By the module, function or class: the digest of its file when it was first seen. The file may be
 # edited while the process runs, and the process still computes with the text that it has loaded.
 _seen: "weakref.WeakKeyDictionary[Any, str | None]" = weakref.WeakKeyDictionary()
@@ -27,12 +30,18 @@ def loaded_sources() -> dict[str, str]:
     These are the modules outside the standard library, site-packages and Trainbox, and Trainbox's
     own tasks. Code that was loaded without an entry in `sys.modules` is listed as `owner.name`.
     """
-    modules = [(name, module) for name, module in sys.modules.copy().items() if _is_module(module)]
+    loaded = sys.modules.copy()
+    modules = [(name, module) for name, module in loaded.items() if module is not _of_libraries.get(name)]
+    modules = [(name, module) for name, module in modules if _is_module(module)]
     found: dict[str, str] = {}
-    files = {str(vars(module).get("__file__")) for _, module in modules}
+    files = {str(vars(module).get("__file__")) for _, module in modules} | {"None"}
     for name, module in modules:
-        if name not in ("__main__", "__mp_main__") and _add(found, name, module, vars(module).get("__file__")):
+        if name in ("__main__", "__mp_main__"):
+            continue
+        if _add(found, name, module, vars(module).get("__file__")):
             _add_unregistered(found, name, module, files)
+        else:
+            _of_libraries[name] = module
     return found
 
 

@@ -1,10 +1,13 @@
 """State in plain attributes, which a checkpoint leaves out: put back after the first forwards, and named when it moves."""
 
+import hashlib
 import itertools
 import random
+import sys
 from collections import deque
 from collections.abc import Callable
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -18,6 +21,7 @@ from tests.trainer.tiny import StepCounter, Tiny
 from trainer.attributes import Attributes
 from trainer.errors import Preempted, WrongUse
 from trainer.guard import check_unchanged
+from trainer.sources import loaded_sources
 
 _COUNT = 0
 _GENERATOR = random.Random(0)  # noqa: S311
@@ -315,3 +319,14 @@ def test_a_state_of_the_optimizers_own_that_its_state_dict_leaves_out_is_named(
     monkeypatch.setattr(Tiny, "build_optimizer", lambda _t, model, _n, rate, _w: Slow(model.parameters(), rate))
     with pytest.raises(WrongUse, match="by step 1 it has changed optimizer.steps, which checkpoints leave out"):
         here.train(max_steps=3)
+
+
+def test_a_users_module_in_the_place_of_a_librarys_is_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries are remembered, by module and not by name: thousands of them are passed over at each digest."""
+    library, users = ModuleType("just_loaded"), ModuleType("just_loaded")
+    library.__file__, users.__file__ = numpy.__file__, str(tmp_path / "just_loaded.py")
+    (tmp_path / "just_loaded.py").touch()
+    monkeypatch.setitem(sys.modules, "just_loaded", library)
+    assert "just_loaded" not in loaded_sources()
+    monkeypatch.setitem(sys.modules, "just_loaded", users)
+    assert [loaded_sources()["just_loaded"] for _ in range(2)] == 2 * [hashlib.sha256(b"").hexdigest()]
