@@ -1,5 +1,6 @@
 """Standard streams that are closed, full, left by their reader or unable to write a character do not stop a training."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,35 @@ def test_a_full_disk_or_a_reader_that_left_takes_the_output_and_no_more(tmp_path
         env = clean_environment(PYTHONPATH=str(ROOT), PYTHONUNBUFFERED=unbuffered)
         assert subprocess.run(words, cwd=folder, env=env, timeout=60).returncode == 0
         assert (folder / "end").exists()
+
+
+def _unread(program: str, folder: Path) -> tuple[int, bytes]:
+    """The exit code and standard error of `program`, whose standard output nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        words, env = [sys.executable, "-c", program], clean_environment(PYTHONPATH=str(ROOT))
+        ended = subprocess.run(words, cwd=folder, env=env, stdout=writing, stderr=subprocess.PIPE, timeout=60)
+    finally:
+        os.close(writing)
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.parametrize("verb", ["train", "verify", "sweep"])
+def test_what_takes_long_outlives_its_reader(tmp_path: Path, verb: str) -> None:
+    """A verification that lost its reader came to an end as if the network had failed."""
+    program = (
+        "import runpy, sys, trainer.cli\n"
+        f"def main(): print('x', flush=True); open('end', 'w').close(); sys.exit(8)\n"
+        f"trainer.cli.main, sys.argv = main, ['trainer', '{verb}']\n"
+        "runpy.run_module('trainer', run_name='__main__', alter_sys=False)"
+    )
+    assert _unread(program, tmp_path) == (8, b"")
+    assert (tmp_path / "end").exists()
+
+
+def test_a_list_that_nobody_reads_ends_in_silence(tmp_path: Path) -> None:
+    assert _unread("import sys, trainer.cli; sys.argv = ['trainer', 'tasks']; trainer.cli.main()", tmp_path) == (1, b"")
 
 
 def test_what_is_printed_normally_arrives_as_before(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from trainer.cli import main
 from trainer.streams import open_streams, outlive_readers
 
 open_streams()
-if sys.argv[1:2] in (["train"], ["sweep"]):
+if sys.argv[1:2] in (["train"], ["verify"], ["sweep"]):
     outlive_readers()
 try:
     main()

@@ -620,7 +620,11 @@ def _run() -> int:
     except Failure as error:
         _tell(error)
         return error.exit_code
-    except SystemExit as end:  # of a task that was only loaded
+    except SystemExit as end:
+        *_, (frame, _) = traceback.walk_tb(end.__traceback__)
+        if str(frame.f_globals.get("__name__")).startswith("click."):  # nobody reads standard output any more
+            raise
+        # Of a task that was only loaded.
         _tell(failure := called_exit(end))
         return failure.exit_code
     except click.Abort:

@@ -481,11 +481,8 @@ class _Progress:
 
 def _say(text: str) -> None:
     """On the terminal, above the bar."""
-    try:
-        tqdm.write(text, file=sys.stdout)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough; the sweep goes on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    tqdm.write(text, file=sys.stdout)
+    sys.stdout.flush()
 
 
 def _signal_name(number: int) -> str:
