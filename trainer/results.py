@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from trainer.config import split_metric
 from trainer.errors import WrongUse
 from trainer.grid import Value
+from trainer.hints import command
 from trainer.study import Record
 
 if TYPE_CHECKING:
@@ -98,10 +99,8 @@ def best_line(combinations: Sequence[Row], metric: str, asked: str | None, folde
     of = f"mean of {len(best.trials)}" if len(best.trials) > 1 else f"trial {best.trials[0]}"
     which = {"min": "lowest", "max": "highest"}[direction]
     config = folder / f"trial-{best.trials[0]:05d}" / "config.json"
-    return (
-        f"best:      {point}{', ' if point else ''}{which} {metric} {_figure(best.mean)} ({of})\n"
-        f"again:     {shlex.join(['trainbox', 'train', '--config', str(config), '--run', f'{folder.name}-best'])}"
-    )
+    again = command("train", shlex.join(["--config", str(config), "--run", f"{folder.name}-best"]))
+    return f"best:      {point}{', ' if point else ''}{which} {metric} {_figure(best.mean)} ({of})\nagain:     {again}"
 
 
 def table(combinations: Sequence[Row], metric: str) -> str:

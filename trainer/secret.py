@@ -6,6 +6,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from trainer.errors import WrongUse
+from trainer.run_files import NotRegular, open_regular
 
 _SHORTEST, _LONGEST = 16, 4096
 _CURE = "use 16 to 4096 characters, as `openssl rand -hex 32` makes them"
@@ -33,15 +34,13 @@ def take_secret(env: MutableMapping[str, str]) -> bytes | None:
 
 def _content(path: Path, name: str) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait for its writer
+        with open_regular(path) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read(_LONGEST + 2)
+    except NotRegular as error:
+        raise WrongUse(f"{name} is not a file: name the file that holds the secret") from error
     except OSError as error:
         raise WrongUse(f"{name} cannot be read ({error.strerror}): name a file that you can read") from error
-    try:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            raise WrongUse(f"{name} is not a file: name the file that holds the secret")
-        if mode & stat.S_IRWXO:
-            raise WrongUse(f"{name} is open to every user of this machine (mode {stat.S_IMODE(mode):o}): chmod 600 {path}")
-        return os.read(descriptor, _LONGEST + 2)
-    finally:
-        os.close(descriptor)
+    if mode & stat.S_IRWXO:
+        raise WrongUse(f"{name} is open to every user of this machine (mode {stat.S_IMODE(mode):o}): chmod 600 {path}")
+    return content

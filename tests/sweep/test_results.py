@@ -63,7 +63,8 @@ def test_an_interval_stays_within_the_metrics_range(metric: str, values: tuple[f
     assert f"{low + 0:.4g} to {high:.4g}" == interval
 
 
-def test_the_best_is_named_with_the_command_that_trains_it_again() -> None:
+def test_the_best_is_named_with_the_command_that_trains_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRAINBOX_COMMAND", raising=False)
     assert best_line(rows(_RECORDS, "loss"), "loss", None, Path("runs/s")).splitlines() == [
         "best:      width=8, lowest loss 0.25 (trial 1)",
         "again:     trainbox train --config runs/s/trial-00001/config.json --run s-best",
@@ -72,6 +73,10 @@ def test_the_best_is_named_with_the_command_that_trains_it_again() -> None:
         "best:      width=4, highest loss 2 (mean of 3)\n"
     )
     assert best_line(rows(_RECORDS[5:], "loss"), "loss", None, Path("s")) == ""
+    monkeypatch.setenv("TRAINBOX_COMMAND", "make")
+    assert best_line(rows(_RECORDS, "loss"), "loss", None, Path("runs/s")).endswith(
+        'again:     make train ARGS="--config runs/s/trial-00001/config.json --run s-best"'
+    )
 
 
 def test_drawn_combinations_are_sorted_and_have_no_columns_of_spread() -> None:
