@@ -292,7 +292,10 @@ class SeededExamples(Dataset[Any]):
         random.seed(seed)
         numpy.random.seed(seed % 2**32)
         torch.default_generator.manual_seed(seed)
-        return self.dataset[index]
+        try:
+            return self.dataset[index]
+        except StopIteration as error:  # a loop over the loader would end there as if all had been read
+            raise RuntimeError(f"example {index} raised StopIteration") from error
 
 
 def _loader(examples: Dataset[Any], batches: Any, device: torch.device, workers: int) -> "DataLoader[Any]":
@@ -332,8 +335,8 @@ def length(dataset: Dataset[Any]) -> int:
     """
     try:
         return len(dataset)  # type: ignore[arg-type]
-    except TypeError as error:
+    except (TypeError, ValueError, OverflowError) as error:  # not there, not a whole number, negative, or too large
         raise WrongUse(
-            f"the dataset {type(dataset).__name__} has no length: give a map-style one, with __len__ and __getitem__, whose "
-            "examples can be had in any order"
+            f"the dataset {type(dataset).__name__} has no length ({error}): give a map-style one, with __len__ and "
+            "__getitem__, whose examples can be had in any order"
         ) from error

@@ -182,7 +182,8 @@ def _validated(process: Process, batch_count: int) -> Sequence[int]:
 
 def _build_optimizer(task: Task, config: Config, model: nn.Module, peak_learning_rate: float) -> torch.optim.Optimizer:
     """The task's optimizer with the run's settings; each group keeps its peak rate as `initial_lr`."""
-    optimizer = checked_optimizer(task, task.build_optimizer(model, config.optimizer, peak_learning_rate, config.weight_decay))
+    built = task.build_optimizer(model, config.optimizer, peak_learning_rate, config.weight_decay)
+    optimizer = checked_optimizer(task, built, model)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer

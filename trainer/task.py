@@ -296,7 +296,10 @@ def _parse(spec: str, path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
-        raise WrongUse(f"task {spec}: {path}:{error.lineno} is not Python: {error.msg}") from error
+        place = path if error.lineno is None else f"{path}:{error.lineno}"
+        raise WrongUse(f"task {spec}: {place} is not Python: {error.msg}") from error
+    except (RecursionError, MemoryError) as error:
+        raise WrongUse(f"task {spec}: {path} has an expression that is nested too deeply: split it") from error
     except (OSError, UnicodeDecodeError) as error:
         raise WrongUse(f"task {spec}: {path} cannot be read: {error}") from error
 

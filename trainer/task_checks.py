@@ -1,5 +1,6 @@
 """What a task's methods return: refused with the cure where the loop cannot use it."""
 
+import contextlib
 import inspect
 import math
 from collections.abc import Mapping
@@ -12,6 +13,9 @@ from torch.utils.data import Dataset, IterableDataset
 
 from trainer.errors import WrongUse
 from trainer.task import Task
+
+# What each entry of metrics.jsonl has already: a resume, `verify` and `diff` read entries by them.
+_KEYS_OF_ENTRIES = ("kind", "step", "epoch", "time_unix_s")
 
 _NEEDED = {
     "train_dataset": "return a map-style dataset of the training examples",
@@ -30,10 +34,17 @@ def check_task(task: Task) -> None:
     for name, method in vars(Task).items():
         if not inspect.isfunction(method) or name.startswith("_"):
             continue
+        own = getattr(task, name)
+        for is_kind, written, cure in (
+            (inspect.iscoroutinefunction, "async def", "write def"),
+            (inspect.isgeneratorfunction, "a generator", "use return instead of yield"),
+        ):
+            if is_kind(own):
+                raise WrongUse(f"task {_name(task)}: {name}() is {written}, so a call runs nothing of it: {cure}")
         _, *parameters = inspect.signature(method).parameters
         by_name = {"training": True} if "training" in parameters else {}
         try:
-            inspect.signature(getattr(task, name)).bind(*parameters[: len(parameters) - len(by_name)], **by_name)
+            inspect.signature(own).bind(*parameters[: len(parameters) - len(by_name)], **by_name)
         except TypeError as error:
             raise WrongUse(
                 f"task {_name(task)}: {name}() has other parameters ({error}): write "
@@ -98,10 +109,16 @@ def checked_model(task: Task, returned: Any) -> nn.Module:
     return returned
 
 
-def checked_optimizer(task: Task, returned: Any) -> Optimizer:
-    """`returned`, by build_optimizer(): one whose step() needs no arguments."""
+def checked_optimizer(task: Task, returned: Any, model: nn.Module) -> Optimizer:
+    """`returned`, by build_optimizer(): one that trains `model`, and whose step() needs no arguments."""
     if not isinstance(returned, Optimizer):
         raise _returned(task, "build_optimizer", returned, "a torch.optim.Optimizer")
+    own = {id(parameter) for parameter in model.parameters()}
+    if not any(id(parameter) in own for group in returned.param_groups for parameter in group["params"]):
+        raise WrongUse(
+            f"task {_name(task)}: build_optimizer() returned {type(returned).__name__}, which has no parameter of the model: "
+            "give it those of `model`, its argument"
+        )
     needed = [
         name
         for name, parameter in inspect.signature(returned.step).parameters.items()
@@ -126,7 +143,7 @@ def checked_factor(task: Task, returned: Any) -> float:
     """`returned`, by schedule()."""
     try:
         finite = math.isfinite(returned)
-    except TypeError:
+    except (TypeError, ValueError, RuntimeError):
         finite = False
     if not finite:
         raise _returned(task, "schedule", returned, "the factor on the learning rate, a finite number")
@@ -160,6 +177,11 @@ def checked_metrics(task: Task, returned: Any) -> dict[str, float]:
         raise _returned(task, "metrics", returned, "a dict {name: number}")
     numbers_of = {}
     for name, value in returned.items():
+        if name in _KEYS_OF_ENTRIES or not str(name).isprintable() or not str(name).strip():
+            raise WrongUse(
+                f"task {_name(task)}: metrics() returned a metric named {name!r}, which an entry of metrics.jsonl cannot have: "
+                "give it another name"
+            )
         try:
             numbers_of[str(name)] = float(value)
         except (TypeError, ValueError, RuntimeError):
@@ -172,12 +194,11 @@ def checked_metrics(task: Task, returned: Any) -> dict[str, float]:
 
 def checked_end(task: Task, returned: Any) -> bool:
     """`returned`, by finished()."""
-    if returned is None:
-        raise _returned(task, "finished", returned, "True or False")
-    try:
-        return bool(returned)
-    except (TypeError, ValueError, RuntimeError):
-        raise _returned(task, "finished", returned, "True or False") from None
+    # Every text, list and function is true, and would end the training. A tensor and NumPy's bool have item().
+    if isinstance(returned, int) or hasattr(returned, "item"):
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):
+            return bool(returned)
+    raise _returned(task, "finished", returned, "True or False")
 
 
 def checked_figures(task: Task, returned: Any) -> dict[str, Tensor]:
@@ -186,7 +207,7 @@ def checked_figures(task: Task, returned: Any) -> dict[str, Tensor]:
         raise _returned(task, "figures", returned, "a dict {name: picture}, which may be empty")
     for name, picture in returned.items():
         shape = tuple(getattr(picture, "shape", ()))
-        if len(shape) != 3 or shape[0] not in (1, 3, 4):
+        if len(shape) != 3 or shape[0] not in (1, 3, 4) or 0 in shape:
             raise WrongUse(
                 f"task {_name(task)}: figures() returned {name!r} as {type(picture).__name__} of shape {shape}, wanted a "
                 "picture (3, H, W) uint8"

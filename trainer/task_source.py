@@ -60,7 +60,7 @@ def _imported(file: Path) -> set[str]:
     """The top-level names of the modules that `file` imports; none if it cannot be parsed, which its import reports."""
     try:
         tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError, OSError):
+    except (SyntaxError, ValueError, OSError, RecursionError, MemoryError):
         return set()
     found = set()
     for node in ast.walk(tree):

@@ -241,5 +241,5 @@ class Endless(IterableDataset[int]):
 
 
 def test_a_dataset_without_a_length_is_told() -> None:
-    with pytest.raises(WrongUse, match="the dataset Endless has no length: give a map-style one"):
+    with pytest.raises(WrongUse, match=r"the dataset Endless has no length \(.*\): give a map-style one"):
         length(Endless())

@@ -296,6 +296,8 @@ def test_a_wrong_task_is_told_with_the_cure(spec: str, message: str, tmp_path: P
 
 
 _BROKEN = [
+    ("null.py", "\0", "T", r"task null.py:T: null.py(:\d+)? is not Python: source code string cannot contain null bytes"),
+    ("nested.py", f"x = {'-' * 20000}1", "T", "task nested.py:T: nested.py has an expression that is nested too deeply: split"),
     ("syntax.py", "class T(\n", "T", r"task syntax.py:T: syntax.py:1 is not Python: .*never closed"),
     ("binary.py", "\xff", "T", "task binary.py:T: binary.py.* is not Python|binary.py cannot be read"),
     (

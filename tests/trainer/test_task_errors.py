@@ -65,6 +65,24 @@ class Unindexed(Dataset[Any]):
         return _ZEROS
 
 
+class Negative(Listed):
+    def __init__(self) -> None:
+        super().__init__([None])
+
+    def __len__(self) -> int:
+        return -1  # noqa: PLE0303
+
+
+class Exhausted(Listed):
+    """Its examples come from an iterator that has ended."""
+
+    def __init__(self) -> None:
+        super().__init__([None] * 26)
+
+    def __getitem__(self, index: int) -> Any:
+        return next(iter(()))
+
+
 class Endless(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(_rows(26))
@@ -106,6 +124,14 @@ def _raises(error: Exception) -> Callable[..., Any]:
         raise error
 
     return method
+
+
+async def _finished_async(_task: Task, metrics: Any) -> bool:
+    return False
+
+
+def _finished_yielding(_task: Task, metrics: Any) -> Any:
+    yield False
 
 
 def _through_backward(task: Task, model: Any, batch: Any) -> dict[str, Tensor]:
@@ -266,6 +292,42 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         {"train_dataset": lambda task, _place: setattr(task, "noise", 1.0)},
         "() raised FrozenInstanceError: cannot assign to field 'noise' (",
     ),
+    "an async method": (
+        Tiny,
+        {"finished": _finished_async},
+        "task Tiny: finished() is async def, so a call runs nothing of it: write def",
+    ),
+    "a method that yields": (
+        Tiny,
+        {"finished": _finished_yielding},
+        "task Tiny: finished() is a generator, so a call runs nothing of it: use return instead of yield",
+    ),
+    **{
+        f"finished returns {type(value).__name__}": (
+            Tiny,
+            {"finished": _given(value)},
+            f"task Tiny: finished() returned {type(value).__name__}, wanted True or False",
+        )
+        for value in ("no", [False], torch.zeros(2))
+    },
+    **{
+        f"a metric named {name!r}": (
+            Tiny,
+            {"metrics": _given({"loss": 1.0, name: 2.0})},
+            f"task Tiny: metrics() returned a metric named {name!r}, which an entry of metrics.jsonl cannot have: ",
+        )
+        for name in ("step", "kind", "", "a\nb")
+    },
+    "a dataset of a negative length": (
+        Tiny,
+        {"train_dataset": lambda *_args: Negative()},
+        "the dataset Negative has no length (__len__() should return >= 0): give a map-style one",
+    ),
+    "an example that raises StopIteration": (
+        Tiny,
+        {"validation_dataset": lambda *_args: Exhausted()},
+        "raised RuntimeError: example 0 raised StopIteration",
+    ),
     "no return in losses": (Tiny, {"losses": _given(None)}, "task Tiny: losses() returned NoneType, wanted a dict {name: "),
     "a method with other parameters": (
         Tiny,
@@ -313,6 +375,21 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         Tiny,
         {"figures": _given({"curve": torch.zeros(8, 8)})},
         "task Tiny: figures() returned 'curve' as Tensor of shape (8, 8), wanted a picture (3, H, W) uint8",
+    ),
+    "an empty figure": (
+        Tiny,
+        {"figures": _given({"curve": torch.zeros(3, 0, 8)})},
+        "task Tiny: figures() returned 'curve' as Tensor of shape (3, 0, 8), wanted a picture (3, H, W) uint8",
+    ),
+    "a factor for each group": (
+        Tiny,
+        {"schedule": _given(torch.ones(2))},
+        "task Tiny: schedule() returned Tensor, wanted the factor on the learning rate, a finite number",
+    ),
+    "an optimizer of another model": (
+        Tiny,
+        {"build_optimizer": lambda *_args: torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.1)},
+        "task Tiny: build_optimizer() returned SGD, which has no parameter of the model: give it those of `model`, ",
     ),
     "validation examples of several shapes": (
         Tiny,
