@@ -80,7 +80,8 @@ tensorboard-docker = $(in-docker) up --no-deps tensorboard
 BUILD ?= $(if $(filter trainbox trainbox:latest,$(IMAGE)),1,0)
 ready-docker = $(mountable)$(if $(filter 0,$(BUILD)),image,build) folders
 
-kind = $(firstword $(subst -, ,$(runs_in)))
+kind = $(if $(filter docker-gpu docker-cpu venv,$(runs_in)),$(firstword $(subst -, ,$(runs_in))),$(error \
+	RUN_IN=$(RUN_IN) is not a place to run in: write RUN_IN=docker-gpu, docker-cpu or venv))
 
 # What these print is for other programs or to be pasted: standard output has no lines of make's.
 ifneq ($(filter plan health doctor,$(MAKECMDGOALS)),)

@@ -431,8 +431,9 @@ def _checked_plan(
         printed, _ = checking.communicate(decided + "\n")
         if checking.returncode:
             sys.exit(checking.returncode)
-    # The last line names what the environment has set; a task that was loaded for the check may have printed others.
-    names = [*environment_names(click.get_current_context()), *"".join(printed.splitlines()[-1:]).split()]
+    # The last line names what the environment has set, unless a task that was loaded for the check has printed another.
+    reported = [name for name in "".join(printed.splitlines()[-1:]).split() if name in os.environ]
+    names = [*environment_names(click.get_current_context()), *reported]
     if names:
         plan = dataclasses.replace(plan, env={**plan.env, "TRAINBOX_SETTINGS": _from_environment(names)})
     return plan, checked

@@ -9,6 +9,8 @@ import click
 
 from entrypoint.cluster import RDZV_TIMEOUT_S
 
+MOST_PROCESSES = 4096  # of a machine, as nodes believe it of each other: trainer/meeting.py
+
 
 class GpuCount(click.ParamType[int | str]):
     """A number of GPUs, or `all`."""
@@ -55,7 +57,7 @@ _DEVICE_OPTIONS = [
     click.option("--gpu-ids", metavar="IDS", envvar="GPU_IDS", help="Which ones: 0,2 or UUIDs or 0:1 for a MIG slice."),
     click.option(
         "--processes",
-        type=click.IntRange(1),
+        type=click.IntRange(1, MOST_PROCESSES),
         metavar="N",
         envvar="PROCESSES",
         help="How many CPU processes: torchrun DDP over gloo, or a sweep's trials at a time.",

@@ -163,9 +163,9 @@ def _refuse_no_place(endpoint: str) -> None:
     parts = re.fullmatch(
         r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s\[\]/*:]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:.%]*):([0-9]{1,5})", endpoint
     )
-    if not parts or not endpoint.isprintable() or not 0 < int(parts[2]) < 65536:
+    host = parts[1].strip("[]").partition("%")[0] if parts else ""
+    if not parts or not endpoint.isprintable() or not 0 < int(parts[2]) < 65536 or not _is_host(host):
         raise WrongUse(f"--rdzv-endpoint {endpoint} is not HOST:PORT: write it as in node0.example:{DEFAULT_PORT}")
-    host = parts[1].strip("[]").partition("%")[0]
     try:
         # The short forms of IPv4 that the system takes as well: 0 is 0.0.0.0.
         address = ipaddress.ip_address(host if ":" in host else socket.inet_aton(host))
@@ -177,6 +177,17 @@ def _refuse_no_place(endpoint: str) -> None:
             f"--rdzv-endpoint {endpoint} is not the address of one machine: "
             f"give the address by which the others reach node 0, as in 192.168.1.10:{DEFAULT_PORT}"
         )
+
+
+def _is_host(host: str) -> bool:
+    """Return whether the resolver can be asked for `host`: it fails on a name with a part that is empty or too long."""
+    if ":" not in host:
+        return all(0 < len(part) < 64 for part in host.removesuffix(".").split("."))
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:  # such as the half of ::1 before its last colon
+        return False
+    return True
 
 
 def _choose_gpus(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -> tuple[tuple[Gpu, ...], str]:

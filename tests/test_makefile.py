@@ -136,6 +136,12 @@ def test_run_in_says_where(make: Make, where: str, command: str) -> None:
     assert plainly(last(make("-n", "plan", f"RUN_IN={where}", docker=NVIDIA))) == command
 
 
+def test_an_unknown_place_to_run_in_is_refused(make: Make) -> None:
+    ended = make("-n", "plan", "RUN_IN=docker")
+    assert ended.returncode == 2
+    assert "RUN_IN=docker is not a place to run in: write RUN_IN=docker-gpu, docker-cpu or venv" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("target", "docker", "command"),
     [

@@ -241,6 +241,7 @@ def _report_environment() -> None:
         for param in ctx.command.params
         if param.name and ctx.get_parameter_source(param.name) is click.core.ParameterSource.ENVIRONMENT
     ]
+    click.echo()  # ends a line that a task may have begun
     click.echo(" ".join(name for name in names if name != "TRAINBOX_DEVICE"))
 
 

@@ -188,6 +188,21 @@ def test_a_plan_shows_what_came_from_the_environment(plan: Command) -> None:
     assert json.loads(ended.out)["env"]["TRAINBOX_SETTINGS"] == "gpus 2 (from GPUS), set width=16 dropout=0.1 (from SET)"
 
 
+def test_what_a_task_prints_is_not_taken_for_settings(
+    in_this_process: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A base class in another file has the check import the task, which may print."""
+    (tmp_path / "base_of_it.py").write_text("from trainer.tasks.digits import Digits\n")
+    (tmp_path / "printing.py").write_text(
+        "import atexit\nfrom dataclasses import dataclass\nfrom base_of_it import Digits\nprint('loading', end='')\n"
+        "atexit.register(print, 'LATE')\n@dataclass(frozen=True)\nclass T(Digits):\n    pass\n"
+    )
+    monkeypatch.setattr(entrypoint.cli, "_supervised", lambda plan, _checked: sys.exit(9 * ("TRAINBOX_SETTINGS" in plan.env)))
+    words = ["sweep", "printing.py:T", "--grid", "width=1,2", "--device", "cpu"]
+    ended = in_this_process(entrypoint.cli.main, words, {})
+    assert (ended.code, ended.err) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("env", "words", "expected"),
     [
@@ -247,7 +262,8 @@ _NEITHER = "is neither a number of GPUs nor `all`; to name GPUs use --gpu-ids"
         (["--gpus"], "Option '--gpus' requires an argument."),
         (["--strategy", "zero3"], "Invalid value for '--strategy': 'zero3' is not one of 'ddp', 'fsdp', 'dp', 'single'."),
         (["--device", "tpu"], "Invalid value for '--device': 'tpu' is not one of 'auto', 'cuda', 'mps', 'cpu'."),
-        (["--processes", "0"], "Invalid value for '--processes': 0 is not in the range x>=1."),
+        (["--processes", "0"], "Invalid value for '--processes': 0 is not in the range 1<=x<=4096."),
+        (["--processes", "100000"], "Invalid value for '--processes': 100000 is not in the range 1<=x<=4096."),
         (["--nnodes=-2"], "Invalid value for '--nnodes': -2 is not in the range x>=1."),
         (["--node-rank=-1"], "Invalid value for '--node-rank': -1 is not in the range x>=0."),
     ],
@@ -396,18 +412,18 @@ def test_a_file_that_is_not_there_is_told_with_where_it_was_looked_for(check: Co
 
 def test_training_options_come_from_the_environment_and_words_win(check: Command) -> None:
     assert refused(check(TRAINBOX_EPOCHS="0")).startswith("Invalid value for '--epochs': 0 is not a whole number from 1 ")
-    assert check("--epochs", "1", TRAINBOX_EPOCHS="0") == Ended(0, "\n", "")
-    assert check(SET="width=64 dropout=0.1") == Ended(0, "SET\n", "")
+    assert check("--epochs", "1", TRAINBOX_EPOCHS="0") == Ended(0, "\n\n", "")
+    assert check(SET="width=64 dropout=0.1") == Ended(0, "\nSET\n", "")
     assert refused(check(SET="width=64 dropout=x")) == "--set dropout=x: dropout is of type float"
     assert refused(check(TASK="mnits")).startswith("no task 'mnits': did you mean mnist?")
-    assert check("digits", TASK="mnits") == Ended(0, "\n", "")
+    assert check("digits", TASK="mnits") == Ended(0, "\n\n", "")
 
 
 def test_an_empty_value_in_the_environment_is_no_value(check: Command) -> None:
     names = [p.envvar for p in trainer.cli.train.params if p.envvar]
     flat = [name for envvar in names for name in ([envvar] if isinstance(envvar, str) else envvar)]
     assert {"TASK", "SET", "TRAINBOX_SET", "TRAINBOX_EPOCHS", "TRAINBOX_CONFIG", "TRAINBOX_RUNS_DIR"} <= set(flat)
-    assert check(**dict.fromkeys(flat, "")) == Ended(0, "\n", "")
+    assert check(**dict.fromkeys(flat, "")) == Ended(0, "\n\n", "")
 
 
 # Hostile values.

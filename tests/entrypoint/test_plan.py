@@ -253,6 +253,8 @@ REFUSALS = [
     (two(endpoint=":29400"), ONE, LOCAL, 2, f"--rdzv-endpoint :29400 {_NOT_HOST_PORT}"),
     (two(endpoint="tcp://node0:29400"), ONE, LOCAL, 2, f"--rdzv-endpoint tcp://node0:29400 {_NOT_HOST_PORT}"),
     (two(endpoint="node\x1b[31m:29400"), ONE, LOCAL, 2, f"--rdzv-endpoint node\x1b[31m:29400 {_NOT_HOST_PORT}"),
+    *[(two(endpoint=place), ONE, LOCAL, 2, f"--rdzv-endpoint {place} {_NOT_HOST_PORT}")
+      for place in ("::1", "a..b:1", ".a:1", f"{'a' * 64}.b:1")],
     (two(endpoint="*:29400"), ONE, LOCAL, 2, f"--rdzv-endpoint *:29400 {_NOT_HOST_PORT}"),
     (two(endpoint="[::1:29400"), ONE, LOCAL, 2, f"--rdzv-endpoint [::1:29400 {_NOT_HOST_PORT}"),
     *[(two(rank, f"{host}:1"), ONE, LOCAL, 2, f"--rdzv-endpoint {host}:1 {_NOT_ONE_MACHINE}")
