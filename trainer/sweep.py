@@ -224,7 +224,11 @@ class SweepRun:
         trial, slot.trial = slot.trial, None
         assert trial is not None
         if answer["code"] == Preempted.exit_code:
-            self._study.give_back(trial)
+            if self._stop:
+                self._study.give_back(trial)
+                return
+            self._restart(slot)  # a worker that was told to stop does so in each further trial
+            self._failed(slot, trial, f"another program or the task sent its process a signal: {answer['message']}", 1)
             return
         if answer["code"] == 0:
             self._settle_suspect()

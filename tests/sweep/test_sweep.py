@@ -281,6 +281,17 @@ def test_data_that_is_missing_now_ends_a_sweep_that_had_trained(sweep_run: Sweep
     assert _answered(sweep_run) == [("done", ""), *[("pending", "")] * 3]
 
 
+def test_a_trial_whose_process_gets_a_signal_loses_a_try(sweep_run: SweepRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    restarted = []
+    monkeypatch.setattr(SweepRun, "_restart", lambda self, slot: restarted.append(slot))
+    stopped = {"code": 75, "message": "stopped by SIGTERM at step 1 of 4"}
+    assert _answered(sweep_run, stopped)[1][0] == "running"
+    assert [waiting.trial.attempts for waiting in sweep_run._waiting] == [1]
+    assert len(restarted) == 1
+    sweep_run._stop.signal_name = "SIGTERM"
+    assert _answered(sweep_run, stopped)[2] == ("pending", "")
+
+
 def test_one_wrong_combination_is_recorded_when_another_succeeds(sweep_run: SweepRun) -> None:
     assert _answered(sweep_run, _WRONG)[1][0] == "running"
     failed = ("failed", _WRONG["message"])
