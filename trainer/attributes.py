@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import CellType, FunctionType, GeneratorType, MethodType, SimpleNamespace
 from typing import Any
 
 import numpy
@@ -26,7 +27,9 @@ _GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState
 _LARGE = 1000  # of a longer container, its length and as many values at its ends are compared
 _LARGE_BYTES = 2**22  # of a larger tensor or array, every so-many-th number is compared
 
+_CODE = (FunctionType, MethodType, GeneratorType, CellType, functools.partial)
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) | {"_flat_weights"}  # the last is LSTM's list of its parameters
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 # What load_state_dict fills, and the flags that torch's own optimizers clear at the first step.
 _OF_EVERY_OPTIMIZER = frozenset(
     {"state", "param_groups", "defaults", "_need_device_dtype_check_for_fused", "_warned_capturable_if_run_uncaptured"}
@@ -161,7 +164,11 @@ class Attributes:
     def _owners(self) -> Iterator[_Owner]:
         for path, module in self._model.named_modules():
             saved = type(module).get_extra_state is not nn.Module.get_extra_state
-            yield _Owner(f"{path}." if path else "", module, hidden=_OF_EVERY_MODULE, saved=saved)
+            prefix = f"{path}." if path else ""
+            yield _Owner(prefix, module, hidden=_OF_EVERY_MODULE, saved=saved)
+            if hooks := [hook for name in _HOOKS for hook in (vars(module).get(name) or {}).values()]:
+                named = {f"hook {number}": hook for number, hook in enumerate(hooks)}
+                yield _Owner(prefix, SimpleNamespace(**named), lambda _, hook: _parts(hook) is not None)
         yield _Owner(f"{type(self._task).__name__}.", self._task)
         saved = type(self._optimizer).state_dict is not torch.optim.Optimizer.state_dict
         yield _Owner("optimizer.", self._optimizer, hidden=_OF_EVERY_OPTIMIZER, saved=saved)
@@ -184,7 +191,7 @@ class Attributes:
 def lost_state(name: str, pair: tuple[Any, Any]) -> str:
     """Return how the attribute `name` has moved, and what to do about it."""
     old, new = pair
-    if isinstance(new, tuple) and new[0] == "generator":
+    if isinstance(new, tuple) and new[0] == "random numbers":
         return (
             f"{name}, a generator of its own, which checkpoints leave out: draw from torch's global generator, or give up the "
             "same bits with --fast"
@@ -239,7 +246,7 @@ class _Walk:
         if isinstance(value, numpy.ndarray | numpy.generic):
             return ("array", str(value.dtype), value.shape, value_digest(_thinned(value)))
         if isinstance(value, _GENERATORS):
-            return ("generator", value_digest(_generator_state(value)))
+            return ("random numbers", value_digest(_generator_state(value)))
         if isinstance(value, torch.dtype | torch.device | itertools.count):
             return (type(value).__name__, repr(value))
         return None
@@ -303,12 +310,43 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
         return ((None, part) for part in _ends(value))
     if isinstance(value, set | frozenset):
         return ((None, part) for part in itertools.islice(value, _LARGE))
+    return _parts_of_code(value) if isinstance(value, _CODE) else _parts_of_object(value)
+
+
+def _parts_of_object(value: Any) -> Iterable[tuple[Any, Any]] | None:
     if isinstance(value, nn.Module):  # hidden from the model in a list, say
         attributes = [(name, part) for name, part in vars(value).items() if name not in _OF_EVERY_MODULE]
         return attributes + [pair for inner in (value._parameters, value._buffers, value._modules) for pair in inner.items()]
-    if hasattr(value, "__dict__") and is_users_module(type(value).__module__):
-        return list(vars(value).items())
+    if not isinstance(value, type) and is_users_module(type(value).__module__):
+        return [*(vars(value).items() if hasattr(value, "__dict__") else ()), *_in_slots(value)]
     return None
+
+
+def _parts_of_code(value: Any) -> Iterable[tuple[Any, Any]] | None:
+    """What a function, or something like one, keeps from call to call: its closure, say."""
+    if isinstance(value, functools.partial):
+        return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
+    if isinstance(value, MethodType):
+        return [("self", value.__self__)]
+    if isinstance(value, CellType):
+        return list(_filled(value))
+    if isinstance(value, GeneratorType):
+        return [] if value.gi_frame is None else [("line", value.gi_frame.f_lasti), *value.gi_frame.f_locals.items()]
+    if not is_users_module(value.__module__):
+        return None
+    kept = (*(value.__closure__ or ()), value.__defaults__, value.__kwdefaults__, vars(value))
+    return [(None, part) for part in kept if part]
+
+
+def _filled(cell: CellType) -> Iterator[tuple[str, Any]]:
+    with contextlib.suppress(ValueError):  # empty
+        yield "cell", cell.cell_contents
+
+
+def _in_slots(value: Any) -> list[tuple[str, Any]]:
+    listed = (vars(cls).get("__slots__", ()) for cls in type(value).__mro__)
+    names = [name for slots in listed for name in ((slots,) if isinstance(slots, str) else slots)]
+    return [(name, getattr(value, name)) for name in names if name != "__dict__" and hasattr(value, name)]
 
 
 def _ends(values: Any) -> Iterable[Any]:
@@ -365,14 +403,30 @@ def _content_keeper(value: Any) -> Callable[[], None]:
     if isinstance(value, set | dict):
         content = value.copy()
         return lambda: _fill(value, value.update, content)
-    if isinstance(value, tuple | frozenset):
-        return _do_nothing
-    return _content_keeper(vars(value))
+    if isinstance(value, CellType):
+        held = dict(_filled(value))
+        return lambda: _fill_cell(value, held)
+    if isinstance(value, tuple | frozenset | functools.partial | MethodType | GeneratorType):
+        return _do_nothing  # holds the same objects for ever; what a generator has given cannot be taken back
+    attributes, slots = vars(value) if hasattr(value, "__dict__") else {}, _in_slots(value)
+    content = attributes.copy()
+
+    def restore() -> None:
+        _fill(attributes, attributes.update, content)
+        for name, part in slots:
+            object.__setattr__(value, name, part)
+
+    return restore
 
 
 def _fill(value: Any, add: Callable[[Any], None], content: Any) -> None:
     value.clear()
     add(content)
+
+
+def _fill_cell(cell: CellType, content: Mapping[str, Any]) -> None:
+    for part in content.values():
+        cell.cell_contents = part
 
 
 def _do_nothing() -> None:

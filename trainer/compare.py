@@ -24,6 +24,7 @@ _CHANGE_BITS = {
     "device.names",
     "machine.cpu_model",
     "machine.cpu_capability",
+    "task_source_sha256",  # all that earlier versions noted of the source files
 }
 _CHANGE_BITS_PREFIXES = (
     "data.",
@@ -80,7 +81,7 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
             entry = parse_object(line.decode())
         except ValueError:
             continue
-        if type(entry.get("step")) is int:
+        if type(entry.get("step")) is int and isinstance(entry.get("kind", ""), str):
             entries.append(entry)
     return entries
 

@@ -1,11 +1,12 @@
 """State in plain attributes, which a checkpoint leaves out: put back after the first forwards, and named when it moves."""
 
+import functools
 import hashlib
 import itertools
 import random
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -34,6 +35,44 @@ class _Note:
         self.count = 0
 
 
+class _Slotted:
+    """Has no `__dict__`."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class _Hook:
+    """Has a state; a module calls it after each forward."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, *_: object) -> None:
+        pass
+
+
+def _counter() -> Callable[[], int]:
+    count = 0
+
+    def counted() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return counted
+
+
+def _numbers() -> Iterator[int]:
+    yield from range(100)
+
+
+def _add(numbers: list[int], number: int) -> None:
+    numbers.append(number)
+
+
 class _Stateful(StepCounter):
     """Has attributes of each kind; none of them moves by itself."""
 
@@ -53,12 +92,22 @@ class _Stateful(StepCounter):
         self.numpys = numpy.random.default_rng(0)
         self.counter = itertools.count()
         self.note = _Note()
+        self.slotted = _Slotted()
+        self.closure = _counter()
+        self.numbers = _numbers()
+        self.partial = functools.partial(_add, [])
+        self.linear.register_forward_hook(_Hook())
         self.hidden = [nn.Linear(1, 1)]
         self.words = dict.fromkeys(map(str, range(5000)), 0)
 
 
 def _grow_note(model: _Stateful) -> None:
     model.note.count += 1
+
+
+def _grow_hook(model: _Stateful) -> None:
+    (hook,) = model.linear._forward_hooks.values()
+    hook.count += 1  # type: ignore[attr-defined]
 
 
 def _move_hidden(model: _Stateful) -> None:
@@ -84,6 +133,11 @@ _MOVES: dict[str, Callable[[Tiny, Any], Any]] = {
     "numpys, a generator of its own": lambda _task, model: model.numpys.normal(),
     "counter,": lambda _task, model: next(model.counter),
     "note,": lambda _task, model: _grow_note(model),
+    "slotted,": lambda _task, model: setattr(model.slotted, "count", 1),
+    "closure,": lambda _task, model: model.closure(),
+    "numbers,": lambda _task, model: next(model.numbers),
+    "partial,": lambda _task, model: model.partial(1),
+    "linear.hook 0,": lambda _task, model: _grow_hook(model),
     "hidden,": lambda _task, model: _move_hidden(model),
     "words,": lambda _task, model: model.words.__setitem__("more", 1),
     "Tiny.state,": lambda task, _model: task.state.append(1),
@@ -156,7 +210,7 @@ def test_fast_trains_on_and_names_what_has_moved_once(here: Here, monkeypatch: p
     _moving(monkeypatch, list(_MOVES.values()), 5)
     out = here.train(max_steps=18, deterministic=False)
     (line,) = [line for line in out.splitlines() if "has changed" in line]
-    assert line.startswith("step 6: task Tiny has changed Tiny.state, _Stateful.forwards_of_all, array, counter, ")
+    assert line.startswith("step 6: task Tiny has changed Tiny.state, _Stateful.forwards_of_all, array, closure, counter, ")
     assert line.endswith("words, which checkpoints leave out: a resumed run may get other bits")
     assert here.steps()[-1] == 18
 
@@ -174,7 +228,7 @@ def test_the_first_forwards_leave_no_trace(stateful: None) -> None:
     vars(optimizer)["count"] = vars(task)["new"] = model.late = 1  # type: ignore[assignment]
     assert len(attributes.differing(before, attributes.values())) == len(_MOVES) + 3
     put_back()
-    assert attributes.differing(before, attributes.values()).keys() == {"counter"}  # nobody can turn it back
+    assert attributes.differing(before, attributes.values()).keys() == {"counter", "numbers"}  # nobody can turn them back
     assert model.table["means"][0] is tensor
     assert model.hidden[0] is hidden
     assert (_Stateful.forwards_of_all, _COUNT, vars(task)) == (0, 0, {"nan_at": 0, "noise": 0.1, "state": []})

@@ -278,7 +278,10 @@ _LOST = [json.dumps({"kind": "train", "step": step, "epoch": 1, "loss": -1.0}) +
 _TORN = '{"kind": "train", "step": 4, "ep'
 
 
-@pytest.mark.parametrize("junk", [_LOST, [_TORN], [*_LOST, _TORN], ["\n", _TORN], ["[1]\n"], ['{"step": "x"}\n'], ["\0\0\0"]])
+@pytest.mark.parametrize(
+    "junk",
+    [_LOST, [_TORN], [*_LOST, _TORN], ["\n", _TORN], ["[1]\n"], ['{"step": "x"}\n'], ['{"kind": [], "step": 1}\n'], ["\0\0\0"]],
+)
 def test_entries_of_steps_that_a_crash_lost_are_dropped_and_a_torn_line_too(here: Here, junk: list[str]) -> None:
     here.train("undisturbed", log_steps=1)
     with pytest.raises(Preempted):
@@ -512,6 +515,19 @@ def test_a_manifest_with_an_entry_of_another_kind_is_damaged(here: Here, entry: 
     code, _, err = here.command(*_AGAIN)
     assert code == 2
     assert err.startswith("trainbox: runs/r/manifest.json is missing or damaged")
+
+
+def test_a_run_that_does_not_know_its_source_files_is_refused_unless_wanted(here: Here) -> None:
+    """An earlier version noted one digest of them, which this one cannot compare."""
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(2))
+    manifest = json.loads((here.path() / "manifest.json").read_text())
+    del manifest["sources"]
+    (here.path() / "manifest.json").write_text(json.dumps(manifest | {"task_source_sha256": "0" * 64}))
+    code, _, err = here.command(*_AGAIN)
+    assert code == 2
+    assert "since it was started with task_source_sha256: 000000000000... -> nothing" in err
+    assert here.command(*_AGAIN, "--resume", "anyway")[0] == 0
 
 
 def test_a_complete_run_is_not_made_longer_and_the_reason_is_given(here: Here) -> None:
