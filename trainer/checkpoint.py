@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
@@ -48,7 +49,7 @@ class Checkpoints:
         """
         self.folder, self.keep, self.writes, self.report, self._gathered = folder, keep, writes, report, gathered
         self.run_id = run_id
-        self._first = folder.parent / FIRST_CHECKPOINT
+        self._first, self._best = folder.parent / FIRST_CHECKPOINT, folder.parent / "model.safetensors"
         self._snapshot = _Snapshot()
         self._folder_seen = folder.exists()
         self._since_s = time.monotonic()
@@ -248,9 +249,7 @@ class Checkpoints:
             record(state)
         self._recorded.set()
         if step == best_step:
-            model = {name: tensor.contiguous() for name, tensor in tensors.items()}
-            with replacing(self.folder.parent / "model.safetensors") as file:
-                file.write(to_safetensors(model, {"format": "pt", "step": str(step)}))
+            self._write_best(step, tensors)
         identity = {"run_id": self.run_id, "step": step}
         sidecar: dict[str, Any] = {**identity, "metrics": metrics, "best_step": best_step}
         # The sidecar is on the disk, under its temporary name, before the tensors have theirs: a process that is killed
@@ -270,6 +269,35 @@ class Checkpoints:
             with replacing(self._first) as file:
                 file.write(json.dumps({"step": step}).encode() + b"\n")
         self._prune(best_step)
+
+    def _write_best(self, step: int, tensors: Mapping[str, Tensor]) -> None:
+        model = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        with replacing(self._best) as file:
+            file.write(to_safetensors(model, {"format": "pt", "step": str(step)}))
+
+    def restore_best(self, best_step: int) -> None:
+        """Write model.safetensors again from the checkpoint of `best_step`, if it is missing, damaged or of an earlier step.
+
+        One of a later step was saved before its checkpoint was complete, and will be saved again.
+
+        Raises:
+            StorageFailure: that checkpoint is missing or damaged too, so the best weights are lost.
+        """
+        found = _step_of_weights(self._best)
+        if found is not None and found >= best_step:
+            return
+        problem = self._problem(best_step)
+        if problem is not None:
+            raise StorageFailure(
+                f"{self._best} is missing or damaged, and so is the checkpoint of the best step "
+                f"{best_step} ({problem}): restore one of them from a backup, or train anew under another --run name"
+            )
+        state = self.load(best_step)["model"]
+        try:
+            self._write_best(best_step, {name: value for name, value in state.items() if isinstance(value, Tensor)})
+        except OSError as error:
+            raise storage_failure(self._best, error) from error
+        self.report(f"{self._best} was missing or damaged: written again from the checkpoint of step {best_step}")
 
     def _prune(self, best_step: int | None) -> None:
         for step in self.steps()[: -self.keep]:
@@ -335,6 +363,16 @@ def _set_aside(path: Path) -> None:
         aside = path.with_name(f"{path.name}.damaged.{number}")
     with contextlib.suppress(FileNotFoundError):
         path.rename(aside)
+
+
+def _step_of_weights(path: Path) -> int | None:
+    """The step that a .safetensors file says it is of; None if it is missing or damaged."""
+    try:
+        open_regular(path).close()
+        with safe_open(path, "pt") as file:
+            return int((file.metadata() or {}).get("step", ""))
+    except (OSError, SafetensorError, ValueError):
+        return None
 
 
 def _short(value: Any) -> str:

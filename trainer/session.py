@@ -230,6 +230,8 @@ def _resume(job: Job, resume: str) -> None:
             "choose another --run name, or remove the folder"
         )
     job.restore(job.checkpoints.load(step))
+    if job.process.is_first and job.progress.best_step is not None:
+        job.checkpoints.restore_best(job.progress.best_step)
 
 
 def _newest(job: Job, anyway: bool) -> int | None:

@@ -487,6 +487,37 @@ def test_a_complete_run_of_another_task_or_other_data_is_refused(here: Here, ent
     assert _snapshot(here) == before
 
 
+@pytest.mark.parametrize("content", [None, b"", b"cut"])
+@pytest.mark.parametrize("finished", [True, False])
+def test_best_weights_that_are_lost_are_written_again_from_their_checkpoint(
+    here: Here, content: bytes | None, finished: bool
+) -> None:
+    here.train("undisturbed", best_by="max:loss")  # the first validation's
+    if finished:
+        here.train(best_by="max:loss")
+    else:
+        with pytest.raises(Preempted):
+            here.train(best_by="max:loss", stop=StopAfter(8))
+    weights = here.path() / "model.safetensors"
+    weights.unlink()
+    if content is not None:
+        weights.write_bytes(content)
+    out = here.train(best_by="max:loss")
+    assert "runs/r/model.safetensors was missing or damaged: written again from the checkpoint of step 6" in out
+    before, after = load_file(here.path("undisturbed") / "model.safetensors"), load_file(weights)
+    assert {name: tensor.tolist() for name, tensor in after.items()} == {n: t.tolist() for n, t in before.items()}
+
+
+def test_a_complete_run_whose_best_weights_are_lost_for_good_is_no_success(here: Here) -> None:
+    here.train(best_by="max:loss")
+    (here.path() / "model.safetensors").unlink()
+    for path in (here.path() / "checkpoints").glob("step-00000006.*"):
+        path.unlink()
+    code, _, err = here.command(*_AGAIN)
+    assert code == 4
+    assert "so is the checkpoint of the best step 6 (its sidecar cannot be read: No such file or directory)" in err
+
+
 def test_a_complete_run_says_what_explains_only(here: Here) -> None:
     here.train()
     _edit(here.path() / "manifest.json", python="3.0")
