@@ -83,16 +83,16 @@ class Study:
         self._storage, self._beats = storage, 0
         self._heard: dict[str, tuple[Any, float]] = {}
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        if isinstance(storage, JournalStorage):
-            name = "sweep"  # the only one in there, whatever its folder is called now
+        # A journal has one study, whatever its folder is called now.
+        stored_as = "sweep" if isinstance(storage, JournalStorage) else name
         try:
-            self._study = optuna.load_study(study_name=name, storage=storage)
+            self._study = optuna.load_study(study_name=stored_as, storage=storage)
         except KeyError:
             if sweep is None:
                 raise WrongUse(f"there is no sweep {name}: `{command('sweep TASK', f'--name {name}')}` starts one") from None
             maximize = sweep.metric is not None and split_metric(sweep.metric, "--metric")[0] == "max"
             direction = StudyDirection.MAXIMIZE if maximize else StudyDirection.MINIMIZE
-            self._study = optuna.create_study(study_name=name, storage=storage, direction=direction, load_if_exists=True)
+            self._study = optuna.create_study(study_name=stored_as, storage=storage, direction=direction, load_if_exists=True)
         stored = self._study.user_attrs.get("sweep")
         if stored is None:
             if sweep is None:

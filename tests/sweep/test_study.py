@@ -202,7 +202,7 @@ def test_one_that_claims_what_the_lost_had_is_not_taken_for_the_lost(opened: Ope
 
 
 def test_there_is_nothing_to_look_at_before_it_is_begun(opened: Open) -> None:
-    with pytest.raises(WrongUse, match="there is no sweep s"):
+    with pytest.raises(WrongUse, match="^there is no sweep s: "):
         opened(None)
 
 
