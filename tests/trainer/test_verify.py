@@ -180,6 +180,17 @@ def test_a_checkpoints_digests_are_named_before_the_next_forward(here: Here, mon
     assert saved["tensors"].keys() == last["tensors"].keys()
 
 
+def test_a_resume_that_did_not_restore_the_digests_differs(finished: Here) -> None:
+    path = finished.path("r") / "digests.jsonl"
+    last = _digests(finished)[-1] | {"kind": "resume"}
+    for changes, code in (({}, 0), ({"optimizer": "0" * 64}, 8)):
+        with path.open("a") as file:
+            file.write(json.dumps(last | changes) + "\n")
+        ended, _, err = finished.command("diff", "runs/r", "runs/twin")
+        assert ended == code, err
+    assert "line 9 of runs/r/digests.jsonl: the resume at step 18 has another digest of optimizer than the entry before" in err
+
+
 def test_an_early_stop_has_a_digest_of_its_last_step(here: Here) -> None:
     here.train(epochs=9, digest_steps=7, early_stopping="max:loss", patience=2)  # which falls
     assert [(entry["kind"], entry["step"]) for entry in _digests(here)][-2:] == [("step", 14), ("checkpoint", 18)]
