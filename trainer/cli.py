@@ -14,11 +14,9 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from trainer import grid
-from trainer.compare import in_words, manifest_differences
 from trainer.config import Config, check, check_sharded, load_config_file
 from trainer.environment import PREFIX, check_names
 from trainer.errors import MESSAGES, Failure, WrongUse, called_exit
-from trainer.evidence import Evidence, verdict
 from trainer.optimizers import OPTIMIZERS
 from trainer.stopping import StopRequest
 from trainer.streams import printable
@@ -331,6 +329,9 @@ def verify(run: Path, steps: int | None, data_dir: Path, device: str, only_check
 @click.argument("other", metavar="RUN_B", type=click.Path(path_type=Path))
 def diff(one: Path, other: Path) -> None:
     """Compare two runs' digests: the first step and tensor that differ, and the settings; exit 8 if they do."""
+    from trainer.compare import in_words, manifest_differences  # their patterns take milliseconds to compile
+    from trainer.evidence import Evidence, verdict
+
     for run in (one, other):
         for name in ("digests.jsonl", "manifest.json"):
             if not (run / name).is_file():
