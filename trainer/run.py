@@ -122,6 +122,11 @@ class RunDirectory:
                 raise StorageFailure(
                     f"{self.path / name} cannot be read ({error.strerror}): restore the file, or move it away"
                 ) from error
+            if step and not entries and self._has_lost(name):
+                self.say(
+                    f"{self.path / name} is missing or damaged: its entries up to step {step} are lost, "
+                    "and verify and diff will report that"
+                )
             kept = [entry for entry in entries if entry["step"] <= last.get(entry.get("kind", ""), step)]
             if step == 0 and name == "digests.jsonl":
                 kept = []  # the start is recorded again
@@ -142,6 +147,11 @@ class RunDirectory:
                 dynamic_ncols=True,
                 bar_format="{desc}{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]",
             )
+
+    def _has_lost(self, name: str) -> bool:
+        """Whether the record `name`, in which no entry was found, had any; metrics.jsonl may still be empty."""
+        path = self.path / name
+        return name == "digests.jsonl" or not path.exists() or path.stat().st_size > 0
 
     def say(self, text: str) -> None:
         """A line for people, on the terminal and in the log."""

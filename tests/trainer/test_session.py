@@ -295,6 +295,24 @@ def test_entries_of_steps_that_a_crash_lost_are_dropped_and_a_torn_line_too(here
     assert len(here.entries("train")) == 18
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "digests.jsonl"])
+@pytest.mark.parametrize("damage", [None, b"\xff\0{"])
+def test_a_resume_reports_a_record_that_is_lost(here: Here, name: str, damage: bytes | None) -> None:
+    with pytest.raises(Preempted):
+        here.train(log_steps=1, stop=StopAfter(1))
+    path = here.path() / name
+    path.unlink() if damage is None else path.write_bytes(damage)
+    out = here.train(log_steps=1)
+    assert f"{name} is missing or damaged: its entries up to step 1 are lost" in out
+
+
+def test_a_resume_without_a_logged_step_reports_no_loss(here: Here) -> None:
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(1))
+    assert (here.path() / "metrics.jsonl").read_bytes() == b""
+    assert "lost" not in here.train()
+
+
 def test_a_validation_done_again_after_a_crash_stands_once_in_the_metrics(here: Here) -> None:
     """The checkpoint of `--checkpoint-steps` at an epoch's end is from before the epoch's validation."""
     settings: dict[str, Any] = {"checkpoint_steps": 6, "keep": 9, "best_by": "max:loss"}
