@@ -91,6 +91,11 @@ def import_mistake(error: Exception, spec: str, place: Path | str) -> WrongUse:
     own = [frame for frame in _frames(error.__traceback__) if frame.is_the_users]
     if "cannot inherit non-frozen dataclass" in str(error):
         return WrongUse(f"task {spec}: a class there is not frozen ({own[-1]}): write @dataclass(frozen=True) above it")
+    if "attempted relative import with no known parent package" in str(error):
+        return WrongUse(
+            f"task {spec}: a file has no package, so its relative imports fail ({own[-1]}): name the task by its "
+            "module, such as package.module:Class, in the folder that holds the package"
+        )
     again = f"python {place}" if isinstance(place, Path) else f"python -m {place}"
     where = f" ({own[-1]})" if own else ""
     return WrongUse(f"task {spec}: its import raised {_last_words(error)}{where}: fix that; `{again}` shows the traceback")

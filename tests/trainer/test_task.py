@@ -319,6 +319,12 @@ def test_a_file_without_the_class_is_told_before_anything_starts(
         static_fields(f"{name}:{cls}")
 
 
+def test_a_file_with_relative_imports_is_refused_with_the_cure(write: Callable[[str, str], str]) -> None:
+    spec = write("inside.py", "from .beside import x\n" + _HEAD + "class T(Task): ...\n")
+    with pytest.raises(WrongUse, match=r"relative imports fail \(.*inside.py:1\): name the task by its module"):
+        load_task(f"{spec}:T", {})
+
+
 def test_a_class_that_is_no_task_is_told(write: Callable[[str, str], str]) -> None:
     spec = write("no_task.py", _HEAD + "@dataclass(frozen=True)\nclass Good(Task): ...\nclass Bad: ...\nWorse = 3\n")
     for name in ("Bad", "Worse", "Missing"):
