@@ -25,7 +25,7 @@ from trainer.task import Task
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
 _LARGE = 1000  # of a longer container, its length and as many values at its ends are compared
-_LARGE_BYTES = 2**22  # of a larger tensor or array, every so-many-th number is compared
+_LARGE_BYTES = 2**22  # a larger tensor or array is not copied, and only every k-th number is compared
 
 _CODE = (FunctionType, MethodType, GeneratorType, CellType, functools.partial)
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) | {"_flat_weights"}  # the last is LSTM's list of its parameters
@@ -101,7 +101,10 @@ class Attributes:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Put all attributes back at the end, whatever the body does; within it `moved` is empty."""
+        """Put all attributes back at the end, whatever the body does; within it `moved` is empty.
+
+        What `snapshot` cannot put back is in the next answer of `moved`.
+        """
         restore = self.snapshot()
         held, self._held = self._held, True
         try:
@@ -111,7 +114,11 @@ class Attributes:
             restore()
 
     def snapshot(self) -> Callable[[], None]:
-        """Return a function that puts all attributes back as they are now."""
+        """Return a function that puts all attributes back as they are now.
+
+        It does not put back the numbers of a tensor or array above 4 MiB: a task may keep its dataset
+        in a field, and a copy of that may not fit in memory.
+        """
         walk = self._walk()
         before = [(owner, chosen, walk.keeper(chosen)) for owner, chosen in self._owned()]
 
@@ -267,8 +274,7 @@ class _Walk:
         if isinstance(value, Tensor):
             return self._tensor_keeper(value)
         if isinstance(value, numpy.ndarray):
-            array = value.copy()
-            return lambda: numpy.copyto(value, array) if value.flags.writeable else None
+            return _array_keeper(value)
         if isinstance(value, _GENERATORS):
             state = _generator_state(value)
             return lambda: _set_generator_state(value, state)
@@ -288,6 +294,8 @@ class _Walk:
     def _tensor_keeper(self, tensor: Tensor) -> Callable[[], None]:
         if tensor.grad_fn is not None or not _has_numbers(tensor) or _storage(tensor) in self._saved:
             return _do_nothing
+        if local(tensor).nbytes > _LARGE_BYTES:
+            return _do_nothing
         values = tensor.detach().clone()
 
         def restore() -> None:
@@ -295,6 +303,13 @@ class _Walk:
                 tensor.copy_(values)
 
         return restore
+
+
+def _array_keeper(array: numpy.ndarray[Any, Any]) -> Callable[[], None]:
+    if array.nbytes > _LARGE_BYTES or not array.flags.writeable:
+        return _do_nothing
+    values = array.copy()
+    return lambda: numpy.copyto(array, values)
 
 
 def _is_plain_tuple(value: Any) -> bool:

@@ -42,6 +42,7 @@ def try_task(job: Job) -> None:
     schedule = dataclasses.replace(job.schedule, micros=(micro,), total_steps=step + count)
     batch, *others = training_batches(job.train, schedule, step, job.process.device, min(job.workers, 1))
     job.model.train()
+    job.attributes.moved()  # from here on: a large tensor that this check moves is not put back
     extra = copy.deepcopy({name: value for name, value in job.model.state_dict().items() if not isinstance(value, Tensor)})
     with job.attributes.kept(), _weights_kept(job) as refuse_moved_weights, _no_buffer_is_made(job):
         with job.attributes.kept():
@@ -148,6 +149,9 @@ def _compute_again(
     pairs = [(found[0], found[2])]
     if any(job.process.from_each(bool(moving))) if job.process.is_sharded else moving:
         put_back()
+        stuck = attributes.differing(start, attributes.values())
+        for name, pair in stuck.items():
+            raise WrongUse(f"task {type(job.task).__name__}: a forward changes {lost_state(name, pair)}")
         pairs.append((found[1], (computed(batches[1], 1), attributes.values())))
     for (_, values), (_, again) in pairs:
         for name, pair in attributes.differing(values, again).items():

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import random
 import sys
+import tracemalloc
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -232,6 +233,75 @@ def test_the_first_forwards_leave_no_trace(stateful: None) -> None:
     assert model.table["means"][0] is tensor
     assert model.hidden[0] is hidden
     assert (_Stateful.forwards_of_all, _COUNT, vars(task)) == (0, 0, {"nan_at": 0, "noise": 0.1, "state": []})
+
+
+class _Bank(StepCounter):
+    """Keeps tensors above 4 MiB, and changes a part of one when `moves` gives True."""
+
+    moves: Callable[["_Bank"], bool] = staticmethod(lambda _model: False)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bank = torch.zeros(2**20 + 1)
+        self.table = numpy.zeros(2**19 + 1)
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        if type(self).moves(self):
+            self.bank.fill_(float(inputs_B4.detach()[0, 0]))
+        return super().forward(inputs_B4)
+
+
+def _with_bank(monkeypatch: pytest.MonkeyPatch, moves: Callable[[_Bank], bool]) -> None:
+    monkeypatch.setattr(_Bank, "moves", staticmethod(moves))
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Bank())
+
+
+def test_large_tensors_are_not_copied(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_bank(monkeypatch, lambda _model: False)
+    model = _Bank()
+    attributes = Attributes(Tiny(), model, torch.optim.SGD(model.parameters(), 0.1), {})
+    with monkeypatch.context() as counted:
+        clone, copied = Tensor.clone, list[int]()
+        counted.setattr(Tensor, "clone", lambda tensor: (copied.append(tensor.nbytes), clone(tensor))[1])
+        tracemalloc.start()
+        attributes.snapshot()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert (copied, peak < 2**20) == ([], True)
+    here.train(max_steps=2)
+    assert here.steps() == [2]
+
+
+@pytest.mark.parametrize(
+    ("moves", "deterministic", "words"),
+    [
+        (lambda model: not model.bank.any(), True, "a forward changes bank, which checkpoints leave out"),
+        (lambda model: model.training, True, "a forward changes bank, which checkpoints leave out"),
+        (lambda model: not model.training, True, "by step 0 it has changed bank, which checkpoints leave out"),
+        (lambda model: not model.training, False, "step 0: task Tiny has changed bank, which checkpoints leave out"),
+    ],
+    ids=["the first forward", "each forward", "each validation", "each validation, --fast"],
+)
+def test_a_large_tensor_that_the_preflight_check_moves_is_named(
+    here: Here,
+    monkeypatch: pytest.MonkeyPatch,
+    moves: Callable[[_Bank], bool],
+    deterministic: bool,
+    words: str,
+) -> None:
+    _with_bank(monkeypatch, moves)
+    if deterministic:
+        with pytest.raises(WrongUse, match=words):
+            here.train(max_steps=12)
+        assert here.steps() == []
+    else:
+        assert here.train(max_steps=12, deterministic=False).count(words) == 1
+
+
+def test_a_large_tensor_that_a_validation_moves_is_refused(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_bank(monkeypatch, lambda model: not model.training and int(model.forwards) > 5)
+    with pytest.raises(WrongUse, match="it has changed bank, which checkpoints leave out"):
+        here.train(max_steps=18)
 
 
 def test_all_processes_end_when_an_attribute_moves_on_one() -> None:
