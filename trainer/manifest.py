@@ -126,7 +126,8 @@ class SourceRecord:
         stored["sources"] = dict(sorted({**self._known, **stored.get("sources", {})}.items()))
         if changed:
             self._run.say(f"changed since the run's start: {in_words(changed)}")
-            stored["resumes"][-1]["changed"] |= changed
+            for start in stored.get("resumes", [])[-1:]:  # none before the first checkpoint
+                start["changed"] = {**start.get("changed", {}), **changed}
         self._run.write_json("manifest.json", json.dumps(stored, indent=2) + "\n")
 
 

@@ -27,6 +27,7 @@ from trainer.compare import Parting, first_other_validation, first_parting, read
 from trainer.digest import tensors_digest
 from trainer.errors import Changed, Differs, Preempted, StorageFailure, WrongUse
 from trainer.evidence import Evidence, verdict
+from trainer.run import RunDirectory
 
 
 def _digests(here: Here, run: str = "r") -> list[dict[str, Any]]:
@@ -717,6 +718,17 @@ def test_processes_with_other_source_files_are_refused() -> None:
     record.compare_and_add([{"one": "a"}, {"one": "a", "only_there": "b"}])
     with pytest.raises(WrongUse, match="the source file of module two differs between process 0 and process 1: copy the same"):
         record.compare_and_add([{"two": "a"}, {"two": "b"}])
+
+
+def test_a_source_file_that_changes_before_the_first_checkpoint_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path / "r", 0)
+    run.write_json("manifest.json", json.dumps({"sources": {"mine": "a"}}))
+    manifest.SourceRecord(run, {"mine": "a"}, anyway=True).compare_and_add([{"mine": "b"}])
+    run.close()
+    assert "changed since the run's start: sources.mine: a -> b" in capsys.readouterr().out
+    assert json.loads((tmp_path / "r" / "manifest.json").read_text()) == {"sources": {"mine": "a"}}
 
 
 def test_a_moment_of_another_type_than_its_parameter_comes_back_as_it_was(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
