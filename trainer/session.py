@@ -80,8 +80,8 @@ def train_task(
         log = run.path / "logs" / f"rank-{0 if process.world_size == 1 else '*'}.log"
         with contextlib.closing(run), _told_as_failures(runs_dir, type(task).__name__, log):
             settled = settle(config, task, process, run)
-            _refuse_edited(settled, process, run, resume == "anyway")
             _refuse_unlike(process, dataclasses.asdict(settled), _SAME_HARDWARE)
+            _refuse_edited(settled, process, run, resume == "anyway")
             check(settled, process.device.type)
             did_not_fit: list[str] = []
             while True:

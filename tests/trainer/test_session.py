@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from tests.trainer import tiny
 from tests.trainer.here import Here, StopAfter, close_files, open_files
 from tests.trainer.tiny import TINY, Tiny
+from trainer import session
 from trainer.batches import micro_batches
 from trainer.build import settle
 from trainer.compare import manifest_differences
@@ -591,6 +592,20 @@ def test_a_complete_run_is_not_made_longer_and_the_reason_is_given(here: Here) -
             f"trainbox: runs/r was started with other settings ({changed}): give those again, or train anew under another "
             "--run name; a run keeps its length, which its learning rates follow from\n"
         )
+
+
+def test_unlike_machines_are_named_before_a_setting_that_seems_edited(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hardware may have chosen the setting: to undo it in config.json is then no cure."""
+    here.train(max_steps=2)
+    _edit(here.path() / "config.json", learning_rate=0.5)
+
+    def unlike(_process: Process, found: dict[str, Any], _cure: str) -> None:
+        if "precision" in found and "resume" not in found:
+            raise WrongUse("precision is fp32 here, and not on all machines")
+
+    monkeypatch.setattr(session, "_refuse_unlike", unlike)
+    code, _, err = here.command(*_AGAIN)
+    assert (code, err) == (2, "trainbox: precision is fp32 here, and not on all machines\n")
 
 
 @pytest.mark.parametrize("file", ["config.json", "manifest.json"])
