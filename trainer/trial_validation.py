@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from trainer.batches import EvaluationBatches, evaluation_batch_count
+from trainer.batches import EvaluationBatches
 from trainer.digest import tensor_digests
 from trainer.distributed import Process
 from trainer.evaluate import Evaluation, add_up, evaluate
@@ -22,12 +22,13 @@ def try_validation(job: Job) -> list[dict[str, str]]:
     """Validate a sample of the validation set, twice under --deterministic; return digests of the statistics of each.
 
     A task may rightly refuse a sample (a metric that needs two classes, say): what fails there is tried with the whole set.
-    Each process does all of it by itself, so that none waits for one that fails; it leaves nothing behind.
+    Each process computes the sample by itself. If it is not enough for one of them, all compute the whole set together: the
+    first process alone draws figures, and the others would wait for it until the exchange times out. Nothing is left behind.
 
     Raises:
         Exception: whatever the first validation would raise.
     """
-    sample, digests = job.evaluation.sample(), []
+    sample, digests, enough = job.evaluation.sample(), [], True
     try:
         totals, first_batch, _ = _added_up(job, sample)
         digests.append(_digests(totals))
@@ -37,6 +38,8 @@ def try_validation(job: Job) -> list[dict[str, str]]:
     except Exception as error:
         if isinstance(error, _FOR_ANY_BATCH) or memory_used_up(error):
             raise
+        enough = False
+    if not all(job.process.from_each(enough)):
         job.run.say("a sample of the validation set is not enough to try the validation: all of it is computed now")
         _use(job, _whole(job))
     return digests
@@ -49,13 +52,17 @@ def _added_up(job: Job, batches: EvaluationBatches) -> tuple[dict[str, Tensor], 
 
 
 def _whole(job: Job) -> Evaluation:
-    given = job.evaluation
-    every = range(evaluation_batch_count(given.size, given.batch_size))
-    batches = EvaluationBatches(given.dataset, given.batch_size, every, given.device, job.workers)
     result = evaluate(
-        job.task, job.model, batches, _alone(job), job.autocast_dtype, _seed_parts(job), lambda: False, job.inside
+        job.task,
+        job.model,
+        job.evaluation,
+        job.process,
+        job.autocast_dtype,
+        _seed_parts(job),
+        lambda: False,
+        job.inside,
     )
-    assert result is not None
+    assert result is not None  # nobody stops it
     return result
 
 

@@ -37,3 +37,16 @@ def test_a_mistake_ends_all_processes_and_a_sample_is_not_judged_alone(forked: R
     assert f"task Mistaken: {method}() raised ValueError: {text} (" in own[0]
     assert own[0].endswith(f"fix the task; traceback in runs/{run}/logs/rank-*.log\n")
     assert not list((forked.folder / "runs" / run / "checkpoints").glob("*.pt"))
+
+
+def test_a_sample_that_figures_refuses_on_the_first_rank_is_followed_by_a_validation_of_all(forked: Ranks) -> None:
+    """The first rank alone draws. If it computed the whole set alone, the other would wait, and time out."""
+    for file in forked.folder.glob("validated-*"):
+        file.unlink()
+    words = ("train", _TASK, "--set", "mistake=sample for figures", "--device", "cpu", "--threads", "1", "--run", "drawn")
+    ended = forked(2, *words, "--fast", env={"TRAINBOX_STRATEGY": "ddp"})
+    assert ended.codes == [0, 0], ended.errs
+    assert "all of it is computed now" in ended.out
+    sizes = [(forked.folder / f"validated-{rank}").read_text().split() for rank in range(2)]
+    sample, shares = ["8", "2"], [["8", "8", "8", "8"], ["8", "8", "2"]]
+    assert sizes == [sample + share + share for share in shares]  # the sample, all of it together, the one at the end
