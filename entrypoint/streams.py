@@ -6,7 +6,7 @@
 import contextlib
 import os
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 
 def open_streams() -> None:
@@ -24,11 +24,14 @@ def open_streams() -> None:
             os.set_inheritable(nothing, True)
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
-        if stream is None:
-            setattr(sys, "stdout" if number == 1 else "stderr", open(number, "w", encoding="utf-8", closefd=False))  # noqa: SIM115
-        else:
-            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    sys.stdout, sys.stderr = _opened(1, sys.stdout), _opened(2, sys.stderr)
+
+
+def _opened(number: int, stream: Any) -> Any:
+    if stream is None:
+        return open(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    stream.reconfigure(errors="backslashreplace")
+    return stream
 
 
 def say(text: str, file: TextIO | None = None) -> None:

@@ -38,6 +38,12 @@ def test_a_character_that_the_encoding_lacks_is_escaped(tmp_path: Path, package:
     assert (tmp_path / "out").read_bytes() == b"lauf-\\xe4 \\ud800\n"
 
 
+@pytest.mark.parametrize("package", ["entrypoint", "trainer"])
+def test_a_replaced_stream_takes_every_character(tmp_path: Path, package: str) -> None:
+    program = f"from {package}.streams import open_streams; open_streams(); print('\\udcff', flush=True)"
+    assert _python(program, ">&-", tmp_path) == 0
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_or_a_reader_that_left_takes_the_output_and_no_more(tmp_path: Path, unbuffered: str) -> None:
     if not Path("/dev/full").exists():
