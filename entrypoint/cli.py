@@ -162,7 +162,7 @@ def verify(words: tuple[str, ...], wants_help: bool, **options: Any) -> None:
     """Do RUN again and compare: exit 8 if the bits differ, naming the first step, the first tensor and the settings."""
     if wants_help:
         _hand_over("verify", "--help")
-    _supervised(*_checked_plan(words, options, verb="verify"))
+    _supervised(*_checked_plan(words, options, verb="verify"), resumes=False)
 
 
 @cli.command(
@@ -382,17 +382,18 @@ def tasks(rest: tuple[str, ...]) -> None:
     _hand_over("tasks", *rest)
 
 
-def _supervised(plan: LaunchPlan, checked: Checked) -> NoReturn:
+def _supervised(plan: LaunchPlan, checked: Checked, resumes: bool = True) -> NoReturn:
     # Python orders a set of texts by a number that it draws at each start, unless it is told one.
     env = {"PYTHONHASHSEED": "0", **os.environ, **plan.env}
     if checked.driver is None or not checked.health or not plan.gpus:
         if checked.driver is not None:
             checked.driver.close()
-        sys.exit(supervise(plan.argv, env))
+        sys.exit(supervise(plan.argv, env, resumes=resumes))
     from entrypoint.health.gate import watched
 
     with watched(plan, checked.driver, checked.health_limits) as watch:
-        code = supervise(plan.argv, env | {"TRAINBOX_HEALTH_EVENTS": str(watch.events)}, watch=watch)
+        events = {"TRAINBOX_HEALTH_EVENTS": str(watch.events)}
+        code = supervise(plan.argv, env | events, watch=watch, resumes=resumes)
     sys.exit(code)
 
 

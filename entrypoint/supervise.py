@@ -18,7 +18,6 @@ STOP_BUDGET_S = 50
 _POLL_S = 0.2
 _DEATH_S = 5.0  # of a killed process; one that computes on a broken GPU may never end
 _ECHO_S = 0.3  # `docker compose run` delivers each signal twice, about 10 ms apart: that is one wish
-_STOPPING = "saving a checkpoint, then stopping"
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 # Python makes a traceback of a SIGINT that comes before there is a handler. The trainer calls it SIGINT again.
 _HANDED_ON = {signal.SIGINT: signal.SIGUSR2}
@@ -37,13 +36,18 @@ class Watch(Protocol):
 
 
 def supervise(
-    argv: Sequence[str], env: Mapping[str, str], stop_budget_s: float = STOP_BUDGET_S, watch: Watch | None = None
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    stop_budget_s: float = STOP_BUDGET_S,
+    watch: Watch | None = None,
+    resumes: bool = True,
 ) -> int:
     """Start `argv`, stay its parent, and return the exit code to end with.
 
     The first SIGTERM, SIGINT, SIGUSR1 or SIGHUP reaches the child: save and stop. A second one, or
     `stop_budget_s` without an end, kills it. A child killed by signal N gives 128 + N, as in a shell. What `watch` calls
     fatal is such a signal too, and the end is then the hardware's (3), unless the child finished.
+    `resumes` is False for a child whose checkpoints are removed with it, as in `verify`.
     """
     received: list[int] = []
     received_at = 0.0
@@ -66,10 +70,11 @@ def supervise(
         start_new_session=True,  # a terminal's Ctrl-C then reaches us alone, and the ranks hear of it once
         preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - there are no threads here
     )
+    stopping = "saving a checkpoint, then stopping" if resumes else "stopping"
     forwarded, deadline, broken, heard = False, 0.0, None, 0
     while True:
         try:
-            return _exit_code(child.wait(timeout=_POLL_S), forwarded, watch, broken)
+            return _exit_code(child.wait(timeout=_POLL_S), forwarded, watch, broken, resumes)
         except subprocess.TimeoutExpired:
             pass
         broken = broken or (watch.fatal() if watch else None)
@@ -77,23 +82,24 @@ def supervise(
             forwarded, deadline, heard = True, time.monotonic() + stop_budget_s, len(received)
             name = signal.Signals(received[0]).name if received else ""
             _say(
-                f"{name} received: {_STOPPING} (again: stop at once)"
+                f"{name} received: {stopping} (again: stop at once)"
                 if name
-                else f"the hardware fails: {_STOPPING} (a signal: stop at once)"
+                else f"the hardware fails: {stopping} (a signal: stop at once)"
             )
             number = signal.Signals(received[0]) if received else signal.SIGTERM
             child.send_signal(_HANDED_ON.get(number, number))
         again = len(received) > heard
         if forwarded and (again or time.monotonic() > deadline):
             why = "second signal" if again else f"not stopped {stop_budget_s:.0f} s after the signal"
-            _say(f"{why}: killed; the newest checkpoint before it is whole, and the same command goes on from there")
+            whole = "the newest checkpoint before it is whole, and the same command goes on from there"
+            _say(f"{why}: killed; {whole if resumes else _again(resumes)}")
             _kill_session(child)
             if broken:
                 return HARDWARE
             return 128 + (received[-1] if again else signal.SIGKILL)
 
 
-def _exit_code(code: int, forwarded: bool, watch: Watch | None, broken: str | None) -> int:
+def _exit_code(code: int, forwarded: bool, watch: Watch | None, broken: str | None, resumes: bool) -> int:
     """The code to end with, of the child's: a broken GPU's if that is behind a crash, a stop or a wrong number."""
     if forwarded and -code in (*_STOP_SIGNALS, *_HANDED_ON.values()):
         code = PREEMPTED  # it had not begun, so nothing is lost
@@ -103,11 +109,12 @@ def _exit_code(code: int, forwarded: bool, watch: Watch | None, broken: str | No
         return HARDWARE
     if code < 0:
         known = -code in list(signal.Signals)
-        _say(
-            f"the training was killed by {signal.Signals(-code).name if known else f'signal {-code}'}: "
-            "the same command resumes from the newest checkpoint"
-        )
+        _say(f"the training was killed by {signal.Signals(-code).name if known else f'signal {-code}'}: {_again(resumes)}")
     return code if code >= 0 else 128 - code
+
+
+def _again(resumes: bool) -> str:
+    return f"the same command {'resumes from the newest checkpoint' if resumes else 'starts it again'}"
 
 
 def _kill_session(child: subprocess.Popen[bytes]) -> None:

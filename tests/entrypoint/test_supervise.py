@@ -8,9 +8,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from click.testing import CliRunner
 
+from entrypoint import cli
+from entrypoint.supervise import _exit_code
 from tests.conftest import clean_environment, finish
 
 # A shell may have started the tests with some of these ignored, as nohup does; a Python child would inherit that.
@@ -103,6 +107,20 @@ def test_a_child_killed_by_a_signal_ends_as_in_a_shell(start: Start, number: sig
     assert ended.err == (
         f"trainbox: the training was killed by {number.name}: the same command resumes from the newest checkpoint\n"
     )
+
+
+def test_what_was_killed_and_does_not_resume_is_not_said_to(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code(-signal.SIGKILL, False, None, None, resumes=False) == 137
+    assert capsys.readouterr().err == ("trainbox: the training was killed by SIGKILL: the same command starts it again\n")
+
+
+@pytest.mark.parametrize(("verb", "resumes"), [("verify", False), ("train", True)])
+def test_verify_alone_does_not_resume(monkeypatch: pytest.MonkeyPatch, verb: str, resumes: bool) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(cli, "_checked_plan", lambda *_, **__: (Mock(gpus=(), env={}), Mock(driver=None)))
+    monkeypatch.setattr(cli, "supervise", lambda *_, resumes: seen.append(resumes) or 0)
+    assert CliRunner().invoke(cli.cli, [verb, "digits"]).exit_code == 0
+    assert seen == [resumes]
 
 
 def test_the_child_has_the_environment_and_the_streams(start: Start) -> None:
