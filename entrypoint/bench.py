@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from entrypoint.errors import WrongUse
+from entrypoint.hints import command
 
 PAYS = 1.05  # times the samples/s, by the median of the rounds, and more than 1 in each
 _SCALINGS = {
@@ -156,7 +157,7 @@ def check_words(words: Sequence[str]) -> None:
     """Raise WrongUse for training options that the bench sets itself."""
     for word in words:
         if (name := word.partition("=")[0]) in _OWN_WORDS:
-            raise WrongUse(f"bench sets {name} itself for each of its trainings: drop it (trainbox bench --help)")
+            raise WrongUse(f"bench sets {name} itself for each of its trainings: drop it (`{command('bench', '--help')}`)")
 
 
 def check_strategies(text: str, cpu: bool) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from typing import Any
 
 from entrypoint.children import command_of
 from entrypoint.errors import BitsDiffer, DrillFailed
+from entrypoint.hints import command
 from entrypoint.supervise import die_with_parent
 from entrypoint.temporary import keep, temporary_folder
 
@@ -89,7 +90,7 @@ def _drilled(
         keep(folder)
         raise BitsDiffer(
             f"drill {task}: {len(different)} of {len(outcomes)} trainings ended with other bits; to see where they part: "
-            f"trainbox diff {folder}/case-0/run {folder}/case-{different[0]}/run"
+            + command("diff", f"{folder}/case-0/run {folder}/case-{different[0]}/run")
         )
     yield f"  the same bits in all {len(outcomes)} trainings"
 

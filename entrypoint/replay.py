@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.errors import WrongUse
+from entrypoint.hints import command
 
 
 def read_run(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -27,7 +28,7 @@ def read_run(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if not digest:
         raise WrongUse(
             f"replay {run}: it was not started from an image whose digest is known; to do it again with what is here: "
-            f"trainbox verify {run}"
+            + command("verify", str(run))
         )
     return config, manifest
 

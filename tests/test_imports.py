@@ -26,7 +26,7 @@ FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 # A module imports from its own line and those above it. A new file needs a place here.
 LAYERS = {
     "entrypoint": [
-        "errors temporary streams children gpus cluster cgroup cpus options bench "
+        "errors temporary streams hints children gpus cluster cgroup cpus options bench "
         "health.readings health.verdict health.secret_rule health.redaction",
         "nvml plan supervise replay health.limits health.xids",
         "driver drill bench_runs suggest health.rules health.node health.screen health.surroundings health.deep_cases",

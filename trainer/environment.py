@@ -1,10 +1,11 @@
-"""The TRAINBOX_ names in the environment: a misspelt one is refused, as a misspelt option is. Pure."""
+"""The TRAINBOX_ names in the environment: a misspelt one is refused, as a misspelt option is."""
 
 import difflib
 import re
 from collections.abc import Collection, Iterable
 
 from trainer.errors import WrongUse
+from trainer.hints import command
 
 PREFIX = "TRAINBOX_"
 # Not settings: what the launcher, the image, make and a deployment hand on.
@@ -51,4 +52,4 @@ def _remedy(name: str, settings: Collection[str]) -> str:
     # Without the prefix, which would make all of them alike.
     known = {setting.removeprefix(PREFIX): setting for setting in settings}
     near = difflib.get_close_matches(name.removeprefix(PREFIX).upper(), sorted(known), n=1)
-    return f"did you mean {known[near[0]]}?" if near else "unset it; `trainbox train --help` lists the settings"
+    return f"did you mean {known[near[0]]}?" if near else f"unset it; `{command('train', '--help')}` lists the settings"

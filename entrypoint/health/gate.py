@@ -1,6 +1,5 @@
 """Before a training and beside it: closed by a finding, or open with a watch."""
 
-import os
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from entrypoint.health.rules import Asked
 from entrypoint.health.screen import closing_line
 from entrypoint.health.verdict import Mode
 from entrypoint.health.watch import Watch
+from entrypoint.hints import command
 from entrypoint.plan import LaunchPlan
 from entrypoint.streams import say
 from entrypoint.temporary import temporary_folder
@@ -48,9 +48,8 @@ def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Itera
     if closing := verdict.closing:
         told = "; ".join(finding.line for finding in closing[:_FINDINGS_TOLD])
         more = f"; and {len(closing) - _FINDINGS_TOLD} more" if len(closing) > _FINDINGS_TOLD else ""
-        typed = os.environ.get("TRAINBOX_COMMAND") or "trainbox"
         raise HardwareUnfit(
-            f"the health gate is closed. {told}{more} (`{typed} health` lists all findings; HEALTH=0 trains nevertheless)"
+            f"the health gate is closed. {told}{more} (`{command('health')}` lists all findings; HEALTH=0 trains nevertheless)"
         )
     say(f"health     {closing_line(verdict)}, {time.monotonic() - begin_s:.2f} s", sys.stdout)
     known = {(finding.check, finding.gpu or ""): finding.result for finding in verdict.findings}
@@ -71,6 +70,6 @@ def _folder() -> Iterator[Path]:
         except OSError as error:
             raise NoPlace(
                 f"no temporary folder can be made ({error.strerror or error}): give the container one, as in --tmpfs /tmp, or "
-                "say --no-health"
+                "set HEALTH=0"
             ) from error
         yield folder

@@ -24,7 +24,8 @@ _SETTINGS = {name for command in cli.commands.values() for param in command.para
         ("TRAINBOX_API_KEY", "unset it; `trainbox train --help` lists the settings"),
     ],
 )
-def test_a_misspelt_name_is_refused_with_the_nearest(name: str, remedy: str) -> None:
+def test_a_misspelt_name_is_refused_with_the_nearest(monkeypatch: pytest.MonkeyPatch, name: str, remedy: str) -> None:
+    monkeypatch.delenv("TRAINBOX_COMMAND", raising=False)
     with pytest.raises(WrongUse) as refused:
         check_names(["HOME", name], _SETTINGS)
     assert str(refused.value) == f"{name} is not a setting: {remedy}"
