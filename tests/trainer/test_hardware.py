@@ -174,7 +174,7 @@ def test_a_trial_of_a_sweep_is_not_told_of_what_was_before_it(
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr(session, "train_task", train_task)
     monkeypatch.setattr(worker, "_log_to", lambda _path: None)
-    order = {"config": {}, "run": "runs/r", "data_dir": "data", "log": "log"}
+    order = {"config": {}, "run": "runs/r", "data_dir": "data", "log": "log", "swept": []}
     events.write_text(_line(1.0))
     worker._trained(order, "cpu", StopAfter(1), lambda _step, _metrics: None)
     assert seen == [_event(2.0)]
