@@ -100,9 +100,10 @@ def _largest_difference(some: dict[str, Tensor], other: dict[str, Tensor]) -> fl
 
 def _copy(source: Path, target: Path, step: int) -> None:
     """A run in `target` that has come to `step` of that in `source`."""
-    (target / "checkpoints").mkdir(parents=True)
-    for name in ("config.json", "manifest.json", f"checkpoints/step-{step:08d}.pt", f"checkpoints/step-{step:08d}.json"):
-        shutil.copy(source / name, target / name)
+    shutil.copytree(source, target)
+    for path in (target / "checkpoints").iterdir():
+        if path.stem != f"step-{step:08d}":
+            path.unlink()
 
 
 def _digests(run: Path, step: int) -> dict[str, Any]:
