@@ -1,5 +1,6 @@
 """`trainbox`: verbs that are planned and supervised, verbs answered here, and anything else run as it stands."""
 
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -18,7 +19,7 @@ from entrypoint.children import check_packages, command_of, without_ranks
 from entrypoint.cluster import detect_cluster
 from entrypoint.cpus import usable_cpus
 from entrypoint.driver import Driver, NoAnswer
-from entrypoint.errors import PREEMPTED, WRONG_USE, HardwareMissing, LaunchError, WrongUse
+from entrypoint.errors import PREEMPTED, WRONG_USE, HardwareMissing, LaunchError, NoPlace, WrongUse
 from entrypoint.gpus import Gpu, visible_gpus
 from entrypoint.health.cli import doctor, health
 from entrypoint.options import Numbers, device_options, environment_names, launch_options
@@ -385,16 +386,35 @@ def tasks(rest: tuple[str, ...]) -> None:
 def _supervised(plan: LaunchPlan, checked: Checked, resumes: bool = True) -> NoReturn:
     # Python orders a set of texts by a number that it draws at each start, unless it is told one.
     env = {"PYTHONHASHSEED": "0", **os.environ, **plan.env}
-    if checked.driver is None or not checked.health or not plan.gpus:
-        if checked.driver is not None:
-            checked.driver.close()
-        sys.exit(supervise(plan.argv, env, resumes=resumes))
-    from entrypoint.health.gate import watched
+    with contextlib.ExitStack() as stack:
+        finished = _mark(stack)
+        env["TRAINBOX_FINISHED"] = str(finished)
+        watch = None
+        if checked.driver is not None and checked.health and plan.gpus:
+            from entrypoint.health.gate import watched
 
-    with watched(plan, checked.driver, checked.health_limits) as watch:
-        events = {"TRAINBOX_HEALTH_EVENTS": str(watch.events)}
-        code = supervise(plan.argv, env | events, watch=watch, resumes=resumes)
+            watch = stack.enter_context(watched(plan, checked.driver, checked.health_limits))
+            env["TRAINBOX_HEALTH_EVENTS"] = str(watch.events)
+        elif checked.driver is not None:
+            checked.driver.close()
+        code = supervise(plan.argv, env, watch=watch, resumes=resumes)
+        if code == 0 and not finished.exists():
+            say("trainbox: the training ended itself with code 0 before it was finished: does the task call os._exit?")
+            code = 1
     sys.exit(code)
+
+
+def _mark(stack: contextlib.ExitStack) -> Path:
+    """Return the path of a file that the trainer makes when it has finished: an exit code of 0 alone does not show that."""
+    from entrypoint.temporary import temporary_folder
+
+    try:
+        return stack.enter_context(temporary_folder("run-")) / "finished"
+    except OSError as error:
+        raise NoPlace(
+            f"no temporary folder can be made ({error.strerror or error}): give the container one, as in --tmpfs /tmp, "
+            "or set TMPDIR"
+        ) from error
 
 
 def _hand_over(*words: str) -> NoReturn:

@@ -5,6 +5,7 @@ if not sys.flags.safe_path:
 
 import logging
 import os
+from pathlib import Path
 
 from trainer.cli import main
 from trainer.streams import open_streams, outlive_readers
@@ -17,6 +18,8 @@ try:
 except SystemExit as end:
     # Not the interpreter's own end: taking gloo's threads down it is aborted now and then, and it would wait for ever
     # for loader workers, which do not hear SIGTERM and die with this process.
+    if not end.code and (finished := os.environ.get("TRAINBOX_FINISHED")):
+        Path(finished).touch()  # a task that ends the process with code 0 has not trained
     sys.stdout.flush()
     sys.stderr.flush()
     logging.shutdown()

@@ -17,6 +17,7 @@ HANDED_ON = frozenset(
             "COMMAND",
             "CPUS",
             "DRIVER_DEADLINE_S",
+            "FINISHED",
             "HEALTH_EVENTS",
             "HEARTBEAT",
             "IMAGE_DIGEST",

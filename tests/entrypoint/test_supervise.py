@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from entrypoint import cli
+from entrypoint.plan import LaunchPlan
 from entrypoint.supervise import _exit_code
 from tests.conftest import clean_environment, finish
 
@@ -118,8 +119,8 @@ def test_what_was_killed_and_does_not_resume_is_not_said_to(capsys: pytest.Captu
 def test_verify_alone_does_not_resume(monkeypatch: pytest.MonkeyPatch, verb: str, resumes: bool) -> None:
     seen: list[bool] = []
     monkeypatch.setattr(cli, "_checked_plan", lambda *_, **__: (Mock(gpus=(), env={}), Mock(driver=None)))
-    monkeypatch.setattr(cli, "supervise", lambda *_, resumes: seen.append(resumes) or 0)
-    assert CliRunner().invoke(cli.cli, [verb, "digits"]).exit_code == 0
+    monkeypatch.setattr(cli, "supervise", lambda *_, resumes, **__: seen.append(resumes) or 75)
+    assert CliRunner().invoke(cli.cli, [verb, "digits"]).exit_code == 75
     assert seen == [resumes]
 
 
@@ -282,3 +283,22 @@ def test_a_child_that_hangs_on_broken_hardware_is_killed(start: Start, tmp_path:
 )
 def test_a_crash_is_the_hardwares_if_that_is_broken(start: Start, code: int, last_look: str | None, expected: int) -> None:
     assert finish(start(f"raise SystemExit({code})", program=watched(None, last_look))).code == expected
+
+
+@pytest.mark.parametrize(("code", "finishes", "expected"), [(0, True, 0), (0, False, 1), (75, False, 75), (2, False, 2)])
+def test_a_training_that_ends_itself_with_code_0_has_not_finished(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], code: int, finishes: bool, expected: int
+) -> None:
+    """The trainer makes a file when it has finished; a task's os._exit(0) leaves none."""
+
+    def supervise(_argv: object, env: dict[str, str], **_more: object) -> int:
+        if finishes:
+            Path(env["TRAINBOX_FINISHED"]).touch()
+        return code
+
+    monkeypatch.setattr(cli, "supervise", supervise)
+    plan = LaunchPlan("single", (), 1, 1, (), "no GPU visible")
+    with pytest.raises(SystemExit) as ended:
+        cli._supervised(plan, cli.Checked(health=False, health_limits=None))
+    assert ended.value.code == expected
+    assert ("ended itself with code 0 before it was finished" in capfd.readouterr().err) is (expected == 1)
