@@ -1,7 +1,7 @@
 """Who gets how many GPUs, and whether training on them starts, by the unmodified docker-compose.yml.
 
-The engine has the NVIDIA runtime; a make-believe one is enough. TRAINBOX_TEST_BARE_DOCKER_HOST names an engine without it, and
-TRAINBOX_TEST_BARE_IMAGE an image there that has a shell.
+The engine has the NVIDIA runtime; a make-believe one is enough. BARE_TEST_DOCKER_HOST names an engine without it, and
+BARE_TEST_IMAGE an image there that has a shell.
 """
 
 import json
@@ -88,7 +88,7 @@ def test_make_finds_the_runtime(gpu_host: Checkout) -> None:
 
 
 def test_without_the_runtime_the_gpu_file_is_refused_and_the_cpu_file_runs(tmp_path: Path) -> None:
-    names = ("TRAINBOX_TEST_BARE_DOCKER_HOST", "TRAINBOX_TEST_BARE_IMAGE")
+    names = ("BARE_TEST_DOCKER_HOST", "BARE_TEST_IMAGE")
     if not all(os.environ.get(name) for name in names):
         pytest.skip(f"{' and '.join(names)} name no engine without the NVIDIA runtime")
     engine, image = (os.environ[name] for name in names)
