@@ -94,6 +94,8 @@ def supervise(
             whole = "the newest checkpoint before it is whole, and the same command goes on from there"
             _say(f"{why}: killed; {whole if resumes else _again(resumes)}")
             _kill_session(child)
+            for number in _STOP_SIGNALS:  # one more would end this process before it can exit with its code
+                signal.signal(number, signal.SIG_IGN)
             if broken:
                 return HARDWARE
             return 128 + (received[-1] if again else signal.SIGKILL)
