@@ -629,8 +629,12 @@ def _run() -> int:
         # Of a task that was only loaded.
         _tell(failure := called_exit(end))
         return failure.exit_code
-    except click.Abort:
-        return 130
+    except click.Abort as abort:
+        # Click takes the end of any stream for Ctrl-C, as that to a loader worker which was killed.
+        is_ctrl_c = not isinstance(abort.__cause__, EOFError)
+        if not is_ctrl_c:
+            traceback.print_exception(abort.__cause__)
+        return 130 if is_ctrl_c else 1
     except Exception:  # noqa: BLE001 - in the rank's own log as well
         traceback.print_exc()
         return 1

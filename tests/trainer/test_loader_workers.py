@@ -3,10 +3,14 @@
 import os
 import re
 import signal
+import sys
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import Trainbox, finish
 from tests.distributed.processes import Job
+from trainer import cli
 
 _JOBS = Path(__file__).parents[1] / "distributed" / "jobs.py"
 _WORDS = ("--workers", "2", "--device", "cpu", "--log-steps", "1", "--run", "r")
@@ -48,3 +52,16 @@ def test_a_killed_loader_worker_ends_the_training_with_the_cause(trainbox: Train
     assert ended.code == 1
     assert trainbox.entries("r", "train")[-1]["step"] < 400
     job.wait_until_gone()
+
+
+@pytest.mark.parametrize(("error", "code"), [(EOFError("a worker is gone"), 1), (KeyboardInterrupt(), 130)])
+def test_the_end_of_a_workers_stream_is_not_taken_for_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int
+) -> None:
+    def tasks(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli.tasks, "callback", tasks)
+    monkeypatch.setattr(sys, "argv", ["trainer", "tasks"])
+    assert cli._run() == code
+    assert ("EOFError: a worker is gone" in capsys.readouterr().err) is (code == 1)
