@@ -53,7 +53,7 @@ ready-venv = $(VENV)/.train
 
 # Compose names the project by user and PWD. After `make -C`, PWD is still the folder that the caller was in.
 checkout = $(if $(filter $(CURDIR),$(realpath $(PWD))),$(PWD),$(CURDIR))
-# Docker refuses more GPUs than there are with a message of its own, and knows no exit code 3. If this host does not show that
+# Docker refuses more GPUs than there are with its own message and exit code. If this host does not show that
 # many, the container gets all of them, and trainbox compares.
 HOST_GPUS ?= $(wildcard /proc/driver/nvidia/gpus/*)
 countable = $(filter $(GPUS),$(wordlist 1,$(words $(HOST_GPUS)),1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16))

@@ -19,7 +19,7 @@ from entrypoint.children import check_packages, command_of, without_ranks
 from entrypoint.cluster import detect_cluster
 from entrypoint.cpus import usable_cpus
 from entrypoint.driver import Driver, NoAnswer
-from entrypoint.errors import PREEMPTED, WRONG_USE, HardwareMissing, LaunchError, NoPlace, WrongUse
+from entrypoint.errors import PREEMPTED, WRONG_USE, HardwareMissing, LaunchError, WrongUse
 from entrypoint.gpus import Gpu, visible_gpus
 from entrypoint.health.cli import doctor, health
 from entrypoint.options import Numbers, device_options, environment_names, launch_options
@@ -386,8 +386,11 @@ def tasks(rest: tuple[str, ...]) -> None:
 def _supervised(plan: LaunchPlan, checked: Checked, resumes: bool = True) -> NoReturn:
     # Python orders a set of texts by a number that it draws at each start, unless it is told one.
     env = {"PYTHONHASHSEED": "0", **os.environ, **plan.env}
+    from entrypoint.temporary import temporary_folder
+
     with contextlib.ExitStack() as stack:
-        finished = _mark(stack)
+        # The trainer makes this file when it has finished: an exit code of 0 alone does not show that.
+        finished = stack.enter_context(temporary_folder("run-")) / "finished"
         env["TRAINBOX_FINISHED"] = str(finished)
         watch = None
         if checked.driver is not None and checked.health and plan.gpus:
@@ -402,19 +405,6 @@ def _supervised(plan: LaunchPlan, checked: Checked, resumes: bool = True) -> NoR
             say("trainbox: the training ended itself with code 0 before it was finished: does the task call os._exit?")
             code = 1
     sys.exit(code)
-
-
-def _mark(stack: contextlib.ExitStack) -> Path:
-    """Return the path of a file that the trainer makes when it has finished: an exit code of 0 alone does not show that."""
-    from entrypoint.temporary import temporary_folder
-
-    try:
-        return stack.enter_context(temporary_folder("run-")) / "finished"
-    except OSError as error:
-        raise NoPlace(
-            f"no temporary folder can be made ({error.strerror or error}): give the container one, as in --tmpfs /tmp, "
-            "or set TMPDIR"
-        ) from error
 
 
 def _hand_over(*words: str) -> NoReturn:

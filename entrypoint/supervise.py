@@ -91,7 +91,7 @@ def supervise(
         again = len(received) > heard
         if forwarded and (again or time.monotonic() > deadline):
             why = "second signal" if again else f"not stopped {stop_budget_s:.0f} s after the signal"
-            whole = "the newest checkpoint before it is whole, and the same command goes on from there"
+            whole = "the newest checkpoint before it is whole, and the same command resumes from there"
             _say(f"{why}: killed; {whole if resumes else _again(resumes)}")
             _kill_session(child)
             for number in _STOP_SIGNALS:  # one more would end this process before it can exit with its code

@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from entrypoint.errors import NoPlace
+
 _OWNER = ".owner"
 
 
@@ -21,9 +23,15 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
     After `keep` it stays.
 
     Raises:
-        OSError: there is no place for one.
+        NoPlace: there is no place for one.
     """
-    folder = Path(tempfile.mkdtemp(prefix=f"trainbox-{purpose}"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"trainbox-{purpose}"))
+    except OSError as error:
+        raise NoPlace(
+            f"no temporary folder can be made ({error.strerror or error}): give the container one, as in --tmpfs /tmp, or "
+            "set TMPDIR"
+        ) from error
     # The lock is taken before the file has its name: nobody may take a new folder for an abandoned one.
     unnamed = folder / f"{_OWNER}.new"
     lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -4,12 +4,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from entrypoint.children import command_of
 from entrypoint.driver import Driver
-from entrypoint.errors import HardwareUnfit, NoPlace
+from entrypoint.errors import HardwareUnfit
 from entrypoint.health.check import Question, examine
 from entrypoint.health.limits import read_limits
 from entrypoint.health.rules import Asked
@@ -53,23 +53,9 @@ def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Itera
         )
     say(f"health     {closing_line(verdict)}, {time.monotonic() - begin_s:.2f} s", sys.stdout)
     known = {(finding.check, finding.gpu or ""): finding.result for finding in verdict.findings}
-    with _folder() as folder:
+    with temporary_folder("health-") as folder:
         events = folder / "events.jsonl"
         yield Watch(driver, Driver(), plan.gpus, limits, events, known, ends_a_run=plan.strategy != "sweep")
         if events.exists():
             # What the trainer could not take over any more, since it was killed or had crashed; it alone writes to the run.
             subprocess.run(command_of("trainer.hardware", str(events)), check=False)
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    """For what is found beside the training, on its way into the run."""
-    with ExitStack() as stack:
-        try:
-            folder = stack.enter_context(temporary_folder("health-"))
-        except OSError as error:
-            raise NoPlace(
-                f"no temporary folder can be made ({error.strerror or error}): give the container one, as in --tmpfs /tmp, or "
-                "set HEALTH=0"
-            ) from error
-        yield folder

@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 from entrypoint import cli
+from entrypoint.errors import NoPlace
 from entrypoint.plan import LaunchPlan
 from entrypoint.supervise import _exit_code
+from entrypoint.temporary import temporary_folder
 from tests.conftest import clean_environment, finish
 
 # A shell may have started the tests with some of these ignored, as nohup does; a Python child would inherit that.
@@ -60,7 +63,7 @@ IGNORES, IGNORES_AS_TWO = TALKS + GOES_ON, TALKS + "os.fork()" + GOES_ON
 ENDS_AFTER_A_LINE = TALKS + "say(os.getpid()); input(); raise SystemExit(7)"
 
 RECEIVED = "received: saving a checkpoint, then stopping (again: stop at once)"
-KILLED = "killed; the newest checkpoint before it is whole, and the same command goes on from there"
+KILLED = "killed; the newest checkpoint before it is whole, and the same command resumes from there"
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -147,6 +150,24 @@ def test_a_child_without_handlers_yet_ends_as_preempted(start: Start, number: si
     process.send_signal(number)
     ended = finish(process)
     assert (ended.code, ended.err) == (75, f"trainbox: {number.name} {RECEIVED}\n")
+
+
+def test_a_third_signal_does_not_replace_the_exit_code() -> None:
+    """Python gives up its handlers while it ends, and a signal that is not ignored would then end it."""
+    ends = (
+        NO_ECHO.replace("sys.exit(supervise(", "code = (supervise(")
+        + "print(signal.getsignal(signal.SIGINT).name)\nsys.exit(code)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", ends, IGNORES, "60"], env=clean_environment(), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # the child is ready
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "SIGUSR2\n"
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "SIG_IGN\n")
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
@@ -302,3 +323,9 @@ def test_a_training_that_ends_itself_with_code_0_has_not_finished(
         cli._supervised(plan, cli.Checked(health=False, health_limits=None))
     assert ended.value.code == expected
     assert ("ended itself with code 0 before it was finished" in capfd.readouterr().err) is (expected == 1)
+
+
+def test_a_missing_temporary_folder_is_a_storage_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(NoPlace, match="no temporary folder can be made .*: give the container one"), temporary_folder("run-"):
+        pass
