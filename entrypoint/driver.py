@@ -1,5 +1,6 @@
 """The NVIDIA driver behind a deadline: a forked process asks it, since a driver that hangs takes its caller with it."""
 
+import atexit
 import contextlib
 import os
 import pickle
@@ -68,6 +69,7 @@ class Driver:
         """
         self.deadline_s = deadline_s()
         self._fork(_acquire(lock, self.deadline_s) if lock else None)
+        atexit.register(self.close)  # the kernel would end the process too, but only after this program has exited
 
     def _fork(self, held: int | None = None) -> None:
         asked, self._questions = os.pipe()
@@ -80,6 +82,7 @@ class Driver:
         os.close(answered)
         if held is not None:
             os.close(held)  # the child has it for as long as it lives, and be it that it cannot even be killed
+        self._closed = False
         self.waiting_since_s: float | None = None
         self.died_at_s: float | None = None
 
@@ -138,7 +141,10 @@ class Driver:
         return seen
 
     def close(self) -> None:
-        """End the process; one that hangs in the kernel ends when the driver lets go of it."""
+        """End the process. If it hangs in the kernel, it ends later, when the driver lets go of it."""
+        if self._closed:
+            return
+        self._closed = True
         for end in (self._questions, self._answers):
             os.close(end)
         with contextlib.suppress(ProcessLookupError):

@@ -96,7 +96,7 @@ def kill_all(child: "subprocess.Popen[bytes]") -> None:
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
     until_s = time.monotonic() + _END_S
-    while (child.poll() is None or any(_parent(pid) for pid in below)) and time.monotonic() < until_s:
+    while (child.poll() is None or any(_parent(pid) is not None for pid in below)) and time.monotonic() < until_s:
         time.sleep(_POLL_S)
     for pipe in (child.stdout, child.stderr):
         if pipe:
