@@ -27,7 +27,7 @@ RUN --mount=type=bind,from=uv,source=/opt/uv/bin/uv,target=/mnt/uv \
     && /mnt/uv pip install --quiet --no-cache --python /opt/venv --compile-bytecode --require-hashes -r /mnt/requirements.lock \
     && for site in /opt/venv/lib/python3.*/site-packages; do echo /opt/trainbox > "$site/trainbox.pth"; done
 
-RUN printf '%s\n' '#!/opt/venv/bin/python' 'import sys' 'from entrypoint.cli import main' 'sys.exit(main())' \
+RUN printf '%s\n' '#!/opt/venv/bin/python' 'import sys' 'from entrypoint.cli.commands import main' 'sys.exit(main())' \
         > /opt/venv/bin/trainbox \
     && chmod 755 /opt/venv/bin/trainbox
 

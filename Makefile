@@ -173,7 +173,7 @@ test-slow: $(VENV)/.dev ## The other slow tests: the drill on each task (PYTEST_
 	$(pytest) -m slow --ignore=tests/faults --ignore=tests/image
 
 test-load: $(VENV)/.dev ## test beside busy processes, for tests that depend on speed (CORES=2, PYTEST_ARGS=)
-	$(VENV)/bin/python -P -m tests.load --cores $(or $(CORES),2) -- $(pytest) -m "not slow" --ignore=tests/image
+	$(VENV)/bin/python -P -m tests.support.load --cores $(or $(CORES),2) -- $(pytest) -m "not slow" --ignore=tests/image
 
 test-image: $(VENV)/.dev ## Build the image and run it in Docker: minutes, and 7 GB of disk (BASE_IMAGE=, PYTEST_ARGS=)
 	$(VENV)/bin/python -P -m pytest -m image -rs $(PYTEST_ARGS) tests/image
@@ -185,7 +185,7 @@ lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; links and code
 	$(VENV)/bin/hadolint Dockerfile
 	$(VENV)/bin/shellcheck .ci/run $(wildcard deploy/*/*.sh deploy/*/*.sbatch)
 	$(VENV)/bin/yamllint --strict .
-	$(VENV)/bin/python -P -m tests.markdown $(wildcard *.md docs/*.md docs/*/*.md)
+	$(VENV)/bin/python -P -m tests.support.markdown $(wildcard *.md docs/*.md docs/*/*.md)
 
 lock: $(VENV)/.dev ## Remake both lock files after a change in pyproject.toml (ARGS=--upgrade: the newest of everything)
 	$(VENV)/bin/uv pip compile --quiet pyproject.toml --universal --generate-hashes --no-emit-index-url $(ARGS) -o requirements.lock

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.checkpoint import Checkpoints, _tensors
+from trainer.records.checkpoint import Checkpoints, _tensors
 
 TURNS = 11
 
@@ -41,11 +41,22 @@ def measure() -> Iterator[str]:
             plain.append(_plain(state, Path(folder) / "plain.pt"))
             os.sync()
         size_mb = (Path(folder) / "plain.pt").stat().st_size / 1e6
-    yield f"| {size_mb:.0f} MB | training stands still, median ms | longest ms | durable after, median s |"
+    yield (
+        f"| {size_mb:.0f} MB | training stands still, median ms | longest ms | durable "
+        "after, median s |"
+    )
     yield "|---|---|---|---|"
-    yield f"| torch.save and fsync | {_ms(plain):.1f} | {max(plain) * 1e3:.1f} | {statistics.median(plain):.2f} |"
-    yield f"| copying the bytes once in memory | {_ms(copied):.1f} | {max(copied) * 1e3:.1f} | never |"
-    yield f"| Trainbox | {_ms(ours):.1f} | {max(ours) * 1e3:.1f} | {statistics.median(durable):.2f} |"
+    yield (
+        f"| torch.save and fsync | {_ms(plain):.1f} | {max(plain) * 1e3:.1f} | "
+        f"{statistics.median(plain):.2f} |"
+    )
+    yield (
+        f"| copying the bytes once in memory | {_ms(copied):.1f} | "
+        f"{max(copied) * 1e3:.1f} | never |"
+    )
+    yield (
+        f"| Trainbox | {_ms(ours):.1f} | {max(ours) * 1e3:.1f} | {statistics.median(durable):.2f} |"
+    )
 
 
 def _train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor) -> None:

@@ -1,4 +1,6 @@
-"""Batches of 28x28 pictures, ready for the model, on one core: ours in memory against one sample at a time."""
+"""Batches of 28x28 pictures, ready for the model, on one core: ours in memory against one sample at
+a time.
+"""
 
 import statistics
 import time
@@ -7,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer.batches import Schedule, micro_batches, training_batches
+from trainer.data.batches import Schedule, micro_batches, training_batches
 from trainer.tasks.mnist import Mnist
 
 TURNS = 7

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.loop import RandomMnist
-from trainer.build import build, settle
-from trainer.config import Config
-from trainer.distributed import Process
-from trainer.fit import fit
-from trainer.run import RunDirectory
-from trainer.stopping import StopRequest
+from trainer.loop.build import build, settle
+from trainer.loop.fit import fit
+from trainer.parallel.world import Process
+from trainer.records.run_folder import RunDirectory
+from trainer.settings.config import Config
+from trainer.system.signals import StopRequest
 from trainer.task import Task
 from trainer.tasks.digits import Digits
 from trainer.tasks.digits_augmented import DigitsAugmented
@@ -24,14 +24,20 @@ TURNS = 9
 
 
 def measure() -> Iterator[str]:
-    yield "| task | deterministic, s | fast, s | deterministic / fast (median of turns) | middle half |"
+    yield (
+        "| task | deterministic, s | fast, s | deterministic / fast (median of turns) | "
+        "middle half |"
+    )
     yield "|---|---|---|---|---|"
     for task, steps in ((Digits(), 220), (DigitsAugmented(), 66), (RandomMnist(), 20)):
-        pairs = [(_seconds(task, steps, True), _seconds(task, steps, False)) for _ in range(TURNS + 1)][1:]
+        pairs = [
+            (_seconds(task, steps, True), _seconds(task, steps, False)) for _ in range(TURNS + 1)
+        ][1:]
         ratios = sorted(ours / fast for ours, fast in pairs)
         ours_s, fast_s = (statistics.median(column) for column in zip(*pairs, strict=True))
         yield (
-            f"| {type(task).__name__} | {ours_s:.2f} | {fast_s:.2f} | {statistics.median(ratios):.3f} "
+            f"| {type(task).__name__} | {ours_s:.2f} | {fast_s:.2f} | "
+            f"{statistics.median(ratios):.3f} "
             f"| {ratios[TURNS // 4]:.3f} to {ratios[-TURNS // 4]:.3f} |"
         )
 

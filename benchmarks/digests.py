@@ -9,12 +9,12 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from benchmarks.loop import RandomMnist
-from trainer import fit as loop
-from trainer.build import build, settle
-from trainer.config import Config
-from trainer.distributed import Process
-from trainer.run import RunDirectory
-from trainer.stopping import StopRequest
+from trainer.loop import fit as loop
+from trainer.loop.build import build, settle
+from trainer.parallel.world import Process
+from trainer.records.run_folder import RunDirectory
+from trainer.settings.config import Config
+from trainer.system.signals import StopRequest
 from trainer.task import Task
 from trainer.tasks.digits import Digits
 
@@ -26,7 +26,10 @@ def measure() -> Iterator[str]:
     yield "|---|---|---|---|"
     for task, epochs in ((Digits(), EPOCHS), (RandomMnist(), 2)):
         epoch_s, digest_s = _trained(task, epochs)
-        yield f"| {type(task).__name__} | {epoch_s:.2f} | {digest_s * 1e3:.1f} | {digest_s / epoch_s:.2%} |"
+        yield (
+            f"| {type(task).__name__} | {epoch_s:.2f} | {digest_s * 1e3:.1f} | "
+            f"{digest_s / epoch_s:.2%} |"
+        )
 
 
 def _trained(task: Task, epochs: int) -> tuple[float, float]:

@@ -16,15 +16,16 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from trainer.build import build, settle
-from trainer.config import Config
-from trainer.distributed import Process
-from trainer.fit import fit
-from trainer.run import RunDirectory
-from trainer.stopping import StopRequest
+from trainer.loop.build import build, settle
+from trainer.loop.fit import fit
+from trainer.parallel.world import Process
+from trainer.records.run_folder import RunDirectory
+from trainer.settings.config import Config
+from trainer.system.signals import StopRequest
 from trainer.tasks.mnist import Mnist
 
-LEARNING_RATE = 1e-6  # random labels learnt by heart have gradients too small for normal floats, which are slow
+# random labels learnt by heart have gradients too small for normal floats, which are slow
+LEARNING_RATE = 1e-6
 TURNS = 60
 WARM_UP = 4  # turns
 BATCH_SIZE = 128
@@ -38,7 +39,9 @@ class RandomMnist(Mnist):
 
     def train_dataset(self, data_dir: Path) -> TensorDataset:
         generator = torch.Generator().manual_seed(0)
-        images = torch.randint(0, 256, (self.examples, 1, 28, 28), dtype=torch.uint8, generator=generator)
+        images = torch.randint(
+            0, 256, (self.examples, 1, 28, 28), dtype=torch.uint8, generator=generator
+        )
         return TensorDataset(images, torch.randint(0, 10, (self.examples,), generator=generator))
 
     def validation_dataset(self, data_dir: Path) -> TensorDataset:
@@ -53,33 +56,50 @@ class Mlp(RandomMnist):
 
     def build_model(self) -> nn.Module:
         wide = self.hidden
-        layers = [nn.Linear(784, wide), nn.ReLU(), nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, 10)]
+        layers = [
+            nn.Linear(784, wide),
+            nn.ReLU(),
+            nn.Linear(wide, wide),
+            nn.ReLU(),
+            nn.Linear(wide, 10),
+        ]
         return nn.Sequential(nn.Flatten(), *layers)
 
 
 def measure() -> Iterator[str]:
-    yield "| model, batch 128 | by hand, samples/s | Trainbox, samples/s | ratio (median of turns) | middle half |"
+    yield (
+        "| model, batch 128 | by hand, samples/s | Trainbox, samples/s | ratio (median of "
+        "turns) | middle half |"
+    )
     yield "|---|---|---|---|---|"
     for task, steps in ((Mlp(), 50), (RandomMnist(), 5)):
         ours, by_hand = _in_turns(task, steps)
         ratios = sorted(mine / plain for mine, plain in zip(ours, by_hand, strict=True))
         yield (
-            f"| {type(task).__name__} | {statistics.median(by_hand):,.0f} | {statistics.median(ours):,.0f} "
-            f"| {statistics.median(ratios):.3f} | {ratios[TURNS // 4]:.3f} to {ratios[-TURNS // 4]:.3f} |"
+            f"| {type(task).__name__} | {statistics.median(by_hand):,.0f} | "
+            f"{statistics.median(ours):,.0f} "
+            f"| {statistics.median(ratios):.3f} | {ratios[TURNS // 4]:.3f} to "
+            f"{ratios[-TURNS // 4]:.3f} |"
         )
 
 
 def _in_turns(task: RandomMnist, steps: int) -> tuple[list[float], list[float]]:
-    """Samples a second of `fit` and of the loop by hand, in turns of `steps` steps, so that both see the same machine.
+    """Samples a second of `fit` and of the loop by hand, in turns of `steps` steps, so that both
+    see the same machine.
 
-    Each turn of ours has a log entry; the loop by hand has no log, no checks, no checkpoint. No one validates.
+    Each turn of ours has a log entry; the loop by hand has no log, no checks, no checkpoint. No one
+    validates.
     """
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
         process = Process.start("cpu")
         run = _RunInTurns(Path(folder) / "r", _by_hand(task, steps), steps)
         total_steps = (TURNS + WARM_UP) * steps
         settings = Config(
-            max_steps=total_steps, batch_size=BATCH_SIZE, log_steps=steps, eval_every=total_steps, learning_rate=LEARNING_RATE
+            max_steps=total_steps,
+            batch_size=BATCH_SIZE,
+            log_steps=steps,
+            eval_every=total_steps,
+            learning_rate=LEARNING_RATE,
         )
         config = settle(settings, task, process, run)
         job = build(config, task, process, run, Path(folder))
@@ -91,7 +111,9 @@ def _in_turns(task: RandomMnist, steps: int) -> tuple[list[float], list[float]]:
 
 
 class _RunInTurns(RunDirectory):
-    """Lets the loop by hand have its turn after each `steps` steps of ours, right behind the log entry."""
+    """Lets the loop by hand have its turn after each `steps` steps of ours, right behind the log
+    entry.
+    """
 
     def __init__(self, path: Path, hand: Iterator[None], steps: int) -> None:
         super().__init__(path, 0)

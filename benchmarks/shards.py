@@ -1,4 +1,5 @@
-"""What the same bits cost: a step of V shards in one tree against torch's DistributedDataParallel, in turns.
+"""What the same bits cost: a step of V shards in one tree against torch's DistributedDataParallel,
+in turns.
 
 Run by `python -m benchmarks shards`, which starts this file again under torchrun for two processes.
 """
@@ -16,9 +17,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from trainer.batches import micro_batches
-from trainer.distributed import Process
-from trainer.reduction import Reduction
+from trainer.data.batches import micro_batches
+from trainer.parallel.exchange import Reduction
+from trainer.parallel.world import Process
 from trainer.tasks.mnist import Mnist
 
 TURNS = 16
@@ -32,7 +33,7 @@ def measure() -> Iterator[str]:
     for processes in (1, 2):
         ranks = ["--standalone", f"--nproc-per-node={processes}", "-m", "--", "benchmarks.shards"]
         ended = subprocess.run(
-            [sys.executable, "-P", "-m", "trainer.torchrun", *ranks],
+            [sys.executable, "-P", "-m", "trainer.launch.torchrun", *ranks],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             check=True,
             capture_output=True,
@@ -43,7 +44,8 @@ def measure() -> Iterator[str]:
         for name, seconds in others:
             ratios = sorted(ours / theirs for ours, theirs in zip(seconds, plain[1], strict=True))
             yield (
-                f"| {processes} | {name} | {statistics.median(seconds) * 1e3:.1f} | {statistics.median(ratios):.3f} "
+                f"| {processes} | {name} | {statistics.median(seconds) * 1e3:.1f} | "
+                f"{statistics.median(ratios):.3f} "
                 f"| {ratios[TURNS // 4]:.3f} to {ratios[-TURNS // 4]:.3f} |"
             )
 
@@ -56,18 +58,26 @@ def _model() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def _plain(process: Process, inputs: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
     model, optimizer = _model()
-    wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True) if process.world_size > 1 else model
+    wrapped = (
+        nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        if process.world_size > 1
+        else model
+    )
     own = process.owned(BATCH_SIZE)
 
     def step() -> None:
-        F.cross_entropy(wrapped(inputs[own.start : own.stop]), labels[own.start : own.stop]).backward()
+        F.cross_entropy(
+            wrapped(inputs[own.start : own.stop]), labels[own.start : own.stop]
+        ).backward()
         optimizer.step()
         optimizer.zero_grad()
 
     return step
 
 
-def _in_shards(process: Process, inputs: torch.Tensor, labels: torch.Tensor, shards: int) -> Callable[[], None]:
+def _in_shards(
+    process: Process, inputs: torch.Tensor, labels: torch.Tensor, shards: int
+) -> Callable[[], None]:
     model, optimizer = _model()
     reduction = Reduction(process, shards, 1, model)
     micros = micro_batches(BATCH_SIZE, shards, 1, process.owned(shards))
@@ -77,7 +87,9 @@ def _in_shards(process: Process, inputs: torch.Tensor, labels: torch.Tensor, sha
         for micro, weight_B in zip(micros, weights_B, strict=True):
             with reduction.of(micro):
                 losses_B = F.cross_entropy(
-                    model(inputs[micro.start : micro.stop]), labels[micro.start : micro.stop], reduction="none"
+                    model(inputs[micro.start : micro.stop]),
+                    labels[micro.start : micro.stop],
+                    reduction="none",
                 )
                 losses_B.backward(weight_B)
         reduction.finish()
@@ -99,10 +111,18 @@ def _seconds(step: Callable[[], None], process: Process) -> float:
 def _run() -> None:
     process = Process.start("cpu")
     generator = torch.Generator().manual_seed(0)
-    inputs, labels = torch.randn(BATCH_SIZE, 1, 28, 28, generator=generator), torch.randint(0, 10, (BATCH_SIZE,))
-    counts = [process.world_size * factor for factor in ((1, 2, 4) if process.world_size > 1 else (2, 4, 8))]
+    inputs, labels = (
+        torch.randn(BATCH_SIZE, 1, 28, 28, generator=generator),
+        torch.randint(0, 10, (BATCH_SIZE,)),
+    )
+    counts = [
+        process.world_size * factor
+        for factor in ((1, 2, 4) if process.world_size > 1 else (2, 4, 8))
+    ]
     steps = {
-        "DistributedDataParallel" if process.world_size > 1 else "the whole batch at once": _plain(process, inputs, labels)
+        "DistributedDataParallel" if process.world_size > 1 else "the whole batch at once": _plain(
+            process, inputs, labels
+        )
     }
     steps |= {f"V = {shards}": _in_shards(process, inputs, labels, shards) for shards in counts}
     times: dict[str, list[float]] = {name: [] for name in steps}

@@ -1,4 +1,6 @@
-"""How long a command takes to answer, and to make its first optimizer step, against what it cannot do without."""
+"""How long a command takes to answer, and to make its first optimizer step, against what it cannot
+do without.
+"""
 
 import json
 import statistics
@@ -13,7 +15,18 @@ REPEATS = 9
 
 _FLOOR = "import click, pynvml"
 _FIRST_OPTIMIZER = "import torch; torch.optim.AdamW(torch.nn.Linear(2, 2).parameters(), fused=True)"
-_TRAIN = ["train", "digits", "--device", "cpu", "--max-steps", "1", "--log-steps", "1", "--run", "r"]
+_TRAIN = [
+    "train",
+    "digits",
+    "--device",
+    "cpu",
+    "--max-steps",
+    "1",
+    "--log-steps",
+    "1",
+    "--run",
+    "r",
+]
 
 
 def measure() -> Iterator[str]:
@@ -47,7 +60,12 @@ def _first_step() -> float:
     with tempfile.TemporaryDirectory() as folder:
         begin = time.time()
         subprocess.run(
-            [sys.executable, "-P", "-m", "entrypoint", *_TRAIN, "--runs-dir", folder], check=True, stdout=subprocess.DEVNULL
+            [sys.executable, "-P", "-m", "entrypoint", *_TRAIN, "--runs-dir", folder],
+            check=True,
+            stdout=subprocess.DEVNULL,
         )
         entries = map(json.loads, (Path(folder) / "r" / "metrics.jsonl").read_text().splitlines())
-        return float(next(entry["time_unix_s"] for entry in entries if entry["kind"] == "train")) - begin
+        return (
+            float(next(entry["time_unix_s"] for entry in entries if entry["kind"] == "train"))
+            - begin
+        )

@@ -8,7 +8,17 @@ from collections.abc import Iterator
 
 _SLOTS = 2
 _POOLED, _ALONE = 2000, 20
-_WORDS = ("teacher_student", "--device", "cpu", "--set", "size=4", "--set", "examples=16", "--batch-size", "16")
+_WORDS = (
+    "teacher_student",
+    "--device",
+    "cpu",
+    "--set",
+    "size=4",
+    "--set",
+    "examples=16",
+    "--batch-size",
+    "16",
+)
 _SHORT = (*_WORDS, "--epochs", "10", "--eval-every", "10", "--threads", "1")
 
 
@@ -20,14 +30,30 @@ def measure() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
         for turn in range(_ALONE // _SLOTS):
-            both = [_start(folder, "-m", "trainer", "train", *_SHORT, "--run", f"{turn}-{slot}") for slot in range(_SLOTS)]
+            both = [
+                _start(folder, "-m", "trainer", "train", *_SHORT, "--run", f"{turn}-{slot}")
+                for slot in range(_SLOTS)
+            ]
             for process in both:
                 assert process.wait() == 0
         yield _row("a process each", _ALONE, time.perf_counter() - begin)
         begin = time.perf_counter()
-        words = ["sweep", *_SHORT, "--seeds", str(_POOLED), "--processes", str(_SLOTS), "--name", "s"]
+        words = [
+            "sweep",
+            *_SHORT,
+            "--seeds",
+            str(_POOLED),
+            "--processes",
+            str(_SLOTS),
+            "--name",
+            "s",
+        ]
         assert _start(folder, "-m", "entrypoint", *words).wait() == 0
-        yield _row("`trainbox sweep`, its start and its figure included", _POOLED, time.perf_counter() - begin)
+        yield _row(
+            "`trainbox sweep`, its start and its figure included",
+            _POOLED,
+            time.perf_counter() - begin,
+        )
 
 
 def _start(folder: str, *words: str) -> "subprocess.Popen[bytes]":
@@ -35,4 +61,7 @@ def _start(folder: str, *words: str) -> "subprocess.Popen[bytes]":
 
 
 def _row(name: str, trials: int, seconds: float) -> str:
-    return f"| {name} | {trials:,} | {seconds:.1f} | {60 * trials / seconds:,.0f} | {_SLOTS * seconds / trials:.3f} |"
+    return (
+        f"| {name} | {trials:,} | {seconds:.1f} | {60 * trials / seconds:,.0f} | "
+        f"{_SLOTS * seconds / trials:.3f} |"
+    )

@@ -1,4 +1,5 @@
-"""The drill: one small training done again and again, killed at random and on other numbers of processes; one digest.
+"""The drill: one small training done again and again, killed at random and on other numbers of
+processes; one digest.
 
 Runs the real `trainbox train` each time, and reads what it leaves.
 """
@@ -18,17 +19,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from entrypoint.children import command_of
 from entrypoint.errors import BitsDiffer, DrillFailed
-from entrypoint.hints import command
-from entrypoint.supervise import die_with_parent
-from entrypoint.temporary import keep, temporary_folder
+from entrypoint.system.commands import command_of
+from entrypoint.system.hints import command
+from entrypoint.system.processes import die_with_parent
+from entrypoint.system.temporary import keep, temporary_folder
 
 _POLL_S = 0.02
 _CHECKPOINT_STEPS = 5
 _END_S = 30.0  # for the ranks of a killed start
 # The drill's own words take their place.
-_LAUNCH_NAMES = {"TASK", "GPUS", "GPU_IDS", "PROCESSES", "STRATEGY", "DEVICE", "NNODES", "NODE_RANK", "RDZV_ENDPOINT"}
+_LAUNCH_NAMES = {
+    "TASK",
+    "GPUS",
+    "GPU_IDS",
+    "PROCESSES",
+    "STRATEGY",
+    "DEVICE",
+    "NNODES",
+    "NODE_RANK",
+    "RDZV_ENDPOINT",
+}
 _LAUNCH_NAMES |= {"TRAINBOX_DEVICE", "TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
 
 
@@ -44,7 +55,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a case ended: the steps after which it was killed, and digests of weights, optimizer and validations at the end."""
+    """How a case ended: the steps after which it was killed, and digests of weights, optimizer and
+    validations at the end.
+    """
 
     case: Case
     killed_after: tuple[int, ...]
@@ -52,14 +65,18 @@ class Outcome:
 
 
 def cases(most: int) -> list[Case]:
-    """Undisturbed on 1 to `most` processes, then with a kill at each change of their number, up and down."""
+    """Undisturbed on 1 to `most` processes, then with a kill at each change of their number, up and
+    down.
+    """
     straight = [Case((count,)) for count in range(1, most + 1)]
     if most == 1:
         return [*straight, Case((1, 1, 1))]
     return [*straight, Case((1, most, max(1, most - 1), 2)), Case((most, 2, 1))]
 
 
-def drill_task(task: str, shards: int, steps: int, device: list[str], most: int, draw: random.Random) -> Iterator[str]:
+def drill_task(
+    task: str, shards: int, steps: int, device: list[str], most: int, draw: random.Random
+) -> Iterator[str]:
     """Train `task` in all cases; yields the table line by line, as the cases end.
 
     Raises:
@@ -72,7 +89,13 @@ def drill_task(task: str, shards: int, steps: int, device: list[str], most: int,
 
 
 def _drilled(
-    folder: Path, task: str, shards: int, steps: int, device: list[str], most: int, draw: random.Random
+    folder: Path,
+    task: str,
+    shards: int,
+    steps: int,
+    device: list[str],
+    most: int,
+    draw: random.Random,
 ) -> Iterator[str]:
     """The lines of the cases, and of what they come to; `folder` is kept if it shows a failure."""
     outcomes: list[Outcome] = []
@@ -80,23 +103,35 @@ def _drilled(
         place = folder / f"case-{number}"
         place.mkdir()
         try:
-            outcomes.append(run_case(case, training_words(task, shards, steps, place, device), place, steps, draw))
+            outcomes.append(
+                run_case(
+                    case, training_words(task, shards, steps, place, device), place, steps, draw
+                )
+            )
         except DrillFailed as failure:
             keep(folder)
-            raise DrillFailed(failure.exit_code, f"drill {task}: the case {case}: {failure} (kept: {folder})") from failure
+            raise DrillFailed(
+                failure.exit_code, f"drill {task}: the case {case}: {failure} (kept: {folder})"
+            ) from failure
         yield row(outcomes[-1], outcomes[0])
-    different = [number for number, outcome in enumerate(outcomes) if outcome.digest != outcomes[0].digest]
+    different = [
+        number for number, outcome in enumerate(outcomes) if outcome.digest != outcomes[0].digest
+    ]
     if different:
         keep(folder)
         raise BitsDiffer(
-            f"drill {task}: {len(different)} of {len(outcomes)} trainings ended with other bits; to see where they part: "
+            f"drill {task}: {len(different)} of {len(outcomes)} trainings ended with other "
+            "bits; to see where they part: "
             + command("diff", f"{folder}/case-0/run {folder}/case-{different[0]}/run")
         )
     yield f"  the same bits in all {len(outcomes)} trainings"
 
 
-def run_case(case: Case, words: list[str], folder: Path, steps: int, draw: random.Random) -> Outcome:
-    """Train `case` in `folder` with `trainbox train WORDS`; each start but the last is killed after a random step.
+def run_case(
+    case: Case, words: list[str], folder: Path, steps: int, draw: random.Random
+) -> Outcome:
+    """Train `case` in `folder` with `trainbox train WORDS`; each start but the last is killed after
+    a random step.
 
     Raises:
         DrillFailed: a start ended with another code than 0, or left no digest.
@@ -106,11 +141,18 @@ def run_case(case: Case, words: list[str], folder: Path, steps: int, draw: rando
         log = folder / f"start-{number}.log"
         with log.open("w", encoding="utf-8") as output:
             start = subprocess.Popen(
-                command_of("entrypoint", "train", *(word.replace("{processes}", str(count)) for word in words)),
-                env={name: value for name, value in os.environ.items() if name not in _LAUNCH_NAMES},
+                command_of(
+                    "entrypoint",
+                    "train",
+                    *(word.replace("{processes}", str(count)) for word in words),
+                ),
+                env={
+                    name: value for name, value in os.environ.items() if name not in _LAUNCH_NAMES
+                },
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - there are no threads here
+                # there are no threads here
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
             )
         if number < len(case.processes) - 1:
             begin = killed[-1] if killed else 0
@@ -128,7 +170,10 @@ def run_case(case: Case, words: list[str], folder: Path, steps: int, draw: rando
         if start.returncode != 0 and (last_start or start.returncode != -signal.SIGKILL):
             raise DrillFailed(
                 start.returncode if start.returncode > 0 else 128 - start.returncode,
-                (log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"])[-1],
+                (
+                    log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                    or ["no output"]
+                )[-1],
             )
     if len(case.processes) > 1 and not killed:
         raise DrillFailed(1, "it ended before it could be killed: give more --steps")
@@ -139,7 +184,8 @@ def final_digest(run: Path, steps: int) -> str:
     """Return digests of weights, optimizer and validations after `steps` steps.
 
     Raises:
-        DrillFailed: the training has no digest or no validation of its last step, or its weights never moved.
+        DrillFailed: the training has no digest or no validation of its last step, or its weights
+            never moved.
     """
     digests, metrics = (_entries(run / name) for name in ("digests.jsonl", "metrics.jsonl"))
     validations = [entry for entry in metrics if entry["kind"] == "validation"]
@@ -148,23 +194,44 @@ def final_digest(run: Path, steps: int) -> str:
             raise DrillFailed(1, f"no {name} of step {steps} in {run}")
     first, last = digests[0], digests[-1]
     if first["model"] == last["model"]:
-        raise DrillFailed(1, f"the weights after {steps} steps are those at the start: nothing was trained")
-    figures = [{name: value for name, value in entry.items() if name != "time_unix_s"} for entry in validations]
+        raise DrillFailed(
+            1, f"the weights after {steps} steps are those at the start: nothing was trained"
+        )
+    figures = [
+        {name: value for name, value in entry.items() if name != "time_unix_s"}
+        for entry in validations
+    ]
     validated = hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest()
     return f"{last['model'][:16]} {last['optimizer'][:8]} {validated[:8]}"
 
 
-def training_words(task: str, shards: int, steps: int, folder: Path, device: list[str]) -> list[str]:
+def training_words(
+    task: str, shards: int, steps: int, folder: Path, device: list[str]
+) -> list[str]:
     """The words of `trainbox train` for one case of the drill."""
     words = [task, "--shards", str(shards), "--max-steps", str(steps), "--log-steps", "1"]
-    words += ["--checkpoint-steps", str(_CHECKPOINT_STEPS), "--runs-dir", str(folder), "--run", "run"]
+    words += [
+        "--checkpoint-steps",
+        str(_CHECKPOINT_STEPS),
+        "--runs-dir",
+        str(folder),
+        "--run",
+        "run",
+    ]
     return [*words, *device]
 
 
 def row(outcome: Outcome, first: Outcome) -> str:
     """One case: processes, kills, digest, and whether it is the first case's."""
-    kills = f"killed after step {', '.join(map(str, outcome.killed_after))}" if outcome.killed_after else "undisturbed"
-    return f"  {outcome.case!s:<18} {kills:<34} {outcome.digest}  {'same' if outcome.digest == first.digest else 'DIFFERENT'}"
+    kills = (
+        f"killed after step {', '.join(map(str, outcome.killed_after))}"
+        if outcome.killed_after
+        else "undisturbed"
+    )
+    return (
+        f"  {outcome.case!s:<18} {kills:<34} {outcome.digest}  "
+        f"{'same' if outcome.digest == first.digest else 'DIFFERENT'}"
+    )
 
 
 def _last_step(folder: Path) -> int:

@@ -1,4 +1,6 @@
-"""The errors of the launch decision, each with the exit code that it ends in (docs/exit-codes.md)."""
+"""The errors of the launch decision, each with the exit code that it ends in
+(docs/exit-codes.md).
+"""
 
 WRONG_USE = 2
 HARDWARE = 3

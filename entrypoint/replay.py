@@ -1,4 +1,6 @@
-"""The docker command that does a run again: the same image by its digest, the same settings, processes and GPUs."""
+"""The docker command that does a run again: the same image by its digest, the same settings,
+processes and GPUs.
+"""
 
 import json
 import os
@@ -6,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.errors import WrongUse
-from entrypoint.hints import command
+from entrypoint.system.hints import command
 
 
 def read_run(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -22,13 +24,14 @@ def read_run(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     digest = str(manifest.get("image_digest") or "")
     if digest.startswith("sif:"):
         raise WrongUse(
-            f"replay {run}: it was started from Apptainer's image {digest}, which docker does not have; to do it again with "
+            f"replay {run}: it was started from Apptainer's image {digest}, which docker "
+            "does not have; to do it again with "
             f"that image: deploy/apptainer/trainbox.sh verify {run}"
         )
     if not digest:
         raise WrongUse(
-            f"replay {run}: it was not started from an image whose digest is known; to do it again with what is here: "
-            + command("verify", str(run))
+            f"replay {run}: it was not started from an image whose digest is known; to do "
+            "it again with what is here: " + command("verify", str(run))
         )
     return config, manifest
 
@@ -36,7 +39,10 @@ def read_run(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def _object_in(path: Path) -> dict[str, Any]:
     run = path.parent
     if not path.is_file():  # a FIFO would block
-        raise WrongUse(f"replay {run}: no {path.name} there: give the folder of a run, such as runs/digits-7d2c1a90")
+        raise WrongUse(
+            f"replay {run}: no {path.name} there: give the folder of a run, such as "
+            "runs/digits-7d2c1a90"
+        )
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -46,8 +52,12 @@ def _object_in(path: Path) -> dict[str, Any]:
     return value
 
 
-def replay_command(run: Path, config: dict[str, Any], manifest: dict[str, Any], data_dir: Path, user: str) -> list[str]:
-    """`docker run ...` for a new run beside `run`, named `NAME-replay`; the paths are made absolute."""
+def replay_command(
+    run: Path, config: dict[str, Any], manifest: dict[str, Any], data_dir: Path, user: str
+) -> list[str]:
+    """`docker run ...` for a new run beside `run`, named `NAME-replay`; the paths are made
+    absolute.
+    """
     run = run.absolute()
     command = ["docker", "run", "--rm", "--user", user, "--read-only", "--cap-drop", "ALL"]
     command += ["--tmpfs", "/tmp:exec,mode=1777"]  # noqa: S108 - in the container
@@ -55,20 +65,37 @@ def replay_command(run: Path, config: dict[str, Any], manifest: dict[str, Any], 
     gpus = manifest["device"].get("uuids", [])
     if gpus:
         command += ["--gpus", f'"device={",".join(gpus)}"']
-    command += ["-v", f"{run.parent}:/workspace/runs", "-v", f"{data_dir.absolute()}:/workspace/data"]
+    command += [
+        "-v",
+        f"{run.parent}:/workspace/runs",
+        "-v",
+        f"{data_dir.absolute()}:/workspace/data",
+    ]
     file, _, _ = str(config["task"]).rpartition(":")
     if file.endswith(".py"):
-        # Where the path in config.json leads to from the container's working folder; alone, it must not hide that folder.
+        # Where the path in config.json leads to from the container's working folder; alone, it must
+        # not hide that folder.
         inside = Path(os.path.normpath(Path("/workspace") / file))
         outside = Path(os.path.abspath(file))  # noqa: PTH100 - pathlib's own leaves `..` in
         if inside.parent not in (Path("/workspace"), Path("/")):
             inside, outside = inside.parent, outside.parent
         command += ["-v", f"{outside}:{inside}:ro"]
     digest = manifest["image_digest"]
-    command += ["-e", f"TRAINBOX_IMAGE_DIGEST={digest}", digest, "train", "--config", f"/workspace/runs/{run.name}/config.json"]
+    command += [
+        "-e",
+        f"TRAINBOX_IMAGE_DIGEST={digest}",
+        digest,
+        "train",
+        "--config",
+        f"/workspace/runs/{run.name}/config.json",
+    ]
     command += ["--run", f"{run.name}-replay"]
     plan = manifest["plan"]
     if plan["strategy"] in ("dp", "fsdp"):
         command += ["--strategy", plan["strategy"]]
     on_gpus = gpus or plan["strategy"] == "dp"
-    return command if on_gpus else [*command, "--device", "cpu", "--processes", str(plan["world_size"])]
+    return (
+        command
+        if on_gpus
+        else [*command, "--device", "cpu", "--processes", str(plan["world_size"])]
+    )

@@ -28,18 +28,30 @@ _LAUNCH_NAMES = {
     "HEALTH",
     "HEALTH_LIMITS",
 }
-_LAUNCH_PREFIXES = ("TRAINBOX_", "RDZV_", "SLURM_", "PET_", "KUBERNETES_", "CUDA_", "NVIDIA_", "OMP_")
+_LAUNCH_PREFIXES = (
+    "TRAINBOX_",
+    "RDZV_",
+    "SLURM_",
+    "PET_",
+    "KUBERNETES_",
+    "CUDA_",
+    "NVIDIA_",
+    "OMP_",
+)
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
     kept = {
-        name: value for name, value in os.environ.items() if name not in _LAUNCH_NAMES and not name.startswith(_LAUNCH_PREFIXES)
+        name: value
+        for name, value in os.environ.items()
+        if name not in _LAUNCH_NAMES and not name.startswith(_LAUNCH_PREFIXES)
     }
     # No test may reach the network: downloads are refused at once.
     return kept | {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"} | extra
 
 
-# A shell ignores SIGINT for what it starts in the background, and programs inherit that; a test that sends it means it.
+# A shell ignores SIGINT for what it starts in the background, and programs inherit that; a test
+# that sends it means it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -70,13 +82,19 @@ class Trainbox:
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def start(
-        self, *words: str, module: str = "entrypoint", env: Mapping[str, str] | None = None, inside: Sequence[str] = ()
+        self,
+        *words: str,
+        module: str = "entrypoint",
+        env: Mapping[str, str] | None = None,
+        inside: Sequence[str] = (),
     ) -> subprocess.Popen[str]:
         """Start it; `inside` is a command that runs another one somewhere else."""
         process = subprocess.Popen(
             [*inside, sys.executable, "-P", "-m", module, *words],
             cwd=self.folder,
-            env=clean_environment(**({"OMP_NUM_THREADS": "1"} if "train" in words else {}) | dict(env or {})),
+            env=clean_environment(
+                **({"OMP_NUM_THREADS": "1"} if "train" in words else {}) | dict(env or {})
+            ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -85,7 +103,9 @@ class Trainbox:
         self.started.append(process)
         return process
 
-    def __call__(self, *words: str, module: str = "entrypoint", env: Mapping[str, str] | None = None) -> Ended:
+    def __call__(
+        self, *words: str, module: str = "entrypoint", env: Mapping[str, str] | None = None
+    ) -> Ended:
         return finish(self.start(*words, module=module, env=env))
 
     def train(self, *words: str, env: Mapping[str, str] | None = None) -> Ended:
@@ -110,13 +130,17 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 240) -> Ended:
     return Ended(process.returncode, out, err)
 
 
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str], timeout_s: float = 120) -> None:
+def wait_until(
+    condition: Callable[[], bool], process: subprocess.Popen[str], timeout_s: float = 120
+) -> None:
     """Poll until `condition` holds; fail if the process ends or the time is up before."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if process.poll() is not None and not condition():
             ended = finish(process)
-            pytest.fail(f"it ended with {ended.code} before what was waited for:\n{ended.out}\n{ended.err}")
+            pytest.fail(
+                f"it ended with {ended.code} before what was waited for:\n{ended.out}\n{ended.err}"
+            )
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
 

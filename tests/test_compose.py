@@ -15,7 +15,12 @@ ROOT = Path(__file__).parents[1]
 def has_compose() -> bool:
     if not shutil.which("docker"):
         return False
-    return subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(
+            ["docker", "compose", "version"], capture_output=True, check=False
+        ).returncode
+        == 0
+    )
 
 
 pytestmark = pytest.mark.skipif(not has_compose(), reason="no `docker compose` on PATH")
@@ -32,9 +37,23 @@ def services(*files: str, **settings: str) -> dict[str, Any]:
 def config(*files: str, **settings: str) -> subprocess.CompletedProcess[str]:
     chosen = [word for file in files or ("docker-compose.yml",) for word in ("-f", file)]
     return subprocess.run(
-        ["docker", "compose", "--env-file", "/dev/null", *chosen, "--profile", "*", "config", "--format", "json"],
+        [
+            "docker",
+            "compose",
+            "--env-file",
+            "/dev/null",
+            *chosen,
+            "--profile",
+            "*",
+            "config",
+            "--format",
+            "json",
+        ],
         cwd=ROOT,
-        env={**{k: os.environ[k] for k in ("PATH", "HOME", "DOCKER_CONFIG") if k in os.environ}, **settings},
+        env={
+            **{k: os.environ[k] for k in ("PATH", "HOME", "DOCKER_CONFIG") if k in os.environ},
+            **settings,
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -87,7 +106,10 @@ def test_gpus_reserves_that_many(settings: dict[str, str], count: int) -> None:
 def test_the_cpu_file_drops_every_reservation_and_the_watch_over_gpus_and_nothing_else() -> None:
     plain, on_cpu = services(), services("docker-compose.yml", "docker-compose.cpu.yml")
     command = on_cpu["train"]["environment"].pop("TRAINBOX_COMMAND")
-    assert command == "docker compose -f docker-compose.yml -f docker-compose.cpu.yml run --rm --no-deps train"
+    assert (
+        command
+        == "docker compose -f docker-compose.yml -f docker-compose.cpu.yml run --rm --no-deps train"
+    )
     del plain["train"]["environment"]["TRAINBOX_COMMAND"]
     for name in ("train", "gpu-health"):
         assert "deploy" not in on_cpu[name]
@@ -111,13 +133,21 @@ def test_every_service_is_confined(name: str) -> None:
 
 def test_the_caller_trains() -> None:
     resolved = services(UID="12345", GID="678")
-    assert {resolved[name]["user"] for name in ("train", "tensorboard", "gpu-health")} == {"12345:678"}
+    assert {resolved[name]["user"] for name in ("train", "tensorboard", "gpu-health")} == {
+        "12345:678"
+    }
     assert resolved["folders"]["user"] == "0:0"
     assert "12345:678" in resolved["folders"]["command"]
     shared = {mount["target"] for mount in resolved["folders"]["volumes"]}
-    assert shared == {"/workspace/runs", "/workspace/data", "/workspace/my_tasks"} <= set(resolved["folders"]["entrypoint"])
+    assert (
+        shared
+        == {"/workspace/runs", "/workspace/data", "/workspace/my_tasks"}
+        <= set(resolved["folders"]["entrypoint"])
+    )
     for name in ("train", "tensorboard", "gpu-health"):
-        assert resolved[name]["depends_on"]["folders"]["condition"] == "service_completed_successfully"
+        assert (
+            resolved[name]["depends_on"]["folders"]["condition"] == "service_completed_successfully"
+        )
 
 
 def test_train() -> None:
@@ -130,14 +160,24 @@ def test_train() -> None:
 
 
 def mounts(service: dict[str, Any]) -> dict[str, tuple[str, bool]]:
-    return {m["target"]: (m["source"], m.get("read_only", False)) for m in service["volumes"] if "limits" not in m["target"]}
+    return {
+        m["target"]: (m["source"], m.get("read_only", False))
+        for m in service["volumes"]
+        if "limits" not in m["target"]
+    }
 
 
-@pytest.mark.parametrize(("given", "source"), [("", "/dev/null"), ("limits.toml", f"{ROOT}/limits.toml")])
+@pytest.mark.parametrize(
+    ("given", "source"), [("", "/dev/null"), ("limits.toml", f"{ROOT}/limits.toml")]
+)
 def test_other_limits_are_mounted_where_both_look(given: str, source: str) -> None:
     resolved = services(HEALTH_LIMITS=given)
     for name in ("train", "gpu-health"):
-        (mount,) = (m for m in resolved[name]["volumes"] if m["target"] == resolved[name]["environment"]["HEALTH_LIMITS"])
+        (mount,) = (
+            m
+            for m in resolved[name]["volumes"]
+            if m["target"] == resolved[name]["environment"]["HEALTH_LIMITS"]
+        )
         assert (mount["source"], mount["read_only"]) == (source, True)
 
 
@@ -175,10 +215,20 @@ def test_tensorboard_is_for_this_host_only_and_takes_no_gpu() -> None:
 
 def test_settings_reach_trainbox_only_when_given() -> None:
     given = {"GPUS": "2", "TASK": "mnist", "SET": "width=64 depth=2", "RDZV_ENDPOINT": "a:29500"}
-    given |= {"NCCL_DEBUG": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL", "CUDA_LAUNCH_BLOCKING": "1", "OMP_NUM_THREADS": "2"}
+    given |= {
+        "NCCL_DEBUG": "INFO",
+        "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+        "CUDA_LAUNCH_BLOCKING": "1",
+        "OMP_NUM_THREADS": "2",
+    }
     environment = services(**given)["train"]["environment"]
-    always = {"HEALTH_LIMITS": "/workspace/limits.toml", "TRAINBOX_COMMAND": "docker compose run --rm --no-deps train"}
-    assert {name: value for name, value in environment.items() if value is not None} == given | always
+    always = {
+        "HEALTH_LIMITS": "/workspace/limits.toml",
+        "TRAINBOX_COMMAND": "docker compose run --rm --no-deps train",
+    }
+    assert {
+        name: value for name, value in environment.items() if value is not None
+    } == given | always
 
 
 def test_training_waits_for_the_watch_over_its_gpus() -> None:
@@ -190,4 +240,6 @@ def test_training_waits_for_the_watch_over_its_gpus() -> None:
     (port,) = watch["ports"]
     assert (port["host_ip"], port["published"], port["target"]) == ("127.0.0.1", "9401", 9400)
     (port,) = services()["gpu-health"]["ports"]
-    assert port["host_ip"] == "127.0.0.1" and port.get("published", "") in ("", "0"), "any that is free"
+    assert port["host_ip"] == "127.0.0.1" and port.get("published", "") in ("", "0"), (
+        "any that is free"
+    )

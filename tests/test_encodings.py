@@ -19,9 +19,16 @@ def _without_encoding(path: Path) -> Iterator[int]:
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
         if name in ("read_text", "write_text") and isinstance(function, ast.Name):
             continue  # a function of ours
-        owner = function.value.id if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) else ""
+        owner = (
+            function.value.id
+            if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
+            else ""
+        )
         modes = [word.value for word in node.keywords if word.arg == "mode"] + node.args
-        binary = any(isinstance(mode, ast.Constant) and isinstance(mode.value, str) and "b" in mode.value for mode in modes)
+        binary = any(
+            isinstance(mode, ast.Constant) and isinstance(mode.value, str) and "b" in mode.value
+            for mode in modes
+        )
         if (
             name in ("read_text", "write_text", "fdopen", "NamedTemporaryFile", "open")
             and not binary
@@ -33,4 +40,6 @@ def _without_encoding(path: Path) -> Iterator[int]:
 def test_every_text_file_names_its_encoding() -> None:
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     assert len(files) > 40
-    assert [f"{path.relative_to(ROOT)}:{line}" for path in files for line in _without_encoding(path)] == []
+    assert [
+        f"{path.relative_to(ROOT)}:{line}" for path in files for line in _without_encoding(path)
+    ] == []

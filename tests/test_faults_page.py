@@ -10,12 +10,20 @@ _ROOT = Path(__file__).parents[1]
 def _named() -> list[tuple[str, str, str]]:
     """(row, file, test) of each test that the page names."""
     rows = re.findall(r"^\| (\d+) \|(.*)$", (_ROOT / "docs/faults.md").read_text(), re.MULTILINE)
-    return [(number, file, test) for number, line in rows for file, test in re.findall(r"`(\S+\.py)::(\w+)`", line)]
+    return [
+        (number, file, test)
+        for number, line in rows
+        for file, test in re.findall(r"`(\S+\.py)::(\w+)`", line)
+    ]
 
 
 def _tests(file: str) -> set[str]:
     tree = ast.parse((_ROOT / "tests" / file).read_text())
-    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+    return {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
 
 
 def test_each_test_that_the_page_names_exists() -> None:
@@ -30,6 +38,9 @@ def test_each_row_names_a_test_and_each_test_of_a_row_is_named() -> None:
     assert {number for number, _, _ in named} == set(rows)
     files = (f"faults/{path.name}" for path in (_ROOT / "tests/faults").glob("test_*.py"))
     written = {
-        (str(int(test.split("_")[2])), file, test) for file in files for test in _tests(file) if test.startswith("test_row_")
+        (str(int(test.split("_")[2])), file, test)
+        for file in files
+        for test in _tests(file)
+        if test.startswith("test_row_")
     }
     assert written - set(named) == set()

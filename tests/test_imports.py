@@ -23,46 +23,34 @@ FILES = {
 }
 FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 
-# A module imports from its own line and those above it. A new file needs a place here.
-LAYERS = {
-    "entrypoint": [
-        "errors temporary streams hints children gpus cluster cgroup cpus options bench "
-        "health.readings health.verdict health.secret_rule health.redaction",
-        "nvml plan supervise replay health.limits health.xids",
-        "driver drill bench_runs suggest health.rules health.node health.screen health.surroundings health.deep_cases",
-        "health.check health.watch health.deep health.doctor_report",
-        "health.monitor health.gate health.doctor health.cli",
-        "cli",
-        "__main__",
-    ],
-    "trainer": [
-        "temporary run_files sources seeding digest metrics stopping errors elapsed hints storage secret secret_rule line "
-        "streams environment",
-        "batches buffers config compare compiler grid hardware seen bench optimizers task task_source task_checks task_errors",
-        "evidence",
-        "sharding attributes",
-        "study",
-        "results",
-        "checkpoint meeting run running manifest evaluate losses distributed pictures classification shipped",
-        "reduction device_tests torchrun splitting",
-        "state selftest guard",
-        "build fit log meter report trial trial_labels trial_validation shared_memory",
-        "session",
-        "worker sweep",
-        "cli",
-        "__main__",
-    ],
+# Each package imports only those before it in its line. Modules of the same package are free.
+# A module beside the packages, such as trainer/metrics.py, has a place of its own; a + joins two.
+ORDER = {
+    "entrypoint": "errors system driver launch bench drill replay health doctor cli __main__",
+    "trainer": (
+        "errors system settings launch metrics pictures task+task_errors classification data "
+        "parallel records checks loop session sweep cli __main__"
+    ),
 }
 
 # What only these import.
 SOLE_IMPORTERS: dict[str, set[str]] = {
-    "pynvml": {"entrypoint.nvml"},
-    "optuna": {"trainer.study"},
-    "torch.distributed": {"trainer.distributed", "trainer.sharding", "trainer.torchrun"},
-    "torch.utils.tensorboard": {"trainer.run"},
-    "tensorboard": {"trainer.run"},
+    "pynvml": {"entrypoint.driver.nvml"},
+    "optuna": {"trainer.sweep.study"},
+    "torch.distributed": {
+        "trainer.parallel.world",
+        "trainer.parallel.fsdp",
+        "trainer.launch.torchrun",
+    },
+    "torch.utils.tensorboard": {"trainer.records.run_folder"},
+    "tensorboard": {"trainer.records.run_folder"},
     "prometheus_client": {"entrypoint.health.monitor"},
-    "click": {"entrypoint.cli", "entrypoint.health.cli", "entrypoint.options", "trainer.cli"},
+    "click": {
+        "entrypoint.cli.commands",
+        "entrypoint.cli.health",
+        "entrypoint.cli.options",
+        "trainer.cli.commands",
+    },
 }
 
 
@@ -71,7 +59,9 @@ _API = {"trainbox", "trainbox.metrics", "trainbox.pictures"}
 
 @cache
 def imports(module: str) -> frozenset[str]:
-    """Dotted names that the module imports anywhere, with what it takes out of them: `a.b` and `a.b.c`."""
+    """Dotted names that the module imports anywhere, with what it takes out of them: `a.b` and
+    `a.b.c`.
+    """
     return frozenset(_imports(ast.parse(FILES[module].read_text()), module))
 
 
@@ -83,12 +73,20 @@ def _imports(tree: ast.Module, module: str) -> Iterator[str]:
             assert node.level == 0 and node.module, f"{module}: imports are written in full"
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "torch"
+        ):
             yield f"torch.{node.attr}"  # `import torch` brings in torch.distributed, too
 
 
 def importers(name: str) -> set[str]:
-    return {module for module in FILES if any(f"{found}.".startswith(f"{name}.") for found in imports(module))}
+    return {
+        module
+        for module in FILES
+        if any(f"{found}.".startswith(f"{name}.") for found in imports(module))
+    }
 
 
 def test_the_packages_do_not_know_each_other() -> None:
@@ -98,7 +96,9 @@ def test_the_packages_do_not_know_each_other() -> None:
 
 def test_both_packages_have_the_same_rule_of_what_is_a_secret() -> None:
     """Copy the file that you changed over the other one."""
-    ours, theirs = (ROOT / folder / "secret_rule.py" for folder in ("entrypoint/health", "trainer"))
+    ours, theirs = (
+        ROOT / folder / "secret_rule.py" for folder in ("entrypoint/doctor", "trainer/settings")
+    )
     assert ours.read_bytes() == theirs.read_bytes()
 
 
@@ -120,13 +120,17 @@ def test_each_library_that_is_imported_is_declared() -> None:
     libraries = imported - sys.stdlib_module_names - {"entrypoint", "trainbox", "trainer"}
     assert {"PIL", "numpy", "scipy", "torch"} <= libraries
     undeclared = {
-        name for name in libraries if not {owner.lower().replace("_", "-") for owner in owners.get(name, [])} & declared
+        name
+        for name in libraries
+        if not {owner.lower().replace("_", "-") for owner in owners.get(name, [])} & declared
     }
     assert undeclared == set()
 
 
 def test_nothing_imports_the_tasks_but_tasks() -> None:
-    assert {module for module in importers("trainer.tasks") if not module.startswith("trainer.tasks.")} == set()
+    assert {
+        module for module in importers("trainer.tasks") if not module.startswith("trainer.tasks.")
+    } == set()
 
 
 def test_tasks_import_only_the_public_api() -> None:
@@ -136,45 +140,75 @@ def test_tasks_import_only_the_public_api() -> None:
 
 
 def test_only_tasks_import_the_public_api() -> None:
-    assert {module for module in importers("trainbox") - _API if not module.startswith("trainer.tasks.")} == set()
+    assert {
+        module for module in importers("trainbox") - _API if not module.startswith("trainer.tasks.")
+    } == set()
 
 
 def test_the_public_api_re_exports_what_a_task_needs() -> None:
     used = {name for module in _API for name in imports(module) if name in FILES} - _API
-    assert used == {"trainer.classification", "trainer.errors", "trainer.metrics", "trainer.pictures", "trainer.task"}
+    assert used == {
+        "trainer.classification",
+        "trainer.errors",
+        "trainer.metrics",
+        "trainer.pictures",
+        "trainer.task",
+    }
 
 
-@pytest.mark.parametrize("package", LAYERS)
-def test_every_module_has_its_layer(package: str) -> None:
-    placed = [f"{package}.{name}" for layer in LAYERS[package] for name in layer.split()]
-    found = [name for name in FILES if name.startswith(f"{package}.") and not name.startswith("trainer.tasks.")]
-    assert sorted(placed) == sorted(found)
+def _package(module: str) -> str:
+    """Return `loop` for `trainer.loop.fit`, and `task` for `trainer.task`."""
+    return module.split(".")[1]
 
 
-@pytest.mark.parametrize("package", LAYERS)
-def test_modules_import_downwards(package: str) -> None:
-    layer_of = {f"{package}.{name}": depth for depth, layer in enumerate(LAYERS[package]) for name in layer.split()}
+@pytest.mark.parametrize("root", ORDER)
+def test_every_package_has_a_place_in_the_order(root: str) -> None:
+    found = {_package(name) for name in FILES if name.startswith(f"{root}.")} - {"tasks"}
+    assert found == set(re.split(r"[ +]", ORDER[root]))
+
+
+@pytest.mark.parametrize("root", ORDER)
+def test_packages_import_downwards(root: str) -> None:
+    places = enumerate(ORDER[root].split())
+    order = {package: place for place, packages in places for package in packages.split("+")}
     upwards = [
         f"{module} imports {name}"
-        for module, depth in layer_of.items()
+        for module in FILES
+        if module.startswith(f"{root}.") and _package(module) in order
         for name in imports(module)
-        if layer_of.get(name, 0) > depth
+        if name.startswith(f"{root}.") and _package(name) in order
+        if order[_package(name)] > order[_package(module)]
     ]
     assert upwards == []
+
+
+def test_the_launcher_of_processes_needs_nothing_of_a_training() -> None:
+    used = {name for module in FILES if _of(module, "trainer.launch") for name in imports(module)}
+    packages = {_package(name) for name in used if name.startswith("trainer.")}
+    assert packages <= {"launch", "system", "errors"}
+
+
+def _of(module: str, package: str) -> bool:
+    return module.startswith(f"{package}.")
 
 
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("entrypoint.cli", {"torch", "numpy", "trainer"}),
+        ("entrypoint.cli.commands", {"torch", "numpy", "trainer"}),
         ("trainbox", {"torch", "numpy", "torchvision", "tensorboard", "entrypoint", "PIL"}),
-        ("trainer.cli", {"torch", "numpy", "torchvision", "tensorboard", "entrypoint"}),
+        ("trainer.cli.commands", {"torch", "numpy", "torchvision", "tensorboard", "entrypoint"}),
     ],
 )
 def test_a_fresh_process_does_not_load(module: str, absent: set[str]) -> None:
     program = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     loaded = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env=clean_environment(), check=True, capture_output=True, text=True
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=clean_environment(),
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout.split()
     assert module.partition(".")[0] in loaded
     assert set(loaded) & absent == set()

@@ -8,7 +8,9 @@ import pytest
 from tests import load
 
 
-def test_the_command_runs_beside_busy_processes_which_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_runs_beside_busy_processes_which_end_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     started: list[int] = []
     real = load.subprocess.Popen
 

@@ -1,4 +1,6 @@
-"""What make would run, by `make -n` with a make-believe docker on PATH; exit codes, by running one."""
+"""What make would run, by `make -n` with a make-believe docker on PATH; exit codes, by running
+one.
+"""
 
 import os
 import re
@@ -15,7 +17,10 @@ ROOT = Path(__file__).parents[1]
 PLUGIN = "/plugins/docker-compose"
 CPU_FILES = "-f docker-compose.yml -f docker-compose.cpu.yml"
 NO_DOCKER, STOPPED, NO_COMPOSE = "none", "exit 1", "echo ' runc'"
-DOCKER, NVIDIA = f"echo '{PLUGIN} io.containerd.runc.v2 runc'", f"echo '{PLUGIN} io.containerd.runc.v2 nvidia runc'"
+DOCKER, NVIDIA = (
+    f"echo '{PLUGIN} io.containerd.runc.v2 runc'",
+    f"echo '{PLUGIN} io.containerd.runc.v2 nvidia runc'",
+)
 
 Make = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -24,15 +29,31 @@ Make = Callable[..., subprocess.CompletedProcess[str]]
 def make(tmp_path: Path) -> Make:
     """Run make with only the tools it needs on PATH, and a docker whose `info` runs `docker`."""
 
-    def run(*words: str, docker: str = NO_DOCKER, inspect: str = "true", **env: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        *words: str, docker: str = NO_DOCKER, inspect: str = "true", **env: str
+    ) -> subprocess.CompletedProcess[str]:
         tools = tmp_path / "bin"
         tools.mkdir(exist_ok=True)
-        for name in ("make", "sh", "env", "id", "git", "sed", "awk", "mkdir", "touch", "true", "cat"):
+        for name in (
+            "make",
+            "sh",
+            "env",
+            "id",
+            "git",
+            "sed",
+            "awk",
+            "mkdir",
+            "touch",
+            "true",
+            "cat",
+        ):
             if not (tools / name).exists():
                 (tools / name).symlink_to(shutil.which(name) or pytest.skip(f"no {name} on PATH"))
         (tools / "docker").unlink(missing_ok=True)
         if docker != NO_DOCKER:
-            (tools / "docker").write_text(f"#!/bin/sh\ncase $1 in image) {inspect} ;; info) {docker} ;; esac\n")
+            (tools / "docker").write_text(
+                f"#!/bin/sh\ncase $1 in image) {inspect} ;; info) {docker} ;; esac\n"
+            )
             (tools / "docker").chmod(0o755)
         return subprocess.run(
             ["make", "-C", str(ROOT), "--no-print-directory", *words],
@@ -69,17 +90,33 @@ def last(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def plainly(command: str) -> str:
-    """With one space where a setting that was not given left several, and plain paths without quotes."""
+    """With one space where a setting that was not given left several, and plain paths without
+    quotes.
+    """
     return " ".join(command.split()).replace(f"'{ROOT}'", str(ROOT))
 
 
 def in_docker(files: str, settings: str, command: str) -> str:
-    before = f"env UID={os.getuid()} GID={os.getgid()} PWD={ROOT} IMAGE=trainbox TRAINBOX_COMMAND=make"
+    before = (
+        f"env UID={os.getuid()} GID={os.getgid()} PWD={ROOT} IMAGE=trainbox TRAINBOX_COMMAND=make"
+    )
     return " ".join(word for word in (before, settings, PLUGIN, files, command) if word)
 
 
 def test_help_is_the_default_and_lists_every_public_target(make: Make) -> None:
-    targets = ["train", "plan", "sweep", "drill", "bench", "verify", "health", "doctor", "tensorboard", "shell", "benchmark"]
+    targets = [
+        "train",
+        "plan",
+        "sweep",
+        "drill",
+        "bench",
+        "verify",
+        "health",
+        "doctor",
+        "tensorboard",
+        "shell",
+        "benchmark",
+    ]
     targets += ["build", "sif", "test", "test-all", "test-faults", "test-slow", "test-load"]
     targets += ["test-image", "lint", "lock", "clean", "help"]
     shown = [line.split()[0] for line in make().stdout.splitlines() if line.startswith("  ")]
@@ -100,14 +137,25 @@ def test_drill_and_verify(make: Make, where: str, before: str) -> None:
     )
     done = make("-n", "verify", f"RUN_IN={where}", "RUN=runs/digits-7d2c1a90", docker=NVIDIA)
     assert plainly(last(done)) == f"{before} verify runs/digits-7d2c1a90"
-    assert "say which run: make verify RUN=runs/NAME" in make("-n", "verify", f"RUN_IN={where}", docker=NVIDIA).stderr
+    assert (
+        "say which run: make verify RUN=runs/NAME"
+        in make("-n", "verify", f"RUN_IN={where}", docker=NVIDIA).stderr
+    )
 
 
 @pytest.mark.parametrize(
     ("docker", "expected"),
     [
-        (NVIDIA, in_docker("", "GPU_COUNT=all GPUS='3'", "run --rm --no-deps train train --epochs 5")),
-        (DOCKER, in_docker(CPU_FILES, "GPU_COUNT=all GPUS='3'", "run --rm --no-deps train train --epochs 5")),
+        (
+            NVIDIA,
+            in_docker("", "GPU_COUNT=all GPUS='3'", "run --rm --no-deps train train --epochs 5"),
+        ),
+        (
+            DOCKER,
+            in_docker(
+                CPU_FILES, "GPU_COUNT=all GPUS='3'", "run --rm --no-deps train train --epochs 5"
+            ),
+        ),
         (NO_COMPOSE, "env TRAINBOX_COMMAND=make GPUS='3' .venv/bin/trainbox train --epochs 5"),
         (STOPPED, "env TRAINBOX_COMMAND=make GPUS='3' .venv/bin/trainbox train --epochs 5"),
         (NO_DOCKER, "env TRAINBOX_COMMAND=make GPUS='3' .venv/bin/trainbox train --epochs 5"),
@@ -115,7 +163,9 @@ def test_drill_and_verify(make: Make, where: str, before: str) -> None:
     ids=["nvidia", "docker alone", "docker without compose", "engine stopped", "no docker"],
 )
 def test_train_takes_the_best_there_is(make: Make, docker: str, expected: str) -> None:
-    assert plainly(last(make("-n", "train", "GPUS=3", "ARGS=--epochs 5", docker=docker))) == expected
+    assert (
+        plainly(last(make("-n", "train", "GPUS=3", "ARGS=--epochs 5", docker=docker))) == expected
+    )
 
 
 @pytest.mark.parametrize("docker", [NVIDIA, DOCKER])
@@ -139,7 +189,10 @@ def test_run_in_says_where(make: Make, where: str, command: str) -> None:
 def test_an_unknown_place_to_run_in_is_refused(make: Make) -> None:
     ended = make("-n", "plan", "RUN_IN=docker")
     assert ended.returncode == 2
-    assert "RUN_IN=docker is not a place to run in: write RUN_IN=docker-gpu, docker-cpu or venv" in ended.stderr
+    assert (
+        "RUN_IN=docker is not a place to run in: write RUN_IN=docker-gpu, docker-cpu or venv"
+        in ended.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,7 +204,11 @@ def test_an_unknown_place_to_run_in_is_refused(make: Make) -> None:
         ("doctor", NO_DOCKER, "env TRAINBOX_COMMAND=make .venv/bin/trainbox doctor"),
         ("shell", DOCKER, in_docker(CPU_FILES, "", "run --rm --no-deps train bash")),
         ("tensorboard", NVIDIA, in_docker("", "", "up --no-deps tensorboard")),
-        ("tensorboard", NO_DOCKER, ".venv/bin/tensorboard --logdir runs --host 127.0.0.1 --port 6006"),
+        (
+            "tensorboard",
+            NO_DOCKER,
+            ".venv/bin/tensorboard --logdir runs --host 127.0.0.1 --port 6006",
+        ),
         ("benchmark", NVIDIA, ".venv/bin/python -P -m benchmarks"),
     ],
 )
@@ -193,17 +250,26 @@ def test_named_gpus_are_picked_from_all(make: Make) -> None:
     assert {"GPU_COUNT=all", "GPUS=2", "GPU_IDS=0,2"} <= set(words)
 
 
-@pytest.mark.parametrize(("gpus", "count"), [("1", ""), ("2", ""), ("3", "all"), ("9", "all"), ("all", "all"), ("two", "all")])
+@pytest.mark.parametrize(
+    ("gpus", "count"),
+    [("1", ""), ("2", ""), ("3", "all"), ("9", "all"), ("all", "all"), ("two", "all")],
+)
 def test_docker_counts_no_more_gpus_than_the_host_has(make: Make, gpus: str, count: str) -> None:
-    """Of more GPUs than that Docker makes an error of its own; trainbox, with all of them, exits with code 3."""
+    """Of more GPUs than that Docker makes an error of its own; trainbox, with all of them, exits
+    with code 3.
+    """
     done = make("-n", "train", f"GPUS={gpus}", "HOST_GPUS=0000:18:00.0 0000:3b:00.0", docker=NVIDIA)
     words = shlex.split(last(done))
     assert f"GPUS={gpus}" in words
-    assert [word for word in words if word.startswith("GPU_COUNT=")] == ([f"GPU_COUNT={count}"] if count else [])
+    assert [word for word in words if word.startswith("GPU_COUNT=")] == (
+        [f"GPU_COUNT={count}"] if count else []
+    )
 
 
 def test_the_port_of_tensorboard(make: Make, plugin: Path, folders: list[str]) -> None:
-    assert "TENSORBOARD_PORT='7007'" in last(make("-n", "tensorboard", "TENSORBOARD_PORT=7007", docker=DOCKER))
+    assert "TENSORBOARD_PORT='7007'" in last(
+        make("-n", "tensorboard", "TENSORBOARD_PORT=7007", docker=DOCKER)
+    )
     assert last(make("-n", "tensorboard", "TENSORBOARD_PORT=7007")).endswith("--port 7007")
     done = make("tensorboard", "TENSORBOARD_PORT=7007", *folders, docker=f"echo '{plugin} runc'")
     assert "http://localhost:7007 (if the port is taken: make tensorboard" in done.stderr
@@ -218,21 +284,36 @@ def test_the_folder_of_a_task_is_mounted(make: Make) -> None:
     done = make("-n", "train", "TASK=examples/gestures.py:Gestures", docker=DOCKER)
     assert "TASKS_DIR='examples'" in last(done)
     assert "mkdir -p runs data examples" in done.stdout
-    assert "TASKS_DIR='examples'" in last(make("-n", "train", "ARGS=./examples/gestures.py:Gestures --epochs 5", docker=DOCKER))
+    assert "TASKS_DIR='examples'" in last(
+        make("-n", "train", "ARGS=./examples/gestures.py:Gestures --epochs 5", docker=DOCKER)
+    )
     for task in ("digits", "package.module:Class"):
         assert "TASKS_DIR" not in last(make("-n", "train", f"TASK={task}", docker=DOCKER))
 
 
 def test_a_task_by_an_absolute_path_is_mounted_at_that_path(make: Make, tmp_path: Path) -> None:
-    words = shlex.split(last(make("-n", "train", f"TASK={tmp_path}/shapes.py:Shapes", docker=DOCKER)))
-    assert {f"TASKS_DIR={tmp_path}", f"TASKS_AT={tmp_path}", f"TASK={tmp_path}/shapes.py:Shapes"} <= set(words)
+    words = shlex.split(
+        last(make("-n", "train", f"TASK={tmp_path}/shapes.py:Shapes", docker=DOCKER))
+    )
+    assert {
+        f"TASKS_DIR={tmp_path}",
+        f"TASKS_AT={tmp_path}",
+        f"TASK={tmp_path}/shapes.py:Shapes",
+    } <= set(words)
 
 
-@pytest.mark.parametrize("folder", ["", "./", "/", "/tmp/", "runs/", "./data/", "/workspace/", "/usr/lib/python3/"])
-def test_a_task_whose_folder_would_hide_others_is_refused_before_the_build(make: Make, folder: str) -> None:
+@pytest.mark.parametrize(
+    "folder", ["", "./", "/", "/tmp/", "runs/", "./data/", "/workspace/", "/usr/lib/python3/"]
+)
+def test_a_task_whose_folder_would_hide_others_is_refused_before_the_build(
+    make: Make, folder: str
+) -> None:
     done = make("train", f"TASK={folder}shapes.py:Shapes", docker=DOCKER)
     assert done.returncode == 2 and done.stdout == ""
-    assert f"{folder}shapes.py:Shapes: the container cannot mount the folder of this file" in done.stderr
+    assert (
+        f"{folder}shapes.py:Shapes: the container cannot mount the folder of this file"
+        in done.stderr
+    )
     assert "such as my_tasks/shapes.py:Shapes" in done.stderr
     assert f"{folder}shapes.py" in last(make("-n", "train", f"TASK={folder}shapes.py:Shapes"))
 
@@ -247,7 +328,11 @@ def test_folders_elsewhere(make: Make) -> None:
 
 
 def test_training_options_of_the_environment_reach_the_container(make: Make) -> None:
-    settings = {"TRAINBOX_EPOCHS": "3", "TRAINBOX_HEARTBEAT": "/here", "TRAINBOX_BUILD_INFO": "/here"}
+    settings = {
+        "TRAINBOX_EPOCHS": "3",
+        "TRAINBOX_HEARTBEAT": "/here",
+        "TRAINBOX_BUILD_INFO": "/here",
+    }
     words = shlex.split(last(make("-n", "train", docker=DOCKER, **settings)))
     assert words[words.index("TRAINBOX_EPOCHS") - 1] == "-e"
     assert "TRAINBOX_HEARTBEAT" not in words and "TRAINBOX_BUILD_INFO" not in words
@@ -279,22 +364,38 @@ def test_only_our_own_tag_is_built(make: Make, settings: list[str], built: bool)
     assert ("docker image inspect" in done.stdout) is not built
 
 
-def test_an_image_of_another_revision_is_used_with_a_warning(make: Make, plugin: Path, folders: list[str]) -> None:
+def test_an_image_of_another_revision_is_used_with_a_warning(
+    make: Make, plugin: Path, folders: list[str]
+) -> None:
     """`docker image inspect` prints the revision label of the image, or fails."""
     at = subprocess.run(
-        ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"], cwd=ROOT, capture_output=True, text=True
+        ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     ).stdout.strip()
     for revision, warns in ((at, False), ("0123abc", True), ("", True)):
-        done = make("plan", "IMAGE=mine", *folders, docker=f"echo '{plugin} runc'", inspect=f"echo {revision}")
+        done = make(
+            "plan",
+            "IMAGE=mine",
+            *folders,
+            docker=f"echo '{plugin} runc'",
+            inspect=f"echo {revision}",
+        )
         assert done.returncode == 0, done.stderr
-        warning = f"the image mine contains trainbox of revision {revision or 'unknown'}, this checkout is at {at}: build"
+        warning = (
+            f"the image mine contains trainbox of revision {revision or 'unknown'}, this "
+            f"checkout is at {at}: build"
+        )
         assert (warning in done.stderr) is warns
     done = make("plan", "IMAGE=mine", *folders, docker=f"echo '{plugin} runc'", inspect="exit 1")
     assert done.returncode == 2
     assert "Docker has no image mine: load it, build it" in done.stderr
 
 
-def test_the_output_of_plan_is_the_programs_alone(make: Make, plugin: Path, folders: list[str]) -> None:
+def test_the_output_of_plan_is_the_programs_alone(
+    make: Make, plugin: Path, folders: list[str]
+) -> None:
     plugin.write_text("#!/bin/sh\necho '{}'\n")
     for verb in ("plan", "health", "doctor"):
         done = make(verb, *folders, docker=f"echo '{plugin} runc'")
@@ -303,7 +404,9 @@ def test_the_output_of_plan_is_the_programs_alone(make: Make, plugin: Path, fold
 
 
 def test_one_project_for_each_user_and_checkout(make: Make, tmp_path: Path) -> None:
-    """Compose takes it from USER and PWD, which make sets to the checkout also where it was called from elsewhere."""
+    """Compose takes it from USER and PWD, which make sets to the checkout also where it was called
+    from elsewhere.
+    """
     link = tmp_path / "link"
     link.symlink_to(ROOT)
     for pwd, seen in ((str(tmp_path), ROOT), ("", ROOT), (str(ROOT), ROOT), (str(link), link)):
@@ -312,10 +415,18 @@ def test_one_project_for_each_user_and_checkout(make: Make, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("target", ["train", "sweep", "health", "doctor"])
 def test_what_torch_and_nccl_read_reaches_the_container(make: Make, target: str) -> None:
-    given = ["NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG", "GLOO_SOCKET_IFNAME", "PYTORCH_ALLOC_CONF", "OMP_NUM_THREADS"]
+    given = [
+        "NCCL_DEBUG",
+        "TORCH_DISTRIBUTED_DEBUG",
+        "GLOO_SOCKET_IFNAME",
+        "PYTORCH_ALLOC_CONF",
+        "OMP_NUM_THREADS",
+    ]
     given += ["CUDA_LAUNCH_BLOCKING", "NCCL_IB_HCA"]
     paths = ["TORCH_HOME", "TORCH_EXTENSIONS_DIR", "NOT_NCCL_DEBUG"]
-    words = shlex.split(last(make("-n", target, docker=NVIDIA, **dict.fromkeys([*given, *paths], "1"))))
+    words = shlex.split(
+        last(make("-n", target, docker=NVIDIA, **dict.fromkeys([*given, *paths], "1")))
+    )
     assert [word for before, word in pairwise(words) if before == "-e"] == sorted(given)
     assert "NCCL_DEBUG" in shlex.split(last(make("-n", target, "NCCL_DEBUG=INFO", docker=NVIDIA)))
 
@@ -323,12 +434,19 @@ def test_what_torch_and_nccl_read_reaches_the_container(make: Make, target: str)
 @pytest.mark.parametrize(
     ("words", "source"),
     [
-        ([], "--build-arg REVISION=R --build-arg VERSION=0.1.0 x.sif deploy/apptainer/trainbox.def"),
+        (
+            [],
+            "--build-arg REVISION=R --build-arg VERSION=0.1.0 x.sif deploy/apptainer/trainbox.def",
+        ),
         (
             ["BASE_IMAGE=b"],
-            "--build-arg BASE_IMAGE=b --build-arg REVISION=R --build-arg VERSION=0.1.0 x.sif deploy/apptainer/trainbox.def",
+            "--build-arg BASE_IMAGE=b --build-arg REVISION=R --build-arg VERSION=0.1.0 "
+            "x.sif deploy/apptainer/trainbox.def",
         ),
-        (["FROM=docker-daemon:trainbox:latest", "BASE_IMAGE=b"], "x.sif docker-daemon:trainbox:latest"),
+        (
+            ["FROM=docker-daemon:trainbox:latest", "BASE_IMAGE=b"],
+            "x.sif docker-daemon:trainbox:latest",
+        ),
     ],
     ids=["from nothing", "another base", "an image"],
 )
@@ -340,12 +458,16 @@ def test_the_image_of_apptainer(make: Make, words: list[str], source: str) -> No
 
 
 @pytest.mark.parametrize("code", [0, 3, 75])
-def test_the_exit_code_is_shown(make: Make, plugin: Path, folders: list[str], tmp_path: Path, code: int) -> None:
+def test_the_exit_code_is_shown(
+    make: Make, plugin: Path, folders: list[str], tmp_path: Path, code: int
+) -> None:
     plugin.write_text(f"#!/bin/sh\nexit {code}\n")
     done = make("train", *folders, docker=f"echo '{plugin} runc'")
     assert done.returncode == (2 if code else 0)
     assert (f"Error {code}" in done.stderr) is (code != 0)
-    assert (tmp_path / "RUNS_DIR").is_dir(), "made by the caller, before the daemon makes it as root"
+    assert (tmp_path / "RUNS_DIR").is_dir(), (
+        "made by the caller, before the daemon makes it as root"
+    )
 
 
 def test_an_old_python_is_named(make: Make, tmp_path: Path) -> None:

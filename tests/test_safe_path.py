@@ -11,15 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.children import check_packages, command_of, without_ranks
 from entrypoint.errors import WrongUse
+from entrypoint.system.commands import check_packages, command_of, without_ranks
 from tests.conftest import clean_environment
 
 ROOT = Path(__file__).parents[1]
 TRAINBOX = Path(sys.executable).with_name("trainbox")
 
-MODULES = "trainer trainbox entrypoint statistics random json logging tempfile secrets signal ctypes runpy site sitecustomize"
-MODULES += " torch numpy click tqdm PIL sklearn safetensors tensorboard optuna matplotlib torchvision multiprocessing"
+MODULES = (
+    "trainer trainbox entrypoint statistics random json logging tempfile secrets signal ctypes "
+    "runpy site sitecustomize"
+)
+MODULES += (
+    " torch numpy click tqdm PIL sklearn safetensors tensorboard optuna matplotlib torchvision "
+    "multiprocessing"
+)
 LEFT_BY_A_LAUNCHER = {
     "RANK": "3",
     "LOCAL_RANK": "3",
@@ -35,14 +41,23 @@ LEFT_BY_A_LAUNCHER = {
 
 
 @pytest.mark.timeout(900)
-def test_no_file_of_the_current_folder_runs_and_no_rank_of_another_job_counts(tmp_path: Path) -> None:
-    """By the real command, in a folder of modules that leave a mark and fail, with the variables of a launcher that ended."""
-    fails = "open({mark!r}, 'w').close()\nraise SystemExit('imported from the current folder: ' + __name__)\n"
+def test_no_file_of_the_current_folder_runs_and_no_rank_of_another_job_counts(
+    tmp_path: Path,
+) -> None:
+    """By the real command, in a folder of modules that leave a mark and fail, with the variables of
+    a launcher that ended.
+    """
+    fails = (
+        "open({mark!r}, 'w').close()\nraise SystemExit('imported from the current folder: ' "
+        "+ __name__)\n"
+    )
     for name in MODULES.split():
         (tmp_path / f"{name}.py").write_text(fails.format(mark=str(tmp_path / f"ran-{name}")))
     for name in ("entrypoint", "trainer", "torch"):  # packages come before modules
         (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text(fails.format(mark=str(tmp_path / f"ran-{name}-package")))
+        (tmp_path / name / "__init__.py").write_text(
+            fails.format(mark=str(tmp_path / f"ran-{name}-package"))
+        )
 
     def run(*arguments: str, code: int = 0) -> str:
         ended = subprocess.run(
@@ -61,48 +76,79 @@ def test_no_file_of_the_current_folder_runs_and_no_rank_of_another_job_counts(tm
     assert '"strategy": "single"' in run("plan", *task)
     assert "--set width=" in run("tasks", "digits")
     assert "1 process on the CPU" in run("train", *task, "--run", "one", "--shards", "2")
-    assert "torchrun DDP over gloo, 2 processes" in run("train", *task, "--run", "two", "--processes", "2")
+    assert "torchrun DDP over gloo, 2 processes" in run(
+        "train", *task, "--run", "two", "--processes", "2"
+    )
     assert "SAME BITS" in run("verify", "runs/two", "--device", "cpu")
     assert "SAME BITS" in run("diff", "runs/one", "runs/two")
     assert "trials     1, 1 to do" in run("sweep", *task, "--processes", "1")
 
 
-@pytest.mark.parametrize(("module", "words"), [("entrypoint", ["plan", "--device", "cpu"]), ("trainer", ["tasks"])])
-def test_a_package_started_by_hand_drops_the_current_folder(tmp_path: Path, module: str, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("module", "words"), [("entrypoint", ["plan", "--device", "cpu"]), ("trainer", ["tasks"])]
+)
+def test_a_package_started_by_hand_drops_the_current_folder(
+    tmp_path: Path, module: str, words: list[str]
+) -> None:
     """`python -m entrypoint`, without -P."""
     for name in ("logging", "json", "click", "torch"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the current folder: ' + __name__)\n")
+        (tmp_path / f"{name}.py").write_text(
+            "raise SystemExit('imported from the current folder: ' + __name__)\n"
+        )
     command = [part for part in command_of(module, *words) if part != "-P"]
-    ended = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True)
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True
+    )
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_the_variables_of_a_rank_are_dropped_and_no_others() -> None:
-    kept = {"PATH": "/bin", "RANKS": "1", "NODE_RANK": "1", "PET_NODE_RANK": "1", "WORLD": "2", "SLURM_PROCID": "0"}
+    kept = {
+        "PATH": "/bin",
+        "RANKS": "1",
+        "NODE_RANK": "1",
+        "PET_NODE_RANK": "1",
+        "WORLD": "2",
+        "SLURM_PROCID": "0",
+    }
     assert without_ranks(kept | LEFT_BY_A_LAUNCHER) == kept
 
 
 def test_a_package_that_would_replace_ours_is_refused(tmp_path: Path) -> None:
     (tmp_path / "trainer.py").touch()
     check_packages([*sys.path, str(tmp_path)])
-    with pytest.raises(WrongUse, match=rf"^{tmp_path}/trainer.py has the name of Trainbox's own package trainer .*: rename it"):
+    with pytest.raises(
+        WrongUse,
+        match=rf"^{tmp_path}/trainer.py has the name of Trainbox's own package trainer "
+        r".*: rename it",
+    ):
         check_packages([str(tmp_path), *sys.path])
     ended = subprocess.run(
-        [*command_of("entrypoint"), "plan"], env=clean_environment(PYTHONPATH=str(tmp_path)), capture_output=True, text=True
+        [*command_of("entrypoint"), "plan"],
+        env=clean_environment(PYTHONPATH=str(tmp_path)),
+        capture_output=True,
+        text=True,
     )
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
     assert ended.stderr.startswith(f"trainbox: {tmp_path}/trainer.py has the name of")
 
 
 def _starts(tree: ast.AST) -> Iterator[str]:
-    """The lists of arguments that start Python without -P: [sys.executable, ...] and ["-m", ...]."""
+    """The lists of arguments that start Python without -P: [sys.executable, ...] and ["-m",
+    ...].
+    """
     for node in ast.walk(tree):
         if not isinstance(node, ast.List | ast.Tuple):
             continue
-        parts = [part.value if isinstance(part, ast.Constant) else ast.unparse(part) for part in node.elts]
+        parts = [
+            part.value if isinstance(part, ast.Constant) else ast.unparse(part)
+            for part in node.elts
+        ]
         for part, following in zip_longest(parts, parts[1:]):
             # `-m --` is torchrun's own option, and torchrun.py gives its ranks -P.
-            if (part == "sys.executable" and following != "-P") or (part == "-m" and "-P" not in parts and following != "--"):
+            if (part == "sys.executable" and following != "-P") or (
+                part == "-m" and "-P" not in parts and following != "--"
+            ):
                 yield ast.unparse(node)
 
 
@@ -117,16 +163,38 @@ def test_every_start_of_python_keeps_the_current_folder_out(folder: str) -> None
 
 
 def test_the_rule_finds_an_unsafe_start() -> None:
-    unsafe = ["run([sys.executable, '-m', 'trainer'])", "(python, '-u', '-m', 'trainer')", "[sys.executable, *arguments]"]
+    unsafe = [
+        "run([sys.executable, '-m', 'trainer'])",
+        "(python, '-u', '-m', 'trainer')",
+        "[sys.executable, *arguments]",
+    ]
     safe = ["[sys.executable, '-P', '-m', 'trainer']", "['torchrun', '-m', '--', 'trainer']"]
-    assert [bool(list(_starts(ast.parse(text)))) for text in unsafe + safe] == [True, True, True, False, False]
+    assert [bool(list(_starts(ast.parse(text)))) for text in unsafe + safe] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_what_is_no_python_starts_modules_with_p_too() -> None:
-    files = [ROOT / name for name in ("Makefile", "Dockerfile", "docker-compose.yml", "docker-compose.cpu.yml", ".ci/run")]
+    files = [
+        ROOT / name
+        for name in (
+            "Makefile",
+            "Dockerfile",
+            "docker-compose.yml",
+            "docker-compose.cpu.yml",
+            ".ci/run",
+        )
+    ]
     files += [path for path in (ROOT / "deploy").rglob("*") if path.is_file()]
     unsafe = re.compile(r"(?:python[\d.]*|PYTHON\))[\"']?\s+-m\b")
     assert [
-        f"{path}: {line}" for path in files for line in path.read_text(encoding="utf-8").splitlines() if unsafe.search(line)
+        f"{path}: {line}"
+        for path in files
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if unsafe.search(line)
     ] == []
     assert os.access(TRAINBOX, os.X_OK)

@@ -1,4 +1,6 @@
-"""Standard streams that are closed, full, left by their reader or unable to write a character do not stop a training."""
+"""Standard streams that are closed, full, left by their reader or unable to write a character do
+not stop a training.
+"""
 
 import os
 import subprocess
@@ -10,24 +12,34 @@ import pytest
 from tests.conftest import Trainbox, clean_environment, finish
 
 ROOT = Path(__file__).parents[1]
-_TINY = ("train", "tests.trainer.tiny:Tiny", "--device", "cpu", "--max-steps", "4")
+_TINY = ("train", "tests.support.tiny:Tiny", "--device", "cpu", "--max-steps", "4")
 
 
 def _python(program: str, redirected: str, folder: Path, **env: str) -> int:
     """The exit code of `program`, started by a shell with its streams `redirected`."""
     command = ["sh", "-c", f'exec "$@" {redirected}', "sh", sys.executable, "-c", program]
-    return subprocess.run(command, cwd=folder, env=clean_environment(PYTHONPATH=str(ROOT), **env), timeout=60).returncode
+    return subprocess.run(
+        command, cwd=folder, env=clean_environment(PYTHONPATH=str(ROOT), **env), timeout=60
+    ).returncode
 
 
 @pytest.mark.parametrize("package", ["entrypoint", "trainer"])
 @pytest.mark.parametrize("redirected", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_no_file_takes_the_place_of_a_closed_stream(tmp_path: Path, package: str, redirected: str) -> None:
+def test_no_file_takes_the_place_of_a_closed_stream(
+    tmp_path: Path, package: str, redirected: str
+) -> None:
     program = (
-        f"import subprocess, sys; from {package}.streams import open_streams; open_streams(); file = open('metrics', 'w');"
-        "print('ä', flush=True); print('ä', file=sys.stderr); assert sys.stdin.read() == '' and file.fileno() > 2;"
-        "subprocess.run(['sh', '-c', 'cat && echo x && echo x >&2'], check=True)"  # what is started has them, too
+        f"import subprocess, sys; from {package}.streams import open_streams; "
+        "open_streams(); file = open('metrics', 'w');"
+        "print('ä', flush=True); print('ä', file=sys.stderr); assert sys.stdin.read() == "
+        "'' and file.fileno() > 2;"
+        # what is started has them, too
+        "subprocess.run(['sh', '-c', 'cat && echo x && echo x >&2'], check=True)"
     )
-    assert _python(program, redirected if "<" in redirected else f"{redirected} </dev/null", tmp_path) == 0
+    assert (
+        _python(program, redirected if "<" in redirected else f"{redirected} </dev/null", tmp_path)
+        == 0
+    )
     assert (tmp_path / "metrics").read_text() == ""
 
 
@@ -40,20 +52,27 @@ def test_a_character_that_the_encoding_lacks_is_escaped(tmp_path: Path, package:
 
 @pytest.mark.parametrize("package", ["entrypoint", "trainer"])
 def test_a_replaced_stream_takes_every_character(tmp_path: Path, package: str) -> None:
-    program = f"from {package}.streams import open_streams; open_streams(); print('\\udcff', flush=True)"
+    program = (
+        f"from {package}.streams import open_streams; open_streams(); print('\\udcff', flush=True)"
+    )
     assert _python(program, ">&-", tmp_path) == 0
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_full_disk_or_a_reader_that_left_takes_the_output_and_no_more(tmp_path: Path, unbuffered: str) -> None:
+def test_a_full_disk_or_a_reader_that_left_takes_the_output_and_no_more(
+    tmp_path: Path, unbuffered: str
+) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full")
     program = (
-        "import sys; from trainer.streams import open_streams, outlive_readers; open_streams(); outlive_readers()\n"
+        "import sys; from trainer.system.streams import open_streams, outlive_readers; "
+        "open_streams(); outlive_readers()\n"
         "for number in range(3000): print(number); print(number, file=sys.stderr)\n"
         "sys.stdout.flush(); open('end', 'w').close()"
     )
-    for number, redirected in enumerate((">/dev/full 2>&1", "2>&1 | head -1 >/dev/null; test -e end")):
+    for number, redirected in enumerate(
+        (">/dev/full 2>&1", "2>&1 | head -1 >/dev/null; test -e end")
+    ):
         folder = tmp_path / str(number)
         folder.mkdir()
         command = f'"$@" {redirected}'
@@ -69,7 +88,9 @@ def _unread(program: str, folder: Path) -> tuple[int, bytes]:
     os.close(reading)
     try:
         words, env = [sys.executable, "-c", program], clean_environment(PYTHONPATH=str(ROOT))
-        ended = subprocess.run(words, cwd=folder, env=env, stdout=writing, stderr=subprocess.PIPE, timeout=60)
+        ended = subprocess.run(
+            words, cwd=folder, env=env, stdout=writing, stderr=subprocess.PIPE, timeout=60
+        )
     finally:
         os.close(writing)
     return ended.returncode, ended.stderr
@@ -79,9 +100,9 @@ def _unread(program: str, folder: Path) -> tuple[int, bytes]:
 def test_what_takes_long_outlives_its_reader(tmp_path: Path, verb: str) -> None:
     """A verification that lost its reader came to an end as if the network had failed."""
     program = (
-        "import runpy, sys, trainer.cli\n"
+        "import runpy, sys, trainer.cli.commands\n"
         f"def main(): print('x', flush=True); open('end', 'w').close(); sys.exit(8)\n"
-        f"trainer.cli.main, sys.argv = main, ['trainer', '{verb}']\n"
+        f"trainer.cli.commands.main, sys.argv = main, ['trainer', '{verb}']\n"
         "runpy.run_module('trainer', run_name='__main__', alter_sys=False)"
     )
     assert _unread(program, tmp_path) == (8, b"")
@@ -89,20 +110,31 @@ def test_what_takes_long_outlives_its_reader(tmp_path: Path, verb: str) -> None:
 
 
 def test_a_list_that_nobody_reads_ends_in_silence(tmp_path: Path) -> None:
-    assert _unread("import sys, trainer.cli; sys.argv = ['trainer', 'tasks']; trainer.cli.main()", tmp_path) == (1, b"")
+    assert _unread(
+        "import sys, trainer.cli.commands; sys.argv = ['trainer', 'tasks']; "
+        "trainer.cli.commands.main()",
+        tmp_path,
+    ) == (1, b"")
 
 
 def test_what_is_printed_normally_arrives_as_before(tmp_path: Path) -> None:
     program = (
-        "import sys; from trainer.streams import open_streams, outlive_readers; open_streams(); outlive_readers()\n"
-        "print('ä\\n', end=''); print('error', file=sys.stderr); assert not sys.stdout.isatty(); sys.stdout.flush()"
+        "import sys; from trainer.system.streams import open_streams, outlive_readers; "
+        "open_streams(); outlive_readers()\n"
+        "print('ä\\n', end=''); print('error', file=sys.stderr); assert not "
+        "sys.stdout.isatty(); sys.stdout.flush()"
     )
     assert _python(program, ">out 2>err", tmp_path, PYTHONIOENCODING="utf-8") == 0
-    assert ((tmp_path / "out").read_text(encoding="utf-8"), (tmp_path / "err").read_text()) == ("ä\n", "error\n")
+    assert ((tmp_path / "out").read_text(encoding="utf-8"), (tmp_path / "err").read_text()) == (
+        "ä\n",
+        "error\n",
+    )
 
 
 @pytest.mark.parametrize("processes", [(), ("--processes", "2")])
-def test_a_training_whose_streams_are_closed_trains(trainbox: Trainbox, processes: tuple[str, ...]) -> None:
+def test_a_training_whose_streams_are_closed_trains(
+    trainbox: Trainbox, processes: tuple[str, ...]
+) -> None:
     env = {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
     closed = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")
     ended = finish(trainbox.start(*_TINY, "--run", "lauf-ä", *processes, env=env, inside=closed))

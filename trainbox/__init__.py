@@ -13,7 +13,8 @@ __all__ = ["Classification", "StorageFailure", "Task", "WrongUse", "metrics", "p
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch when it is first used: `from trainbox import Task` takes milliseconds.
+    """Import what needs torch when it is first used: `from trainbox import Task` takes
+    milliseconds.
 
     Raises:
         AttributeError: the API does not have `name`.

@@ -7,8 +7,8 @@ import logging
 import os
 from pathlib import Path
 
-from trainer.cli import main
-from trainer.streams import open_streams, outlive_readers
+from trainer.cli.commands import main
+from trainer.system.streams import open_streams, outlive_readers
 
 open_streams()
 if sys.argv[1:2] in (["train"], ["verify"], ["sweep"]):
@@ -16,8 +16,8 @@ if sys.argv[1:2] in (["train"], ["verify"], ["sweep"]):
 try:
     main()
 except SystemExit as end:
-    # Not the interpreter's own end: taking gloo's threads down it is aborted now and then, and it would wait for ever
-    # for loader workers, which do not hear SIGTERM and die with this process.
+    # Not the interpreter's own end: taking gloo's threads down it is aborted now and then, and it
+    # would wait for ever for loader workers, which do not hear SIGTERM and die with this process.
     if not end.code and (finished := os.environ.get("TRAINBOX_FINISHED")):
         Path(finished).touch()  # a task that ends the process with code 0 has not trained
     sys.stdout.flush()

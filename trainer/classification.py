@@ -18,7 +18,8 @@ _SHEET_SIZE, _SHEET_BATCHES = 32, 8
 
 @dataclass(frozen=True)
 class Classification(Task):
-    """Cross-entropy, accuracy, macro-F1, a confusion matrix, and a sheet of examples where the inputs are images.
+    """Cross-entropy, accuracy, macro-F1, a confusion matrix, and a sheet of examples where the
+    inputs are images.
 
     The model maps inputs to logits (B, K); `class_names` gives K.
     """
@@ -35,12 +36,16 @@ class Classification(Task):
         logits_BK = model(inputs).float()
         if logits_BK.ndim != 2 or logits_BK.shape[1] != len(self.class_names):
             raise WrongUse(
-                f"task {type(self).__name__}: the model returns shape {tuple(logits_BK.shape)}, wanted (B, "
-                f"{len(self.class_names)}), one output for each of class_names: change build_model() or class_names"
+                f"task {type(self).__name__}: the model returns shape "
+                f"{tuple(logits_BK.shape)}, wanted (B, "
+                f"{len(self.class_names)}), one output for each of class_names: change "
+                "build_model() or class_names"
             )
         return {
             "loss": F.cross_entropy(logits_BK, labels_B, reduction="sum"),
-            "confusion": metrics.confusion_matrix(labels_B, logits_BK.argmax(1), len(self.class_names)),
+            "confusion": metrics.confusion_matrix(
+                labels_B, logits_BK.argmax(1), len(self.class_names)
+            ),
         }
 
     def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
@@ -50,18 +55,27 @@ class Classification(Task):
             "macro_f1": metrics.macro_f1(totals["confusion"]),
         }
 
-    def figures(self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        figures = {"confusion_matrix": pictures.confusion_matrix(totals["confusion"], self.class_names)}
+    def figures(
+        self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        figures = {
+            "confusion_matrix": pictures.confusion_matrix(totals["confusion"], self.class_names)
+        }
         inputs, labels_B = batch
         if isinstance(inputs, Tensor) and inputs.ndim == 4 and inputs.shape[1] in (1, 3):
             predictions_B = model(inputs).argmax(1)
-            shown = (predictions_B == labels_B).int().argsort(stable=True)[:_SHEET_SIZE]  # the wrong ones first
-            figures["examples"] = pictures.example_sheet(inputs[shown], labels_B[shown], predictions_B[shown], self.class_names)
+            # the wrong ones first
+            shown = (predictions_B == labels_B).int().argsort(stable=True)[:_SHEET_SIZE]
+            figures["examples"] = pictures.example_sheet(
+                inputs[shown], labels_B[shown], predictions_B[shown], self.class_names
+            )
         return figures
 
 
 def most_mistaken(confusion_NKK: Tensor) -> list[int]:
-    """Return the numbers of the batches with wrong examples, the most first, as many as fill a sheet: at most 8."""
+    """Return the numbers of the batches with wrong examples, the most first, as many as fill a
+    sheet: at most 8.
+    """
     wrong_N = (confusion_NKK.sum((1, 2)) - confusion_NKK.diagonal(dim1=1, dim2=2).sum(1)).tolist()
     found, numbers = 0.0, []
     for number in sorted(range(len(wrong_N)), key=lambda number: -wrong_N[number])[:_SHEET_BATCHES]:
@@ -91,6 +105,8 @@ def check_classes(task: Task) -> None:
     names = task.class_names
     if not names or isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise WrongUse(
-            f"task {type(task).__name__}: class_names is {names!r}, wanted a tuple with the name of each class: write "
-            'class_names: ClassVar[tuple[str, ...]] = ("cat", "dog"), or fill a field of that name in with_data()'
+            f"task {type(task).__name__}: class_names is {names!r}, wanted a tuple with "
+            "the name of each class: write "
+            'class_names: ClassVar[tuple[str, ...]] = ("cat", "dog"), or fill a field of '
+            "that name in with_data()"
         )

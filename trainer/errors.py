@@ -8,7 +8,9 @@ STORE = "TRAINBOX_STORE"  # names the file by which the ranks of one machine fin
 
 
 class Failure(Exception):
-    """An end that is no bug of ours: one or two lines say what was asked, what was found and what to do."""
+    """An end that is no bug of ours: one or two lines say what was asked, what was found and what
+    to do.
+    """
 
     exit_code = 1
 
@@ -66,7 +68,14 @@ class Preempted(Failure):
 
 
 def called_exit(end: SystemExit) -> Failure:
-    """The failure that a task's own `sys.exit` is: with the task's code the training would seem to have succeeded."""
+    """The failure that a task's own `sys.exit` is: with the task's code the training would seem to
+    have succeeded.
+    """
     frames = traceback.extract_tb(end.__traceback__)
-    place = f" in {frames[-1].name} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return Failure(f"the task called sys.exit({'' if end.code is None else repr(end.code)}){place}: raise an error instead")
+    place = (
+        f" in {frames[-1].name} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    )
+    return Failure(
+        f"the task called sys.exit({'' if end.code is None else repr(end.code)}){place}: "
+        "raise an error instead"
+    )

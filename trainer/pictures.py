@@ -9,7 +9,9 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure  # its import takes most of a second: where a curve is drawn, no sooner
+    from matplotlib.figure import (
+        Figure,  # its import takes most of a second: where a curve is drawn, no sooner
+    )
 
 # Shape suffixes: B examples, C channels, H height, W width, K classes.
 
@@ -18,7 +20,9 @@ _FULL_CELL = (23, 78, 166)
 
 
 def confusion_matrix(confusion_KK: Tensor, class_names: Sequence[str]) -> Tensor:
-    """Counts in cells shaded by their share of the row; rows are true classes, columns predicted ones."""
+    """Counts in cells shaded by their share of the row; rows are true classes, columns predicted
+    ones.
+    """
     classes, cell = len(class_names), 44
     font = ImageFont.load_default(13)
     margin = 30 + round(max(font.getlength(name) for name in class_names))
@@ -31,17 +35,28 @@ def confusion_matrix(confusion_KK: Tensor, class_names: Sequence[str]) -> Tensor
         draw.text((margin - 8, y + cell / 2), class_names[row], _INK, font, anchor="rm")
         for column in range(classes):
             x, share = margin + column * cell, share_KK[row][column]
-            shade = tuple(round(paper + (full - paper) * share) for paper, full in zip(_PAPER, _FULL_CELL, strict=True))
+            shade = tuple(
+                round(paper + (full - paper) * share)
+                for paper, full in zip(_PAPER, _FULL_CELL, strict=True)
+            )
             draw.rectangle((x, y, x + cell - 2, y + cell - 2), fill=shade, outline=(225, 225, 225))
             if count := int(confusion_KK[row, column]):
-                draw.text((x + cell / 2, y + cell / 2), f"{count}", _PAPER if share > 0.5 else _INK, font, anchor="mm")
+                draw.text(
+                    (x + cell / 2, y + cell / 2),
+                    f"{count}",
+                    _PAPER if share > 0.5 else _INK,
+                    font,
+                    anchor="mm",
+                )
     for column, name in enumerate(class_names):
         _upright_text(picture, name, margin + column * cell + cell // 2, margin - 8, font)
     draw.text((4, 4), "true \\ predicted", (130, 130, 130), font)
     return _to_tensor(picture)
 
 
-def example_sheet(images_BCHW: Tensor, labels_B: Tensor, predictions_B: Tensor, class_names: Sequence[str]) -> Tensor:
+def example_sheet(
+    images_BCHW: Tensor, labels_B: Tensor, predictions_B: Tensor, class_names: Sequence[str]
+) -> Tensor:
     """Images with their predicted class, in red where it is wrong, above the true one then."""
     tile, text, columns = 84, 34, 8
     font = ImageFont.load_default(12)
@@ -55,18 +70,26 @@ def example_sheet(images_BCHW: Tensor, labels_B: Tensor, predictions_B: Tensor, 
         low, high = image_CHW.min(), image_CHW.max()
         grey = ((image_CHW - low) / (high - low).clamp(min=1e-6) * 255).byte()
         pixels_HWC = grey.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
-        picture.paste(Image.fromarray(pixels_HWC).resize((tile, tile), Image.Resampling.NEAREST), (x, y))
+        picture.paste(
+            Image.fromarray(pixels_HWC).resize((tile, tile), Image.Resampling.NEAREST), (x, y)
+        )
         right = label == prediction
         for line, caption in enumerate(
-            [class_names[prediction]] if right else [class_names[prediction], f"not {class_names[label]}"]
+            [class_names[prediction]]
+            if right
+            else [class_names[prediction], f"not {class_names[label]}"]
         ):
             place = (x + tile / 2, y + tile + 4 + 14 * line)
-            draw.text(place, _fit(caption, font, tile + 6), _GOOD if right else _BAD, font, anchor="ma")
+            draw.text(
+                place, _fit(caption, font, tile + 6), _GOOD if right else _BAD, font, anchor="ma"
+            )
     return _to_tensor(picture)
 
 
 def from_figure(figure: "Figure") -> Tensor:
-    """A matplotlib `Figure` (made as `Figure(...)`, without pyplot), as large as its inches at its dpi say."""
+    """A matplotlib `Figure` (made as `Figure(...)`, without pyplot), as large as its inches at its
+    dpi say.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas = FigureCanvasAgg(figure)
@@ -81,7 +104,11 @@ def _fit(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: i
 
 
 def _upright_text(
-    picture: Image.Image, text: str, x: int, bottom: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont
+    picture: Image.Image,
+    text: str,
+    x: int,
+    bottom: int,
+    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
 ) -> None:
     """`text` read from below, ending at `bottom`, around `x`."""
     strip = Image.new("RGB", (round(font.getlength(text)) + 2, 18), _PAPER)

@@ -15,35 +15,50 @@ from typing import Any
 
 import torch
 
-from trainer import manifest
-from trainer.batches import tensors_in
-from trainer.build import build, settle
-from trainer.compare import cannot_resume, changes_bits, edited_settings, in_words, manifest_differences, read_entries
-from trainer.config import FREE_AT_RESUME, Config, check, parse_config, split_metric
-from trainer.distributed import Process, is_network_error, launched_as
+from trainer.data.batches import tensors_in
 from trainer.errors import Changed, Failure, NetworkFailure, OutOfMemory, WrongUse, called_exit
-from trainer.evidence import Evidence, verdict
-from trainer.fit import fit
-from trainer.hints import command
-from trainer.meter import Meter
-from trainer.report import closing, header, samples_per_second, smaller_parts
-from trainer.run import RunDirectory
-from trainer.run_files import read_object
-from trainer.shared_memory import check_room, too_small
-from trainer.shipped import check_files
-from trainer.sources import loaded_sources, located_sources
-from trainer.splitting import DoesNotFit, all_fit, examples_at_once, free_memory, in_smaller_parts, memory_used_up
-from trainer.state import Job
-from trainer.stopping import StopRequest
-from trainer.storage import storage_failure
+from trainer.loop.build import build, settle
+from trainer.loop.fit import fit
+from trainer.loop.meter import Meter
+from trainer.loop.out_of_memory import (
+    DoesNotFit,
+    all_fit,
+    examples_at_once,
+    free_memory,
+    in_smaller_parts,
+    memory_used_up,
+)
+from trainer.loop.preflight import try_task
+from trainer.loop.preflight_labels import try_labels
+from trainer.loop.report import closing, header, samples_per_second, smaller_parts
+from trainer.loop.shared_memory import check_room, too_small
+from trainer.loop.state import Job
+from trainer.parallel.world import Process, is_network_error, launched_as
+from trainer.records import manifest
+from trainer.records.compare import (
+    cannot_resume,
+    changes_bits,
+    edited_settings,
+    in_words,
+    manifest_differences,
+    read_entries,
+)
+from trainer.records.evidence import Evidence, verdict
+from trainer.records.run_folder import RunDirectory
+from trainer.records.shipped import check_files
+from trainer.settings.config import FREE_AT_RESUME, Config, check, parse_config, split_metric
+from trainer.system.files import read_object
+from trainer.system.hints import command
+from trainer.system.signals import StopRequest
+from trainer.system.sources import loaded_sources, located_sources
+from trainer.system.storage import storage_failure
+from trainer.system.temporary import sockets_in_a_folder, temporary_folder
 from trainer.task import load_task
 from trainer.task_errors import mistake_of
-from trainer.temporary import sockets_in_a_folder, temporary_folder
-from trainer.trial import try_task
-from trainer.trial_labels import try_labels
 
 
-@sockets_in_a_folder()  # around all that refers to loader workers, which must have ended when the folder is removed
+# around all that refers to loader workers, which must have ended when the folder is removed
+@sockets_in_a_folder()
 def train_task(
     config: Config,
     stop: StopRequest,
@@ -57,13 +72,13 @@ def train_task(
     measure_s: float | None = None,
     swept: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Train `config.task` to its end in `runs_dir/run_name`, going on where a stopped run of the same settings ended.
+    """Train `config.task` to its end in `runs_dir/run_name`, going on where a stopped run of the
+    same settings ended.
 
-    With `until_step` it ends there, as if that were the end, at the learning rates of the whole. `validated` is called with
-    the step and the metrics of each validation. With `measure_s` it ends when about so many seconds were measured, by a Meter.
-    TensorBoard shows the settings `swept` first.
-    Returns the best one's metrics, first the one that it was the best by,
-    and the speed.
+    With `until_step` it ends there, as if that were the end, at the learning rates of the whole.
+    `validated` is called with the step and the metrics of each validation. With `measure_s` it ends
+    when about so many seconds were measured, by a Meter. TensorBoard shows the settings `swept`
+    first. Returns the best one's metrics, first the one that it was the best by, and the speed.
 
     Raises:
         Failure: any end but the good one, with its exit code.
@@ -71,11 +86,17 @@ def train_task(
     with _told_as_failures(runs_dir):
         process = Process.start(device_name)
         # Each machine reads its own words and environment; other software may have other settings.
-        _refuse_unlike(process, {"torch": torch.__version__, "trainbox": manifest.revision()}, _SAME_WORDS)
+        _refuse_unlike(
+            process, {"torch": torch.__version__, "trainbox": manifest.revision()}, _SAME_WORDS
+        )
         _refuse_unlike(process, {"device": process.device.type}, _SAME_HARDWARE)
-        _refuse_unlike(process, {"run": run_name, "resume": resume, **dataclasses.asdict(config)}, _SAME_WORDS)
+        _refuse_unlike(
+            process, {"run": run_name, "resume": resume, **dataclasses.asdict(config)}, _SAME_WORDS
+        )
         task = load_task(config.task, config.fields)
-        run = RunDirectory(runs_dir / (run_name or _default_name(config, process, runs_dir)), process.rank)
+        run = RunDirectory(
+            runs_dir / (run_name or _default_name(config, process, runs_dir)), process.rank
+        )
         # The same on each rank: what several have to say is printed once.
         log = run.path / "logs" / f"rank-{0 if process.world_size == 1 else '*'}.log"
         with contextlib.closing(run), _told_as_failures(runs_dir, type(task).__name__, log):
@@ -98,7 +119,9 @@ def train_task(
                     found = str(error)
                 finally:
                     job.checkpoints.finish()
-                smaller = in_smaller_parts(settled, job.model, found, _why_parts_stay(job, config, resume))
+                smaller = in_smaller_parts(
+                    settled, job.model, found, _why_parts_stay(job, config, resume)
+                )
                 did_not_fit.append(f"{found} with {examples_at_once(settled)} examples at once")
                 settled = smaller
                 run.end_progress()
@@ -107,13 +130,16 @@ def train_task(
         process.leave()
         assert settled.best_by is not None
         _, chosen = split_metric(settled.best_by, "--best-by")
-        metrics = dict(sorted(job.progress.best_metrics.items(), key=lambda item: item[0] != chosen))
+        metrics = dict(
+            sorted(job.progress.best_metrics.items(), key=lambda item: item[0] != chosen)
+        )
         return {**metrics, "samples_per_second": samples_per_second(job)}
 
 
 _SAME_WORDS = "start the same version with the same words and TRAINBOX_ variables on each"
 _SAME_HARDWARE = (
-    f"start it where GPUs, drivers and the task's files are alike (`{command('doctor')}`), or say what to take on each"
+    f"start it where GPUs, drivers and the task's files are alike (`{command('doctor')}`), or "
+    "say what to take on each"
 )
 
 
@@ -122,17 +148,27 @@ def _refuse_unlike(process: Process, found: Mapping[str, Any], cure: str) -> Non
     digests = [hashlib.sha256(repr(value).encode()).hexdigest()[:16] for value in found.values()]
     if (place := process.first_difference(digests)) is not None:
         name, value = list(found.items())[place]
-        raise WrongUse(f"{name} is {value} on {socket.gethostname()}, and not on all machines: {cure}")
+        raise WrongUse(
+            f"{name} is {value} on {socket.gethostname()}, and not on all machines: {cure}"
+        )
 
 
 def _manifest_of(run: RunDirectory) -> dict[str, Any] | None:
     """Return the run's manifest; None if it is missing or damaged."""
-    found, kinds = run.read_json("manifest.json") or {}, {"settings": dict, "sources": dict, "resumes": list}
-    return found if found and all(isinstance(found.get(name, kind()), kind) for name, kind in kinds.items()) else None
+    found, kinds = (
+        run.read_json("manifest.json") or {},
+        {"settings": dict, "sources": dict, "resumes": list},
+    )
+    return (
+        found
+        if found and all(isinstance(found.get(name, kind()), kind) for name, kind in kinds.items())
+        else None
+    )
 
 
 def _refuse_edited(settled: Config, process: Process, run: RunDirectory, anyway: bool) -> None:
-    """Compare the settings with those of the run's start: config.json, or the manifest, may have been edited since.
+    """Compare the settings with those of the run's start: config.json, or the manifest, may have
+    been edited since.
 
     Raises:
         WrongUse: a setting that changes the result differs.
@@ -145,23 +181,29 @@ def _refuse_edited(settled: Config, process: Process, run: RunDirectory, anyway:
         changed.pop("settings.accumulation", None)  # found by the memory at each start
     if changed:
         raise WrongUse(
-            f"the settings of {run.path} are not those that it was started with ({in_words(changed)}): undo the change in "
+            f"the settings of {run.path} are not those that it was started with "
+            f"({in_words(changed)}): undo the change in "
             "config.json (manifest.json has the old values), or train anew under another --run name"
         )
 
 
-def verify_run(path: Path, steps: int | None, stop: StopRequest, device_name: str, data_dir: Path) -> None:
-    """Do the run in `path` again, whole or its first `steps`, in a folder that is removed, and compare the digests.
+def verify_run(
+    path: Path, steps: int | None, stop: StopRequest, device_name: str, data_dir: Path
+) -> None:
+    """Do the run in `path` again, whole or its first `steps`, in a folder that is removed, and
+    compare the digests.
 
     Raises:
-        Differs: the digests are not the same; it says where first, and which manifest entries are not.
+        Differs: the digests are not the same; it says where first, and which manifest entries are
+            not.
         Failure: the run cannot be done again.
     """
     stored = Evidence.of(path)
     if not any(0 < entry["step"] <= (steps or entry["step"]) for entry in stored.digests):
         first = next((entry["step"] for entry in stored.digests if entry["step"]), None)
         raise WrongUse(
-            f"{path} has no digest of a trained step{f' up to step {steps}' if steps else ''} to compare with (the first is of "
+            f"{path} has no digest of a trained "
+            f"step{f' up to step {steps}' if steps else ''} to compare with (the first is of "
             f"step {first}; --digest-steps N writes more)"
         )
     stored = check_files(stored)
@@ -181,32 +223,46 @@ def verify_run(path: Path, steps: int | None, stop: StopRequest, device_name: st
 
 def _refuse_another_plan(path: Path, manifest: Mapping[str, Any], steps: int | None) -> None:
     """The bits of a run by --strategy fsdp are those of its number of processes."""
-    resumes = [resume["plan"] for resume in manifest.get("resumes", []) if resume["step"] < (steps or resume["step"] + 1)]
-    starts = list(dict.fromkeys((plan["strategy"], plan["world_size"]) for plan in [manifest["plan"], *resumes]))
+    resumes = [
+        resume["plan"]
+        for resume in manifest.get("resumes", [])
+        if resume["step"] < (steps or resume["step"] + 1)
+    ]
+    starts = list(
+        dict.fromkeys(
+            (plan["strategy"], plan["world_size"]) for plan in [manifest["plan"], *resumes]
+        )
+    )
     now = launched_as()
     if "fsdp" not in [strategy for strategy, _ in [*starts, now]]:
         return
     if len(starts) > 1:
         raise WrongUse(
-            f"{path} was trained in parts, by {', then '.join(f'{s} on {n}' for s, n in starts)} process(es), and no "
+            f"{path} was trained in parts, by "
+            f"{', then '.join(f'{s} on {n}' for s, n in starts)} process(es), and no "
             "single training has its bits: verify its first part with --steps"
         )
     if starts != [now]:
         ((strategy, count),) = starts
         raise WrongUse(
-            f"{path} was trained by {strategy} on {count} process(es), and {now[0]} on {now[1]} adds in another order: "
+            f"{path} was trained by {strategy} on {count} process(es), and {now[0]} on "
+            f"{now[1]} adds in another order: "
             f"verify it with --strategy {strategy} on as many"
         )
 
 
 def _default_name(config: Config, process: Process, runs_dir: Path) -> str:
-    """The task and a digest of the settings; for more processes than that run has shards, or for fsdp, a run of their own."""
+    """The task and a digest of the settings; for more processes than that run has shards, or for
+    fsdp, a run of their own.
+    """
     name = f"{config.task.rpartition(':')[2].lower()}-{config.fingerprint()}"
     if process.is_sharded:
         return f"{name}-fsdp"
     shards = process.from_first(_shards_of(runs_dir / name))
     return (
-        name if config.shards is not None or shards is None or shards >= process.world_size else f"{name}-x{process.world_size}"
+        name
+        if config.shards is not None or shards is None or shards >= process.world_size
+        else f"{name}-x{process.world_size}"
     )
 
 
@@ -220,8 +276,12 @@ def _shards_of(path: Path) -> int | None:
 
 
 def _resume(job: Job, resume: str) -> None:
-    """Restore the newest whole checkpoint, if there is one; all processes take the first one's choice."""
-    step = job.process.from_first(_newest(job, resume == "anyway") if job.process.is_first else None)
+    """Restore the newest whole checkpoint, if there is one; all processes take the first one's
+    choice.
+    """
+    step = job.process.from_first(
+        _newest(job, resume == "anyway") if job.process.is_first else None
+    )
     if step is None:
         return
     if resume == "never":
@@ -235,7 +295,9 @@ def _resume(job: Job, resume: str) -> None:
 
 
 def _newest(job: Job, anyway: bool) -> int | None:
-    """Return the step of the newest whole checkpoint of this very run; a run that begins gets its id."""
+    """Return the step of the newest whole checkpoint of this very run; a run that begins gets its
+    id.
+    """
     run, checkpoints = job.run, job.checkpoints
     checkpoints.sweep()
     described = _manifest_of(run)
@@ -245,15 +307,21 @@ def _newest(job: Job, anyway: bool) -> int | None:
     elif checkpoints.steps():
         if not anyway:
             raise WrongUse(
-                f"{run.path}/manifest.json is missing or damaged, so it is unknown whether the same bits can follow: "
+                f"{run.path}/manifest.json is missing or damaged, so it is unknown whether "
+                "the same bits can follow: "
                 "restore it, or resume with --resume anyway"
             )
         checkpoints.run_id = checkpoints.run_id_found()
     step = checkpoints.newest()
     if step is None:
         checkpoints.run_id = secrets.token_hex(8)  # not of a generator that a task may draw from
-        if trained := max((entry["step"] for entry in read_entries(run.path / "metrics.jsonl")), default=0):
-            run.say(f"{run.path} was stopped after step {trained}, before its first checkpoint: it restarts at step 0")
+        if trained := max(
+            (entry["step"] for entry in read_entries(run.path / "metrics.jsonl")), default=0
+        ):
+            run.say(
+                f"{run.path} was stopped after step {trained}, before its first "
+                "checkpoint: it restarts at step 0"
+            )
     return step
 
 
@@ -261,12 +329,14 @@ def _why_parts_stay(job: Job, asked: Config, resume: str) -> str | None:
     """Why the batch may not be cut into smaller parts than it is; None if it may."""
     if resume != "anyway" and (steps := job.process.from_first(job.checkpoints.steps())):
         return (
-            f"{job.run.path} holds a checkpoint of step {steps[-1]}, and in smaller parts other bits follow: go on where there "
+            f"{job.run.path} holds a checkpoint of step {steps[-1]}, and in smaller parts "
+            "other bits follow: go on where there "
             "is more memory, or all the same with --resume anyway"
         )
     if asked.accumulation is not None:
         return (
-            f"--accumulation {asked.accumulation} (or the config.json that was given) says in how many parts: raise it, or "
+            f"--accumulation {asked.accumulation} (or the config.json that was given) says "
+            "in how many parts: raise it, or "
             "leave it out, and the batch is cut as the memory asks for"
         )
     return None
@@ -276,11 +346,14 @@ def _start(job: Job, stop: StopRequest, resume: str, did_not_fit: Sequence[str])
     """Write down what is about to be done, do it, and close with what came out.
 
     Raises:
-        DoesNotFit: not even the first steps could be done; `did_not_fit` tells of those tried before.
+        DoesNotFit: not even the first steps could be done; `did_not_fit` tells of those tried
+            before.
     """
     run, progress = job.run, job.progress
     first_step = progress.step
-    complete = (progress.step >= job.schedule.total_steps and progress.evaluated_step == progress.step) or progress.ended_early
+    complete = (
+        progress.step >= job.schedule.total_steps and progress.evaluated_step == progress.step
+    ) or progress.ended_early
     data, sources, example_bytes = _look_at_data(job)
     if not complete:
         check_room(job, *example_bytes)
@@ -293,13 +366,18 @@ def _start(job: Job, stop: StopRequest, resume: str, did_not_fit: Sequence[str])
     else:
         header(job)
     if complete:
-        run.say("this run is complete: nothing is left to do (a larger --epochs or another --seed trains a new run)")
+        run.say(
+            "this run is complete: nothing is left to do (a larger --epochs or another "
+            "--seed trains a new run)"
+        )
     else:
         run.begin(first_step, progress.evaluated_step, job.schedule)
         with all_fit(job.process):
             try_task(job)
         fit(job, stop)
-        run.hyperparameters(job.config, job.progress.best_step or 0, job.progress.best_metrics, job.swept)
+        run.hyperparameters(
+            job.config, job.progress.best_step or 0, job.progress.best_metrics, job.swept
+        )
     run.end_progress()
     closing(job)
 
@@ -310,7 +388,8 @@ def _stored(job: Job) -> Config:
 
 
 def _look_at_data(job: Job) -> tuple[dict[str, str], dict[str, str], list[int]]:
-    """Return digests of both datasets, digests of the source files that are loaded when both have been read, and bytes.
+    """Return digests of both datasets, digests of the source files that are loaded when both have
+    been read, and bytes.
 
     The bytes are those of an example of each dataset that loader workers hand over.
 
@@ -324,18 +403,28 @@ def _look_at_data(job: Job) -> tuple[dict[str, str], dict[str, str], list[int]]:
         try_labels(job, {"train": "training"}.get(name, name), dataset, examples)
         digests[name] = manifest.dataset_digest(dataset, examples)
         example_bytes.append(sum(tensor.nbytes for tensor in tensors_in(examples[:1])))
-    if (place := job.process.first_difference([digest[:16] for digest in digests.values()])) is not None:
+    if (
+        place := job.process.first_difference([digest[:16] for digest in digests.values()])
+    ) is not None:
         raise WrongUse(
-            f"task {type(job.task).__name__}: the processes have not the same {list(digests)[place]} data: make it depend on "
-            "files and on torch's, NumPy's and Python's generators alone, which are seeded before train_dataset"
+            f"task {type(job.task).__name__}: the processes have not the same "
+            f"{list(digests)[place]} data: make it depend on "
+            "files and on torch's, NumPy's and Python's generators alone, which are seeded "
+            "before train_dataset"
         )
     return digests, sources | loaded_sources(), example_bytes
 
 
 def _describe(
-    job: Job, data: dict[str, str], sources: dict[str, str], anyway: bool, did_not_fit: Sequence[str], complete: bool
+    job: Job,
+    data: dict[str, str],
+    sources: dict[str, str],
+    anyway: bool,
+    did_not_fit: Sequence[str],
+    complete: bool,
 ) -> dict[str, str]:
-    """Write the manifest of a new run, or compare that of another; return the sources that are known.
+    """Write the manifest of a new run, or compare that of another; return the sources that are
+    known.
 
     To the manifest of a resumed run it adds what differs. That of a complete run stays as it is.
 
@@ -343,15 +432,25 @@ def _describe(
         Changed: what changes bits is not as it was at the run's start.
     """
     step, run = job.progress.step, job.run
-    settings = {n: v for n, v in dataclasses.asdict(_stored(job)).items() if n not in FREE_AT_RESUME | {"threads"}}
+    settings = {
+        n: v
+        for n, v in dataclasses.asdict(_stored(job)).items()
+        if n not in FREE_AT_RESUME | {"threads"}
+    }
     found = manifest.describe(job.process, sys.argv[1:], settings, data, sources)
     tried = {"did_not_fit": list(did_not_fit)} if did_not_fit else {}
     stored = _manifest_of(run)
     if stored is None and complete:
-        run.say(f"{run.path}/manifest.json is missing or damaged: it is unknown what this run was trained with")
+        run.say(
+            f"{run.path}/manifest.json is missing or damaged: it is unknown what this run "
+            "was trained with"
+        )
         return sources
     if stored is None or step == 0:
-        run.write_json("manifest.json", json.dumps({"run_id": job.checkpoints.run_id} | found | tried, indent=2) + "\n")
+        run.write_json(
+            "manifest.json",
+            json.dumps({"run_id": job.checkpoints.run_id} | found | tried, indent=2) + "\n",
+        )
         return sources
     known: dict[str, str] = stored.get("sources", {})
     # A module that is imported later is compared now, before anything is computed.
@@ -360,24 +459,35 @@ def _describe(
     if (breaking := {n: v for n, v in changed.items() if changes_bits(n)}) and not anyway:
         if complete:
             raise Changed(
-                f"{run.path} is complete, and was trained with {in_words(breaking)}: restore that, see its result all the "
+                f"{run.path} is complete, and was trained with {in_words(breaking)}: "
+                "restore that, see its result all the "
                 "same with --resume anyway, or train anew under another --run name"
             )
         raise cannot_resume(run.path, breaking)
     if changed:
         run.say(f"changed since the run's start: {in_words(changed)}")
     if not complete:
-        start = {"step": step, "argv": found["argv"], "plan": found["plan"], "changed": changed} | tried
-        whole = stored | {"sources": found["sources"] | known, "resumes": [*stored.get("resumes", []), start]}
+        start = {
+            "step": step,
+            "argv": found["argv"],
+            "plan": found["plan"],
+            "changed": changed,
+        } | tried
+        whole = stored | {
+            "sources": found["sources"] | known,
+            "resumes": [*stored.get("resumes", []), start],
+        }
         run.write_json("manifest.json", json.dumps(whole, indent=2) + "\n")
     return {**known, **found["sources"]}
 
 
 @contextlib.contextmanager
 def _told_as_failures(runs_dir: Path, task: str = "", log: Path | None = None) -> Iterator[None]:
-    """Raise known errors of torch and the system, and those of the task's own code, as Failures with their exit codes.
+    """Raise known errors of torch and the system, and those of the task's own code, as Failures
+    with their exit codes.
 
-    The traceback goes to the rank's own log, which `log` names; without one no error is taken to be the task's.
+    The traceback goes to the rank's own log, which `log` names; without one no error is taken to be
+    the task's.
     """
     try:
         yield
@@ -402,21 +512,29 @@ def _of_the_system(error: OSError, runs_dir: Path) -> Failure | None:
     """What a lost process or our own storage says; None for the user's own file, say."""
     if isinstance(error, ConnectionError):
         return NetworkFailure(f"lost contact with another process: {error}")
-    if str(error.filename or "").startswith(str(runs_dir)) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+    if str(error.filename or "").startswith(str(runs_dir)) or error.errno in (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+    ):
         return storage_failure(runs_dir, error)
     return None
 
 
 _MISUSES = {
     "stack expects each tensor to be equal size": (
-        "the dataset's examples have not the same shapes, as a batch needs them: pad or crop them in __getitem__"
+        "the dataset's examples have not the same shapes, as a batch needs them: pad or "
+        "crop them in __getitem__"
     ),
     "mixed torch.Tensor and DTensor": (
-        "--strategy fsdp has a block's weights at hand in the block's own forward alone, and the task or the model uses some "
-        "elsewhere: call the block (each part of a ModuleList or Sequential is one), or use --strategy ddp"
+        "--strategy fsdp has a block's weights at hand in the block's own forward alone, "
+        "and the task or the model uses some "
+        "elsewhere: call the block (each part of a ModuleList or Sequential is one), or "
+        "use --strategy ddp"
     ),
     "Sharding propagation failed": (  # the optimizer alone sees shares
-        "--strategy fsdp: torch cannot compute this optimizer's step on shares of tensors: use another (AdamW, say), or "
+        "--strategy fsdp: torch cannot compute this optimizer's step on shares of tensors: "
+        "use another (AdamW, say), or "
         "--strategy ddp"
     ),
 }
@@ -428,7 +546,8 @@ def _known(error: MemoryError | RuntimeError) -> Failure | None:
     if found := memory_used_up(error):
         workers = " or --workers" * ("host" in found.partition("(")[0])
         return OutOfMemory(
-            f"{found}: lower --batch-size{workers}, or raise --accumulation, which keeps the batch and cuts it into smaller "
+            f"{found}: lower --batch-size{workers}, or raise --accumulation, which keeps "
+            "the batch and cuts it into smaller "
             "parts"
         )
     if "shared memory" in text:  # a loader worker's: refused, or a bus error

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from trainer.config import warmup_then_cosine
 from trainer.errors import WrongUse
-from trainer.optimizers import make_optimizer
-from trainer.task_source import check_name, make_importable
+from trainer.settings.config import warmup_then_cosine
+from trainer.settings.optimizers import make_optimizer
+from trainer.settings.task_source import check_name, make_importable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,9 +28,12 @@ FIELD_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": 
 
 @dataclass(frozen=True)
 class Task:
-    """One learning problem. Subclass as a frozen dataclass: its fields are its hyperparameters (`--set width=64`).
+    """One learning problem.
 
-    A batch is what the dataset's examples collate to: a tuple, list or dict of tensors with the examples first.
+    Subclass as a frozen dataclass: its fields are its hyperparameters (`--set width=64`).
+
+    A batch is what the dataset's examples collate to: a tuple, list or dict of tensors with the
+    examples first.
     """
 
     epochs: ClassVar[int | None] = None
@@ -39,78 +42,121 @@ class Task:
     best_by: ClassVar[str] = "min:loss"
 
     def with_data(self, data_dir: Path) -> Self:
-        """This task with the fields filled in that only the data can tell, such as its classes: asked before all else."""
+        """This task with the fields filled in that only the data can tell, such as its classes:
+        asked before all else.
+        """
         return self
 
     def train_dataset(self, data_dir: Path) -> "Dataset[Any]":
-        """The training examples; torch is seeded by the run's seed before the call. A `TensorDataset` is held in memory, on
-        the device where it fits, and indexed in batches; any other map-style dataset goes through loader workers."""
+        """The training examples; torch is seeded by the run's seed before the call.
+
+        A `TensorDataset` is held in memory, on
+        the device where it fits, and indexed in batches; any other map-style dataset goes through
+        loader workers.
+        """
         raise NotImplementedError
 
     def validation_dataset(self, data_dir: Path) -> "Dataset[Any]":
-        """The examples that models are chosen by; each is counted once, on any number of processes."""
+        """The examples that models are chosen by; each is counted once, on any number of
+        processes.
+        """
         raise NotImplementedError
 
     def notes(self, train: "Dataset[Any]", validation: "Dataset[Any]") -> dict[str, str]:
-        """What people should know of the data before they train on it, such as class weights: `{name: line}`."""
+        """What people should know of the data before they train on it, such as class weights:
+        `{name: line}`.
+        """
         return {}
 
     def build_model(self) -> "nn.Module":
-        """A fresh model with its initial weights, drawn from torch's generator, which is seeded before the call."""
+        """A fresh model with its initial weights, drawn from torch's generator, which is seeded
+        before the call.
+        """
         raise NotImplementedError
 
     def losses(self, model: "nn.Module", batch: Any) -> "dict[str, Tensor]":
-        """Per-example losses `{name: (B,)}`; their sum over names is minimised, averaged over the global batch."""
+        """Per-example losses `{name: (B,)}`; their sum over names is minimised, averaged over the
+        global batch.
+        """
         raise NotImplementedError
 
     def prepare(self, batch: Any, training: bool) -> Any:
-        """A whole batch on the device, made ready: bytes to floats, normalised, and augmented where `training`."""
+        """A whole batch on the device, made ready: bytes to floats, normalised, and augmented where
+        `training`.
+        """
         return batch
 
     def statistics(self, model: "nn.Module", batch: Any) -> "dict[str, Tensor]":
-        """Sums over the batch's examples, of any shape: totals are their sums over the validation set."""
+        """Sums over the batch's examples, of any shape: totals are their sums over the validation
+        set.
+        """
         per_example = self.losses(model, batch)
         total, *others = (loss_B.float().sum() for loss_B in per_example.values())
         return {"loss": sum(others, start=total)}
 
     def metrics(self, totals: "Mapping[str, Tensor]") -> dict[str, float]:
-        """Figures from the totals (float64, on the CPU), which also hold `examples`, their number. Pure."""
-        return {name: float(total / totals["examples"]) for name, total in totals.items() if name != "examples"}
+        """Figures from the totals (float64, on the CPU), which also hold `examples`, their number.
+
+        Pure.
+        """
+        return {
+            name: float(total / totals["examples"])
+            for name, total in totals.items()
+            if name != "examples"
+        }
 
     def finished(self, metrics: "Mapping[str, float]") -> bool:
-        """Whether a validation's metrics are all that was wanted, and training may end here. Pure."""
+        """Whether a validation's metrics are all that was wanted, and training may end here.
+
+        Pure.
+        """
         return False
 
-    def figures(self, model: "nn.Module", batch: Any, totals: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-        """Pictures `{name: (3, H, W) uint8}` for TensorBoard, from one prepared validation batch and the totals.
+    def figures(
+        self, model: "nn.Module", batch: Any, totals: "Mapping[str, Tensor]"
+    ) -> "dict[str, Tensor]":
+        """Pictures `{name: (3, H, W) uint8}` for TensorBoard, from one prepared validation batch
+        and the totals.
 
         The batch of a Classification begins with wrong examples of the whole validation set.
         """
         return {}
 
-    def build_optimizer(self, model: "nn.Module", name: str, learning_rate: float, weight_decay: float | None) -> "Optimizer":
-        """The optimizer `--optimizer` names. Override it for parameter groups; the schedule scales each group's rate."""
+    def build_optimizer(
+        self, model: "nn.Module", name: str, learning_rate: float, weight_decay: float | None
+    ) -> "Optimizer":
+        """The optimizer `--optimizer` names.
+
+        Override it for parameter groups; the schedule scales each group's rate.
+        """
         return make_optimizer(name, model.parameters(), learning_rate, weight_decay)
 
     def schedule(self, step: int, total_steps: int, warmup_steps: int) -> float:
-        """The factor on the learning rate at `step`, from 0: pure, so that a resume needs nothing saved."""
+        """The factor on the learning rate at `step`, from 0: pure, so that a resume needs nothing
+        saved.
+        """
         return warmup_then_cosine(step, total_steps, warmup_steps)
 
 
 @dataclass(frozen=True)
 class TaskField:
-    """One hyperparameter of a task; `default` is `dataclasses.MISSING` where a value must be given."""
+    """One hyperparameter of a task; `default` is `dataclasses.MISSING` where a value must be
+    given.
+    """
 
     name: str
     type: type  # object: of a type that --set cannot give
     default: Any = dataclasses.MISSING
 
 
-def parse_fields(task: str, fields: Sequence[TaskField], given: Mapping[str, Any]) -> dict[str, Any]:
+def parse_fields(
+    task: str, fields: Sequence[TaskField], given: Mapping[str, Any]
+) -> dict[str, Any]:
     """The values of `--set name=value`, converted to the fields' types.
 
     Raises:
-        WrongUse: a name that the task has not, a value that does not convert, or a needed one that is missing.
+        WrongUse: a name that the task has not, a value that does not convert, or a needed one that
+            is missing.
     """
     known = {f.name: f for f in fields}
     for name in given:
@@ -128,14 +174,19 @@ def _convert(field: TaskField, value: Any) -> Any:
     text = str(value)
     if field.type not in FIELD_TYPES.values():
         raise WrongUse(
-            f"--set {field.name}={text}: only fields of the types {', '.join(FIELD_TYPES)} can be set, {field.name} has another"
+            f"--set {field.name}={text}: only fields of the types {', '.join(FIELD_TYPES)} "
+            f"can be set, {field.name} has another"
         )
     try:
         if field.type is bool:
-            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[
+                text.lower()
+            ]
         return field.type(text)
     except (ValueError, KeyError):
-        raise WrongUse(f"--set {field.name}={text}: {field.name} is of type {field.type.__name__}") from None
+        raise WrongUse(
+            f"--set {field.name}={text}: {field.name} is of type {field.type.__name__}"
+        ) from None
 
 
 def built_in_tasks() -> list[str]:
@@ -146,22 +197,30 @@ def locate(spec: str) -> tuple[Path | str, str]:
     """(file or dotted module, class name) of `digits`, `file.py:Class` or `module:Class`.
 
     Raises:
-        WrongUse: no such built-in task or file, a file with the name of another module, or a spec of another form.
+        WrongUse: no such built-in task or file, a file with the name of another module, or a spec
+            of another form.
     """
     place, colon, class_name = spec.rpartition(":")
     if not colon:
         if spec in built_in_tasks():
-            return TASKS_FOLDER / f"{spec}.py", "".join(word.capitalize() for word in spec.split("_"))
+            return TASKS_FOLDER / f"{spec}.py", "".join(
+                word.capitalize() for word in spec.split("_")
+            )
         if spec.endswith(".py"):
             raise WrongUse(f"task {spec} does not name the class: write {spec}:CLASS")
         close = difflib.get_close_matches(spec, built_in_tasks(), n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(built_in_tasks())}."
         raise WrongUse(f"no task {spec!r}: {hint} Your own is file.py:Class or module:Class")
     if not class_name.isidentifier():
-        raise WrongUse(f"task {spec}: {class_name!r} is no class name; write file.py:Class or module:Class")
+        raise WrongUse(
+            f"task {spec}: {class_name!r} is no class name; write file.py:Class or module:Class"
+        )
     if not place.endswith(".py"):
         if not all(part.isidentifier() for part in place.split(".")):
-            raise WrongUse(f"task {spec}: {place!r} is neither a .py file nor a module; write file.py:Class or module:Class")
+            raise WrongUse(
+                f"task {spec}: {place!r} is neither a .py file nor a module; write "
+                "file.py:Class or module:Class"
+            )
         return place, class_name
     if not Path(place).is_file():
         raise WrongUse(f"task {spec}: no file {place} (looked from {Path.cwd()})")
@@ -190,12 +249,26 @@ def _loaded(spec: str, place: Path | str, class_name: str, given: Mapping[str, A
     module = _import_file(place) if isinstance(place, Path) else _import_module(spec, place)
     cls = getattr(module, class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, Task)):
-        tasks = [name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, Task)]
-        raise WrongUse(f"task {spec}: {place} holds no Task named {class_name}; it holds {', '.join(tasks) or 'none'}")
+        tasks = [
+            name
+            for name, value in vars(module).items()
+            if isinstance(value, type) and issubclass(value, Task)
+        ]
+        raise WrongUse(
+            f"task {spec}: {place} holds no Task named {class_name}; it holds "
+            f"{', '.join(tasks) or 'none'}"
+        )
     fields = {f.name for f in dataclasses.fields(cls)}
     annotations = vars(cls).get("__annotations__", {})
-    if undecorated := [name for name, kind in annotations.items() if name not in fields and "ClassVar" not in str(kind)]:
-        raise WrongUse(f"task {spec}: {', '.join(undecorated)} cannot be set: write @dataclass(frozen=True) above {class_name}")
+    if undecorated := [
+        name
+        for name, kind in annotations.items()
+        if name not in fields and "ClassVar" not in str(kind)
+    ]:
+        raise WrongUse(
+            f"task {spec}: {', '.join(undecorated)} cannot be set: write "
+            f"@dataclass(frozen=True) above {class_name}"
+        )
     return cls(**parse_fields(spec, loaded_fields(cls), given))
 
 
@@ -224,15 +297,20 @@ def _import_module(spec: str, name: str) -> types.ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and name.startswith(error.name):
-            raise WrongUse(f"task {spec}: no module {error.name} (looked in {Path.cwd()} and the installed ones)") from error
+            raise WrongUse(
+                f"task {spec}: no module {error.name} (looked in {Path.cwd()} and the "
+                "installed ones)"
+            ) from error
         raise
 
 
-# What follows reads a task's fields from its source, so that a misspelt --set is told without importing torch.
+# What follows reads a task's fields from its source, so that a misspelt --set is told without
+# importing torch.
 
 
 def static_fields(spec: str) -> list[TaskField] | None:
-    """The task's fields read from its source; None where only an import can tell (bases from elsewhere, say).
+    """The task's fields read from its source; None where only an import can tell (bases from
+    elsewhere, say).
 
     Raises:
         WrongUse: no such file or class, or a file that is not Python.
@@ -255,7 +333,10 @@ def _fields_in_file(spec: str, path: Path, class_name: str) -> list[TaskField] |
     if class_name not in classes:
         if class_name in imports:
             return None
-        raise WrongUse(f"task {spec}: {path} holds no class {class_name}; it holds {', '.join(classes) or 'none'}")
+        raise WrongUse(
+            f"task {spec}: {path} holds no class {class_name}; it holds "
+            f"{', '.join(classes) or 'none'}"
+        )
     fields: dict[str, TaskField] = {}
     for base in classes[class_name].bases:
         name = getattr(base, "id", "")
@@ -265,7 +346,9 @@ def _fields_in_file(spec: str, path: Path, class_name: str) -> list[TaskField] |
         elif module in ("trainbox", "trainer.task", "trainer.classification"):
             inherited = []
         elif module.startswith("trainer.tasks."):
-            inherited = _fields_in_file(spec, TASKS_FOLDER / f"{module.rsplit('.', 1)[1]}.py", imported)
+            inherited = _fields_in_file(
+                spec, TASKS_FOLDER / f"{module.rsplit('.', 1)[1]}.py", imported
+            )
         else:
             return None
         if inherited is None:
@@ -286,7 +369,11 @@ def _own_fields(node: ast.ClassDef) -> Iterator[TaskField | None]:
         if annotation.startswith(("ClassVar", "typing.ClassVar")):
             continue
         try:
-            default = dataclasses.MISSING if statement.value is None else ast.literal_eval(statement.value)
+            default = (
+                dataclasses.MISSING
+                if statement.value is None
+                else ast.literal_eval(statement.value)
+            )
             yield TaskField(statement.target.id, FIELD_TYPES[annotation], default)
         except (ValueError, KeyError):
             yield None  # a computed default or a type of the user's own
@@ -299,7 +386,9 @@ def _parse(spec: str, path: Path) -> ast.Module:
         place = path if error.lineno is None else f"{path}:{error.lineno}"
         raise WrongUse(f"task {spec}: {place} is not Python: {error.msg}") from error
     except (RecursionError, MemoryError) as error:
-        raise WrongUse(f"task {spec}: {path} has an expression that is nested too deeply: split it") from error
+        raise WrongUse(
+            f"task {spec}: {path} has an expression that is nested too deeply: split it"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise WrongUse(f"task {spec}: {path} cannot be read: {error}") from error
 

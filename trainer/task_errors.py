@@ -1,4 +1,6 @@
-"""An exception that comes out of a task's own code, as one line: the task, the method, the place and the cure."""
+"""An exception that comes out of a task's own code, as one line: the task, the method, the place
+and the cure.
+"""
 
 import re
 import sysconfig
@@ -12,33 +14,57 @@ from trainer.errors import Failure, TaskError, WrongUse
 from trainer.task import Task
 
 _TRAINER = Path(__file__).parent
-_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_LIBRARIES = tuple(
+    sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 
 # An error of these kinds comes back with the same command; another one of the system's may not.
-_LASTING = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+_LASTING = (
+    FileExistsError,
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
 
-# A device, a driver or a loader process that failed may raise inside any method, which is not the task's fault.
-_OF_THE_MACHINE = re.compile(r"(?i)(cuda|cublas|cudnn|nccl|hip|mps)[ _](error|status)|^DataLoader worker \(pid")
+# A device, a driver or a loader process that failed may raise inside any method, which is not the
+# task's fault.
+_OF_THE_MACHINE = re.compile(
+    r"(?i)(cuda|cublas|cudnn|nccl|hip|mps)[ _](error|status)|^DataLoader worker \(pid"
+)
 
 # What torch and Python say of common mistakes, and the cure. The first that matches counts.
 _CURES = {
-    r"(?i)double.*float|float.*double": ("float64 meets float32: convert the inputs, the targets or the model with .float()"),
-    r"unsigned char|\bByte\b": "the inputs are bytes: convert them in prepare(), as in inputs.float() / 255",
-    r"Target \S+ is out of bounds|Class values must be|device-side assert": (
-        "a label or an index is out of range: number the classes from 0, and give the model one output for each"
+    r"(?i)double.*float|float.*double": (
+        "float64 meets float32: convert the inputs, the targets or the model with .float()"
     ),
-    r"default_collate.*NoneType": "an example is None or holds it: let __getitem__ return tensors or numbers",
-    r"default_collate": "an example cannot be batched: let __getitem__ return tensors, arrays, numbers, tuples or dicts",
-    r"FileNotFoundError|NotADirectoryError": "put the data there, or name its folder with --data-dir",
+    r"unsigned char|\bByte\b": "the inputs are bytes: convert them in prepare(), as in "
+    "inputs.float() / 255",
+    r"Target \S+ is out of bounds|Class values must be|device-side assert": (
+        "a label or an index is out of range: number the classes from 0, and give the "
+        "model one output for each"
+    ),
+    r"default_collate.*NoneType": "an example is None or holds it: let __getitem__ return "
+    "tensors or numbers",
+    r"default_collate": "an example cannot be batched: let __getitem__ return tensors, "
+    "arrays, numbers, "
+    "tuples or dicts",
+    r"FileNotFoundError|NotADirectoryError": (
+        "put the data there, or name its folder with --data-dir"
+    ),
     r"PermissionError": "make it readable for this user",
     r"FrozenInstanceError|cannot assign to field": (
-        "a task is frozen: return dataclasses.replace(self, ...) from with_data(), or compute the value in a method"
+        "a task is frozen: return dataclasses.replace(self, ...) from with_data(), or "
+        "compute the value in a method"
     ),
     r"with_data\(\).*unexpected keyword argument": (
-        "only a field can be replaced: declare it as one (class_names: tuple[str, ...] = ()), not as a ClassVar"
+        "only a field can be replaced: declare it as one (class_names: tuple[str, ...] = "
+        "()), not as a ClassVar"
     ),
-    r"unpack": "the batch has another form: it is what the dataset's examples collate to, after prepare()",
-    r"on the same device": "create tensors on the device of the batch, and register constants as buffers",
+    r"unpack": "the batch has another form: it is what the dataset's examples collate to, "
+    "after prepare()",
+    r"on the same device": "create tensors on the device of the batch, and register "
+    "constants as buffers",
 }
 
 
@@ -59,15 +85,20 @@ class _Frame(NamedTuple):
     @property
     def is_the_users(self) -> bool:
         """Whether it is a task's: neither Trainbox's nor a library's."""
-        return not self.is_ours and Path(self.file).is_file() and not self.file.startswith(_LIBRARIES)
+        return (
+            not self.is_ours and Path(self.file).is_file() and not self.file.startswith(_LIBRARIES)
+        )
 
     def __str__(self) -> str:
         path = Path(self.file)
-        return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{self.line}"
+        if path.is_relative_to(Path.cwd()):
+            path = path.relative_to(Path.cwd())
+        return f"{path}:{self.line}"
 
 
 def mistake_of(error: Exception, task: str, log: Path) -> Failure | None:
-    """The failure to report for `error` if it comes out of the code of the task named `task`; None if it does not.
+    """The failure to report for `error` if it comes out of the code of the task named `task`; None
+    if it does not.
 
     `log` is the file that has the traceback.
     """
@@ -78,7 +109,9 @@ def mistake_of(error: Exception, task: str, log: Path) -> Failure | None:
     method = _method(frames)
     if method is None:
         return None
-    own = [frame for frame in frames if frame.is_the_users] or [f for f in frames if isinstance(f.owner, Task)]
+    own = [frame for frame in frames if frame.is_the_users] or [
+        f for f in frames if isinstance(f.owner, Task)
+    ]
     found = f"{method} raised {_last_words(error)}{f' ({own[-1]})' if own else ''}"
     kind: type[Failure] = TaskError
     if isinstance(error, OSError):
@@ -90,27 +123,37 @@ def import_mistake(error: Exception, spec: str, place: Path | str) -> WrongUse:
     """What to report for `error`, raised while the task's file or module `place` was imported."""
     own = [frame for frame in _frames(error.__traceback__) if frame.is_the_users]
     if "cannot inherit non-frozen dataclass" in str(error):
-        return WrongUse(f"task {spec}: a class there is not frozen ({own[-1]}): write @dataclass(frozen=True) above it")
+        return WrongUse(
+            f"task {spec}: a class there is not frozen ({own[-1]}): write "
+            "@dataclass(frozen=True) above it"
+        )
     if "attempted relative import with no known parent package" in str(error):
         return WrongUse(
-            f"task {spec}: a file has no package, so its relative imports fail ({own[-1]}): name the task by its "
+            f"task {spec}: a file has no package, so its relative imports fail "
+            f"({own[-1]}): name the task by its "
             "module, such as package.module:Class, in the folder that holds the package"
         )
     again = f"python {place}" if isinstance(place, Path) else f"python -m {place}"
     where = f" ({own[-1]})" if own else ""
-    return WrongUse(f"task {spec}: its import raised {_last_words(error)}{where}: fix that; `{again}` shows the traceback")
+    return WrongUse(
+        f"task {spec}: its import raised {_last_words(error)}{where}: fix that; `{again}` "
+        "shows the traceback"
+    )
 
 
 def _frames(found: TracebackType | None) -> Iterator[_Frame]:
     for frame, line in traceback.walk_tb(found):
         code = frame.f_code
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        owner = first if hasattr(type(first), code.co_name) else None  # it is a method, and this its self
+        # it is a method, and this its self
+        owner = first if hasattr(type(first), code.co_name) else None
         yield _Frame(code.co_filename, line, code.co_name, owner)
 
 
 def _frames_in(text: str) -> Iterator[_Frame]:
-    """Those of the traceback that torch puts into the message of an error in a loader worker or a replica."""
+    """Those of the traceback that torch puts into the message of an error in a loader worker or a
+    replica.
+    """
     for file, line, function in re.findall(r'File "(.+)", line (\d+), in (\S+)', text):
         yield _Frame(file, int(line), function)
 
@@ -123,19 +166,26 @@ def _method(frames: list[_Frame]) -> str | None:
 
 def _part_of_a_task(frame: _Frame) -> str | None:
     """The part of a task, beside its methods, that `frame` belongs to."""
-    from torch.optim import Optimizer  # not at the top: the task's file may fail before it imports torch
+    from torch.optim import (
+        Optimizer,  # not at the top: the task's file may fail before it imports torch
+    )
     from torch.utils.data import Dataset
 
     owner, name = frame.owner, f"{frame.function}()"
     if Path(frame.file).match("torch/utils/data/_utils/collate.py"):
         return "the batch of its examples"
     if isinstance(owner, Dataset):
-        return f"{type(getattr(owner, 'dataset', None) if frame.is_ours else owner).__name__}.{name}"
+        return (
+            f"{type(getattr(owner, 'dataset', None) if frame.is_ours else owner).__name__}.{name}"
+        )
     if isinstance(owner, Optimizer):
         return f"{type(owner).__name__}.step()"
-    if frame.is_ours and frame.function == "__getitem__":  # in a loader worker, whose frames have no owner
+    # in a loader worker, whose frames have no owner
+    if frame.is_ours and frame.function == "__getitem__":
         return "the dataset's __getitem__()"
-    return name if Path(frame.file).match("torch/autograd/__init__.py") or frame.is_the_users else None
+    return (
+        name if Path(frame.file).match("torch/autograd/__init__.py") or frame.is_the_users else None
+    )
 
 
 def _last_words(error: Exception) -> str:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from entrypoint.driver import Driver, NoAnswer
+from entrypoint.driver.gpus import Gpu, select, visible_gpus
+from entrypoint.driver.process import Driver, NoAnswer
+from entrypoint.driver.readings import Sample, Unread
 from entrypoint.errors import HardwareMissing
-from entrypoint.gpus import Gpu, select, visible_gpus
 from entrypoint.health.limits import Limits
 from entrypoint.health.node import Node, judge_node, read_node
-from entrypoint.health.readings import Sample, Unread
 from entrypoint.health.rules import (
     Asked,
     driver_action,
@@ -26,7 +26,7 @@ from entrypoint.health.rules import (
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 
 if TYPE_CHECKING:
-    from entrypoint.nvml import Detection
+    from entrypoint.driver.nvml import Detection
 
 NO_ANSWER = 10  # NVML's TIMEOUT, for a driver that has none of its own
 _DESCRIBING = (
@@ -43,7 +43,9 @@ _LOOK_EVERY_S = 0.1
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be judged, and how; `wanted` is how GPUs were asked for, in words, empty if they were not."""
+    """What is to be judged, and how; `wanted` is how GPUs were asked for, in words, empty if they
+    were not.
+    """
 
     mode: Mode
     asked: Asked = field(default_factory=Asked)
@@ -60,17 +62,32 @@ def check_names(mode: Mode = Mode.CHECK) -> list[str]:
     """Of all checks that the mode may make, for --require."""
     if mode is Mode.LIVE:
         return ["driver", "count", "handle", *(rule.check for rule in rules_for(mode))]
-    others = ["driver", "count", "handle", "same-name", "same-vbios", "cpus", "shm", "memory", "disk", "output", "cuda"]
+    others = [
+        "driver",
+        "count",
+        "handle",
+        "same-name",
+        "same-vbios",
+        "cpus",
+        "shm",
+        "memory",
+        "disk",
+        "output",
+        "cuda",
+    ]
     others += ["xid"] if mode is not Mode.GATE else []
     if mode is Mode.DEEP:
-        from entrypoint.health.deep_cases import CHECKS  # this would cost a start of training 10 ms
+        from entrypoint.health.deep.cases import CHECKS  # this would cost a start of training 10 ms
 
         others += CHECKS
     return [*others, *(rule.check for rule in rules_for(mode, at_runtime=mode is Mode.MONITOR))]
 
 
 def choose(
-    found: Sequence[Gpu], cuda_visible_devices: str | None, gpus: int | str | None, gpu_ids: str | None
+    found: Sequence[Gpu],
+    cuda_visible_devices: str | None,
+    gpus: int | str | None,
+    gpu_ids: str | None,
 ) -> tuple[Asked, str]:
     """The GPUs that a launch with these words would use, and the words.
 
@@ -98,7 +115,8 @@ def about(
     gpu_ids: str | None,
     processes: int | None,
 ) -> Question | Verdict:
-    """The question about the GPUs that these words name; or the verdict, where there is no driver to ask any further.
+    """The question about the GPUs that these words name; or the verdict, where there is no driver
+    to ask any further.
 
     Raises:
         WrongUse: the words are malformed.
@@ -109,12 +127,20 @@ def about(
     if found.absent:
         wanted = f"--gpu-ids {gpu_ids}" if gpu_ids else f"--gpus {gpus}" if gpus is not None else ""
         missing = len(gpu_ids.split(",")) if gpu_ids else gpus if isinstance(gpus, int) else 1
-        return without_driver(dataclasses.replace(question, wanted=wanted, asked=Asked(missing=missing)), found.absent)
+        return without_driver(
+            dataclasses.replace(question, wanted=wanted, asked=Asked(missing=missing)), found.absent
+        )
     asked, wanted = choose(found.gpus, cuda_visible_devices, gpus, gpu_ids)
-    return dataclasses.replace(question, asked=asked, wanted=wanted, processes=processes or max(1, len(asked.gpus)))
+    return dataclasses.replace(
+        question, asked=asked, wanted=wanted, processes=processes or max(1, len(asked.gpus))
+    )
 
 
-def examine(driver: Driver, question: Question, on_look: Callable[[int, int], None] = lambda _done, _all: None) -> Verdict:
+def examine(
+    driver: Driver,
+    question: Question,
+    on_look: Callable[[int, int], None] = lambda _done, _all: None,
+) -> Verdict:
     """Sample the GPUs of the question, once or as often as its mode wants, and judge."""
     rules = rules_for(question.mode, question.at_runtime)
     samples: list[Sample] = []
@@ -133,7 +159,9 @@ def examine(driver: Driver, question: Question, on_look: Callable[[int, int], No
 
 def look(driver: Driver, question: Question, events: bool) -> Sample:
     """One sample; a driver that does not answer in time is a sample that says so."""
-    uuids = tuple(dict.fromkeys(gpu.mig_parent or gpu.uuid for gpu in question.asked.gpus if not gpu.fault))
+    uuids = tuple(
+        dict.fromkeys(gpu.mig_parent or gpu.uuid for gpu in question.asked.gpus if not gpu.fault)
+    )
     try:
         return driver.sample(uuids, names_of(question), events)
     except NoAnswer as error:
@@ -144,10 +172,14 @@ def names_of(question: Question) -> tuple[str, ...]:
     """What is read of each GPU for the question."""
     if question.mode is Mode.LIVE:
         return names_to_read(rules_for(question.mode))
-    return tuple(dict.fromkeys((*names_to_read(rules_for(question.mode, question.at_runtime)), *_DESCRIBING)))
+    return tuple(
+        dict.fromkeys((*names_to_read(rules_for(question.mode, question.at_runtime)), *_DESCRIBING))
+    )
 
 
-def verdict(samples: Sequence[Sample], question: Question, rules: Any, node: Node | None) -> Verdict:
+def verdict(
+    samples: Sequence[Sample], question: Question, rules: Any, node: Node | None
+) -> Verdict:
     """What the samples (oldest first) and the node come to. Pure."""
     newest, asked = samples[-1], question.asked
     findings = judge_driver(newest) + judge_count(asked, question.wanted)
@@ -157,7 +189,11 @@ def verdict(samples: Sequence[Sample], question: Question, rules: Any, node: Nod
             findings += judge_mixture(newest, asked)
     if node is not None:
         findings += judge_node(
-            node, newest.driver, question.processes, bool(asked.gpus) and newest.fault is None, question.limits
+            node,
+            newest.driver,
+            question.processes,
+            bool(asked.gpus) and newest.fault is None,
+            question.limits,
         )
     version = newest.driver.get("driver_version")
     gpus = tuple(_description(gpu, newest) for gpu in asked.gpus)
@@ -165,33 +201,83 @@ def verdict(samples: Sequence[Sample], question: Question, rules: Any, node: Nod
 
 
 def _of(
-    question: Question, findings: Sequence[Finding], gpus: tuple[dict[str, Any], ...] = (), driver_version: str | None = None
+    question: Question,
+    findings: Sequence[Finding],
+    gpus: tuple[dict[str, Any], ...] = (),
+    driver_version: str | None = None,
 ) -> Verdict:
-    """The verdict; a required check that nothing could be held against is a doubt, and no pass. --deep makes its own later."""
+    """The verdict; a required check that nothing could be held against is a doubt, and no pass.
+
+    --deep makes its own later.
+    """
     judged = {finding.check for finding in findings}
-    absent = [name for name in question.required if name not in judged and not name.startswith("deep")]
-    doubts = [Finding(name, Result.UNKNOWN, "required, and there was nothing to judge") for name in absent]
-    return Verdict(question.mode, (*findings, *doubts), gpus, driver_version, question.required, question.overridden)
+    absent = [
+        name for name in question.required if name not in judged and not name.startswith("deep")
+    ]
+    doubts = [
+        Finding(name, Result.UNKNOWN, "required, and there was nothing to judge") for name in absent
+    ]
+    return Verdict(
+        question.mode,
+        (*findings, *doubts),
+        gpus,
+        driver_version,
+        question.required,
+        question.overridden,
+    )
 
 
 def without_driver(question: Question, reason: str) -> Verdict:
-    """The verdict where there is no NVIDIA driver, or it need not be asked: fine, unless a GPU was asked for."""
+    """The verdict where there is no NVIDIA driver, or it need not be asked: fine, unless a GPU was
+    asked for.
+    """
     findings = [Finding("driver", Result.NA, reason)]
     if question.wanted:
-        findings = [Finding("driver", Result.CRITICAL, reason, limit="it is there", source="you", action="give_gpus")]
+        findings = [
+            Finding(
+                "driver",
+                Result.CRITICAL,
+                reason,
+                limit="it is there",
+                source="you",
+                action="give_gpus",
+            )
+        ]
         findings += judge_count(question.asked, question.wanted)
     if question.mode is not Mode.LIVE:
-        findings += judge_node(read_node(question.runs_dir), {}, question.processes, False, question.limits)
+        findings += judge_node(
+            read_node(question.runs_dir), {}, question.processes, False, question.limits
+        )
     return _of(question, findings)
 
 
 def broken_driver(question: Question, reason: str, code: int = NO_ANSWER) -> Verdict:
     """The verdict on a driver that is there and does not work; `code` is NVML's."""
     action = driver_action(code)
-    return _of(question, [Finding("driver", Result.CRITICAL, reason, limit="it answers", source="NVIDIA", action=action)])
+    return _of(
+        question,
+        [
+            Finding(
+                "driver",
+                Result.CRITICAL,
+                reason,
+                limit="it answers",
+                source="NVIDIA",
+                action=action,
+            )
+        ],
+    )
 
 
 def _description(gpu: Gpu, newest: Sample) -> dict[str, Any]:
     readings = newest.gpus.get(gpu.mig_parent or gpu.uuid, {})
-    figures = {name: value for name in _DESCRIBING[2:] if isinstance(value := readings.get(name), int)}
-    return {"gpu": gpu.label, "uuid": gpu.uuid, "name": gpu.name, "memory_mib": gpu.memory_mib, **figures}
+    figures = {
+        name: value for name in _DESCRIBING[2:] if isinstance(value := readings.get(name), int)
+    }
+    return {
+        "gpu": gpu.label,
+        "uuid": gpu.uuid,
+        "name": gpu.name,
+        "memory_mib": gpu.memory_mib,
+        **figures,
+    }

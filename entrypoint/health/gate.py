@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from entrypoint.children import command_of
-from entrypoint.driver import Driver
+from entrypoint.driver.process import Driver
 from entrypoint.errors import HardwareUnfit
 from entrypoint.health.check import Question, examine
 from entrypoint.health.limits import read_limits
@@ -16,10 +15,11 @@ from entrypoint.health.rules import Asked
 from entrypoint.health.screen import closing_line
 from entrypoint.health.verdict import Mode
 from entrypoint.health.watch import Watch
-from entrypoint.hints import command
-from entrypoint.plan import LaunchPlan
-from entrypoint.streams import say
-from entrypoint.temporary import temporary_folder
+from entrypoint.launch.plan import LaunchPlan
+from entrypoint.system.commands import command_of
+from entrypoint.system.hints import command
+from entrypoint.system.streams import say
+from entrypoint.system.temporary import temporary_folder
 
 _FINDINGS_TOLD = 3
 
@@ -28,7 +28,8 @@ _FINDINGS_TOLD = 3
 def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Iterator[Watch]:
     """Judge the plan's GPUs, say so in a line, and go on watching them.
 
-    A sweep's trials that fail on a broken GPU are done again on another, so there nothing that is found ends it.
+    A sweep's trials that fail on a broken GPU are done again on another, so there nothing that is
+    found ends it.
 
     Raises:
         HardwareUnfit: a finding closes the gate.
@@ -47,15 +48,21 @@ def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Itera
     verdict = examine(driver, question)
     if closing := verdict.closing:
         told = "; ".join(finding.line for finding in closing[:_FINDINGS_TOLD])
-        more = f"; and {len(closing) - _FINDINGS_TOLD} more" if len(closing) > _FINDINGS_TOLD else ""
+        more = (
+            f"; and {len(closing) - _FINDINGS_TOLD} more" if len(closing) > _FINDINGS_TOLD else ""
+        )
         raise HardwareUnfit(
-            f"the health gate is closed. {told}{more} (`{command('health')}` lists all findings; HEALTH=0 trains nevertheless)"
+            f"the health gate is closed. {told}{more} (`{command('health')}` lists all "
+            "findings; HEALTH=0 trains nevertheless)"
         )
     say(f"health     {closing_line(verdict)}, {time.monotonic() - begin_s:.2f} s", sys.stdout)
     known = {(finding.check, finding.gpu or ""): finding.result for finding in verdict.findings}
     with temporary_folder("health-") as folder:
         events = folder / "events.jsonl"
-        yield Watch(driver, Driver(), plan.gpus, limits, events, known, ends_a_run=plan.strategy != "sweep")
+        yield Watch(
+            driver, Driver(), plan.gpus, limits, events, known, ends_a_run=plan.strategy != "sweep"
+        )
         if events.exists():
-            # What the trainer could not take over any more, since it was killed or had crashed; it alone writes to the run.
-            subprocess.run(command_of("trainer.hardware", str(events)), check=False)
+            # What the trainer could not take over any more, since it was killed or had crashed; it
+            # alone writes to the run.
+            subprocess.run(command_of("trainer.records.gpu_events", str(events)), check=False)

@@ -1,4 +1,6 @@
-"""The limits that the rules hold readings against, whose they are, and a file that overrides them."""
+"""The limits that the rules hold readings against, whose they are, and a file that overrides
+them.
+"""
 
 import dataclasses
 import tomllib
@@ -20,13 +22,16 @@ class Limits:
     slowdown_samples: int = 6  # of the last 10: as many or more is CRITICAL
     shutdown_margin_c: int = 3  # degrees below the device's shutdown: from there CRITICAL
     pcie_replays_per_minute: float = 8  # more is WARN
-    nvlink_inactive: str = "CRITICAL"  # or WARN: what links are that are down here and not on the other GPUs in use
-    nvlink_errors: int = 1  # replays and recoveries of a link while one looks: as many or more is CRITICAL
+    # or WARN: what links are that are down here and not on the other GPUs in use
+    nvlink_inactive: str = "CRITICAL"
+    # replays and recoveries of a link while one looks: as many or more is CRITICAL
+    nvlink_errors: int = 1
     nvlink_crc_per_second: float = 100  # as many or more is CRITICAL
     shm_mib_per_process: int = 64  # less is WARN: Docker's own /dev/shm has 64 in all
     memory_mib_per_process: int = 2048  # less is WARN
     disk_mib: int = 2048  # free where runs are written; less is WARN
-    deep_slowest_of_median: float = 0.8  # speed of a GPU or pair against the median of its like; less is WARN
+    # speed of a GPU or pair against the median of its like; less is WARN
+    deep_slowest_of_median: float = 0.8
 
 
 SOURCES = {
@@ -51,7 +56,8 @@ _RESULTS = ("remap_pending", "nvlink_inactive")
 
 
 def read_limits(file: Path | None, option: str = "--limits") -> tuple[Limits, dict[str, Any]]:
-    """The limits with those of `file` (TOML: `remapped_rows = 100`), and which of them are not the usual ones.
+    """The limits with those of `file` (TOML: `remapped_rows = 100`), and which of them are not the
+    usual ones.
 
     Raises:
         WrongUse: no such file, no TOML, no such limit, or a value of another kind.
@@ -62,18 +68,28 @@ def read_limits(file: Path | None, option: str = "--limits") -> tuple[Limits, di
         given = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise WrongUse(
-            f"{option} {file}: {getattr(error, 'strerror', None) or error}: lines such as remapped_rows = 100"
+            f"{option} {file}: {getattr(error, 'strerror', None) or error}: lines such as "
+            "remapped_rows = 100"
         ) from error
     usual = dataclasses.asdict(Limits())
     for name, value in given.items():
         if name not in usual:
-            raise WrongUse(f"{option} {file}: there is no limit {name}; there are {', '.join(usual)}")
+            raise WrongUse(
+                f"{option} {file}: there is no limit {name}; there are {', '.join(usual)}"
+            )
         if name in _RESULTS:
             if value not in ("WARN", "CRITICAL"):
                 raise WrongUse(f'{option} {file}: {name} is "WARN" or "CRITICAL", not {value!r}')
         elif name == "slowdown_samples" and value == 0:
-            raise WrongUse(f"{option} {file}: slowdown_samples = 0 would close for every GPU: give 1 or more")
+            raise WrongUse(
+                f"{option} {file}: slowdown_samples = 0 would close for every GPU: give 1 or more"
+            )
         elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
-            raise WrongUse(f"{option} {file}: {name} is a number from 0 up (usually {usual[name]}), not {value!r}")
+            raise WrongUse(
+                f"{option} {file}: {name} is a number from 0 up (usually {usual[name]}), "
+                f"not {value!r}"
+            )
     changed = {name: value for name, value in given.items() if value != usual[name]}
-    return dataclasses.replace(Limits(), **changed), {n: {"value": v, "usual": usual[n]} for n, v in changed.items()}
+    return dataclasses.replace(Limits(), **changed), {
+        n: {"value": v, "usual": usual[n]} for n, v in changed.items()
+    }

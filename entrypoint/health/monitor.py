@@ -1,4 +1,6 @@
-"""`trainbox health --monitor`: look again and again, tell what changes, and serve /healthz and /metrics."""
+"""`trainbox health --monitor`: look again and again, tell what changes, and serve /healthz and
+/metrics.
+"""
 
 import dataclasses
 import os
@@ -15,20 +17,30 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from entrypoint.driver import Driver, NoAnswer
+from entrypoint.driver.process import Driver, NoAnswer
+from entrypoint.driver.readings import Sample, Unread
 from entrypoint.errors import WrongUse
 from entrypoint.health.check import NO_ANSWER, Question, about, look, verdict, without_driver
 from entrypoint.health.node import read_node
-from entrypoint.health.readings import Sample, Unread
 from entrypoint.health.rules import SLOWDOWN_WINDOW, rules_for
 from entrypoint.health.screen import closing_line
 from entrypoint.health.verdict import Result, Verdict
 
 # As a number for Prometheus, where alerts compare: from 3 on a run must not start.
-LEVELS = {Result.NA: -1, Result.PASS: 0, Result.INFO: 1, Result.WARN: 2, Result.UNKNOWN: 3, Result.CRITICAL: 4}
+LEVELS = {
+    Result.NA: -1,
+    Result.PASS: 0,
+    Result.INFO: 1,
+    Result.WARN: 2,
+    Result.UNKNOWN: 3,
+    Result.CRITICAL: 4,
+}
 _GAUGES = {
     "temperature_c": ("trainbox_gpu_temperature_celsius", "The GPU's temperature"),
-    "utilization_percent": ("trainbox_gpu_utilization_percent", "Share of the time in which something computed on the GPU"),
+    "utilization_percent": (
+        "trainbox_gpu_utilization_percent",
+        "Share of the time in which something computed on the GPU",
+    ),
     "memory_used_mib": ("trainbox_gpu_memory_used_mebibytes", "Memory in use on the GPU"),
     "power_w": ("trainbox_gpu_power_watts", "Power that the GPU draws"),
 }
@@ -54,19 +66,29 @@ class Latest(Collector):
         if self._verdict is None:
             return "503 Service Unavailable", "no look is done yet"
         if self.age_s > self._stale_s:
-            return "503 Service Unavailable", f"the last look is {self.age_s:.0f} s old: the monitor or the driver hangs"
-        return ("200 OK" if self._verdict.open else "503 Service Unavailable"), closing_line(self._verdict)
+            return (
+                "503 Service Unavailable",
+                f"the last look is {self.age_s:.0f} s old: the monitor or the driver hangs",
+            )
+        return ("200 OK" if self._verdict.open else "503 Service Unavailable"), closing_line(
+            self._verdict
+        )
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """For Prometheus: the verdict, each check of each GPU, and the GPUs' figures."""
         verdict = self._verdict
         if verdict is None:
             return
-        yield GaugeMetricFamily("trainbox_health_open", "1 if a run may start or go on", value=int(verdict.open))
-        yield GaugeMetricFamily("trainbox_health_age_seconds", "Time since the last look", value=self.age_s)
+        yield GaugeMetricFamily(
+            "trainbox_health_open", "1 if a run may start or go on", value=int(verdict.open)
+        )
+        yield GaugeMetricFamily(
+            "trainbox_health_age_seconds", "Time since the last look", value=self.age_s
+        )
         checks = GaugeMetricFamily(
             "trainbox_health_check",
-            "Result of a check: -1 NA, 0 PASS, 1 INFO, 2 WARN, 3 UNKNOWN, 4 CRITICAL; the worst where a check found several",
+            "Result of a check: -1 NA, 0 PASS, 1 INFO, 2 WARN, 3 UNKNOWN, 4 CRITICAL; the "
+            "worst where a check found several",
             labels=["check", "gpu", "uuid"],
         )
         levels: dict[tuple[str, str, str], int] = {}
@@ -111,7 +133,11 @@ def monitor(
     said = ""
     while not stop.is_set():
         latest.put(seen := looks.next())
-        told = {finding.line for finding in seen.findings if finding.result in (Result.WARN, Result.UNKNOWN, Result.CRITICAL)}
+        told = {
+            finding.line
+            for finding in seen.findings
+            if finding.result in (Result.WARN, Result.UNKNOWN, Result.CRITICAL)
+        }
         for line in sorted(told - looks.told):
             _say(line)
         looks.told = told
@@ -127,9 +153,16 @@ def monitor(
 
 
 class _Looks:
-    """One verdict after another, on the samples up to now; GPUs that were asked for and are missing are looked for again."""
+    """One verdict after another, on the samples up to now; GPUs that were asked for and are missing
+    are looked for again.
+    """
 
-    def __init__(self, driver: Driver, question: Question, words: tuple[int | str | None, str | None, int | None]) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        question: Question,
+        words: tuple[int | str | None, str | None, int | None],
+    ) -> None:
         self.told: set[str] = set()
         self._driver, self._words, self._base = driver, words, question
         self._question: Question | None = None
@@ -144,9 +177,16 @@ class _Looks:
             return without_driver(self._base, "not asked: --gpus 0")
         if self._question is None:
             try:
-                found = about(self._driver.detect(), self._base, os.environ.get("CUDA_VISIBLE_DEVICES"), *self._words)
+                found = about(
+                    self._driver.detect(),
+                    self._base,
+                    os.environ.get("CUDA_VISIBLE_DEVICES"),
+                    *self._words,
+                )
             except NoAnswer as error:
-                return self._judged(Sample(time.monotonic(), fault=Unread(NO_ANSWER, str(error))), self._base)
+                return self._judged(
+                    Sample(time.monotonic(), fault=Unread(NO_ANSWER, str(error))), self._base
+                )
             if isinstance(found, Verdict):
                 return found
             self._question = None if found.asked.missing else found
@@ -155,26 +195,36 @@ class _Looks:
         return self._judged(look(self._driver, self._question, events=True), self._question)
 
     def _awaited(self) -> Verdict | None:
-        """None once the answer that was given up has come: it is dropped, and the next look is a fresh one."""
+        """None once the answer that was given up has come: it is dropped, and the next look is a
+        fresh one.
+        """
         try:
             self._driver.answer(0)
         except NoAnswer as error:
-            return self._judged(Sample(time.monotonic(), fault=Unread(NO_ANSWER, str(error))), self._question or self._base)
+            return self._judged(
+                Sample(time.monotonic(), fault=Unread(NO_ANSWER, str(error))),
+                self._question or self._base,
+            )
         return None
 
     def _judged(self, sample: Sample, question: Question) -> Verdict:
         self._xids += sample.xids
-        # Xids stay until the monitor is started again; rates and looks are of the samples that could be read.
+        # Xids stay until the monitor is started again; rates and looks are of the samples that
+        # could be read.
         whole = dataclasses.replace(sample, xids=tuple(dict.fromkeys(self._xids)))
         if sample.fault is not None:
-            return verdict([whole], question, rules_for(question.mode, True), read_node(question.runs_dir))
+            return verdict(
+                [whole], question, rules_for(question.mode, True), read_node(question.runs_dir)
+            )
         self._samples.append(dataclasses.replace(sample, xids=()))
         seen = [*list(self._samples)[:-1], whole]
         return verdict(seen, question, rules_for(question.mode, True), read_node(question.runs_dir))
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A slow reader must not keep the next one waiting; more than a few at a time are turned away."""
+    """A slow reader must not keep the next one waiting; more than a few at a time are turned
+    away.
+    """
 
     daemon_threads = True
     _free = threading.BoundedSemaphore(16)
@@ -209,7 +259,9 @@ def _server(listen: str, latest: Latest) -> WSGIServer:
     if not colon or not port.isdecimal() or int(port) > 65535:
         raise WrongUse(f"--listen {listen} is not HOST:PORT: write it as in 127.0.0.1:9400")
     if ":" in host:
-        raise WrongUse(f"--listen {listen}: it listens on IPv4 addresses only, as in 127.0.0.1:9400")
+        raise WrongUse(
+            f"--listen {listen}: it listens on IPv4 addresses only, as in 127.0.0.1:9400"
+        )
     registry = CollectorRegistry()
     registry.register(latest)
     metrics = make_wsgi_app(registry)
@@ -218,14 +270,21 @@ def _server(listen: str, latest: Latest) -> WSGIServer:
         if environ["PATH_INFO"] == "/metrics":
             page: Iterable[bytes] = metrics(environ, start_response)
             return page
-        status, text = latest.healthz() if environ["PATH_INFO"] == "/healthz" else ("404 Not Found", "/healthz or /metrics")
+        status, text = (
+            latest.healthz()
+            if environ["PATH_INFO"] == "/healthz"
+            else ("404 Not Found", "/healthz or /metrics")
+        )
         start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
         return [f"{text}\n".encode()]
 
     try:
         return make_server(host, int(port), app, _Server, _QuietHandler)
     except OSError as error:
-        raise WrongUse(f"--listen {listen}: {error.strerror or error}: give an address of this host and a free port") from error
+        raise WrongUse(
+            f"--listen {listen}: {error.strerror or error}: give an address of this host "
+            "and a free port"
+        ) from error
 
 
 def _say(text: str) -> None:

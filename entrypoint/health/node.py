@@ -1,4 +1,6 @@
-"""The node beside its GPUs: shared memory, memory, CPUs, disk, and the driver against the wheels' CUDA."""
+"""The node beside its GPUs: shared memory, memory, CPUs, disk, and the driver against the wheels'
+CUDA.
+"""
 
 import importlib.util
 import os
@@ -7,11 +9,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint.cgroup import file_text, levels
-from entrypoint.cpus import usable_cpus
+from entrypoint.driver.readings import Readings
 from entrypoint.health.limits import SOURCES, Limits
-from entrypoint.health.readings import Readings
 from entrypoint.health.verdict import Finding, Result
+from entrypoint.system.cgroup import file_text, levels
+from entrypoint.system.cpus import usable_cpus
 
 _MIB = 2**20
 _SHM = Path("/dev/shm")  # noqa: S108 - the system's own name
@@ -19,7 +21,10 @@ _SHM = Path("/dev/shm")  # noqa: S108 - the system's own name
 
 @dataclass(frozen=True)
 class Node:
-    """What was found; None where the system has no such thing. `output_fault` says why runs cannot be written."""
+    """What was found; None where the system has no such thing.
+
+    `output_fault` says why runs cannot be written.
+    """
 
     cpus: int
     shm_free_mib: int | None
@@ -31,7 +36,9 @@ class Node:
 
 
 def read_node(runs_dir: Path | None) -> Node:
-    """Look at the node; a folder for runs that is not there yet is judged by the one that it would be made in."""
+    """Look at the node; a folder for runs that is not there yet is judged by the one that it would
+    be made in.
+    """
     place = nearest(runs_dir) if runs_dir else Path("/")
     return Node(
         cpus=usable_cpus(),
@@ -45,15 +52,30 @@ def read_node(runs_dir: Path | None) -> Node:
 
 
 def nearest(folder: Path) -> Path:
-    """The folder itself, or where it would be made: the first above it that is there, as far as this user can see."""
+    """The folder itself, or where it would be made: the first above it that is there, as far as
+    this user can see.
+    """
     # Path.exists raises where the user may not look.
-    return next((place for place in (folder, *folder.absolute().parents) if os.path.exists(place)), Path("/"))  # noqa: PTH110
+    return next(
+        (place for place in (folder, *folder.absolute().parents) if os.path.exists(place)),  # noqa: PTH110
+        Path("/"),
+    )
 
 
-def judge_node(node: Node, driver: Readings, processes: int, uses_gpus: bool, limits: Limits) -> list[Finding]:
+def judge_node(
+    node: Node, driver: Readings, processes: int, uses_gpus: bool, limits: Limits
+) -> list[Finding]:
     """The findings on the node, for `processes` to be started on it."""
     findings = [
-        _at_least("cpus", node.cpus, processes, "CPU(s) to use", f"{processes}, one a process", "Trainbox", "make_room"),
+        _at_least(
+            "cpus",
+            node.cpus,
+            processes,
+            "CPU(s) to use",
+            f"{processes}, one a process",
+            "Trainbox",
+            "make_room",
+        ),
         _at_least(
             "shm",
             node.shm_free_mib,
@@ -80,37 +102,71 @@ def judge_node(node: Node, driver: Readings, processes: int, uses_gpus: bool, li
 
 def _judge_output(node: Node, limits: Limits) -> list[Finding]:
     unit, limit = f"MiB free for {node.output}", f"{limits.disk_mib} MiB"
-    disk = _at_least("disk", node.disk_free_mib, limits.disk_mib, unit, limit, SOURCES["disk_mib"], "make_room")
+    disk = _at_least(
+        "disk", node.disk_free_mib, limits.disk_mib, unit, limit, SOURCES["disk_mib"], "make_room"
+    )
     if node.output_fault:
         return [
             disk,
-            Finding("output", Result.CRITICAL, node.output_fault, limit="writable", source="Trainbox", action="fix_mount"),
+            Finding(
+                "output",
+                Result.CRITICAL,
+                node.output_fault,
+                limit="writable",
+                source="Trainbox",
+                action="fix_mount",
+            ),
         ]
     return [disk, Finding("output", Result.PASS, f"{node.output} can be written")]
 
 
-def _at_least(check: str, found: int | None, least: int, unit: str, limit: str, source: str, action: str) -> Finding:
+def _at_least(
+    check: str, found: int | None, least: int, unit: str, limit: str, source: str, action: str
+) -> Finding:
     if found is None:
         return Finding(check, Result.NA, "this system does not tell")
     good = found >= least
     result = Result.PASS if good else Result.WARN
-    return Finding(check, result, f"{found:,} {unit}", limit=limit, source=source, action="" if good else action)
+    return Finding(
+        check,
+        result,
+        f"{found:,} {unit}",
+        limit=limit,
+        source=source,
+        action="" if good else action,
+    )
 
 
 def judge_cuda(wheels: str | None, driver: Readings) -> Finding:
-    """Whether the driver is new enough for the CUDA of torch's wheels: the same major version, or a later one, will do."""
+    """Whether the driver is new enough for the CUDA of torch's wheels: the same major version, or a
+    later one, will do.
+    """
     known = driver.get("cuda")
     if wheels is None:
         return Finding("cuda", Result.NA, "torch here is built without CUDA, or is not installed")
     if not isinstance(known, int):
-        return Finding("cuda", Result.UNKNOWN, f"the driver does not tell its CUDA version ({known})", action="ask_host")
+        return Finding(
+            "cuda",
+            Result.UNKNOWN,
+            f"the driver does not tell its CUDA version ({known})",
+            action="ask_host",
+        )
     had = f"{known // 1000}.{known % 1000 // 10}"
     good = known // 1000 >= int(wheels.split(".", 1)[0])
-    read = f"driver {driver.get('driver_version')} knows CUDA up to {had}, torch is built for {wheels}"
+    read = (
+        f"driver {driver.get('driver_version')} knows CUDA up to {had}, torch is built for {wheels}"
+    )
     if good:
         return Finding("cuda", Result.PASS, read)
     read = f"this image is too new for this driver: {read}"
-    return Finding("cuda", Result.CRITICAL, read, limit="the same major version", source="CUDA", action="update_driver")
+    return Finding(
+        "cuda",
+        Result.CRITICAL,
+        read,
+        limit="the same major version",
+        source="CUDA",
+        action="update_driver",
+    )
 
 
 def _free_mib(place: Path) -> int | None:
@@ -132,21 +188,44 @@ def _write_fault(place: Path) -> str | None:
 
 
 def _memory_free_mib() -> int | None:
-    """What the host has available, or what is left of the tightest cgroup above, whichever is less."""
-    available = [int(kib) // 1024 for kib in re.findall(r"^MemAvailable: +(\d+) kB", file_text(Path("/proc/meminfo")), re.M)]
+    """What the host has available, or what is left of the tightest cgroup above, whichever is
+    less.
+    """
+    available = [
+        int(kib) // 1024
+        for kib in re.findall(r"^MemAvailable: +(\d+) kB", file_text(Path("/proc/meminfo")), re.M)
+    ]
     for level, version_2 in levels("memory"):
-        most, used = ("memory.max", "memory.current") if version_2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        most, used = (
+            ("memory.max", "memory.current")
+            if version_2
+            else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        )
         limit, usage = file_text(level / most).strip(), file_text(level / used).strip()
         if limit.isdigit() and usage.isdigit():
-            cache = sum(map(int, re.findall(r"^(?:total_)?inactive_file (\d+)", file_text(level / "memory.stat"), re.M)[:1]))
-            available.append(max(0, int(limit) - int(usage) + cache) // _MIB)  # file cache makes way
+            cache = sum(
+                map(
+                    int,
+                    re.findall(
+                        r"^(?:total_)?inactive_file (\d+)", file_text(level / "memory.stat"), re.M
+                    )[:1],
+                )
+            )
+            # file cache makes way
+            available.append(max(0, int(limit) - int(usage) + cache) // _MIB)
     return min(available, default=None)
 
 
 def _wheels_cuda() -> str | None:
-    """The CUDA that the installed torch is built for, from its version file: importing it takes seconds."""
+    """The CUDA that the installed torch is built for, from its version file: importing it takes
+    seconds.
+    """
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return None
-    match = re.search(r"^cuda\b[^=]*= *['\"]([\d.]+)['\"]", file_text(Path(found.origin).parent / "version.py"), re.M)
+    match = re.search(
+        r"^cuda\b[^=]*= *['\"]([\d.]+)['\"]",
+        file_text(Path(found.origin).parent / "version.py"),
+        re.M,
+    )
     return match[1] if match else None

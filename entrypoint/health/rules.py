@@ -1,28 +1,31 @@
 """The rules for GPUs, as data, and the pure way from samples to findings.
 
-A rule names what it reads. What could not be read becomes NA or UNKNOWN before the rule is asked: no rule passes by accident.
-Whose rules they are: NVIDIA Health Validation unless a rule says otherwise; docs/health.md shows each one's red and green.
+A rule names what it reads. What could not be read becomes NA or UNKNOWN before the rule is asked:
+no rule passes by accident. Whose rules they are: NVIDIA Health Validation unless a rule says
+otherwise; docs/health.md shows each one's red and green.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from entrypoint.gpus import Gpu
+from entrypoint.driver.gpus import Gpu
+from entrypoint.driver.readings import Readings, Sample, Unread
 from entrypoint.health.limits import SOURCES, Limits
-from entrypoint.health.readings import Readings, Sample, Unread
 from entrypoint.health.verdict import Finding, Mode, Result
 from entrypoint.health.xids import xid_result
 
 # NVML's error numbers, by what follows from them.
-ABSENT = frozenset({3, 13, 25, 26})  # not supported, no such function, another version of a struct, deprecated
+# not supported, no such function, another version of a struct, deprecated
+ABSENT = frozenset({3, 13, 25, 26})
 NO_PERMISSION = 4
 UNKNOWN_ERROR = 999  # also what a container is told that has lost its GPUs
 LOST = frozenset({15, 16})  # the GPU is lost, or must be reset first
 CORRUPTED_INFOROM = 14
 SLOWDOWN_WINDOW = 10  # samples
 SUSTAINED_S = 5.0  # of looks at least, before what they show is called lasting
-_HARDWARE_SLOWDOWN = 0x08 | 0x40 | 0x80  # as a whole, thermal, power brake; idle and the power cap are everyday
+# as a whole, thermal, power brake; idle and the power cap are everyday
+_HARDWARE_SLOWDOWN = 0x08 | 0x40 | 0x80
 _MINUTE_S = 60.0
 
 Values = Mapping[str, Any]
@@ -40,10 +43,11 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Rule:
-    """`judge` gets the values named in `reads` and the limits, and those in `also`, be they read or not.
+    """`judge` gets the values named in `reads` and the limits, and those in `also`, be they read or
+    not.
 
-    `sampled`: it needs more than one look. `ends_a_run`: its CRITICAL is no reason to wait, so that a training beside it saves
-    and stops.
+    `sampled`: it needs more than one look. `ends_a_run`: its CRITICAL is no reason to wait, so that
+    a training beside it saves and stops.
     """
 
     check: str
@@ -53,12 +57,15 @@ class Rule:
     also: tuple[str, ...] = ()
     sampled: bool = False
     ends_a_run: bool = False
-    at_runtime: bool = True  # also while a training runs, where the training's own processes would be found
+    # also while a training runs, where the training's own processes would be found
+    at_runtime: bool = True
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the verdict is about: `gpus` to use, `missing` of those asked for, `per_gpu` processes to start on each."""
+    """What the verdict is about: `gpus` to use, `missing` of those asked for, `per_gpu` processes
+    to start on each.
+    """
 
     gpus: tuple[Gpu, ...] = ()
     missing: int = 0
@@ -67,7 +74,9 @@ class Asked:
 
 def judge(count: int, limit: int, read: str, says: str, bad: Result, action: str) -> Judgement:
     """`bad` where the count is at the limit or above."""
-    return Judgement(bad, read, says, action) if count >= limit else Judgement(Result.PASS, read, says)
+    return (
+        Judgement(bad, read, says, action) if count >= limit else Judgement(Result.PASS, read, says)
+    )
 
 
 def _recovery_action(values: Values, _limits: Limits) -> Judgement:
@@ -107,7 +116,10 @@ def _sram(values: Values, _limits: Limits) -> Judgement:
 def _row_remap(values: Values, limits: Limits) -> Judgement:
     corrected, uncorrected, pending, failed = values["remapped_rows"]
     rows = corrected + uncorrected
-    read = f"{rows} rows remapped, {'one' if pending else 'none'} pending, {'one' if failed else 'none'} failed"
+    read = (
+        f"{rows} rows remapped, {'one' if pending else 'none'} pending, "
+        f"{'one' if failed else 'none'} failed"
+    )
     says = f"none failed, none pending, less than {limits.remapped_rows}"
     if failed:
         return Judgement(Result.CRITICAL, read, says, "replace")
@@ -127,30 +139,50 @@ def _retired_pages(values: Values, limits: Limits) -> Judgement:
 
 def _slowdown(values: Values, limits: Limits) -> Judgement:
     reasons, slow, looks, span_s = values["slowdown"]
-    names = {0x08: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "hardware power brake"}
+    names = {
+        0x08: "hardware slowdown",
+        0x40: "hardware thermal slowdown",
+        0x80: "hardware power brake",
+    }
     now = ", ".join(name for bit, name in names.items() if reasons & bit) or "none"
     read = f"{now} now, in {slow} of the last {looks} looks"
-    says = f"none; CRITICAL from {limits.slowdown_samples} of {SLOWDOWN_WINDOW} looks in {SUSTAINED_S:g} s or more"
+    says = (
+        f"none; CRITICAL from {limits.slowdown_samples} of {SLOWDOWN_WINDOW} looks in "
+        f"{SUSTAINED_S:g} s or more"
+    )
     if slow >= limits.slowdown_samples and span_s >= SUSTAINED_S:
         return Judgement(Result.CRITICAL, read, says, "cool")
     return Judgement(Result.WARN if slow else Result.PASS, read, says, "cool" * bool(slow))
 
 
 def _temperature(values: Values, limits: Limits) -> Judgement:
-    temperature, slowdown, shutdown = values["temperature_c"], values["slowdown_c"], values["shutdown_c"]
+    temperature, slowdown, shutdown = (
+        values["temperature_c"],
+        values["slowdown_c"],
+        values["shutdown_c"],
+    )
     working = values["working_c"]
     # Three degrees lie between slowdown and shutdown of most GPUs, so a warning has to come before.
     warning = slowdown if isinstance(working, Unread) else min(working, slowdown)
     read, critical = f"{temperature} °C", shutdown - limits.shutdown_margin_c
-    says = f"below {warning} °C, its working limit; slowdown {slowdown} °C, CRITICAL from {critical} °C, shutdown {shutdown} °C"
+    says = (
+        f"below {warning} °C, its working limit; slowdown {slowdown} °C, CRITICAL from "
+        f"{critical} °C, shutdown {shutdown} °C"
+    )
     if temperature >= critical:
         return Judgement(Result.CRITICAL, read, says, "cool")
     return judge(temperature, warning, read, says, Result.WARN, "cool")
 
 
 def _margin(values: Values, limits: Limits) -> Judgement:
-    """The same for GPUs that tell how many degrees are left: below zero is beyond the working limit."""
-    margin, slowdown, shutdown = values["margin_c"], values["slowdown_margin_c"], values["shutdown_margin_c"]
+    """The same for GPUs that tell how many degrees are left: below zero is beyond the working
+    limit.
+    """
+    margin, slowdown, shutdown = (
+        values["margin_c"],
+        values["slowdown_margin_c"],
+        values["shutdown_margin_c"],
+    )
     read, critical = f"{margin} °C left", shutdown + limits.shutdown_margin_c
     says = f"slowdown at {slowdown}, CRITICAL from {critical}, shutdown at {shutdown}"
     if margin <= critical:
@@ -160,13 +192,24 @@ def _margin(values: Values, limits: Limits) -> Judgement:
 
 def _pcie_width(values: Values, _limits: Limits) -> Judgement:
     width, most = values["pcie_width"], values["pcie_max_width"]
-    return judge(most - width, 1, f"{width} lanes", f"{most}, the device's and the slot's", Result.WARN, "inspect")
+    return judge(
+        most - width,
+        1,
+        f"{width} lanes",
+        f"{most}, the device's and the slot's",
+        Result.WARN,
+        "inspect",
+    )
 
 
 def _pcie_replays(values: Values, limits: Limits) -> Judgement:
     rate, most = values["pcie_replays_per_minute"], limits.pcie_replays_per_minute
     read, says = f"{rate:g} replays a minute", f"at most {most:g} a minute"
-    return Judgement(Result.WARN, read, says, "inspect") if rate > most else Judgement(Result.PASS, read, says)
+    return (
+        Judgement(Result.WARN, read, says, "inspect")
+        if rate > most
+        else Judgement(Result.PASS, read, says)
+    )
 
 
 def _nvlink(values: Values, limits: Limits) -> Judgement:
@@ -175,10 +218,12 @@ def _nvlink(values: Values, limits: Limits) -> Judgement:
     read, says = f"{len(active) - len(down)} of {len(active)} links active", "all"
     if not down:
         return Judgement(Result.PASS, read, says)
-    if len(down) == len(active):  # a card without a bridge looks the same as one whose links have all died
+    # a card without a bridge looks the same as one whose links have all died
+    if len(down) == len(active):
         return Judgement(Result.WARN, f"{read}: no bridge, or all are down", says, "inspect")
     read += f": down {', '.join(down)}"
-    if len(set(peers)) == 1:  # so are machines built whose GPUs are not all connected; and a single GPU needs none
+    # so are machines built whose GPUs are not all connected; and a single GPU needs none
+    if len(set(peers)) == 1:
         return Judgement(Result.WARN, f"{read}, as many as on each GPU in use", says, "inspect")
     return Judgement(Result(limits.nvlink_inactive), read, says, "reset_gpu")
 
@@ -209,7 +254,12 @@ def _fabric(values: Values, _limits: Limits) -> Judgement:
         return Judgement(Result.NA, "no NVSwitch fabric")
     read = f"registration {state} ({name}), status {status}"
     good = state == 3 and status == 0
-    return Judgement(Result.PASS if good else Result.CRITICAL, read, "3 (completed), status 0", "" if good else "reboot")
+    return Judgement(
+        Result.PASS if good else Result.CRITICAL,
+        read,
+        "3 (completed), status 0",
+        "" if good else "reboot",
+    )
 
 
 def _inforom(values: Values, _limits: Limits) -> Judgement:
@@ -218,13 +268,22 @@ def _inforom(values: Values, _limits: Limits) -> Judgement:
 
 def _persistence(values: Values, _limits: Limits) -> Judgement:
     on = values["persistence"]
-    return judge(1 - on, 1, "on" if on else "off: each start waits for the driver", "on", Result.WARN, "change_mode")
+    return judge(
+        1 - on,
+        1,
+        "on" if on else "off: each start waits for the driver",
+        "on",
+        Result.WARN,
+        "change_mode",
+    )
 
 
 def _compute_mode(values: Values, _limits: Limits) -> Judgement:
     mode, per_gpu, pids = values["compute_mode"], values["per_gpu"], values["processes"]
     processes = 0 if isinstance(pids, Unread) else len(pids)
-    name = {0: "DEFAULT", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}.get(mode, str(mode))
+    name = {0: "DEFAULT", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}.get(
+        mode, str(mode)
+    )
     says = "DEFAULT"
     if mode == 2:
         return Judgement(Result.CRITICAL, name, says, "change_mode")
@@ -238,23 +297,37 @@ def _compute_mode(values: Values, _limits: Limits) -> Judgement:
 def _mig(values: Values, _limits: Limits) -> Judgement:
     current, pending = values["mig"]
     names = ("off", "on")
-    read = names[current] if current == pending else f"{names[current]}, {names[pending]} after the next reset"
+    read = (
+        names[current]
+        if current == pending
+        else f"{names[current]}, {names[pending]} after the next reset"
+    )
     return judge(int(current != pending), 1, read, "nothing pending", Result.WARN, "reset_gpu")
 
 
 def _processes(values: Values, _limits: Limits) -> Judgement:
     pids = values["processes"]
-    read = f"{len(pids)} program(s) compute there: pid {', '.join(map(str, pids))}" if pids else "nothing computes there"
+    read = (
+        f"{len(pids)} program(s) compute there: pid {', '.join(map(str, pids))}"
+        if pids
+        else "nothing computes there"
+    )
     return judge(len(pids), 1, read, "none", Result.WARN, "wait")
 
 
 RULES = (
     Rule("recovery-action", ("recovery_action",), _recovery_action, ends_a_run=True),
-    Rule("ecc-uncorrected", ("ecc_uncorrected",), _ecc, SOURCES["ecc_uncorrected"], ends_a_run=True),
+    Rule(
+        "ecc-uncorrected", ("ecc_uncorrected",), _ecc, SOURCES["ecc_uncorrected"], ends_a_run=True
+    ),
     Rule("sram-threshold", ("sram_threshold_exceeded",), _sram),
     Rule("row-remap", ("remapped_rows",), _row_remap, SOURCES["remapped_rows"], ends_a_run=True),
     Rule(
-        "retired-pages", ("retired_pages", "retired_pages_pending"), _retired_pages, SOURCES["retired_pages"], ends_a_run=True
+        "retired-pages",
+        ("retired_pages", "retired_pages_pending"),
+        _retired_pages,
+        SOURCES["retired_pages"],
+        ends_a_run=True,
     ),
     Rule("slowdown", ("slowdown",), _slowdown, "DCGM"),
     Rule(
@@ -264,16 +337,45 @@ RULES = (
         SOURCES["shutdown_margin_c"],
         also=("working_c",),
     ),
-    Rule("temperature-margin", ("margin_c", "slowdown_margin_c", "shutdown_margin_c"), _margin, SOURCES["shutdown_margin_c"]),
+    Rule(
+        "temperature-margin",
+        ("margin_c", "slowdown_margin_c", "shutdown_margin_c"),
+        _margin,
+        SOURCES["shutdown_margin_c"],
+    ),
     Rule("pcie-width", ("pcie_width", "pcie_max_width"), _pcie_width),
-    Rule("pcie-replays", ("pcie_replays_per_minute",), _pcie_replays, SOURCES["pcie_replays_per_minute"], sampled=True),
+    Rule(
+        "pcie-replays",
+        ("pcie_replays_per_minute",),
+        _pcie_replays,
+        SOURCES["pcie_replays_per_minute"],
+        sampled=True,
+    ),
     Rule("nvlink", ("nvlink_active", "nvlink_peers"), _nvlink),
-    Rule("nvlink-errors", ("nvlink_errors", "nvlink_errors_risen"), _nvlink_errors, SOURCES["nvlink_errors"]),
-    Rule("nvlink-crc", ("nvlink_crc_per_second",), _nvlink_crc, SOURCES["nvlink_crc_per_second"], sampled=True),
+    Rule(
+        "nvlink-errors",
+        ("nvlink_errors", "nvlink_errors_risen"),
+        _nvlink_errors,
+        SOURCES["nvlink_errors"],
+    ),
+    Rule(
+        "nvlink-crc",
+        ("nvlink_crc_per_second",),
+        _nvlink_crc,
+        SOURCES["nvlink_crc_per_second"],
+        sampled=True,
+    ),
     Rule("fabric", ("fabric",), _fabric),
     Rule("inforom", ("inforom",), _inforom),
     Rule("persistence", ("persistence",), _persistence, "NVIDIA"),
-    Rule("compute-mode", ("compute_mode", "per_gpu"), _compute_mode, "CUDA", also=("processes",), at_runtime=False),
+    Rule(
+        "compute-mode",
+        ("compute_mode", "per_gpu"),
+        _compute_mode,
+        "CUDA",
+        also=("processes",),
+        at_runtime=False,
+    ),
     Rule("mig", ("mig",), _mig, "NVIDIA"),
     Rule("processes", ("processes",), _processes, "Trainbox", at_runtime=False),
 )
@@ -299,14 +401,26 @@ def rules_for(mode: Mode, at_runtime: bool = False) -> tuple[Rule, ...]:
 
 def names_to_read(rules: Sequence[Rule]) -> tuple[str, ...]:
     """What the driver is to be asked for them."""
-    names = [_DERIVED_FROM.get(name, name) for rule in rules for name in (*rule.reads, *rule.also) if name not in _NEVER_READ]
+    names = [
+        _DERIVED_FROM.get(name, name)
+        for rule in rules
+        for name in (*rule.reads, *rule.also)
+        if name not in _NEVER_READ
+    ]
     return tuple(dict.fromkeys(names))
 
 
-def judge_gpus(samples: Sequence[Sample], asked: Asked, rules: Sequence[Rule], limits: Limits) -> list[Finding]:
-    """The findings on each GPU, by the newest of `samples` (oldest first) and what those before it tell."""
+def judge_gpus(
+    samples: Sequence[Sample], asked: Asked, rules: Sequence[Rule], limits: Limits
+) -> list[Finding]:
+    """The findings on each GPU, by the newest of `samples` (oldest first) and what those before it
+    tell.
+    """
     links = [readings.get("nvlink_active") for readings in samples[-1].gpus.values()]
-    own = {"per_gpu": asked.per_gpu, "nvlink_peers": tuple(sum(each) for each in links if isinstance(each, tuple))}
+    own = {
+        "per_gpu": asked.per_gpu,
+        "nvlink_peers": tuple(sum(each) for each in links if isinstance(each, tuple)),
+    }
     return [
         replace(finding, gpu=gpu.label, uuid=gpu.uuid)
         for gpu in asked.gpus
@@ -314,32 +428,57 @@ def judge_gpus(samples: Sequence[Sample], asked: Asked, rules: Sequence[Rule], l
     ]
 
 
-def _judge_gpu(samples: Sequence[Sample], gpu: Gpu, own: Values, rules: Sequence[Rule], limits: Limits) -> list[Finding]:
+def _judge_gpu(
+    samples: Sequence[Sample], gpu: Gpu, own: Values, rules: Sequence[Rule], limits: Limits
+) -> list[Finding]:
     uuid = gpu.mig_parent or gpu.uuid
     if gpu.fault and gpu.fault_code is None:
-        return [Finding("handle", Result.CRITICAL, gpu.fault, limit="it can be used", source="CUDA", action="use_others")]
+        return [
+            Finding(
+                "handle",
+                Result.CRITICAL,
+                gpu.fault,
+                limit="it can be used",
+                source="CUDA",
+                action="use_others",
+            )
+        ]
     readings: Readings = (
-        {"handle": Unread(gpu.fault_code, gpu.fault)} if gpu.fault and gpu.fault_code else samples[-1].gpus[uuid]
+        {"handle": Unread(gpu.fault_code, gpu.fault)}
+        if gpu.fault and gpu.fault_code
+        else samples[-1].gpus[uuid]
     )
-    broken = [value for value in readings.values() if isinstance(value, Unread) and value.code in LOST]
+    broken = [
+        value for value in readings.values() if isinstance(value, Unread) and value.code in LOST
+    ]
     handle = broken[0] if broken else readings["handle"]
     if isinstance(handle, Unread):
         return [_of_error("handle", handle, "the GPU answers")]
     values = dict(readings) | _derived(samples, uuid) | dict(own)
     findings = [_apply(rule, values, limits) for rule in rules]
-    return [Finding("handle", Result.PASS, "answers"), *findings, *_xid_findings(samples, uuid, values)]
+    return [
+        Finding("handle", Result.PASS, "answers"),
+        *findings,
+        *_xid_findings(samples, uuid, values),
+    ]
 
 
 def _of_error(check: str, error: Unread, limit: str = "") -> Finding:
-    """What follows from an error of NVML's: NA where there is no such thing, CRITICAL for a lost GPU, else a doubt."""
+    """What follows from an error of NVML's: NA where there is no such thing, CRITICAL for a lost
+    GPU, else a doubt.
+    """
     read = str(error)
     if error.code in ABSENT:
         return Finding(check, Result.NA, read)
     if error.code in LOST:
-        return Finding(check, Result.CRITICAL, read, limit=limit, source="NVIDIA", action="reset_gpu")
+        return Finding(
+            check, Result.CRITICAL, read, limit=limit, source="NVIDIA", action="reset_gpu"
+        )
     if error.code == NO_PERMISSION:
         return Finding(check, Result.UNKNOWN, read, limit=limit, action="grant", optional=True)
-    action = "recreate_container" if error.code == UNKNOWN_ERROR and check == "handle" else "ask_host"
+    action = (
+        "recreate_container" if error.code == UNKNOWN_ERROR and check == "handle" else "ask_host"
+    )
     return Finding(check, Result.UNKNOWN, read, limit=limit, action=action)
 
 
@@ -348,19 +487,30 @@ def _apply(rule: Rule, values: Values, limits: Limits) -> Finding:
     if missing:
         return _unread(rule, missing)
     found = rule.judge(values, limits)
-    return Finding(rule.check, found.result, found.read, limit=found.limit, source=rule.source, action=found.action)
+    return Finding(
+        rule.check,
+        found.result,
+        found.read,
+        limit=found.limit,
+        source=rule.source,
+        action=found.action,
+    )
 
 
 def _unread(rule: Rule, errors: Sequence[Unread]) -> Finding:
     """By the gravest of the errors that kept the rule from being asked."""
     error = max(errors, key=lambda error: (error.code not in ABSENT, error.code != NO_PERMISSION))
     if error.code == CORRUPTED_INFOROM:
-        return Finding(rule.check, Result.WARN, str(error), limit="whole", source="NVIDIA", action="inspect")
+        return Finding(
+            rule.check, Result.WARN, str(error), limit="whole", source="NVIDIA", action="inspect"
+        )
     return replace(_of_error(rule.check, error), source="" if error.code in ABSENT else rule.source)
 
 
 def _xid_findings(samples: Sequence[Sample], uuid: str, values: Values) -> list[Finding]:
-    """One finding for each Xid that was seen, or that there was none; nothing where nobody listened."""
+    """One finding for each Xid that was seen, or that there was none; nothing where nobody
+    listened.
+    """
     events = values.get("events")
     if events is None:
         return []
@@ -368,19 +518,27 @@ def _xid_findings(samples: Sequence[Sample], uuid: str, values: Values) -> list[
         result = Result.NA if events.code in ABSENT else Result.UNKNOWN
         return [Finding("xid", result, str(events), optional=events.code == NO_PERMISSION)]
     seen = dict.fromkeys(xid for sample in samples for owner, xid in sample.xids if owner == uuid)
-    return [_xid_finding(xid) for xid in seen] or [Finding("xid", Result.PASS, "none since the first look")]
+    return [_xid_finding(xid) for xid in seen] or [
+        Finding("xid", Result.PASS, "none since the first look")
+    ]
 
 
 def _xid_finding(xid: int) -> Finding:
     result, meaning, action = xid_result(xid)
-    return Finding("xid", result, f"Xid {xid}: {meaning}", source="NVIDIA's Xid catalogue", action=action)
+    return Finding(
+        "xid", result, f"Xid {xid}: {meaning}", source="NVIDIA's Xid catalogue", action=action
+    )
 
 
 def _derived(samples: Sequence[Sample], uuid: str) -> dict[str, Any]:
     """Values that need more than the newest sample; unread if that has not what they come from."""
     derived: dict[str, Any] = {}
     for name, origin in _DERIVED_FROM.items():
-        series = [(sample.time_s, value) for sample in samples if (value := sample.gpus.get(uuid, {}).get(origin)) is not None]
+        series = [
+            (sample.time_s, value)
+            for sample in samples
+            if (value := sample.gpus.get(uuid, {}).get(origin)) is not None
+        ]
         if not series:
             continue
         newest = series[-1][1]
@@ -405,7 +563,9 @@ def _worst_per_second(series: Sequence[tuple[float, Any]]) -> float:
 
 
 def _worst_rise(series: Sequence[tuple[float, Any]]) -> int:
-    return int(max(0, *(last - first for first, last in zip(series[0][1], series[-1][1], strict=False))))
+    return int(
+        max(0, *(last - first for first, last in zip(series[0][1], series[-1][1], strict=False)))
+    )
 
 
 def _rise(series: Sequence[tuple[float, Any]], of: Callable[[Any], int]) -> float:
@@ -427,7 +587,16 @@ def judge_driver(sample: Sample) -> list[Finding]:
     if sample.fault is None:
         return [Finding("driver", Result.PASS, f"version {sample.driver.get('driver_version')}")]
     action = driver_action(sample.fault.code)
-    return [Finding("driver", Result.CRITICAL, str(sample.fault), limit="it answers", source="NVIDIA", action=action)]
+    return [
+        Finding(
+            "driver",
+            Result.CRITICAL,
+            str(sample.fault),
+            limit="it answers",
+            source="NVIDIA",
+            action=action,
+        )
+    ]
 
 
 def driver_action(code: int) -> str:
@@ -440,20 +609,38 @@ def judge_count(asked: Asked, wanted: str) -> list[Finding]:
     found = len(asked.gpus)
     read = f"{found} of {found + asked.missing} GPUs asked for" if wanted else f"{found} GPUs"
     if asked.missing:
-        return [Finding("count", Result.CRITICAL, read, limit=wanted, source="you", action="use_others")]
+        return [
+            Finding("count", Result.CRITICAL, read, limit=wanted, source="you", action="use_others")
+        ]
     return [Finding("count", Result.PASS, read, limit=wanted, source="you" if wanted else "")]
 
 
 def judge_mixture(sample: Sample, asked: Asked) -> list[Finding]:
     """Whether GPUs that train together are alike."""
-    readings = {gpu.mig_parent or gpu.uuid: sample.gpus.get(gpu.mig_parent or gpu.uuid, {}) for gpu in asked.gpus}
+    readings = {
+        gpu.mig_parent or gpu.uuid: sample.gpus.get(gpu.mig_parent or gpu.uuid, {})
+        for gpu in asked.gpus
+    }
     if len(readings) < 2:
         return []
     findings = []
     for name in ("name", "vbios"):
-        values = {str(value) for each in readings.values() if not isinstance(value := each.get(name), Unread | None)}
+        values = {
+            str(value)
+            for each in readings.values()
+            if not isinstance(value := each.get(name), Unread | None)
+        }
         result, action = (Result.WARN, "inspect") if len(values) > 1 else (Result.PASS, "")
         if values:
             read = ", ".join(sorted(values))
-            findings.append(Finding(f"same-{name}", result, read, limit="the same on all", source="Trainbox", action=action))
+            findings.append(
+                Finding(
+                    f"same-{name}",
+                    result,
+                    read,
+                    limit="the same on all",
+                    source="Trainbox",
+                    action=action,
+                )
+            )
     return findings

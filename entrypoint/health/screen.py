@@ -8,10 +8,14 @@ _SHOWN_BELOW = (Result.CRITICAL, Result.UNKNOWN, Result.WARN, Result.INFO)
 
 
 def screen(verdict: Verdict) -> str:
-    """A row for each GPU, one for the node and those of --deep; then each finding worth reading; then what was not judged."""
+    """A row for each GPU, one for the node and those of --deep; then each finding worth reading;
+    then what was not judged.
+    """
     lines = [f"NVIDIA driver {verdict.driver_version}"] if verdict.driver_version else []
     if verdict.stub:
-        lines.append("This is the test stub of NVML and no driver: nothing here is about real hardware.")
+        lines.append(
+            "This is the test stub of NVML and no driver: nothing here is about real hardware."
+        )
     width = max((len(gpu["gpu"]) for gpu in verdict.gpus), default=0) + 2
     lines += [_gpu_row(gpu, verdict, width) for gpu in verdict.gpus]
     deep = [finding for finding in verdict.findings if finding.check.startswith("deep")]
@@ -24,7 +28,10 @@ def screen(verdict: Verdict) -> str:
     if absent := grouped(f for f in verdict.findings if f.result is Result.NA):
         lines += ["", f"not judged, since this hardware or driver has it not: {absent}"]
     if verdict.overridden:
-        changed = (f"{name} {limit['value']} (usually {limit['usual']})" for name, limit in verdict.overridden.items())
+        changed = (
+            f"{name} {limit['value']} (usually {limit['usual']})"
+            for name, limit in verdict.overridden.items()
+        )
         lines += ["", f"limits overridden: {', '.join(changed)}"]
     return "\n".join([*lines, "", closing_line(verdict)])
 
@@ -45,7 +52,10 @@ def grouped(findings: Iterable[Finding]) -> str:
         gpus = places.setdefault(finding.check, [])
         if finding.gpu not in gpus:
             gpus.append(finding.gpu or "")
-    return ", ".join(f"{check} (GPU {' '.join(gpus)})" if any(gpus) else f"{check} (node)" for check, gpus in places.items())
+    return ", ".join(
+        f"{check} (GPU {' '.join(gpus)})" if any(gpus) else f"{check} (node)"
+        for check, gpus in places.items()
+    )
 
 
 def _gpu_row(gpu: dict[str, object], verdict: Verdict, width: int) -> str:
@@ -53,13 +63,20 @@ def _gpu_row(gpu: dict[str, object], verdict: Verdict, width: int) -> str:
     figures = [f"{gpu['memory_mib']:,} MiB"] if gpu["memory_mib"] else []
     units = {"temperature_c": "°C", "utilization_percent": "%", "power_w": "W"}
     figures += [f"{gpu[name]} {unit}" for name, unit in units.items() if name in gpu]
-    return f"GPU {gpu['gpu']:<{width}}{worst(own):<9} {gpu['name']}, {', '.join(figures)}  {gpu['uuid']}"
+    return (
+        f"GPU {gpu['gpu']:<{width}}{worst(own):<9} {gpu['name']}, {', '.join(figures)}  "
+        f"{gpu['uuid']}"
+    )
 
 
 def _node_words(findings: Sequence[Finding]) -> list[str]:
     """What is there, in the words of the findings that hold."""
     told_above = ("driver", "count", "same-name", "same-vbios")
-    return [finding.read for finding in findings if finding.result is Result.PASS and finding.check not in told_above]
+    return [
+        finding.read
+        for finding in findings
+        if finding.result is Result.PASS and finding.check not in told_above
+    ]
 
 
 def _deep_rows(findings: Sequence[Finding]) -> list[str]:
@@ -67,9 +84,17 @@ def _deep_rows(findings: Sequence[Finding]) -> list[str]:
     if not findings:
         return []
     (summary,) = (finding.read for finding in findings if finding.check == "deep")
-    tests = [finding for finding in findings if finding.check != "deep" and finding.result is Result.PASS]
-    rows = [f"{f.check.removeprefix('deep-'):<11}{f'{f.place}: ' if f.gpu else ''}{f.read}" for f in tests]
-    return [f"{'deep':<7}{worst(f.result for f in findings):<9} {summary}", *(f"       {row}" for row in rows)]
+    tests = [
+        finding for finding in findings if finding.check != "deep" and finding.result is Result.PASS
+    ]
+    rows = [
+        f"{f.check.removeprefix('deep-'):<11}{f'{f.place}: ' if f.gpu else ''}{f.read}"
+        for f in tests
+    ]
+    return [
+        f"{'deep':<7}{worst(f.result for f in findings):<9} {summary}",
+        *(f"       {row}" for row in rows),
+    ]
 
 
 def _explained(finding: Finding) -> list[str]:

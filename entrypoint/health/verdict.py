@@ -19,12 +19,22 @@ class Result(StrEnum):
     CRITICAL = "CRITICAL"
 
 
-# The worst of all findings is the verdict's; what is not there on this hardware makes nothing worse.
-_WEIGHT = {Result.NA: 0, Result.PASS: 1, Result.INFO: 2, Result.WARN: 3, Result.UNKNOWN: 4, Result.CRITICAL: 5}
+# The worst of all findings is the verdict's; what is not there on this hardware makes nothing
+# worse.
+_WEIGHT = {
+    Result.NA: 0,
+    Result.PASS: 1,
+    Result.INFO: 2,
+    Result.WARN: 3,
+    Result.UNKNOWN: 4,
+    Result.CRITICAL: 5,
+}
 
 
 class Mode(StrEnum):
-    """What the verdict is for; `unknown_closes` says what follows from a signal that cannot be read."""
+    """What the verdict is for; `unknown_closes` says what follows from a signal that cannot be
+    read.
+    """
 
     CHECK = "check"
     GATE = "gate"
@@ -40,10 +50,12 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One check on one GPU, between several (`gpu` is `0+1`, without a uuid), or on the node (`gpu` and `uuid` None).
+    """One check on one GPU, between several (`gpu` is `0+1`, without a uuid), or on the node (`gpu`
+    and `uuid` None).
 
-    `read` is what was read, in words; `limit` what it was held against and `source` whose limit that is; `action` is a name of
-    `ACTIONS`, empty where there is nothing to do. `optional` marks an UNKNOWN that warns and closes nothing: a missing right.
+    `read` is what was read, in words; `limit` what it was held against and `source` whose limit
+    that is; `action` is a name of `ACTIONS`, empty where there is nothing to do. `optional` marks
+    an UNKNOWN that warns and closes nothing: a missing right.
     """
 
     check: str
@@ -66,7 +78,10 @@ class Finding:
         whose = f" ({self.source})" if self.source else ""
         limit = f"; limit: {self.limit}{whose}" if self.limit else ""
         where = f"{self.place} ({self.uuid})" if self.uuid else self.place
-        return f"{where}: {self.check} {self.result}: {self.read}{limit}{f' -> {self.advice}' if self.action else ''}"
+        return (
+            f"{where}: {self.check} {self.result}: "
+            f"{self.read}{limit}{f' -> {self.advice}' if self.action else ''}"
+        )
 
     @property
     def advice(self) -> str:
@@ -81,12 +96,15 @@ ACTIONS = {
     "replace": "take the GPU out of service and have it replaced",
     "drain": "take the node out of service and test its memory and CPUs",
     "restart_app": "start the program again: the same command goes on from its newest checkpoint",
-    "recreate_container": "remove the container and start a new one; a daemon reload takes the GPUs from a running one",
+    "recreate_container": "remove the container and start a new one; a daemon reload takes "
+    "the GPUs from "
+    "a running one",
     "update_driver": "install a newer driver, or use an image made for this one's CUDA",
     "cool": "look at the fans, the air flow and the power supply",
     "inspect": "look at it when there is time; the run may start",
     "ask_host": "see `nvidia-smi -q` on the host: if it cannot tell either, reboot",
-    "give_gpus": "on the host install the driver, in a container the NVIDIA container toolkit, and start it with --gpus all",
+    "give_gpus": "on the host install the driver, in a container the NVIDIA container toolkit, and "
+    "start it with --gpus all",
     "use_others": "name other GPUs with --gpu-ids, or ask for fewer",
     "wait": "let the other program end, or use other GPUs",
     "change_mode": "`nvidia-smi` sets it, as root: -pm 1 persistence, -c 0 compute mode",
@@ -100,7 +118,8 @@ ACTIONS = {
 class Verdict:
     """All findings of one look, and whether a run may start or go on.
 
-    `required` names checks whose NA or UNKNOWN also closes; `overridden` the limits that are not the usual ones.
+    `required` names checks whose NA or UNKNOWN also closes; `overridden` the limits that are not
+    the usual ones.
     """
 
     mode: Mode
@@ -124,7 +143,9 @@ class Verdict:
             return True
         if finding.check in self.required:
             return finding.result in (Result.NA, Result.UNKNOWN)
-        return finding.result is Result.UNKNOWN and not finding.optional and self.mode.unknown_closes
+        return (
+            finding.result is Result.UNKNOWN and not finding.optional and self.mode.unknown_closes
+        )
 
     @property
     def open(self) -> bool:

@@ -1,4 +1,6 @@
-"""Beside a training: look at its GPUs every few seconds, tell what changes, and say when the training must save and stop."""
+"""Beside a training: look at its GPUs every few seconds, tell what changes, and say when the
+training must save and stop.
+"""
 
 import dataclasses
 import json
@@ -8,29 +10,44 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from entrypoint.driver import Driver, NoAnswer
-from entrypoint.gpus import Gpu
+from entrypoint.driver.gpus import Gpu
+from entrypoint.driver.process import Driver, NoAnswer
 from entrypoint.health.limits import Limits
-from entrypoint.health.rules import RULES, SLOWDOWN_WINDOW, Asked, judge_driver, judge_gpus, names_to_read
+from entrypoint.health.rules import (
+    RULES,
+    SLOWDOWN_WINDOW,
+    Asked,
+    judge_driver,
+    judge_gpus,
+    names_to_read,
+)
 from entrypoint.health.verdict import Finding, Result
-from entrypoint.streams import say
+from entrypoint.system.streams import say
 
 if TYPE_CHECKING:
-    from entrypoint.health.readings import Sample
+    from entrypoint.driver.readings import Sample
 
 INTERVAL_S = 2.0
-WATCHED = ("recovery-action", "ecc-uncorrected", "row-remap", "slowdown", "temperature", "temperature-margin")
+WATCHED = (
+    "recovery-action",
+    "ecc-uncorrected",
+    "row-remap",
+    "slowdown",
+    "temperature",
+    "temperature-margin",
+)
 _RULES = tuple(rule for rule in RULES if rule.check in WATCHED)
 _ENDING = {rule.check for rule in RULES if rule.ends_a_run} | {"xid", "handle"}
 _TOLD = (Result.WARN, Result.UNKNOWN, Result.CRITICAL)
 
 
 class Watch:
-    """Looks at `gpus`; each finding that is news goes to standard error and, as a line of JSON, to `events`.
+    """Looks at `gpus`; each finding that is news goes to standard error and, as a line of JSON, to
+    `events`.
 
-    Two processes ask the driver: that of `driver` reads values, and that of `listener` waits for Xids alone, since a GPU that
-    dies often makes the next reading hang. `known` are the results at the start, by (check, GPU's label): they are no news.
-    Without `ends_a_run` nothing is fatal.
+    Two processes ask the driver: that of `driver` reads values, and that of `listener` waits for
+    Xids alone, since a GPU that dies often makes the next reading hang. `known` are the results at
+    the start, by (check, GPU's label): they are no news. Without `ends_a_run` nothing is fatal.
     """
 
     def __init__(
@@ -66,7 +83,9 @@ class Watch:
         return self._fatal
 
     def last_look(self, within_s: float = 2.0) -> str | None:
-        """The same after the training's end, which may be what a broken GPU looked like: waits for a whole look."""
+        """The same after the training's end, which may be what a broken GPU looked like: waits for
+        a whole look.
+        """
         for driver, question in self._questions.items():
             if driver.waiting_since_s is not None:
                 self._take(driver, within_s)

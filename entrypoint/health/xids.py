@@ -1,7 +1,7 @@
 """NVIDIA's Xid numbers, by what they mean for a training: data.
 
-Numbers and texts: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors); what follows from each: NVIDIA Health Validation
-and the k8s-device-plugin's list.
+Numbers and texts: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors); what follows from
+each: NVIDIA Health Validation and the k8s-device-plugin's list.
 """
 
 from entrypoint.health.verdict import Result

@@ -1,4 +1,6 @@
-"""What deploy/apptainer asks of a make-believe apptainer, and whether its definition makes the Dockerfile's image."""
+"""What deploy/apptainer asks of a make-believe apptainer, and whether its definition makes the
+Dockerfile's image.
+"""
 
 import json
 import os
@@ -19,21 +21,29 @@ WRAPPER = ROOT / "deploy/apptainer/trainbox.sh"
 DEFINITION = ROOT / "deploy/apptainer/trainbox.def"
 TELLS = """#!{python}
 import json, os, sys
-given = {{name.removeprefix("APPTAINERENV_"): os.environ[name] for name in os.environ if name.startswith("APPTAINERENV_")}}
+prefix = "APPTAINERENV_"
+found = os.environ.items()
+given = {{name.removeprefix(prefix): value for name, value in found if name.startswith(prefix)}}
 print(json.dumps([sys.argv[1:], given]))
 """
 
 
 @dataclass
 class Asked:
-    """What Apptainer was asked for: options, image and command, and the variables of the container."""
+    """What Apptainer was asked for: options, image and command, and the variables of the
+    container.
+    """
 
     words: list[str]
     env: dict[str, str]
 
     @property
     def binds(self) -> list[str]:
-        return [value for word, value in zip(self.words, self.words[1:], strict=False) if word == "--bind"]
+        return [
+            value
+            for word, value in zip(self.words, self.words[1:], strict=False)
+            if word == "--bind"
+        ]
 
 
 @dataclass
@@ -42,9 +52,20 @@ class Wrapper:
 
     def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         """In a folder that holds trainbox.sif."""
-        env = {"PATH": f"{self.folder}/bin:{os.environ['PATH']}", "TMPDIR": str(self.folder), "NVIDIA_DEVICE": "/none"} | env
-        env = dict.fromkeys(("SIF", "RUNS_DIR", "DATA_DIR", "TASKS_DIR"), "") | env  # a developer's own stay outside
-        return subprocess.run([WRAPPER, *words], cwd=self.folder, env=clean_environment(**env), capture_output=True, text=True)
+        env = {
+            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+            "TMPDIR": str(self.folder),
+            "NVIDIA_DEVICE": "/none",
+        } | env
+        # a developer's own stay outside
+        env = dict.fromkeys(("SIF", "RUNS_DIR", "DATA_DIR", "TASKS_DIR"), "") | env
+        return subprocess.run(
+            [WRAPPER, *words],
+            cwd=self.folder,
+            env=clean_environment(**env),
+            capture_output=True,
+            text=True,
+        )
 
     def __call__(self, *words: str, **env: str) -> Asked:
         done = self.run(*words, **env)
@@ -66,17 +87,29 @@ def test_closed_but_for_the_folders(wrapper: Wrapper) -> None:
     here = wrapper.folder
     asked = wrapper("train", "digits", "--set", "name=it's $HOME")
     assert asked.words == [
-        *("exec", "--containall", "--no-eval", "--home", f"{here}/trainbox-{os.getuid()}:/tmp", "--pwd", "/workspace"),
+        *(
+            "exec",
+            "--containall",
+            "--no-eval",
+            "--home",
+            f"{here}/trainbox-{os.getuid()}:/tmp",
+            "--pwd",
+            "/workspace",
+        ),
         *("--bind", f"{here}/runs:/workspace/runs", "--bind", f"{here}/data:/workspace/data"),
         *("trainbox.sif", "trainbox", "train", "digits", "--set", "name=it's $HOME"),
     ]
     assert (here / "runs").is_dir() and (here / "data").is_dir()
     assert stat.S_IMODE((here / f"trainbox-{os.getuid()}").stat().st_mode) == 0o700
-    assert wrapper("plan").words[-3:] == ["trainbox.sif", "trainbox", "plan"], "its /tmp is used again"
+    assert wrapper("plan").words[-3:] == ["trainbox.sif", "trainbox", "plan"], (
+        "its /tmp is used again"
+    )
 
 
 @pytest.mark.parametrize(("device", "given"), [("/dev/null", True), ("/none", False)])
-def test_the_driver_is_asked_for_where_there_is_one(wrapper: Wrapper, device: str, given: bool) -> None:
+def test_the_driver_is_asked_for_where_there_is_one(
+    wrapper: Wrapper, device: str, given: bool
+) -> None:
     assert ("--nv" in wrapper("train", NVIDIA_DEVICE=device).words) is given
 
 
@@ -96,8 +129,21 @@ def test_the_driver_is_asked_for_where_there_is_one(wrapper: Wrapper, device: st
             "TASK",
             "SET",
         ),
-        *("HEALTH", "TRAINBOX_EPOCHS", "TRAINBOX_IMAGE_DIGEST", "SLURM_JOB_ID", "SLURM_STEP_NODELIST", "PET_NNODES"),
-        *("CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "https_proxy"),
+        *(
+            "HEALTH",
+            "TRAINBOX_EPOCHS",
+            "TRAINBOX_IMAGE_DIGEST",
+            "SLURM_JOB_ID",
+            "SLURM_STEP_NODELIST",
+            "PET_NNODES",
+        ),
+        *(
+            "CUDA_VISIBLE_DEVICES",
+            "NCCL_SOCKET_IFNAME",
+            "GLOO_SOCKET_IFNAME",
+            "OMP_NUM_THREADS",
+            "https_proxy",
+        ),
         *("NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG", "PYTORCH_ALLOC_CONF", "CUDA_LAUNCH_BLOCKING"),
     ],
 )
@@ -128,7 +174,9 @@ def test_messages_recommend_the_script_as_it_was_typed(wrapper: Wrapper) -> None
 
 def test_every_setting_of_make_goes_in() -> None:
     """The list of the Makefile, once more in the wrapper."""
-    (settings,) = re.findall(r"^settings = \$\(call given,(.*)\)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    (settings,) = re.findall(
+        r"^settings = \$\(call given,(.*)\)$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
     (passed,) = re.findall(r"^    (GPUS \| .*?)\)$", WRAPPER.read_text(), re.MULTILINE | re.DOTALL)
     names = {word for word in re.split(r"[\s|\\]+", passed) if "*" not in word}
     assert set(settings.split()) - names == {"HEALTH_LIMITS"}, "which is mounted"
@@ -136,7 +184,9 @@ def test_every_setting_of_make_goes_in() -> None:
 
 def test_folders_elsewhere(wrapper: Wrapper) -> None:
     here = wrapper.folder
-    binds = wrapper("train", RUNS_DIR=f"{here}/big/runs", TRAINBOX_DATA_DIR=f"{here}/big/data").binds
+    binds = wrapper(
+        "train", RUNS_DIR=f"{here}/big/runs", TRAINBOX_DATA_DIR=f"{here}/big/data"
+    ).binds
     assert binds == [f"{here}/big/runs:/workspace/runs", f"{here}/big/data:/workspace/data"]
     (here / "limits.toml").touch()
     asked = wrapper("health", HEALTH_LIMITS="limits.toml")
@@ -172,7 +222,10 @@ def test_the_digest_that_was_written_down(wrapper: Wrapper) -> None:
     digest.write_text(f"{'ab' * 32}  trainbox.sif\n")
     os.utime(image, (1, 1))
     assert wrapper("train").env["TRAINBOX_IMAGE_DIGEST"] == f"sif:{'ab' * 32}"
-    assert wrapper("train", TRAINBOX_IMAGE_DIGEST="sha256:cd").env["TRAINBOX_IMAGE_DIGEST"] == "sha256:cd"
+    assert (
+        wrapper("train", TRAINBOX_IMAGE_DIGEST="sha256:cd").env["TRAINBOX_IMAGE_DIGEST"]
+        == "sha256:cd"
+    )
     os.utime(digest, (0, 0))
     assert "TRAINBOX_IMAGE_DIGEST" not in wrapper("train").env, "it is that of an older image"
 
@@ -193,15 +246,35 @@ def _no_runs(folder: Path) -> None:
         (_foreign_tmp, {}, 4, "is no folder of yours: set TMPDIR"),
         (_no_runs, {}, 4, "RUNS_DIR=runs or DATA_DIR=data cannot be made"),
         *(
-            (None, {"TASK": f"{folder}/mine.py:Mine"}, 2, f"the task's folder, {folder}, would hide runs/, data/ or the image")
+            (
+                None,
+                {"TASK": f"{folder}/mine.py:Mine"},
+                2,
+                f"the task's folder, {folder}, would hide runs/, data/ or the image",
+            )
             for folder in (".", "..", "./runs", "my_tasks/../data", "/tmp")
         ),
         (None, {"TASKS_DIR": "."}, 2, "the task's folder, ., would hide"),
     ],
-    ids=["no image", "no apptainer", "another's tmp", "no runs", "here", "above", "runs", "data", "tmp", "TASKS_DIR=."],
+    ids=[
+        "no image",
+        "no apptainer",
+        "another's tmp",
+        "no runs",
+        "here",
+        "above",
+        "runs",
+        "data",
+        "tmp",
+        "TASKS_DIR=.",
+    ],
 )
 def test_what_is_wrong_is_told(
-    wrapper: Wrapper, before: Callable[[Path], None] | None, env: dict[str, str], code: int, said: str
+    wrapper: Wrapper,
+    before: Callable[[Path], None] | None,
+    env: dict[str, str],
+    code: int,
+    said: str,
 ) -> None:
     tools = wrapper.folder / "tools"
     tools.mkdir()
@@ -238,7 +311,9 @@ def test_the_definition_takes_the_dockerfiles_base() -> None:
 
 def test_the_definition_installs_by_hash_what_the_dockerfile_installs() -> None:
     both = [path.read_text() for path in (ROOT / "Dockerfile", DEFINITION)]
-    packages = [re.findall(r"--no-install-recommends (.*?)(?: \\)?$", text, re.MULTILINE) for text in both]
+    packages = [
+        re.findall(r"--no-install-recommends (.*?)(?: \\)?$", text, re.MULTILINE) for text in both
+    ]
     assert packages[0] == packages[1] != []
     installs = [re.findall(r"pip install(.*)", text) for text in both]
     assert [len(found) for found in installs] == [2, 2]

@@ -1,4 +1,6 @@
-"""What the Kubernetes manifests come to: with which rights, who retries, who reaches whom, and what trainbox makes of it."""
+"""What the Kubernetes manifests come to: with which rights, who retries, who reaches whom, and what
+trainbox makes of it.
+"""
 
 import json
 import re
@@ -14,15 +16,20 @@ from typing import Any
 import pytest
 import yaml
 
-from entrypoint.supervise import STOP_BUDGET_S
+from entrypoint.launch.supervise import STOP_BUDGET_S
 from tests.conftest import Ended, Trainbox, clean_environment
-from tests.nvml_stub.build import build_stub, stub_env, write_config
+from tests.support.nvml_stub.build import build_stub, stub_env, write_config
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy/kubernetes"
 PAGE = ROOT / "docs/clusters.md"
-KUSTOMIZE = next((tool for tool in (["kubectl", "kustomize"], ["kustomize", "build"]) if shutil.which(tool[0])), None)
-needs_kustomize = pytest.mark.skipif(KUSTOMIZE is None, reason="no kubectl and no kustomize on PATH")
+KUSTOMIZE = next(
+    (tool for tool in (["kubectl", "kustomize"], ["kustomize", "build"]) if shutil.which(tool[0])),
+    None,
+)
+needs_kustomize = pytest.mark.skipif(
+    KUSTOMIZE is None, reason="no kubectl and no kustomize on PATH"
+)
 
 JOBS = ("base", "one-node", "several-nodes", "sweep")
 TRAININGS = (*JOBS, "jobset", "trainjob-runtime")
@@ -37,9 +44,13 @@ Object = dict[str, Any]
 
 @cache
 def objects(folder: Path) -> list[Object]:
-    """What `kubectl apply -k` would send; without a kustomize, the resources as they are written, unpatched."""
+    """What `kubectl apply -k` would send; without a kustomize, the resources as they are written,
+    unpatched.
+    """
     if KUSTOMIZE:
-        done = subprocess.run([*KUSTOMIZE, str(folder)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*KUSTOMIZE, str(folder)], capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         return list(yaml.safe_load_all(done.stdout))
     found: list[Object] = []
@@ -75,7 +86,9 @@ def jobset_of(folder: Path) -> Object:
 
 def template_of(folder: Path) -> Object:
     """The pod that the folder's Job, JobSet, runtime or Deployment makes."""
-    (deployment, *_) = [thing for thing in objects(folder) if thing["kind"] == "Deployment"] or [job_of(folder)]
+    (deployment, *_) = [thing for thing in objects(folder) if thing["kind"] == "Deployment"] or [
+        job_of(folder)
+    ]
     template: Object = deployment["spec"]["template"]
     return template
 
@@ -86,7 +99,9 @@ def template_of(folder: Path) -> Object:
 def test_every_folder_is_looked_at() -> None:
     folders = {path.parent.name for path in DEPLOY.glob("*/kustomization.yaml")}
     assert folders == {*TRAININGS, "trainjob", "tensorboard", "storage"}
-    kinds = {thing["kind"] for folder in DEPLOY.iterdir() for thing in objects(folder)} - {"ConfigMap"}
+    kinds = {thing["kind"] for folder in DEPLOY.iterdir() for thing in objects(folder)} - {
+        "ConfigMap"
+    }
     assert kinds == {
         *("Job", "JobSet", "TrainJob", "ClusterTrainingRuntime", "Deployment"),
         *("Service", "NetworkPolicy", "PersistentVolumeClaim"),
@@ -95,7 +110,9 @@ def test_every_folder_is_looked_at() -> None:
 
 @pytest.mark.parametrize("name", [*TRAININGS, "tensorboard"])
 def test_pod_security_restricted_admits_it(name: str) -> None:
-    """Nothing stands in the pod but what is known to be allowed; a host's namespace, port or path would be a new word."""
+    """Nothing stands in the pod but what is known to be allowed; a host's namespace, port or path
+    would be a new word.
+    """
     template = template_of(DEPLOY / name)
     spec = template["spec"]
     assert spec["securityContext"] == {
@@ -109,8 +126,20 @@ def test_pod_security_restricted_admits_it(name: str) -> None:
     assert spec["automountServiceAccountToken"] is False
     assert spec["enableServiceLinks"] is False
     assert spec.keys() <= {
-        *("securityContext", "automountServiceAccountToken", "enableServiceLinks", "restartPolicy", "subdomain"),
-        *("terminationGracePeriodSeconds", "tolerations", "initContainers", "containers", "volumes"),
+        *(
+            "securityContext",
+            "automountServiceAccountToken",
+            "enableServiceLinks",
+            "restartPolicy",
+            "subdomain",
+        ),
+        *(
+            "terminationGracePeriodSeconds",
+            "tolerations",
+            "initContainers",
+            "containers",
+            "volumes",
+        ),
     }
     assert template["metadata"].keys() == {"labels"}, "an annotation can lift AppArmor"
     for volume in spec["volumes"]:
@@ -122,7 +151,17 @@ def test_pod_security_restricted_admits_it(name: str) -> None:
             "capabilities": {"drop": ["ALL"]},
         }
         assert container.keys() <= {
-            *("name", "image", "command", "args", "env", "envFrom", "resources", "securityContext", "volumeMounts"),
+            *(
+                "name",
+                "image",
+                "command",
+                "args",
+                "env",
+                "envFrom",
+                "resources",
+                "securityContext",
+                "volumeMounts",
+            ),
             *("livenessProbe", "readinessProbe", "ports"),
         }
         assert all(port.keys() == {"name", "containerPort"} for port in container.get("ports", []))
@@ -131,14 +170,20 @@ def test_pod_security_restricted_admits_it(name: str) -> None:
 
 
 def test_the_pod_of_a_jobset_and_of_a_trainjob_is_that_of_the_job() -> None:
-    base, jobset, runtime = (job_of(DEPLOY / name)["spec"]["template"] for name in ("base", "jobset", "trainjob-runtime"))
+    base, jobset, runtime = (
+        job_of(DEPLOY / name)["spec"]["template"] for name in ("base", "jobset", "trainjob-runtime")
+    )
     per_kind = ("name", "env", "envFrom")  # how each is told its settings and place
 
     def common(template: Object) -> Object:
-        spec = {key: value for key, value in template["spec"].items() if not key.endswith("ontainers")}
+        spec = {
+            key: value for key, value in template["spec"].items() if not key.endswith("ontainers")
+        }
         for kind in ("initContainers", "containers"):
             (container,) = template["spec"][kind]
-            spec[kind] = {key: value for key, value in container.items() if key not in per_kind} | {"image": "any"}
+            spec[kind] = {key: value for key, value in container.items() if key not in per_kind} | {
+                "image": "any"
+            }
         return spec | {"labels": template["metadata"]["labels"]}
 
     assert common(base) == common(jobset) == common(runtime)
@@ -155,7 +200,10 @@ def test_a_training_pod(name: str) -> None:
     assert health["resources"].keys() == {"limits"}, "requests are then the same"
     assert isinstance(health["resources"]["limits"]["nvidia.com/gpu"], int)
     assert health["volumeMounts"] == train["volumeMounts"]
-    mounts = {mount["mountPath"]: (mount["name"], mount.get("readOnly", False)) for mount in train["volumeMounts"]}
+    mounts = {
+        mount["mountPath"]: (mount["name"], mount.get("readOnly", False))
+        for mount in train["volumeMounts"]
+    }
     assert mounts == {
         "/workspace/runs": ("runs", False),
         "/workspace/data": ("data", False),
@@ -173,21 +221,31 @@ def test_a_training_pod(name: str) -> None:
 
 
 def test_the_volumes_are_apart_from_the_jobs_and_any_node_can_mount_them() -> None:
-    claims = {claim["metadata"]["name"]: claim["spec"]["accessModes"] for claim in objects(DEPLOY / "storage")}
+    claims = {
+        claim["metadata"]["name"]: claim["spec"]["accessModes"]
+        for claim in objects(DEPLOY / "storage")
+    }
     assert claims == {"runs": ["ReadWriteMany"], "data": ["ReadWriteMany"]}
     for name in (*OVERLAYS, "tensorboard"):
         assert "PersistentVolumeClaim" not in {thing["kind"] for thing in objects(DEPLOY / name)}
 
 
 def test_tensorboard_reads_takes_no_gpu_and_is_reached_by_no_pod() -> None:
-    deployment, service, policy = (one(DEPLOY / "tensorboard", kind) for kind in ("Deployment", "Service", "NetworkPolicy"))
+    deployment, service, policy = (
+        one(DEPLOY / "tensorboard", kind) for kind in ("Deployment", "Service", "NetworkPolicy")
+    )
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert {"name": "runs", "mountPath": "/workspace/runs", "readOnly": True} in container["volumeMounts"]
+    assert {"name": "runs", "mountPath": "/workspace/runs", "readOnly": True} in container[
+        "volumeMounts"
+    ]
     assert "nvidia.com/gpu" not in container["resources"]["limits"]
     assert container["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
     assert container["args"][0] == "tensorboard"
-    assert str(container["ports"][0]["containerPort"]) == container["args"][container["args"].index("--port") + 1]
+    assert (
+        str(container["ports"][0]["containerPort"])
+        == container["args"][container["args"].index("--port") + 1]
+    )
     assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"] == labels
     assert service["spec"].get("type", "ClusterIP") == "ClusterIP"
     assert policy["spec"] == {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"]}
@@ -197,12 +255,16 @@ def test_tensorboard_reads_takes_no_gpu_and_is_reached_by_no_pod() -> None:
 
 
 def fate(job: Object, *ends: tuple[str, int], disrupted: bool = False) -> str:
-    """What the Job controller does about a pod whose containers ended so; Count where no rule matches."""
+    """What the Job controller does about a pod whose containers ended so; Count where no rule
+    matches.
+    """
     for rule in job["spec"]["podFailurePolicy"]["rules"]:
         codes = rule.get("onExitCodes")
         if codes:
             assert codes["operator"] == "In"
-            if any(name == codes["containerName"] and code in codes["values"] for name, code in ends):
+            if any(
+                name == codes["containerName"] and code in codes["values"] for name, code in ends
+            ):
                 return str(rule["action"])
         elif disrupted:
             assert rule["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
@@ -212,20 +274,27 @@ def fate(job: Object, *ends: tuple[str, int], disrupted: bool = False) -> str:
 
 def who_retries() -> dict[int, str]:
     """By docs/exit-codes.md: exit code -> who should retry."""
-    rows = re.findall(r"^\| (\d+) \|.*\| ([^|]*) \|$", (ROOT / "docs/exit-codes.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\d+) \|.*\| ([^|]*) \|$", (ROOT / "docs/exit-codes.md").read_text(), re.MULTILINE
+    )
     return {int(code): who for code, who in rows}
 
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_who_retries_is_as_the_page_of_exit_codes_has_it(name: str) -> None:
     job = job_of(DEPLOY / name)
-    (health,), (train,) = (job["spec"]["template"]["spec"][kind] for kind in ("initContainers", "containers"))
+    (health,), (train,) = (
+        job["spec"]["template"]["spec"][kind] for kind in ("initContainers", "containers")
+    )
     expected = {"a person": "FailJob", "nobody": "FailJob", "the scheduler, at once": "Ignore"}
     codes = who_retries()
     assert codes.keys() == {1, 2, 3, 4, 5, 6, 7, 8, 75}
     for code, who in codes.items():
         assert who in expected or who.startswith("the scheduler")
-        assert fate(job, ("health", 0), (train["name"], code)) == expected.get(who, "Count"), (code, who)
+        assert fate(job, ("health", 0), (train["name"], code)) == expected.get(who, "Count"), (
+            code,
+            who,
+        )
     assert fate(job, ("health", 0), (train["name"], 137)) == "Count"
     assert fate(job, ("health", 0), (train["name"], 137), disrupted=True) == "Ignore"
     assert fate(job, ("health", 0), (train["name"], 2), disrupted=True) == "FailJob"
@@ -238,16 +307,23 @@ def test_who_retries_is_as_the_page_of_exit_codes_has_it(name: str) -> None:
 
 @needs_kustomize
 def test_how_often_it_is_tried() -> None:
-    limits = {name: {k: v for k, v in job_of(DEPLOY / name)["spec"].items() if k.startswith("backoff")} for name in JOBS}
+    limits = {
+        name: {k: v for k, v in job_of(DEPLOY / name)["spec"].items() if k.startswith("backoff")}
+        for name in JOBS
+    }
     assert limits == {
         "base": {"backoffLimit": 6},
         "one-node": {"backoffLimit": 6},
         "several-nodes": {"backoffLimit": 50},
         "sweep": {"backoffLimitPerIndex": 3},
     }
-    assert one(DEPLOY / "sweep", "Job")["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+    assert one(DEPLOY / "sweep", "Job")["spec"]["successPolicy"] == {
+        "rules": [{"succeededIndexes": "0"}]
+    }
     for folder in ("jobset", "trainjob-runtime"):
-        assert job_of(DEPLOY / folder)["spec"]["backoffLimit"] == 0, "a pod's failure is then everybody's new start"
+        assert job_of(DEPLOY / folder)["spec"]["backoffLimit"] == 0, (
+            "a pod's failure is then everybody's new start"
+        )
         spec = jobset_of(DEPLOY / folder)
         (rule,) = spec["failurePolicy"]["rules"]
         assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
@@ -259,7 +335,9 @@ def test_how_often_it_is_tried() -> None:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod that a controller makes of a job: what its containers have in their environment, and how others see it."""
+    """A pod that a controller makes of a job: what its containers have in their environment, and
+    how others see it.
+    """
 
     labels: dict[str, str]
     address: str
@@ -276,16 +354,24 @@ class Pod:
         return int(self.train["resources"]["limits"]["nvidia.com/gpu"])
 
 
-def environment(container: Object, folder: Path, labels: dict[str, str], index: int | None) -> dict[str, str]:
+def environment(
+    container: Object, folder: Path, labels: dict[str, str], index: int | None
+) -> dict[str, str]:
     """ConfigMaps, the index, then `env` in its order, with fields and $(NAME) put in."""
     env = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
     for source in container.get("envFrom", []):
         name = source["configMapRef"]["name"]
-        (data,) = (t["data"] for t in objects(folder) if t["kind"] == "ConfigMap" and t["metadata"]["name"] == name)
+        (data,) = (
+            t["data"]
+            for t in objects(folder)
+            if t["kind"] == "ConfigMap" and t["metadata"]["name"] == name
+        )
         env |= data
     annotations = {}
     if index is not None:
-        env["JOB_COMPLETION_INDEX"] = annotations["batch.kubernetes.io/job-completion-index"] = str(index)
+        env["JOB_COMPLETION_INDEX"] = annotations["batch.kubernetes.io/job-completion-index"] = str(
+            index
+        )
     for entry in container.get("env", []):
         if "valueFrom" in entry:
             if reference := entry["valueFrom"].get("secretKeyRef"):
@@ -324,7 +410,10 @@ def _pods_of_trainjob(trainjob: Object, folder: Path) -> list[Pod]:
     trainer, name = trainjob["spec"]["trainer"], trainjob["metadata"]["name"]
     (replicated,) = json.loads(json.dumps(runtime["spec"]["template"]["spec"]["replicatedJobs"]))
     assert (replicated["name"], replicated["replicas"]) == ("node", 1)
-    assert replicated["template"]["metadata"]["labels"]["trainer.kubeflow.org/trainjob-ancestor-step"] == "trainer"
+    assert (
+        replicated["template"]["metadata"]["labels"]["trainer.kubeflow.org/trainjob-ancestor-step"]
+        == "trainer"
+    )
     spec = replicated["template"]["spec"]
     (node,) = (c for c in spec["template"]["spec"]["containers"] if c["name"] == "node")
     node["resources"] = trainer["resourcesPerNode"]
@@ -334,21 +423,37 @@ def _pods_of_trainjob(trainjob: Object, folder: Path) -> list[Pod]:
         "PET_MASTER_ADDR": f"{name}-node-0-0.{name}",
         "PET_MASTER_PORT": "29500",
     }
-    rank = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
-    told = [*trainer["env"], {"name": "PET_NODE_RANK", "valueFrom": rank}, *({"name": n, "value": given[n]} for n in given)]
-    node["env"] = [entry for entry in node["env"] if entry["name"] not in {e["name"] for e in told}] + told
+    rank = {
+        "fieldRef": {
+            "fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+        }
+    }
+    told = [
+        *trainer["env"],
+        {"name": "PET_NODE_RANK", "valueFrom": rank},
+        *({"name": n, "value": given[n]} for n in given),
+    ]
+    node["env"] = [
+        entry for entry in node["env"] if entry["name"] not in {e["name"] for e in told}
+    ] + told
     spec |= {"completions": trainer["numNodes"], "parallelism": trainer["numNodes"]}
     return _made(spec, f"{name}-node-0", name, {JOBSET_NAME: name}, folder)
 
 
-def _made(spec: Object, job: str, subdomain: str, labels: dict[str, str], folder: Path) -> list[Pod]:
+def _made(
+    spec: Object, job: str, subdomain: str, labels: dict[str, str], folder: Path
+) -> list[Pod]:
     indexed = spec.get("completionMode") == "Indexed"
     assert spec.get("completions", 1) == spec.get("parallelism", 1), "all are needed at once"
     made = []
     for index in range(spec.get("completions", 1)):
         own = {**spec["template"]["metadata"]["labels"], **labels, JOB_NAME: job}
-        containers = spec["template"]["spec"]["initContainers"] + spec["template"]["spec"]["containers"]
-        env = {c["name"]: environment(c, folder, own, index if indexed else None) for c in containers}
+        containers = (
+            spec["template"]["spec"]["initContainers"] + spec["template"]["spec"]["containers"]
+        )
+        env = {
+            c["name"]: environment(c, folder, own, index if indexed else None) for c in containers
+        }
         made.append(Pod(own, f"{job}-{index}.{subdomain}", spec["template"]["spec"], env))
     return made
 
@@ -375,7 +480,9 @@ def run(library: Path, trainbox: Trainbox, tmp_path: Path) -> Run:
 
 
 def rdzv_of(plan: Object) -> dict[str, str]:
-    return dict(re.findall(r"--(nnodes|node-rank|rdzv-endpoint|rdzv-id)=(\S+)", "\n".join(plan["argv"])))
+    return dict(
+        re.findall(r"--(nnodes|node-rank|rdzv-endpoint|rdzv-id)=(\S+)", "\n".join(plan["argv"]))
+    )
 
 
 def plan_of(run: Run, pod: Pod) -> Object:
@@ -444,7 +551,9 @@ def changed(folder: Path, name: str, *changes: tuple[str, str]) -> Path:
         ("trainjob", ("nvidia.com/gpu: 1", "nvidia.com/gpu: 4")),
     ],
 )
-def test_a_changed_line_reaches_all_that_hangs_on_it(name: str, change: tuple[str, str], run: Run, tmp_path: Path) -> None:
+def test_a_changed_line_reaches_all_that_hangs_on_it(
+    name: str, change: tuple[str, str], run: Run, tmp_path: Path
+) -> None:
     nodes = [("NNODES=2", "NNODES=3"), ("numNodes: 2", "numNodes: 3")][name == "trainjob"]
     renamed = ("namePrefix: digits-", "namePrefix: my-")
     folder = changed(tmp_path, name, change, renamed, *[nodes] * (name in MULTI_NODE))
@@ -480,14 +589,23 @@ def test_a_task_of_ones_own_is_mounted_where_its_name_says(tmp_path: Path) -> No
     new = "  - {name: tasks, files: [gestures.py]}\ngeneratorOptions"
     for name in ("one-node", "jobset"):
         folder = changed(
-            tmp_path / name, name, ("generatorOptions", new), ("TASK=digits", "TASK=my_tasks/gestures.py:Gestures")
+            tmp_path / name,
+            name,
+            ("generatorOptions", new),
+            ("TASK=digits", "TASK=my_tasks/gestures.py:Gestures"),
         )
         (folder / "gestures.py").write_text("class Gestures: ...\n")
         pod = pods(folder)[0]
         file, _, _ = pod.env["train"]["TASK"].partition(":")
-        (mount,) = (m for m in pod.train["volumeMounts"] if m["mountPath"] == f"/workspace/{Path(file).parent}")
+        (mount,) = (
+            m
+            for m in pod.train["volumeMounts"]
+            if m["mountPath"] == f"/workspace/{Path(file).parent}"
+        )
         (volume,) = (v for v in pod.spec["volumes"] if v["name"] == mount["name"])
-        (tasks,) = (o for o in objects(folder) if o["kind"] == "ConfigMap" and "gestures.py" in o["data"])
+        (tasks,) = (
+            o for o in objects(folder) if o["kind"] == "ConfigMap" and "gestures.py" in o["data"]
+        )
         assert volume["configMap"]["name"] == tasks["metadata"]["name"] == "digits-tasks"
 
 
@@ -524,7 +642,9 @@ def admitted(policy: Object, pod: Pod, other: dict[str, str]) -> bool:
     """Whether the policy lets a pod with `other` labels reach `pod`."""
     spec = policy["spec"]
     assert spec["policyTypes"] == ["Ingress"]
-    assert spec["podSelector"]["matchLabels"].items() <= pod.labels.items(), "it does not protect this pod"
+    assert spec["podSelector"]["matchLabels"].items() <= pod.labels.items(), (
+        "it does not protect this pod"
+    )
     for rule in spec["ingress"]:
         assert rule.keys() == {"from"}, "workers meet at ports of their own"
         for peer in rule["from"]:
@@ -538,9 +658,13 @@ def assert_closed(folder: Path, made: list[Pod]) -> None:
     policy = one(folder, "NetworkPolicy")
     for pod in made:
         assert all(admitted(policy, pod, other.labels) for other in made)
-        stranger = {key: value for key, value in pod.labels.items() if key not in (JOB_NAME, JOBSET_NAME)}
+        stranger = {
+            key: value for key, value in pod.labels.items() if key not in (JOB_NAME, JOBSET_NAME)
+        }
         assert not admitted(policy, pod, stranger)
-        assert not admitted(policy, pod, stranger | {JOB_NAME: "another-train", JOBSET_NAME: "another-train"})
+        assert not admitted(
+            policy, pod, stranger | {JOB_NAME: "another-train", JOBSET_NAME: "another-train"}
+        )
 
 
 @needs_kustomize
@@ -565,8 +689,14 @@ def test_the_secret_is_referred_to_and_never_written_down() -> None:
     for name in MULTI_NODE:
         folder = DEPLOY / ("trainjob-runtime" if name == "trainjob" else name)
         text = "".join(path.read_text() for path in folder.glob("*.yaml"))
-        assert text.count("valueFrom: {secretKeyRef: {name: rendezvous, key: secret, optional: true}}") == 1
-    assert "openssl rand -hex 32 | kubectl create secret generic rendezvous --from-file=secret=/dev/stdin" in PAGE.read_text()
+        assert (
+            text.count("valueFrom: {secretKeyRef: {name: rendezvous, key: secret, optional: true}}")
+            == 1
+        )
+    assert (
+        "openssl rand -hex 32 | kubectl create secret generic rendezvous "
+        "--from-file=secret=/dev/stdin" in PAGE.read_text()
+    )
 
 
 # Sweeps.
@@ -574,7 +704,9 @@ def test_the_secret_is_referred_to_and_never_written_down() -> None:
 
 @needs_kustomize
 def test_pod_0_begins_the_sweep_and_the_others_join(tmp_path: Path) -> None:
-    """The container's own command, with programs in the place of tini and trainbox that tell their words."""
+    """The container's own command, with programs in the place of tini and trainbox that tell their
+    words.
+    """
     for name, text in {"tini": 'shift; exec "$@"', "trainbox": 'printf "%s\\n" "$@"'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
@@ -589,9 +721,27 @@ def test_pod_0_begins_the_sweep_and_the_others_join(tmp_path: Path) -> None:
             text=True,
             check=True,
         )
-        words = ["sweep", "--seeds", "20", "--grid", "width=8,16,32", "--set", "name=w*", *["--worker"] * (index > 0)]
+        words = [
+            "sweep",
+            "--seeds",
+            "20",
+            "--grid",
+            "width=8,16,32",
+            "--set",
+            "name=w*",
+            *["--worker"] * (index > 0),
+        ]
         assert done.stdout.splitlines() == words
-        check = [sys.executable, "-P", "-m", "trainer", "sweep", "--check", *env["ARGS"].split(), *words[8:]]
+        check = [
+            sys.executable,
+            "-P",
+            "-m",
+            "trainer",
+            "sweep",
+            "--check",
+            *env["ARGS"].split(),
+            *words[8:],
+        ]
         assert subprocess.run(check, env=env, cwd=ROOT, check=False).returncode == 0
 
 
@@ -599,8 +749,14 @@ def test_pod_0_begins_the_sweep_and_the_others_join(tmp_path: Path) -> None:
 
 
 def blocks() -> list[tuple[str, Object]]:
-    """(overlay, lines to change or add) of each block of docs/clusters.md that names its file in a comment."""
-    found = re.findall(r"^```yaml\n# (\S+)/kustomization\.yaml\b[^\n]*\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    """(overlay, lines to change or add) of each block of docs/clusters.md that names its file in a
+    comment.
+    """
+    found = re.findall(
+        r"^```yaml\n# (\S+)/kustomization\.yaml\b[^\n]*\n(.*?)^```",
+        PAGE.read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
     return [(name, yaml.safe_load(text)) for name, text in found]
 
 
@@ -615,17 +771,33 @@ def test_what_the_page_says_to_write_does_what_it_says(run: Run, tmp_path: Path)
         made.append(pods(folder))
     (mnist,), (own,), (large,), sweep = made
     assert mnist.address.startswith("mnist-train-")
-    assert mnist.env["train"].items() >= {"TASK": "mnist", "TRAINBOX_EPOCHS": "20", "SET": "dropout=0.3"}.items()
+    assert (
+        mnist.env["train"].items()
+        >= {"TASK": "mnist", "TRAINBOX_EPOCHS": "20", "SET": "dropout=0.3"}.items()
+    )
     assert plan_of(run, mnist)["nproc_per_node"] == 4
-    assert (own.env["train"]["TASK"], own.env["train"]["SET"]) == ("my_tasks/gestures.py:Gestures", "width=64")
+    assert (own.env["train"]["TASK"], own.env["train"]["SET"]) == (
+        "my_tasks/gestures.py:Gestures",
+        "width=64",
+    )
     assert large.train["resources"]["limits"] == {"cpu": 32, "memory": "256Gi", "nvidia.com/gpu": 1}
-    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}} in large.spec["volumes"]
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}} in large.spec[
+        "volumes"
+    ]
     assert large.spec["nodeSelector"]
-    assert (large.spec["securityContext"]["runAsUser"], large.spec["securityContext"]["runAsNonRoot"]) == (4711, True)
+    assert (
+        large.spec["securityContext"]["runAsUser"],
+        large.spec["securityContext"]["runAsNonRoot"],
+    ) == (4711, True)
     assert [pod.gpus for pod in sweep] == [2] * 4
     words = ["sweep", "--check", *sweep[0].env["train"]["ARGS"].split()]
     env = clean_environment(TASK=sweep[0].env["train"]["TASK"])
-    assert subprocess.run([sys.executable, "-P", "-m", "trainer", *words], env=env, cwd=ROOT, check=False).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-P", "-m", "trainer", *words], env=env, cwd=ROOT, check=False
+        ).returncode
+        == 0
+    )
 
 
 def test_the_page_names_folders_and_jobs_that_are_there() -> None:
@@ -633,5 +805,8 @@ def test_the_page_names_folders_and_jobs_that_are_there() -> None:
     folders = set(re.findall(r"deploy/kubernetes/([\w-]+)", page)) - {"mnist"}
     table = set(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE))
     assert table == set(OVERLAYS)
-    assert all((DEPLOY / name / "kustomization.yaml").is_file() for name in folders | table | {"trainjob-runtime"})
+    assert all(
+        (DEPLOY / name / "kustomization.yaml").is_file()
+        for name in folders | table | {"trainjob-runtime"}
+    )
     assert "job/mnist-train" in page

@@ -1,6 +1,8 @@
-"""The batch scripts for SLURM: what they start and when they go back into the queue; then on a real SLURM of two nodes.
+"""The batch scripts for SLURM: what they start and when they go back into the queue; then on a real
+SLURM of two nodes.
 
-The nodes train on CPU processes. `hosts-here` on PATH pulls a node's cable, where the node is one of its hosts.
+The nodes train on CPU processes. `hosts-here` on PATH pulls a node's cable, where the node is one
+of its hosts.
 """
 
 import fcntl
@@ -19,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import clean_environment
-from tests.faults.faults import GATED, Gate, clean_digest
+from tests.support.faults import GATED, Gate, clean_digest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/clusters.md"
@@ -31,9 +33,15 @@ SCRIPTS = ("one-node", "several-nodes", "sweep")
 
 
 def run_in_a_job(
-    folder: Path, *words: str, step: str = "exit 0", programs: dict[str, str] | None = None, **env: str
+    folder: Path,
+    *words: str,
+    step: str = "exit 0",
+    programs: dict[str, str] | None = None,
+    **env: str,
 ) -> tuple[int, list[list[str]], str]:
-    """(exit code, words of each call of srun and scontrol, stderr) of run.sh; `step` is what srun does."""
+    """(exit code, words of each call of srun and scontrol, stderr) of run.sh; `step` is what srun
+    does.
+    """
     programs = (programs or {}) | {
         "srun": f'echo "srun GPUS=$GPUS $*" >>calls; {step}',
         "scontrol": 'echo "scontrol $*" >>calls',
@@ -51,7 +59,11 @@ def run_in_a_job(
         timeout=60,
     )
     calls = folder / "calls"
-    return done.returncode, [line.split() for line in calls.read_text().splitlines()] if calls.exists() else [], done.stderr
+    return (
+        done.returncode,
+        [line.split() for line in calls.read_text().splitlines()] if calls.exists() else [],
+        done.stderr,
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +71,10 @@ def run_in_a_job(
     [
         ("", ".venv/bin/trainbox"),
         ("venv:/opt/trainbox", "/opt/trainbox/bin/trainbox"),
-        ("apptainer:images/trainbox.sif", "env SIF=images/trainbox.sif deploy/apptainer/trainbox.sh"),
+        (
+            "apptainer:images/trainbox.sif",
+            "env SIF=images/trainbox.sif deploy/apptainer/trainbox.sh",
+        ),
         (
             "pyxis:registry.example#trainbox:0.1.0",
             "--container-image=registry.example#trainbox:0.1.0 --container-mounts={here}:{here} "
@@ -68,7 +83,9 @@ def run_in_a_job(
     ],
 )
 @pytest.mark.parametrize("nodes", [1, 3])
-def test_one_variable_says_what_trainbox_is(tmp_path: Path, run_in: str, program: str, nodes: int) -> None:
+def test_one_variable_says_what_trainbox_is(
+    tmp_path: Path, run_in: str, program: str, nodes: int
+) -> None:
     code, calls, _ = run_in_a_job(
         tmp_path,
         "train",
@@ -80,10 +97,13 @@ def test_one_variable_says_what_trainbox_is(tmp_path: Path, run_in: str, program
     )
     assert code == 0
     tasks = (
-        f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task=6 --kill-on-bad-exit=0 --wait=60 --export=ALL"
+        f"--nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task=6 "
+        "--kill-on-bad-exit=0 --wait=60 --export=ALL"
     )
     label = " --label" * (nodes > 1)
-    assert calls == [f"srun GPUS=2 {tasks}{label} {program.format(here=tmp_path)} train mnist".split()]
+    assert calls == [
+        f"srun GPUS=2 {tasks}{label} {program.format(here=tmp_path)} train mnist".split()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +122,9 @@ def test_nodes_get_a_new_secret_in_their_environment_alone(
     for number in range(2):
         (folder := tmp_path / str(number)).mkdir()
         step = 'echo "${RDZV_SECRET:--} ${RDZV_SECRET_FILE:--}" >secret'
-        code, calls, err = run_in_a_job(folder, "train", step=step, SLURM_JOB_NUM_NODES=nodes, **given)
+        code, calls, err = run_in_a_job(
+            folder, "train", step=step, SLURM_JOB_NUM_NODES=nodes, **given
+        )
         found.append((folder / "secret").read_text().strip())
         assert (code, err) == (0, "")
         assert re.fullmatch(passed_on, found[-1])
@@ -113,7 +135,10 @@ def test_nodes_get_a_new_secret_in_their_environment_alone(
 def test_another_word_for_it_is_refused(tmp_path: Path) -> None:
     code, calls, err = run_in_a_job(tmp_path, "train", RUN_IN="docker:trainbox")
     assert (code, calls) == (2, [])
-    assert err == "run.sh: RUN_IN=docker:trainbox: write venv:FOLDER, apptainer:IMAGE.sif or pyxis:IMAGE\n"
+    assert (
+        err
+        == "run.sh: RUN_IN=docker:trainbox: write venv:FOLDER, apptainer:IMAGE.sif or pyxis:IMAGE\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,7 +152,9 @@ def test_another_word_for_it_is_refused(tmp_path: Path) -> None:
         (75, {"SLURM_RESTART_COUNT": "500"}, True),
     ],
 )
-def test_who_goes_back_into_the_queue(tmp_path: Path, code: int, env: dict[str, str], again: bool) -> None:
+def test_who_goes_back_into_the_queue(
+    tmp_path: Path, code: int, env: dict[str, str], again: bool
+) -> None:
     ended, calls, err = run_in_a_job(tmp_path, "train", step=f"exit {code}", **env)
     assert ended == code
     assert calls[1:] == ([["scontrol", "requeue", "7"]] if again else [])
@@ -150,10 +177,18 @@ def test_who_goes_back_into_the_queue(tmp_path: Path, code: int, env: dict[str, 
         ((75, 75), 75),
     ],
 )
-def test_the_node_where_it_began_decides(tmp_path: Path, codes: tuple[int, int], decisive: int) -> None:
-    """srun itself ends with the highest code; those that only lost contact end with 7, and those that waited, with 75."""
-    lines = [f"srun: error: n{task + 1}: task {task}: Exited with exit code {code}" for task, code in enumerate(codes)]
-    said = ["0: srun: error: n3: task 2: Exited with exit code 6", "1: trainbox: x", *lines]  # the first is what a task wrote
+def test_the_node_where_it_began_decides(
+    tmp_path: Path, codes: tuple[int, int], decisive: int
+) -> None:
+    """srun itself ends with the highest code; those that only lost contact end with 7, and those
+    that waited, with 75.
+    """
+    lines = [
+        f"srun: error: n{task + 1}: task {task}: Exited with exit code {code}"
+        for task, code in enumerate(codes)
+    ]
+    # the first is what a task wrote
+    said = ["0: srun: error: n3: task 2: Exited with exit code 6", "1: trainbox: x", *lines]
     step = "; ".join([*(f"echo '{line}' >&2" for line in said), f"exit {max(codes)}"])
     code, calls, err = run_in_a_job(tmp_path, "train", step=step, SLURM_JOB_NUM_NODES="2")
     assert code == decisive
@@ -163,7 +198,10 @@ def test_the_node_where_it_began_decides(tmp_path: Path, codes: tuple[int, int],
 
 def test_warned_it_waits_for_the_step(tmp_path: Path) -> None:
     """Whose own end counts."""
-    step = "trap 'exit 0' USR1; while [ -e /proc/$PPID/fd/3 ]; do :; done; kill -USR1 $PPID; while :; do sleep 0.1; done"
+    step = (
+        "trap 'exit 0' USR1; while [ -e /proc/$PPID/fd/3 ]; do :; done; kill -USR1 $PPID; "
+        "while :; do sleep 0.1; done"
+    )
     assert run_in_a_job(tmp_path, "train", step=step)[::2] == (0, "")
 
 
@@ -194,14 +232,19 @@ def test_of_an_array_only_the_task_goes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_asks_for_what_lets_it_go_on(name: str) -> None:
-    asked = re.findall(r"^#SBATCH (\S+)", (ROOT / f"deploy/slurm/{name}.sbatch").read_text(), re.MULTILINE)
+    asked = re.findall(
+        r"^#SBATCH (\S+)", (ROOT / f"deploy/slurm/{name}.sbatch").read_text(), re.MULTILINE
+    )
     assert {"--signal=B:USR1@120", "--requeue", "--open-mode=append"} <= set(asked)
-    assert not any("ntasks" in option for option in asked)  # with `--nodes=1-4`, SLURM would give one
+    # with `--nodes=1-4`, SLURM would give one
+    assert not any("ntasks" in option for option in asked)
 
 
 def commands_of_the_page() -> list[tuple[str, list[str]]]:
     """(script, its words) of each sbatch command in docs/clusters.md."""
-    found = re.findall(r"^[^|\n]*\bsbatch .*?deploy/slurm/(\S+)\.sbatch +([^#\n]*)", PAGE.read_text(), re.MULTILINE)
+    found = re.findall(
+        r"^[^|\n]*\bsbatch .*?deploy/slurm/(\S+)\.sbatch +([^#\n]*)", PAGE.read_text(), re.MULTILINE
+    )
     return [(script, words.split()) for script, words in found]
 
 
@@ -212,8 +255,18 @@ def test_the_page_starts_scripts_that_are_there_with_words_that_trainbox_takes()
     for script, words in commands:
         if words[0].startswith("my_tasks/"):
             continue  # the reader's own
-        check = [sys.executable, "-P", "-m", "trainer", "sweep" if script == "sweep" else "train", "--check", *words]
-        assert subprocess.run(check, env=clean_environment(), check=False, timeout=60).returncode == 0, words
+        check = [
+            sys.executable,
+            "-P",
+            "-m",
+            "trainer",
+            "sweep" if script == "sweep" else "train",
+            "--check",
+            *words,
+        ]
+        assert (
+            subprocess.run(check, env=clean_environment(), check=False, timeout=60).returncode == 0
+        ), words
 
 
 # On a real SLURM.
@@ -221,11 +274,15 @@ def test_the_page_starts_scripts_that_are_there_with_words_that_trainbox_takes()
 
 def sinfo() -> list[str]:
     """The state of each node; none where no SLURM answers."""
-    done = subprocess.run(["sinfo", "-h", "-N", "-o", "%T"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["sinfo", "-h", "-N", "-o", "%T"], capture_output=True, text=True, timeout=60
+    )
     return done.stdout.split() if done.returncode == 0 else []
 
 
-def wait_for(condition: Callable[[], object], what: Callable[[], str], timeout_s: float = 400) -> None:
+def wait_for(
+    condition: Callable[[], object], what: Callable[[], str], timeout_s: float = 400
+) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain:\n{what()}"
@@ -264,12 +321,17 @@ class Slurm:
         return path.read_text() if path.exists() else ""
 
     def wait_for_log(self, number: str, text: str) -> None:
-        wait_for(lambda: text in self.log(number), lambda: f"{self.job(number)}\n{self.log(number)}")
+        wait_for(
+            lambda: text in self.log(number), lambda: f"{self.job(number)}\n{self.log(number)}"
+        )
 
     def finish(self, number: str) -> dict[str, str]:
         """Until the job has come to its good end."""
         running = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED", "NODE_FAIL")
-        wait_for(lambda: self.job(number)["JobState"] not in running, lambda: f"{self.job(number)}\n{self.log(number)}")
+        wait_for(
+            lambda: self.job(number)["JobState"] not in running,
+            lambda: f"{self.job(number)}\n{self.log(number)}",
+        )
         job = self.job(number)
         assert job["JobState"] == "COMPLETED", f"{job}\n{self.log(number)}"
         return job
@@ -284,7 +346,9 @@ class Slurm:
 
 
 def scontrol(*words: str) -> str:
-    return subprocess.run(["scontrol", *words], check=True, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(
+        ["scontrol", *words], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
 
 
 def idle() -> bool:
@@ -298,7 +362,8 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
     if len(sinfo()) != 2:
         pytest.skip("no SLURM of two nodes answers: `sinfo` lists others or fails")
     with (Path(tempfile.gettempdir()) / "trainbox-test-slurm.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one test at a time: another process of pytest may have the next
+        # one test at a time: another process of pytest may have the next
+        fcntl.flock(lock, fcntl.LOCK_EX)
         wait_for(idle, lambda: f"nodes are not idle: {sinfo()}")
         runner = Slurm(tmp_path)
         yield runner
@@ -316,7 +381,8 @@ def test_two_nodes_warned_before_their_time_is_up_go_on_to_the_bits_of_one(slurm
     assert "4 processes on 2 nodes; this is node 0, they meet at n1:" in slurm.log(number)
     hours, minutes, _ = map(int, slurm.job(number)["RunTime"].split(":"))
     elapsed = 60 * hours + minutes
-    scontrol("update", f"JobId={number}", f"TimeLimit={elapsed + 2}")  # so that the two minutes of --signal have begun
+    # so that the two minutes of --signal have begun
+    scontrol("update", f"JobId={number}", f"TimeLimit={elapsed + 2}")
     slurm.wait_for_log(number, "trainbox: SIGUSR1 received: saving a checkpoint")
     scontrol("update", f"JobId={number}", f"TimeLimit={elapsed + 10}")
     gate.release()
@@ -333,7 +399,9 @@ def test_two_nodes_warned_before_their_time_is_up_go_on_to_the_bits_of_one(slurm
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # they wait for one another, and the machine may be busy
 def test_a_node_cut_off_is_lost_and_the_rest_goes_on_with_the_same_bits(slurm: Slurm) -> None:
-    if not shutil.which("hosts-here") or "NodeAddr=10.77.0.12 " not in scontrol("show", "node", "n2"):
+    if not shutil.which("hosts-here") or "NodeAddr=10.77.0.12 " not in scontrol(
+        "show", "node", "n2"
+    ):
         pytest.skip("no cable to pull: the nodes are not hosts of a `hosts-here` on PATH")
     gate = Gate(slurm.folder, step=100)
     words = (*GATED, "--processes", "2", "--shards", "4")
@@ -349,18 +417,35 @@ def test_a_node_cut_off_is_lost_and_the_rest_goes_on_with_the_same_bits(slurm: S
     assert (job["Restarts"], job["NumNodes"], job["NodeList"]) == ("1", "1", "n1")
     assert "resume     from step 80, epoch 3" in slurm.log(number)
     assert slurm.steps() == list(range(1, 401))
-    assert slurm.digest(number) == clean_digest(slurm.folder, (*GATED[:-1], "clean", "--shards", "4"))
+    assert slurm.digest(number) == clean_digest(
+        slurm.folder, (*GATED[:-1], "clean", "--shards", "4")
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # they wait for one another, and the machine may be busy
 def test_a_sweep_is_shared_by_an_array_and_a_task_that_is_stopped_goes_on(slurm: Slurm) -> None:
     gate = Gate(slurm.folder, step=5)
-    words = (GATED[0], "--device", "cpu", "--processes", "1", "--max-steps", "10", "--grid", "width=8,16", "--name", "s")
+    words = (
+        GATED[0],
+        "--device",
+        "cpu",
+        "--processes",
+        "1",
+        "--max-steps",
+        "10",
+        "--grid",
+        "width=8,16",
+        "--name",
+        "s",
+    )
     array = slurm.submit("sweep", *words, options=("--array=0-1",))
     first, last = f"{array}_0", f"{array}_1"
     trials = [slurm.folder / "runs/s" / f"trial-{number:05}" for number in range(2)]
-    wait_for(lambda: all((trial / "metrics.jsonl").exists() for trial in trials), lambda: slurm.log(first) + slurm.log(last))
+    wait_for(
+        lambda: all((trial / "metrics.jsonl").exists() for trial in trials),
+        lambda: slurm.log(first) + slurm.log(last),
+    )
     wait_for(gate._reached, lambda: slurm.log(first) + slurm.log(last))
     subprocess.run(["scancel", "--batch", "--signal=USR1", last], check=True, timeout=60)
     slurm.wait_for_log(last, "trainbox: SIGUSR1 received")
@@ -369,5 +454,7 @@ def test_a_sweep_is_shared_by_an_array_and_a_task_that_is_stopped_goes_on(slurm:
     assert [job["Restarts"] for job in ended] == ["0", "1"]
     table = re.findall(r"^ *(\d+) +(\d+) +[\d.]+", slurm.log(first), re.MULTILINE)
     assert table == [("8", "1"), ("16", "1")]  # each once
-    went_on = [(trial / "logs/output.log").read_text().count("resume     from step") for trial in trials]
+    went_on = [
+        (trial / "logs/output.log").read_text().count("resume     from step") for trial in trials
+    ]
     assert sorted(went_on) == [0, 1]

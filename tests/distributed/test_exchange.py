@@ -1,4 +1,6 @@
-"""Values that processes send each other are JSON: they arrive unchanged, and no peer's code runs."""
+"""Values that processes send each other are JSON: they arrive unchanged, and no peer's code
+runs.
+"""
 
 import ast
 import json
@@ -16,22 +18,41 @@ from typing import Any
 import pytest
 
 from tests.conftest import Trainbox, clean_environment, finish
-from tests.distributed.hostile import Evil
 from tests.distributed.test_nodes import _free_port
+from tests.support.hostile import Evil
+from tests.support.paths import SUPPORT
 
 ROOT = Path(__file__).parents[2]
 SAME_VERSION = "start the same version of Trainbox on each machine"
 VALUES: list[Any] = [
-    *(None, True, 0, -(2**62), 0.1, -0.0, 1e-310, math.pi, math.inf, math.nan, "", "ä\n\x1b[31m\ud800", [], {}),
+    *(
+        None,
+        True,
+        0,
+        -(2**62),
+        0.1,
+        -0.0,
+        1e-310,
+        math.pi,
+        math.inf,
+        math.nan,
+        "",
+        "ä\n\x1b[31m\ud800",
+        [],
+        {},
+    ),
     {"accuracy": 0.1 + 0.2, "loss": math.nan, "deep": [[1, [2.5, None]], {"x": []}]},
 ]
 
 
-# Two ranks, forked from a process that has loaded torch. Each check runs on both and returns what rank 0 found.
+# Two ranks, forked from a process that has loaded torch. Each check runs on both and returns what
+# rank 0 found.
 
 
 def _values(process: Any) -> list[str]:
-    first = [repr(process.from_first(value if process.is_first else "rank 1's own")) for value in VALUES]
+    first = [
+        repr(process.from_first(value if process.is_first else "rank 1's own")) for value in VALUES
+    ]
     each = [[repr(one) for one in process.from_each([process.rank, value])] for value in VALUES]
     assert each == [[repr([rank, value]) for rank in range(2)] for value in VALUES]
     return first
@@ -39,7 +60,7 @@ def _values(process: Any) -> list[str]:
 
 def _sends_a_pickle(process: Any) -> str:
     from tests.distributed import hostile
-    from trainer import distributed
+    from trainer.parallel import world as distributed
 
     if not process.is_first:
         distributed._packed = hostile.packed
@@ -54,17 +75,26 @@ def _sends_other_bytes(process: Any) -> list[str]:
     import torch
     import torch.distributed as dist
 
-    from trainer import distributed
+    from trainer.parallel import world as distributed
 
     found = []
-    for size, sent in ((-1, b""), (0, b""), (2**40, b""), (8, b"[" * 8), (3, b"\xff\xfe\x00"), (4, b"nul]")):
+    for size, sent in (
+        (-1, b""),
+        (0, b""),
+        (2**40, b""),
+        (8, b"[" * 8),
+        (3, b"\xff\xfe\x00"),
+        (4, b"nul]"),
+    ):
         if process.is_first:
             try:
                 process.from_each(None)
             except distributed.NetworkFailure as failure:
                 found.append(str(failure))
         else:
-            dist.all_gather([torch.empty(1, dtype=torch.int64) for _ in range(2)], torch.tensor([size]))
+            dist.all_gather(
+                [torch.empty(1, dtype=torch.int64) for _ in range(2)], torch.tensor([size])
+            )
             if sent:
                 bytes_N = torch.zeros(max(len(sent), 4), dtype=torch.uint8)
                 bytes_N[: len(sent)] = torch.frombuffer(bytearray(sent), dtype=torch.uint8)
@@ -111,7 +141,7 @@ CHECKS = (_values, _sends_a_pickle, _sends_other_bytes, _uses_objects)
 
 def _rank(check: Callable[[Any], Any]) -> None:
     try:
-        from trainer.distributed import Process
+        from trainer.parallel.world import Process
 
         process = Process.start("cpu")
         found = check(process)
@@ -129,7 +159,11 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]
     """The folder of the markers, and what each check found."""
     folder = tmp_path_factory.mktemp("exchange")
     done = subprocess.run(
-        [sys.executable, "-c", f"from tests.distributed.test_exchange import _serve; _serve({str(folder)!r})"],
+        [
+            sys.executable,
+            "-c",
+            f"from tests.distributed.test_exchange import _serve; _serve({str(folder)!r})",
+        ],
         cwd=ROOT,
         env=clean_environment(OMP_NUM_THREADS="1"),
         capture_output=True,
@@ -153,11 +187,16 @@ def test_no_check_ran_a_peers_code(ran: Found) -> None:
 
 
 def test_a_pickle_from_a_peer_is_not_loaded(ran: Found) -> None:
-    assert ran[1]["_sends_a_pickle"] == f"another process sent bytes that are not JSON: {SAME_VERSION}"
+    assert (
+        ran[1]["_sends_a_pickle"] == f"another process sent bytes that are not JSON: {SAME_VERSION}"
+    )
 
 
 def test_sizes_and_bytes_that_a_peer_chose_are_refused(ran: Found) -> None:
-    sizes = [f"another process announced {size} bytes, and 1 to 16777216 are possible" for size in (-1, 0, 2**40)]
+    sizes = [
+        f"another process announced {size} bytes, and 1 to 16777216 are possible"
+        for size in (-1, 0, 2**40)
+    ]
     garbled = ["another process sent bytes that are not JSON"] * 3
     assert ran[1]["_sends_other_bytes"] == [f"{text}: {SAME_VERSION}" for text in sizes + garbled]
 
@@ -174,24 +213,46 @@ def test_objects_of_torchs_own_collectives_are_refused_between_machines(ran: Fou
 
 @pytest.mark.parametrize("value", [(1, 2), {1: "a"}, {"a": (1,)}])
 def test_a_value_that_json_would_change_is_a_mistake(value: Any) -> None:
-    from trainer.distributed import _packed
+    from trainer.parallel.world import _packed
 
     with pytest.raises(AssertionError, match="JSON would change"):
         _packed(value)
 
 
 def test_a_node_that_sends_pickles_ends_the_training_with_7(trainbox: Trainbox) -> None:
-    """The whole way: it joins as node 1, trains along, and sends a pickle when values are exchanged."""
-    place = ("--nnodes", "2", "--rdzv-timeout-s", "60", "--rdzv-endpoint", f"127.0.0.1:{_free_port()}")
-    words = ("train", "tests.trainer.tiny:Tiny", "--device", "cpu", "--run", "r", "--max-steps", "4")
+    """The whole way: it joins as node 1, trains along, and sends a pickle when values are
+    exchanged.
+    """
+    place = (
+        "--nnodes",
+        "2",
+        "--rdzv-timeout-s",
+        "60",
+        "--rdzv-endpoint",
+        f"127.0.0.1:{_free_port()}",
+    )
+    words = (
+        "train",
+        "tests.support.tiny:Tiny",
+        "--device",
+        "cpu",
+        "--run",
+        "r",
+        "--max-steps",
+        "4",
+    )
     here = {"PYTHONPATH": str(ROOT)}
     first = trainbox.start(*words, *place, "--node-rank", "0", env=here)
     marker = trainbox.folder / "marker"
-    argv = json.loads(trainbox("plan", *words[1:], *place, "--node-rank", "1", env=here).out)["argv"]
-    begin = argv.index("trainer.torchrun") + 1
+    argv = json.loads(trainbox("plan", *words[1:], *place, "--node-rank", "1", env=here).out)[
+        "argv"
+    ]
+    begin = argv.index("trainer.launch.torchrun") + 1
     rank = argv.index("-m", begin)
-    hostile = [*argv[begin:rank], "--", str(Path(__file__).with_name("hostile.py")), str(marker), *argv[rank + 3 :]]
-    other = trainbox.start(*hostile, module="trainer.torchrun", env=here | {"TRAINBOX_DEVICE": "cpu"})
+    hostile = [*argv[begin:rank], "--", str(SUPPORT / "hostile.py"), str(marker), *argv[rank + 3 :]]
+    other = trainbox.start(
+        *hostile, module="trainer.launch.torchrun", env=here | {"TRAINBOX_DEVICE": "cpu"}
+    )
     ended, hostile_end = finish(first), finish(other)
     assert ended.code == 7, (ended, hostile_end)
     assert "another process sent bytes that are not JSON" in ended.err, (ended, hostile_end)
@@ -230,7 +291,7 @@ def test_no_source_unpickles_what_another_program_sends() -> None:
         if _unpickles(node)
     ]
     # The driver's answers, from a process that it has forked itself.
-    assert found == ["entrypoint/driver.py: pickle.loads(_read_exactly(end, size))"]
+    assert found == ["entrypoint/driver/process.py: pickle.loads(_read_exactly(end, size))"]
     for text in (
         "torch.load(f)",
         "torch.load(f, weights_only=x)",

@@ -1,4 +1,6 @@
-"""--strategy fsdp on two and four processes: the numbers of one, from shares; a checkpoint is gone on from by any number."""
+"""--strategy fsdp on two and four processes: the numbers of one, from shares; a checkpoint is gone
+on from by any number.
+"""
 
 import contextlib
 import json
@@ -17,22 +19,24 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from tests.conftest import Trainbox, finish, wait_until
 from tests.distributed import sharded
-from tests.distributed.ranks import Ranks
-from tests.trainer.here import Here, training_here
-from trainer import session, sharding
-from trainer.build import _default_precision
-from trainer.config import Config, check_sharded
-from trainer.distributed import Process
+from tests.support.here import Here, training_here
+from tests.support.ranks import Ranks
+from trainer import session
 from trainer.errors import WrongUse
-from trainer.losses import LossModule
+from trainer.loop.build import _default_precision
+from trainer.loop.losses import LossModule
+from trainer.loop.out_of_memory import DoesNotFit, all_fit
+from trainer.parallel import fsdp as sharding
+from trainer.parallel.fsdp import blocks, moves_noted, shard, whole
+from trainer.parallel.world import Process
 from trainer.session import _default_name, _refuse_another_plan, _told_as_failures
-from trainer.sharding import blocks, moves_noted, shard, whole
-from trainer.splitting import DoesNotFit, all_fit
+from trainer.settings.config import Config, check_sharded
 
 _TASK = f"{Path(sharded.__file__)}:Sharded"
 _SETTINGS: dict[str, Any] = {
     "max_steps": 30,
-    "early_stopping": "max:loss",  # it falls: the second validation ends the training, after 10 steps
+    # it falls: the second validation ends the training, after 10 steps
+    "early_stopping": "max:loss",
     "patience": 1,
     "clip_norm": 0.4,
     "accumulation": 2,
@@ -49,7 +53,11 @@ _UNTRAINED = 110 + 12  # of them: frozen, and unused
 
 def _command(run: str, *words: str, **others: Any) -> list[str]:
     settings = {name: value for name, value in (_SETTINGS | others).items() if value is not None}
-    options = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    options = [
+        word
+        for name, value in settings.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
     return ["train", _TASK, *options, "--device", "cpu", "--run", run, *words]
 
 
@@ -66,7 +74,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 @pytest.fixture(scope="module")
 def runs(ranks: Ranks) -> Trainbox:
-    """The run `on2` of two processes, and `on4` of four, which goes on from the fourth step of that."""
+    """The run `on2` of two processes, and `on4` of four, which goes on from the fourth step of
+    that.
+    """
     trainbox = Trainbox(ranks.folder)
     for processes in (2, 4):
         if processes == 4:
@@ -76,7 +86,10 @@ def runs(ranks: Ranks) -> Trainbox:
         held = json.loads((trainbox.folder / f"held-{processes}-0.json").read_text())["model"]
         assert f"sharded    {held:,} of them on the first process\n" in ended.out
         assert f"(ended early at step {_LAST})\n" in ended.out
-        assert not any("exchange_share" in entry for entry in trainbox.entries(f"on{processes}", "train"))  # nobody measures it
+        # nobody measures it
+        assert not any(
+            "exchange_share" in entry for entry in trainbox.entries(f"on{processes}", "train")
+        )
     return trainbox
 
 
@@ -89,7 +102,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Here:
 
 
 def _state(folder: Path, run: str, step: int = _LAST) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(folder / "runs" / run / "checkpoints" / f"step-{step:08d}.pt", weights_only=True)
+    state: dict[str, Any] = torch.load(
+        folder / "runs" / run / "checkpoints" / f"step-{step:08d}.pt", weights_only=True
+    )
     return state
 
 
@@ -108,11 +123,17 @@ def _copy(source: Path, target: Path, step: int) -> None:
 
 def _digests(run: Path, step: int) -> dict[str, Any]:
     entries = [json.loads(line) for line in (run / "digests.jsonl").read_text().splitlines()]
-    return next({name: entry[name] for name in ("model", "optimizer", "tensors")} for entry in entries if entry["step"] == step)
+    return next(
+        {name: entry[name] for name in ("model", "optimizer", "tensors")}
+        for entry in entries
+        if entry["step"] == step
+    )
 
 
 @pytest.mark.parametrize(("processes", "first"), [(2, 0), (4, 4)])
-def test_it_computes_what_one_process_does_and_ends_as_early(runs: Trainbox, alone: Here, processes: int, first: int) -> None:
+def test_it_computes_what_one_process_does_and_ends_as_early(
+    runs: Trainbox, alone: Here, processes: int, first: int
+) -> None:
     state = _state(runs.folder, f"on{processes}")
     assert _largest_difference(state["model"], alone.weights()) < 1e-6
     assert (state["progress"]["patience_used"], state["progress"]["ended_early"]) == (1, True)
@@ -121,22 +142,36 @@ def test_it_computes_what_one_process_does_and_ends_as_early(runs: Trainbox, alo
     found = found[first:]  # the steps before were copied with the run
     assert min(entry["gradient_norm"] for entry in found) > 0.4, "clipping has nothing to do"
     for name in ("loss", "gradient_norm", "learning_rate"):
-        assert [entry[name] for entry in found] == pytest.approx([entry[name] for entry in training[first:]], rel=1e-5)
-    validations, validated = alone.entries("validation"), runs.entries(f"on{processes}", "validation")
+        assert [entry[name] for entry in found] == pytest.approx(
+            [entry[name] for entry in training[first:]], rel=1e-5
+        )
+    validations, validated = (
+        alone.entries("validation"),
+        runs.entries(f"on{processes}", "validation"),
+    )
     for name in ("step", "words"):
         assert [entry[name] for entry in validated] == [entry[name] for entry in validations]
-    assert [entry["loss"] for entry in validated] == pytest.approx([entry["loss"] for entry in validations], rel=1e-5)
+    assert [entry["loss"] for entry in validated] == pytest.approx(
+        [entry["loss"] for entry in validations], rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_each_process_holds_its_share_of_weights_and_optimizer(runs: Trainbox, processes: int) -> None:
-    held = [json.loads((runs.folder / f"held-{processes}-{rank}.json").read_text()) for rank in range(processes)]
+def test_each_process_holds_its_share_of_weights_and_optimizer(
+    runs: Trainbox, processes: int
+) -> None:
+    held = [
+        json.loads((runs.folder / f"held-{processes}-{rank}.json").read_text())
+        for rank in range(processes)
+    ]
     for name, total in (("model", _PARAMETERS), ("optimizer", 2 * (_PARAMETERS - _UNTRAINED))):
         assert sum(part[name] for part in held) == total
         assert max(part[name] for part in held) < 1.15 * total / processes
 
 
-def test_another_number_of_processes_goes_on_from_the_same_bits(ranks: Ranks, runs: Trainbox, alone: Here) -> None:
+def test_another_number_of_processes_goes_on_from_the_same_bits(
+    ranks: Ranks, runs: Trainbox, alone: Here
+) -> None:
     on2, on4, target = (runs.folder / "runs" / name for name in ("on2", "on4", "4to2"))
     assert _digests(on4, 4) == _digests(on2, 4)
     _copy(on4, target, 8)
@@ -153,13 +188,17 @@ def test_stopped_within_an_epoch_and_then_killed_in_part_it_goes_on_to_the_same_
 ) -> None:
     words = _command("stopped", "--runs-dir", str(runs.folder / "runs"))
     process = trainbox.start(*words, *_LAUNCH, env={"STOP_AT": "5"})
-    wait_until(lambda: all((trainbox.folder / f"waits-{rank}").exists() for rank in (0, 1)), process)
+    wait_until(
+        lambda: all((trainbox.folder / f"waits-{rank}").exists() for rank in (0, 1)), process
+    )
     process.send_signal(signal.SIGTERM)
     stopped = finish(process)
     assert stopped.code == 75, stopped.err
     assert "-> torchrun FSDP over gloo, 2 processes\n" in stopped.out
     # All are told in the sixth step, and answer each other in the next.
-    message = "stopped by SIGTERM at step 7 of 30, checkpoint saved: the same command goes on from there"
+    message = (
+        "stopped by SIGTERM at step 7 of 30, checkpoint saved: the same command goes on from there"
+    )
     assert stopped.err.count("checkpoint saved") == stopped.err.count(message) == 1
 
     killed = ranks(2, *words, env={"KILL_AT": "9"})
@@ -169,11 +208,15 @@ def test_stopped_within_an_epoch_and_then_killed_in_part_it_goes_on_to_the_same_
 
     again = ranks(2, *words)
     assert again.codes == [0, 0], again.errs
-    assert re.search("resume +from step [78],", again.out), again  # the save of step 8 may have been cut short
+    # the save of step 8 may have been cut short
+    assert re.search("resume +from step [78],", again.out), again
     on2, found = (runs.folder / "runs" / name for name in ("on2", "stopped"))
     assert _digests(found, _LAST) == _digests(on2, _LAST)
     names = ("step", "loss", "words")
-    validations = [[[e[name] for name in names] for e in runs.entries(run.name, "validation")] for run in (found, on2)]
+    validations = [
+        [[e[name] for name in names] for e in runs.entries(run.name, "validation")]
+        for run in (found, on2)
+    ]
     assert validations[0] == validations[1]
 
 
@@ -181,7 +224,10 @@ def test_one_process_goes_on_if_told_to(runs: Trainbox, here: Here, alone: Here)
     _copy(runs.folder / "runs" / "on4", here.path("r"), 8)
     code, _, err = here.command(*_command("r"))
     assert code == 2
-    assert "cannot go on to the same bits, since it was started with plan.strategy: fsdp -> single" in err
+    assert (
+        "cannot go on to the same bits, since it was started with plan.strategy: fsdp -> single"
+        in err
+    )
     code, out, err = here.command(*_command("r", "--resume", "anyway"))
     assert (code, err) == (0, "")
     assert "resume     from step 8" in out
@@ -192,24 +238,44 @@ def test_a_run_of_one_process_goes_on_shared_out_if_told_to(ranks: Ranks, alone:
     _copy(alone.path(), ranks.folder / "runs/1to2", 8)
     refused = ranks(2, *_command("1to2"))
     assert refused.codes[0] == 2
-    assert "cannot go on to the same bits, since it was started with plan.strategy: single -> fsdp" in refused.errs[0]
+    assert (
+        "cannot go on to the same bits, since it was started with plan.strategy: single -> fsdp"
+        in refused.errs[0]
+    )
     ended = ranks(2, *_command("1to2", "--resume", "anyway"))
     assert ended.codes == [0, 0], ended.errs
     assert "resume     from step 8" in ended.out
     assert _largest_difference(_state(ranks.folder, "1to2")["model"], alone.weights()) < 1e-6
 
 
-def test_verify_does_it_again_on_as_many_processes_alone(trainbox: Trainbox, runs: Trainbox, here: Here) -> None:
+def test_verify_does_it_again_on_as_many_processes_alone(
+    trainbox: Trainbox, runs: Trainbox, here: Here
+) -> None:
     run = runs.folder / "runs" / "on2"
-    ended = trainbox("verify", str(run), "--strategy", "fsdp", "--device", "cpu", "--processes", "2", "--steps", "4")
+    ended = trainbox(
+        "verify",
+        str(run),
+        "--strategy",
+        "fsdp",
+        "--device",
+        "cpu",
+        "--processes",
+        "2",
+        "--steps",
+        "4",
+    )
     assert "SAME BITS" in ended.out, ended.err
     code, _, err = here.command("verify", str(run), "--device", "cpu")
     assert code == 2
-    assert "was trained by fsdp on 2 process(es), and single on 1 adds in another order: verify it with --strategy fsdp" in err
+    assert (
+        "was trained by fsdp on 2 process(es), and single on 1 adds in another order: "
+        "verify it with --strategy fsdp" in err
+    )
 
 
 _ALONE, _DDP2, _FSDP2, _FSDP4 = (
-    {"strategy": strategy, "world_size": count} for strategy, count in (("single", 1), ("ddp", 2), ("fsdp", 2), ("fsdp", 4))
+    {"strategy": strategy, "world_size": count}
+    for strategy, count in (("single", 1), ("ddp", 2), ("fsdp", 2), ("fsdp", 4))
 )
 
 
@@ -217,13 +283,43 @@ _ALONE, _DDP2, _FSDP2, _FSDP4 = (
     ("plan", "resumed", "steps", "now", "message"),
     [
         (_FSDP2, [], None, ("fsdp", 2), None),
-        (_FSDP2, [], None, ("fsdp", 4), "was trained by fsdp on 2 process(es), and fsdp on 4 adds in another order"),
+        (
+            _FSDP2,
+            [],
+            None,
+            ("fsdp", 4),
+            "was trained by fsdp on 2 process(es), and fsdp on 4 adds in another order",
+        ),
         (_FSDP2, [_FSDP2], None, ("fsdp", 2), None),
-        (_FSDP2, [_FSDP4], None, ("fsdp", 2), "was trained in parts, by fsdp on 2, then fsdp on 4 process(es)"),
-        (_FSDP2, [_FSDP4], 5, ("fsdp", 2), "was trained in parts, by fsdp on 2, then fsdp on 4 process(es)"),
+        (
+            _FSDP2,
+            [_FSDP4],
+            None,
+            ("fsdp", 2),
+            "was trained in parts, by fsdp on 2, then fsdp on 4 process(es)",
+        ),
+        (
+            _FSDP2,
+            [_FSDP4],
+            5,
+            ("fsdp", 2),
+            "was trained in parts, by fsdp on 2, then fsdp on 4 process(es)",
+        ),
         (_FSDP2, [_FSDP4], 4, ("fsdp", 2), None),
-        (_DDP2, [], None, ("fsdp", 2), "was trained by ddp on 2 process(es), and fsdp on 2 adds in another order"),
-        (_DDP2, [_FSDP2], None, ("ddp", 2), "was trained in parts, by ddp on 2, then fsdp on 2 process(es)"),
+        (
+            _DDP2,
+            [],
+            None,
+            ("fsdp", 2),
+            "was trained by ddp on 2 process(es), and fsdp on 2 adds in another order",
+        ),
+        (
+            _DDP2,
+            [_FSDP2],
+            None,
+            ("ddp", 2),
+            "was trained in parts, by ddp on 2, then fsdp on 2 process(es)",
+        ),
         (_DDP2, [_ALONE], None, ("ddp", 3), None),
     ],
 )
@@ -236,22 +332,41 @@ def test_what_it_has_trained_is_verified_by_as_many_processes(
     message: str | None,
 ) -> None:
     monkeypatch.setattr(session, "launched_as", lambda: now)
-    refused = contextlib.nullcontext() if message is None else pytest.raises(WrongUse, match=re.escape(message))
+    refused = (
+        contextlib.nullcontext()
+        if message is None
+        else pytest.raises(WrongUse, match=re.escape(message))
+    )
     with refused:
-        _refuse_another_plan(Path("runs/r"), {"plan": plan, "resumes": [{"step": 4, "plan": p} for p in resumed]}, steps)
+        _refuse_another_plan(
+            Path("runs/r"),
+            {"plan": plan, "resumes": [{"step": 4, "plan": p} for p in resumed]},
+            steps,
+        )
 
 
-def test_bf16_with_batch_norm_is_near_to_one_process_with_two_shards(ranks: Ranks, here: Here) -> None:
-    """Weights are gathered in bf16, and batch norm's in float32; its buffers move by the mean over the processes."""
-    others: dict[str, Any] = {"precision": "bf16", "clip_norm": None, "early_stopping": "words"}  # which are always as many
+def test_bf16_with_batch_norm_is_near_to_one_process_with_two_shards(
+    ranks: Ranks, here: Here
+) -> None:
+    """Weights are gathered in bf16, and batch norm's in float32; its buffers move by the mean over
+    the processes.
+    """
+    # which are always as many
+    others: dict[str, Any] = {"precision": "bf16", "clip_norm": None, "early_stopping": "words"}
     ended = ranks(2, *_command("low", "--set", "normed=true", **others))
     assert ended.codes == [0, 0], ended.errs
     here.train(task=_TASK, fields={"normed": "true"}, shards=2, **(_SETTINGS | others))
-    held = [json.loads((ranks.folder / f"held-2-{rank}-normed.json").read_text()) for rank in (0, 1)]
+    held = [
+        json.loads((ranks.folder / f"held-2-{rank}-normed.json").read_text()) for rank in (0, 1)
+    ]
     assert [part["gathered"] for part in held] == ["torch.bfloat16"] * 2
     found, expected = _state(ranks.folder, "low")["model"], here.weights()
     assert {str(tensor.dtype) for tensor in found.values()} == {"torch.float32", "torch.int64"}
-    assert found["blocks.2.norm.num_batches_tracked"] == expected["blocks.2.norm.num_batches_tracked"] == 2 * _LAST
+    assert (
+        found["blocks.2.norm.num_batches_tracked"]
+        == expected["blocks.2.norm.num_batches_tracked"]
+        == 2 * _LAST
+    )
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], atol=5e-3, rtol=2e-2)
     entries = (Trainbox(ranks.folder).entries("low", "train"), here.entries("train"))
@@ -265,10 +380,14 @@ def test_bf16_with_batch_norm_is_near_to_one_process_with_two_shards(ranks: Rank
     [
         (
             {"shards": 2},
-            "--shards 2 promises the same bits on 1 to 2 processes, and --strategy fsdp adds in another order on each number "
+            "--shards 2 promises the same bits on 1 to 2 processes, and --strategy fsdp "
+            "adds in another order on each number "
             "of them: drop --shards, or use --strategy ddp",
         ),
-        ({"precision": "fp16"}, "--precision fp16 scales gradients, which --strategy fsdp shares out: use bf16 or fp32"),
+        (
+            {"precision": "fp16"},
+            "--precision fp16 scales gradients, which --strategy fsdp shares out: use bf16 or fp32",
+        ),
         ({"compile": True}, _COMPILE),
     ],
 )
@@ -278,7 +397,9 @@ def test_what_it_cannot_keep_is_refused(settings: dict[str, Any], message: str) 
     assert str(refused.value) == message
 
 
-def test_it_is_refused_before_anything_starts_and_by_ranks_that_others_have_started(trainbox: Trainbox, ranks: Ranks) -> None:
+def test_it_is_refused_before_anything_starts_and_by_ranks_that_others_have_started(
+    trainbox: Trainbox, ranks: Ranks
+) -> None:
     ended = trainbox(*_command("r", "--compile"), *_LAUNCH)
     assert (ended.code, ended.out, ended.err) == (2, "", f"trainbox: {_COMPILE}\n")
     assert not (trainbox.folder / "runs").exists()
@@ -291,27 +412,33 @@ def test_it_is_refused_before_anything_starts_and_by_ranks_that_others_have_star
     [
         (
             "keeps=rows",
-            "--strategy fsdp: OneARow keeps rows of shape (41,) for a parameter of (41, 10), which cannot be shared out as "
+            "--strategy fsdp: OneARow keeps rows of shape (41,) for a parameter of (41, "
+            "10), which cannot be shared out as "
             "that is: use another optimizer",
         ),
         (
             "keeps=factors",
-            "--strategy fsdp: torch cannot compute this optimizer's step on shares of tensors: use another (AdamW, say), or "
+            "--strategy fsdp: torch cannot compute this optimizer's step on shares of "
+            "tensors: use another (AdamW, say), or "
             "--strategy ddp",
         ),
         (
             "seeded=false",
-            "task Sharded: build_model gives other weights on each process, first in embedding.weight: it draws random numbers "
+            "task Sharded: build_model gives other weights on each process, first in "
+            "embedding.weight: it draws random numbers "
             "of its own; torch's generators are seeded for it",
         ),
         (
             "moves=true",
-            "task Sharded: a forward moves frozen.bias, which is not trained, and --strategy fsdp would lose that: make it a "
+            "task Sharded: a forward moves frozen.bias, which is not trained, and "
+            "--strategy fsdp would lose that: make it a "
             "buffer, or use --strategy ddp",
         ),
     ],
 )
-def test_what_cannot_be_shared_out_is_refused_by_all(ranks: Ranks, setting: str, message: str) -> None:
+def test_what_cannot_be_shared_out_is_refused_by_all(
+    ranks: Ranks, setting: str, message: str
+) -> None:
     ended = ranks(2, *_command(setting, "--set", setting))
     assert (ended.codes, ended.errs) == ([2, 2], [f"trainbox: {message}\n"] * 2)
     assert not list((ranks.folder / "runs" / setting).glob("checkpoints/*"))
@@ -330,13 +457,18 @@ def test_a_gpu_without_bf16_does_not_scale_what_is_shared_out(
 
 
 @pytest.mark.parametrize(("strategy", "raised"), [("single", DoesNotFit), ("fsdp", MemoryError)])
-def test_used_up_memory_is_no_matter_for_all_where_they_wait_in_a_forward(strategy: str, raised: type[Exception]) -> None:
+def test_used_up_memory_is_no_matter_for_all_where_they_wait_in_a_forward(
+    strategy: str, raised: type[Exception]
+) -> None:
     with pytest.raises(raised), all_fit(_process("cpu", strategy)):
         raise MemoryError
 
 
 def test_it_has_a_default_name_of_its_own(tmp_path: Path) -> None:
-    single, fsdp = (_default_name(Config(), _process("cpu", strategy), tmp_path) for strategy in ("single", "fsdp"))
+    single, fsdp = (
+        _default_name(Config(), _process("cpu", strategy), tmp_path)
+        for strategy in ("single", "fsdp")
+    )
     assert fsdp == f"{single}-fsdp"
 
 
@@ -350,12 +482,17 @@ def test_blocks_are_the_parts_of_lists_and_not_what_is_in_them() -> None:
 
 
 def test_blocks_of_lists_in_lists_and_without_parameters() -> None:
-    model = nn.Sequential(nn.Embedding(5, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Bilinear(2, 2, 2))
+    model = nn.Sequential(
+        nn.Embedding(5, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Bilinear(2, 2, 2)
+    )
     assert _names(model) == ["0", "1.0", "2"]
 
 
 def test_a_dict_in_a_list_is_no_block_since_nobody_can_call_it() -> None:
-    layers = [nn.ModuleDict({"one": nn.Linear(2, 2), "more": nn.Sequential(nn.Linear(2, 2))}) for _ in range(2)]
+    layers = [
+        nn.ModuleDict({"one": nn.Linear(2, 2), "more": nn.Sequential(nn.Linear(2, 2))})
+        for _ in range(2)
+    ]
     assert _names(nn.ModuleList(layers)) == ["0.more.0", "1.more.0"]
 
 
@@ -374,7 +511,9 @@ def a_group_of_one(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_blocks_are_gathered_in_bf16_and_norms_in_float32(a_group_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_gathered_in_bf16_and_norms_in_float32(
+    a_group_of_one: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layer = nn.Linear(4, 4)  # in two lists
     norms = [nn.BatchNorm1d(4), nn.BatchNorm1d(4, affine=False)]
     model = nn.ModuleDict({"a": nn.Sequential(layer, *norms), "b": nn.Sequential(layer)})
@@ -388,7 +527,9 @@ def test_blocks_are_gathered_in_bf16_and_norms_in_float32(a_group_of_one: None, 
 
     monkeypatch.setattr(sharding, "fully_shard", noted)
     shard(module, torch.device("cpu"), 1, torch.bfloat16)
-    low = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    low = MixedPrecisionPolicy(
+        torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
     assert policies == {"model.a.1": MixedPrecisionPolicy(), "model.a.0": low, "": low}
 
 
@@ -402,7 +543,11 @@ def test_a_gathered_state_is_a_copy_on_the_first_process_alone(a_group_of_one: N
     assert type(found["weight"]) is Tensor
     step += 1  # as a training goes on while it is written
     assert (found["steps"], found["name"]) == ([torch.ones(())], "AdamW")
-    assert _process("cpu", "fsdp", rank=1).gathered(state) == {"weight": None, "steps": [None], "name": "AdamW"}
+    assert _process("cpu", "fsdp", rank=1).gathered(state) == {
+        "weight": None,
+        "steps": [None],
+        "name": "AdamW",
+    }
 
 
 class _Teacher(nn.Module):
@@ -410,7 +555,11 @@ class _Teacher(nn.Module):
 
     def __init__(self, moves: bool) -> None:
         super().__init__()
-        self.student, self.teacher, self.moves = nn.Linear(3, 3), nn.Linear(3, 3).requires_grad_(False), moves
+        self.student, self.teacher, self.moves = (
+            nn.Linear(3, 3),
+            nn.Linear(3, 3).requires_grad_(False),
+            moves,
+        )
 
     def forward(self, x_B3: Tensor) -> Tensor:
         if self.moves:
@@ -422,7 +571,9 @@ class _Teacher(nn.Module):
 
 
 @pytest.mark.parametrize("moves", [True, False])
-def test_a_forward_that_moves_what_is_not_trained_is_noted(a_group_of_one: None, moves: bool) -> None:
+def test_a_forward_that_moves_what_is_not_trained_is_noted(
+    a_group_of_one: None, moves: bool
+) -> None:
     module = _Teacher(moves)
     module.inner = nn.Sequential(_Teacher(moves))  # type: ignore[assignment]
     shard(module, torch.device("cpu"), 1, None)
@@ -431,7 +582,9 @@ def test_a_forward_that_moves_what_is_not_trained_is_noted(a_group_of_one: None,
     assert moved == (["teacher.bias", "teacher.bias"] if moves else [])
 
 
-def test_weights_used_outside_their_block_are_explained(a_group_of_one: None, tmp_path: Path) -> None:
+def test_weights_used_outside_their_block_are_explained(
+    a_group_of_one: None, tmp_path: Path
+) -> None:
     module = LossModule(sharded.Sharded(), nn.Sequential(nn.Linear(2, 2)), "cpu", None)
     shard(module, torch.device("cpu"), 1, None)
     block_weight = module.model.get_parameter("0.weight")
@@ -446,7 +599,10 @@ def test_weights_used_outside_their_block_are_explained(a_group_of_one: None, tm
     ("parameter", "message"),
     [
         (torch.zeros(()), "cannot share out scale, a single number: give it the shape (1,)"),
-        (torch.zeros(1, dtype=torch.float64), "needs all parameters of one type, and these are torch.float32, torch.float64"),
+        (
+            torch.zeros(1, dtype=torch.float64),
+            "needs all parameters of one type, and these are torch.float32, torch.float64",
+        ),
     ],
 )
 def test_parameters_that_cannot_be_shared_out_are_named(parameter: Tensor, message: str) -> None:

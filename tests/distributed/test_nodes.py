@@ -1,4 +1,6 @@
-"""Nodes that look for one another before they train, and hear of one another's end: on loopback, without torch."""
+"""Nodes that look for one another before they train, and hear of one another's end: on loopback,
+without torch.
+"""
 
 import contextlib
 import json
@@ -10,16 +12,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import Trainbox, clean_environment, finish
-from tests.distributed.processes import Job
-from trainer import meeting
+from tests.support.paths import SUPPORT
+from tests.support.processes import Job
 from trainer.errors import Failure, NetworkFailure, WrongUse
-from trainer.meeting import Meeting, Node, meet
+from trainer.launch import rendezvous as meeting
+from trainer.launch.rendezvous import Meeting, Node, meet
 
 _HOST = socket.gethostname()
 _SECRET = "0123456789abcdef"  # noqa: S105 - no password
@@ -32,21 +34,32 @@ def _free_port() -> int:
 
 
 def _node(rank: int, port: int, nnodes: int = 2, **other: Any) -> Node:
-    return Node(rank, nnodes, **{"processes": rank + 1, "endpoint": f"127.0.0.1:{port}", "job": "j", "timeout_s": 120} | other)
+    return Node(
+        rank,
+        nnodes,
+        **{"processes": rank + 1, "endpoint": f"127.0.0.1:{port}", "job": "j", "timeout_s": 120}
+        | other,
+    )
 
 
 class _Party:
     """Nodes of this process, each on a thread."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
-        self._stack, self._pool, self.said = stack, stack.enter_context(ThreadPoolExecutor(8)), queue.Queue[str]()
+        self._stack, self._pool, self.said = (
+            stack,
+            stack.enter_context(ThreadPoolExecutor(8)),
+            queue.Queue[str](),
+        )
 
     def start(self, node: Node, say: Callable[[str], None] | None = None) -> Callable[[], Meeting]:
         met = self._pool.submit(meet, node, say or self.said.put)
 
         def result() -> Meeting:
             answer = met.result(120)
-            for connection in [line.connection for line in answer.lines] + ([answer.store] if answer.store else []):
+            for connection in [line.connection for line in answer.lines] + (
+                [answer.store] if answer.store else []
+            ):
                 self._stack.callback(connection.close)
             return answer
 
@@ -68,7 +81,9 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "_REPORT_EVERY_S", 1)
 
 
-def test_three_nodes_learn_where_the_store_is_and_how_many_processes_each_has(party: _Party) -> None:
+def test_three_nodes_learn_where_the_store_is_and_how_many_processes_each_has(
+    party: _Party,
+) -> None:
     port = _free_port()
     met = [each() for each in [party.start(_node(rank, port, 3)) for rank in range(3)]]
     assert {each.address for each in met} == {"127.0.0.1"}
@@ -76,7 +91,10 @@ def test_three_nodes_learn_where_the_store_is_and_how_many_processes_each_has(pa
     assert met[0].store is not None
     assert {each.store_port for each in met} == {met[0].store.getsockname()[1]}
     assert met[0].store.getsockname()[0] == "127.0.0.1"
-    assert [line.name for line in met[0].lines] == [f"node 1 ({_HOST}, 127.0.0.1)", f"node 2 ({_HOST}, 127.0.0.1)"]
+    assert [line.name for line in met[0].lines] == [
+        f"node 1 ({_HOST}, 127.0.0.1)",
+        f"node 2 ({_HOST}, 127.0.0.1)",
+    ]
     assert party.said.empty()
     with pytest.raises(ConnectionRefusedError):  # nobody else can come
         socket.create_connection(("127.0.0.1", port))
@@ -90,7 +108,9 @@ def test_a_late_node_is_waited_for_in_these_words(party: _Party) -> None:
     assert party.hear() == f"waiting for nodes 1, 2 at 127.0.0.1:{port}, 1 s of 120 s ({alone})"
     there = queue.Queue[str]()
     second = party.start(_node(1, port, 3), there.put)
-    assert there.get(timeout=120) == f"waiting for the other nodes at 127.0.0.1:{port}, 1 s of 120 s"
+    assert (
+        there.get(timeout=120) == f"waiting for the other nodes at 127.0.0.1:{port}, 1 s of 120 s"
+    )
     third = party.start(_node(2, port, 3))
     assert first().processes == second().processes == third().processes == (1, 2, 3)
 
@@ -99,30 +119,46 @@ def test_a_late_node_is_waited_for_in_these_words(party: _Party) -> None:
 def test_a_late_first_node_is_waited_for_in_these_words(party: _Party) -> None:
     port = _free_port()
     second = party.start(_node(1, port))
-    assert party.hear() == f"waiting for node 0 at 127.0.0.1:{port}, 1 s of 120 s (Connection refused)"
+    assert (
+        party.hear() == f"waiting for node 0 at 127.0.0.1:{port}, 1 s of 120 s (Connection refused)"
+    )
     party.start(_node(0, port))()
     assert second().processes == (1, 2)
 
 
 @pytest.mark.parametrize(
-    ("rank", "whom", "why"), [(0, "node 1", "an address that only this machine can reach"), (1, "node 0", "Connection refused")]
+    ("rank", "whom", "why"),
+    [
+        (0, "node 1", "an address that only this machine can reach"),
+        (1, "node 0", "Connection refused"),
+    ],
 )
 def test_a_node_that_never_comes_is_named(party: _Party, rank: int, whom: str, why: str) -> None:
     port = _free_port()
     with pytest.raises(NetworkFailure) as failure:
         party.start(_node(rank, port, timeout_s=1))()
     assert str(failure.value) == (
-        f"waited 1 s in vain for {whom} at 127.0.0.1:{port} ({why}): start the same command on each machine, "
+        f"waited 1 s in vain for {whom} at 127.0.0.1:{port} ({why}): start the same "
+        "command on each machine, "
         "with an --rdzv-endpoint that all can reach and no other program uses"
     )
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_unknown_host_is_a_mistake_unless_a_scheduler_makes_names_known(party: _Party, rank: int) -> None:
+def test_an_unknown_host_is_a_mistake_unless_a_scheduler_makes_names_known(
+    party: _Party, rank: int
+) -> None:
     node = {"endpoint": "nobody.invalid:29400", "timeout_s": 1}
-    with pytest.raises(WrongUse, match=r"^--rdzv-endpoint nobody.invalid:29400: this machine knows no host nobody.invalid \("):
+    with pytest.raises(
+        WrongUse,
+        match=r"^--rdzv-endpoint nobody.invalid:29400: this machine knows no host "
+        r"nobody.invalid \(",
+    ):
         party.start(_node(rank, 0, **node))()
-    with pytest.raises(NetworkFailure, match=r"^waited 1 s in vain for (the name of )?node 0 at nobody.invalid:29400 \("):
+    with pytest.raises(
+        NetworkFailure,
+        match=r"^waited 1 s in vain for (the name of )?node 0 at nobody.invalid:29400 \(",
+    ):
         party.start(_node(rank, 0, **node, await_name=True))()
 
 
@@ -130,14 +166,17 @@ def test_node_0_on_another_machine_than_the_endpoint_is_a_mistake(party: _Party)
     with pytest.raises(WrongUse) as failure:
         party.start(_node(0, 0, endpoint="192.0.2.1:29400"))()
     assert str(failure.value) == (
-        "192.0.2.1 is not an address of this machine: --node-rank 0 belongs on the machine that --rdzv-endpoint names"
+        "192.0.2.1 is not an address of this machine: --node-rank 0 belongs on the machine "
+        "that --rdzv-endpoint names"
     )
 
 
 def test_a_name_that_still_stands_for_an_old_address_is_looked_up_again(
     party: _Party, often: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pod made anew asks for its own name, and gets the address of the one before it for some seconds."""
+    """A pod made anew asks for its own name, and gets the address of the one before it for some
+    seconds.
+    """
     real, port = socket.getaddrinfo, _free_port()
     addresses = iter(["192.0.2.1", "192.0.2.1"])
 
@@ -147,24 +186,36 @@ def test_a_name_that_still_stands_for_an_old_address_is_looked_up_again(
     monkeypatch.setattr(socket, "getaddrinfo", stale)
     first = party.start(_node(0, port, endpoint=f"pod-0:{port}", await_name=True))
     place = f"at pod-0:{port}"
-    assert party.hear() == f"waiting for the address of node 0 {place}, 1 s of 120 s (pod-0 (192.0.2.1) is not this machine's)"
+    assert (
+        party.hear()
+        == f"waiting for the address of node 0 {place}, 1 s of 120 s (pod-0 (192.0.2.1) is "
+        "not this machine's)"
+    )
     second = party.start(_node(1, port, endpoint=f"pod-0:{port}", await_name=True), lambda _: None)
     while (heard := party.hear()).startswith("waiting for the address of node 0 "):
         pass
     assert heard == (
-        "pod-0, where node 0 is to be found, is 127.0.0.1 here, an address that only this machine can reach: "
+        "pod-0, where node 0 is to be found, is 127.0.0.1 here, an address that only this "
+        "machine can reach: "
         "if the others are elsewhere, mend /etc/hosts, or set RDZV_ENDPOINT=ADDRESS:PORT on each"
     )
     assert first().processes == second().processes == (1, 2)
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **named: real("192.0.2.1", *rest, **named))
-    with pytest.raises(NetworkFailure, match=rf"^waited 1 s in vain for the address of node 0 {place} \(pod-0 \(192.0.2.1\)"):
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *rest, **named: real("192.0.2.1", *rest, **named)
+    )
+    with pytest.raises(
+        NetworkFailure,
+        match=rf"^waited 1 s in vain for the address of node 0 {place} \(pod-0 \(192.0.2.1\)",
+    ):
         party.start(_node(0, port, endpoint=f"pod-0:{port}", await_name=True, timeout_s=1))()
 
 
 def test_a_port_in_use_is_named(party: _Party) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(NetworkFailure, match=rf"^port {port} of 127.0.0.1 is in use by another program: "):
+        with pytest.raises(
+            NetworkFailure, match=rf"^port {port} of 127.0.0.1 is in use by another program: "
+        ):
             party.start(_node(0, port))()
 
 
@@ -174,7 +225,13 @@ def test_another_program_at_the_endpoint_is_told(party: _Party) -> None:
         second = party.start(_node(1, port))
         connection, _ = other.accept()
         connection.sendall(b"HTTP/1.1 400 Bad Request\r\n")
-        with connection, pytest.raises(NetworkFailure, match=f"^another program than Trainbox answers at 127.0.0.1:{port}: "):
+        with (
+            connection,
+            pytest.raises(
+                NetworkFailure,
+                match=f"^another program than Trainbox answers at 127.0.0.1:{port}: ",
+            ),
+        ):
             second()
 
 
@@ -184,24 +241,37 @@ def test_another_program_at_the_endpoint_is_told(party: _Party) -> None:
         (
             {"nnodes": 4},
             WrongUse,
-            f"node 2 ({_HOST}, 127.0.0.1) was started for 4 nodes, and node 0 for 3: give --nnodes the same number on each",
+            f"node 2 ({_HOST}, 127.0.0.1) was started for 4 nodes, and node 0 for 3: give "
+            "--nnodes the same number on each",
         ),
         (
             {"rank": 1},
             WrongUse,
-            f"there is a node 1 (elsewhere, 127.0.0.1) already, and now node 1 ({_HOST}, 127.0.0.1): "
+            f"there is a node 1 (elsewhere, 127.0.0.1) already, and now node 1 ({_HOST}, "
+            "127.0.0.1): "
             "give each machine a --node-rank of its own",
         ),
-        ({"job": "k"}, NetworkFailure, f"node 2 ({_HOST}, 127.0.0.1) is of job k, and job j meets at 127.0.0.1:"),
+        (
+            {"job": "k"},
+            NetworkFailure,
+            f"node 2 ({_HOST}, 127.0.0.1) is of job k, and job j meets at 127.0.0.1:",
+        ),
     ],
 )
 @pytest.mark.usefixtures("often")
-def test_nodes_that_contradict_each_other(party: _Party, guest: dict[str, Any], failure: type[Failure], reason: str) -> None:
-    """Both hear of it; the one that came wrong ends, and the others go on waiting for the right one."""
+def test_nodes_that_contradict_each_other(
+    party: _Party, guest: dict[str, Any], failure: type[Failure], reason: str
+) -> None:
+    """Both hear of it; the one that came wrong ends, and the others go on waiting for the right
+    one.
+    """
     port = _free_port()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket, "gethostname", lambda: "elsewhere")
-        first, second = party.start(_node(0, port, 3)), party.start(_node(1, port, 3), lambda _: None)
+        first, second = (
+            party.start(_node(0, port, 3)),
+            party.start(_node(1, port, 3), lambda _: None),
+        )
         while "waiting for node 2 at" not in party.hear():
             pass
     with pytest.raises(failure) as refused:
@@ -215,7 +285,10 @@ def test_nodes_that_contradict_each_other(party: _Party, guest: dict[str, Any], 
 
 @pytest.mark.usefixtures("often")
 def test_a_node_started_anew_takes_the_place_of_the_dead_one(party: _Party) -> None:
-    """Whose connection stays open for a minute, since nobody has closed it. One that lives after all hears of it and ends."""
+    """Whose connection stays open for a minute, since nobody has closed it.
+
+    One that lives after all hears of it and ends.
+    """
     port = _free_port()
     first = party.start(_node(0, port, 3))
     older = party.start(_node(1, port, 3), lambda _: None)
@@ -223,7 +296,9 @@ def test_a_node_started_anew_takes_the_place_of_the_dead_one(party: _Party) -> N
         pass
     newer = party.start(_node(1, port, 3, processes=5), lambda _: None)
     reason = f"node 1 ({_HOST}, 127.0.0.1) takes the place of node 1 ({_HOST}, 127.0.0.1)"
-    with pytest.raises(WrongUse, match=f"^{re.escape(reason)}: give each machine a --node-rank of its own$"):
+    with pytest.raises(
+        WrongUse, match=f"^{re.escape(reason)}: give each machine a --node-rank of its own$"
+    ):
         older()
     while party.hear() != reason:
         pass
@@ -237,9 +312,21 @@ def test_strangers_and_nodes_that_leave_again_do_not_count(party: _Party) -> Non
     first = party.start(_node(0, port))
     party.hear()
     hello = {"node_rank": 1, "nnodes": 2, "job": "j", "processes": 1, "host": "h"}
-    strange = [b"GET / HTTP/1.1\r\n", b"[]\n", b"{}\n", b"7\n", b"\n", b"\xff\n", b"x" * 10_000, b'{"node_rank": 5']
+    strange = [
+        b"GET / HTTP/1.1\r\n",
+        b"[]\n",
+        b"{}\n",
+        b"7\n",
+        b"\n",
+        b"\xff\n",
+        b"x" * 10_000,
+        b'{"node_rank": 5',
+    ]
     strange += [b"[" * 4095 + b"\n"]
-    strange += [json.dumps(hello | wrong).encode() + b"\n" for wrong in ({"node_rank": 0}, {"node_rank": []}, {"nnodes": "2"})]
+    strange += [
+        json.dumps(hello | wrong).encode() + b"\n"
+        for wrong in ({"node_rank": 0}, {"node_rank": []}, {"nnodes": "2"})
+    ]
     for words in [*strange, json.dumps(hello).encode()]:
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(words)
@@ -280,11 +367,12 @@ def test_a_node_that_ends_is_told_with_its_code(three: list[Meeting], code: int,
 # torchrun's own part ends as it is told: what counts is what is made of its error.
 _PROGRAM = """
 import sys, threading, torch.distributed, torch.distributed.run as real
-from trainer import torchrun
+from trainer.launch import torchrun
 torchrun._NOTICED_S = torchrun._FOLLOWED_S = torchrun._TOLD_S = 0.1
 def run(arguments): {then}
 real.run = run
-sys.argv = ["torchrun", "--nnodes=2", "--node-rank=1", "--nproc-per-node=1", "--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=j",
+sys.argv = ["torchrun", "--nnodes=2", "--node-rank=1", "--nproc-per-node=1",
+            "--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=j",
             "--rdzv-conf=join_timeout={timeout_s},await_name=0", "nothing.py"]
 sys.exit(torchrun.main())
 """
@@ -293,7 +381,9 @@ sys.exit(torchrun.main())
 def _start(port: int, timeout_s: int, then: str) -> subprocess.Popen[str]:
     program = _PROGRAM.format(port=port, timeout_s=timeout_s, then=then)
     command = [sys.executable, "-c", program]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment())
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment()
+    )
 
 
 def test_a_meeting_that_fails_is_one_line_and_ends_with_7() -> None:
@@ -321,7 +411,9 @@ def test_a_store_that_is_gone_is_a_failure_of_the_network(party: _Party) -> None
 def test_a_signal_before_there_are_ranks_stops_the_others_too(party: _Party) -> None:
     port = _free_port()
     first = party.start(_node(0, port))
-    node = _start(port, 120, "import os, signal; os.kill(os.getpid(), signal.SIGTERM); print('lives on')")
+    node = _start(
+        port, 120, "import os, signal; os.kill(os.getpid(), signal.SIGTERM); print('lives on')"
+    )
     heard = queue.Queue[tuple[str, int]]()
     _watch(first(), heard)
     out, err = node.communicate(timeout=120)
@@ -330,7 +422,9 @@ def test_a_signal_before_there_are_ranks_stops_the_others_too(party: _Party) -> 
 
 
 @pytest.mark.parametrize("code", [75, None])
-def test_torchs_own_part_does_not_outlive_a_node_that_ends_or_is_lost(party: _Party, code: int | None) -> None:
+def test_torchs_own_part_does_not_outlive_a_node_that_ends_or_is_lost(
+    party: _Party, code: int | None
+) -> None:
     port = _free_port()
     first = party.start(_node(0, port))
     node = _start(port, 120, "print('runs', flush=True); threading.Event().wait()")
@@ -344,16 +438,31 @@ def test_torchs_own_part_does_not_outlive_a_node_that_ends_or_is_lost(party: _Pa
         what = f"ended with {code}"
     _, err = node.communicate(timeout=120)
     assert node.returncode == (code or 7)
-    assert err.splitlines()[1:] == [f"trainbox: node 0 (127.0.0.1) {what}; what runs here does not end by itself, and is ended"]
+    assert err.splitlines()[1:] == [
+        f"trainbox: node 0 (127.0.0.1) {what}; what runs here does not end by itself, and is ended"
+    ]
 
 
-_SHAKY = (f"{Path(__file__).with_name('jobs.py')}:Shaky", "--device", "cpu", "--log-steps", "1", "--run", "r", "--nnodes", "2")
+_SHAKY = (
+    f"{SUPPORT / 'jobs.py'}:Shaky",
+    "--device",
+    "cpu",
+    "--log-steps",
+    "1",
+    "--run",
+    "r",
+    "--nnodes",
+    "2",
+)
 
 
 def test_machines_with_other_settings_are_told_which(trainbox: Trainbox) -> None:
     words = ("train", *_SHAKY, "--rdzv-endpoint", f"127.0.0.1:{_free_port()}")
     env = {"RDZV_SECRET": _SECRET}
-    nodes = [trainbox.start(*words, "--node-rank", str(rank), "--lr", f"0.{rank + 1}", env=env) for rank in range(2)]
+    nodes = [
+        trainbox.start(*words, "--node-rank", str(rank), "--lr", f"0.{rank + 1}", env=env)
+        for rank in range(2)
+    ]
     for ended, rate in zip([finish(node) for node in nodes], (0.1, 0.2), strict=True):
         assert ended.code == 2, ended
         assert ended.err.splitlines()[1:] == [
@@ -365,7 +474,10 @@ def test_machines_with_other_settings_are_told_which(trainbox: Trainbox) -> None
 def test_a_signal_to_one_node_stops_all_with_a_checkpoint(trainbox: Trainbox) -> None:
     """The second has more CPUs, and computes with the first one's threads all the same."""
     words = ("train", *_SHAKY, "--rdzv-endpoint", f"127.0.0.1:{_free_port()}")
-    nodes = [trainbox.start(*words, "--node-rank", str(rank), env={"OMP_NUM_THREADS": str(rank + 1)}) for rank in range(2)]
+    nodes = [
+        trainbox.start(*words, "--node-rank", str(rank), env={"OMP_NUM_THREADS": str(rank + 1)})
+        for rank in range(2)
+    ]
     trainbox.wait_for_step(nodes[0], "r", 1)
     job = Job(nodes[1], [1])
     nodes[1].send_signal(signal.SIGINT)

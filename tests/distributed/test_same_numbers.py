@@ -1,19 +1,23 @@
-"""One, two and three processes train the same thing: the same losses to rounding, the same validation examples, once each."""
+"""One, two and three processes train the same thing: the same losses to rounding, the same
+validation examples, once each.
+"""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import Trainbox
-from tests.trainer.here import Here, training_here
+from tests.support.here import Here, training_here
+from tests.support.paths import SUPPORT
 
-_JOBS = Path(__file__).with_name("jobs.py")
+_JOBS = SUPPORT / "jobs.py"
 _STEPS = 20
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def alone(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The entries of the training and of the validation of digits on one process."""
     with training_here(tmp_path_factory.mktemp("alone")) as here:
         here.train(task="digits", fields={"dropout": "0"}, max_steps=_STEPS, log_steps=1)
@@ -22,16 +26,38 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]
 
 @pytest.mark.parametrize(("processes", "accumulation"), [(2, 1), (3, 1), (3, 2)])
 def test_losses_are_the_same_step_by_step(
-    trainbox: Trainbox, alone: tuple[list[dict[str, Any]], list[dict[str, Any]]], processes: int, accumulation: int
+    trainbox: Trainbox,
+    alone: tuple[list[dict[str, Any]], list[dict[str, Any]]],
+    processes: int,
+    accumulation: int,
 ) -> None:
-    words = ["digits", "--set", "dropout=0", "--max-steps", str(_STEPS), "--log-steps", "1", "--device", "cpu", "--run", "r"]
-    ended = trainbox.train(*words, "--processes", str(processes), "--accumulation", str(accumulation))
+    words = [
+        "digits",
+        "--set",
+        "dropout=0",
+        "--max-steps",
+        str(_STEPS),
+        "--log-steps",
+        "1",
+        "--device",
+        "cpu",
+        "--run",
+        "r",
+    ]
+    ended = trainbox.train(
+        *words, "--processes", str(processes), "--accumulation", str(accumulation)
+    )
     sizes = {(2, 1): "32", (3, 1): "21 or 22", (3, 2): "10 or 11"}[processes, accumulation]
-    assert f"batch      64 = {processes} processes x {sizes} x {accumulation} accumulation\n" in ended.out
+    assert (
+        f"batch      64 = {processes} processes x {sizes} x {accumulation} accumulation\n"
+        in ended.out
+    )
     expected, found = alone[0], trainbox.entries("r", "train")
     assert [entry["step"] for entry in found] == list(range(1, _STEPS + 1))
     for name in ("loss", "gradient_norm", "learning_rate"):
-        assert [entry[name] for entry in found] == pytest.approx([entry[name] for entry in expected], rel=1e-3)
+        assert [entry[name] for entry in found] == pytest.approx(
+            [entry[name] for entry in expected], rel=1e-3
+        )
     (validation,), (other,) = alone[1], trainbox.entries("r", "validation")
     assert other["loss"] == pytest.approx(validation["loss"], rel=1e-3)
     assert other["accuracy"] == pytest.approx(validation["accuracy"], abs=1.01 / 360)
@@ -54,7 +80,9 @@ def test_each_validation_example_counts_once_on_one_process(here: Here, loaded: 
 
 @pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("loaded", ["false", "true"])
-def test_each_validation_example_counts_once_on_several(trainbox: Trainbox, here: Here, processes: int, loaded: str) -> None:
+def test_each_validation_example_counts_once_on_several(
+    trainbox: Trainbox, here: Here, processes: int, loaded: str
+) -> None:
     words = [
         "--set",
         f"loaded={loaded}",
@@ -71,5 +99,7 @@ def test_each_validation_example_counts_once_on_several(trainbox: Trainbox, here
     found = trainbox.entries("several", "validation")
     _check_census(found)
     here.train(task=f"{_JOBS}:Census", fields={"loaded": loaded}, workers=0)
-    losses = [[entry["loss"] for entry in entries] for entries in (found, here.entries("validation"))]
+    losses = [
+        [entry["loss"] for entry in entries] for entries in (found, here.entries("validation"))
+    ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

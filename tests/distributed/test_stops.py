@@ -1,4 +1,6 @@
-"""Several processes stopped, killed in part or left behind: nothing lives on, and the same command ends with the same bits."""
+"""Several processes stopped, killed in part or left behind: nothing lives on, and the same command
+ends with the same bits.
+"""
 
 import os
 import re
@@ -10,12 +12,25 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Trainbox, clean_environment, finish
-from tests.distributed.processes import Job
-from trainer.torchrun import _told
+from tests.support.paths import SUPPORT
+from tests.support.processes import Job
+from trainer.launch.torchrun import _told
 
-_JOBS = Path(__file__).with_name("jobs.py")
+_JOBS = SUPPORT / "jobs.py"
 # 400 steps, 40 an epoch, whose model augments in loader workers, drops out and normalises by batch.
-_SHAKY = (f"{_JOBS}:Shaky", "--workers", "2", "--processes", "2", "--device", "cpu", "--log-steps", "1", "--run", "r")
+_SHAKY = (
+    f"{_JOBS}:Shaky",
+    "--workers",
+    "2",
+    "--processes",
+    "2",
+    "--device",
+    "cpu",
+    "--log-steps",
+    "1",
+    "--run",
+    "r",
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +59,9 @@ def test_stopped_in_the_middle_of_an_epoch_it_goes_on_to_the_same_bits(
     stopped = finish(process)
     assert stopped.code == 75, stopped.err
     assert "Traceback" not in stopped.err
-    assert len(re.findall("checkpoint saved: the same command goes on from there", stopped.err)) == 1
+    assert (
+        len(re.findall("checkpoint saved: the same command goes on from there", stopped.err)) == 1
+    )
     assert job.living() == []
     last_step = trainbox.entries("r", "train")[-1]["step"]
     assert last_step < 400
@@ -63,7 +80,10 @@ def test_a_killed_rank_ends_the_job_by_name_and_a_killed_entrypoint_leaves_nobod
     os.kill(job.ranks["1"], signal.SIGKILL)
     ended = finish(process)
     assert ended.code not in (0, 75)
-    assert "rank 1 was killed by SIGKILL: the same command goes on from the newest checkpoint" in ended.err
+    assert (
+        "rank 1 was killed by SIGKILL: the same command goes on from the newest checkpoint"
+        in ended.err
+    )
     assert "rank 0" not in ended.err
     job.wait_until_gone()
     assert trainbox.entries("r", "train")[-1]["step"] < 400
@@ -82,10 +102,26 @@ def test_a_killed_rank_ends_the_job_by_name_and_a_killed_entrypoint_leaves_nobod
     _check(trainbox, resumed.digest, undisturbed)
 
 
-def test_a_wrong_setting_is_one_message_whatever_the_number_of_processes(trainbox: Trainbox) -> None:
-    ended = trainbox("train", "digits", "--batch-size", "2000", "--device", "cpu", "--processes", "3", "--run", "r")
+def test_a_wrong_setting_is_one_message_whatever_the_number_of_processes(
+    trainbox: Trainbox,
+) -> None:
+    ended = trainbox(
+        "train",
+        "digits",
+        "--batch-size",
+        "2000",
+        "--device",
+        "cpu",
+        "--processes",
+        "3",
+        "--run",
+        "r",
+    )
     assert ended.code == 2
-    assert ended.err == ("trainbox: --batch-size 2000 is more than the training set's 1437 examples: lower it to 1437\n")
+    assert ended.err == (
+        "trainbox: --batch-size 2000 is more than the training set's 1437 examples: lower "
+        "it to 1437\n"
+    )
 
 
 def test_what_one_rank_alone_finds_wrong_is_told_once_and_sets_the_code(trainbox: Trainbox) -> None:
@@ -93,29 +129,38 @@ def test_what_one_rank_alone_finds_wrong_is_told_once_and_sets_the_code(trainbox
     assert ended.code == 2
     messages = [line for line in ended.err.splitlines() if line.startswith("trainbox: ")]
     assert len(messages) == 1
-    assert "task Alone: loss 'error' has shape (), wanted (32,), one loss for each example" in messages[0]
+    assert (
+        "task Alone: loss 'error' has shape (), wanted (32,), one loss for each example"
+        in messages[0]
+    )
     assert "Traceback" not in ended.err
 
 
-@pytest.mark.parametrize("text", ["Timed out waiting 600000ms for recv", "Application timeout caused pair closure"])
+@pytest.mark.parametrize(
+    "text", ["Timed out waiting 600000ms for recv", "Application timeout caused pair closure"]
+)
 def test_a_rank_that_stood_still_is_named_in_whatever_words_the_other_waited(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     (tmp_path / "0").write_text(f"lost contact with another process: {text}")
     assert _told({tmp_path / "0": 7, tmp_path / "1": -signal.SIGKILL}, stopped=False) == 7
     assert capsys.readouterr().err.splitlines() == [
-        "trainbox: rank 1 stood still and was killed: the same command goes on from the newest checkpoint",
+        "trainbox: rank 1 stood still and was killed: the same command goes on from the "
+        "newest checkpoint",
         f"trainbox: lost contact with another process: {text}",
     ]
 
 
 def test_a_signal_that_comes_when_all_is_over_breaks_nothing() -> None:
     program = (
-        "import atexit, os, signal, sys, torch.distributed.run as real; from trainer import torchrun\n"
+        "import atexit, os, signal, sys, torch.distributed.run as real; from trainer "
+        "import torchrun\n"
         "real.run = lambda arguments: None\n"
         "atexit.register(os.kill, os.getpid(), signal.SIGTERM)\n"
         "sys.argv = ['torchrun', '--standalone', 'nothing.py']; sys.exit(torchrun.main())"
     )
     command = [sys.executable, "-c", program]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment())
+    ended = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=clean_environment()
+    )
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -1,4 +1,6 @@
-"""Who may join a training of several machines, and what strangers at its port can do: on loopback, without torch."""
+"""Who may join a training of several machines, and what strangers at its port can do: on loopback,
+without torch.
+"""
 
 import contextlib
 import json
@@ -15,10 +17,11 @@ import pytest
 
 from tests.conftest import clean_environment
 from tests.distributed.test_nodes import _free_port, _node, _Party, often, party
-from trainer import meeting, torchrun
 from trainer.errors import Failure, NetworkFailure, WrongUse
-from trainer.line import Line
-from trainer.secret import take_secret
+from trainer.launch import rendezvous as meeting
+from trainer.launch import torchrun
+from trainer.launch.connection import Line
+from trainer.launch.secret import take_secret
 
 _HOST = socket.gethostname()
 _SECRET, _OTHER = b"0123456789abcdef", b"fedcba9876543210"
@@ -73,7 +76,10 @@ def _listening(party: _Party, **other: Any) -> tuple[Any, int]:
     port = _free_port()
     first = party.start(_node(0, port, **other))
     while True:
-        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+        with (
+            contextlib.suppress(ConnectionRefusedError),
+            socket.create_connection(("127.0.0.1", port)),
+        ):
             return first, port
         time.sleep(0.01)
 
@@ -101,11 +107,16 @@ def test_a_hello_out_of_range_is_refused_and_node_1_still_joins(
     stranger = strangers(port)
     stranger.greet()
     stranger.send(json.dumps(_HELLO | hello).encode() + b"\n")
-    assert json.loads(stranger.rest()) == {"refused": f"node 0 does not understand this node ({reason})", "code": 2}
+    assert json.loads(stranger.rest()) == {
+        "refused": f"node 0 does not understand this node ({reason})",
+        "code": 2,
+    }
     assert party.start(_node(1, port))().processes == first().processes == (1, 2)
 
 
-def test_garbage_at_any_point_ends_a_strangers_connection_alone(party: _Party, strangers: Any) -> None:
+def test_garbage_at_any_point_ends_a_strangers_connection_alone(
+    party: _Party, strangers: Any
+) -> None:
     first, port = _listening(party)
     infinite = json.dumps(_HELLO).replace('"processes": 1', '"processes": Infinity').encode()
     for words in (
@@ -151,12 +162,14 @@ def test_a_silent_or_slow_stranger_is_dropped_in_time(
 _NODE_0 = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))  # fewer files, fewer strangers needed
-from trainer.meeting import Node, meet
+from trainer.launch.rendezvous import Node, meet
 print(meet(Node(0, 2, 1, f"127.0.0.1:{sys.argv[1]}", "j", 120), print).processes)
 """
 
 
-def test_a_thousand_silent_connections_leave_node_0_its_files_and_node_1_its_place(party: _Party) -> None:
+def test_a_thousand_silent_connections_leave_node_0_its_files_and_node_1_its_place(
+    party: _Party,
+) -> None:
     port = _free_port()
     node_0 = subprocess.Popen(
         [sys.executable, "-c", _NODE_0, str(port)],
@@ -186,7 +199,9 @@ def test_a_thousand_silent_connections_leave_node_0_its_files_and_node_1_its_pla
 
 def test_nodes_with_the_same_secret_meet_and_hear_of_each_others_end(party: _Party) -> None:
     port = _free_port()
-    nodes = [met() for met in [party.start(_node(rank, port, 3, secret=_SECRET)) for rank in range(3)]]
+    nodes = [
+        met() for met in [party.start(_node(rank, port, 3, secret=_SECRET)) for rank in range(3)]
+    ]
     assert {node.processes for node in nodes} == {(1, 2, 3)}
     heard = queue.Queue[tuple[str, int]]()
     nodes[1].watch(lambda what, due: heard.put((what, due)))
@@ -206,19 +221,28 @@ def test_nodes_with_the_same_secret_meet_and_hear_of_each_others_end(party: _Par
 def test_a_node_without_the_same_secret_is_refused_and_the_right_one_joins(
     party: _Party, here: bytes | None, there: bytes | None, reason: str, job: str
 ) -> None:
-    """A node of another job, as at a port that two jobs share, is refused with 7: its scheduler may try again."""
+    """A node of another job, as at a port that two jobs share, is refused with 7: its scheduler may
+    try again.
+    """
     port = _free_port()
     first = party.start(_node(0, port, secret=here))
     failure: type[Failure] = WrongUse
     text = f"{reason}: set RDZV_SECRET to the same text on each node"
     if job == "another":
-        failure, text = NetworkFailure, f"node 1 ({_HOST}, 127.0.0.1) is of job another, and job j meets at 127.0.0.1:{port}"
+        failure, text = (
+            NetworkFailure,
+            f"node 1 ({_HOST}, 127.0.0.1) is of job another, and job j meets at 127.0.0.1:{port}",
+        )
     with pytest.raises(failure) as refused:
         party.start(_node(1, port, secret=there, job=job), lambda _: None)()
     assert str(refused.value) == text
     while (heard := party.hear()) != text:
         assert heard.startswith("waiting for node 1 ")
-    assert party.start(_node(1, port, secret=here), lambda _: None)().processes == first().processes == (1, 2)
+    assert (
+        party.start(_node(1, port, secret=here), lambda _: None)().processes
+        == first().processes
+        == (1, 2)
+    )
 
 
 def test_a_recorded_hello_cannot_be_sent_again(party: _Party, strangers: Any) -> None:
@@ -257,7 +281,9 @@ def test_a_message_is_believed_once_and_in_its_own_direction() -> None:
         assert lines[1].read() == {"ended": 0}
         for number in (0, 1):  # once more, and back to where it came from
             ends[number].sendall(sent)
-            with pytest.raises(ValueError, match="^its message is not signed with the secret of this node$"):
+            with pytest.raises(
+                ValueError, match="^its message is not signed with the secret of this node$"
+            ):
                 lines[1 - number].read()
 
 
@@ -272,12 +298,18 @@ def test_a_program_in_the_place_of_node_0_is_not_believed(party: _Party) -> None
             with pytest.raises(NetworkFailure) as failure:
                 second()
     assert str(failure.value) == (
-        f"what answers at 127.0.0.1:{port} does not know this node's secret: set RDZV_SECRET to the same text on each node"
+        f"what answers at 127.0.0.1:{port} does not know this node's secret: set "
+        "RDZV_SECRET to the same text on each node"
     )
 
 
 @pytest.mark.parametrize(
-    "answer", [{"store_port": 0, "processes": [1, 2]}, {"store_port": 1, "processes": [1, 10**6]}, {"processes": [1, 2]}]
+    "answer",
+    [
+        {"store_port": 0, "processes": [1, 2]},
+        {"store_port": 1, "processes": [1, 10**6]},
+        {"processes": [1, 2]},
+    ],
 )
 def test_an_answer_out_of_range_is_not_node_0s(party: _Party, answer: dict[str, Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as impostor:
@@ -285,17 +317,26 @@ def test_an_answer_out_of_range_is_not_node_0s(party: _Party, answer: dict[str, 
         second = party.start(_node(1, port))
         connection, _ = impostor.accept()
         with connection:
-            connection.sendall(json.dumps({"nonce": _NONCE}).encode() + b"\n" + json.dumps(answer).encode() + b"\n")
-            with pytest.raises(NetworkFailure, match=f"^another program than Trainbox answers at 127.0.0.1:{port}: "):
+            connection.sendall(
+                json.dumps({"nonce": _NONCE}).encode() + b"\n" + json.dumps(answer).encode() + b"\n"
+            )
+            with pytest.raises(
+                NetworkFailure,
+                match=f"^another program than Trainbox answers at 127.0.0.1:{port}: ",
+            ):
                 second()
 
 
 def test_an_endpoint_that_is_every_interface_is_refused_whatever_its_name(
     party: _Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    everywhere = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("0.0.0.0", 1))]  # noqa: S104 - refused
+    # refused
+    everywhere = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("0.0.0.0", 1))]  # noqa: S104
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: everywhere)
-    with pytest.raises(WrongUse, match=r"^--rdzv-endpoint any:1 is 0.0.0.0, which is not the address of one machine: "):
+    with pytest.raises(
+        WrongUse,
+        match=r"^--rdzv-endpoint any:1 is 0.0.0.0, which is not the address of one machine: ",
+    ):
         party.start(_node(0, 0, endpoint="any:1"))()
 
 
@@ -303,7 +344,10 @@ def test_the_secret_is_taken_out_of_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("0123456789abcdef\n")
     file.chmod(0o600)
-    for env in ({"RDZV_SECRET": "0123456789abcdef"}, {"RDZV_SECRET_FILE": str(file), "RDZV_SECRET": ""}):
+    for env in (
+        {"RDZV_SECRET": "0123456789abcdef"},
+        {"RDZV_SECRET_FILE": str(file), "RDZV_SECRET": ""},
+    ):
         assert take_secret(env) == _SECRET
         assert env == {}
     assert take_secret({"RDZV_SECRET": ""}) is None
@@ -315,17 +359,19 @@ def test_a_secret_that_cannot_protect_is_refused(tmp_path: Path) -> None:
     file.write_text("0123456789abcdef")
     file.chmod(0o644)
     cases = {
-        "RDZV_SECRET and RDZV_SECRET_FILE are both set: unset one of them": {"RDZV_SECRET": "x", "RDZV_SECRET_FILE": "y"},
-        "the secret of RDZV_SECRET has 5 characters: use 16 to 4096 characters, as `openssl rand -hex 32` makes them": {
-            "RDZV_SECRET": " short "
+        "RDZV_SECRET and RDZV_SECRET_FILE are both set: unset one of them": {
+            "RDZV_SECRET": "x",
+            "RDZV_SECRET_FILE": "y",
         },
-        f"RDZV_SECRET_FILE={file} is open to every user of this machine (mode 644): chmod 600 {file}": {
-            "RDZV_SECRET_FILE": str(file)
+        "the secret of RDZV_SECRET has 5 characters: use 16 to 4096 characters, as "
+        "`openssl rand -hex 32` makes them": {"RDZV_SECRET": " short "},
+        f"RDZV_SECRET_FILE={file} is open to every user of this machine (mode 644): "
+        f"chmod 600 {file}": {"RDZV_SECRET_FILE": str(file)},
+        f"RDZV_SECRET_FILE={tmp_path} is not a file: name the file that holds the secret": {
+            "RDZV_SECRET_FILE": str(tmp_path)
         },
-        f"RDZV_SECRET_FILE={tmp_path} is not a file: name the file that holds the secret": {"RDZV_SECRET_FILE": str(tmp_path)},
-        f"RDZV_SECRET_FILE={file}x cannot be read (No such file or directory): name a file that you can read": {
-            "RDZV_SECRET_FILE": f"{file}x"
-        },
+        f"RDZV_SECRET_FILE={file}x cannot be read (No such file or directory): name a file "
+        "that you can read": {"RDZV_SECRET_FILE": f"{file}x"},
     }
     for text, env in cases.items():
         with pytest.raises(WrongUse) as refused:
@@ -336,18 +382,25 @@ def test_a_secret_that_cannot_protect_is_refused(tmp_path: Path) -> None:
 # What torchrun makes of it.
 
 
-def test_what_a_peer_says_reaches_the_terminal_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_peer_says_reaches_the_terminal_without_control_characters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     torchrun._say("node 1 (\x1b[2J\x07evil\r\n\u202ehost, 10.0.0.7) is lost")
-    assert capsys.readouterr().err == r"trainbox: node 1 (\x1b[2J\x07evil \u202ehost, 10.0.0.7) is lost" + "\n"
+    assert (
+        capsys.readouterr().err
+        == r"trainbox: node 1 (\x1b[2J\x07evil \u202ehost, 10.0.0.7) is lost" + "\n"
+    )
 
 
 _PROGRAM = """
 import os, sys, torch.distributed.run as real
-from trainer import torchrun
+from trainer.launch import torchrun
 {before}
-def run(arguments): print([name for name in os.environ if name.startswith("RDZV_SECRET")], flush=True)
+def run(arguments):
+    print([name for name in os.environ if name.startswith("RDZV_SECRET")], flush=True)
 real.run = run
-sys.argv = ["torchrun", "--nnodes=2", "--node-rank=0", "--nproc-per-node=1", "--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=j",
+sys.argv = ["torchrun", "--nnodes=2", "--node-rank=0", "--nproc-per-node=1",
+            "--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=j",
             "--rdzv-conf=join_timeout=120,await_name=0", "nothing.py"]
 sys.exit(torchrun.main())
 """
@@ -355,7 +408,13 @@ sys.exit(torchrun.main())
 
 def _node_0(port: int, before: str = "", **env: str) -> subprocess.Popen[str]:
     program = [sys.executable, "-c", _PROGRAM.format(port=port, before=before)]
-    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment(**env))
+    return subprocess.Popen(
+        program,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environment(**env),
+    )
 
 
 def test_ranks_do_not_inherit_the_secret_and_nobody_prints_it(party: _Party) -> None:
@@ -370,11 +429,14 @@ def test_ranks_do_not_inherit_the_secret_and_nobody_prints_it(party: _Party) -> 
 
 
 def test_without_a_secret_a_warning_says_who_can_join_and_a_crash_of_the_rendezvous_is_7() -> None:
-    node = _node_0(29999, before="import trainer.meeting as m; m._host = lambda *_: [][0]")
+    node = _node_0(
+        29999, before="import trainer.launch.rendezvous as m; m._host = lambda *_: [][0]"
+    )
     out, err = node.communicate(timeout=120)
     assert (node.returncode, out) == (7, "")
     assert err.splitlines() == [
-        "trainbox: RDZV_SECRET is not set: every program that reaches 127.0.0.1:29999 can join this training as a node; "
+        "trainbox: RDZV_SECRET is not set: every program that reaches 127.0.0.1:29999 can "
+        "join this training as a node; "
         "set it to the same text on each node",
         "trainbox: the rendezvous at 127.0.0.1:29999 failed (IndexError: list index out of range): "
         "start the same command again on each machine",

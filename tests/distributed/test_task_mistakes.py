@@ -1,14 +1,20 @@
-"""A mistake in a task on several processes: each ends, none waits for another, and the cause has exit code 2."""
+"""A mistake in a task on several processes: each ends, none waits for another, and the cause has
+exit code 2.
+"""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.distributed.ranks import Ranks
+from tests.support.paths import SUPPORT
+from tests.support.ranks import Ranks
 
-_TASK = f"{Path(__file__).with_name('mistaken.py')}:Mistaken"
-_CAUSES = {"rank 1": ("losses", "only here"), "metrics": ("metrics", "never"), "figures": ("figures", "no picture")}
+_TASK = f"{SUPPORT / 'mistaken.py'}:Mistaken"
+_CAUSES = {
+    "rank 1": ("losses", "only here"),
+    "metrics": ("metrics", "never"),
+    "figures": ("figures", "no picture"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -19,18 +25,37 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "mistake"), [*[("ddp", mistake) for mistake in [*_CAUSES, "sample"]], ("fsdp", "figures"), ("fsdp", "sample")]
+    ("strategy", "mistake"),
+    [
+        *[("ddp", mistake) for mistake in [*_CAUSES, "sample"]],
+        ("fsdp", "figures"),
+        ("fsdp", "sample"),
+    ],
 )
-def test_a_mistake_ends_all_processes_and_a_sample_is_not_judged_alone(forked: Ranks, strategy: str, mistake: str) -> None:
+def test_a_mistake_ends_all_processes_and_a_sample_is_not_judged_alone(
+    forked: Ranks, strategy: str, mistake: str
+) -> None:
     run = f"{strategy}-{mistake}".replace(" ", "-")
-    words = ("train", _TASK, "--set", f"mistake={mistake}", "--device", "cpu", "--threads", "1", "--run", run)
+    words = (
+        "train",
+        _TASK,
+        "--set",
+        f"mistake={mistake}",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--run",
+        run,
+    )
     ended = forked(2, *words, env={"TRAINBOX_STRATEGY": strategy})
     if mistake == "sample":
         assert ended.codes == [0, 0], ended.errs
         assert "all of it is computed now" in ended.out
         return
     method, text = _CAUSES[mistake]
-    # A rank that waits for one that has ended notices its end: code 7, which the launcher takes for no cause of its own.
+    # A rank that waits for one that has ended notices its end: code 7, which the launcher takes for
+    # no cause of its own.
     assert set(ended.codes) in ({2}, {2, 7}), ended.errs
     own = [err for code, err in zip(ended.codes, ended.errs, strict=True) if code == 2]
     assert len(set(own)) == 1
@@ -39,14 +64,31 @@ def test_a_mistake_ends_all_processes_and_a_sample_is_not_judged_alone(forked: R
     assert not list((forked.folder / "runs" / run / "checkpoints").glob("*.pt"))
 
 
-def test_a_sample_that_figures_refuses_on_the_first_rank_is_followed_by_a_validation_of_all(forked: Ranks) -> None:
-    """The first rank alone draws. If it computed the whole set alone, the other would wait, and time out."""
+def test_a_sample_that_figures_refuses_on_the_first_rank_is_followed_by_a_validation_of_all(
+    forked: Ranks,
+) -> None:
+    """The first rank alone draws.
+
+    If it computed the whole set alone, the other would wait, and time out.
+    """
     for file in forked.folder.glob("validated-*"):
         file.unlink()
-    words = ("train", _TASK, "--set", "mistake=sample for figures", "--device", "cpu", "--threads", "1", "--run", "drawn")
+    words = (
+        "train",
+        _TASK,
+        "--set",
+        "mistake=sample for figures",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--run",
+        "drawn",
+    )
     ended = forked(2, *words, "--fast", env={"TRAINBOX_STRATEGY": "ddp"})
     assert ended.codes == [0, 0], ended.errs
     assert "all of it is computed now" in ended.out
     sizes = [(forked.folder / f"validated-{rank}").read_text().split() for rank in range(2)]
     sample, shares = ["8", "2"], [["8", "8", "8", "8"], ["8", "8", "2"]]
-    assert sizes == [sample + share + share for share in shares]  # the sample, all of it together, the one at the end
+    # the sample, all of it together, the one at the end
+    assert sizes == [sample + share + share for share in shares]

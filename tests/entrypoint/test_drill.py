@@ -13,7 +13,9 @@ from entrypoint.errors import DrillFailed
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 8])
 def test_every_number_undisturbed_and_kills_between_different_numbers(most: int) -> None:
     drilled = cases(most)
-    assert [case.processes for case in drilled if len(case.processes) == 1] == [(count,) for count in range(1, most + 1)]
+    assert [case.processes for case in drilled if len(case.processes) == 1] == [
+        (count,) for count in range(1, most + 1)
+    ]
     killed = [case.processes for case in drilled if len(case.processes) > 1]
     assert killed
     assert all(1 <= count <= most for path in killed for count in path)
@@ -23,18 +25,28 @@ def test_every_number_undisturbed_and_kills_between_different_numbers(most: int)
 
 def test_the_table() -> None:
     first, other = Outcome(Case((1,)), (), "aa bb"), Outcome(Case((4, 2, 1)), (9, 14), "aa cc")
-    assert row(first, first) == "  1                  undisturbed                        aa bb  same"
-    assert row(other, first) == "  4 -> 2 -> 1        killed after step 9, 14            aa cc  DIFFERENT"
+    assert (
+        row(first, first) == "  1                  undisturbed                        aa bb  same"
+    )
+    assert (
+        row(other, first)
+        == "  4 -> 2 -> 1        killed after step 9, 14            aa cc  DIFFERENT"
+    )
 
 
 def test_the_words_of_a_training() -> None:
     words = training_words("digits", 4, 60, Path("d"), ["--gpus", "{processes}"])
-    expected = "digits --shards 4 --max-steps 60 --log-steps 1 --checkpoint-steps 5 --runs-dir d --run run --gpus {processes}"
+    expected = (
+        "digits --shards 4 --max-steps 60 --log-steps 1 --checkpoint-steps 5 --runs-dir d "
+        "--run run --gpus {processes}"
+    )
     assert words == expected.split()
 
 
 def test_the_step_that_a_training_has_reached(tmp_path: Path) -> None:
-    """An event of the hardware may stand at a step that a kill took back; a line that is being written does not count."""
+    """An event of the hardware may stand at a step that a kill took back; a line that is being
+    written does not count.
+    """
     metrics = tmp_path / "run" / "metrics.jsonl"
     assert _last_step(tmp_path) == 0
     metrics.parent.mkdir()
@@ -44,9 +56,17 @@ def test_the_step_that_a_training_has_reached(tmp_path: Path) -> None:
     assert _last_step(tmp_path) == 5
 
 
-def _trained(run: Path, weights: tuple[str, ...] = ("a", "b"), validations: tuple[int, ...] = (6, 12)) -> Path:
-    digests = [{"step": 12 * number, "model": text * 64, "optimizer": text * 64} for number, text in enumerate(weights)]
-    metrics = [{"kind": "validation", "step": step, "time_unix_s": 1.0, "loss": 2.0} for step in validations]
+def _trained(
+    run: Path, weights: tuple[str, ...] = ("a", "b"), validations: tuple[int, ...] = (6, 12)
+) -> Path:
+    digests = [
+        {"step": 12 * number, "model": text * 64, "optimizer": text * 64}
+        for number, text in enumerate(weights)
+    ]
+    metrics = [
+        {"kind": "validation", "step": step, "time_unix_s": 1.0, "loss": 2.0}
+        for step in validations
+    ]
     for name, entries in (("digests.jsonl", digests), ("metrics.jsonl", metrics)):
         (run / name).write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
     return run
@@ -63,7 +83,11 @@ def test_the_digest_of_a_training(tmp_path: Path) -> None:
         (("a",), (6, 12), "no digest of step 12 in "),
         (("a", "b"), (), "no validation of step 12 in "),
         (("a", "b"), (6,), "no validation of step 12 in "),
-        (("a", "a"), (6, 12), "the weights after 12 steps are those at the start: nothing was trained"),
+        (
+            ("a", "a"),
+            (6, 12),
+            "the weights after 12 steps are those at the start: nothing was trained",
+        ),
     ],
 )
 def test_a_training_that_did_nothing_fails(

@@ -13,11 +13,15 @@ from entrypoint.replay import read_run, replay_command
 from tests.conftest import Trainbox
 
 _CONFINED = (
-    "docker run --rm --user 1000:100 --read-only --cap-drop ALL --tmpfs /tmp:exec,mode=1777 --security-opt no-new-privileges "
+    "docker run --rm --user 1000:100 --read-only --cap-drop ALL --tmpfs "
+    "/tmp:exec,mode=1777 --security-opt no-new-privileges "
     "--shm-size 8g --stop-timeout 60 "
 )
 _MOUNTS = "-v /w/runs:/workspace/runs -v /d:/workspace/data "
-_AGAIN = "-e TRAINBOX_IMAGE_DIGEST=sha256:abc sha256:abc train --config /workspace/runs/r/config.json --run r-replay"
+_AGAIN = (
+    "-e TRAINBOX_IMAGE_DIGEST=sha256:abc sha256:abc train --config "
+    "/workspace/runs/r/config.json --run r-replay"
+)
 
 
 @pytest.mark.parametrize(
@@ -51,13 +55,21 @@ _AGAIN = "-e TRAINBOX_IMAGE_DIGEST=sha256:abc sha256:abc train --config /workspa
             "my_tasks/gestures.py:Gestures",
             {"type": "cpu"},
             {"strategy": "single", "world_size": 1},
-            _CONFINED + _MOUNTS + "-v /w/my_tasks:/workspace/my_tasks:ro " + _AGAIN + " --device cpu --processes 1",
+            _CONFINED
+            + _MOUNTS
+            + "-v /w/my_tasks:/workspace/my_tasks:ro "
+            + _AGAIN
+            + " --device cpu --processes 1",
         ),
         (
             "/home/u/my/t.py:T",
             {"type": "cpu"},
             {"strategy": "single", "world_size": 1},
-            _CONFINED + _MOUNTS + "-v /home/u/my:/home/u/my:ro " + _AGAIN + " --device cpu --processes 1",
+            _CONFINED
+            + _MOUNTS
+            + "-v /home/u/my:/home/u/my:ro "
+            + _AGAIN
+            + " --device cpu --processes 1",
         ),
         (
             "../t.py:T",
@@ -69,16 +81,27 @@ _AGAIN = "-e TRAINBOX_IMAGE_DIGEST=sha256:abc sha256:abc train --config /workspa
             "t.py:T",
             {"type": "cpu"},
             {"strategy": "single", "world_size": 1},
-            _CONFINED + _MOUNTS + "-v /w/t.py:/workspace/t.py:ro " + _AGAIN + " --device cpu --processes 1",
+            _CONFINED
+            + _MOUNTS
+            + "-v /w/t.py:/workspace/t.py:ro "
+            + _AGAIN
+            + " --device cpu --processes 1",
         ),
     ],
 )
 def test_the_command(
-    monkeypatch: pytest.MonkeyPatch, task: str, device: dict[str, Any], plan: dict[str, Any], expected: str
+    monkeypatch: pytest.MonkeyPatch,
+    task: str,
+    device: dict[str, Any],
+    plan: dict[str, Any],
+    expected: str,
 ) -> None:
     monkeypatch.setattr(os, "getcwd", lambda: "/w")
     manifest = {"device": device, "plan": plan, "image_digest": "sha256:abc"}
-    assert shlex.join(replay_command(Path("runs/r"), {"task": task}, manifest, Path("/d"), "1000:100")) == expected
+    assert (
+        shlex.join(replay_command(Path("runs/r"), {"task": task}, manifest, Path("/d"), "1000:100"))
+        == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,7 +109,11 @@ def test_the_command(
     [
         ("manifest.json", b"[]", "manifest.json is damaged (not a JSON object)"),
         ("manifest.json", b"{}", "manifest.json is damaged (it has no plan)"),
-        ("manifest.json", b'{"plan": {}, "device": []}', "manifest.json is damaged (it has no device)"),
+        (
+            "manifest.json",
+            b'{"plan": {}, "device": []}',
+            "manifest.json is damaged (it has no device)",
+        ),
         ("manifest.json", b'{"a": "\xff"}', "manifest.json is damaged ('utf-8' codec"),
         ("config.json", b"[" * 99_999, "config.json is damaged (maximum recursion depth"),
     ],
@@ -103,7 +130,11 @@ def test_it_is_printed_or_run_and_a_run_without_an_image_is_told(trainbox: Train
     folder = trainbox.folder / "runs" / "r"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"task": "digits"}')
-    manifest = {"device": {"type": "cpu"}, "plan": {"strategy": "single", "world_size": 1}, "image_digest": "sha256:abc"}
+    manifest = {
+        "device": {"type": "cpu"},
+        "plan": {"strategy": "single", "world_size": 1},
+        "image_digest": "sha256:abc",
+    }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     printed = trainbox("replay", "runs/r")
     assert printed.code == 0

@@ -1,7 +1,7 @@
 import pytest
 
-from tests.faults.faults import GATED, clean_digest
-from tests.trainer.here import here  # noqa: F401 - a fixture
+from tests.support.faults import GATED, clean_digest
+from tests.support.here import here  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="session")

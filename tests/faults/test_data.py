@@ -1,4 +1,6 @@
-"""A resume that is not like the start: on fewer processes, with other loader workers, on too many."""
+"""A resume that is not like the start: on fewer processes, with other loader workers, on too
+many.
+"""
 
 import itertools
 import json
@@ -8,9 +10,18 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Ended, Trainbox, finish
-from tests.distributed.processes import Job
-from tests.faults.faults import GATED, TASKS, Gate, in_a_mount_namespace, messages, needs_linux, needs_root, trainer
-from trainer.batches import epoch_order
+from tests.support.faults import (
+    GATED,
+    TASKS,
+    Gate,
+    in_a_mount_namespace,
+    messages,
+    needs_linux,
+    needs_root,
+    trainer,
+)
+from tests.support.processes import Job
+from trainer.data.batches import epoch_order
 
 _TRIALS = 3  # forwards before the first step of a start
 
@@ -39,7 +50,10 @@ def test_row_46_resumed_on_fewer_processes_each_example_is_seen_once(trainbox: T
 
     refused = trainbox("train", *words, "--processes", "3")
     assert refused.code == 2
-    assert "this run cuts a batch into 2 shard(s), and 3 processes are given: use at most 2" in refused.err
+    assert (
+        "this run cuts a batch into 2 shard(s), and 3 processes are given: use at most 2"
+        in refused.err
+    )
 
     resumed = trainbox.train(*words, "--workers", "2", "--checkpoint-steps", "100", "--keep", "1")
     assert f"resume     from step {stopped}, epoch 2" in resumed.out
@@ -53,18 +67,26 @@ def test_row_46_resumed_on_fewer_processes_each_example_is_seen_once(trainbox: T
 
 def _with_shared_memory(folder: Path, size: str, *words: str) -> Ended:
     """A training whose batches are of 16 x 400 kB, in a /dev/shm of its own."""
-    command = trainer(f"{TASKS}:Loaded", *GATED[1:], "--set", "padding=100000", "--workers", "2", *words)
-    return in_a_mount_namespace(folder, f'mount -t tmpfs -o size={size} tmpfs /dev/shm && "$@"', *command)
+    command = trainer(
+        f"{TASKS}:Loaded", *GATED[1:], "--set", "padding=100000", "--workers", "2", *words
+    )
+    return in_a_mount_namespace(
+        folder, f'mount -t tmpfs -o size={size} tmpfs /dev/shm && "$@"', *command
+    )
 
 
 @needs_root
 def test_row_28_shared_memory_too_small(tmp_path: Path) -> None:
-    """Each worker makes 2 batches ahead and the training holds 2: 37 MiB, which it would have come to by step 5."""
+    """Each worker makes 2 batches ahead and the training holds 2: 37 MiB, which it would have come
+    to by step 5.
+    """
     ended = _with_shared_memory(tmp_path, "30m", "--max-steps", "45")
     assert ended.code == 4
     assert messages(ended) == [
-        "trainbox: /dev/shm has 30 MiB free, and the 2 loader workers need at least 37 MiB to hand batches over: "
-        "start the container with --shm-size=1g (Compose: SHM_SIZE=1gb) or --ipc=host, or add --workers 0"
+        "trainbox: /dev/shm has 30 MiB free, and the 2 loader workers need at least 37 MiB "
+        "to hand batches over: "
+        "start the container with --shm-size=1g (Compose: SHM_SIZE=1gb) or --ipc=host, or "
+        "add --workers 0"
     ]
     assert "Traceback" not in ended.err
     assert not (tmp_path / "runs/r/metrics.jsonl").exists()
@@ -86,5 +108,6 @@ def test_row_29_an_empty_dataset(trainbox: Trainbox) -> None:
     ended = trainbox("train", f"{TASKS}:Empty", *GATED[1:])
     assert ended.code == 2
     assert messages(ended) == [
-        f"trainbox: task {TASKS}:Empty: the training set is empty: look into --data-dir, or at the task's train_dataset"
+        f"trainbox: task {TASKS}:Empty: the training set is empty: look into --data-dir, "
+        "or at the task's train_dataset"
     ]

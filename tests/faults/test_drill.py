@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from entrypoint import cli
+from entrypoint.cli import commands as cli
 from entrypoint.drill import Outcome
 from entrypoint.errors import DrillFailed
 from tests.conftest import Trainbox
@@ -16,15 +16,19 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.timeout(1200)
 def test_the_drill_prints_one_digest(trainbox: Trainbox) -> None:
-    """With batch norm, dropout and augmentation in loader workers; undisturbed on 1 to 4 processes and killed between.
+    """With batch norm, dropout and augmentation in loader workers; undisturbed on 1 to 4 processes
+    and killed between.
 
-    A rendezvous in the environment, as a job of several machines has it, is none of its trainings' business.
+    A rendezvous in the environment, as a job of several machines has it, is none of its trainings'
+    business.
     """
     words = ("drill", "digits_augmented", "--steps", "30", "--seed", "3", "--cpu")
     ended = trainbox(*words, env={"RDZV_ENDPOINT": "nobody.invalid:29400"})
     assert ended.code == 0, ended.out + ended.err
     table = [line.split() for line in ended.out.splitlines() if line.endswith("same")]
-    assert [" ".join(words[:2]) for words in table[:4]] == [f"{count} undisturbed" for count in (1, 2, 3, 4)]
+    assert [" ".join(words[:2]) for words in table[:4]] == [
+        f"{count} undisturbed" for count in (1, 2, 3, 4)
+    ]
     assert [line.split("  ")[1] for line in ended.out.splitlines() if "killed after" in line] == [
         "1 -> 4 -> 3 -> 2",
         "4 -> 2 -> 1",
@@ -33,16 +37,30 @@ def test_the_drill_prints_one_digest(trainbox: Trainbox) -> None:
     assert "the same bits in all 6 trainings" in ended.out
 
 
-def test_trainings_that_part_end_with_code_8(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trainings_that_part_end_with_code_8(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     digests = itertools.cycle(["aa bb", "aa bb", "aa cc"])
-    monkeypatch.setattr("entrypoint.drill.run_case", lambda case, *_: Outcome(case, (), next(digests)))
+    monkeypatch.setattr(
+        "entrypoint.drill.run_case", lambda case, *_: Outcome(case, (), next(digests))
+    )
     monkeypatch.setattr("sys.argv", ["trainbox", "drill", "digits", "--cpu"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 8
     out, err = capsys.readouterr()
-    assert [line.split()[-1] for line in out.splitlines()[3:]] == ["same", "same", "DIFFERENT", "same", "same", "DIFFERENT"]
-    assert "trainbox: drill digits: 2 of 6 trainings ended with other bits; to see where they part: trainbox diff " in err
+    assert [line.split()[-1] for line in out.splitlines()[3:]] == [
+        "same",
+        "same",
+        "DIFFERENT",
+        "same",
+        "same",
+        "DIFFERENT",
+    ]
+    assert (
+        "trainbox: drill digits: 2 of 6 trainings ended with other bits; to see where they "
+        "part: trainbox diff " in err
+    )
     assert err.strip().endswith("case-2/run")
 
 

@@ -1,4 +1,6 @@
-"""GPUs that fail while two processes train: the NVML stub's GPUs, everything else is real (watched.py)."""
+"""GPUs that fail while two processes train: the NVML stub's GPUs, everything else is real
+(watched.py).
+"""
 
 import json
 import os
@@ -13,12 +15,13 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Ended, clean_environment, wait_until
-from tests.distributed.processes import Job
-from tests.faults.faults import GATED, Gate, checkpoints, messages, needs_linux
-from tests.nvml_stub.build import build_stub, stub_env, write_config
+from tests.support.faults import GATED, Gate, checkpoints, messages, needs_linux
+from tests.support.nvml_stub.build import build_stub, stub_env, write_config
+from tests.support.paths import SUPPORT
+from tests.support.processes import Job
 
 pytestmark = [needs_linux, pytest.mark.slow]
-WATCHED = Path(__file__).with_name("watched.py")
+WATCHED = SUPPORT / "watched.py"
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
 _ON_TWO_GPUS = ("train", GATED[0], *GATED[3:], "--gpus", "2", "--checkpoint-steps", "1000")
 
@@ -51,7 +54,9 @@ class Watched:
                 [sys.executable, WATCHED, str(budget_s), *_ON_TWO_GPUS, *words],
                 cwd=self.folder,
                 env=clean_environment(
-                    OMP_NUM_THREADS="1", TMPDIR=str(self.temporary), **stub_env(self.library.parent, self.config)
+                    OMP_NUM_THREADS="1",
+                    TMPDIR=str(self.temporary),
+                    **stub_env(self.library.parent, self.config),
                 ),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -115,7 +120,9 @@ def test_row_35_a_fatal_xid_saves_and_ends_the_job(watched: Watched) -> None:
     ended = watched.finish(process)
     assert ended.code == 3
     assert "the hardware fails: saving a checkpoint, then stopping" in ended.err
-    kept = max(int(re.sub(r"\D", "", name)) for name in checkpoints(watched.folder) if name.endswith(".pt"))
+    kept = max(
+        int(re.sub(r"\D", "", name)) for name in checkpoints(watched.folder) if name.endswith(".pt")
+    )
     assert kept >= 100
     assert watched.events() == [("xid", "WARN", UUID), ("xid", "CRITICAL", UUID)]
     assert list(watched.temporary.glob("trainbox-health-*")) == []
@@ -123,19 +130,26 @@ def test_row_35_a_fatal_xid_saves_and_ends_the_job(watched: Watched) -> None:
     again = watched.train()
     assert again.code == 0, again.err
     assert f"resume     from step {kept}" in again.out
-    assert watched.events() == [("xid", "WARN", UUID), ("xid", "CRITICAL", UUID)], "what happened stays in the run"
+    assert watched.events() == [("xid", "WARN", UUID), ("xid", "CRITICAL", UUID)], (
+        "what happened stays in the run"
+    )
 
 
 @pytest.mark.parametrize(
     ("keys", "text"),
     [
         ({"gpu1__ret": 15}, "handle CRITICAL: NVML 15: GPU is lost"),
-        ({"gpu1__ecc__volatile__uncorrected": 1}, "ecc-uncorrected CRITICAL: 1 uncorrected memory errors"),
+        (
+            {"gpu1__ecc__volatile__uncorrected": 1},
+            "ecc-uncorrected CRITICAL: 1 uncorrected memory errors",
+        ),
         ({"gpu1__field__230": 2}, "recovery-action CRITICAL: the driver asks for 2 (node reboot)"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_row_35_a_gpu_that_breaks_ends_the_job(watched: Watched, keys: dict[str, object], text: str) -> None:
+def test_row_35_a_gpu_that_breaks_ends_the_job(
+    watched: Watched, keys: dict[str, object], text: str
+) -> None:
     gate = Gate(watched.folder, 100)
     process = watched.start()
     gate.wait_for(process)
@@ -148,7 +162,9 @@ def test_row_35_a_gpu_that_breaks_ends_the_job(watched: Watched, keys: dict[str,
 
 
 def test_row_35_a_rank_that_hangs_on_a_broken_gpu_is_killed(watched: Watched) -> None:
-    """And what was found stands in the run, though nobody could take it over; the Xid is heard while another reading hangs."""
+    """And what was found stands in the run, though nobody could take it over; the Xid is heard
+    while another reading hangs.
+    """
     gate = Gate(watched.folder, 100)
     process = watched.start("--checkpoint-steps", "10", budget_s=2)
     gate.wait_for(process)
@@ -170,7 +186,9 @@ def test_row_35_what_is_no_reason_to_end_is_told(watched: Watched) -> None:
     process = watched.start()
     gate.wait_for(process)
     watched.put(gpu1__clocks_event_reasons="0x40")
-    assert "slowdown WARN: hardware thermal slowdown now, in 1 of the last" in watched.said(process, UUID)
+    assert "slowdown WARN: hardware thermal slowdown now, in 1 of the last" in watched.said(
+        process, UUID
+    )
     watched.put()
     assert "slowdown WARN" not in watched.said(process, UUID)
     watched.put(hang=1)
@@ -181,10 +199,15 @@ def test_row_35_what_is_no_reason_to_end_is_told(watched: Watched) -> None:
     ended = watched.finish(process)
     assert ended.code == 0, ended.err
     told = [(check, result) for check, result, _ in watched.events()]
-    assert told[:1] == [("slowdown", "WARN")] and told[-2:] == [("driver", "UNKNOWN"), ("driver", "PASS")]
+    assert told[:1] == [("slowdown", "WARN")] and told[-2:] == [
+        ("driver", "UNKNOWN"),
+        ("driver", "PASS"),
+    ]
 
 
-def test_row_35_the_watch_outlives_the_process_that_asks_and_the_folder_of_its_events(watched: Watched) -> None:
+def test_row_35_the_watch_outlives_the_process_that_asks_and_the_folder_of_its_events(
+    watched: Watched,
+) -> None:
     gate = Gate(watched.folder, 100)
     process = watched.start()
     gate.wait_for(process)
@@ -204,8 +227,15 @@ def test_row_35_the_watch_outlives_the_process_that_asks_and_the_folder_of_its_e
 
 def asking(parent: int) -> list[int]:
     """The processes that ask the driver: forked from the entrypoint, in its session."""
-    stats = {int(path.parent.name): path.read_text().rpartition(")")[2].split() for path in Path("/proc").glob("[0-9]*/stat")}
-    return [pid for pid, words in stats.items() if int(words[1]) == parent and int(words[3]) == os.getsid(parent)]
+    stats = {
+        int(path.parent.name): path.read_text().rpartition(")")[2].split()
+        for path in Path("/proc").glob("[0-9]*/stat")
+    }
+    return [
+        pid
+        for pid, words in stats.items()
+        if int(words[1]) == parent and int(words[3]) == os.getsid(parent)
+    ]
 
 
 def test_row_36_the_gate_is_closed_for_a_gpu_with_an_uncorrected_error(watched: Watched) -> None:
@@ -213,7 +243,10 @@ def test_row_36_the_gate_is_closed_for_a_gpu_with_an_uncorrected_error(watched: 
     closed = watched.train()
     assert closed.code == 3
     (line,) = messages(closed)
-    assert line.startswith(f"trainbox: the health gate is closed. GPU 1 ({UUID}): ecc-uncorrected CRITICAL: 1 uncorrected")
+    assert line.startswith(
+        f"trainbox: the health gate is closed. GPU 1 ({UUID}): ecc-uncorrected CRITICAL: "
+        "1 uncorrected"
+    )
     assert line.endswith("(`trainbox health` lists all findings; HEALTH=0 trains nevertheless)")
     assert not (watched.folder / "runs").exists()
     spared = watched.train("--gpus", "1", "--max-steps", "5")

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Trainbox, finish
-from tests.distributed.processes import Job, listening
-from tests.faults.faults import GATED, Gate, clean_digest
+from tests.support.faults import GATED, Gate, clean_digest
+from tests.support.processes import Job, listening
 
 _WORDS = (*GATED, "--max-steps", "70", "--checkpoint-steps", "10")
 _SECRET = {"RDZV_SECRET": "0123456789abcdef0123456789abcdef"}
@@ -24,14 +24,18 @@ _PROCESSES = (2, 1)  # need not be the same on all
 
 
 def _ip(*words: str) -> str:
-    return subprocess.run([shutil.which("ip") or "ip", *words], check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [shutil.which("ip") or "ip", *words], check=True, capture_output=True, text=True
+    ).stdout
 
 
 class Hosts:
     """Their addresses, and where they meet: at the first one."""
 
     def __init__(self) -> None:
-        shown = [json.loads(_ip("-n", host, "-4", "-json", "addr", "show", "eth0")) for host in _HOSTS]
+        shown = [
+            json.loads(_ip("-n", host, "-4", "-json", "addr", "show", "eth0")) for host in _HOSTS
+        ]
         self.addresses = [interfaces[0]["addr_info"][0]["local"] for interfaces in shown]
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -39,15 +43,35 @@ class Hosts:
 
     def start(self, trainbox: Trainbox, rank: int) -> "subprocess.Popen[str]":
         host = _HOSTS[rank]
-        inside = ("nsenter", f"--net=/run/netns/{host}", "unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$@"', "sh")
+        inside = (
+            "nsenter",
+            f"--net=/run/netns/{host}",
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            f'hostname {host} && exec "$@"',
+            "sh",
+        )
         nodes = ("--nnodes", "2", "--node-rank", str(rank), "--rdzv-endpoint", self.endpoint)
-        return trainbox.start("train", *_WORDS, *nodes, "--processes", str(_PROCESSES[rank]), inside=inside, env=_SECRET)
+        return trainbox.start(
+            "train",
+            *_WORDS,
+            *nodes,
+            "--processes",
+            str(_PROCESSES[rank]),
+            inside=inside,
+            env=_SECRET,
+        )
 
 
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
     if os.geteuid() != 0 or not all(Path(f"/run/netns/{host}").exists() for host in _HOSTS):
-        pytest.skip("needs root and the network namespaces h3 and h4, whose eth0 hang on one bridge by veth-h3 and veth-h4")
+        pytest.skip(
+            "needs root and the network namespaces h3 and h4, whose eth0 hang on one "
+            "bridge by veth-h3 and veth-h4"
+        )
     with (Path(tempfile.gettempdir()) / "trainbox-test-hosts.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one test at a time pulls cables
         yield Hosts()
@@ -62,14 +86,21 @@ def clean_on_three(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_row_40_a_late_node_and_row_48_who_can_reach_what(trainbox: Trainbox, hosts: Hosts, clean_on_three: str) -> None:
+def test_row_40_a_late_node_and_row_48_who_can_reach_what(
+    trainbox: Trainbox, hosts: Hosts, clean_on_three: str
+) -> None:
     gate = Gate(trainbox.folder, 40)
     first = hosts.start(trainbox, 0)
     assert first.stderr is not None
-    assert first.stderr.readline() == f"trainbox: waiting for node 1 at {hosts.endpoint}, 10 s of 600 s\n"
+    assert (
+        first.stderr.readline()
+        == f"trainbox: waiting for node 1 at {hosts.endpoint}, 10 s of 600 s\n"
+    )
     second = hosts.start(trainbox, 1)
     gate.wait_for(first)
-    for process, ranks, address in zip((first, second), ([0, 1], [2]), hosts.addresses, strict=True):
+    for process, ranks, address in zip(
+        (first, second), ([0, 1], [2]), hosts.addresses, strict=True
+    ):
         job = Job(process, ranks)
         pids = [process.pid, job.launcher, *job.ranks.values()]
         assert set().union(*map(listening, pids)) == {address}
@@ -82,7 +113,9 @@ def test_row_40_a_late_node_and_row_48_who_can_reach_what(trainbox: Trainbox, ho
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_row_38_a_pulled_cable_and_row_39_a_slow_link(trainbox: Trainbox, hosts: Hosts, clean_on_three: str) -> None:
+def test_row_38_a_pulled_cable_and_row_39_a_slow_link(
+    trainbox: Trainbox, hosts: Hosts, clean_on_three: str
+) -> None:
     gate = Gate(trainbox.folder, 50)
     nodes = [hosts.start(trainbox, rank) for rank in range(2)]
     gate.wait_for(nodes[0])
@@ -103,14 +136,33 @@ def test_row_38_a_pulled_cable_and_row_39_a_slow_link(trainbox: Trainbox, hosts:
     _ip("link", "set", f"veth-{_HOSTS[1]}", "up")
     slow = ("rate", "300kbit", "burst", "16kb", "latency", "400ms")
     subprocess.run(
-        [shutil.which("tc") or "tc", "-n", _HOSTS[0], "qdisc", "replace", "dev", "eth0", "root", "tbf", *slow], check=True
+        [
+            shutil.which("tc") or "tc",
+            "-n",
+            _HOSTS[0],
+            "qdisc",
+            "replace",
+            "dev",
+            "eth0",
+            "root",
+            "tbf",
+            *slow,
+        ],
+        check=True,
     )
     try:
         resumed = [finish(node) for node in [hosts.start(trainbox, rank) for rank in range(2)]]
     finally:
-        subprocess.run([shutil.which("tc") or "tc", "-n", _HOSTS[0], "qdisc", "del", "dev", "eth0", "root"], check=True)
+        subprocess.run(
+            [shutil.which("tc") or "tc", "-n", _HOSTS[0], "qdisc", "del", "dev", "eth0", "root"],
+            check=True,
+        )
     assert [each.code for each in resumed] == [0, 0], resumed
     assert re.search("^resume +from step (30|40), ", resumed[0].out, re.MULTILINE), resumed[0].out
-    (told,) = re.findall("^step .*% of the time goes by until .* \\(([0-9,]+) ms a step\\)", resumed[0].out, re.MULTILINE)
+    (told,) = re.findall(
+        "^step .*% of the time goes by until .* \\(([0-9,]+) ms a step\\)",
+        resumed[0].out,
+        re.MULTILINE,
+    )
     assert int(told.replace(",", "")) >= 100  # a step has some milliseconds without the link
     assert resumed[0].digest == clean_on_three

@@ -1,4 +1,6 @@
-"""Files that are damaged, gone, in the way or hostile; disks that are full, read-only or somebody else's."""
+"""Files that are damaged, gone, in the way or hostile; disks that are full, read-only or somebody
+else's.
+"""
 
 import hashlib
 import json
@@ -16,11 +18,19 @@ import pytest
 import torch
 
 from tests.conftest import Ended, Trainbox, clean_environment, finish, wait_until
-from tests.faults.faults import GATED, Gate, checkpoints, in_a_mount_namespace, messages, needs_root, trainer
-from tests.trainer.here import Here, StopAfter
-from tests.trainer.tiny import TINY
-from trainer.checkpoint import Checkpoints
+from tests.support.faults import (
+    GATED,
+    Gate,
+    checkpoints,
+    in_a_mount_namespace,
+    messages,
+    needs_root,
+    trainer,
+)
+from tests.support.here import Here, StopAfter
+from tests.support.tiny import TINY
 from trainer.errors import Preempted
+from trainer.records.checkpoint import Checkpoints
 
 _EACH_STEP: dict[str, Any] = {"checkpoint_steps": 1, "keep": 99, "log_steps": 1}
 
@@ -44,7 +54,15 @@ def test_row_11_the_newest_checkpoint_truncated(here: Here) -> None:
     newest = _stopped_at_10(here)[-1]
     os.truncate(newest, newest.stat().st_size // 2)
     out = here.train(**_EACH_STEP)
-    assert len(re.findall(r"step-00000010\.pt is damaged \(\d+ bytes, its .*\): set aside, using step 9\n", out)) == 1
+    assert (
+        len(
+            re.findall(
+                r"step-00000010\.pt is damaged \(\d+ bytes, its .*\): set aside, using step 9\n",
+                out,
+            )
+        )
+        == 1
+    )
     assert newest.with_name("step-00000010.pt.damaged").exists()
     _check_resumed(here, out, 9)
 
@@ -73,17 +91,30 @@ def test_row_14_files_that_are_empty_strange_or_point_nowhere(here: Here) -> Non
     (folder / "latest").symlink_to("step-00000099.pt")
     (folder / "step-00000097.pt").symlink_to("nowhere")
     (folder / "step-00000098.json").symlink_to("nowhere")
-    for name in ("step-00000096.pt", "step-00000096.json", "step-00000095.pt", "notes.txt", "step-5.json"):
+    for name in (
+        "step-00000096.pt",
+        "step-00000096.json",
+        "step-00000095.pt",
+        "notes.txt",
+        "step-5.json",
+    ):
         (folder / name).touch()
     (folder / "a folder").mkdir()
     os.mkfifo(folder / "step-00000094.pt")
     os.mkfifo(folder / "step-00000093.json")
     (folder / "step-00000092.json").write_text("[" * 100_000)
     out = here.train(**_EACH_STEP)
-    assert re.findall(r"(step-\d+)\.pt is damaged", out) == [f"step-{step:08d}" for step in range(98, 91, -1)]
-    assert len(re.findall(r"its sidecar step-\d+.json is missing\): set aside, using step 10", out)) == 3
+    assert re.findall(r"(step-\d+)\.pt is damaged", out) == [
+        f"step-{step:08d}" for step in range(98, 91, -1)
+    ]
+    assert (
+        len(re.findall(r"its sidecar step-\d+.json is missing\): set aside, using step 10", out))
+        == 3
+    )
     _check_resumed(here, out, 10)
-    assert {"latest", "notes.txt", "step-5.json", "a folder"} <= {path.name for path in folder.iterdir()}
+    assert {"latest", "notes.txt", "step-5.json", "a folder"} <= {
+        path.name for path in folder.iterdir()
+    }
 
 
 _FULL = """
@@ -100,8 +131,12 @@ echo "second $?"
 
 @needs_root
 def test_row_15_the_disk_full_while_saving(tmp_path: Path, clean: str) -> None:
-    """It ends; when somebody has made room the same command goes on from the last checkpoint that fitted."""
-    ended = in_a_mount_namespace(tmp_path, _FULL, *trainer(*GATED, "--checkpoint-steps", "10", "--keep", "40"))
+    """It ends; when somebody has made room the same command goes on from the last checkpoint that
+    fitted.
+    """
+    ended = in_a_mount_namespace(
+        tmp_path, _FULL, *trainer(*GATED, "--checkpoint-steps", "10", "--keep", "40")
+    )
     first, _, second = ended.out.partition("first 4\n")
     assert second, ended.out + ended.err
     assert not second.startswith("runs")  # no temporary file
@@ -131,7 +166,8 @@ def test_row_16_a_read_only_disk(tmp_path: Path) -> None:
     ended = in_a_mount_namespace(tmp_path, _READ_ONLY, *trainer(*GATED))
     assert ended.code == 4
     assert re.fullmatch(
-        r"trainbox: cannot write runs/r(/checkpoints)?: Read-only file system: mount the file system for writing, "
+        r"trainbox: cannot write runs/r(/checkpoints)?: Read-only file system: mount the "
+        r"file system for writing, "
         r"or choose another folder with --runs-dir; earlier checkpoints are intact\n",
         ended.err,
     )
@@ -150,7 +186,10 @@ def test_row_17_the_checkpoints_deleted_under_a_training(trainbox: Trainbox, cle
     gate.release()
     ended = finish(process)
     assert ended.code == 0, ended.err
-    told = "runs/r/checkpoints is gone with all that was in it: made again for the checkpoint of step 180\n"
+    told = (
+        "runs/r/checkpoints is gone with all that was in it: made again for the checkpoint "
+        "of step 180\n"
+    )
     assert ended.out.count(told) == 1
     assert ended.digest == clean
     assert "step-00000400.json" in checkpoints(trainbox.folder)
@@ -160,11 +199,23 @@ def test_row_17_the_checkpoints_deleted_under_a_training(trainbox: Trainbox, cle
 
 
 def _as_user(folder: Path, uid: int, *words: str) -> Ended:
-    """As a user without a name, a home or rights; it may read all, since the interpreter may lie in root's home."""
-    may_read = [f"--{kind}=-all,+dac_read_search" for kind in ("inh-caps", "ambient-caps", "bounding-set")]
+    """As a user without a name, a home or rights; it may read all, since the interpreter may lie in
+    root's home.
+    """
+    may_read = [
+        f"--{kind}=-all,+dac_read_search" for kind in ("inh-caps", "ambient-caps", "bounding-set")
+    ]
     env = clean_environment(OMP_NUM_THREADS="1", HOME="/nowhere")
     done = subprocess.run(
-        ["setpriv", f"--reuid={uid}", "--regid=0", "--clear-groups", *may_read, "--no-new-privs", *trainer(*words)],
+        [
+            "setpriv",
+            f"--reuid={uid}",
+            "--regid=0",
+            "--clear-groups",
+            *may_read,
+            "--no-new-privs",
+            *trainer(*words),
+        ],
         cwd=folder,
         env={name: value for name, value in env.items() if name not in ("USER", "LOGNAME")},
         capture_output=True,
@@ -183,7 +234,9 @@ def test_row_18_a_user_without_a_name(tmp_path: Path, clean: str) -> None:
     assert ended.code == 0, ended.err
     assert ended.err == ""
     assert ended.digest == clean
-    assert {(path.stat().st_uid, path.stat().st_gid) for path in (tmp_path / "runs/r").rglob("*")} == {(12345, 0)}
+    assert {
+        (path.stat().st_uid, path.stat().st_gid) for path in (tmp_path / "runs/r").rglob("*")
+    } == {(12345, 0)}
 
 
 @needs_root
@@ -193,7 +246,8 @@ def test_row_19_a_disk_of_somebody_else(tmp_path: Path) -> None:
     ended = _as_user(tmp_path, 1000, *GATED)
     assert ended.code == 4
     assert ended.err.startswith(
-        "trainbox: cannot write runs/r: Permission denied (runs belongs to root (uid 0), and this process runs as "
+        "trainbox: cannot write runs/r: Permission denied (runs belongs to root (uid 0), "
+        "and this process runs as "
     )
     assert ": take the folder over with `sudo chown -R 1000:0 runs`, or choose another" in ended.err
     assert ended.err.count("\n") == 1
@@ -201,7 +255,9 @@ def test_row_19_a_disk_of_somebody_else(tmp_path: Path) -> None:
 
 
 def test_row_41_a_clock_that_jumps(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host's clock cannot be moved for a test: the process's own answer is, an hour to and fro, and the files' times."""
+    """The host's clock cannot be moved for a test: the process's own answer is, an hour to and fro,
+    and the files' times.
+    """
     saved = _stopped_at_10(here)
     for age, path in enumerate(saved):  # the newest looks like the oldest
         for file in (path, path.with_suffix(".json")):
@@ -224,10 +280,15 @@ def test_row_43_a_checkpoint_with_code_in_it(here: Here) -> None:
     marker = here.folder / "it ran"
     newest.write_bytes(pickle.dumps({"model": _Evil(marker)}))
     sidecar = json.loads(newest.with_suffix(".json").read_text())
-    sidecar |= {"sha256": hashlib.sha256(newest.read_bytes()).hexdigest(), "bytes": newest.stat().st_size}
+    sidecar |= {
+        "sha256": hashlib.sha256(newest.read_bytes()).hexdigest(),
+        "bytes": newest.stat().st_size,
+    }
     newest.with_suffix(".json").write_text(json.dumps(sidecar))
     code, _, err = here.command("train", TINY, "--device", "cpu", "--run", "r")
     assert code == 4
-    assert err.startswith("trainbox: checkpoint runs/r/checkpoints/step-00000010.pt cannot be loaded safely: ")
+    assert err.startswith(
+        "trainbox: checkpoint runs/r/checkpoints/step-00000010.pt cannot be loaded safely: "
+    )
     assert err.count("\n") == 1
     assert not marker.exists()

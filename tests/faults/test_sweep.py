@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Trainbox, finish, wait_until
-from tests.faults.faults import needs_linux
+from tests.support.faults import needs_linux
 
 pytestmark = [pytest.mark.slow, needs_linux]
 _TRIALS = 200
@@ -17,13 +17,35 @@ _TRIALS = 200
 
 @pytest.mark.timeout(1200)
 def test_200_trials_a_tenth_of_which_crash_and_three_kills_of_the_sweep(trainbox: Trainbox) -> None:
-    words = ("sweep", "tests.sweep.tasks:Brittle", "--device", "cpu", "--processes", "2", "--epochs", "1", "--name", "s")
-    words += ("--seeds", str(_TRIALS // 2), "--grid", "width=4,8", "--set", "dies=true", "--retries", "5")
+    words = (
+        "sweep",
+        "tests.trainer.sweep.tasks:Brittle",
+        "--device",
+        "cpu",
+        "--processes",
+        "2",
+        "--epochs",
+        "1",
+        "--name",
+        "s",
+    )
+    words += (
+        "--seeds",
+        str(_TRIALS // 2),
+        "--grid",
+        "width=4,8",
+        "--set",
+        "dies=true",
+        "--retries",
+        "5",
+    )
     env = {"PYTHONPATH": str(Path(__file__).parents[2])}
     trained = trainbox.folder / "trained"
     for number, kill in ((40, signal.SIGKILL), (90, signal.SIGTERM), (150, signal.SIGKILL)):
         process = trainbox.start(*words, env=env)
-        wait_until(lambda n=number: trained.exists() and len(trained.read_text().split()) >= n, process)  # type: ignore[misc]
+        wait_until(
+            lambda n=number: trained.exists() and len(trained.read_text().split()) >= n, process
+        )  # type: ignore[misc]
         process.send_signal(kill)
         assert finish(process).code == (75 if kill == signal.SIGTERM else -kill)
     ended = trainbox(*words, env=env)
@@ -33,7 +55,9 @@ def test_200_trials_a_tenth_of_which_crash_and_three_kills_of_the_sweep(trainbox
     assert Counter((line["width"], line["seed"]) for line in shown) == {
         (width, str(seed)): 1 for width in ("4", "8") for seed in range(_TRIALS // 2)
     }
-    assert (trainbox.folder / "runs/s/results.csv").read_text() == trainbox("sweep", "show", "s", "--csv").out
+    assert (trainbox.folder / "runs/s/results.csv").read_text() == trainbox(
+        "sweep", "show", "s", "--csv"
+    ).out
     attempts = len(trained.read_text().split())
     killed = _TRIALS // 10  # each tenth trial, once
     # Nothing else was done twice, but for what a kill of the sweep interrupted on two slots.

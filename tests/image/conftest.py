@@ -1,4 +1,6 @@
-"""The image, built once on BASE_IMAGE (default: the Dockerfile's own), and a checkout to use it from."""
+"""The image, built once on BASE_IMAGE (default: the Dockerfile's own), and a checkout to use it
+from.
+"""
 
 import os
 import shutil
@@ -14,7 +16,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 IMAGE = "trainbox-test"
 NAMES = ["Makefile", "Dockerfile", ".dockerignore", "docker-compose.yml", "docker-compose.cpu.yml"]
-NAMES += ["pyproject.toml", "requirements.lock", "requirements-dev.lock", "entrypoint", "trainbox", "trainer"]
+NAMES += [
+    "pyproject.toml",
+    "requirements.lock",
+    "requirements-dev.lock",
+    "entrypoint",
+    "trainbox",
+    "trainer",
+]
 
 Done = subprocess.CompletedProcess[str]
 Docker = Callable[..., Done]
@@ -22,7 +31,9 @@ Docker = Callable[..., Done]
 
 @dataclass(frozen=True)
 class Checkout:
-    """A copy of what a user has, with an environment of its own and a Compose project of its own."""
+    """A copy of what a user has, with an environment of its own and a Compose project of its
+    own.
+    """
 
     path: Path
     env: dict[str, str]
@@ -85,7 +96,9 @@ def make_build(tree: Path, image: str, **settings: str) -> float:
 def engine_answers(**env: str) -> bool:
     if not shutil.which("docker"):
         return False
-    asked = subprocess.run(["docker", "info"], env={**os.environ, **env}, capture_output=True, check=False)
+    asked = subprocess.run(
+        ["docker", "info"], env={**os.environ, **env}, capture_output=True, check=False
+    )
     return asked.returncode == 0
 
 
@@ -94,7 +107,11 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The working tree, committed, so that the image has a revision."""
     made = copy_tree(tmp_path_factory.mktemp("tree"))
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "tested"]):
-        subprocess.run(["git", "-c", "user.name=test", "-c", "user.email=test@test", *words], cwd=made, check=True)
+        subprocess.run(
+            ["git", "-c", "user.name=test", "-c", "user.email=test@test", *words],
+            cwd=made,
+            check=True,
+        )
     return made
 
 
@@ -115,7 +132,13 @@ def docker(image: str) -> Iterator[Docker]:
     def run(*words: str) -> Done:
         if "--name" in words:
             names.append(words[words.index("--name") + 1])
-        return subprocess.run(["docker", *words], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        return subprocess.run(
+            ["docker", *words],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
 
     yield run
     if names:
@@ -127,11 +150,18 @@ def checkout(image: str, tree: Path, tmp_path: Path) -> Iterator[Checkout]:
     """As the caller's own uid, unless a test says otherwise."""
     kept = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG", "BASE_IMAGE")
     env = {name: os.environ[name] for name in kept if name in os.environ}
-    env |= {"UID": str(os.getuid()), "GID": str(os.getgid()), "IMAGE": image, "COMPOSE_PROJECT_NAME": name_of_its_own()}
+    env |= {
+        "UID": str(os.getuid()),
+        "GID": str(os.getgid()),
+        "IMAGE": image,
+        "COMPOSE_PROJECT_NAME": name_of_its_own(),
+    }
     env["PWD"] = str(tmp_path / "checkout")
     made = Checkout(shutil.copytree(tree, tmp_path / "checkout"), env)
     yield made
-    down = made.compose("--profile", "health", "down", "--volumes", "--remove-orphans", "--timeout", "1")
+    down = made.compose(
+        "--profile", "health", "down", "--volumes", "--remove-orphans", "--timeout", "1"
+    )
     assert down.returncode == 0, down.stderr
 
 

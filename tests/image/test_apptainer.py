@@ -23,7 +23,9 @@ pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
 
 # Nobody's rights where these tests have root's.
 CALLER = (1000, 1000) if os.getuid() == 0 else (os.getuid(), os.getgid())
-DROPPED: dict[str, Any] = {"user": CALLER[0], "group": CALLER[1], "extra_groups": []} if os.getuid() == 0 else {}
+DROPPED: dict[str, Any] = (
+    {"user": CALLER[0], "group": CALLER[1], "extra_groups": []} if os.getuid() == 0 else {}
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,14 @@ def built(image: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="trainbox-apptainer-") as folder:
         Path(folder).chmod(0o755)
         made = Path(folder) / "trainbox.sif"
-        build = ["apptainer", "build", "--disable-cache", "--sandbox", str(made), f"docker-daemon:{image}:latest"]
+        build = [
+            "apptainer",
+            "build",
+            "--disable-cache",
+            "--sandbox",
+            str(made),
+            f"docker-daemon:{image}:latest",
+        ]
         done = subprocess.run(build, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         made.chmod(0o755)
@@ -70,7 +79,10 @@ class Wrapper:
 def wrapper(built: Path) -> Iterator[Wrapper]:
     with tempfile.TemporaryDirectory(prefix="trainbox-apptainer-") as folder:
         os.chown(folder, *CALLER)
-        yield Wrapper(Path(folder), {"PATH": os.environ["PATH"], "HOME": folder, "TMPDIR": folder, "SIF": str(built)})
+        yield Wrapper(
+            Path(folder),
+            {"PATH": os.environ["PATH"], "HOME": folder, "TMPDIR": folder, "SIF": str(built)},
+        )
 
 
 def test_trains_as_the_caller_to_dockers_bits(wrapper: Wrapper, tmp_path: Path) -> None:
@@ -79,15 +91,24 @@ def test_trains_as_the_caller_to_dockers_bits(wrapper: Wrapper, tmp_path: Path) 
     assert done.returncode == 0, done.stdout + done.stderr
     run = wrapper.folder / "runs/r"
     assert assert_whole(run) == 30
-    made = [path for top in ("runs", "data") for path in [wrapper.folder / top, *(wrapper.folder / top).rglob("*")]]
+    made = [
+        path
+        for top in ("runs", "data")
+        for path in [wrapper.folder / top, *(wrapper.folder / top).rglob("*")]
+    ]
     assert {(path.stat().st_uid, path.stat().st_gid) for path in made} == {CALLER}
 
     tmp_path.chmod(0o777)
     mount = ["--user", "12345", "--volume", f"{tmp_path}:/workspace/runs"]
-    docker = subprocess.run(["docker", "run", "--rm", *mount, IMAGE, *train], capture_output=True, text=True)
+    docker = subprocess.run(
+        ["docker", "run", "--rm", *mount, IMAGE, *train], capture_output=True, text=True
+    )
     assert docker.returncode == 0, docker.stderr
     assert (run / "digests.jsonl").read_text() == (tmp_path / "r/digests.jsonl").read_text()
-    built, of_docker = (json.loads((folder / "manifest.json").read_text())["build"] for folder in (run, tmp_path / "r"))
+    built, of_docker = (
+        json.loads((folder / "manifest.json").read_text())["build"]
+        for folder in (run, tmp_path / "r")
+    )
     assert built == of_docker and built["revision"] and built["lock_sha256"]
 
 
@@ -97,7 +118,8 @@ def test_nothing_can_be_written_but_runs_data_and_tmp(wrapper: Wrapper) -> None:
     program = """
 import getpass, os, pathlib, tempfile
 assert getpass.getuser() and pathlib.Path.home() == pathlib.Path("/tmp")
-for folder in ("/", "/workspace", "/workspace/my_tasks", "/opt/venv", "/opt/trainbox", "/etc", "/usr/bin"):
+folders = "/ /workspace /workspace/my_tasks /opt/venv /opt/trainbox /etc /usr/bin"
+for folder in folders.split():
     assert os.statvfs(folder).f_flag & os.ST_RDONLY, folder
 for folder in ("/workspace/runs", "/workspace/data", "/tmp", "/dev/shm"):
     tempfile.TemporaryFile(dir=folder).close()
@@ -127,7 +149,9 @@ def test_exit_codes_and_a_plan_without_a_gpu(wrapper: Wrapper) -> None:
 
 
 @pytest.mark.parametrize(("number", "processes"), [(signal.SIGTERM, "2"), (signal.SIGUSR1, "1")])
-def test_a_signal_saves_and_the_same_command_goes_on(wrapper: Wrapper, number: signal.Signals, processes: str) -> None:
+def test_a_signal_saves_and_the_same_command_goes_on(
+    wrapper: Wrapper, number: signal.Signals, processes: str
+) -> None:
     train = ["train", "--epochs", "4", "--run", "r"]
     with wrapper.start(*train, PROCESSES=processes) as training:
         assert training.stdout and training.stderr

@@ -1,4 +1,6 @@
-"""Training, resume and TensorBoard as a user runs them: `make train` and `docker compose up`, on the CPU files."""
+"""Training, resume and TensorBoard as a user runs them: `make train` and `docker compose up`, on
+the CPU files.
+"""
 
 import http.client
 import json
@@ -23,7 +25,9 @@ def owners(run: Path) -> set[tuple[int, int]]:
 
 
 def test_make_train_stop_and_go_on(checkout: Checkout) -> None:
-    """SIGTERM to make, without a terminal, is a saved checkpoint and code 75; the same command finishes the run."""
+    """SIGTERM to make, without a terminal, is a saved checkpoint and code 75; the same command
+    finishes the run.
+    """
     train = ["make", "train", "ARGS=--run r --epochs 12", "RUN_IN=docker-cpu"]
     said = ""
     with checkout.start(*train) as making:
@@ -60,7 +64,9 @@ def test_make_shows_the_exit_code_and_mounts_a_users_task(checkout: Checkout) ->
     mine = checkout.path / "examples"
     mine.mkdir()
     shutil.copy(ROOT / "trainer" / "tasks" / "digits.py", mine / "mine.py")
-    done = checkout.run("make", "train", "RUN_IN=docker-cpu", "TASK=examples/mine.py:Digits", "TRAINBOX_MAX_STEPS=5")
+    done = checkout.run(
+        "make", "train", "RUN_IN=docker-cpu", "TASK=examples/mine.py:Digits", "TRAINBOX_MAX_STEPS=5"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     done = checkout.run("make", "plan", "RUN_IN=docker-cpu", "TASK=digitz")
     assert done.returncode == 2 and "Error 2" in done.stderr, done.stderr
@@ -99,7 +105,9 @@ def test_stop_of_a_service(checkout: Checkout, docker: Docker) -> None:
         start = time.monotonic()
         assert checkout.compose("stop", "train", **settings).returncode == 0
         print(f"\nstopped in {time.monotonic() - start:.1f} s")
-    state = json.loads(docker("inspect", f"{checkout.env['COMPOSE_PROJECT_NAME']}-train-1").stdout)[0]["State"]
+    state = json.loads(docker("inspect", f"{checkout.env['COMPOSE_PROJECT_NAME']}-train-1").stdout)[
+        0
+    ]["State"]
     assert state["ExitCode"] == 75 and not state["OOMKilled"]
     assert assert_whole(checkout.path / "runs" / "r") >= 22
 

@@ -1,7 +1,8 @@
-"""Who gets how many GPUs, and whether training on them starts, by the unmodified docker-compose.yml.
+"""Who gets how many GPUs, and whether training on them starts, by the unmodified
+docker-compose.yml.
 
-The engine has the NVIDIA runtime; a make-believe one is enough. BARE_TEST_DOCKER_HOST names an engine without it, and
-BARE_TEST_IMAGE an image there that has a shell.
+The engine has the NVIDIA runtime; a make-believe one is enough. BARE_TEST_DOCKER_HOST names an
+engine without it, and BARE_TEST_IMAGE an image there that has a shell.
 """
 
 import json
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nvml_stub.build import build_stub, write_config
+from tests.support.nvml_stub.build import build_stub, write_config
 
 from .conftest import Checkout, Docker, copy_tree, name_of_its_own
 
@@ -27,7 +28,17 @@ def gpu_host(checkout: Checkout) -> Checkout:
 
 def gpus_inside(host: Checkout, service: str = "train", **settings: str) -> list[str]:
     """What nvidia-smi lists in the container."""
-    words = ("docker", "compose", "run", "--rm", "--no-deps", "--entrypoint", "nvidia-smi", service, "-L")
+    words = (
+        "docker",
+        "compose",
+        "run",
+        "--rm",
+        "--no-deps",
+        "--entrypoint",
+        "nvidia-smi",
+        service,
+        "-L",
+    )
     done = host.run(*words, **settings)
     assert done.returncode == 0, done.stderr
     return [line for line in done.stdout.splitlines() if line.startswith("GPU ")]
@@ -36,7 +47,17 @@ def gpus_inside(host: Checkout, service: str = "train", **settings: str) -> list
 @pytest.fixture
 def all_gpus(gpu_host: Checkout) -> int:
     """How many that engine has to give."""
-    words = ("docker", "run", "--rm", "--gpus", "all", "--entrypoint", "nvidia-smi", gpu_host.env["IMAGE"], "-L")
+    words = (
+        "docker",
+        "run",
+        "--rm",
+        "--gpus",
+        "all",
+        "--entrypoint",
+        "nvidia-smi",
+        gpu_host.env["IMAGE"],
+        "-L",
+    )
     done = gpu_host.run(*words)
     assert done.returncode == 0, done.stderr
     return len(done.stdout.splitlines())
@@ -51,7 +72,9 @@ def test_all_gpus_by_default(gpu_host: Checkout, all_gpus: int, service: str) ->
 def test_up_gets_them_all(gpu_host: Checkout, all_gpus: int) -> None:
     """By an image that lists its GPUs where ours would train."""
     listing = gpu_host.env["COMPOSE_PROJECT_NAME"]
-    (gpu_host.path / "listing").write_text(f'FROM {gpu_host.env["IMAGE"]}\nENTRYPOINT ["sh", "-c", "nvidia-smi -L"]\n')
+    (gpu_host.path / "listing").write_text(
+        f'FROM {gpu_host.env["IMAGE"]}\nENTRYPOINT ["sh", "-c", "nvidia-smi -L"]\n'
+    )
     built = gpu_host.run("docker", "build", "--file", "listing", "--tag", listing, ".")
     assert built.returncode == 0, built.stderr
     try:
@@ -67,7 +90,17 @@ def test_gpus_hands_out_that_many(gpu_host: Checkout, all_gpus: int) -> None:
     if all_gpus < 3:
         pytest.skip(f"the engine has {all_gpus} GPUs; 2 of 3 are to be handed out")
     assert len(gpus_inside(gpu_host, GPUS="2")) == 2
-    visible = ("docker", "compose", "run", "--rm", "--no-deps", "--entrypoint", "printenv", "train", "NVIDIA_VISIBLE_DEVICES")
+    visible = (
+        "docker",
+        "compose",
+        "run",
+        "--rm",
+        "--no-deps",
+        "--entrypoint",
+        "printenv",
+        "train",
+        "NVIDIA_VISIBLE_DEVICES",
+    )
     assert gpu_host.run(*visible, GPUS="2").stdout.strip() == "0,1"
 
 
@@ -76,7 +109,9 @@ def test_gpu_ids_are_picked_from_all(gpu_host: Checkout, all_gpus: int) -> None:
 
 
 def test_more_than_there_are_is_refused(gpu_host: Checkout, all_gpus: int) -> None:
-    done = gpu_host.run("docker", "compose", "run", "--rm", "--no-deps", "train", GPUS=str(all_gpus + 1))
+    done = gpu_host.run(
+        "docker", "compose", "run", "--rm", "--no-deps", "train", GPUS=str(all_gpus + 1)
+    )
     assert done.returncode != 0 and "unknown device" in done.stderr
     done = gpu_host.run("make", "train", GPUS=str(all_gpus + 1))
     assert f"asked for {all_gpus + 1} GPU(s), found" in done.stderr and "Error 3" in done.stderr
@@ -92,8 +127,16 @@ def test_without_the_runtime_the_gpu_file_is_refused_and_the_cpu_file_runs(tmp_p
     if not all(os.environ.get(name) for name in names):
         pytest.skip(f"{' and '.join(names)} name no engine without the NVIDIA runtime")
     engine, image = (os.environ[name] for name in names)
-    env = {name: os.environ[name] for name in ("PATH", "HOME", "DOCKER_CONFIG") if name in os.environ}
-    env |= {"DOCKER_HOST": engine, "IMAGE": image, "UID": "1000", "GID": "1000", "COMPOSE_PROJECT_NAME": name_of_its_own()}
+    env = {
+        name: os.environ[name] for name in ("PATH", "HOME", "DOCKER_CONFIG") if name in os.environ
+    }
+    env |= {
+        "DOCKER_HOST": engine,
+        "IMAGE": image,
+        "UID": "1000",
+        "GID": "1000",
+        "COMPOSE_PROJECT_NAME": name_of_its_own(),
+    }
     env["PWD"] = str(tmp_path)
     bare = Checkout(copy_tree(tmp_path), env)
     words = ("docker", "compose", "run", "--rm", "--no-deps", "--entrypoint", "true", "train")
@@ -126,17 +169,42 @@ def stubbed(gpu_host: Checkout) -> Checkout:
 
 
 def test_up_trains_on_gpus_that_are_healthy(stubbed: Checkout) -> None:
-    """The gate opens twice: the service's and training's own. Then torch tells that these GPUs are make-believe."""
-    done = stubbed.run("docker", "compose", "up", "--exit-code-from", "train", "train", GPUS="2", ARGS="--max-steps 5")
+    """The gate opens twice: the service's and training's own.
+
+    Then torch tells that these GPUs are make-believe.
+    """
+    done = stubbed.run(
+        "docker",
+        "compose",
+        "up",
+        "--exit-code-from",
+        "train",
+        "train",
+        GPUS="2",
+        ARGS="--max-steps 5",
+    )
     assert done.returncode == 3, done.stdout + done.stderr
     assert "health     OPEN, PASS: 2 GPUs" in done.stdout
     assert "process 0 was given a GPU, torch" in done.stdout + done.stderr
-    done = stubbed.run("docker", "compose", "up", "--exit-code-from", "train", "train", DEVICE="cpu", ARGS="--max-steps 5")
+    done = stubbed.run(
+        "docker",
+        "compose",
+        "up",
+        "--exit-code-from",
+        "train",
+        "train",
+        DEVICE="cpu",
+        ARGS="--max-steps 5",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_up_trains_on_no_gpu_that_has_an_uncorrected_error(stubbed: Checkout, docker: Docker) -> None:
-    write_config(stubbed.path / "stub" / "nvml.conf", "h100", {"gpu1.ecc.volatile.uncorrected": 2}, count=2)
+def test_up_trains_on_no_gpu_that_has_an_uncorrected_error(
+    stubbed: Checkout, docker: Docker
+) -> None:
+    write_config(
+        stubbed.path / "stub" / "nvml.conf", "h100", {"gpu1.ecc.volatile.uncorrected": 2}, count=2
+    )
     done = stubbed.run("docker", "compose", "up", "train", GPUS="2", ARGS="--run r --max-steps 5")
     assert done.returncode != 0
     assert "dependency failed to start: container" in done.stderr and "is unhealthy" in done.stderr
@@ -145,9 +213,9 @@ def test_up_trains_on_no_gpu_that_has_an_uncorrected_error(stubbed: Checkout, do
     assert "ecc-uncorrected CRITICAL: 2 uncorrected memory errors" in logs
     assert "CLOSED, CRITICAL: 2 GPUs; ecc-uncorrected (GPU 1)" in logs
     up = ("docker", "compose", "up", "--exit-code-from", "train", "train")
-    assert stubbed.run(*up, HEALTH="0", DEVICE="cpu", ARGS="--run r --max-steps 5").returncode == 0, (
-        "told to train all the same"
-    )
+    assert (
+        stubbed.run(*up, HEALTH="0", DEVICE="cpu", ARGS="--run r --max-steps 5").returncode == 0
+    ), "told to train all the same"
     (stubbed.path / "limits.toml").write_text("ecc_uncorrected = 5\n")
     done = stubbed.run(*up, GPUS="2", HEALTH_LIMITS="limits.toml", ARGS="--max-steps 5")
     assert "health     OPEN, PASS: 2 GPUs" in done.stdout, done.stdout + done.stderr

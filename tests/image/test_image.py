@@ -14,7 +14,15 @@ from .conftest import IMAGE, Docker, copy_tree, make_build, name_of_its_own
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
 
-CONFINED = ["--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+CONFINED = [
+    "--read-only",
+    "--tmpfs",
+    "/tmp",
+    "--cap-drop",
+    "ALL",
+    "--security-opt",
+    "no-new-privileges",
+]
 SHORT = ["train", "--max-steps", "30", "--run", "r"]
 LONG = ["train", "--epochs", "12", "--run", "r"]
 
@@ -62,8 +70,15 @@ def test_its_configuration(docker: Docker) -> None:
 
 
 def test_labels_and_build_info(docker: Docker) -> None:
-    labels = {k.removeprefix("org.opencontainers.image."): v for k, v in inspect(docker)["Config"]["Labels"].items()}
-    assert labels["title"] == "trainbox" and labels["licenses"] == "Apache-2.0" and labels["description"]
+    labels = {
+        k.removeprefix("org.opencontainers.image."): v
+        for k, v in inspect(docker)["Config"]["Labels"].items()
+    }
+    assert (
+        labels["title"] == "trainbox"
+        and labels["licenses"] == "Apache-2.0"
+        and labels["description"]
+    )
     base = os.environ.get("BASE_IMAGE", "")
     if base:
         name, _, digest = base.partition("@")
@@ -94,7 +109,9 @@ for package in (entrypoint, torch.nn, trainbox, trainer):
 
 
 def test_build_tools_stayed_behind(docker: Docker) -> None:
-    found = docker("run", "--rm", IMAGE, "sh", "-c", "for tool in cc gcc git pip uv; do command -v $tool; done")
+    found = docker(
+        "run", "--rm", IMAGE, "sh", "-c", "for tool in cc gcc git pip uv; do command -v $tool; done"
+    )
     assert found.stdout + found.stderr == ""
 
 
@@ -105,7 +122,9 @@ def test_a_source_change_rebuilds_only_the_source(docker: Docker, tmp_path: Path
     try:
         print(f"\nrebuilt after a source change: {make_build(tree, changed):.1f} s")
         before, after = (
-            json.loads(docker("image", "inspect", name, "--format", "{{json .RootFS.Layers}}").stdout)
+            json.loads(
+                docker("image", "inspect", name, "--format", "{{json .RootFS.Layers}}").stdout
+            )
             for name in (IMAGE, changed)
         )
         assert len(before) == len(after)
@@ -115,7 +134,9 @@ def test_a_source_change_rebuilds_only_the_source(docker: Docker, tmp_path: Path
         docker("image", "rm", changed)
 
 
-@pytest.mark.parametrize("command", [["bash", "-c", "exit 42"], ["python", "-c", "raise SystemExit(42)"]])
+@pytest.mark.parametrize(
+    "command", [["bash", "-c", "exit 42"], ["python", "-c", "raise SystemExit(42)"]]
+)
 def test_other_commands_run_as_they_stand(docker: Docker, command: list[str]) -> None:
     assert docker("run", "--rm", IMAGE, *command).returncode == 42
 
@@ -152,7 +173,8 @@ for name in [cache_dir(), *(os.environ[n] for n in names)]:
 
 def test_exit_codes(docker: Docker, tmp_path: Path) -> None:
     assert docker("run", "--rm", IMAGE, "train", "digitz").returncode == 2
-    assert docker("run", "--rm", "--env", "GPUS=1", IMAGE, "health").returncode == 1  # its own verdict: closed
+    # its own verdict: closed
+    assert docker("run", "--rm", "--env", "GPUS=1", IMAGE, "health").returncode == 1
     assert docker("run", "--rm", "--env", "GPUS=1", IMAGE, "train").returncode == 3
     mine = folder(tmp_path / "runs", 0o755)
     mine.chmod(0o555)
@@ -162,10 +184,21 @@ def test_exit_codes(docker: Docker, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_stop_saves_and_the_same_command_goes_on(docker: Docker, tmp_path: Path, processes: str) -> None:
+def test_stop_saves_and_the_same_command_goes_on(
+    docker: Docker, tmp_path: Path, processes: str
+) -> None:
     run = folder(tmp_path / "runs", 0o777) / "r"
     name = name_of_its_own()
-    train = ["--user", "12345", "--env", f"PROCESSES={processes}", *CONFINED, *mount(run.parent), IMAGE, *LONG]
+    train = [
+        "--user",
+        "12345",
+        "--env",
+        f"PROCESSES={processes}",
+        *CONFINED,
+        *mount(run.parent),
+        IMAGE,
+        *LONG,
+    ]
     assert docker("run", "--detach", "--name", name, *train).returncode == 0
     follow = ["docker", "logs", "--follow", name]
     with subprocess.Popen(follow, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as logs:
@@ -173,7 +206,9 @@ def test_stop_saves_and_the_same_command_goes_on(docker: Docker, tmp_path: Path,
         assert any(b"epoch 2:" in line for line in logs.stdout), "it ended before its second epoch"
         assert docker("stop", "--time", "60", name).returncode == 0
     said = docker("logs", name)
-    assert docker("inspect", "--format", "{{.State.ExitCode}}", name).stdout.strip() == "75", said.stdout + said.stderr
+    assert docker("inspect", "--format", "{{.State.ExitCode}}", name).stdout.strip() == "75", (
+        said.stdout + said.stderr
+    )
     assert "Traceback" not in said.stdout + said.stderr
     stopped_at = assert_whole(run)
     assert 44 <= stopped_at < 12 * 22
@@ -206,5 +241,14 @@ def test_health_check(docker: Docker, before: str, code: int) -> None:
 
 def test_training_keeps_the_heartbeat(docker: Docker, tmp_path: Path) -> None:
     program = f'trainbox {" ".join(SHORT)} >&2 && find "$TRAINBOX_HEARTBEAT" -mmin -1'
-    done = docker("run", "--rm", *CONFINED, *mount(folder(tmp_path / "runs", 0o777)), IMAGE, "sh", "-c", program)
+    done = docker(
+        "run",
+        "--rm",
+        *CONFINED,
+        *mount(folder(tmp_path / "runs", 0o777)),
+        IMAGE,
+        "sh",
+        "-c",
+        program,
+    )
     assert done.returncode == 0 and done.stdout, done.stderr

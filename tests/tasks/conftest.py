@@ -1,1 +1,1 @@
-from tests.trainer.here import here  # noqa: F401 - a fixture
+from tests.support.here import here  # noqa: F401 - a fixture

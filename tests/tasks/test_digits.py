@@ -1,4 +1,6 @@
-"""The default command: digits, to a good accuracy, with everything about it in metrics.jsonl and TensorBoard alike."""
+"""The default command: digits, to a good accuracy, with everything about it in metrics.jsonl and
+TensorBoard alike.
+"""
 
 import hashlib
 import json
@@ -56,7 +58,9 @@ def test_the_best_weights_are_right_as_often_when_used_elsewhere(trained: tuple[
     with torch.no_grad():
         images, labels = Digits().prepare(data.tensors, training=False)
         right = (model(images).argmax(1) == labels).double().mean()
-    assert float(right) == pytest.approx(max(entry["accuracy"] for entry in _entries(trained[0], "validation")))
+    assert float(right) == pytest.approx(
+        max(entry["accuracy"] for entry in _entries(trained[0], "validation"))
+    )
 
 
 def test_training_and_validation_examples_are_1797_different_pictures() -> None:
@@ -66,14 +70,20 @@ def test_training_and_validation_examples_are_1797_different_pictures() -> None:
     assert int(pictures.max()) == 16
     assert len(pictures.unique(dim=0)) == 1797
     for dataset in (train, validation):
-        assert dataset.tensors[1].bincount(minlength=10).min() >= 0.07 * len(dataset)  # each class stands in both parts
+        # each class stands in both parts
+        assert dataset.tensors[1].bincount(minlength=10).min() >= 0.07 * len(dataset)
 
 
 def test_pythons_sets_have_the_same_order_each_time(trained: tuple[Path, str]) -> None:
-    assert json.loads((trained[0] / "manifest.json").read_text())["environment"]["PYTHONHASHSEED"] == "0"
+    assert (
+        json.loads((trained[0] / "manifest.json").read_text())["environment"]["PYTHONHASHSEED"]
+        == "0"
+    )
 
 
-def test_each_validation_counts_all_examples_and_agrees_with_its_own_matrix(trained: tuple[Path, str]) -> None:
+def test_each_validation_counts_all_examples_and_agrees_with_its_own_matrix(
+    trained: tuple[Path, str],
+) -> None:
     for entry in _entries(trained[0], "validation"):
         confusion = torch.tensor(entry["confusion"])
         assert confusion.shape == (10, 10)
@@ -84,23 +94,38 @@ def test_each_validation_counts_all_examples_and_agrees_with_its_own_matrix(trai
 
 def test_a_line_of_metrics_holds_what_is_needed_to_follow_a_run(trained: tuple[Path, str]) -> None:
     entries = _entries(trained[0], "train")
-    assert [entry["step"] for entry in entries] == sorted({*range(50, 441, 50), *range(22, 441, 22)})
+    assert [entry["step"] for entry in entries] == sorted(
+        {*range(50, 441, 50), *range(22, 441, 22)}
+    )
     for entry in entries:
-        assert {"kind", "step", "epoch", "time_unix_s", "loss", "learning_rate", "gradient_norm", "samples_per_second"} == set(
-            entry
-        )
+        assert {
+            "kind",
+            "step",
+            "epoch",
+            "time_unix_s",
+            "loss",
+            "learning_rate",
+            "gradient_norm",
+            "samples_per_second",
+        } == set(entry)
         assert entry["samples_per_second"] > 0
         assert entry["epoch"] == math.ceil(entry["step"] / 22)
     assert entries[-1]["loss"] < 0.1 * entries[0]["loss"]
 
 
-@pytest.mark.parametrize("tag", ["train/loss", "train/learning_rate", "train/gradient_norm", "train/samples_per_second"])
-def test_tensorboard_holds_the_same_numbers_of_training(board: EventAccumulator, trained: tuple[Path, str], tag: str) -> None:
+@pytest.mark.parametrize(
+    "tag", ["train/loss", "train/learning_rate", "train/gradient_norm", "train/samples_per_second"]
+)
+def test_tensorboard_holds_the_same_numbers_of_training(
+    board: EventAccumulator, trained: tuple[Path, str], tag: str
+) -> None:
     _check_scalars(board, trained[0], tag)
 
 
 @pytest.mark.parametrize("tag", ["validation/accuracy", "validation/loss", "validation/macro_f1"])
-def test_tensorboard_holds_the_same_numbers_of_validation(board: EventAccumulator, trained: tuple[Path, str], tag: str) -> None:
+def test_tensorboard_holds_the_same_numbers_of_validation(
+    board: EventAccumulator, trained: tuple[Path, str], tag: str
+) -> None:
     _check_scalars(board, trained[0], tag)
 
 
@@ -112,7 +137,9 @@ def _check_scalars(board: EventAccumulator, run: Path, tag: str) -> None:
     assert list(found.values()) == pytest.approx(list(expected.values()), rel=1e-6)
 
 
-def test_tensorboard_holds_the_pictures_of_each_best(board: EventAccumulator, trained: tuple[Path, str]) -> None:
+def test_tensorboard_holds_the_pictures_of_each_best(
+    board: EventAccumulator, trained: tuple[Path, str]
+) -> None:
     tags = {tag.rpartition("/")[2]: tag for tag in board.Tags()["images"]}
     assert set(tags) == {"confusion_matrix", "examples"}
     best, steps = 0.0, []
@@ -144,7 +171,8 @@ def test_tensorboard_holds_the_settings_and_the_best_metrics_of_the_run(
     contents = board.SummaryMetadata("_hparams_/experiment").plugin_data.content
     experiment = plugin_data_pb2.HParamsPluginData.FromString(contents).experiment
     names = {info.name.tag.rpartition("/")[2]: info.name.tag for info in experiment.metric_infos}
-    entry = max(_entries(trained[0], "validation"), key=lambda entry: entry["accuracy"])  # the first of the highest
+    # the first of the highest
+    entry = max(_entries(trained[0], "validation"), key=lambda entry: entry["accuracy"])
     for name in ("accuracy", "loss", "macro_f1"):
         (event,) = board.Scalars(names[next(key for key in names if key.endswith(name))])
         assert event.value == pytest.approx(entry[name], rel=1e-6)

@@ -1,4 +1,6 @@
-"""Human activity recognition on a small folder in UCI HAR's layout, made up so that a broken model does not learn it."""
+"""Human activity recognition on a small folder in UCI HAR's layout, made up so that a broken model
+does not learn it.
+"""
 
 import hashlib
 import http.server
@@ -16,20 +18,30 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import Trainbox, finish
-from tests.tasks.har_folder import CHANNELS, write_folder
-from tests.trainer.here import Here
+from tests.support.har_folder import CHANNELS, write_folder
+from tests.support.here import Here
+from tests.support.paths import SUPPORT
 from trainer.errors import WrongUse
 from trainer.tasks import har
 from trainer.tasks.har import Har
 
 _NAME = "UCI HAR Dataset"
-_BROKEN = Path(__file__).with_name("har_broken.py")
+_BROKEN = SUPPORT / "har_broken.py"
 _NOWHERE = "http://127.0.0.1:9/har.zip"  # refused at once
 _MODELS: dict[str, dict[str, Any]] = {
     "mlp": {"epochs": 20, "learning_rate": 3e-3, "fields": {"mode": "flatten", "width": 64}},
     "cnn": {"epochs": 10, "learning_rate": 3e-3, "fields": {"width": 32}},
-    "lstm": {"epochs": 30, "learning_rate": 1e-2, "clip_norm": 1.0, "fields": {"model": "lstm", "width": 32, "layers": 1}},
-    "transformer": {"epochs": 10, "learning_rate": 3e-3, "fields": {"model": "transformer", "width": 32}},
+    "lstm": {
+        "epochs": 30,
+        "learning_rate": 1e-2,
+        "clip_norm": 1.0,
+        "fields": {"model": "lstm", "width": 32, "layers": 1},
+    },
+    "transformer": {
+        "epochs": 10,
+        "learning_rate": 3e-3,
+        "fields": {"model": "transformer", "width": 32},
+    },
 }
 
 
@@ -79,24 +91,41 @@ def test_it_learns_people_that_it_has_not_seen(here: Here, data: Path, model: st
         ("TimeLost", {}),
         pytest.param("ChannelsLost", {"first": 3}, id="gyroscope"),
         pytest.param("ChannelsLost", {"first": 6}, id="total acceleration"),
-        *[pytest.param("BodyUntrained", _MODELS[model]["fields"], id=f"untrained {model}") for model in _MODELS],
+        *[
+            pytest.param("BodyUntrained", _MODELS[model]["fields"], id=f"untrained {model}")
+            for model in _MODELS
+        ],
     ],
 )
 def test_a_broken_one_does_not(here: Here, data: Path, broken: str, fields: dict[str, Any]) -> None:
     """So what the whole ones reach above is no accident of easy data."""
-    here.train(task=f"{_BROKEN}:{broken}", epochs=10, batch_size=48, learning_rate=3e-3, fields={"width": 32} | fields)
+    here.train(
+        task=f"{_BROKEN}:{broken}",
+        epochs=10,
+        batch_size=48,
+        learning_rate=3e-3,
+        fields={"width": 32} | fields,
+    )
     assert _best(here) < 0.87
 
 
 def _raw(folder: Path, part: str, file: str) -> Any:
-    return numpy.array([line.split() for line in (folder / part / file).read_text().splitlines()], float)
+    return numpy.array(
+        [line.split() for line in (folder / part / file).read_text().splitlines()], float
+    )
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_each_number_lands_in_its_place_standardised_by_the_training_people(people: Path, part: str) -> None:
+def test_each_number_lands_in_its_place_standardised_by_the_training_people(
+    people: Path, part: str
+) -> None:
     folder = people / _NAME
     windows = {"train": 480, "test": 240}[part]
-    order = range(480) if part == "train" else torch.randperm(240, generator=torch.Generator().manual_seed(0)).tolist()
+    order = (
+        range(480)
+        if part == "train"
+        else torch.randperm(240, generator=torch.Generator().manual_seed(0)).tolist()
+    )
 
     def load(task: Har) -> Any:
         return (task.train_dataset if part == "train" else task.validation_dataset)(people).tensors
@@ -106,19 +135,30 @@ def test_each_number_lands_in_its_place_standardised_by_the_training_people(peop
     assert inputs.dtype == torch.float32
     for channel, name in enumerate(CHANNELS):
         train = _raw(folder, "train", f"Inertial Signals/{name}_train.txt")
-        wanted = (_raw(folder, part, f"Inertial Signals/{name}_{part}.txt") - train.mean()) / train.std()
-        assert torch.allclose(inputs[:, channel].double(), torch.from_numpy(wanted[order]), atol=1e-4)
+        wanted = (
+            _raw(folder, part, f"Inertial Signals/{name}_{part}.txt") - train.mean()
+        ) / train.std()
+        assert torch.allclose(
+            inputs[:, channel].double(), torch.from_numpy(wanted[order]), atol=1e-4
+        )
     train = _raw(folder, "train", "X_train.txt")
     features, same_labels = load(Har(mode="flatten"))
     wanted = (_raw(folder, part, f"X_{part}.txt") - train.mean(0)) / train.std(0)
     assert torch.allclose(features.double(), torch.from_numpy(wanted[order]), atol=1e-3)
-    assert labels.tolist() == same_labels.tolist() == (_raw(folder, part, f"y_{part}.txt")[order, 0] - 1).tolist()
-    assert len(labels[:24].unique()) == 6 or part == "train"  # the batch that is drawn has all activities
+    assert (
+        labels.tolist()
+        == same_labels.tolist()
+        == (_raw(folder, part, f"y_{part}.txt")[order, 0] - 1).tolist()
+    )
+    # the batch that is drawn has all activities
+    assert len(labels[:24].unique()) == 6 or part == "train"
 
 
 def test_a_channel_that_never_changes_is_zero(here: Here, data: Path) -> None:
     for part, lines in (("train", 480), ("test", 240)):
-        (data / part / "Inertial Signals" / f"body_gyro_y_{part}.txt").write_text((" 0.3" * 128 + "\n") * lines)
+        (data / part / "Inertial Signals" / f"body_gyro_y_{part}.txt").write_text(
+            (" 0.3" * 128 + "\n") * lines
+        )
     inputs, _ = Har().validation_dataset(here.folder / "data").tensors
     assert inputs[:, 4].unique().tolist() == pytest.approx([0], abs=1e-6)
     assert inputs[:, 5].std() == pytest.approx(1, abs=0.3)
@@ -140,7 +180,10 @@ def test_a_folder_in_a_folder_of_the_same_name_is_found(tmp_path: Path, people: 
         ),
         ({"width": "0"}, "--set width=0 layers=2: both are from 1"),
         ({"layers": "-1"}, "--set width=64 layers=-1: both are from 1"),
-        ({"model": "transformer", "width": "30"}, "--set width=30: a transformer's 4 heads share it, so a multiple of 4"),
+        (
+            {"model": "transformer", "width": "30"},
+            "--set width=30: a transformer's 4 heads share it, so a multiple of 4",
+        ),
         ({"dropout": "1"}, "--set dropout=1.0: a share from 0 to below 1"),
     ],
 )
@@ -171,16 +214,46 @@ _SUBJECTS = "test/subject_test.txt"
     ("file", "damage", "told"),
     [
         (_SIGNAL, Path.unlink, "is missing: "),
-        (_SIGNAL, lambda path: _cut(path, 479), r"is damaged \(479 lines of 128 numbers, wanted 480 lines of 128\): "),
-        (_SIGNAL, lambda path: path.write_text(""), r"is damaged \(0 lines of 0 numbers, wanted 480 lines of 128\): "),
-        (_SIGNAL, lambda path: path.write_text("<html>no</html>"), r"cannot be read \(could not convert string .*\): "),
-        (_SIGNAL, lambda path: path.write_text(path.read_text()[:-20]), r"cannot be read \(.* columns changed .*\): "),
-        (_SIGNAL, lambda path: _replace(path, "e-001", "e+099"), r"is damaged \(a number is not finite\): "),
-        (_SUBJECTS, lambda path: path.write_text("9 9\n"), r"is damaged \(1 lines of 2 numbers, wanted lines of 1\): "),
-        ("train/y_train.txt", lambda path: _replace(path, "6\n", "7\n"), "holds other labels than 1 to 6: "),
+        (
+            _SIGNAL,
+            lambda path: _cut(path, 479),
+            r"is damaged \(479 lines of 128 numbers, wanted 480 " r"lines of 128\): ",
+        ),
+        (
+            _SIGNAL,
+            lambda path: path.write_text(""),
+            r"is damaged \(0 lines of 0 numbers, wanted 480 " r"lines of 128\): ",
+        ),
+        (
+            _SIGNAL,
+            lambda path: path.write_text("<html>no</html>"),
+            r"cannot be read \(could not convert string .*\): ",
+        ),
+        (
+            _SIGNAL,
+            lambda path: path.write_text(path.read_text()[:-20]),
+            r"cannot be read \(.* columns changed .*\): ",
+        ),
+        (
+            _SIGNAL,
+            lambda path: _replace(path, "e-001", "e+099"),
+            r"is damaged \(a number is not finite\): ",
+        ),
+        (
+            _SUBJECTS,
+            lambda path: path.write_text("9 9\n"),
+            r"is damaged \(1 lines of 2 numbers, wanted lines of 1\): ",
+        ),
+        (
+            "train/y_train.txt",
+            lambda path: _replace(path, "6\n", "7\n"),
+            "holds other labels than 1 to 6: ",
+        ),
     ],
-)  # fmt: skip
-def test_a_damaged_file_is_told(here: Here, data: Path, file: str, damage: Callable[[Path], Any], told: str) -> None:
+)
+def test_a_damaged_file_is_told(
+    here: Here, data: Path, file: str, damage: Callable[[Path], Any], told: str
+) -> None:
     damage(data / file)
     code, _, err = here.command("train", "har", "--device", "cpu")
     cure = f"put UCI's whole folder '{_NAME}' there, or delete it, so that it is downloaded"
@@ -193,7 +266,8 @@ def test_people_in_both_parts_are_refused(here: Here, data: Path) -> None:
     _replace(data / "test/subject_test.txt", "10\n", "3\n")
     code, _, err = here.command("train", "har", "--device", "cpu", "--set", "mode=flatten")
     assert err == (
-        f"trainbox: data/{_NAME}: subject 3, 8 stands in train and in test, so the validation would be of people that were "
+        f"trainbox: data/{_NAME}: subject 3, 8 stands in train and in test, so the "
+        "validation would be of people that were "
         "trained on: give all windows of a person to one of the two\n"
     )
     assert code == 2
@@ -205,14 +279,20 @@ def test_offline_it_says_what_to_put_where(trainbox: Trainbox) -> None:
     assert ended.code == 2
     (message,) = [line for line in ended.err.splitlines() if line.startswith("trainbox: ")]
     assert message.startswith(f"trainbox: data/{_NAME} is missing and cannot be downloaded (")
-    assert message.endswith(f"unpack UCI's {_NAME}.zip in data, so that train and test are in data/{_NAME}")
+    assert message.endswith(
+        f"unpack UCI's {_NAME}.zip in data, so that train and test are in data/{_NAME}"
+    )
     assert "Traceback" not in ended.err
     assert list((trainbox.folder / "data").iterdir()) == []
 
 
 @pytest.fixture
-def mirror(tmp_path: Path, people: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, list[str]]]:
-    """(the archive, as UCI packs it, on an HTTP server on this machine; the paths that were asked for)."""
+def mirror(
+    tmp_path: Path, people: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Path, list[str]]]:
+    """(the archive, as UCI packs it, on an HTTP server on this machine; the paths that were asked
+    for).
+    """
     asked = list[str]()
     folder = tmp_path / "mirror"
     folder.mkdir()
@@ -239,7 +319,9 @@ def mirror(tmp_path: Path, people: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         monkeypatch.setattr(har, "_URL", f"http://127.0.0.1:{server.server_port}/har.zip")
-        monkeypatch.setattr(har, "_SHA256", hashlib.sha256((folder / "har.zip").read_bytes()).hexdigest())
+        monkeypatch.setattr(
+            har, "_SHA256", hashlib.sha256((folder / "har.zip").read_bytes()).hexdigest()
+        )
         yield folder / "har.zip", asked
         server.shutdown()
         thread.join()
@@ -250,13 +332,22 @@ def test_it_is_downloaded_once(here: Here, people: Path, mirror: tuple[Path, lis
         here.train(run, task="har", max_steps=1, fields={"mode": "flatten"})
     assert mirror[1] == ["/har.zip"]
     assert [path.name for path in (here.folder / "data").iterdir()] == [_NAME]
-    found = {path.relative_to(here.folder / "data"): path.read_bytes() for path in (here.folder / "data").rglob("*.txt")}
+    found = {
+        path.relative_to(here.folder / "data"): path.read_bytes()
+        for path in (here.folder / "data").rglob("*.txt")
+    }
     assert found == {path.relative_to(people): path.read_bytes() for path in people.rglob("*.txt")}
 
 
-@pytest.mark.parametrize(("right", "told"), [(False, "invalid hash value"), (True, "File is not a zip file")])
+@pytest.mark.parametrize(
+    ("right", "told"), [(False, "invalid hash value"), (True, "File is not a zip file")]
+)
 def test_another_file_than_uci_s_is_refused(
-    here: Here, mirror: tuple[Path, list[str]], monkeypatch: pytest.MonkeyPatch, right: bool, told: str
+    here: Here,
+    mirror: tuple[Path, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    right: bool,
+    told: str,
 ) -> None:
     mirror[0].write_bytes(b"<html>not found</html>")
     if right:
@@ -270,7 +361,9 @@ def test_another_file_than_uci_s_is_refused(
 
 @pytest.mark.parametrize("model", _MODELS)
 def test_it_trains_in_mixed_precision(here: Here, data: Path, model: str) -> None:
-    here.train(task="har", max_steps=2, batch_size=48, precision="bf16", fields=_MODELS[model]["fields"])
+    here.train(
+        task="har", max_steps=2, batch_size=48, precision="bf16", fields=_MODELS[model]["fields"]
+    )
     assert here.entries("train")[-1]["loss"] < 3
 
 
@@ -281,8 +374,11 @@ def test_a_wrong_field_comes_from_the_task_itself() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", _MODELS)
-def test_it_holds_the_same_bits_on_1_2_and_3_processes_and_through_kills(trainbox: Trainbox, people: Path, model: str) -> None:
-    fields = _MODELS[model]["fields"] | ({"layers": 2} if model == "lstm" else {})  # with dropout between
+def test_it_holds_the_same_bits_on_1_2_and_3_processes_and_through_kills(
+    trainbox: Trainbox, people: Path, model: str
+) -> None:
+    # with dropout between
+    fields = _MODELS[model]["fields"] | ({"layers": 2} if model == "lstm" else {})
     env = {
         "TRAINBOX_DATA_DIR": str(people),
         "TRAINBOX_BATCH_SIZE": "50",  # three unequal shards

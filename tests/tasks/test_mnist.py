@@ -1,4 +1,6 @@
-"""MNIST and Fashion-MNIST from small files in their own format: digits of 8x8 drawn at 28x28, which a right model learns."""
+"""MNIST and Fashion-MNIST from small files in their own format: digits of 8x8 drawn at 28x28, which
+a right model learns.
+"""
 
 import gzip
 import hashlib
@@ -17,13 +19,18 @@ from torch.nn import functional as F
 from torchvision import datasets
 
 from tests.conftest import Trainbox
-from tests.trainer.here import Here
+from tests.support.here import Here
 from trainer.errors import WrongUse
 from trainer.tasks.digits import Digits
 from trainer.tasks.fashion_mnist import FashionMnist
 from trainer.tasks.mnist import Mnist
 
-_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 _NOWHERE = "http://127.0.0.1:9/"  # refused at once
 
 
@@ -38,11 +45,16 @@ def _drawn(dataset: Any) -> tuple[Tensor, Tensor]:
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of the four files, plain."""
     folder = tmp_path_factory.mktemp("idx")
-    for prefix, dataset in (("train", Digits().train_dataset(folder)), ("t10k", Digits().validation_dataset(folder))):
+    for prefix, dataset in (
+        ("train", Digits().train_dataset(folder)),
+        ("t10k", Digits().validation_dataset(folder)),
+    ):
         images, labels = _drawn(dataset)
         header = struct.pack(">IIII", 2051, len(images), 28, 28)
         (folder / f"{prefix}-images-idx3-ubyte").write_bytes(header + images.numpy().tobytes())
-        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, len(labels)) + labels.numpy().tobytes())
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(
+            struct.pack(">II", 2049, len(labels)) + labels.numpy().tobytes()
+        )
     return folder
 
 
@@ -51,7 +63,10 @@ def _zipped(files: Path, folder: Path) -> list[tuple[str, str]]:
     folder.mkdir(parents=True, exist_ok=True)
     for name in _NAMES:
         (folder / f"{name}.gz").write_bytes(gzip.compress((files / name).read_bytes(), mtime=0))
-    return [(f"{name}.gz", hashlib.md5((folder / f"{name}.gz").read_bytes()).hexdigest()) for name in _NAMES]  # noqa: S324
+    return [
+        (f"{name}.gz", hashlib.md5((folder / f"{name}.gz").read_bytes()).hexdigest())  # noqa: S324
+        for name in _NAMES
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +77,9 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kind, "mirrors", [_NOWHERE])
 
 
-@pytest.mark.parametrize(("task", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")])
+@pytest.mark.parametrize(
+    ("task", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")]
+)
 def test_it_learns_from_plain_files(here: Here, files: Path, task: str, folder: str) -> None:
     shutil.copytree(files, here.folder / "data" / folder / "raw")
     out = here.train(task=task, epochs=4, fields={"width": 8, "hidden": 64, "dropout": 0.1})
@@ -75,15 +92,25 @@ def test_it_learns_from_plain_files(here: Here, files: Path, task: str, folder: 
 def test_read_by_loader_workers_it_learns_the_same(here: Here, files: Path) -> None:
     shutil.copytree(files, here.folder / "data" / "MNIST" / "raw")
     for run, fields, workers in (("held", {}, None), ("read", {"in_memory": False}, 2)):
-        out = here.train(run, task="mnist", max_steps=3, workers=workers, fields={"width": 4, "hidden": 8, **fields})
+        out = here.train(
+            run,
+            task="mnist",
+            max_steps=3,
+            workers=workers,
+            fields={"width": 4, "hidden": 8, **fields},
+        )
     assert "360 validation examples, read by 2 loader workers a process" in out
     assert here.digest("held") == here.digest("read")
 
 
 @pytest.mark.parametrize("kind", [Mnist, FashionMnist])
-def test_it_reads_packed_files(tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Mnist]) -> None:
+def test_it_reads_packed_files(
+    tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Mnist]
+) -> None:
     monkeypatch.setattr(
-        getattr(datasets, kind.torchvision_name), "resources", _zipped(files, tmp_path / kind.torchvision_name / "raw")
+        getattr(datasets, kind.torchvision_name),
+        "resources",
+        _zipped(files, tmp_path / kind.torchvision_name / "raw"),
     )
     for found, source in (
         (kind().train_dataset(tmp_path), Digits().train_dataset(tmp_path)),
@@ -114,7 +141,9 @@ def test_offline_it_says_once_which_files_to_put_where(trainbox: Trainbox) -> No
     messages = [line for line in ended.err.splitlines() if line.startswith("trainbox:")]
     assert len(messages) == 1, ended.err
     assert "MNIST is not in data/MNIST/raw and cannot be downloaded" in messages[0]
-    assert messages[0].endswith(f"put these files there, as they are or with .gz: {', '.join(_NAMES)}")
+    assert messages[0].endswith(
+        f"put these files there, as they are or with .gz: {', '.join(_NAMES)}"
+    )
     assert "Traceback" not in ended.err
 
 
@@ -137,8 +166,13 @@ def _cut(path: Path) -> None:
         pytest.param(lambda raw: _cut(raw / _NAMES[0]), id="images cut short"),
         pytest.param(lambda raw: _cut(raw / _NAMES[1]), id="labels cut short"),
         pytest.param(lambda raw: (raw / _NAMES[0]).write_bytes(b""), id="empty"),
-        pytest.param(lambda raw: (raw / _NAMES[0]).write_bytes(b"<html>not found</html>"), id="another format"),
-        pytest.param(lambda raw: shutil.copy(raw / _NAMES[3], raw / _NAMES[1]), id="labels of the other part"),
+        pytest.param(
+            lambda raw: (raw / _NAMES[0]).write_bytes(b"<html>not found</html>"),
+            id="another format",
+        ),
+        pytest.param(
+            lambda raw: shutil.copy(raw / _NAMES[3], raw / _NAMES[1]), id="labels of the other part"
+        ),
     ],
 )
 def test_a_damaged_file_is_told_with_its_folder(
@@ -194,7 +228,9 @@ def test_it_is_downloaded_once_from_the_first_mirror_that_answers(
     assert list(dict.fromkeys(requests)) == [f"/{name}.gz" for name in _NAMES]
     here.train("second", task="mnist", max_steps=1, fields={"width": 4, "hidden": 8})
     assert asked == requests
-    assert (here.folder / "data/MNIST/raw" / _NAMES[0]).read_bytes() == (files / _NAMES[0]).read_bytes()
+    assert (here.folder / "data/MNIST/raw" / _NAMES[0]).read_bytes() == (
+        files / _NAMES[0]
+    ).read_bytes()
 
 
 def test_a_download_with_a_wrong_checksum_is_refused(

@@ -1,4 +1,6 @@
-"""The semi-supervised VAE: that it learns from pictures without labels, and that its bound and its corruptions are right."""
+"""The semi-supervised VAE: that it learns from pictures without labels, and that its bound and its
+corruptions are right.
+"""
 
 import math
 import shutil
@@ -13,8 +15,8 @@ from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
 from torch.nn import functional as F
 
 from tests.conftest import Trainbox
+from tests.support.here import Here, training_here
 from tests.tasks.test_mnist import files  # noqa: F401 - a fixture
-from tests.trainer.here import Here, training_here
 from trainer.tasks.ssvae import M2, Ssvae, corrupted, first_of_each_class, style_grid
 
 _FIELDS = {"dataset": "digits", "labelled": 0.1, "num_style": 10, "hidden": 256}
@@ -24,12 +26,22 @@ _KINDS, _STRENGTHS = ("noise", "blur", "occlusion"), (0.2, 0.4, 0.6)
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
     with training_here(tmp_path_factory.mktemp("ssvae")) as here:
-        here.train(task="ssvae", epochs=40, batch_size=64, learning_rate=3e-3, eval_every=2, threads=1, fields=_FIELDS)
+        here.train(
+            task="ssvae",
+            epochs=40,
+            batch_size=64,
+            learning_rate=3e-3,
+            eval_every=2,
+            threads=1,
+            fields=_FIELDS,
+        )
         yield here
 
 
 def _accuracy_from_the_labelled_alone() -> float:
-    """Of the same classifier after 300 steps on the 148 pictures that have a label, in which it has learnt them."""
+    """Of the same classifier after 300 steps on the 148 pictures that have a label, in which it has
+    learnt them.
+    """
     task = Ssvae(**_FIELDS)  # type: ignore[arg-type]
     images, labels, labelled = task.prepare(task.train_dataset(Path()).tensors, training=True)
     torch.manual_seed(0)
@@ -44,7 +56,9 @@ def _accuracy_from_the_labelled_alone() -> float:
 
 
 def test_with_a_tenth_of_the_labels_it_is_right_on_more_than_93_of_100(trained: Here) -> None:
-    """As pictures without labels teach it something, more often than from the labelled ones alone."""
+    """As pictures without labels teach it something, more often than from the labelled ones
+    alone.
+    """
     best = max(entry["accuracy"] for entry in trained.entries("validation"))
     alone = _accuracy_from_the_labelled_alone()
     assert 0.85 < alone < 0.93
@@ -58,7 +72,8 @@ def test_the_bound_gets_better_by_more_than_three_nats_and_the_losses_fall(train
     entries = trained.entries("train")
     for name in ("loss_reconstruction", "loss_classification"):
         assert entries[-1][name] < entries[0][name]
-    assert entries[-1]["loss_kl"] > math.log(10) + 0.2  # the styles are used, and the classes told apart
+    # the styles are used, and the classes told apart
+    assert entries[-1]["loss_kl"] > math.log(10) + 0.2
 
 
 def test_each_validation_has_its_accuracies_from_its_own_counts(trained: Here) -> None:
@@ -74,7 +89,10 @@ def test_each_validation_has_its_accuracies_from_its_own_counts(trained: Here) -
 def test_the_stronger_a_corruption_the_fewer_are_right(trained: Here) -> None:
     entry = trained.entries("validation")[-1]
     for kind in _KINDS:
-        accuracy = [entry["accuracy"], *(entry[f"accuracy_{kind}_{strength}"] for strength in _STRENGTHS)]
+        accuracy = [
+            entry["accuracy"],
+            *(entry[f"accuracy_{kind}_{strength}"] for strength in _STRENGTHS),
+        ]
         assert accuracy[3] < accuracy[2] - 0.05 < accuracy[0] - 0.05
 
 
@@ -84,13 +102,17 @@ def test_tensorboard_holds_the_figures_and_the_accuracies(trained: Here) -> None
     tags = {tag.removeprefix("validation/") for tag in board.Tags()["images"]}
     assert tags == {"confusion_matrix", "reconstructions", "styles", "robustness"}
     noise = [event.value for event in board.Scalars("validation/accuracy_noise_0.4")]
-    assert noise == pytest.approx([entry["accuracy_noise_0.4"] for entry in trained.entries("validation")])
+    assert noise == pytest.approx(
+        [entry["accuracy_noise_0.4"] for entry in trained.entries("validation")]
+    )
 
 
 def test_a_class_and_a_style_make_a_picture_of_that_class(trained: Here) -> None:
     model = M2(8, 10, 10, 256).eval()
     model.load_state_dict(trained.weights())
-    images, _, _ = Ssvae(**_FIELDS).prepare(Ssvae(**_FIELDS).validation_dataset(Path()).tensors, False)  # type: ignore[arg-type]
+    images, _, _ = Ssvae(**_FIELDS).prepare(
+        Ssvae(**_FIELDS).validation_dataset(Path()).tensors, False
+    )  # type: ignore[arg-type]
     with torch.no_grad():
         style, grid = style_grid(model, images)
         assert grid.shape == (10, 9, 8, 8)
@@ -101,19 +123,27 @@ def test_a_class_and_a_style_make_a_picture_of_that_class(trained: Here) -> None
 
 
 def _reference(model: M2, image: Tensor, target: int | None, drawn: Tensor) -> float:
-    """Minus the bound of one picture (1, H, W), written down as in the paper: L(x, y), or U(x) without a label."""
+    """Minus the bound of one picture (1, H, W), written down as in the paper: L(x, y), or U(x)
+    without a label.
+    """
     q_y = Categorical(logits=model(image[None])[0])
     loss = []
     for y in range(10):
         mean, log_variance = (part[0, y] for part in model.encode(image[None]))
         style = Normal(mean, (log_variance / 2).exp())
         logits = model.decode((style.mean + style.stddev * drawn).expand(1, 10, -1))[0, y]
-        log_likelihood = Bernoulli(logits=logits, validate_args=False).log_prob(image.flatten()).sum()
-        divergence = kl_divergence(style, Normal(torch.zeros_like(mean), torch.ones_like(mean))).sum()
+        log_likelihood = (
+            Bernoulli(logits=logits, validate_args=False).log_prob(image.flatten()).sum()
+        )
+        divergence = kl_divergence(
+            style, Normal(torch.zeros_like(mean), torch.ones_like(mean))
+        ).sum()
         loss.append(float(divergence - log_likelihood - math.log(1 / 10)))
     if target is not None:
         return loss[target]
-    return sum(float(q) * of_y for q, of_y in zip(q_y.probs, loss, strict=True)) - float(q_y.entropy())
+    return sum(float(q) * of_y for q, of_y in zip(q_y.probs, loss, strict=True)) - float(
+        q_y.entropy()
+    )
 
 
 @torch.no_grad()
@@ -132,23 +162,33 @@ def test_the_losses_are_those_of_the_paper() -> None:
     torch.manual_seed(2)
     drawn = torch.randn(4, 1, 3)
     for i in range(4):
-        expected = _reference(model, batch[0][i], int(labels[i]) if labelled[i] else None, drawn[i, 0])
-        assert float(losses["reconstruction"][i] + losses["kl"][i]) == pytest.approx(expected, rel=1e-5)
+        expected = _reference(
+            model, batch[0][i], int(labels[i]) if labelled[i] else None, drawn[i, 0]
+        )
+        assert float(losses["reconstruction"][i] + losses["kl"][i]) == pytest.approx(
+            expected, rel=1e-5
+        )
     cross_entropy = F.cross_entropy(model(batch[0]), labels, reduction="none")
-    assert losses["classification"].tolist() == pytest.approx((7 * cross_entropy * labelled).tolist())
+    assert losses["classification"].tolist() == pytest.approx(
+        (7 * cross_entropy * labelled).tolist()
+    )
 
 
 def test_a_label_that_is_not_given_changes_nothing() -> None:
     task = Ssvae(dataset="digits", num_style=3, hidden=16)
     torch.manual_seed(1)
     model = task.build_model()
-    images, labels, _ = task.prepare([tensor[:64] for tensor in task.train_dataset(Path()).tensors], training=True)
+    images, labels, _ = task.prepare(
+        [tensor[:64] for tensor in task.train_dataset(Path()).tensors], training=True
+    )
     labelled = torch.arange(64) % 4 == 0
     lied = torch.where(labelled, labels, (labels + 1) % 10)
     sums = []
     for given in (labels, lied):
         torch.manual_seed(2)
-        sums.append(torch.stack(list(task.losses(model, (images, given, labelled)).values())).sum(0))
+        sums.append(
+            torch.stack(list(task.losses(model, (images, given, labelled)).values())).sum(0)
+        )
     assert sums[0].equal(sums[1])
 
 
@@ -157,7 +197,9 @@ def test_the_first_of_each_class_have_a_label(share: float, wanted: list[int]) -
     labels = torch.tensor([0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 1, 0, 1, 0, 0, 1, 0])
     labelled = first_of_each_class(labels, share)
     for label, count in enumerate(wanted):
-        assert labelled[labels == label].tolist() == [True] * count + [False] * (int((labels == label).sum()) - count)
+        assert labelled[labels == label].tolist() == [True] * count + [False] * (
+            int((labels == label).sum()) - count
+        )
 
 
 def test_a_tenth_of_the_digits_has_a_label_and_no_validation_picture_has() -> None:
@@ -177,14 +219,18 @@ def test_noise_has_the_strength_as_its_deviation_and_stays_between_black_and_whi
 
 
 @pytest.mark.parametrize("width", [8, 28])
-def test_blur_spreads_a_point_by_fifths_of_the_width_and_leaves_an_even_picture_even(width: int) -> None:
+def test_blur_spreads_a_point_by_fifths_of_the_width_and_leaves_an_even_picture_even(
+    width: int,
+) -> None:
     even = torch.full((2, 1, width, width), 0.3)
     assert corrupted(even, "blur", 0.6).sub(even).abs().max() < 1e-6
     point = torch.zeros(1, 1, width, width)
     point[..., width // 2, width // 2] = 1
     row = corrupted(point, "blur", 0.4)[0, 0, width // 2]
     step = 0.4 * width / 5
-    assert float(row[width // 2 + 1] / row[width // 2]) == pytest.approx(math.exp(-1 / (2 * step**2)), rel=0.2)
+    assert float(row[width // 2 + 1] / row[width // 2]) == pytest.approx(
+        math.exp(-1 / (2 * step**2)), rel=0.2
+    )
 
 
 def test_occlusion_blackens_one_square_at_another_place_in_each_picture() -> None:
@@ -219,9 +265,19 @@ def test_offline_it_says_once_which_files_to_put_where(trainbox: Trainbox) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("dataset=cifar", "--set dataset=cifar: there is no such dataset here; there are mnist, fashion_mnist, digits"),
-        ("labelled=10", "--set labelled=10.0: wanted the share of examples with a label, above 0 and up to 1"),
-        ("labelled=0", "--set labelled=0.0: wanted the share of examples with a label, above 0 and up to 1"),
+        (
+            "dataset=cifar",
+            "--set dataset=cifar: there is no such dataset here; there are mnist, "
+            "fashion_mnist, digits",
+        ),
+        (
+            "labelled=10",
+            "--set labelled=10.0: wanted the share of examples with a label, above 0 and up to 1",
+        ),
+        (
+            "labelled=0",
+            "--set labelled=0.0: wanted the share of examples with a label, above 0 and up to 1",
+        ),
     ],
 )
 def test_a_wrong_field_is_told(here: Here, words: str, message: str) -> None:
@@ -230,9 +286,13 @@ def test_a_wrong_field_is_told(here: Here, words: str, message: str) -> None:
 
 
 @pytest.mark.slow
-def test_it_has_the_same_bits_on_one_to_three_processes_and_through_kills(trainbox: Trainbox) -> None:
+def test_it_has_the_same_bits_on_one_to_three_processes_and_through_kills(
+    trainbox: Trainbox,
+) -> None:
     environment = {"SET": "dataset=digits hidden=64", "TRAINBOX_BATCH_SIZE": "64"}
-    ended = trainbox("drill", "ssvae", "--cpu", "--shards", "3", "--steps", "30", "--seed", "1", env=environment)
+    ended = trainbox(
+        "drill", "ssvae", "--cpu", "--shards", "3", "--steps", "30", "--seed", "1", env=environment
+    )
     assert ended.code == 0, ended.err
     rows = [line for line in ended.out.splitlines() if line.endswith("same")]
     assert len(rows) == 5, ended.out

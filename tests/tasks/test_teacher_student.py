@@ -7,13 +7,24 @@ import pytest
 import torch
 
 from tests.conftest import Trainbox
-from tests.trainer.here import Here, StopAfter
+from tests.support.here import Here, StopAfter
 from trainer.errors import Preempted, WrongUse
 from trainer.tasks.teacher_student import GuessAndCheck, Student, TeacherStudent
 
 # So few measurements of so small a matrix that a student drawn at random may fit them.
-_SMALL = {"size": 3, "examples": 6, "teacher_rank": 1, "student_dim": 2, "epsilon": 0.02, "draws_per_step": 500}
-_GNC: dict[str, Any] = {"task": "teacher_student", "batch_size": 6, "fields": {"method": "gnc", **_SMALL}}
+_SMALL = {
+    "size": 3,
+    "examples": 6,
+    "teacher_rank": 1,
+    "student_dim": 2,
+    "epsilon": 0.02,
+    "draws_per_step": 500,
+}
+_GNC: dict[str, Any] = {
+    "task": "teacher_student",
+    "batch_size": 6,
+    "fields": {"method": "gnc", **_SMALL},
+}
 
 
 def _seeded(seed: int, **fields: Any) -> TeacherStudent:
@@ -27,30 +38,44 @@ def test_the_examples_are_measurements_of_one_low_rank_matrix() -> None:
     task = _seeded(0, teacher_rank=2)
     matrices_NSS, targets_N = task.train_dataset(Path()).tensors
     validation = task.validation_dataset(Path())
-    teacher = torch.linalg.lstsq(matrices_NSS.flatten(1).double(), 8 * targets_N.double()[:, None]).solution.view(8, 8)
+    teacher = torch.linalg.lstsq(
+        matrices_NSS.flatten(1).double(), 8 * targets_N.double()[:, None]
+    ).solution.view(8, 8)
     assert (torch.linalg.svdvals(teacher) > 1e-3).sum() == 2
     fresh = validation.tensors[0][128:]
-    assert torch.allclose((fresh * teacher).sum((1, 2)) / 8, validation.tensors[1][128:].double(), atol=1e-4)
+    assert torch.allclose(
+        (fresh * teacher).sum((1, 2)) / 8, validation.tensors[1][128:].double(), atol=1e-4
+    )
     assert validation.tensors[0][:128].equal(matrices_NSS)
     assert validation.tensors[2].tolist() == [True] * 128 + [False] * 512
     assert not torch.equal(_seeded(1).train_dataset(Path()).tensors[1], targets_N)
 
 
 def test_a_student_that_is_0_errs_by_1_and_the_teacher_itself_by_0() -> None:
-    errors = [_seeded(seed).validation_dataset(Path()).tensors[1].square().mean() for seed in range(40)]
+    errors = [
+        _seeded(seed).validation_dataset(Path()).tensors[1].square().mean() for seed in range(40)
+    ]
     assert float(torch.stack(errors).mean()) == pytest.approx(1, abs=0.15)
 
 
 def test_gradient_descent_finds_the_teacher(here: Here) -> None:
     here.train(task="teacher_student", seed=3)
     last = here.entries("validation")[-1]
-    assert last["train_error"] <= 1e-3 < here.entries("validation")[-2]["train_error"]  # and ends there
+    # and ends there
+    assert last["train_error"] <= 1e-3 < here.entries("validation")[-2]["train_error"]
     assert last["generalisation_error"] < 0.01
     assert last["draws"] == 0
 
 
 def test_with_too_few_examples_it_fits_them_and_not_the_teacher(here: Here) -> None:
-    here.train(task="teacher_student", seed=3, batch_size=16, epochs=300, eval_every=50, fields={"examples": 16})
+    here.train(
+        task="teacher_student",
+        seed=3,
+        batch_size=16,
+        epochs=300,
+        eval_every=50,
+        fields={"examples": 16},
+    )
     last = here.entries("validation")[-1]
     assert last["train_error"] <= 1e-3
     assert last["generalisation_error"] > 0.3
@@ -60,14 +85,18 @@ def test_guess_and_check_stops_at_the_first_student_that_fits(here: Here) -> Non
     here.train(epochs=300, **_GNC)
     entries = here.entries("validation")
     assert entries[-1]["train_error"] <= 0.02 < entries[-2]["train_error"]
-    assert [entry["draws"] for entry in entries[:-1]] == [500 * (n + 1) for n in range(len(entries) - 1)]
+    assert [entry["draws"] for entry in entries[:-1]] == [
+        500 * (n + 1) for n in range(len(entries) - 1)
+    ]
     assert entries[-2]["draws"] < entries[-1]["draws"] <= entries[-2]["draws"] + 500
     errors = [entry["train_error"] for entry in entries]
     assert errors == sorted(errors, reverse=True)
 
 
 def test_it_stops_when_no_more_may_be_drawn(here: Here) -> None:
-    here.train(epochs=300, **{**_GNC, "fields": _GNC["fields"] | {"epsilon": 0.0, "max_draws": 1234}})
+    here.train(
+        epochs=300, **{**_GNC, "fields": _GNC["fields"] | {"epsilon": 0.0, "max_draws": 1234}}
+    )
     assert [entry["draws"] for entry in here.entries("validation")] == [500, 1000, 1234]
 
 
@@ -78,7 +107,8 @@ def test_resumed_or_cut_into_shards_it_draws_the_same_students(here: Here) -> No
         here.train(stop=StopAfter(3), **settings)
     here.train(**settings)
     assert here.digest() == here.digest("undisturbed")
-    here.train("halves", shards=2, threads=1, **settings)  # gradients are cut up, the drawing is not
+    # gradients are cut up, the drawing is not
+    here.train("halves", shards=2, threads=1, **settings)
     assert here.entries("validation", "halves")[-1]["train_error"] == pytest.approx(
         here.entries("validation")[-1]["train_error"], rel=1e-5
     )
@@ -94,7 +124,8 @@ def test_the_student_kept_is_the_best_of_those_drawn() -> None:
     left = torch.randn((50, 3, 2), generator=generator) / 2**0.5
     right = torch.randn((50, 2, 3), generator=generator)
     errors = [
-        float(((matrices_NSS * (a @ b)).sum((1, 2)) / 3 - targets_N).square().mean()) for a, b in zip(left, right, strict=True)
+        float(((matrices_NSS * (a @ b)).sum((1, 2)) / 3 - targets_N).square().mean())
+        for a, b in zip(left, right, strict=True)
     ]
     best = min(range(50), key=errors.__getitem__)
     assert torch.equal(model.left_SR, left[best])
@@ -104,7 +135,10 @@ def test_the_student_kept_is_the_best_of_those_drawn() -> None:
 
 @pytest.mark.parametrize(
     ("field", "words"),
-    [("method=sgd", "--set method=sgd: it is gd .* or gnc"), ("size=0", "--set size=0: it is a number of 1 or more")],
+    [
+        ("method=sgd", "--set method=sgd: it is gd .* or gnc"),
+        ("size=0", "--set size=0: it is a number of 1 or more"),
+    ],
 )
 def test_fields_that_mean_nothing_are_told(here: Here, field: str, words: str) -> None:
     name, _, value = field.partition("=")
@@ -123,13 +157,25 @@ def test_the_figures_show_the_student() -> None:
     corner = picture[:, 5, 5].tolist()
     assert (corner[0] > corner[2]) == bool(matrix[0, 0] > 0)  # red above 0
     assert figures["singular_values"].shape == (3, 160, 255)
-    assert int((figures["singular_values"][0, 100] == 60).sum()) >= 84  # the largest bar reaches up there
+    # the largest bar reaches up there
+    assert int((figures["singular_values"][0, 100] == 60).sum()) >= 84
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["gd", "gnc"])
 def test_the_drill_finds_the_same_bits(trainbox: Trainbox, method: str) -> None:
     env = {"SET": f"method={method} epsilon=0 draws_per_step=200"}
-    ended = trainbox("drill", "teacher_student", "--steps", "12", "--shards", "3", "--seed", "1", "--cpu", env=env)
+    ended = trainbox(
+        "drill",
+        "teacher_student",
+        "--steps",
+        "12",
+        "--shards",
+        "3",
+        "--seed",
+        "1",
+        "--cpu",
+        env=env,
+    )
     assert ended.code == 0, ended.out + ended.err
     assert ended.out.count("  same\n") == 5

@@ -1,4 +1,6 @@
-"""The video classifier on small films: it learns motion, leaks no recording, decodes once, and names what it cannot read."""
+"""The video classifier on small films: it learns motion, leaks no recording, decodes once, and
+names what it cannot read.
+"""
 
 import re
 from collections.abc import Callable
@@ -12,8 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import IMAGES, Event
 from torch import Tensor, nn
 
 from tests.conftest import Trainbox
-from tests.tasks.films import COUNTS, FIELDS, FRAMES, SIDE, encode, film, write_films
-from tests.trainer.here import Here
+from tests.support.films import COUNTS, FIELDS, FRAMES, SIDE, encode, film, write_films
+from tests.support.here import Here
 from trainer.errors import StorageFailure, WrongUse
 from trainer.tasks import video
 from trainer.tasks.video import Video, class_weights, validation_recordings
@@ -36,16 +38,29 @@ def _write_half_encoded(folder: Path) -> None:
 
 def test_it_tells_motions_apart(here: Here) -> None:
     _write_half_encoded(here.folder / "data/video")
-    out = here.train(task="video", epochs=20, batch_size=16, learning_rate=3e-3, workers=0, fields=FIELDS)
-    assert "\nclasses    horizontal 104 x 0.875, pulse 32 x 2.84, rest 172 x 0.529, vertical 56 x 1.63 (" in out
-    assert "\nvalidation horizontal 24, pulse 8, rest 44, vertical 16, from 23 of 114 recordings\n" in out
+    out = here.train(
+        task="video", epochs=20, batch_size=16, learning_rate=3e-3, workers=0, fields=FIELDS
+    )
+    assert (
+        "\nclasses    horizontal 104 x 0.875, pulse 32 x 2.84, rest 172 x 0.529, "
+        "vertical 56 x 1.63 (" in out
+    )
+    assert (
+        "\nvalidation horizontal 24, pulse 8, rest 44, vertical 16, from 23 of 114 recordings\n"
+        in out
+    )
     entries = here.entries("validation")
     assert sum(map(sum, entries[-1]["confusion"])) == 24 + 8 + 44 + 16
     assert max(entry["macro_f1"] for entry in entries) > 0.95
     board = EventAccumulator(str(here.path() / "tensorboard"), {IMAGES: 0})
     board.Reload()
-    assert {tag.rpartition("/")[2] for tag in board.Tags()["images"]} == {"confusion_matrix", "clips"}
-    assert board.Scalars("validation/macro_f1")[-1].value == pytest.approx(entries[-1]["macro_f1"], rel=1e-6)
+    assert {tag.rpartition("/")[2] for tag in board.Tags()["images"]} == {
+        "confusion_matrix",
+        "clips",
+    }
+    assert board.Scalars("validation/macro_f1")[-1].value == pytest.approx(
+        entries[-1]["macro_f1"], rel=1e-6
+    )
 
 
 class Still(Video):
@@ -69,10 +84,16 @@ def test_the_same_bits_on_one_to_three_processes_and_through_kills(trainbox: Tra
     _write_half_encoded(trainbox.folder / "data/video")  # the first start decodes
     fields = " ".join(f"{name}={value}" for name, value in FIELDS.items())
     drill = ("drill", "video", "--shards", "3", "--steps", "20", "--seed", "1", "--cpu")
-    ended = trainbox(*drill, env={"SET": fields, "TRAINBOX_BATCH_SIZE": "16", "OMP_NUM_THREADS": "1"})
+    ended = trainbox(
+        *drill, env={"SET": fields, "TRAINBOX_BATCH_SIZE": "16", "OMP_NUM_THREADS": "1"}
+    )
     assert ended.code == 0, ended.out + ended.err
     table = [line.split() for line in ended.out.splitlines() if line.endswith("same")]
-    assert [" ".join(words[:2]) for words in table[:3]] == ["1 undisturbed", "2 undisturbed", "3 undisturbed"]
+    assert [" ".join(words[:2]) for words in table[:3]] == [
+        "1 undisturbed",
+        "2 undisturbed",
+        "3 undisturbed",
+    ]
     assert ended.out.count("killed after step") == 2
     assert len({tuple(words[-3:-1]) for words in table}) == 1
     assert "the same bits in all 5 trainings" in ended.out
@@ -82,7 +103,9 @@ def test_the_defaults_are_those_of_the_team() -> None:
     task = Video(classes="/".join("abcdefg"))
     model = task.build_model().eval()
     assert sum(parameter.numel() for parameter in model.parameters()) == 2_936_359
-    clips, _, _ = task.prepare((torch.zeros(1, 17, 256, 256, dtype=torch.uint8), None, None), training=False)
+    clips, _, _ = task.prepare(
+        (torch.zeros(1, 17, 256, 256, dtype=torch.uint8), None, None), training=False
+    )
     with torch.no_grad():
         assert model(clips).shape == (1, 7)
 
@@ -108,7 +131,9 @@ def test_another_class_may_grow_and_the_parts_stay(tmp_path: Path) -> None:
     for number in range(5, 15):
         numpy.save(tmp_path / f"video/rest/rest-{number:02}.npy", film("rest", number))
     after = _task().with_data(tmp_path)._clips(tmp_path)[1].recordings
-    assert {name for name in before if "vertical" in name} == {name for name in after if "vertical" in name}
+    assert {name for name in before if "vertical" in name} == {
+        name for name in after if "vertical" in name
+    }
     assert len([name for name in after if "rest" in name]) == 3
 
 
@@ -117,7 +142,10 @@ def test_parts_of_one_recording_stay_together(tmp_path: Path) -> None:
         (tmp_path / "video" / kind).mkdir(parents=True)
         for mouse in range(5):
             for part in range(2):
-                numpy.save(tmp_path / f"video/{kind}/mouse{mouse}.{part}.npy", film(kind, 10 * mouse + part))
+                numpy.save(
+                    tmp_path / f"video/{kind}/mouse{mouse}.{part}.npy",
+                    film(kind, 10 * mouse + part),
+                )
     train, validation = _task().with_data(tmp_path)._clips(tmp_path)
     assert len(validation.recordings) == 1
     assert len(train.recordings) == 4
@@ -133,11 +161,18 @@ _MANY = {f"many-{i}" for i in range(50)}
         pytest.param([{"a", "b"}], 0.0, [1], id="at least one"),
         pytest.param([{"a", "b"}], 0.99, [1], id="one is left to train on"),
         pytest.param([_MANY, {"x", "y", "z"}], 0.2, [10, 1], id="a share of each class"),
-        pytest.param([{"a", "b"}, {"b", "c"}, {"c", "d"}, {"d", "a"}], 0.2, [1, 1, 1, 1], id="shared recordings"),
+        pytest.param(
+            [{"a", "b"}, {"b", "c"}, {"c", "d"}, {"d", "a"}],
+            0.2,
+            [1, 1, 1, 1],
+            id="shared recordings",
+        ),
         pytest.param([{"a"}, {"b", "c"}], 0.2, [0, 1], id="nothing to choose from"),
     ],
 )
-def test_the_choice_of_validation_recordings(recordings: list[set[str]], share: float, expected: list[int]) -> None:
+def test_the_choice_of_validation_recordings(
+    recordings: list[set[str]], share: float, expected: list[int]
+) -> None:
     chosen = validation_recordings(recordings, share)
     assert [len(own & chosen) for own in recordings] == expected
     assert validation_recordings(recordings[::-1], share) == chosen
@@ -154,7 +189,9 @@ def test_class_weights_have_the_mean_1_over_the_examples() -> None:
 
 
 @pytest.mark.parametrize(("weighted", "expected"), [(True, [20 / 24, 20 / 16]), (False, [1, 1])])
-def test_each_example_has_its_class_weight_in_both_parts(tmp_path: Path, weighted: bool, expected: list[float]) -> None:
+def test_each_example_has_its_class_weight_in_both_parts(
+    tmp_path: Path, weighted: bool, expected: list[float]
+) -> None:
     write_films(tmp_path / "video", {"rest": 4, "vertical": 3})
     for part in _task(weighted=weighted).with_data(tmp_path)._clips(tmp_path):
         for clip, label, weight in (part[i] for i in range(len(part))):
@@ -168,7 +205,10 @@ class _Fixed(nn.Module):
 
 
 def test_losses_are_weighted_one_by_one() -> None:
-    task, batch = _task(classes="a/b"), (torch.zeros(2, 1, 1, 1, 1), torch.tensor([0, 1]), torch.tensor([0.5, 3.0]))
+    task, batch = (
+        _task(classes="a/b"),
+        (torch.zeros(2, 1, 1, 1, 1), torch.tensor([0, 1]), torch.tensor([0.5, 3.0])),
+    )
     expected = [0.5 * 0.6931472, 3 * 2.1269280]
     assert task.losses(_Fixed(), batch)["cross_entropy"].tolist() == pytest.approx(expected)
     found = task.statistics(_Fixed(), batch)
@@ -180,7 +220,9 @@ def test_losses_are_weighted_one_by_one() -> None:
 
 
 def test_clips_become_numbers_and_are_mirrored_only_in_training() -> None:
-    clips = torch.randint(0, 256, (64, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    clips = torch.randint(
+        0, 256, (64, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     plain = _task().prepare((clips, None, None), training=False)[0]
     assert plain.shape == (64, 1, 3, 4, 4)
     assert plain[:, 0].allclose(clips / 127.5 - 1, atol=1e-6)
@@ -194,7 +236,8 @@ def test_clips_become_numbers_and_are_mirrored_only_in_training() -> None:
             ways.add(way)
             assert abs(float((clip - mirrored[way]).mean())) <= 0.2
         assert len(ways) == expected
-        assert (once.mean((1, 2, 3, 4)) - plain.mean((1, 2, 3, 4))).std() > 0.05  # each has a brightness of its own
+        # each has a brightness of its own
+        assert (once.mean((1, 2, 3, 4)) - plain.mean((1, 2, 3, 4))).std() > 0.05
         torch.manual_seed(7)
         assert _task(flips=flips).prepare((clips, None, None), training=True)[0].equal(once)
 
@@ -202,12 +245,15 @@ def test_clips_become_numbers_and_are_mirrored_only_in_training() -> None:
 # Decoding.
 
 
-@pytest.mark.parametrize(("ending", "codec"), [(".mp4", "libx264"), (".avi", "mpeg4"), (".MKV", "libx264")])
+@pytest.mark.parametrize(
+    ("ending", "codec"), [(".mp4", "libx264"), (".avi", "mpeg4"), (".MKV", "libx264")]
+)
 def test_a_video_is_decoded_once_to_its_frames(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, codec: str
 ) -> None:
     write_films(tmp_path / "video", _FEW)
-    frames = film("rest", 99, 40) // 2 + numpy.arange(0, 120, 3, numpy.uint8)[:, None, None]  # each is brighter than the last
+    # each is brighter than the last
+    frames = film("rest", 99, 40) // 2 + numpy.arange(0, 120, 3, numpy.uint8)[:, None, None]
     encode(tmp_path / f"video/rest/new{ending}", frames, codec)
     task = _task().with_data(tmp_path)
     datasets = task._clips(tmp_path)
@@ -221,13 +267,17 @@ def test_a_video_is_decoded_once_to_its_frames(
         errors = numpy.abs(decoded[t].astype(float) - frames).mean((1, 2))
         assert errors.argmin() == t
     clips = [clip for dataset in datasets for clip in dataset.clips if clip.path == cached]
-    assert [clip.start for clip in sorted(clips, key=lambda clip: clip.start)] == [0, 9, 18, 27]  # 4 frames are left over
+    # 4 frames are left over
+    assert [clip.start for clip in sorted(clips, key=lambda clip: clip.start)] == [0, 9, 18, 27]
     with monkeypatch.context() as patch:
         patch.setattr(video, "_decode", None)
         task._clips(tmp_path)
     encode(tmp_path / f"video/rest/new{ending}", frames[:30], codec)  # another file of that name
     task._clips(tmp_path)
-    assert sorted(len(numpy.load(path)) for path in (tmp_path / "video/.cache").rglob("*.npy")) == [30, 40]
+    assert sorted(len(numpy.load(path)) for path in (tmp_path / "video/.cache").rglob("*.npy")) == [
+        30,
+        40,
+    ]
 
 
 def test_a_video_of_another_size_is_made_square(tmp_path: Path) -> None:
@@ -242,14 +292,18 @@ def test_a_video_of_another_size_is_made_square(tmp_path: Path) -> None:
     assert frames[:, :, 18:].max() < 20
 
 
-def test_decoding_that_ends_halfway_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_that_ends_halfway_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     encode(tmp_path / "film.mp4", film("rest", 1))
 
     def full(_file: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(StorageFailure, match=r"No space left on device\): each video .* 1,024 bytes a frame"):
+    with pytest.raises(
+        StorageFailure, match=r"No space left on device\): each video .* 1,024 bytes a frame"
+    ):
         video._decode(tmp_path / "film.mp4", tmp_path / "cache/out.npy", SIDE)
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -258,7 +312,9 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     write_films(tmp_path / "video", _FEW)
     encode(tmp_path / "video/rest/new.mp4", film("rest", 99))
     (tmp_path / "video/.cache").write_text("in the way")
-    with pytest.raises(StorageFailure, match=r"video/.cache/rest cannot be written \(.*\): .* or bring .npy files"):
+    with pytest.raises(
+        StorageFailure, match=r"video/.cache/rest cannot be written \(.*\): .* or bring .npy files"
+    ):
         _task().with_data(tmp_path).train_dataset(tmp_path)
 
 
@@ -272,34 +328,49 @@ def _save(path: Path, frames: Any) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        pytest.param(lambda rest: (rest.parent / "empty").mkdir(), r"video/empty holds no video \(.mp4, ", id="empty class"),
+        pytest.param(
+            lambda rest: (rest.parent / "empty").mkdir(),
+            r"video/empty holds no video \(.mp4, ",
+            id="empty class",
+        ),
         pytest.param(
             lambda rest: [path.unlink() for path in sorted(rest.iterdir())[1:]],
-            r"video/rest holds 1 recording\(s\) \(rest-00\), and no way to train on one and validate by another: add one",
+            r"video/rest holds 1 recording\(s\) \(rest-00\), and no way to train on one "
+            r"and validate by another: add one",
             id="one video",
         ),
         pytest.param(
-            lambda rest: (rest / "bad.mp4").write_bytes(b"no video"), r"video/rest/bad.mp4 cannot be decoded \(", id="no video"
+            lambda rest: (rest / "bad.mp4").write_bytes(b"no video"),
+            r"video/rest/bad.mp4 cannot be decoded \(",
+            id="no video",
         ),
         pytest.param(
-            lambda rest: (rest / "bad.npy").write_bytes(b"no array"), r"rest/bad.npy cannot be read \(", id="no array"
+            lambda rest: (rest / "bad.npy").write_bytes(b"no array"),
+            r"rest/bad.npy cannot be read \(",
+            id="no array",
         ),
         pytest.param(
             lambda rest: _save(rest / "bad.npy", numpy.zeros((9, 16, 32), numpy.uint8)),
-            r"bad.npy holds uint8 of shape \(9, 16, 32\), wanted uint8 of \(T, 32, 32\): convert it, or .* --set size=N",
+            r"bad.npy holds uint8 of shape \(9, 16, 32\), wanted uint8 of \(T, 32, 32\): "
+            r"convert it, or .* --set size=N",
             id="another size",
         ),
         pytest.param(
-            lambda rest: _save(rest / "bad.npy", numpy.zeros((9, 32, 32))), r"bad.npy holds float64 of shape", id="another type"
+            lambda rest: _save(rest / "bad.npy", numpy.zeros((9, 32, 32))),
+            r"bad.npy holds float64 of shape",
+            id="another type",
         ),
         pytest.param(
             lambda rest: _save(rest / "bad.npy", numpy.zeros((8, 32, 32), numpy.uint8)),
-            r"1 video\(s\) in .*video have fewer than frames=9 frames, the first is .*rest/bad.npy: remove them, or lower",
+            r"1 video\(s\) in .*video have fewer than frames=9 frames, the first is "
+            r".*rest/bad.npy: remove them, or lower",
             id="too short",
         ),
     ],
 )
-def test_data_that_cannot_be_used_is_named(tmp_path: Path, damage: Callable[[Path], Any], message: str) -> None:
+def test_data_that_cannot_be_used_is_named(
+    tmp_path: Path, damage: Callable[[Path], Any], message: str
+) -> None:
     write_films(tmp_path / "video", _FEW)
     damage(tmp_path / "video/rest")
     with pytest.raises(WrongUse, match=message) as failure:
@@ -307,13 +378,19 @@ def test_data_that_cannot_be_used_is_named(tmp_path: Path, damage: Callable[[Pat
     assert "\n" not in str(failure.value)
 
 
-@pytest.mark.parametrize(("made", "found"), [([], "is not there"), (["video/rest"], r"holds 1 class folder\(s\)")])
+@pytest.mark.parametrize(
+    ("made", "found"), [([], "is not there"), (["video/rest"], r"holds 1 class folder\(s\)")]
+)
 def test_without_classes_it_says_where_to_put_them(here: Here, made: list[str], found: str) -> None:
     for name in made:
         (here.folder / "data" / name).mkdir(parents=True)
     code, _, err = here.command("train", "video", "--device", "cpu")
     assert code == 2
-    assert re.match(rf"trainbox: data/video {found}: put videos into a folder for each of two classes or more, as ", err)
+    assert re.match(
+        rf"trainbox: data/video {found}: put videos into a folder for each of two classes "
+        r"or more, as ",
+        err,
+    )
     assert "Traceback" not in err
 
 

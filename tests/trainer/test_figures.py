@@ -1,4 +1,6 @@
-"""Which examples a Classification's pictures show: those that the model mistakes, wherever in the validation set they are."""
+"""Which examples a Classification's pictures show: those that the model mistakes, wherever in the
+validation set they are.
+"""
 
 import json
 from collections.abc import Mapping
@@ -11,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from tests.distributed.ranks import Ranks
-from tests.trainer.here import Here
+from tests.support.here import Here
+from tests.support.ranks import Ranks
 from trainer import pictures
 from trainer.classification import Classification, most_mistaken
 
@@ -45,7 +47,9 @@ class _Read(Dataset[Any]):
 
 @dataclass(frozen=True)
 class Mistaken(Classification):
-    """30 validation examples in batches of 8, each with its number as first pixel; 9, 25 and 26 have the wrong label."""
+    """30 validation examples in batches of 8, each with its number as first pixel; 9, 25 and 26
+    have the wrong label.
+    """
 
     class_names: ClassVar[tuple[str, ...]] = ("negative", "positive")
     read: bool = False
@@ -65,12 +69,25 @@ class Mistaken(Classification):
     def build_model(self) -> nn.Module:
         return _Positive()
 
-    def figures(self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def figures(
+        self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         Path("shown.json").write_text(json.dumps((batch[0][:, 0, 0, 0] - 1).int().tolist()))
         return super().figures(model, batch, totals)
 
 
-_ONE_STEP = ("train", _TASK, "--device", "cpu", "--max-steps", "1", "--lr", "1e-9", "--batch-size", "8")
+_ONE_STEP = (
+    "train",
+    _TASK,
+    "--device",
+    "cpu",
+    "--max-steps",
+    "1",
+    "--lr",
+    "1e-9",
+    "--batch-size",
+    "8",
+)
 _SHOWN = [25, 26, 9, 0, 1, 2, 3, 4]
 
 
@@ -89,7 +106,9 @@ def test_several_processes_show_the_same(tmp_path: Path) -> None:
     finally:
         ranks.close()
     assert ended.codes == [0, 0], ended
-    assert json.loads((tmp_path / "shown.json").read_text()) == [25, 26, 9, 0], "as many as a process computes at once"
+    assert json.loads((tmp_path / "shown.json").read_text()) == [25, 26, 9, 0], (
+        "as many as a process computes at once"
+    )
 
 
 def test_batches_are_chosen_until_the_sheet_is_full() -> None:

@@ -1,4 +1,6 @@
-"""The three small leaves: seeds that are computed, digests that miss nothing, metrics that agree with scikit-learn."""
+"""The three small leaves: seeds that are computed, digests that miss nothing, metrics that agree
+with scikit-learn.
+"""
 
 import math
 import subprocess
@@ -11,8 +13,8 @@ from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 from torch import Tensor
 
 from trainer import metrics
-from trainer.digest import tensors_digest
-from trainer.seeding import derive_seed
+from trainer.data.seeding import derive_seed
+from trainer.records.digest import tensors_digest
 
 
 # Frozen: another value would give every old run another result on resume.
@@ -32,9 +34,13 @@ def test_seeds_are_frozen(parts: tuple[int | str, ...], seed: int) -> None:
 
 
 def test_seeds_do_not_depend_on_the_interpreters_hash_seed() -> None:
-    code = "from trainer.seeding import derive_seed; print(derive_seed(0, 'order', 0))"
+    code = "from trainer.data.seeding import derive_seed; print(derive_seed(0, 'order', 0))"
     ended = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONHASHSEED": "5"}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env={"PYTHONHASHSEED": "5"},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert int(ended.stdout) == derive_seed(0, "order", 0)
 
@@ -53,9 +59,14 @@ def _tensors() -> dict[str, Tensor]:
 
 def test_the_digest_is_frozen_and_does_not_depend_on_the_order() -> None:
     tensors = _tensors()
-    assert tensors_digest(tensors) == "fb64d4c769ed6e36d5249d9c18f125499c513adeff9dbdcf3e52b3bcf3972253"
+    assert (
+        tensors_digest(tensors)
+        == "fb64d4c769ed6e36d5249d9c18f125499c513adeff9dbdcf3e52b3bcf3972253"
+    )
     assert tensors_digest(dict(reversed(tensors.items()))) == tensors_digest(tensors)
-    assert tensors_digest({name: tensor.clone() for name, tensor in tensors.items()}) == tensors_digest(tensors)
+    assert tensors_digest(
+        {name: tensor.clone() for name, tensor in tensors.items()}
+    ) == tensors_digest(tensors)
 
 
 def _flip_a_bit(tensor: Tensor) -> Tensor:
@@ -67,7 +78,10 @@ def _flip_a_bit(tensor: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(lambda t: {"c" if name == "a" else name: tensor for name, tensor in t.items()}, id="name"),
+        pytest.param(
+            lambda t: {"c" if name == "a" else name: tensor for name, tensor in t.items()},
+            id="name",
+        ),
         pytest.param(lambda t: t | {"a": t["a"].view(torch.int32)}, id="dtype of the same bytes"),
         pytest.param(lambda t: t | {"a": t["a"].double()}, id="dtype of the same values"),
         pytest.param(lambda t: t | {"b": t["b"].view(4)}, id="shape"),
@@ -77,12 +91,17 @@ def _flip_a_bit(tensor: Tensor) -> Tensor:
         pytest.param(lambda t: {"a": t["a"]}, id="a tensor less"),
     ],
 )
-def test_the_digest_tells_every_change(change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+def test_the_digest_tells_every_change(
+    change: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+) -> None:
     assert tensors_digest(change(_tensors())) != tensors_digest(_tensors())
 
 
 def test_the_digest_tells_nans_and_zeros_of_different_bits_apart() -> None:
-    quiet, other = (torch.tensor([bits], dtype=torch.int32).view(torch.float32) for bits in (0x7FC00000, 0x7FC00001))
+    quiet, other = (
+        torch.tensor([bits], dtype=torch.int32).view(torch.float32)
+        for bits in (0x7FC00000, 0x7FC00001)
+    )
     assert quiet.isnan()
     assert other.isnan()
     assert tensors_digest({"x": quiet}) != tensors_digest({"x": other})
@@ -95,7 +114,9 @@ def test_the_digest_takes_any_type_and_layout() -> None:
     parameter = torch.nn.Parameter(wide)
     assert tensors_digest({"x": parameter}) == tensors_digest({"x": wide})
     for dtype in (torch.bfloat16, torch.float16, torch.bool, torch.int64, torch.complex64):
-        assert tensors_digest({"x": torch.ones((), dtype=dtype)}) != tensors_digest({"x": torch.zeros((), dtype=dtype)})
+        assert tensors_digest({"x": torch.ones((), dtype=dtype)}) != tensors_digest(
+            {"x": torch.zeros((), dtype=dtype)}
+        )
 
 
 def _confusion(labels: Tensor, predictions: Tensor, classes: int) -> Tensor:
@@ -110,9 +131,15 @@ def test_accuracy_f1_and_confusion_agree_with_scikit_learn(classes: int, seed: i
     right = torch.rand(200, generator=generator) < 0.7
     predictions = torch.where(right, labels, torch.randint(0, classes, (200,), generator=generator))
     confusion = _confusion(labels, predictions, classes)
-    assert confusion.tolist() == confusion_matrix(labels, predictions, labels=range(classes)).tolist()
-    assert metrics.accuracy(confusion) == pytest.approx(accuracy_score(labels, predictions), rel=1e-12)
-    assert metrics.macro_f1(confusion) == pytest.approx(f1_score(labels, predictions, average="macro"), rel=1e-12)
+    assert (
+        confusion.tolist() == confusion_matrix(labels, predictions, labels=range(classes)).tolist()
+    )
+    assert metrics.accuracy(confusion) == pytest.approx(
+        accuracy_score(labels, predictions), rel=1e-12
+    )
+    assert metrics.macro_f1(confusion) == pytest.approx(
+        f1_score(labels, predictions, average="macro"), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,7 +151,9 @@ def test_accuracy_f1_and_confusion_agree_with_scikit_learn(classes: int, seed: i
         pytest.param([0, 2, 2, 0], [0, 0, 0, 0], id="a class never predicted"),
     ],
 )
-def test_macro_f1_counts_the_classes_that_occur_as_scikit_learn_does(labels: list[int], predictions: list[int]) -> None:
+def test_macro_f1_counts_the_classes_that_occur_as_scikit_learn_does(
+    labels: list[int], predictions: list[int]
+) -> None:
     confusion = _confusion(torch.tensor(labels), torch.tensor(predictions), 3)
     expected = f1_score(labels, predictions, average="macro", zero_division=0)
     assert metrics.macro_f1(confusion) == pytest.approx(expected, rel=1e-12)

@@ -1,4 +1,6 @@
-"""One call of `train` from outside: what people read, what the run folder holds, and which end has which exit code."""
+"""One call of `train` from outside: what people read, what the run folder holds, and which end has
+which exit code.
+"""
 
 import errno
 import json
@@ -15,15 +17,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support.here import Here, StopAfter, close_files, open_files
+from tests.support.tiny import TINY, Tiny
 from tests.trainer import tiny
-from tests.trainer.here import Here, StopAfter, close_files, open_files
-from tests.trainer.tiny import TINY, Tiny
 from trainer import session
-from trainer.batches import micro_batches
-from trainer.build import settle
-from trainer.compare import manifest_differences
-from trainer.config import Config
-from trainer.distributed import Process, choose_device
+from trainer.data.batches import micro_batches
 from trainer.errors import (
     DeviceMissing,
     Failure,
@@ -34,13 +32,26 @@ from trainer.errors import (
     StorageFailure,
     WrongUse,
 )
-from trainer.report import batch_equation
-from trainer.run import RunDirectory
+from trainer.loop.build import settle
+from trainer.loop.report import batch_equation
+from trainer.parallel.world import Process, choose_device
+from trainer.records.compare import manifest_differences
+from trainer.records.run_folder import RunDirectory
 from trainer.session import _refuse_unlike, _told_as_failures
+from trainer.settings.config import Config
 
 
-def _equation(batch: int, world: int, shards: int, accumulation: int = 1, device: str = "cpu", strategy: str = "ddp") -> str:
-    process = Process(0, 0, world, torch.device(device), strategy if world > 1 or strategy == "dp" else "single")
+def _equation(
+    batch: int,
+    world: int,
+    shards: int,
+    accumulation: int = 1,
+    device: str = "cpu",
+    strategy: str = "ddp",
+) -> str:
+    process = Process(
+        0, 0, world, torch.device(device), strategy if world > 1 or strategy == "dp" else "single"
+    )
     config = Config(batch_size=batch, accumulation=accumulation, shards=shards)
     return batch_equation(SimpleNamespace(config=config, process=process))  # type: ignore[arg-type]
 
@@ -48,15 +59,30 @@ def _equation(batch: int, world: int, shards: int, accumulation: int = 1, device
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"batch": 384, "world": 3, "shards": 3, "device": "cuda"}, "384 = 3 GPUs x 128 x 1 accumulation"),
+        (
+            {"batch": 384, "world": 3, "shards": 3, "device": "cuda"},
+            "384 = 3 GPUs x 128 x 1 accumulation",
+        ),
         ({"batch": 64, "world": 1, "shards": 1}, "64 = 1 process x 64 x 1 accumulation"),
-        ({"batch": 64, "world": 1, "shards": 1, "device": "cuda"}, "64 = 1 GPU x 64 x 1 accumulation"),
+        (
+            {"batch": 64, "world": 1, "shards": 1, "device": "cuda"},
+            "64 = 1 GPU x 64 x 1 accumulation",
+        ),
         ({"batch": 64, "world": 2, "shards": 2}, "64 = 2 processes x 32 x 1 accumulation"),
         ({"batch": 64, "world": 3, "shards": 3}, "64 = 3 processes x 21 or 22 x 1 accumulation"),
-        ({"batch": 64, "world": 2, "shards": 2, "accumulation": 4}, "64 = 2 processes x 8 x 4 accumulation"),
-        ({"batch": 64, "world": 3, "shards": 3, "accumulation": 2}, "64 = 3 processes x 10 or 11 x 2 accumulation"),
+        (
+            {"batch": 64, "world": 2, "shards": 2, "accumulation": 4},
+            "64 = 2 processes x 8 x 4 accumulation",
+        ),
+        (
+            {"batch": 64, "world": 3, "shards": 3, "accumulation": 2},
+            "64 = 3 processes x 10 or 11 x 2 accumulation",
+        ),
         ({"batch": 64, "world": 1, "shards": 4}, "64 = 4 shards x 16 x 1 accumulation"),
-        ({"batch": 64, "world": 2, "shards": 4, "accumulation": 2}, "64 = 4 shards x 8 x 2 accumulation"),
+        (
+            {"batch": 64, "world": 2, "shards": 4, "accumulation": 2},
+            "64 = 4 shards x 8 x 2 accumulation",
+        ),
     ],
 )
 def test_the_batch_equation(settings: dict[str, Any], expected: str) -> None:
@@ -70,37 +96,63 @@ class _Second(Process):
 
     def first_difference(self, digests: Sequence[str]) -> int | None:
         before, self.seen = self.seen or digests, digests
-        return next((place for place, pair in enumerate(zip(before, digests, strict=True)) if len(set(pair)) > 1), None)
+        return next(
+            (
+                place
+                for place, pair in enumerate(zip(before, digests, strict=True))
+                if len(set(pair)) > 1
+            ),
+            None,
+        )
 
 
 def test_threads_are_those_of_the_first_process_and_other_choices_of_the_hardware_must_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Machines may have other numbers of CPUs: each would add in another order, and config.json says what the first one did."""
-    process, run, told = _Second(1, 0, 2, torch.device("cpu"), "ddp"), RunDirectory(tmp_path / "r", 1), iter([None, 7])
+    """Machines may have other numbers of CPUs: each would add in another order, and config.json
+    says what the first one did.
+    """
+    process, run, told = (
+        _Second(1, 0, 2, torch.device("cpu"), "ddp"),
+        RunDirectory(tmp_path / "r", 1),
+        iter([None, 7]),
+    )
     monkeypatch.setattr(_Second, "from_first", lambda *_: next(told))
     settled = settle(Config(), Tiny(), process, run)
     run.close()
     assert (settled.threads, settled.precision) == (7, "fp32")
     _refuse_unlike(process, {"threads": 7, "precision": "bf16"}, "be alike")
-    with pytest.raises(WrongUse, match=rf"^precision is fp32 on {socket.gethostname()}, and not on all machines: be alike$"):
+    with pytest.raises(
+        WrongUse,
+        match=rf"^precision is fp32 on {socket.gethostname()}, and not on all machines: be alike$",
+    ):
         _refuse_unlike(process, {"threads": 7, "precision": "fp32"}, "be alike")
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize(("world", "shards"), [(1, 1), (1, 3), (2, 3), (3, 3), (1, 4), (2, 4), (3, 4), (4, 6)])
+@pytest.mark.parametrize(
+    ("world", "shards"), [(1, 1), (1, 3), (2, 3), (3, 3), (1, 4), (2, 4), (3, 4), (4, 6)]
+)
 def test_the_batch_equation_is_true(world: int, shards: int, accumulation: int) -> None:
     """The sizes and counts that it names are those of the micro-batches that are computed."""
     match = re.fullmatch(
-        r"64 = (\d+) (?:shard|process)e?s? x ([0-9 or]+) x (\d+) accumulation", _equation(64, world, shards, accumulation)
+        r"64 = (\d+) (?:shard|process)e?s? x ([0-9 or]+) x (\d+) accumulation",
+        _equation(64, world, shards, accumulation),
     )
     assert match
     cuts, each, parts = match.groups()
     ranks = [
-        micro_batches(64, shards, accumulation, Process(rank, rank, world, torch.device("cpu"), "ddp").owned(shards))
+        micro_batches(
+            64,
+            shards,
+            accumulation,
+            Process(rank, rank, world, torch.device("cpu"), "ddp").owned(shards),
+        )
         for rank in range(world)
     ]
-    assert {micro.size for micros in ranks for micro in micros} == {int(size) for size in each.split(" or ")}
+    assert {micro.size for micros in ranks for micro in micros} == {
+        int(size) for size in each.split(" or ")
+    }
     assert sum(len(micros) for micros in ranks) == int(cuts) * int(parts)
 
 
@@ -112,14 +164,18 @@ def test_the_batch_equation_is_true(world: int, shards: int, accumulation: int) 
         (3, 7, "7 = 3 GPUs x up to 3 x 1 accumulation"),
     ],
 )
-def test_the_batch_equation_of_data_parallel(monkeypatch: pytest.MonkeyPatch, gpus: int, batch: int, expected: str) -> None:
+def test_the_batch_equation_of_data_parallel(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, batch: int, expected: str
+) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert _equation(batch, 1, 1, device="cuda", strategy="dp") == expected
 
 
 _ENDS = [
     (
-        RuntimeError("stack expects each tensor to be equal size, but got [3] at entry 0 and [4] at entry 1"),
+        RuntimeError(
+            "stack expects each tensor to be equal size, but got [3] at entry 0 and [4] at entry 1"
+        ),
         WrongUse,
         2,
         "examples have not the same shapes, as a batch needs them: pad or crop them",
@@ -130,36 +186,75 @@ _ENDS = [
         5,
         "Tried to allocate 2 GiB",
     ),
-    (MemoryError(), OutOfMemory, 5, "the host's memory is used up: lower --batch-size or --workers"),
-    (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), OutOfMemory, 5, "host's memory"),
-    (OSError(errno.ENOSPC, "No space left on device", "runs/r/x"), StorageFailure, 4, "cannot write runs/r/x: No space left"),
+    (
+        MemoryError(),
+        OutOfMemory,
+        5,
+        "the host's memory is used up: lower --batch-size or --workers",
+    ),
+    (
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+        OutOfMemory,
+        5,
+        "host's memory",
+    ),
+    (
+        OSError(errno.ENOSPC, "No space left on device", "runs/r/x"),
+        StorageFailure,
+        4,
+        "cannot write runs/r/x: No space left",
+    ),
     (
         OSError(errno.EROFS, "Read-only file system"),
         StorageFailure,
         4,
         "cannot write runs: Read-only file system: mount",
     ),
-    (PermissionError(errno.EACCES, "Permission denied", "runs/r/x"), StorageFailure, 4, "Permission denied"),
+    (
+        PermissionError(errno.EACCES, "Permission denied", "runs/r/x"),
+        StorageFailure,
+        4,
+        "Permission denied",
+    ),
     (
         RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"),
         NetworkFailure,
         7,
         "lost contact",
     ),
-    (RuntimeError("[../gloo/transport/tcp/pair.cc] Timed out waiting 600000ms for recv"), NetworkFailure, 7, "lost contact"),
+    (
+        RuntimeError("[../gloo/transport/tcp/pair.cc] Timed out waiting 600000ms for recv"),
+        NetworkFailure,
+        7,
+        "lost contact",
+    ),
     (
         torch.distributed.DistBackendError("NCCL error in: x.cpp\nmore"),
         NetworkFailure,
         7,
         "another process: NCCL error in: x.cpp",
     ),
-    (torch.distributed.DistNetworkError("The client socket has timed out"), NetworkFailure, 7, "timed out"),
-    (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), NetworkFailure, 7, "Connection reset by peer"),
+    (
+        torch.distributed.DistNetworkError("The client socket has timed out"),
+        NetworkFailure,
+        7,
+        "timed out",
+    ),
+    (
+        ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+        NetworkFailure,
+        7,
+        "Connection reset by peer",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("error", "kind", "code", "text"), _ENDS, ids=lambda value: getattr(value, "__name__", None))
-def test_known_errors_have_their_exit_code(error: Exception, kind: type[Failure], code: int, text: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "kind", "code", "text"), _ENDS, ids=lambda value: getattr(value, "__name__", None)
+)
+def test_known_errors_have_their_exit_code(
+    error: Exception, kind: type[Failure], code: int, text: str
+) -> None:
     with pytest.raises(kind) as failure, _told_as_failures(Path("runs")):
         raise error
     assert failure.value.exit_code == code
@@ -168,7 +263,10 @@ def test_known_errors_have_their_exit_code(error: Exception, kind: type[Failure]
     assert failure.value.__cause__ is error
 
 
-@pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("x"), OSError("odd")])
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("x"), OSError("odd")],
+)
 def test_unknown_errors_come_through_as_they_are(error: Exception) -> None:
     with pytest.raises(type(error)) as raised, _told_as_failures(Path("runs")):
         raise error
@@ -176,7 +274,15 @@ def test_unknown_errors_come_through_as_they_are(error: Exception) -> None:
 
 
 def test_failures_come_through_and_have_their_codes() -> None:
-    codes = {WrongUse: 2, DeviceMissing: 3, StorageFailure: 4, OutOfMemory: 5, NotFinite: 6, NetworkFailure: 7, Preempted: 75}
+    codes = {
+        WrongUse: 2,
+        DeviceMissing: 3,
+        StorageFailure: 4,
+        OutOfMemory: 5,
+        NotFinite: 6,
+        NetworkFailure: 7,
+        Preempted: 75,
+    }
     for kind, code in codes.items():
         failure = kind("why")
         with pytest.raises(kind) as raised, _told_as_failures(Path("runs")):
@@ -186,11 +292,16 @@ def test_failures_come_through_and_have_their_codes() -> None:
 
 
 def test_a_missing_data_file_is_not_reported_as_a_full_disk(here: Here) -> None:
-    code, _, err = here.command("train", "tests.trainer.tiny:NoSuchFile", "--device", "cpu", "--run", "r")
+    code, _, err = here.command(
+        "train", "tests.support.tiny:NoSuchFile", "--device", "cpu", "--run", "r"
+    )
     assert code == 2
     assert err.startswith("trainbox: task NoSuchFile: train_dataset() raised FileNotFoundError: ")
     assert "data/readings.npy" in err
-    assert ": put the data there, or name its folder with --data-dir; traceback in runs/r/logs/rank-0.log" in err
+    assert (
+        ": put the data there, or name its folder with --data-dir; traceback in "
+        "runs/r/logs/rank-0.log" in err
+    )
     assert err.count("\n") == 1
 
 
@@ -231,16 +342,24 @@ def test_the_header_and_the_closing_table_hold_what_people_need(here: Here) -> N
 def test_a_task_learns_from_its_data_before_its_model_is_built_and_tells_of_it(here: Here) -> None:
     (here.folder / "data").mkdir()
     (here.folder / "data/inputs.txt").write_text("7")
-    out = here.train(task="tests.trainer.tiny:Sized", max_steps=1)
+    out = here.train(task="tests.support.tiny:Sized", max_steps=1)
     assert "\nmodel      Sized, 8 parameters\n" in out
     assert out.count("\nshapes     [[50, 7], [20, 7]]\n") == 1
 
 
 def test_the_reason_of_the_plan_is_repeated(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINBOX_REASON", "3 of 4 visible GPUs requested -> torchrun DDP, 3 processes")
-    assert "plan       3 of 4 visible GPUs requested -> torchrun DDP, 3 processes\n" in here.train(max_steps=1)
+    monkeypatch.setenv(
+        "TRAINBOX_REASON", "3 of 4 visible GPUs requested -> torchrun DDP, 3 processes"
+    )
+    assert "plan       3 of 4 visible GPUs requested -> torchrun DDP, 3 processes\n" in here.train(
+        max_steps=1
+    )
     manifest = json.loads((here.path() / "manifest.json").read_text())
-    assert manifest["plan"] == {"reason": os.environ["TRAINBOX_REASON"], "strategy": "single", "world_size": 1}
+    assert manifest["plan"] == {
+        "reason": os.environ["TRAINBOX_REASON"],
+        "strategy": "single",
+        "world_size": 1,
+    }
 
 
 def test_the_manifest_tells_what_was_run_on_what(here: Here) -> None:
@@ -250,14 +369,19 @@ def test_the_manifest_tells_what_was_run_on_what(here: Here) -> None:
     assert torch.__version__.startswith(manifest["packages"]["torch"])
     assert manifest["device"] == {"type": "cpu"}
     assert re.fullmatch("[0-9a-f]{40}", manifest["build"]["revision"] or "0" * 40)
-    assert here.command("train", TINY, "--max-steps", "1", "--device", "cpu", "--run", "other")[0] == 0
+    assert (
+        here.command("train", TINY, "--max-steps", "1", "--device", "cpu", "--run", "other")[0] == 0
+    )
     other = json.loads((here.path("other") / "manifest.json").read_text())
     assert manifest_differences(manifest, other) == {}
 
 
 def test_the_default_name_tells_task_and_settings_apart(here: Here) -> None:
     for seed in ("1", "2", "1"):
-        assert here.command("train", TINY, "--max-steps", "1", "--seed", seed, "--device", "cpu")[0] == 0
+        assert (
+            here.command("train", TINY, "--max-steps", "1", "--seed", seed, "--device", "cpu")[0]
+            == 0
+        )
     names = sorted(path.name for path in (here.folder / "runs").iterdir())
     assert len(names) == 2
     assert all(re.fullmatch("tiny-[0-9a-f]{8}", name) for name in names)
@@ -265,7 +389,9 @@ def test_the_default_name_tells_task_and_settings_apart(here: Here) -> None:
 
 def test_stopped_before_it_begins_it_saves_after_one_step_and_goes_on(here: Here) -> None:
     for step in range(1, 4):
-        with pytest.raises(Preempted, match=f"stopped by SIGTERM at step {step} of 18, checkpoint saved") as ended:
+        with pytest.raises(
+            Preempted, match=f"stopped by SIGTERM at step {step} of 18, checkpoint saved"
+        ) as ended:
             here.train(stop=StopAfter(1))
         assert ended.value.exit_code == 75
         assert here.steps()[-1] == step
@@ -275,15 +401,28 @@ def test_stopped_before_it_begins_it_saves_after_one_step_and_goes_on(here: Here
     assert here.digest() == here.digest("undisturbed")
 
 
-_LOST = [json.dumps({"kind": "train", "step": step, "epoch": 1, "loss": -1.0}) + "\n" for step in (2, 3)]
+_LOST = [
+    json.dumps({"kind": "train", "step": step, "epoch": 1, "loss": -1.0}) + "\n" for step in (2, 3)
+]
 _TORN = '{"kind": "train", "step": 4, "ep'
 
 
 @pytest.mark.parametrize(
     "junk",
-    [_LOST, [_TORN], [*_LOST, _TORN], ["\n", _TORN], ["[1]\n"], ['{"step": "x"}\n'], ['{"kind": [], "step": 1}\n'], ["\0\0\0"]],
+    [
+        _LOST,
+        [_TORN],
+        [*_LOST, _TORN],
+        ["\n", _TORN],
+        ["[1]\n"],
+        ['{"step": "x"}\n'],
+        ['{"kind": [], "step": 1}\n'],
+        ["\0\0\0"],
+    ],
 )
-def test_entries_of_steps_that_a_crash_lost_are_dropped_and_a_torn_line_too(here: Here, junk: list[str]) -> None:
+def test_entries_of_steps_that_a_crash_lost_are_dropped_and_a_torn_line_too(
+    here: Here, junk: list[str]
+) -> None:
     here.train("undisturbed", log_steps=1)
     with pytest.raises(Preempted):
         here.train(log_steps=1, stop=StopAfter(1))
@@ -291,14 +430,19 @@ def test_entries_of_steps_that_a_crash_lost_are_dropped_and_a_torn_line_too(here
         file.writelines(junk)
     here.train(log_steps=1)
     for kind in ("train", "validation"):
-        ours, theirs = ([(e["step"], e["epoch"], e["loss"]) for e in here.entries(kind, run)] for run in ("r", "undisturbed"))
+        ours, theirs = (
+            [(e["step"], e["epoch"], e["loss"]) for e in here.entries(kind, run)]
+            for run in ("r", "undisturbed")
+        )
         assert ours == theirs
     assert len(here.entries("train")) == 18
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "digests.jsonl"])
 @pytest.mark.parametrize("damage", [None, b"\xff\0{"])
-def test_a_resume_reports_a_record_that_is_lost(here: Here, name: str, damage: bytes | None) -> None:
+def test_a_resume_reports_a_record_that_is_lost(
+    here: Here, name: str, damage: bytes | None
+) -> None:
     with pytest.raises(Preempted):
         here.train(log_steps=1, stop=StopAfter(1))
     path = here.path() / name
@@ -315,7 +459,9 @@ def test_a_resume_without_a_logged_step_reports_no_loss(here: Here) -> None:
 
 
 def test_a_validation_done_again_after_a_crash_stands_once_in_the_metrics(here: Here) -> None:
-    """The checkpoint of `--checkpoint-steps` at an epoch's end is from before the epoch's validation."""
+    """The checkpoint of `--checkpoint-steps` at an epoch's end is from before the epoch's
+    validation.
+    """
     settings: dict[str, Any] = {"checkpoint_steps": 6, "keep": 9, "best_by": "max:loss"}
     here.train(**settings)
     assert here.state(12)["progress"]["evaluated_step"] == 6
@@ -328,7 +474,7 @@ def test_a_validation_done_again_after_a_crash_stands_once_in_the_metrics(here: 
 
 
 def test_metrics_that_are_numpys_numbers_can_be_resumed_from(here: Here) -> None:
-    task = "tests.trainer.tiny:NumpyMetrics"
+    task = "tests.support.tiny:NumpyMetrics"
     with pytest.raises(Preempted):
         here.train(task=task, stop=StopAfter(8))
     assert here.entries("validation")[0]["step"] == 6  # so the state holds a metric
@@ -358,7 +504,9 @@ def test_tensorboard_that_cannot_be_written_is_one_line_and_training_goes_on(her
         ("runs/r/lock", "(a folder is where a file is needed): remove that folder"),
     ],
 )
-def test_a_run_directory_that_cannot_be_written_ends_at_once_with_code_4(here: Here, place: str, remedy: str) -> None:
+def test_a_run_directory_that_cannot_be_written_ends_at_once_with_code_4(
+    here: Here, place: str, remedy: str
+) -> None:
     path = here.folder / place
     path.parent.mkdir(parents=True, exist_ok=True)
     if place.endswith("lock"):
@@ -391,7 +539,9 @@ def test_a_damaged_config_json_is_told(here: Here, text: str) -> None:
     assert "restore it or use another --run" in err
 
 
-def test_the_end_of_a_call_gives_the_run_free_even_while_its_error_is_held(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_call_gives_the_run_free_even_while_its_error_is_held(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For callers that train several times in one process: no file stays open and no lock held."""
     opened: list[RunDirectory] = []
     init = RunDirectory.__init__
@@ -406,7 +556,9 @@ def test_the_end_of_a_call_gives_the_run_free_even_while_its_error_is_held(here:
     try:
         for _ in range(2):
             with pytest.raises(Preempted):
-                train_task(Config(task=TINY), StopAfter(1), "cpu", Path("runs"), "r", Path("data"), "auto")
+                train_task(
+                    Config(task=TINY), StopAfter(1), "cpu", Path("runs"), "r", Path("data"), "auto"
+                )
         assert [file.name for run in opened for file in open_files(run)] == []
     finally:
         for run in opened:
@@ -422,13 +574,24 @@ def test_the_heartbeat_file_is_touched(here: Here, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"batch_size": 51}, "--batch-size 51 is more than the training set's 50 examples: lower it to 50"),
-        ({"best_by": "accuracy"}, "--best-by accuracy: the task has no metric accuracy; it has loss"),
+        (
+            {"batch_size": 51},
+            "--batch-size 51 is more than the training set's 50 examples: lower it to 50",
+        ),
+        (
+            {"best_by": "accuracy"},
+            "--best-by accuracy: the task has no metric accuracy; it has loss",
+        ),
         ({"early_stopping": "f1"}, "--early-stopping f1: the task has no metric f1; it has loss"),
-        ({"fields": {"wide": "3"}}, "--set wide=3: task tests.trainer.tiny:Tiny has no field wide; it has nan_at, noise"),
+        (
+            {"fields": {"wide": "3"}},
+            "--set wide=3: task tests.support.tiny:Tiny has no field wide; it has nan_at, noise",
+        ),
     ],
 )
-def test_settings_that_the_task_cannot_fulfil_are_told(here: Here, settings: dict[str, Any], message: str) -> None:
+def test_settings_that_the_task_cannot_fulfil_are_told(
+    here: Here, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(WrongUse) as failure:
         here.train(**settings)
     assert message in str(failure.value)
@@ -441,7 +604,10 @@ def test_the_whole_set_as_one_batch_is_fine(here: Here) -> None:
 
 def test_resume_never_refuses_a_run_that_has_a_checkpoint(here: Here) -> None:
     here.train(epochs=1, resume="never")
-    with pytest.raises(WrongUse, match="--resume never, and runs/r holds a checkpoint of step 6: choose another --run name"):
+    with pytest.raises(
+        WrongUse,
+        match="--resume never, and runs/r holds a checkpoint of step 6: choose another --run name",
+    ):
         here.train(epochs=1, resume="never")
 
 
@@ -455,18 +621,27 @@ def test_a_checkpoint_of_another_architecture_is_told(here: Here) -> None:
         patch.setattr(tiny, "Tiny", Wider)
         with pytest.raises(
             WrongUse,
-            match=r"runs/r holds a checkpoint of another model or optimizer \(forwards was \(\) and is None\): undo",
+            match=r"runs/r holds a checkpoint of another model or optimizer \(forwards was \(\) "
+            r"and is None\): undo",
         ):
             here.train()
 
 
 def test_a_complete_run_says_so_and_changes_nothing(here: Here) -> None:
     here.train()
-    before = {path: path.read_bytes() for path in here.path().rglob("*") if path.is_file() and "logs" not in path.parts}
+    before = {
+        path: path.read_bytes()
+        for path in here.path().rglob("*")
+        if path.is_file() and "logs" not in path.parts
+    }
     out = here.train()
     assert "this run is complete: nothing is left to do" in out
     assert f"digest     {here.digest()}" in out
-    after = {path: path.read_bytes() for path in here.path().rglob("*") if path.is_file() and "logs" not in path.parts}
+    after = {
+        path: path.read_bytes()
+        for path in here.path().rglob("*")
+        if path.is_file() and "logs" not in path.parts
+    }
     assert after == before
 
 
@@ -485,19 +660,28 @@ def _snapshot(here: Here) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("entry", "value", "named"),
     [
-        ("sources", {"tests.trainer.tiny": "0" * 64}, "sources.tests.trainer.tiny: 000000000000... -> "),
+        (
+            "sources",
+            {"tests.support.tiny": "0" * 64},
+            "sources.tests.trainer.tiny: 000000000000... -> ",
+        ),
         ("data", {"train": "a", "validation": "b"}, "data.train: a -> "),
         ("threads", 77, "threads: 77 -> "),
     ],
 )
-def test_a_complete_run_of_another_task_or_other_data_is_refused(here: Here, entry: str, value: Any, named: str) -> None:
+def test_a_complete_run_of_another_task_or_other_data_is_refused(
+    here: Here, entry: str, value: Any, named: str
+) -> None:
     here.train()
     _edit(here.path() / "manifest.json", **{entry: value})
     before = _snapshot(here)
     code, _, err = here.command(*_AGAIN)
     assert code == 2
     assert err.startswith(f"trainbox: runs/r is complete, and was trained with {named}")
-    assert "see its result all the same with --resume anyway, or train anew under another --run name" in err
+    assert (
+        "see its result all the same with --resume anyway, or train anew under another --run name"
+        in err
+    )
     code, out, err = here.command(*_AGAIN, "--resume", "anyway")
     assert (code, err) == (0, "")
     assert f"changed since the run's start: {named}" in out
@@ -522,9 +706,14 @@ def test_best_weights_that_are_lost_are_written_again_from_their_checkpoint(
     if content is not None:
         weights.write_bytes(content)
     out = here.train(best_by="max:loss")
-    assert "runs/r/model.safetensors was missing or damaged: written again from the checkpoint of step 6" in out
+    assert (
+        "runs/r/model.safetensors was missing or damaged: written again from the "
+        "checkpoint of step 6" in out
+    )
     before, after = load_file(here.path("undisturbed") / "model.safetensors"), load_file(weights)
-    assert {name: tensor.tolist() for name, tensor in after.items()} == {n: t.tolist() for n, t in before.items()}
+    assert {name: tensor.tolist() for name, tensor in after.items()} == {
+        n: t.tolist() for n, t in before.items()
+    }
 
 
 def test_a_complete_run_whose_best_weights_are_lost_for_good_is_no_success(here: Here) -> None:
@@ -534,7 +723,10 @@ def test_a_complete_run_whose_best_weights_are_lost_for_good_is_no_success(here:
         path.unlink()
     code, _, err = here.command(*_AGAIN)
     assert code == 4
-    assert "so is the checkpoint of the best step 6 (its sidecar cannot be read: No such file or directory)" in err
+    assert (
+        "so is the checkpoint of the best step 6 (its sidecar cannot be read: No such file "
+        "or directory)" in err
+    )
 
 
 def test_a_complete_run_says_what_explains_only(here: Here) -> None:
@@ -573,7 +765,9 @@ def test_a_run_that_does_not_know_its_source_files_is_refused_unless_wanted(here
         here.train(stop=StopAfter(2))
     manifest = json.loads((here.path() / "manifest.json").read_text())
     del manifest["sources"]
-    (here.path() / "manifest.json").write_text(json.dumps(manifest | {"task_source_sha256": "0" * 64}))
+    (here.path() / "manifest.json").write_text(
+        json.dumps(manifest | {"task_source_sha256": "0" * 64})
+    )
     code, _, err = here.command(*_AGAIN)
     assert code == 2
     assert "since it was started with task_source_sha256: 000000000000... -> nothing" in err
@@ -589,12 +783,15 @@ def test_a_complete_run_is_not_made_longer_and_the_reason_is_given(here: Here) -
         code, _, err = here.command(*_AGAIN, *words)
         assert code == 2
         assert err == (
-            f"trainbox: runs/r was started with other settings ({changed}): give those again, or train anew under another "
+            f"trainbox: runs/r was started with other settings ({changed}): give those "
+            "again, or train anew under another "
             "--run name; a run keeps its length, which its learning rates follow from\n"
         )
 
 
-def test_unlike_machines_are_named_before_a_setting_that_seems_edited(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlike_machines_are_named_before_a_setting_that_seems_edited(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The hardware may have chosen the setting: to undo it in config.json is then no cure."""
     here.train(max_steps=2)
     _edit(here.path() / "config.json", learning_rate=0.5)
@@ -610,7 +807,9 @@ def test_unlike_machines_are_named_before_a_setting_that_seems_edited(here: Here
 
 @pytest.mark.parametrize("file", ["config.json", "manifest.json"])
 @pytest.mark.parametrize("steps", [5, 99])
-def test_a_setting_edited_by_hand_is_refused_with_the_difference(here: Here, file: str, steps: int) -> None:
+def test_a_setting_edited_by_hand_is_refused_with_the_difference(
+    here: Here, file: str, steps: int
+) -> None:
     if steps == 99:
         here.train()
     else:
@@ -626,14 +825,17 @@ def test_a_setting_edited_by_hand_is_refused_with_the_difference(here: Here, fil
         code, _, err = here.command(*_AGAIN, *words)
         assert code == 2
         assert err.startswith(
-            "trainbox: the settings of runs/r are not those that it was started with (settings.learning_rate: 0."
+            "trainbox: the settings of runs/r are not those that it was started with "
+            "(settings.learning_rate: 0."
         )
         assert "0.05" in err and "0.5" in err
         assert "undo the change in config.json (manifest.json has the old values)" in err
     assert _snapshot(here) == before
 
 
-@pytest.mark.parametrize(("name", "value"), [("seed", 3), ("shards", 2), ("batch_size", "8"), ("fields", {"noise": 0.2})])
+@pytest.mark.parametrize(
+    ("name", "value"), [("seed", 3), ("shards", 2), ("batch_size", "8"), ("fields", {"noise": 0.2})]
+)
 def test_each_edited_setting_is_found(here: Here, name: str, value: Any) -> None:
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(5))
@@ -666,9 +868,13 @@ def test_a_run_without_its_sidecars_does_not_restart(here: Here) -> None:
     code, out, err = here.command(*_AGAIN)
     assert code == 4
     assert err.startswith(
-        "trainbox: no whole checkpoint in runs/r/checkpoints (step-00000005.pt: its sidecar step-00000005.json is missing; "
+        "trainbox: no whole checkpoint in runs/r/checkpoints (step-00000005.pt: its "
+        "sidecar step-00000005.json is missing; "
     )
-    assert "restore the missing or damaged files from a backup, or train anew under another --run name" in err
+    assert (
+        "restore the missing or damaged files from a backup, or train anew under another --run name"
+        in err
+    )
     assert _snapshot(here) == before
 
 
@@ -678,7 +884,8 @@ def test_a_run_without_its_checkpoint_folder_does_not_restart(here: Here) -> Non
         code, _, err = here.command(*_AGAIN, *words)
         assert code == 4
         assert err.startswith(
-            "trainbox: no checkpoint in runs/r/checkpoints, but this run has saved some (first_checkpoint.json exists): restore"
+            "trainbox: no checkpoint in runs/r/checkpoints, but this run has saved some "
+            "(first_checkpoint.json exists): restore"
         )
     assert len(here.entries("train")) == 5
     assert here.command(*_AGAIN[:-1], "other", "--resume", "never")[0] == 0
@@ -687,7 +894,10 @@ def test_a_run_without_its_checkpoint_folder_does_not_restart(here: Here) -> Non
 def test_one_missing_sidecar_is_reported_and_the_checkpoint_before_it_used(here: Here) -> None:
     (_stop_at_5(here) / "step-00000005.json").unlink()
     out = here.train()
-    assert "step-00000005.pt is damaged (its sidecar step-00000005.json is missing): set aside, using step 4\n" in out
+    assert (
+        "step-00000005.pt is damaged (its sidecar step-00000005.json is missing): set "
+        "aside, using step 4\n" in out
+    )
     assert "resume     from step 4" in out
     here.train("undisturbed")
     assert here.digest() == here.digest("undisturbed")
@@ -702,14 +912,18 @@ def test_a_checkpoint_of_another_run_is_not_resumed_from(here: Here) -> None:
             shutil.copy(path, folder)
     out = here.train()
     assert re.search(
-        r"step-00000008.pt is damaged \(its sidecar is of another run, with the id '[0-9a-f]{16}' instead of '", out
+        r"step-00000008.pt is damaged \(its sidecar is of another run, with the id "
+        r"'[0-9a-f]{16}' instead of '",
+        out,
     )
     assert "resume     from step 5" in out
 
 
-def test_a_run_that_never_had_a_checkpoint_restarts_and_says_so(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_never_had_a_checkpoint_restarts_and_says_so(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As after a SIGKILL: nothing could be saved."""
-    from trainer import fit
+    from trainer.loop import fit
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -720,21 +934,32 @@ def test_a_run_that_never_had_a_checkpoint_restarts_and_says_so(here: Here, monk
             here.train(stop=StopAfter(4), log_steps=1)
     assert here.steps() == []
     out = here.train(log_steps=1)
-    assert "runs/r was stopped after step 4, before its first checkpoint: it restarts at step 0\n" in out
+    assert (
+        "runs/r was stopped after step 4, before its first checkpoint: it restarts at step 0\n"
+        in out
+    )
     assert [entry["step"] for entry in here.entries("train")] == list(range(1, 19))
 
 
 def test_each_run_has_an_id_of_its_own_that_is_not_compared(here: Here) -> None:
     here.train("one", max_steps=2)
     here.train("two", max_steps=2)
-    one, two = (json.loads((here.path(run) / "manifest.json").read_text()) for run in ("one", "two"))
+    one, two = (
+        json.loads((here.path(run) / "manifest.json").read_text()) for run in ("one", "two")
+    )
     assert re.fullmatch("[0-9a-f]{16}", one["run_id"])
     assert one["run_id"] != two["run_id"]
     assert manifest_differences(one, two) == {}
-    assert json.loads((here.path("one") / "checkpoints/step-00000002.json").read_text())["run_id"] == one["run_id"]
+    assert (
+        json.loads((here.path("one") / "checkpoints/step-00000002.json").read_text())["run_id"]
+        == one["run_id"]
+    )
 
 
-@pytest.mark.parametrize("name", ["config.json", "manifest.json", "metrics.jsonl", "digests.jsonl", "lock", "logs/rank-0.log"])
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "manifest.json", "metrics.jsonl", "digests.jsonl", "lock", "logs/rank-0.log"],
+)
 @pytest.mark.timeout(60)  # a FIFO would block
 def test_a_fifo_in_a_runs_folder_is_an_error_at_once(here: Here, name: str) -> None:
     with pytest.raises(Preempted):
@@ -749,7 +974,7 @@ def test_a_fifo_in_a_runs_folder_is_an_error_at_once(here: Here, name: str) -> N
 
 
 def test_two_losses_are_logged_by_name_and_in_sum(here: Here) -> None:
-    here.train(task="tests.trainer.tiny:FigureCount", log_steps=1, max_steps=3)
+    here.train(task="tests.support.tiny:FigureCount", log_steps=1, max_steps=3)
     for entry in here.entries("train"):
         assert entry["loss_tenth"] == pytest.approx(entry["loss_squared_error"] / 10)
         assert entry["loss"] == pytest.approx(1.1 * entry["loss_squared_error"])
@@ -769,14 +994,20 @@ def test_a_traceback_lands_in_the_runs_own_log(here: Here, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_task_that_calls_sys_exit_has_not_trained(here: Here, code: int) -> None:
-    ended, _, err = here.command("train", "tests.sweep.tasks:Exits", "--device", "cpu", "--set", f"how={code}")
+    ended, _, err = here.command(
+        "train", "tests.trainer.sweep.tasks:Exits", "--device", "cpu", "--set", f"how={code}"
+    )
     assert ended == 1
     assert re.fullmatch(
-        rf"trainbox: the task called sys.exit\({code}\) in build_model \(.*tasks.py, line \d+\): raise an error instead\n", err
+        rf"trainbox: the task called sys.exit\({code}\) in build_model \(.*tasks.py, line "
+        r"\d+\): raise an error instead\n",
+        err,
     )
 
 
-def test_a_task_that_calls_sys_exit_when_it_is_loaded_is_named(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_calls_sys_exit_when_it_is_loaded_is_named(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(here.folder)
     (here.folder / "leaves.py").write_text("import sys\nsys.exit()\n", encoding="utf-8")
     ended, out, err = here.command("tasks", "leaves:Leaves")

@@ -1,4 +1,6 @@
-"""Finding a user's task, reading its fields with and without importing it, and saying what is wrong with it."""
+"""Finding a user's task, reading its fields with and without importing it, and saying what is wrong
+with it.
+"""
 
 import dataclasses
 import re
@@ -13,10 +15,10 @@ import pytest
 import torch
 
 import trainbox
-from tests.trainer.here import Here
-from tests.trainer.tiny import ScalarLoss, Tiny
+from tests.support.here import Here
+from tests.support.tiny import ScalarLoss, Tiny
 from trainer.errors import WrongUse
-from trainer.losses import LossModule, check_losses
+from trainer.loop.losses import LossModule, check_losses
 from trainer.task import (
     TASKS_FOLDER,
     Task,
@@ -76,7 +78,9 @@ def test_the_built_in_tasks_and_their_classes() -> None:
         "video": "Video",
     }
     assert locate("fashion_mnist") == (TASKS_FOLDER / "fashion_mnist.py", "FashionMnist")
-    assert load_task("digits", {"width": "8", "dropout": "0"}) == load_task("digits", {"width": 8, "dropout": 0.0})
+    assert load_task("digits", {"width": "8", "dropout": "0"}) == load_task(
+        "digits", {"width": 8, "dropout": 0.0}
+    )
 
 
 _INHERITING = """
@@ -124,7 +128,14 @@ _INHERITING = """
                 TaskField("more", int, 1),
             ],
         ),
-        ("Wider", [TaskField("width", int, 32), TaskField("dropout", float, 0.25), TaskField("layers", int, 2)]),
+        (
+            "Wider",
+            [
+                TaskField("width", int, 32),
+                TaskField("dropout", float, 0.25),
+                TaskField("layers", int, 2),
+            ],
+        ),
     ],
 )
 @pytest.mark.parametrize("public", ["trainbox", "trainer.classification"])
@@ -168,24 +179,38 @@ _UNREADABLE = """
 
 
 @pytest.mark.parametrize("name", ["Computed", "Quoted", "Dotted", "Foreign", "Fielded", "Helper"])
-def test_fields_that_only_an_import_can_tell_are_left_to_it(write: Callable[[str, str], str], name: str) -> None:
-    write("helper_of_mine.py", _HEAD + "@dataclass(frozen=True)\nclass Helper(Task):\n    width: int = 32\n")
+def test_fields_that_only_an_import_can_tell_are_left_to_it(
+    write: Callable[[str, str], str], name: str
+) -> None:
+    write(
+        "helper_of_mine.py",
+        _HEAD + "@dataclass(frozen=True)\nclass Helper(Task):\n    width: int = 32\n",
+    )
     spec = f"{write('unreadable.py', _UNREADABLE)}:{name}"
     assert static_fields(spec) is None
     assert _loaded(spec) == [TaskField("width", int, 32)]
 
 
-def test_reading_fields_runs_nothing_and_needs_no_torch(write: Callable[[str, str], str], tmp_path: Path) -> None:
-    spec = write("eager.py", _HEAD + "open('it ran', 'w')\n@dataclass(frozen=True)\nclass Eager(Task):\n    width: int = 3\n")
+def test_reading_fields_runs_nothing_and_needs_no_torch(
+    write: Callable[[str, str], str], tmp_path: Path
+) -> None:
+    spec = write(
+        "eager.py",
+        _HEAD
+        + "open('it ran', 'w')\n@dataclass(frozen=True)\nclass Eager(Task):\n    width: int = 3\n",
+    )
     assert static_fields(f"{spec}:Eager") == [TaskField("width", int, 3)]
     assert not (tmp_path / "it ran").exists()
-    code = "import sys; from trainer.task import static_fields; static_fields('digits'); assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from trainer.task import static_fields; static_fields('digits'); assert "
+        "'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_module_is_found_by_its_name_and_its_fields_by_importing_it() -> None:
-    assert static_fields("tests.trainer.tiny:Tiny") is None
-    assert load_task("tests.trainer.tiny:Tiny", {"nan_at": "3"}) == Tiny(nan_at=3)
+    assert static_fields("tests.support.tiny:Tiny") is None
+    assert load_task("tests.support.tiny:Tiny", {"nan_at": "3"}) == Tiny(nan_at=3)
 
 
 def test_the_public_api_is_the_classes_that_the_trainer_uses() -> None:
@@ -201,7 +226,11 @@ def test_the_public_api_is_the_classes_that_the_trainer_uses() -> None:
 
 def test_a_task_file_may_import_its_neighbours(write: Callable[[str, str], str]) -> None:
     write("my/neighbour_of_task.py", "WIDTH = 7\n")
-    text = "from neighbour_of_task import WIDTH\n" + _HEAD + "@dataclass(frozen=True)\nclass T(Task):\n    width: int = WIDTH\n"
+    text = (
+        "from neighbour_of_task import WIDTH\n"
+        + _HEAD
+        + "@dataclass(frozen=True)\nclass T(Task):\n    width: int = WIDTH\n"
+    )
     assert _loaded(f"{write('my/task_with_neighbour.py', text)}:T") == [TaskField("width", int, 7)]
 
 
@@ -277,16 +306,30 @@ def test_a_field_without_a_default_must_be_given() -> None:
         ("mnst", "no task 'mnst': did you mean mnist?"),
         ("zebra", f"no task 'zebra': there are {', '.join(built_in_tasks())}"),
         ("", "no task ''"),
-        ("my/gestures.py", "task my/gestures.py does not name the class: write my/gestures.py:CLASS"),
-        ("my/gestures.py:Gestures", "task my/gestures.py:Gestures: no file my/gestures.py (looked from "),
-        ("gestures.py:", "task gestures.py:: '' is no class name; write file.py:Class or module:Class"),
+        (
+            "my/gestures.py",
+            "task my/gestures.py does not name the class: write my/gestures.py:CLASS",
+        ),
+        (
+            "my/gestures.py:Gestures",
+            "task my/gestures.py:Gestures: no file my/gestures.py (looked from ",
+        ),
+        (
+            "gestures.py:",
+            "task gestures.py:: '' is no class name; write file.py:Class or module:Class",
+        ),
         ("gestures.py:My Class", "task gestures.py:My Class: 'My Class' is no class name"),
-        ("my-module:Gestures", "task my-module:Gestures: 'my-module' is neither a .py file nor a module"),
+        (
+            "my-module:Gestures",
+            "task my-module:Gestures: 'my-module' is neither a .py file nor a module",
+        ),
         ("../../etc/passwd:root", "'../../etc/passwd' is neither a .py file nor a module"),
         (":Gestures", "task :Gestures: '' is neither a .py file nor a module"),
     ],
 )
-def test_a_wrong_task_is_told_with_the_cure(spec: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_task_is_told_with_the_cure(
+    spec: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(WrongUse) as failure:
         static_fields(spec)
@@ -296,10 +339,31 @@ def test_a_wrong_task_is_told_with_the_cure(spec: str, message: str, tmp_path: P
 
 
 _BROKEN = [
-    ("null.py", "\0", "T", r"task null.py:T: null.py(:\d+)? is not Python: source code string cannot contain null bytes"),
-    ("nested.py", f"x = {'-' * 20000}1", "T", "task nested.py:T: nested.py has an expression that is nested too deeply: split"),
-    ("syntax.py", "class T(\n", "T", r"task syntax.py:T: syntax.py:1 is not Python: .*never closed"),
-    ("binary.py", "\xff", "T", "task binary.py:T: binary.py.* is not Python|binary.py cannot be read"),
+    (
+        "null.py",
+        "\0",
+        "T",
+        r"task null.py:T: null.py(:\d+)? is not Python: source code string cannot "
+        r"contain null bytes",
+    ),
+    (
+        "nested.py",
+        f"x = {'-' * 20000}1",
+        "T",
+        "task nested.py:T: nested.py has an expression that is nested too deeply: split",
+    ),
+    (
+        "syntax.py",
+        "class T(\n",
+        "T",
+        r"task syntax.py:T: syntax.py:1 is not Python: .*never closed",
+    ),
+    (
+        "binary.py",
+        "\xff",
+        "T",
+        "task binary.py:T: binary.py.* is not Python|binary.py cannot be read",
+    ),
     (
         "other.py",
         _HEAD + "class A(Task): ...\nclass B: ...\n",
@@ -319,39 +383,59 @@ def test_a_file_without_the_class_is_told_before_anything_starts(
         static_fields(f"{name}:{cls}")
 
 
-def test_a_file_with_relative_imports_is_refused_with_the_cure(write: Callable[[str, str], str]) -> None:
+def test_a_file_with_relative_imports_is_refused_with_the_cure(
+    write: Callable[[str, str], str],
+) -> None:
     spec = write("inside.py", "from .beside import x\n" + _HEAD + "class T(Task): ...\n")
-    with pytest.raises(WrongUse, match=r"relative imports fail \(.*inside.py:1\): name the task by its module"):
+    with pytest.raises(
+        WrongUse, match=r"relative imports fail \(.*inside.py:1\): name the task by its module"
+    ):
         load_task(f"{spec}:T", {})
 
 
 def test_a_class_that_is_no_task_is_told(write: Callable[[str, str], str]) -> None:
-    spec = write("no_task.py", _HEAD + "@dataclass(frozen=True)\nclass Good(Task): ...\nclass Bad: ...\nWorse = 3\n")
+    spec = write(
+        "no_task.py",
+        _HEAD + "@dataclass(frozen=True)\nclass Good(Task): ...\nclass Bad: ...\nWorse = 3\n",
+    )
     for name in ("Bad", "Worse", "Missing"):
         with pytest.raises(
-            WrongUse, match=rf"task no_task.py:{name}: no_task.py holds no Task named {name}; it holds Task, Good"
+            WrongUse,
+            match=rf"task no_task.py:{name}: no_task.py holds no Task named {name}; it "
+            r"holds Task, Good",
         ):
             load_task(f"{spec}:{name}", {})
-    with pytest.raises(WrongUse, match=r"task json:Task: json holds no Task named Task; it holds none"):
+    with pytest.raises(
+        WrongUse, match=r"task json:Task: json holds no Task named Task; it holds none"
+    ):
         load_task("json:Task", {})
 
 
 def test_fields_without_the_decorator_are_told(write: Callable[[str, str], str]) -> None:
     spec = write("bare_class.py", _HEAD + "class T(Task):\n    width: int = 3\n")
-    with pytest.raises(WrongUse, match=r"task bare_class.py:T: width cannot be set: write @dataclass\(frozen=True\) above T"):
+    with pytest.raises(
+        WrongUse,
+        match=r"task bare_class.py:T: width cannot be set: write @dataclass\(frozen=True\) above T",
+    ):
         load_task(f"{spec}:T", {})
 
 
-def test_a_field_of_another_type_cannot_be_set_and_keeps_its_default(write: Callable[[str, str], str]) -> None:
+def test_a_field_of_another_type_cannot_be_set_and_keeps_its_default(
+    write: Callable[[str, str], str],
+) -> None:
     spec = write(
         "other_types.py",
-        "from dataclasses import field\n" + _HEAD + "@dataclass(frozen=True)\nclass T(Task):\n    depth: int | None = None\n"
+        "from dataclasses import field\n"
+        + _HEAD
+        + "@dataclass(frozen=True)\nclass T(Task):\n    depth: int | None = None\n"
         "    sizes: tuple[int, ...] = field(default_factory=lambda: (1, 2))\n",
     )
     loaded = load_task(f"{spec}:T", {})
     assert vars(loaded) == {"depth": None, "sizes": (1, 2)}
     with pytest.raises(
-        WrongUse, match="--set depth=3: only fields of the types str, int, float, bool can be set, depth has another"
+        WrongUse,
+        match="--set depth=3: only fields of the types str, int, float, bool can be set, "
+        "depth has another",
     ):
         load_task(f"{spec}:T", {"depth": "3"})
 
@@ -360,11 +444,15 @@ def test_a_missing_module_is_refused_and_so_is_a_missing_import_of_it(
     write: Callable[[str, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(WrongUse, match=rf"task nowhere_at_all:T: no module nowhere_at_all \(looked in {tmp_path}"):
+    with pytest.raises(
+        WrongUse, match=rf"task nowhere_at_all:T: no module nowhere_at_all \(looked in {tmp_path}"
+    ):
         load_task("nowhere_at_all:T", {})
     write("module_that_needs.py", "import package_that_is_not_here\n")
     with pytest.raises(
-        WrongUse, match=r"ModuleNotFoundError: No module named 'package_that_is_not_here' \(module_that_needs.py:1\)"
+        WrongUse,
+        match=r"ModuleNotFoundError: No module named 'package_that_is_not_here' "
+        r"\(module_that_needs.py:1\)",
     ):
         load_task("module_that_needs:T", {})
 
@@ -396,8 +484,14 @@ def test_an_error_inside_a_task_file_is_one_line_with_its_place(
         ("json.py", "has the name of the standard library's module json: rename the file"),
         ("my/this.py", "has the name of the standard library's module this: rename the file"),
         ("torch.py", r"has the name of the module torch \(.*/torch/__init__.py\): rename the file"),
-        ("trainer.py", r"has the name of the module trainer \(.*/trainer/__init__.py\): rename the file"),
-        ("prometheus_client.py", r"has the name of the module prometheus_client \(.*\): rename the file"),
+        (
+            "trainer.py",
+            r"has the name of the module trainer \(.*/trainer/__init__.py\): rename the file",
+        ),
+        (
+            "prometheus_client.py",
+            r"has the name of the module prometheus_client \(.*\): rename the file",
+        ),
         ("__main__.py", r"has the name of the module __main__.*: rename the file"),
         ("my/a.b.py", "has a dot in its name: rename it, as in a_b.py"),
     ],
@@ -416,14 +510,22 @@ def test_a_file_that_would_shadow_a_module_is_refused_before_it_runs(
 def test_neighbours_of_a_task_are_imported_and_never_shadow_a_library(
     here: Here, write: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that a library wins against are named once, if the task or a neighbour of it imports them."""
+    """Those that a library wins against are named once, if the task or a neighbour of it imports
+    them.
+    """
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(here.folder)])
     for name in ("secrets", "tensorboard", "statistics", "prometheus_client/__init__"):
         write(f"my/{name}.py", "raise SystemExit('a neighbour shadows a library')\n")
     write("my/near_the_task.py", "import prometheus_client, secrets\nWIDTH = 7\n")
     write("my/at_the_top.py", "")
-    text = "import my.at_the_top\nimport statistics\nimport torch.utils.tensorboard\nfrom near_the_task import WIDTH\n" + _HEAD
-    spec = write("my/task_among_others.py", f"{text}@dataclass(frozen=True)\nclass T(Task):\n    width: int = WIDTH\n")
+    text = (
+        "import my.at_the_top\nimport statistics\nimport torch.utils.tensorboard\nfrom "
+        "near_the_task import WIDTH\n" + _HEAD
+    )
+    spec = write(
+        "my/task_among_others.py",
+        f"{text}@dataclass(frozen=True)\nclass T(Task):\n    width: int = WIDTH\n",
+    )
     before = list(sys.path)
     assert _loaded(f"{spec}:T") == [TaskField("width", int, 7)]
     assert sys.path == [*before, str(here.folder / "my"), str(here.folder)]
@@ -431,14 +533,17 @@ def test_neighbours_of_a_task_are_imported_and_never_shadow_a_library(
     warnings = err.splitlines()
     assert code == 0
     assert warnings[0] == (
-        "trainbox: `import statistics` in my/task_among_others.py takes the standard library's module statistics, not "
+        "trainbox: `import statistics` in my/task_among_others.py takes the standard "
+        "library's module statistics, not "
         "my/statistics.py: rename my/statistics.py to use it"
     )
     assert warnings[1].startswith(
-        "trainbox: `import prometheus_client` in my/near_the_task.py takes the module prometheus_client ("
+        "trainbox: `import prometheus_client` in my/near_the_task.py takes the module "
+        "prometheus_client ("
     )
     assert warnings[2].startswith(
-        "trainbox: `import secrets` in my/near_the_task.py takes the standard library's module secrets"
+        "trainbox: `import secrets` in my/near_the_task.py takes the standard library's "
+        "module secrets"
     )
     assert len(warnings) == 3
 
@@ -447,7 +552,10 @@ def test_a_module_of_the_current_folder_comes_last(
     here: Here, write: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(here.folder)])
-    write("found_here/tasks.py", _HEAD + "@dataclass(frozen=True)\nclass T(Task):\n    width: int = 3\n")
+    write(
+        "found_here/tasks.py",
+        _HEAD + "@dataclass(frozen=True)\nclass T(Task):\n    width: int = 3\n",
+    )
     write("sklearn.py", "raise SystemExit('a file here shadows a library')\n")
     before = list(sys.path)
     assert _loaded("found_here.tasks:T") == [TaskField("width", int, 3)]
@@ -463,13 +571,20 @@ def test_a_module_of_the_current_folder_comes_last(
     [
         (
             {"mse": torch.tensor(1.0)},
-            r"loss 'mse' has shape \(\), wanted \(4,\), one loss for each example: use reduction='none'",
+            r"loss 'mse' has shape \(\), wanted \(4,\), one loss for each example: use "
+            r"reduction='none'",
         ),
         ({"mse": 0.5}, r"loss 'mse' is a float, wanted a tensor of one loss for each example"),
         ({"a": torch.ones(4), "aux": 0.5}, r"loss 'aux' is a float, wanted a tensor"),
-        ({"mse": torch.ones(4)}, "no loss depends on a parameter that is trained: compute mse from"),
+        (
+            {"mse": torch.ones(4)},
+            "no loss depends on a parameter that is trained: compute mse from",
+        ),
         ({"mse": torch.ones(3)}, r"loss 'mse' has shape \(3,\), wanted \(4,\)"),
-        ({"ce": torch.ones(4), "map": torch.ones(4, 7)}, r"loss 'map' has shape \(4, 7\), wanted \(4,\)"),
+        (
+            {"ce": torch.ones(4), "map": torch.ones(4, 7)},
+            r"loss 'map' has shape \(4, 7\), wanted \(4,\)",
+        ),
         (torch.ones(4), "losses\\(\\) returned Tensor, wanted a dict"),
         ((torch.ones(4),), "losses\\(\\) returned tuple, wanted a dict"),
         (None, "losses\\(\\) returned NoneType, wanted a dict"),
@@ -497,12 +612,21 @@ def test_right_losses_pass_and_are_float32() -> None:
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ("ScalarLoss", "task ScalarLoss: loss 'squared_error' has shape (), wanted (8,), one loss for each example"),
-        ("BareLoss", "task BareLoss: losses() returned Tensor, wanted a dict {name: tensor of (B,)}"),
+        (
+            "ScalarLoss",
+            "task ScalarLoss: loss 'squared_error' has shape (), wanted (8,), one loss for "
+            "each example",
+        ),
+        (
+            "BareLoss",
+            "task BareLoss: losses() returned Tensor, wanted a dict {name: tensor of (B,)}",
+        ),
     ],
 )
-def test_a_training_with_wrong_losses_ends_with_that_message(here: Here, task: str, message: str) -> None:
-    code, _, err = here.command("train", f"tests.trainer.tiny:{task}", "--device", "cpu")
+def test_a_training_with_wrong_losses_ends_with_that_message(
+    here: Here, task: str, message: str
+) -> None:
+    code, _, err = here.command("train", f"tests.support.tiny:{task}", "--device", "cpu")
     assert f"trainbox: {message}" in err
     assert "Traceback" not in err
     assert code == 2
@@ -510,7 +634,9 @@ def test_a_training_with_wrong_losses_ends_with_that_message(here: Here, task: s
 
 
 def test_default_statistics_add_up_in_full_precision() -> None:
-    """Under bf16 a task's losses may be bf16: their sum over a validation batch of 500 must not be rounded to three digits."""
+    """Under bf16 a task's losses may be bf16: their sum over a validation batch of 500 must not be
+    rounded to three digits.
+    """
 
     class Half(Task):
         def losses(self, model: Any, batch: Any) -> dict[str, torch.Tensor]:
@@ -519,7 +645,9 @@ def test_default_statistics_add_up_in_full_precision() -> None:
     assert float(Half().statistics(torch.nn.Identity(), None)["loss"]) == 257.0
 
 
-def test_the_tasks_command_lists_tasks_and_fields(here: Here, write: Callable[[str, str], str]) -> None:
+def test_the_tasks_command_lists_tasks_and_fields(
+    here: Here, write: Callable[[str, str], str]
+) -> None:
     code, out, _ = here.command("tasks")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == built_in_tasks()
@@ -531,6 +659,6 @@ def test_the_tasks_command_lists_tasks_and_fields(here: Here, write: Callable[[s
     code, out, _ = here.command("tasks", f"{spec}:Mine", "--json")
     assert code == 0
     assert '"deep": {"type": "bool", "default": false}' in out
-    code, out, _ = here.command("tasks", "tests.trainer.tiny:Tiny")
+    code, out, _ = here.command("tasks", "tests.support.tiny:Tiny")
     assert code == 0
     assert "--set noise=...  float, default 0.1" in out

@@ -1,4 +1,6 @@
-"""A mistake in a task: exit code 2 and one line with the cure, before the first step where it can be found there."""
+"""A mistake in a task: exit code 2 and one line with the cure, before the first step where it can
+be found there.
+"""
 
 import dataclasses
 import errno
@@ -12,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from tests.trainer.here import Here
-from tests.trainer.tiny import StepCounter, Tiny
+from tests.support.here import Here
+from tests.support.tiny import StepCounter, Tiny
 from trainer import session
 from trainer.classification import Classification
 from trainer.task import Task
@@ -151,11 +153,16 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         {"class_names": ()},
         "task Three: class_names is (), wanted a tuple with the name of each class: ",
     ),
-    "class names that are a text": (Three, {"class_names": ("cat")}, "task Three: class_names is 'cat', wanted a tuple"),
+    "class names that are a text": (
+        Three,
+        {"class_names": ("cat")},
+        "task Three: class_names is 'cat', wanted a tuple",
+    ),
     "fewer class names than outputs": (
         Three,
         {"build_model": lambda _task: nn.Linear(4, 5)},
-        "task Three: the model returns shape (8, 5), wanted (B, 3), one output for each of class_names: ",
+        "task Three: the model returns shape (8, 5), wanted (B, 3), one output for each of "
+        "class_names: ",
     ),
     "fewer outputs than class names": (
         Three,
@@ -167,18 +174,29 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         {"build_model": Task.build_model},
         "task Tiny has no method build_model(): define it, and return the nn.Module to train",
     ),
-    "no losses": (Tiny, {"losses": Task.losses}, "task Tiny has no method losses(): define it, and return {name: tensor (B,)}"),
+    "no losses": (
+        Tiny,
+        {"losses": Task.losses},
+        "task Tiny has no method losses(): define it, and return {name: tensor (B,)}",
+    ),
     "no validation_dataset": (
         Tiny,
         {"validation_dataset": Task.validation_dataset},
         "task Tiny has no method validation_dataset(): ",
     ),
     **{
-        f"no return in {method}": (Tiny, {method: _given(None)}, f"task Tiny: {method}() returned None, wanted {wanted}")
+        f"no return in {method}": (
+            Tiny,
+            {method: _given(None)},
+            f"task Tiny: {method}() returned None, wanted {wanted}",
+        )
         for method, wanted in {
-            "with_data": "the task: `return dataclasses.replace(self, ...)` (is a `return` missing?)",
-            "train_dataset": "a map-style dataset, with __len__ and __getitem__ (is a `return` missing?)",
-            "validation_dataset": "a map-style dataset, with __len__ and __getitem__ (is a `return` missing?)",
+            "with_data": "the task: `return dataclasses.replace(self, ...)` (is a "
+            "`return` missing?)",
+            "train_dataset": "a map-style dataset, with __len__ and __getitem__ (is a "
+            "`return` missing?)",
+            "validation_dataset": "a map-style dataset, with __len__ and __getitem__ (is a "
+            "`return` missing?)",
             "notes": "a dict {name: line}, which may be empty (is a `return` missing?)",
             "build_model": "an nn.Module (is a `return` missing?)",
             "prepare": "the batch (is a `return` missing?)",
@@ -198,7 +216,8 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "tensors instead of a dataset": (
         Tiny,
         {"train_dataset": _given((_ZEROS, _ZEROS))},
-        "task Tiny: train_dataset() returned tuple, wanted a dataset: wrap tensors as TensorDataset(inputs, labels)",
+        "task Tiny: train_dataset() returned tuple, wanted a dataset: wrap tensors as "
+        "TensorDataset(inputs, labels)",
     ),
     "a loader instead of a dataset": (
         Tiny,
@@ -208,12 +227,14 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "an iterable dataset": (
         Tiny,
         {"train_dataset": lambda *_args: Endless()},
-        "task Tiny: train_dataset() returned Endless, an IterableDataset, whose examples have one order only: ",
+        "task Tiny: train_dataset() returned Endless, an IterableDataset, whose examples "
+        "have one order only: ",
     ),
     "a label out of range in memory": (
         Three,
         {"train_dataset": _labelled(torch.tensor([0, 1] * 40 + [7]))},
-        "task Three: the training labels go from 0 to 7, and class_names has 3 names: number the classes from 0 to 2",
+        "task Three: the training labels go from 0 to 7, and class_names has 3 names: "
+        "number the classes from 0 to 2",
     ),
     "a label out of range in the validation set": (
         Three,
@@ -228,12 +249,14 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "labels that are text": (
         Three,
         {"train_dataset": _listed((_ZEROS, "cat"))},
-        "task Three: the training labels are text ('cat'), wanted numbers: return each class's position in class_names",
+        "task Three: the training labels are text ('cat'), wanted numbers: return each "
+        "class's position in class_names",
     ),
     "labels that are floats": (
         Three,
         {"train_dataset": _labelled(torch.ones(26))},
-        "task Three: the training labels are float32 of shape (26,), wanted int64 of (B,), the number of each example's class",
+        "task Three: the training labels are float32 of shape (26,), wanted int64 of (B,), "
+        "the number of each example's class",
     ),
     "one-hot labels": (
         Three,
@@ -243,49 +266,70 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "a batch that is a dict": (
         Three,
         {"train_dataset": _listed({"image": _ZEROS, "label": 1})},
-        "task Three: a training batch is a dict of image, label, wanted (inputs, labels): let the dataset",
+        "task Three: a training batch is a dict of image, label, wanted (inputs, labels): "
+        "let the dataset",
     ),
     "None in an example": (
         Three,
         {"train_dataset": _listed((_ZEROS, None))},
-        "task Three: the batch of its examples raised TypeError: default_collate: batch must contain tensors, numpy arrays, "
-        "numbers, dicts or lists; found <class 'NoneType'>: an example is None or holds it: let __getitem__ return",
+        "task Three: the batch of its examples raised TypeError: default_collate: batch "
+        "must contain tensors, numpy arrays, "
+        "numbers, dicts or lists; found <class 'NoneType'>: an example is None or holds "
+        "it: let __getitem__ return",
     ),
     "float64 inputs": (
         Three,
-        {"train_dataset": lambda *_args: TensorDataset(_rows(26).tensors[0].double(), _rows(26).tensors[1])},
-        "() raised RuntimeError: mat1 and mat2 must have the same dtype, but got Double and Float (",
+        {
+            "train_dataset": lambda *_args: TensorDataset(
+                _rows(26).tensors[0].double(), _rows(26).tensors[1]
+            )
+        },
+        "() raised RuntimeError: mat1 and mat2 must have the same dtype, but got "
+        "Double and Float (",
     ),
     "inputs that are bytes": (
         Three,
-        {"train_dataset": lambda *_args: TensorDataset(_rows(26).tensors[0].byte(), _rows(26).tensors[1])},
+        {
+            "train_dataset": lambda *_args: TensorDataset(
+                _rows(26).tensors[0].byte(), _rows(26).tensors[1]
+            )
+        },
         "the inputs are bytes: convert them in prepare(), as in inputs.float() / 255",
     ),
     "a lazy layer": (
         Three,
         {"build_model": lambda _task: nn.LazyLinear(3)},
-        "task Three: build_model() leaves the size of weight open: give its layer the input size instead of using a Lazy one",
+        "task Three: build_model() leaves the size of weight open: give its layer the "
+        "input size instead of using a Lazy one",
     ),
     "a model without values": (
         Three,
         {"build_model": lambda _task: nn.Linear(4, 3, device="meta")},
-        "task Three: build_model() leaves weight without values, on the device meta: build it on the CPU",
+        "task Three: build_model() leaves weight without values, on the device meta: build "
+        "it on the CPU",
     ),
     "a dataset without an index": (
         Tiny,
         {"train_dataset": lambda *_args: Unindexed()},
-        "task Tiny: Unindexed.__getitem__() raised TypeError: Unindexed.__getitem__() takes 1 positional argument but 2 were",
+        "task Tiny: Unindexed.__getitem__() raised TypeError: Unindexed.__getitem__() "
+        "takes 1 positional argument but 2 were",
     ),
-    "a default of another type": (Tiny, {"epochs": "3"}, "task Tiny: epochs is '3', wanted a whole number from 1"),
+    "a default of another type": (
+        Tiny,
+        {"epochs": "3"},
+        "task Tiny: epochs is '3', wanted a whole number from 1",
+    ),
     "a buffer made by expand": (
         Tiny,
         {"build_model": lambda _task: Expanded()},
-        "task Tiny: build_model() makes grid by expand(), so its values share memory and cannot be restored: add .clone()",
+        "task Tiny: build_model() makes grid by expand(), so its values share memory and "
+        "cannot be restored: add .clone()",
     ),
     "an optimizer that needs a closure": (
         Tiny,
         {"build_optimizer": lambda _task, model, *_args: torch.optim.LBFGS(model.parameters())},
-        "task Tiny: LBFGS.step() needs a closure, and a training step calls it without: use another optimizer, such as AdamW",
+        "task Tiny: LBFGS.step() needs a closure, and a training step calls it without: "
+        "use another optimizer, such as AdamW",
     ),
     "a task that sets an attribute": (
         Tiny,
@@ -300,7 +344,8 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "a method that yields": (
         Tiny,
         {"finished": _finished_yielding},
-        "task Tiny: finished() is a generator, so a call runs nothing of it: use return instead of yield",
+        "task Tiny: finished() is a generator, so a call runs nothing of it: use return "
+        "instead of yield",
     ),
     **{
         f"finished returns {type(value).__name__}": (
@@ -314,7 +359,8 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         f"a metric named {name!r}": (
             Tiny,
             {"metrics": _given({"loss": 1.0, name: 2.0})},
-            f"task Tiny: metrics() returned a metric named {name!r}, which an entry of metrics.jsonl cannot have: ",
+            f"task Tiny: metrics() returned a metric named {name!r}, which an entry of "
+            "metrics.jsonl cannot have: ",
         )
         for name in ("step", "kind", "", "a\nb")
     },
@@ -328,17 +374,23 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         {"validation_dataset": lambda *_args: Exhausted()},
         "raised RuntimeError: example 0 raised StopIteration",
     ),
-    "no return in losses": (Tiny, {"losses": _given(None)}, "task Tiny: losses() returned NoneType, wanted a dict {name: "),
+    "no return in losses": (
+        Tiny,
+        {"losses": _given(None)},
+        "task Tiny: losses() returned NoneType, wanted a dict {name: ",
+    ),
     "a method with other parameters": (
         Tiny,
         {"prepare": lambda _task, batch: batch},
-        "task Tiny: prepare() has other parameters (got an unexpected keyword argument 'training'): write def prepare(self, "
+        "task Tiny: prepare() has other parameters (got an unexpected keyword argument "
+        "'training'): write def prepare(self, "
         "batch, training)",
     ),
     "with_data that replaces a ClassVar": (
         Three,
         {"with_data": with_data},
-        ": only a field can be replaced: declare it as one (class_names: tuple[str, ...] = ()), not as a ClassVar",
+        ": only a field can be replaced: declare it as one (class_names: tuple[str, ...] = "
+        "()), not as a ClassVar",
     ),
     "an error of its own": (
         Tiny,
@@ -353,12 +405,14 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "a statistic that is a number": (
         Tiny,
         {"statistics": _given({"loss": 0.5})},
-        "task Tiny: statistics() returned 'loss' as float, wanted a tensor: sum over the batch without .item()",
+        "task Tiny: statistics() returned 'loss' as float, wanted a tensor: sum over the "
+        "batch without .item()",
     ),
     "a statistic for each example": (
         Tiny,
         {"statistics": lambda _task, _model, batch: {"loss": batch[1]}},
-        "task Tiny: statistics() returned other names or shapes for another batch: return sums over the batch's examples",
+        "task Tiny: statistics() returned other names or shapes for another batch: return "
+        "sums over the batch's examples",
     ),
     "a metric that is a table": (
         Tiny,
@@ -370,31 +424,44 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         {"metrics": lambda _task, totals: {"loss": float(totals["los"])}},
         "() raised KeyError: 'los' (",
     ),
-    "an error in figures": (Tiny, {"figures": lambda *_args: {"curve": undrawn}}, "() raised NameError: "),  # type: ignore[name-defined]  # noqa: F821
+    "an error in figures": (
+        Tiny,
+        {"figures": lambda *_args: {"curve": undrawn}},  # type: ignore[name-defined]  # noqa: F821
+        "() raised NameError: ",
+    ),
     "a figure of another form": (
         Tiny,
         {"figures": _given({"curve": torch.zeros(8, 8)})},
-        "task Tiny: figures() returned 'curve' as Tensor of shape (8, 8), wanted a picture (3, H, W) uint8",
+        "task Tiny: figures() returned 'curve' as Tensor of shape (8, 8), wanted a picture "
+        "(3, H, W) uint8",
     ),
     "an empty figure": (
         Tiny,
         {"figures": _given({"curve": torch.zeros(3, 0, 8)})},
-        "task Tiny: figures() returned 'curve' as Tensor of shape (3, 0, 8), wanted a picture (3, H, W) uint8",
+        "task Tiny: figures() returned 'curve' as Tensor of shape (3, 0, 8), wanted a "
+        "picture (3, H, W) uint8",
     ),
     "a factor for each group": (
         Tiny,
         {"schedule": _given(torch.ones(2))},
-        "task Tiny: schedule() returned Tensor, wanted the factor on the learning rate, a finite number",
+        "task Tiny: schedule() returned Tensor, wanted the factor on the learning rate, a "
+        "finite number",
     ),
     "an optimizer of another model": (
         Tiny,
         {"build_optimizer": lambda *_args: torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.1)},
-        "task Tiny: build_optimizer() returned SGD, which has no parameter of the model: give it those of `model`, ",
+        "task Tiny: build_optimizer() returned SGD, which has no parameter of the model: "
+        "give it those of `model`, ",
     ),
     "validation examples of several shapes": (
         Tiny,
-        {"validation_dataset": _given(Listed([(torch.zeros(4 + (i == 19)), 1.0) for i in range(20)]))},
-        "the dataset's examples have not the same shapes, as a batch needs them: pad or crop them in __getitem__",
+        {
+            "validation_dataset": _given(
+                Listed([(torch.zeros(4 + (i == 19)), 1.0) for i in range(20)])
+            )
+        },
+        "the dataset's examples have not the same shapes, as a batch needs them: pad or "
+        "crop them in __getitem__",
     ),
 }
 
@@ -407,7 +474,14 @@ def test_a_mistake_is_one_line_with_the_cure_before_the_first_step(
     for name, value in changes.items():
         monkeypatch.setattr(task, name, value)
     code, _, err = here.command(
-        "train", f"{task.__module__}:{task.__name__}", "--device", "cpu", "--run", "r", "--workers", "0"
+        "train",
+        f"{task.__module__}:{task.__name__}",
+        "--device",
+        "cpu",
+        "--run",
+        "r",
+        "--workers",
+        "0",
     )
     assert message in err
     assert err.startswith("trainbox: ")
@@ -423,16 +497,25 @@ def test_a_mistake_is_one_line_with_the_cure_before_the_first_step(
     ("words", "message"),
     [
         (("--best-by", "foo"), "--best-by foo: the task has no metric foo; it has loss"),
-        (("--early-stopping", "max:foo"), "--early-stopping max:foo: the task has no metric foo; it has loss"),
+        (
+            ("--early-stopping", "max:foo"),
+            "--early-stopping max:foo: the task has no metric foo; it has loss",
+        ),
     ],
 )
-def test_an_unknown_metric_is_refused_before_the_first_step(here: Here, words: tuple[str, ...], message: str) -> None:
-    code, _, err = here.command("train", "tests.trainer.tiny:Tiny", "--device", "cpu", "--run", "r", *words)
+def test_an_unknown_metric_is_refused_before_the_first_step(
+    here: Here, words: tuple[str, ...], message: str
+) -> None:
+    code, _, err = here.command(
+        "train", "tests.support.tiny:Tiny", "--device", "cpu", "--run", "r", *words
+    )
     assert (code, err) == (2, f"trainbox: {message}\n")
     assert here.entries("train") == []
 
 
-def test_an_error_in_a_later_step_keeps_the_checkpoints(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_later_step_keeps_the_checkpoints(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = Tiny.losses
 
     def sometimes(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
@@ -443,24 +526,34 @@ def test_an_error_in_a_later_step_keeps_the_checkpoints(here: Here, monkeypatch:
 
     monkeypatch.setattr(Tiny, "losses", sometimes)
     words = ("--device", "cpu", "--run", "r", "--checkpoint-steps", "1", "--fast")
-    code, _, err = here.command("train", "tests.trainer.tiny:Tiny", *words)
+    code, _, err = here.command("train", "tests.support.tiny:Tiny", *words)
     assert code == 2
-    assert err.startswith("trainbox: task Tiny: sometimes() raised ValueError: example 7 is broken (")
+    assert err.startswith(
+        "trainbox: task Tiny: sometimes() raised ValueError: example 7 is broken ("
+    )
     assert err.count("\n") == 1
     assert here.steps() == [1, 2, 3]
 
 
-def test_an_error_that_may_pass_is_one_line_with_code_1(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tiny, "train_dataset", _raises(OSError(errno.EIO, os.strerror(errno.EIO), "data/x.npy")))
-    code, _, err = here.command("train", "tests.trainer.tiny:Tiny", "--device", "cpu", "--run", "r")
+def test_an_error_that_may_pass_is_one_line_with_code_1(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Tiny, "train_dataset", _raises(OSError(errno.EIO, os.strerror(errno.EIO), "data/x.npy"))
+    )
+    code, _, err = here.command("train", "tests.support.tiny:Tiny", "--device", "cpu", "--run", "r")
     assert code == 1
-    assert err.startswith("trainbox: task Tiny: method() raised OSError: [Errno 5] Input/output error: 'data/x.npy' (")
+    assert err.startswith(
+        "trainbox: task Tiny: method() raised OSError: [Errno 5] Input/output error: 'data/x.npy' ("
+    )
     assert err.count("\n") == 1
 
 
 def test_an_error_of_our_own_stays_a_traceback(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "closing", int)
-    code, _, err = here.command("train", "tests.trainer.tiny:Tiny", "--device", "cpu", "--run", "r", "--max-steps", "1")
+    code, _, err = here.command(
+        "train", "tests.support.tiny:Tiny", "--device", "cpu", "--run", "r", "--max-steps", "1"
+    )
     assert code == 1
     assert "Traceback" in err
     assert "TypeError: int() argument must be" in err
@@ -480,11 +573,16 @@ def test_a_metric_that_needs_more_than_a_sample_is_tried_with_the_whole_set(
 
     monkeypatch.setattr(Tiny, "metrics", metrics)
     out = here.train(max_steps=2, best_by="area")
-    assert "a sample of the validation set is not enough to try the validation: all of it is computed now" in out
+    assert (
+        "a sample of the validation set is not enough to try the validation: all of it is "
+        "computed now" in out
+    )
     assert seen == [12, 20, 20]  # 8 + 4 of the sample, the whole, the validation at the end
 
 
-def test_the_trial_of_a_validation_leaves_no_trace(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trial_of_a_validation_leaves_no_trace(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def figures(_task: Task, model: nn.Module, batch: Any, totals: Any) -> dict[str, Tensor]:
         torch.rand(3)
         model.get_buffer("forwards").add_(1)
@@ -492,10 +590,13 @@ def test_the_trial_of_a_validation_leaves_no_trace(here: Here, monkeypatch: pyte
 
     monkeypatch.setattr(Tiny, "figures", figures)
     drawn = []
-    monkeypatch.setattr("trainer.run.RunDirectory.pictures", lambda _run, step, _figures: drawn.append(step))
+    monkeypatch.setattr(
+        "trainer.records.run_folder.RunDirectory.pictures",
+        lambda _run, step, _figures: drawn.append(step),
+    )
     here.train("tried", max_steps=2)
     assert drawn == [2]
-    monkeypatch.setattr("trainer.trial.try_validation", lambda _job: [])
+    monkeypatch.setattr("trainer.loop.preflight.try_validation", lambda _job: [])
     here.train("untried", max_steps=2)
     assert here.digest("tried") == here.digest("untried")
     assert [entry["loss"] for entry in here.entries("validation", "tried")] == [
@@ -505,7 +606,7 @@ def test_the_trial_of_a_validation_leaves_no_trace(here: Here, monkeypatch: pyte
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 8, 19, 20])
 def test_a_sample_has_examples_of_a_few_batches_and_their_sizes(batch_size: int) -> None:
-    from trainer.batches import EvaluationBatches, evaluation_batch_count
+    from trainer.data.batches import EvaluationBatches, evaluation_batch_count
 
     rows = TensorDataset(torch.arange(20))
     every = range(evaluation_batch_count(20, batch_size))
@@ -519,14 +620,18 @@ def test_a_sample_has_examples_of_a_few_batches_and_their_sizes(batch_size: int)
         assert all(any(set(batch) <= set(one) for one in whole) for _, batch in sample)
         assert (len(sample[-1][1]) < len(sample[0][1])) == (len(whole[-1]) < len(whole[0]))
         assert all(len(batch) > 1 for _, batch in sample) or 1 in map(len, whole)
-        assert [len(batch) for _, batch in given.iterate()] == [1] * len(whole)  # still whole itself
+        # still whole itself
+        assert [len(batch) for _, batch in given.iterate()] == [1] * len(whole)
 
 
 def test_a_dataclass_that_is_not_frozen(here: Here, tmp_path: Path) -> None:
     head = "from dataclasses import dataclass\nfrom trainbox import Task\n"
-    (tmp_path / "melted.py").write_text(f"{head}@dataclass\nclass Melted(Task):\n    width: int = 3\n")
+    (tmp_path / "melted.py").write_text(
+        f"{head}@dataclass\nclass Melted(Task):\n    width: int = 3\n"
+    )
     code, _, err = here.command("train", "melted.py:Melted", "--device", "cpu")
     assert code == 2
     assert err == (
-        "trainbox: task melted.py:Melted: a class there is not frozen (melted.py:3): write @dataclass(frozen=True) above it\n"
+        "trainbox: task melted.py:Melted: a class there is not frozen (melted.py:3): write "
+        "@dataclass(frozen=True) above it\n"
     )

@@ -1,4 +1,6 @@
-"""The same handwritten digits with all that draws and drifts: augmentation in loader workers, batch norm and dropout."""
+"""The same handwritten digits with all that draws and drifts: augmentation in loader workers, batch
+norm and dropout.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,9 @@ from trainer.tasks.digits import Digits
 
 @dataclass(frozen=True)
 class DigitsAugmented(Digits):
-    """8x8 digits, each shifted at random by a loader worker, through batch norm and dropout; offline."""
+    """8x8 digits, each shifted at random by a loader worker, through batch norm and dropout;
+    offline.
+    """
 
     shift: int = 1
 
@@ -39,7 +43,9 @@ class DigitsAugmented(Digits):
 
 
 class _Shifted(Dataset[Any]):
-    """(image (1, 8, 8), label), the image moved by up to `shift` pixels; the generator is seeded for each example."""
+    """(image (1, 8, 8), label), the image moved by up to `shift` pixels; the generator is seeded
+    for each example.
+    """
 
     def __init__(self, images_NCHW: Tensor, labels_N: Tensor, shift: int) -> None:
         self.images_NCHW, self.labels_N, self.shift = images_NCHW, labels_N, shift

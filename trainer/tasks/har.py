@@ -1,4 +1,6 @@
-"""Human activity recognition: windows of a phone's motion sensors in UCI HAR's folder layout, split by person."""
+"""Human activity recognition: windows of a phone's motion sensors in UCI HAR's folder layout, split
+by person.
+"""
 
 import itertools
 import tempfile
@@ -16,13 +18,18 @@ from torch.utils.data import TensorDataset
 
 from trainbox import Classification, WrongUse, pictures
 
-# Shape suffixes: N windows, B windows of a batch, C channels, T readings of a window, P pieces of it, F features, E width.
+# Shape suffixes: N windows, B windows of a batch, C channels, T readings of a window, P pieces of
+# it, F features, E width.
 
-_URL = "https://archive.ics.uci.edu/static/public/240/human+activity+recognition+using+smartphones.zip"
+_URL = (
+    "https://archive.ics.uci.edu/static/public/240/human+activity+recognition+using+smartphones.zip"
+)
 # UCI publishes none; several unrelated projects that use the same file do, and all the same.
 _SHA256 = "c00b803081a5c797cd5e4b83700a9810b38d53d9d84e01917e090e1fdbc81031"
 _FOLDER = "UCI HAR Dataset"
-_CHANNELS = tuple(f"{sensor}_{axis}" for sensor in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
+_CHANNELS = tuple(
+    f"{sensor}_{axis}" for sensor in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
+)
 _READINGS = 128
 _FEATURES = 561
 _HEADS = 4
@@ -34,16 +41,24 @@ _Numbers = NDArray[numpy.float32]
 
 @dataclass(frozen=True)
 class Har(Classification):
-    """Six activities from a phone's motion sensors, UCI HAR: 7,352 windows to train, 2,947 of other people to validate.
+    """Six activities from a phone's motion sensors, UCI HAR: 7,352 windows to train, 2,947 of other
+    people to validate.
 
-    `mode=sequence` gives the signals, 9 channels x 128 readings at 50 Hz, to `model`: `cnn`, `lstm` or `transformer`.
-    `mode=flatten` gives the 561 features that come with them to an MLP.
+    `mode=sequence` gives the signals, 9 channels x 128 readings at 50 Hz, to `model`: `cnn`, `lstm`
+    or `transformer`. `mode=flatten` gives the 561 features that come with them to an MLP.
     """
 
     epochs: ClassVar[int] = 30
     batch_size: ClassVar[int] = 64
     learning_rate: ClassVar[float] = 1e-3
-    class_names: ClassVar[tuple[str, ...]] = ("walking", "upstairs", "downstairs", "sitting", "standing", "laying")
+    class_names: ClassVar[tuple[str, ...]] = (
+        "walking",
+        "upstairs",
+        "downstairs",
+        "sitting",
+        "standing",
+        "laying",
+    )
 
     mode: str = "sequence"
     model: str = "cnn"
@@ -52,15 +67,24 @@ class Har(Classification):
     dropout: float = 0.2
 
     def __post_init__(self) -> None:
-        for name, value, choices in (("mode", self.mode, ("flatten", "sequence")), ("model", self.model, tuple(_BODIES))):
+        for name, value, choices in (
+            ("mode", self.mode, ("flatten", "sequence")),
+            ("model", self.model, tuple(_BODIES)),
+        ):
             if value not in choices:
                 raise WrongUse(f"--set {name}={value}: task har has {', '.join(choices)}")
         if self.mode == "flatten" and self.model != "cnn":
-            raise WrongUse(f"--set mode=flatten trains an MLP, not model={self.model}: drop one, or use sequence")
+            raise WrongUse(
+                f"--set mode=flatten trains an MLP, not model={self.model}: drop one, or "
+                "use sequence"
+            )
         if self.width < 1 or self.layers < 1:
             raise WrongUse(f"--set width={self.width} layers={self.layers}: both are from 1")
         if self.mode == "sequence" and self.model == "transformer" and self.width % _HEADS:
-            raise WrongUse(f"--set width={self.width}: a transformer's {_HEADS} heads share it, so a multiple of {_HEADS}")
+            raise WrongUse(
+                f"--set width={self.width}: a transformer's {_HEADS} heads share it, so a "
+                f"multiple of {_HEADS}"
+            )
         if not 0 <= self.dropout < 1:
             raise WrongUse(f"--set dropout={self.dropout}: a share from 0 to below 1")
 
@@ -69,7 +93,8 @@ class Har(Classification):
 
     def validation_dataset(self, data_dir: Path) -> TensorDataset:
         inputs, labels_N = self._load(data_dir, "test")
-        # The files are sorted by person and activity: shuffled once, so that the figures' batch has something of all.
+        # The files are sorted by person and activity: shuffled once, so that the figures' batch has
+        # something of all.
         order_N = torch.randperm(len(labels_N), generator=torch.Generator().manual_seed(0))
         return TensorDataset(inputs[order_N], labels_N[order_N])
 
@@ -82,25 +107,41 @@ class Har(Classification):
             ]
             return nn.Sequential(*hidden, nn.Linear(self.width, len(self.class_names)))
         body = _BODIES[self.model](self.width, self.layers, self.dropout)
-        return nn.Sequential(body, nn.Dropout(self.dropout), nn.Linear(self.width, len(self.class_names)))
+        return nn.Sequential(
+            body, nn.Dropout(self.dropout), nn.Linear(self.width, len(self.class_names))
+        )
 
-    def figures(self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def figures(
+        self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         figures = super().figures(model, batch, totals)
         if self.mode == "sequence":
             inputs_BCT, labels_B = batch
-            figures["signals"] = _signals(inputs_BCT, labels_B, model(inputs_BCT).argmax(1), self.class_names)
+            figures["signals"] = _signals(
+                inputs_BCT, labels_B, model(inputs_BCT).argmax(1), self.class_names
+            )
         return figures
 
     def _load(self, data_dir: Path, part: str) -> tuple[Tensor, Tensor]:
-        """One part's inputs, (N, 9, 128) or (N, 561), standardised by the training part's statistics, and its labels (N,)."""
+        """One part's inputs, (N, 9, 128) or (N, 561), standardised by the training part's
+        statistics, and its labels (N,).
+        """
         folder = _find(data_dir)
-        people = {name: _read(folder / name / f"subject_{name}.txt", None, 1) for name in ("train", "test")}
+        people = {
+            name: _read(folder / name / f"subject_{name}.txt", None, 1)
+            for name in ("train", "test")
+        }
         _check_people(folder, people["train"], people["test"])
         train = _read_inputs(folder, "train", self.mode, len(people["train"]))
-        inputs = train if part == "train" else _read_inputs(folder, part, self.mode, len(people[part]))
+        inputs = (
+            train if part == "train" else _read_inputs(folder, part, self.mode, len(people[part]))
+        )
         labels_N = _read(folder / part / f"y_{part}.txt", len(inputs), 1)[:, 0]
         if not numpy.isin(labels_N, range(1, len(self.class_names) + 1)).all():
-            raise WrongUse(f"{folder / part}/y_{part}.txt holds other labels than 1 to {len(self.class_names)}: {_CURE}")
+            raise WrongUse(
+                f"{folder / part}/y_{part}.txt holds other labels than 1 to "
+                f"{len(self.class_names)}: {_CURE}"
+            )
         return torch.from_numpy(_standardised(inputs, train)), torch.from_numpy(labels_N).long() - 1
 
 
@@ -112,7 +153,9 @@ class _Cnn(nn.Module):
         sizes = [len(_CHANNELS), *[width] * layers]
         self.layers = nn.Sequential(
             *(
-                nn.Sequential(nn.Conv1d(before, after, 9, stride=2, padding=4), nn.ReLU(), nn.Dropout(dropout))
+                nn.Sequential(
+                    nn.Conv1d(before, after, 9, stride=2, padding=4), nn.ReLU(), nn.Dropout(dropout)
+                )
                 for before, after in itertools.pairwise(sizes)
             )
         )
@@ -128,9 +171,11 @@ class _Lstm(nn.Module):
     def __init__(self, width: int, layers: int, dropout: float) -> None:
         super().__init__()
         sizes = [len(_CHANNELS), *[width] * layers]
-        # One layer each: the dropout between the layers of one nn.LSTM keeps a state of its own on a GPU, and a resumed run
-        # would draw other masks.
-        self.layers = nn.ModuleList(nn.LSTM(before, after, batch_first=True) for before, after in itertools.pairwise(sizes))
+        # One layer each: the dropout between the layers of one nn.LSTM keeps a state of its own on
+        # a GPU, and a resumed run would draw other masks.
+        self.layers = nn.ModuleList(
+            nn.LSTM(before, after, batch_first=True) for before, after in itertools.pairwise(sizes)
+        )
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, signals_BCT: Tensor) -> Tensor:
@@ -141,16 +186,21 @@ class _Lstm(nn.Module):
 
 
 class _Transformer(nn.Module):
-    """(B, 9, 128) to (B, E): pieces of four readings, their places learned, an encoder, the mean over the pieces."""
+    """(B, 9, 128) to (B, E): pieces of four readings, their places learned, an encoder, the mean
+    over the pieces.
+    """
 
     def __init__(self, width: int, layers: int, dropout: float) -> None:
         super().__init__()
         self.pieces = nn.Conv1d(len(_CHANNELS), width, _PIECE, stride=_PIECE)
         self.places_PE = nn.Parameter(0.02 * torch.randn(_READINGS // _PIECE, width))
-        # Built one by one: nn.TransformerEncoder copies one layer, so that all start with the same weights.
+        # Built one by one: nn.TransformerEncoder copies one layer, so that all start with the same
+        # weights.
         self.layers = nn.Sequential(
             *(
-                nn.TransformerEncoderLayer(width, _HEADS, 4 * width, dropout, batch_first=True, norm_first=True)
+                nn.TransformerEncoderLayer(
+                    width, _HEADS, 4 * width, dropout, batch_first=True, norm_first=True
+                )
                 for _ in range(layers)
             )
         )
@@ -162,13 +212,19 @@ class _Transformer(nn.Module):
         return encoded_BPE.mean(1)
 
 
-_BODIES: dict[str, type[_Cnn] | type[_Lstm] | type[_Transformer]] = {"cnn": _Cnn, "lstm": _Lstm, "transformer": _Transformer}
+_BODIES: dict[str, type[_Cnn] | type[_Lstm] | type[_Transformer]] = {
+    "cnn": _Cnn,
+    "lstm": _Lstm,
+    "transformer": _Transformer,
+}
 
 _CURE = f"put UCI's whole folder {_FOLDER!r} there, or delete it, so that it is downloaded"
 
 
 def _find(data_dir: Path) -> Path:
-    """The dataset's folder, which may lie in one of its own name, as some programs unpack it; downloaded where it is not."""
+    """The dataset's folder, which may lie in one of its own name, as some programs unpack it;
+    downloaded where it is not.
+    """
     folder = data_dir / _FOLDER
     if not folder.exists():
         _download(data_dir)
@@ -185,23 +241,30 @@ def _download(data_dir: Path) -> None:
             with zipfile.ZipFile(place / "outer.zip") as outer:
                 outer.extract(f"{_FOLDER}.zip", place)
             with zipfile.ZipFile(place / f"{_FOLDER}.zip") as inner:
-                inner.extractall(place, [file for file in inner.namelist() if file.startswith(f"{_FOLDER}/")])
+                inner.extractall(
+                    place, [file for file in inner.namelist() if file.startswith(f"{_FOLDER}/")]
+                )
             if not (data_dir / _FOLDER).exists():  # or another run was faster
                 (place / _FOLDER).rename(data_dir / _FOLDER)
     # RuntimeError is torch's for another checksum
     except (OSError, RuntimeError, zipfile.BadZipFile, KeyError) as error:
         raise WrongUse(
-            f"{data_dir / _FOLDER} is missing and cannot be downloaded ({str(error).splitlines()[0]}): unpack UCI's "
+            f"{data_dir / _FOLDER} is missing and cannot be downloaded "
+            f"({str(error).splitlines()[0]}): unpack UCI's "
             f"{_FOLDER}.zip in {data_dir}, so that train and test are in {data_dir / _FOLDER}"
         ) from error
 
 
 def _check_people(folder: Path, train_N1: _Numbers, test_N1: _Numbers) -> None:
-    """Raise WrongUse if a person stands in both parts: a validation by people that were trained on tells too much good."""
+    """Raise WrongUse if a person stands in both parts: a validation by people that were trained on
+    tells too much good.
+    """
     if len(both := numpy.intersect1d(train_N1, test_N1)):
         raise WrongUse(
-            f"{folder}: subject {', '.join(f'{number:g}' for number in both)} stands in train and in test, so the validation "
-            "would be of people that were trained on: give all windows of a person to one of the two"
+            f"{folder}: subject {', '.join(f'{number:g}' for number in both)} stands in "
+            "train and in test, so the validation "
+            "would be of people that were trained on: give all windows of a person to "
+            "one of the two"
         )
 
 
@@ -224,29 +287,45 @@ def _read(path: Path, lines: int | None, columns: int) -> _Numbers:
         raise WrongUse(f"{path} is missing: {_CURE}")
     try:
         # Of an empty file loadtxt would warn.
-        numbers = numpy.loadtxt(path, numpy.float32, ndmin=2) if path.stat().st_size else numpy.empty((0, 0), numpy.float32)
+        numbers = (
+            numpy.loadtxt(path, numpy.float32, ndmin=2)
+            if path.stat().st_size
+            else numpy.empty((0, 0), numpy.float32)
+        )
     except (OSError, ValueError) as error:
-        raise WrongUse(f"{path} cannot be read ({str(error).splitlines()[0].rstrip('.')}): {_CURE}") from error
+        raise WrongUse(
+            f"{path} cannot be read ({str(error).splitlines()[0].rstrip('.')}): {_CURE}"
+        ) from error
     if numbers.shape != (lines or max(1, len(numbers)), columns):
         wanted = f"{lines} lines of {columns}" if lines else f"lines of {columns}"
-        raise WrongUse(f"{path} is damaged ({len(numbers)} lines of {numbers.shape[1]} numbers, wanted {wanted}): {_CURE}")
+        raise WrongUse(
+            f"{path} is damaged ({len(numbers)} lines of {numbers.shape[1]} numbers, "
+            f"wanted {wanted}): {_CURE}"
+        )
     if not numpy.isfinite(numbers).all():
         raise WrongUse(f"{path} is damaged (a number is not finite): {_CURE}")
     return numbers
 
 
 def _standardised(inputs: _Numbers, train: _Numbers) -> _Numbers:
-    """`inputs` less the training part's mean, by its standard deviation, for each channel or feature."""
+    """`inputs` less the training part's mean, by its standard deviation, for each channel or
+    feature.
+    """
     axes = tuple(axis for axis in range(train.ndim) if axis != 1)
-    mean = train.mean(axes, dtype=numpy.float64, keepdims=True)  # numpy's sums do not depend on the number of threads
+    # numpy's sums do not depend on the number of threads
+    mean = train.mean(axes, dtype=numpy.float64, keepdims=True)
     std = train.std(axes, dtype=numpy.float64, keepdims=True)
     # One that never changes has a deviation of rounding errors.
     standardised: _Numbers = ((inputs - mean) / numpy.maximum(std, 1e-6)).astype(numpy.float32)
     return standardised
 
 
-def _signals(inputs_BCT: Tensor, labels_B: Tensor, predictions_B: Tensor, class_names: tuple[str, ...]) -> Tensor:
-    """Eight windows' acceleration, the wrong ones first, with the predicted class, in red where it is wrong."""
+def _signals(
+    inputs_BCT: Tensor, labels_B: Tensor, predictions_B: Tensor, class_names: tuple[str, ...]
+) -> Tensor:
+    """Eight windows' acceleration, the wrong ones first, with the predicted class, in red where it
+    is wrong.
+    """
     from matplotlib.figure import Figure
 
     shown = (predictions_B == labels_B).int().argsort(stable=True)[:_SHOWN].cpu()
@@ -257,9 +336,15 @@ def _signals(inputs_BCT: Tensor, labels_B: Tensor, predictions_B: Tensor, class_
         label, prediction = int(labels_B[index]), int(predictions_B[index])
         for channel, name in enumerate(_CHANNELS):
             if name.startswith("total_acc"):
-                place.plot(seconds_T, inputs_BCT[index, channel].float().cpu(), linewidth=1, label=name[-1])
+                place.plot(
+                    seconds_T, inputs_BCT[index, channel].float().cpu(), linewidth=1, label=name[-1]
+                )
         right = label == prediction
-        title = class_names[prediction] if right else f"{class_names[prediction]}, not {class_names[label]}"
+        title = (
+            class_names[prediction]
+            if right
+            else f"{class_names[prediction]}, not {class_names[label]}"
+        )
         place.set_title(title, fontsize=10, color="#006e32" if right else "#be1414")
     figure.supxlabel("seconds", fontsize=10)
     figure.supylabel("total acceleration, standardised", fontsize=10)

@@ -1,4 +1,6 @@
-"""MNIST: 70,000 handwritten 28x28 digits, and the two-convolution CNN of the classic PyTorch example."""
+"""MNIST: 70,000 handwritten 28x28 digits, and the two-convolution CNN of the classic PyTorch
+example.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +13,20 @@ from trainbox import Classification, WrongUse
 
 # Shape suffixes: N examples, B examples of a batch, C channels, H height, W width.
 
-_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 
 
 @dataclass(frozen=True)
 class Mnist(Classification):
     """28x28 handwritten digits: 60,000 to train, 10,000 to validate; downloaded once.
 
-    Without `in_memory` each example is read by a loader worker, as courses do who compare numbers of them.
+    Without `in_memory` each example is read by a loader worker, as courses do who compare numbers
+    of them.
     """
 
     epochs: ClassVar[int] = 10
@@ -60,7 +68,9 @@ class Mnist(Classification):
         return (images_BCHW.float() / 255 - self.mean) / self.std, labels_B
 
     def _load(self, data_dir: Path, train: bool) -> Dataset[Any]:
-        """torchvision's own files under `data_dir`, downloaded with their checksums where they are missing."""
+        """torchvision's own files under `data_dir`, downloaded with their checksums where they are
+        missing.
+        """
         from torchvision import datasets
 
         loader = getattr(datasets, self.torchvision_name)
@@ -68,15 +78,18 @@ class Mnist(Classification):
             loaded = loader(data_dir, train=train, download=True)
             tensors = TensorDataset(loaded.data.unsqueeze(1), loaded.targets.long())
             return tensors if self.in_memory else Subset(tensors, range(len(tensors)))
-        # torchvision gives RuntimeError when each mirror failed, and these others for files that are cut short
+        # torchvision gives RuntimeError when each mirror failed, and these others for files that
+        # are cut short
         except (OSError, RuntimeError, ValueError, AssertionError) as error:
             folder = data_dir / self.torchvision_name / "raw"
             missing = [name for name in _FILES if not (folder / name).is_file()]
             if not missing:
                 raise WrongUse(
-                    f"{folder} holds a damaged file ({error}): delete the folder, or put whole files there"
+                    f"{folder} holds a damaged file ({error}): delete the folder, or put "
+                    "whole files there"
                 ) from error
             raise WrongUse(
-                f"{self.torchvision_name} is not in {folder} and cannot be downloaded ({str(error).splitlines()[0]}): "
+                f"{self.torchvision_name} is not in {folder} and cannot be downloaded "
+                f"({str(error).splitlines()[0]}): "
                 f"put these files there, as they are or with .gz: {', '.join(missing)}"
             ) from error

@@ -1,6 +1,8 @@
-"""A semi-supervised VAE: few labels, a class and a style for each picture, and how well it bears spoilt pictures.
+"""A semi-supervised VAE: few labels, a class and a style for each picture, and how well it bears
+spoilt pictures.
 
-Model M2 of Kingma, Rezende, Mohamed and Welling, "Semi-supervised Learning with Deep Generative Models" (2014).
+Model M2 of Kingma, Rezende, Mohamed and Welling, "Semi-supervised Learning with Deep Generative
+Models" (2014).
 """
 
 import math
@@ -19,8 +21,8 @@ from trainer.tasks.digits import Digits
 from trainer.tasks.fashion_mnist import FashionMnist
 from trainer.tasks.mnist import Mnist
 
-# Shape suffixes: N examples, B examples of a batch, C channels (1), H height, W width, P pixels, K classes, S styles,
-# D corruptions, T their strengths, R rows and L columns of a sheet of pictures.
+# Shape suffixes: N examples, B examples of a batch, C channels (1), H height, W width, P pixels, K
+# classes, S styles, D corruptions, T their strengths, R rows and L columns of a sheet of pictures.
 
 # The task that loads the pictures, their width and the value of white.
 _SOURCES: dict[str, tuple[Digits | Mnist, int, int]] = {
@@ -40,9 +42,11 @@ _STYLE_VALUES = (-2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0)
 
 @dataclass(frozen=True)
 class Ssvae(Task):
-    """MNIST, FashionMNIST or digits, of which a share has labels: a class and a style for each picture.
+    """MNIST, FashionMNIST or digits, of which a share has labels: a class and a style for each
+    picture.
 
-    A batch is (images (B, 1, H, W), labels (B,), labelled (B,) bool); where `labelled` is false the losses ignore the label.
+    A batch is (images (B, 1, H, W), labels (B,), labelled (B,) bool); where `labelled` is false the
+    losses ignore the label.
     """
 
     epochs: ClassVar[int] = 75
@@ -58,9 +62,15 @@ class Ssvae(Task):
 
     def __post_init__(self) -> None:
         if self.dataset not in _SOURCES:
-            raise WrongUse(f"--set dataset={self.dataset}: there is no such dataset here; there are {', '.join(_SOURCES)}")
+            raise WrongUse(
+                f"--set dataset={self.dataset}: there is no such dataset here; there are "
+                f"{', '.join(_SOURCES)}"
+            )
         if not 0 < self.labelled <= 1:
-            raise WrongUse(f"--set labelled={self.labelled}: wanted the share of examples with a label, above 0 and up to 1")
+            raise WrongUse(
+                f"--set labelled={self.labelled}: wanted the share of examples with a "
+                "label, above 0 and up to 1"
+            )
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -71,7 +81,9 @@ class Ssvae(Task):
         return TensorDataset(images_NCHW, labels_N, first_of_each_class(labels_N, self.labelled))
 
     def validation_dataset(self, data_dir: Path) -> TensorDataset:
-        """Without labels for the model, so that its bound is that of p(x); the metrics look at them."""
+        """Without labels for the model, so that its bound is that of p(x); the metrics look at
+        them.
+        """
         images_NCHW, labels_N = _tensors(_SOURCES[self.dataset][0].validation_dataset(data_dir))
         return TensorDataset(images_NCHW, labels_N, torch.zeros(len(labels_N), dtype=torch.bool))
 
@@ -83,9 +95,11 @@ class Ssvae(Task):
         return images_BCHW.float() / _SOURCES[self.dataset][2], labels_B, labelled_B
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """In nats, minus the bound on log p(x, y) or, without a label, on log p(x), as two losses; the classifier's third.
+        """In nats, minus the bound on log p(x, y) or, without a label, on log p(x), as two losses;
+        the classifier's third.
 
-        A pixel is Bernoulli with its grey value as the target: the mean over all ways to make the picture black and white.
+        A pixel is Bernoulli with its grey value as the target: the mean over all ways to make the
+        picture black and white.
         """
         images_BCHW, labels_B, labelled_B = batch
         assert isinstance(model, M2)
@@ -97,27 +111,38 @@ class Ssvae(Task):
         drawn_B1S = torch.randn_like(mean_BKS[:, :1])
         pixels_BKP = model.decode(mean_BKS + (log_variance_BKS / 2).exp() * drawn_B1S)
         target_BKP = images_BCHW.flatten(1)[:, None].expand_as(pixels_BKP)
-        reconstruction_BK = F.binary_cross_entropy_with_logits(pixels_BKP, target_BKP, reduction="none").sum(2)
+        reconstruction_BK = F.binary_cross_entropy_with_logits(
+            pixels_BKP, target_BKP, reduction="none"
+        ).sum(2)
         style_kl_BK = (mean_BKS.square() + log_variance_BKS.exp() - 1 - log_variance_BKS).sum(2) / 2
         # The class is known, or each is taken as often as the classifier believes in it.
-        q_BK = torch.where(labelled_B[:, None], F.one_hot(labels_B, classes).float(), log_q_BK.exp())
+        q_BK = torch.where(
+            labelled_B[:, None], F.one_hot(labels_B, classes).float(), log_q_BK.exp()
+        )
         entropy_B = torch.where(labelled_B, 0.0, -(log_q_BK.exp() * log_q_BK).sum(1))
         return {
             "reconstruction": (q_BK * reconstruction_BK).sum(1),
             "kl": (q_BK * style_kl_BK).sum(1) + math.log(classes) - entropy_B,
-            "classification": self.classification_weight * labelled_B * F.nll_loss(log_q_BK, labels_B, reduction="none"),
+            "classification": self.classification_weight
+            * labelled_B
+            * F.nll_loss(log_q_BK, labels_B, reduction="none"),
         }
 
     def statistics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         images_BCHW, labels_B, _ = batch
         bound = self.losses(model, batch)
         right_DT = [
-            [(model(corrupted(images_BCHW, kind, strength)).argmax(1) == labels_B).sum() for strength in _STRENGTHS]
+            [
+                (model(corrupted(images_BCHW, kind, strength)).argmax(1) == labels_B).sum()
+                for strength in _STRENGTHS
+            ]
             for kind in _CORRUPTIONS
         ]
         return {
             "elbo": -(bound["reconstruction"] + bound["kl"]).sum(),
-            "confusion": metrics.confusion_matrix(labels_B, model(images_BCHW).argmax(1), len(self.class_names)),
+            "confusion": metrics.confusion_matrix(
+                labels_B, model(images_BCHW).argmax(1), len(self.class_names)
+            ),
             "right_when_corrupted": torch.stack([torch.stack(row_T) for row_T in right_DT]),
         }
 
@@ -134,12 +159,18 @@ class Ssvae(Task):
             },
         }
 
-    def figures(self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def figures(
+        self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         assert isinstance(model, M2)
         images_BCHW = batch[0][:_RECONSTRUCTIONS]
         mean_BKS, _ = model.encode(images_BCHW)
         predictions_B = model(images_BCHW).argmax(1)
-        chosen_BHW = model.decode(mean_BKS).sigmoid()[range(len(images_BCHW)), predictions_B].view_as(images_BCHW)[:, 0]
+        chosen_BHW = (
+            model.decode(mean_BKS)
+            .sigmoid()[range(len(images_BCHW)), predictions_B]
+            .view_as(images_BCHW)[:, 0]
+        )
         style, grid_KLHW = style_grid(model, batch[0])
         return {
             "confusion_matrix": pictures.confusion_matrix(totals["confusion"], self.class_names),
@@ -149,13 +180,20 @@ class Ssvae(Task):
                 [self.class_names[prediction] for prediction in predictions_B.tolist()],
                 "below: the class that the classifier gives",
             ),
-            "styles": _sheet(grid_KLHW, self.class_names, [f"{value:g}" for value in _STYLE_VALUES], f"value of style {style}"),
+            "styles": _sheet(
+                grid_KLHW,
+                self.class_names,
+                [f"{value:g}" for value in _STYLE_VALUES],
+                f"value of style {style}",
+            ),
             "robustness": _robustness(self.metrics(totals)),
         }
 
 
 class M2(nn.Module):
-    """q(y|x), q(z|x,y) and p(x|y,z), each with two hidden layers; `forward` is the classifier's logits (B, K)."""
+    """q(y|x), q(z|x,y) and p(x|y,z), each with two hidden layers; `forward` is the classifier's
+    logits (B, K).
+    """
 
     def __init__(self, side: int, classes: int, styles: int, hidden: int) -> None:
         super().__init__()
@@ -171,9 +209,13 @@ class M2(nn.Module):
         return logits_BK
 
     def encode(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and logarithm of the variance of the style, each (B, K, S), for each class that the pictures could have."""
+        """Mean and logarithm of the variance of the style, each (B, K, S), for each class that the
+        pictures could have.
+        """
         images_BKP = images_BCHW.flatten(1)[:, None].expand(-1, len(self.classes_KK), -1)
-        mean_BKS, log_variance_BKS = self.encoder(self._with_classes(images_BKP)).float().chunk(2, 2)
+        mean_BKS, log_variance_BKS = (
+            self.encoder(self._with_classes(images_BKP)).float().chunk(2, 2)
+        )
         return mean_BKS, log_variance_BKS
 
     def decode(self, styles_BKS: Tensor) -> Tensor:
@@ -186,7 +228,13 @@ class M2(nn.Module):
 
 
 def _layers(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+    return nn.Sequential(
+        nn.Linear(inputs, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, outputs),
+    )
 
 
 def _tensors(dataset: Dataset[Any]) -> tuple[Tensor, ...]:
@@ -195,7 +243,9 @@ def _tensors(dataset: Dataset[Any]) -> tuple[Tensor, ...]:
 
 
 def first_of_each_class(labels_N: Tensor, share: float) -> Tensor:
-    """(N,) bool: the first `share` of each class's examples, rounded up, in the order of their numbers."""
+    """(N,) bool: the first `share` of each class's examples, rounded up, in the order of their
+    numbers.
+    """
     one_hot_NK = F.one_hot(labels_N)
     number_in_class_N = (one_hot_NK.cumsum(0) * one_hot_NK).sum(1)
     wanted_K = (one_hot_NK.sum(0) * share).ceil()
@@ -213,22 +263,31 @@ def corrupted(images_BCHW: Tensor, kind: str, strength: float) -> Tensor:
         return (images_BCHW + strength * torch.randn_like(images_BCHW)).clamp(0, 1)
     if kind == "blur":
         weights_WW = (-((at_W[:, None] - at_W) / (strength * width / 5)).square() / 2).exp()
-        weights_WW = weights_WW / weights_WW.sum(1, keepdim=True)  # nothing comes from beyond the edge
+        # nothing comes from beyond the edge
+        weights_WW = weights_WW / weights_WW.sum(1, keepdim=True)
         return weights_WW @ images_BCHW @ weights_WW.T
     side = round(strength * width)
-    first_2B11 = torch.randint(width - side + 1, (2, len(images_BCHW), 1, 1), device=images_BCHW.device)
-    down_BH1, right_B1W = ((at_W >= first_B11) & (at_W < first_B11 + side) for first_B11 in first_2B11)
+    first_2B11 = torch.randint(
+        width - side + 1, (2, len(images_BCHW), 1, 1), device=images_BCHW.device
+    )
+    down_BH1, right_B1W = (
+        (at_W >= first_B11) & (at_W < first_B11 + side) for first_B11 in first_2B11
+    )
     return images_BCHW.masked_fill((down_BH1.mT & right_B1W)[:, None], 0)
 
 
 def style_grid(model: M2, images_BCHW: Tensor) -> tuple[int, Tensor]:
-    """The style whose mean spreads most over the pictures, and (K, L, H, W) of each class at its values, the other styles 0."""
+    """The style whose mean spreads most over the pictures, and (K, L, H, W) of each class at its
+    values, the other styles 0.
+    """
     mean_BKS, _ = model.encode(images_BCHW)
     predictions_B = model(images_BCHW).argmax(1)
     style = int(mean_BKS[range(len(images_BCHW)), predictions_B].std(0, correction=0).argmax())
     styles_LKS = torch.zeros(len(_STYLE_VALUES), *mean_BKS.shape[1:], device=mean_BKS.device)
     styles_LKS[:, :, style] = torch.tensor(_STYLE_VALUES, device=mean_BKS.device)[:, None]
-    return style, model.decode(styles_LKS).sigmoid().unflatten(2, images_BCHW.shape[2:]).transpose(0, 1)
+    return style, model.decode(styles_LKS).sigmoid().unflatten(2, images_BCHW.shape[2:]).transpose(
+        0, 1
+    )
 
 
 def _sheet(images_RLHW: Tensor, rows: Sequence[str], columns: Sequence[str], title: str) -> Tensor:
@@ -237,11 +296,15 @@ def _sheet(images_RLHW: Tensor, rows: Sequence[str], columns: Sequence[str], tit
 
     height, width = images_RLHW.shape[2:]
     tiles = F.pad(images_RLHW, (1, 1, 1, 1), value=1.0).permute(0, 2, 1, 3).flatten(0, 1).flatten(1)
-    figure = Figure((1.4 + 0.62 * len(columns), 0.7 + 0.62 * len(rows)), dpi=100, layout="constrained")
+    figure = Figure(
+        (1.4 + 0.62 * len(columns), 0.7 + 0.62 * len(rows)), dpi=100, layout="constrained"
+    )
     axes = figure.add_subplot(title=title)
     axes.imshow(tiles.cpu().numpy(), cmap="gray", vmin=0, vmax=1)
     axes.set_yticks([(row + 0.5) * (height + 2) - 0.5 for row in range(len(rows))], rows)
-    axes.set_xticks([(column + 0.5) * (width + 2) - 0.5 for column in range(len(columns))], columns, fontsize=8)
+    axes.set_xticks(
+        [(column + 0.5) * (width + 2) - 0.5 for column in range(len(columns))], columns, fontsize=8
+    )
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     return pictures.from_figure(figure)
@@ -252,9 +315,14 @@ def _robustness(values: Mapping[str, float]) -> Tensor:
     from matplotlib.figure import Figure
 
     figure = Figure((6.4, 4.4), dpi=100, layout="constrained")
-    axes = figure.add_subplot(xlabel="strength", ylabel="accuracy", ylim=(0, 1.02), xticks=(0, *_STRENGTHS))
+    axes = figure.add_subplot(
+        xlabel="strength", ylabel="accuracy", ylim=(0, 1.02), xticks=(0, *_STRENGTHS)
+    )
     for kind, unit in _CORRUPTIONS.items():
-        accuracy_T = [values["accuracy"], *(values[f"accuracy_{kind}_{strength}"] for strength in _STRENGTHS)]
+        accuracy_T = [
+            values["accuracy"],
+            *(values[f"accuracy_{kind}_{strength}"] for strength in _STRENGTHS),
+        ]
         axes.plot((0, *_STRENGTHS), accuracy_T, marker="o", label=f"{kind}: {unit}")
     axes.grid(alpha=0.3)
     axes.legend(loc="lower left")

@@ -1,4 +1,6 @@
-"""A student matrix fits a low-rank teacher from random measurements: by gradient descent, or by guess and check."""
+"""A student matrix fits a low-rank teacher from random measurements: by gradient descent, or by
+guess and check.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +14,8 @@ from torch.utils.data import TensorDataset
 
 from trainbox import Task, WrongUse
 
-# Shape suffixes: N examples, B examples of a batch, S rows and columns of a matrix, R inner dimensions, D draws.
+# Shape suffixes: N examples, B examples of a batch, S rows and columns of a matrix, R inner
+# dimensions, D draws.
 
 _FRESH_EXAMPLES = 512
 _NOT_YET = 1e9  # the error of a student that was never drawn
@@ -22,10 +25,11 @@ _NOT_YET = 1e9  # the error of a student that was never drawn
 class TeacherStudent(Task):
     """A student learns a low-rank matrix from noiseless measurements; gd or gnc (guess and check).
 
-    The teacher is `U V` of rank `teacher_rank`, the student `U V` with `student_dim` in between, both `size` x `size` with
-    entries of variance 1 under the draw. An example is a matrix of normal numbers and its inner product with the teacher,
-    scaled so that 1 is the error of a student that is 0. Teacher and examples are other ones with each --seed. `gnc` draws
-    students until one has a training error of at most `epsilon`, up to `max_draws` (Chiang et al., ICLR 2023).
+    The teacher is `U V` of rank `teacher_rank`, the student `U V` with `student_dim` in between,
+    both `size` x `size` with entries of variance 1 under the draw. An example is a matrix of normal
+    numbers and its inner product with the teacher, scaled so that 1 is the error of a student that
+    is 0. Teacher and examples are other ones with each --seed. `gnc` draws students until one has a
+    training error of at most `epsilon`, up to `max_draws` (Chiang et al., ICLR 2023).
     """
 
     learning_rate: ClassVar[float] = 3e-2
@@ -42,8 +46,14 @@ class TeacherStudent(Task):
 
     def __post_init__(self) -> None:
         if self.method not in ("gd", "gnc"):
-            raise WrongUse(f"--set method={self.method}: it is gd (gradient descent) or gnc (guess and check)")
-        small = {name: value for name, value in vars(self).items() if isinstance(value, int) and value < 1}
+            raise WrongUse(
+                f"--set method={self.method}: it is gd (gradient descent) or gnc (guess and check)"
+            )
+        small = {
+            name: value
+            for name, value in vars(self).items()
+            if isinstance(value, int) and value < 1
+        }
         for name, value in small.items():
             raise WrongUse(f"--set {name}={value}: it is a number of 1 or more")
 
@@ -61,7 +71,9 @@ class TeacherStudent(Task):
         return TensorDataset(matrices_NSS[: self.examples], targets_N[: self.examples])
 
     def validation_dataset(self, data_dir: Path) -> TensorDataset:
-        """The training examples again, for the training error, and fresh ones; the third tensor tells them apart."""
+        """The training examples again, for the training error, and fresh ones; the third tensor
+        tells them apart.
+        """
         matrices_NSS, targets_N = self._measured
         return TensorDataset(matrices_NSS, targets_N, torch.arange(len(targets_N)) < self.examples)
 
@@ -85,17 +97,24 @@ class TeacherStudent(Task):
     def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         return {
             "train_error": float(totals["train_error"] / totals["seen"]),
-            "generalisation_error": float(totals["generalisation_error"] / (totals["examples"] - totals["seen"])),
+            "generalisation_error": float(
+                totals["generalisation_error"] / (totals["examples"] - totals["seen"])
+            ),
             "draws": float(totals["draws"] / totals["examples"]),
         }
 
     def finished(self, metrics: Mapping[str, float]) -> bool:
         return metrics["train_error"] <= self.epsilon or metrics["draws"] >= self.max_draws
 
-    def figures(self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def figures(
+        self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         assert isinstance(model, Student)
         matrix_SS = (model.left_SR @ model.right_RS).detach().float().cpu()
-        return {"student": _tiles(matrix_SS), "singular_values": _bars(torch.linalg.svdvals(matrix_SS))}
+        return {
+            "student": _tiles(matrix_SS),
+            "singular_values": _bars(torch.linalg.svdvals(matrix_SS)),
+        }
 
     def build_optimizer(
         self, model: nn.Module, name: str, learning_rate: float, weight_decay: float | None
@@ -104,11 +123,15 @@ class TeacherStudent(Task):
             return super().build_optimizer(model, name, learning_rate, weight_decay)
         assert isinstance(model, Student)
         matrices_NSS, targets_N = (part[: self.examples] for part in self._measured)
-        return GuessAndCheck(model, matrices_NSS, targets_N, self.epsilon, self.max_draws, self.draws_per_step)
+        return GuessAndCheck(
+            model, matrices_NSS, targets_N, self.epsilon, self.max_draws, self.draws_per_step
+        )
 
     @cached_property
     def _measured(self) -> tuple[Tensor, Tensor]:
-        """((N, S, S), (N,)): the training examples, then fresh ones; drawn by train_dataset, for which torch is seeded."""
+        """((N, S, S), (N,)): the training examples, then fresh ones; drawn by train_dataset, for
+        which torch is seeded.
+        """
         size, rank = self.size, self.teacher_rank
         teacher_SS = torch.randn(size, rank) @ torch.randn(rank, size) / rank**0.5
         matrices_NSS = torch.randn(self.examples + _FRESH_EXAMPLES, size, size)
@@ -132,23 +155,37 @@ class Student(nn.Module):
         self.register_buffer("error", torch.tensor(_NOT_YET, dtype=torch.float64))
 
     def forward(self, matrices_BSS: Tensor) -> Tensor:
-        output_B: Tensor = (matrices_BSS * (self.left_SR @ self.right_RS)).sum((1, 2)) / len(self.left_SR)
+        output_B: Tensor = (matrices_BSS * (self.left_SR @ self.right_RS)).sum((1, 2)) / len(
+            self.left_SR
+        )
         return output_B
 
 
 class GuessAndCheck(torch.optim.Optimizer):
-    """Keeps the first student drawn that errs by at most `epsilon` on all examples, and until then the best one.
+    """Keeps the first student drawn that errs by at most `epsilon` on all examples, and until then
+    the best one.
 
-    An optimizer, since it sets parameters once a step; gradients are not looked at. What is drawn depends on the model's
-    seed and the number drawn before: each process draws the same students, whichever examples it was given.
+    An optimizer, since it sets parameters once a step; gradients are not looked at. What is drawn
+    depends on the model's seed and the number drawn before: each process draws the same students,
+    whichever examples it was given.
     """
 
     def __init__(
-        self, model: Student, matrices_NSS: Tensor, targets_N: Tensor, epsilon: float, max_draws: int, draws_per_step: int
+        self,
+        model: Student,
+        matrices_NSS: Tensor,
+        targets_N: Tensor,
+        epsilon: float,
+        max_draws: int,
+        draws_per_step: int,
     ) -> None:
         super().__init__(model.parameters(), {"lr": 0.0})
         device = model.left_SR.device
-        self.model, self.matrices_NSS, self.targets_N = model, matrices_NSS.to(device), targets_N.to(device)
+        self.model, self.matrices_NSS, self.targets_N = (
+            model,
+            matrices_NSS.to(device),
+            targets_N.to(device),
+        )
         self.epsilon, self.max_draws, self.draws_per_step = epsilon, max_draws, draws_per_step
 
     @torch.no_grad()
@@ -161,10 +198,13 @@ class GuessAndCheck(torch.optim.Optimizer):
             return
         generator = torch.Generator(left_SR.device).manual_seed(int(model.seed) + drawn)
         left_DSR, right_DRS = (
-            torch.randn((count, *factor.shape), generator=generator, device=factor.device) for factor in (left_SR, right_RS)
+            torch.randn((count, *factor.shape), generator=generator, device=factor.device)
+            for factor in (left_SR, right_RS)
         )
         left_DSR /= left_SR.shape[1] ** 0.5
-        predictions_DN = (left_DSR @ right_DRS).flatten(1) @ self.matrices_NSS.flatten(1).T / len(left_SR)
+        predictions_DN = (
+            (left_DSR @ right_DRS).flatten(1) @ self.matrices_NSS.flatten(1).T / len(left_SR)
+        )
         errors_D = (predictions_DN - self.targets_N).square().mean(1)
         fitting = (errors_D <= self.epsilon).nonzero()
         kept = int(fitting[0]) if len(fitting) else int(errors_D.argmin())
@@ -176,7 +216,9 @@ class GuessAndCheck(torch.optim.Optimizer):
 
 
 def _tiles(matrix_SS: Tensor) -> Tensor:
-    """Blue below 0, red above, white at 0; drawn without matplotlib, whose import would be most of a small trial."""
+    """Blue below 0, red above, white at 0; drawn without matplotlib, whose import would be most of
+    a small trial.
+    """
     share_SS = matrix_SS / matrix_SS.abs().max().clamp(min=1e-9)
     channels = (1 - (-share_SS).clamp(min=0), 1 - share_SS.abs(), 1 - share_SS.clamp(min=0))
     picture = (torch.stack(channels) * 255).byte()

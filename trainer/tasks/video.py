@@ -27,7 +27,9 @@ _BRIGHTNESS = 0.2  # of the half range from black to white, up or down
 
 @dataclass(frozen=True)
 class Video(Classification):
-    """Clips of grey video, a folder a class: rare ones weigh more, and no recording is in both parts."""
+    """Clips of grey video, a folder a class: rare ones weigh more, and no recording is in both
+    parts.
+    """
 
     epochs: ClassVar[int] = 30
     batch_size: ClassVar[int] = 48
@@ -35,7 +37,8 @@ class Video(Classification):
     best_by: ClassVar[str] = "max:macro_f1"
 
     folder: str = "video"
-    classes: str = ""  # rest/groom/...: folder names, which hold no slash; empty: all that are there, sorted
+    # rest/groom/...: folder names, which hold no slash; empty: all that are there, sorted
+    classes: str = ""
     frames: int = 17
     size: int = 256
     width: int = 32
@@ -48,7 +51,9 @@ class Video(Classification):
             if getattr(self, name) < 1:
                 raise WrongUse(f"--set {name}={getattr(self, name)}: it is a number of 1 or more")
         if not 0 < self.validation_share < 1:
-            raise WrongUse(f"--set validation_share={self.validation_share}: it is a share between 0 and 1")
+            raise WrongUse(
+                f"--set validation_share={self.validation_share}: it is a share between 0 and 1"
+            )
 
     def with_data(self, data_dir: Path) -> Self:
         return replace(self, classes="/".join(self.names or _class_folders(data_dir / self.folder)))
@@ -67,7 +72,9 @@ class Video(Classification):
     def notes(self, train: Dataset[Any], validation: Dataset[Any]) -> dict[str, str]:
         assert isinstance(train, _Clips) and isinstance(validation, _Clips)
         counts, held_out, weights = train.counts(), validation.counts(), train.weights_K.tolist()
-        classes = ", ".join(f"{name} {counts[k]:,} x {weights[k]:.3g}" for k, name in enumerate(self.names))
+        classes = ", ".join(
+            f"{name} {counts[k]:,} x {weights[k]:.3g}" for k, name in enumerate(self.names)
+        )
         clips = ", ".join(f"{name} {held_out[k]:,}" for k, name in enumerate(self.names))
         recordings = len(train.recordings) + len(validation.recordings)
         return {
@@ -92,10 +99,14 @@ class Video(Classification):
         if training and self.flips:
             for across in (2, 3):
                 flipped_B = torch.rand(len(clips_BTHW), device=clips_BTHW.device) < 0.5
-                clips_BTHW = torch.where(flipped_B.view(-1, 1, 1, 1), clips_BTHW.flip(across), clips_BTHW)
+                clips_BTHW = torch.where(
+                    flipped_B.view(-1, 1, 1, 1), clips_BTHW.flip(across), clips_BTHW
+                )
         clips_BCTHW = clips_BTHW[:, None].float() / 127.5 - 1
         if training:
-            clips_BCTHW += _BRIGHTNESS * (2 * torch.rand(len(clips_BCTHW), 1, 1, 1, 1, device=clips_BCTHW.device) - 1)
+            clips_BCTHW += _BRIGHTNESS * (
+                2 * torch.rand(len(clips_BCTHW), 1, 1, 1, 1, device=clips_BCTHW.device) - 1
+            )
         return clips_BCTHW, labels_B, weights_B
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
@@ -110,32 +121,58 @@ class Video(Classification):
             "confusion": metrics.confusion_matrix(labels_B, logits_BK.argmax(1), len(self.names)),
         }
 
-    def figures(self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def figures(
+        self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         clips_BCTHW, labels_B, _ = batch
         predictions_B = model(clips_BCTHW).argmax(1)
-        shown = (predictions_B == labels_B).int().argsort(stable=True)[: _SHEET_ROWS * _SHEET_COLUMNS]  # the wrong ones first
+        # the wrong ones first
+        shown = (
+            (predictions_B == labels_B).int().argsort(stable=True)[: _SHEET_ROWS * _SHEET_COLUMNS]
+        )
         return {
             "confusion_matrix": pictures.confusion_matrix(totals["confusion"], self.names),
-            "clips": _sheet(clips_BCTHW[shown, 0].cpu(), labels_B[shown].tolist(), predictions_B[shown].tolist(), self.names),
+            "clips": _sheet(
+                clips_BCTHW[shown, 0].cpu(),
+                labels_B[shown].tolist(),
+                predictions_B[shown].tolist(),
+                self.names,
+            ),
         }
 
     def _clips(self, data_dir: Path) -> "tuple[_Clips, _Clips]":
-        """The training and the validation part, with the weights of the training part; decodes what is not yet decoded."""
+        """The training and the validation part, with the weights of the training part; decodes what
+        is not yet decoded.
+        """
         folder = data_dir / self.folder
-        videos = [video for label, name in enumerate(self.names) for video in _videos(folder / name, label)]
-        recordings = [{video.recording for video in videos if video.label == k} for k in range(len(self.names))]
+        videos = [
+            video
+            for label, name in enumerate(self.names)
+            for video in _videos(folder / name, label)
+        ]
+        recordings = [
+            {video.recording for video in videos if video.label == k}
+            for k in range(len(self.names))
+        ]
         held_out = validation_recordings(recordings, self.validation_share)
         for name, own in zip(self.names, recordings, strict=True):
             if not own & held_out or not own - held_out:
                 raise WrongUse(
-                    f"{folder / name} holds {len(own)} recording(s) ({', '.join(sorted(own)[:3])}), and no way to train on one "
-                    "and validate by another: add one (the recording is a file's name up to its first dot)"
+                    f"{folder / name} holds {len(own)} recording(s) "
+                    f"({', '.join(sorted(own)[:3])}), and no way to train on one "
+                    "and validate by another: add one (the recording is a file's name up "
+                    "to its first dot)"
                 )
         frames_of = _decoded(videos, folder / ".cache", self.size)
         lengths = {path: _length(path, self.size) for path in frames_of}
-        if short := [video.path for video, path in zip(videos, frames_of, strict=True) if lengths[path] < self.frames]:
+        if short := [
+            video.path
+            for video, path in zip(videos, frames_of, strict=True)
+            if lengths[path] < self.frames
+        ]:
             raise WrongUse(
-                f"{len(short)} video(s) in {folder} have fewer than frames={self.frames} frames, the first is {short[0]}: "
+                f"{len(short)} video(s) in {folder} have fewer than frames={self.frames} "
+                f"frames, the first is {short[0]}: "
                 "remove them, or lower --set frames=N"
             )
         parts: tuple[list[_Clip], list[_Clip]] = ([], [])
@@ -148,17 +185,22 @@ class Video(Classification):
             weights_K = class_weights([clip.label for clip in parts[0]], len(self.names))
         # Mixed once, so that a validation batch, and the sheet of its clips, has several classes.
         order = torch.randperm(len(parts[1]), generator=torch.Generator().manual_seed(0)).tolist()
-        return _Clips(parts[0], self.frames, weights_K), _Clips([parts[1][i] for i in order], self.frames, weights_K)
+        return _Clips(parts[0], self.frames, weights_K), _Clips(
+            [parts[1][i] for i in order], self.frames, weights_K
+        )
 
 
 def validation_recordings(recordings: Sequence[set[str]], share: float) -> set[str]:
-    """Which recordings are for validation, given those of each class: about `share` of each class's, at least one.
+    """Which recordings are for validation, given those of each class: about `share` of each
+    class's, at least one.
 
-    Chosen by their names' digests: another class's files change nothing, unless a recording is in both. A recording is for
-    validation in all of its classes, and no class is left without one to train on; where that cannot be, it gets none.
+    Chosen by their names' digests: another class's files change nothing, unless a recording is in
+    both. A recording is for validation in all of its classes, and no class is left without one to
+    train on; where that cannot be, it gets none.
     """
     chosen: set[str] = set()
-    for own in sorted(recordings, key=lambda names: (len(names), sorted(names))):  # the rare ones have the first choice
+    # the rare ones have the first choice
+    for own in sorted(recordings, key=lambda names: (len(names), sorted(names))):
         for name in sorted(own - chosen, key=lambda name: hashlib.sha256(name.encode()).digest()):
             if len(own & chosen) >= max(1, round(share * len(own))):
                 break
@@ -168,20 +210,33 @@ def validation_recordings(recordings: Sequence[set[str]], share: float) -> set[s
 
 
 def class_weights(labels: Sequence[int], classes: int) -> Tensor:
-    """(classes,) inversely proportional to the classes' numbers of examples; their mean over the examples is 1."""
+    """(classes,) inversely proportional to the classes' numbers of examples; their mean over the
+    examples is 1.
+    """
     counts_K = torch.bincount(torch.tensor(labels), minlength=classes)
     return len(labels) / (classes * counts_K)
 
 
-def _sheet(clips_BTHW: Tensor, labels: Sequence[int], predictions: Sequence[int], names: Sequence[str]) -> Tensor:
-    """Each clip's first, middle and last frame under its predicted class, in red where that is wrong, with the true one."""
+def _sheet(
+    clips_BTHW: Tensor, labels: Sequence[int], predictions: Sequence[int], names: Sequence[str]
+) -> Tensor:
+    """Each clip's first, middle and last frame under its predicted class, in red where that is
+    wrong, with the true one.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 1.25 * -(-len(clips_BTHW) // _SHEET_COLUMNS)), dpi=80, layout="constrained")
-    for place, (clip_THW, label, prediction) in enumerate(zip(clips_BTHW, labels, predictions, strict=True), 1):
+    figure = Figure(
+        figsize=(10, 1.25 * -(-len(clips_BTHW) // _SHEET_COLUMNS)), dpi=80, layout="constrained"
+    )
+    for place, (clip_THW, label, prediction) in enumerate(
+        zip(clips_BTHW, labels, predictions, strict=True), 1
+    ):
         axes = figure.add_subplot(-(-len(clips_BTHW) // _SHEET_COLUMNS), _SHEET_COLUMNS, place)
         gap = -(-clip_THW.shape[2] // 32)
-        frames_HW = [F.pad(clip_THW[t], (gap, gap), value=float(clip_THW.max())) for t in (0, len(clip_THW) // 2, -1)]
+        frames_HW = [
+            F.pad(clip_THW[t], (gap, gap), value=float(clip_THW.max()))
+            for t in (0, len(clip_THW) // 2, -1)
+        ]
         axes.imshow(torch.cat(frames_HW, 1).numpy(), cmap="gray")
         axes.set_axis_off()
         right = label == prediction
@@ -194,7 +249,9 @@ def _weighted_losses(logits_BK: Tensor, labels_B: Tensor, weights_B: Tensor) -> 
     return weights_B * F.cross_entropy(logits_BK, labels_B, reduction="none")
 
 
-def _block(inputs: int, outputs: int, kernel: tuple[int, int, int], stride: tuple[int, int, int]) -> list[nn.Module]:
+def _block(
+    inputs: int, outputs: int, kernel: tuple[int, int, int], stride: tuple[int, int, int]
+) -> list[nn.Module]:
     padding = (kernel[0] // 2, kernel[1] // 2, kernel[2] // 2)
     convolution = nn.Conv3d(inputs, outputs, kernel, stride, padding, bias=False)
     return [convolution, nn.BatchNorm3d(outputs), nn.ReLU(inplace=True)]
@@ -227,7 +284,9 @@ class _Clip:
 
 
 class _Clips(Dataset[Any]):
-    """(clip (T, H, W) uint8, label, weight); the file is mapped anew for each, so that workers share nothing open."""
+    """(clip (T, H, W) uint8, label, weight); the file is mapped anew for each, so that workers
+    share nothing open.
+    """
 
     def __init__(self, clips: list[_Clip], frames: int, weights_K: Tensor) -> None:
         self.clips, self.frames, self.weights_K = clips, frames, weights_K
@@ -259,28 +318,46 @@ def _class_folders(folder: Path) -> list[str]:
     if len(names) < 2:
         found = f"holds {len(names)} class folder(s)" if folder.is_dir() else "is not there"
         raise WrongUse(
-            f"{folder} {found}: put videos into a folder for each of two classes or more, as {folder}/CLASS/NAME.mp4 "
-            f"(also {', '.join(_TO_DECODE[1:])} and .npy), or name another place with --data-dir or --set folder=NAME"
+            f"{folder} {found}: put videos into a folder for each of two classes or more, "
+            f"as {folder}/CLASS/NAME.mp4 "
+            f"(also {', '.join(_TO_DECODE[1:])} and .npy), or name another place with "
+            "--data-dir or --set folder=NAME"
         )
     return names
 
 
 def _videos(folder: Path, label: int) -> list[_Source]:
     """The videos of one class, sorted by name; raises WrongUse where there is none."""
-    paths = sorted(path for path in folder.glob("[!.]*") if path.suffix.lower() in (*_TO_DECODE, ".npy"))
+    paths = sorted(
+        path for path in folder.glob("[!.]*") if path.suffix.lower() in (*_TO_DECODE, ".npy")
+    )
     if not paths:
-        raise WrongUse(f"{folder} holds no video ({', '.join(_TO_DECODE)} or .npy): put some there, or remove the folder")
+        raise WrongUse(
+            f"{folder} holds no video ({', '.join(_TO_DECODE)} or .npy): put some there, "
+            "or remove the folder"
+        )
     return [_Source(path, label, path.name.partition(".")[0]) for path in paths]
 
 
 def _decoded(videos: Sequence[_Source], cache: Path, size: int) -> list[Path]:
-    """The .npy file of each video's frames: itself, or a file in `cache`, made where it is missing."""
-    found = [video.path if video.path.suffix.lower() == ".npy" else _cached(video.path, cache, size) for video in videos]
-    missing = [(video.path, target) for video, target in zip(videos, found, strict=True) if not target.exists()]
+    """The .npy file of each video's frames: itself, or a file in `cache`, made where it is
+    missing.
+    """
+    found = [
+        video.path if video.path.suffix.lower() == ".npy" else _cached(video.path, cache, size)
+        for video in videos
+    ]
+    missing = [
+        (video.path, target)
+        for video, target in zip(videos, found, strict=True)
+        if not target.exists()
+    ]
     if missing:
         from tqdm import tqdm
 
-        for path, target in tqdm(missing, desc="decoding", unit=" videos", leave=False, disable=None):
+        for path, target in tqdm(
+            missing, desc="decoding", unit=" videos", leave=False, disable=None
+        ):
             _decode(path, target, size)
     return found
 
@@ -288,12 +365,15 @@ def _decoded(videos: Sequence[_Source], cache: Path, size: int) -> list[Path]:
 def _cached(path: Path, cache: Path, size: int) -> Path:
     """Where the decoded frames of `path` belong: another place when the file is another."""
     status = path.stat()
-    key = hashlib.sha256(f"{path.name} {status.st_size} {status.st_mtime_ns} {size}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(
+        f"{path.name} {status.st_size} {status.st_mtime_ns} {size}".encode()
+    ).hexdigest()[:16]
     return cache / path.parent.name / f"{path.name}-{key}.npy"
 
 
 def _decode(path: Path, target: Path, size: int) -> None:
-    """Write the frames of the video `path`, grey and `size` x `size`, to `target`, which is there whole or not at all.
+    """Write the frames of the video `path`, grey and `size` x `size`, to `target`, which is there
+    whole or not at all.
 
     Raises:
         WrongUse: it cannot be decoded.
@@ -307,7 +387,8 @@ def _decode(path: Path, target: Path, size: int) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with part.open("xb") as file, av.open(str(path)) as container:
-            # The header holds the number of frames, which only the end tells; NumPy leaves room in it for that.
+            # The header holds the number of frames, which only the end tells; NumPy leaves room in
+            # it for that.
             npy.write_array_header_1_0(file, header | {"shape": (0, size, size)})
             for frame in container.decode(video=0):
                 file.write(frame.reformat(size, size, "gray").to_ndarray().tobytes())
@@ -318,10 +399,13 @@ def _decode(path: Path, target: Path, size: int) -> None:
             os.fsync(file.fileno())
         part.replace(target)
     except (av.FFmpegError, IndexError) as error:  # IndexError: there are no pictures in it
-        raise WrongUse(f"{path} cannot be decoded ({error}): replace it by a whole video, or remove it") from error
+        raise WrongUse(
+            f"{path} cannot be decoded ({error}): replace it by a whole video, or remove it"
+        ) from error
     except OSError as error:
         raise StorageFailure(
-            f"{target.parent} cannot be written ({error.strerror}): each video is decoded into it once, {size * size:,} bytes "
+            f"{target.parent} cannot be written ({error.strerror}): each video is decoded "
+            f"into it once, {size * size:,} bytes "
             "a frame; make it writable and the disk large enough, or bring .npy files"
         ) from error
     finally:
@@ -330,14 +414,24 @@ def _decode(path: Path, target: Path, size: int) -> None:
 
 
 def _length(path: Path, size: int) -> int:
-    """How many frames the .npy file holds; raises WrongUse unless it is of (T, size, size) uint8."""
+    """How many frames the .npy file holds; raises WrongUse unless it is of (T, size, size)
+    uint8.
+    """
     try:
         frames_THW = numpy.load(path, mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:
-        raise WrongUse(f"{path} cannot be read ({error}): replace it by a .npy file of (T, {size}, {size}) uint8") from error
-    if frames_THW.dtype != numpy.uint8 or frames_THW.ndim != 3 or frames_THW.shape[1:] != (size, size):
         raise WrongUse(
-            f"{path} holds {frames_THW.dtype} of shape {frames_THW.shape}, wanted uint8 of (T, {size}, {size}): convert it, "
+            f"{path} cannot be read ({error}): replace it by a .npy file of (T, {size}, "
+            f"{size}) uint8"
+        ) from error
+    if (
+        frames_THW.dtype != numpy.uint8
+        or frames_THW.ndim != 3
+        or frames_THW.shape[1:] != (size, size)
+    ):
+        raise WrongUse(
+            f"{path} holds {frames_THW.dtype} of shape {frames_THW.shape}, wanted uint8 of "
+            f"(T, {size}, {size}): convert it, "
             "or give its side with --set size=N"
         )
     return len(frames_THW)

@@ -1,0 +1,251 @@
+"""The trainings of `trainbox bench`: each a real `trainbox train` in a folder that is removed, one
+at a time.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from entrypoint.bench.tables import Case, Measured, Outcome, turns
+from entrypoint.errors import LaunchError, NoPlace
+from entrypoint.system.commands import command_of
+from entrypoint.system.processes import die_with_parent
+from entrypoint.system.temporary import temporary_folder
+
+_POLL_S = 0.1
+_END_S = 10.0  # of a training that is told to stop: what it saves is not wanted
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+_OWN_NAMES = {"TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}  # the bench says how long, and that it is new
+
+Words = Callable[[Case, str], list[str]]
+Further = Callable[[Mapping[Case, Outcome]], list[Case]]
+
+
+class NoCase(LaunchError):
+    """Not one case could be measured; ends with the exit code of the first."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = code
+
+
+class Stopped(Exception):
+    """A signal came."""
+
+
+class Bench:
+    """Runs the cases; `outcomes` has what came out up to now, and `facts` what it was measured
+    on.
+    """
+
+    def __init__(
+        self, asked: Sequence[Case], words: Words, describe: Callable[[Case], str]
+    ) -> None:
+        self.outcomes = {case: Outcome() for case in asked}
+        self.facts: dict[str, Any] = {}
+        self.stopped_by: str | None = None
+        self._words, self._describe = words, describe
+
+    def run(self, rounds: int, further: Further | None = None) -> None:
+        """All rounds, then as many of what `further` asks for until it asks for no more; or up to a
+        signal.
+
+        A case that fails is left out of the rest.
+
+        Raises:
+            NoCase: none can be launched.
+        """
+        with (
+            self._signals_noted(),
+            temporary_folder("bench-") as folder,
+            contextlib.suppress(Stopped),
+        ):
+            self._check_launches()
+            asked = [case for case, outcome in self.outcomes.items() if not outcome.failure]
+            first = 0
+            while asked:
+                self._run(turns(asked, range(first, first + rounds)), first + rounds, folder)
+                first += rounds
+                asked = further(self.outcomes) if further else []
+                self.outcomes |= {case: Outcome() for case in asked if case not in self.outcomes}
+
+    def _check_launches(self) -> None:
+        """Ask `trainbox plan` whether each case can be launched here: what cannot is told before
+        anything has taken time.
+        """
+        for case, outcome in self.outcomes.items():
+            asked = subprocess.run(
+                command_of("entrypoint", "plan", *self._words(case, "runs")),
+                env=_environment(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+            if self.stopped_by:
+                raise Stopped
+            if asked.returncode:
+                outcome.failure, outcome.exit_code = _last_words(asked.stderr), asked.returncode
+        first = next(iter(self.outcomes.values()))
+        if all(outcome.failure for outcome in self.outcomes.values()):
+            raise NoCase(first.exit_code, f"bench: no case can be launched here: {first.failure}")
+
+    def _run(self, todo: Sequence[tuple[int, Case]], rounds: int, folder: Path) -> None:
+        took: list[float] = []
+        for place, (number, case) in enumerate(todo):
+            outcome = self.outcomes[case]
+            if outcome.failure:
+                continue
+            left = sum(not self.outcomes[later].failure for _, later in todo[place:])
+            about = (
+                f", about {_duration(left * sum(took) / len(took))} left up to round {rounds}"
+                if took
+                else ""
+            )
+            _tell(f"round {number + 1} of {rounds}, {self._describe(case)}{about}")
+            begin = time.monotonic()
+            try:
+                outcome.rounds[number] = self._train(case, folder / f"{number}-{place}")
+                _tell(f"  {outcome.rounds[number].samples_per_second:,.0f} samples/s")
+            except NoCase as failure:
+                outcome.failure, outcome.exit_code = str(failure), failure.exit_code
+                _tell(f"  no result: {failure}")
+            took.append(time.monotonic() - begin)
+
+    def _train(self, case: Case, folder: Path) -> Measured:
+        """What one training measured.
+
+        Raises:
+            NoCase: it ended without that.
+            Stopped: so it was told.
+        """
+        folder.mkdir()
+        log = folder / "output.log"
+        with log.open("w", encoding="utf-8") as output:
+            training = subprocess.Popen(
+                command_of("entrypoint", "train", *self._words(case, str(folder))),
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a terminal's Ctrl-C reaches us alone
+                # there are no threads here
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
+            )
+        self._wait(training)
+        try:
+            if training.returncode:
+                code = training.returncode
+                raise NoCase(
+                    code if code > 0 else 128 - code,
+                    _last_words(log.read_text(encoding="utf-8", errors="replace")),
+                )
+            measured = Measured(
+                **json.loads((folder / "case" / "measured.json").read_text(encoding="utf-8"))
+            )
+            self.facts = self.facts or _facts(
+                json.loads((folder / "case" / "manifest.json").read_text(encoding="utf-8"))
+            )
+            return measured
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _wait(self, training: "subprocess.Popen[bytes]") -> None:
+        while not self.stopped_by:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                training.wait(timeout=_POLL_S)
+                return
+        training.terminate()
+        try:
+            training.wait(timeout=_END_S)
+        except subprocess.TimeoutExpired:
+            training.kill()  # its ranks ask the kernel to die with it
+            training.wait()
+        raise Stopped
+
+    @contextlib.contextmanager
+    def _signals_noted(self) -> Iterator[None]:
+        def note(number: int, _frame: FrameType | None) -> None:
+            self.stopped_by = self.stopped_by or signal.Signals(number).name
+
+        before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:  # nohup's wish stands
+                signal.signal(number, note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def write_files(folder: Path, text: str, report: Mapping[str, Any]) -> None:
+    """bench.md, bench.json and, drawn by the trainer, bench.svg."""
+    try:
+        (folder / "bench.md").write_text(text + "\n", encoding="utf-8")
+        (folder / "bench.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise NoPlace(
+            f"--out {folder}: {error.strerror}: give a folder that can be written"
+        ) from error
+    drawn = subprocess.run(command_of("trainer", "bench-figure", str(folder)), check=False)
+    if drawn.returncode:
+        raise NoCase(
+            drawn.returncode,
+            f"--out {folder}: bench.svg was not drawn; bench.md and bench.json are there",
+        )
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make it, before anything has taken time.
+
+    Raises:
+        NoPlace: it cannot be.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "bench.md").touch()
+    except OSError as error:
+        raise NoPlace(
+            f"--out {folder}: {error.strerror}: give a folder that can be written"
+        ) from error
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _OWN_NAMES}
+
+
+def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    device = manifest["device"]
+    hardware = (
+        ", ".join(device["names"]) if device["type"] == "cuda" else manifest["machine"]["cpu_model"]
+    )
+    return {
+        "hardware": hardware,
+        "torch": manifest["packages"]["torch"],
+        "revision": manifest["build"].get("revision"),
+    }
+
+
+def _last_words(output: str) -> str:
+    """Why it ended: the last thing that Trainbox itself said, else the last line."""
+    spoken = [line.strip() for line in output.splitlines() if line.strip()] or ["it said nothing"]
+    own = [line.removeprefix("trainbox: ") for line in spoken if line.startswith("trainbox: ")]
+    return (own or spoken)[-1]
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,432 @@
+"""The tables of `trainbox bench`: which cases there are, and what was measured of them. Pure."""
+
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from entrypoint.errors import WrongUse
+from entrypoint.system.hints import command
+
+PAYS = 1.05  # times the samples/s, by the median of the rounds, and more than 1 in each
+_SCALINGS = {
+    "strong": "Strong scaling: the batch of a step stays",
+    "weak": "Weak scaling: the share of each {unit} stays",
+    "": "Speed",
+}
+# What the bench says itself: how long, where, on what.
+_OWN_WORDS = {
+    *(
+        "--run",
+        "--runs-dir",
+        "--resume",
+        "--max-steps",
+        "--epochs",
+        "--eval-every",
+        "--checkpoint-minutes",
+        "--measure-seconds",
+    ),
+    *(
+        "--strategy",
+        "--gpu-ids",
+        "--nnodes",
+        "--node-rank",
+        "--rdzv-endpoint",
+        "--rdzv-id",
+        "--batch-size-per-gpu",
+    ),
+}
+_FOREVER = "1000000000"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training on `count` GPUs or CPU processes.
+
+    `batch_size` is global; None is the task's own, or its own workers.
+    """
+
+    count: int
+    strategy: str
+    batch_size: int | None
+    workers: int | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table, and the case that it is compared with."""
+
+    scaling: str
+    case: Case
+    base: Case
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one training measured of itself: measured.json.
+
+    Lists are by process (times) or by GPU (memory).
+    """
+
+    samples_per_second: float
+    steps: int
+    seconds: float
+    data_seconds: Sequence[float]
+    exchange_seconds: Sequence[float] | None
+    memory_mib: Sequence[float]
+    device: str
+    batch_size: int
+    accumulation: int
+    workers: int
+    threads: int
+    precision: str
+    examples: int
+
+
+@dataclass
+class Outcome:
+    """What came out of a case: by round, and why it has no result, if it has none."""
+
+    rounds: dict[int, Measured] = field(default_factory=dict)
+    failure: str | None = None
+    exit_code: int = 0
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of the rounds."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        return cls(statistics.median(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line with its figures; None where there is nothing to tell.
+
+    Shares of the time are means over the processes.
+    """
+
+    line: Line
+    failure: str | None
+    samples_per_second: Spread | None = None
+    epoch_s: float | None = None
+    speed_up: Spread | None = None
+    efficiency: float | None = None
+    data_share: float | None = None
+    exchange_share: float | None = None
+    memory_mib: tuple[float, ...] = ()
+    accumulation: int = 1
+    workers: int | None = None
+    batch_size: int | None = None
+    arithmetic: str = ""
+    rounds: int = 0
+
+
+def doubling(most: int) -> tuple[int, ...]:
+    """1, 2, 4 ... and `most`."""
+    return tuple(sorted({*(1 << power for power in range(most.bit_length())), most}))
+
+
+def lines(
+    counts: Sequence[int],
+    strategies: Sequence[str],
+    batch_sizes: Sequence[int | None],
+    workers: Sequence[int | None],
+) -> list[Line]:
+    """The lines of all tables: strong scaling, and weak where a batch is named; one table where
+    there is one count.
+    """
+    found = []
+    scalings = ["strong", "weak"] if len(counts) > 1 else [""]
+    for scaling, batch_size, waiting in itertools.product(scalings, batch_sizes, workers):
+        if scaling == "weak" and batch_size is None:
+            continue
+
+        def case(
+            count: int, strategy: str, batch: int | None = batch_size, own: int | None = waiting
+        ) -> Case:
+            share = count if scaling == "weak" else 1  # noqa: B023 - called in this turn
+            return Case(count, strategy if count > 1 else "single", batch and batch * share, own)
+
+        pairs = dict.fromkeys(
+            (case(count, strategy), case(counts[0], strategy))
+            for count in counts
+            for strategy in strategies
+        )
+        found += [Line(scaling, one, base) for one, base in pairs]
+    return list(dict.fromkeys(found))
+
+
+def cases(table: Iterable[Line]) -> list[Case]:
+    """Each once, though it may stand in several tables."""
+    return list(dict.fromkeys(line.case for line in table))
+
+
+def with_others(table: Sequence[Line], measured: Iterable[Case]) -> list[Line]:
+    """`table` and, in one without scaling, the cases that are not in it."""
+    known = set(cases(table))
+    return [*table, *(Line("", case, case) for case in measured if case not in known)]
+
+
+def turns(asked: Sequence[Case], rounds: range) -> list[tuple[int, Case]]:
+    """All cases in each round, there and back, so that a machine that grows slower does so for
+    all.
+    """
+    return [(number, case) for number in rounds for case in (asked[::-1] if number % 2 else asked)]
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Raise WrongUse for training options that the bench sets itself."""
+    for word in words:
+        if (name := word.partition("=")[0]) in _OWN_WORDS:
+            raise WrongUse(
+                f"bench sets {name} itself for each of its trainings: drop it "
+                f"(`{command('bench', '--help')}`)"
+            )
+
+
+def check_strategies(text: str, cpu: bool) -> tuple[str, ...]:
+    """The strategies in `text`, as in dp,ddp.
+
+    Raises:
+        WrongUse: there is no such strategy, or not here.
+    """
+    named = tuple(dict.fromkeys(text.split(",")))
+    if unknown := [name for name in named if name not in ("ddp", "dp")]:
+        raise WrongUse(
+            f"--strategies {text}: {unknown[0]!r} is neither ddp nor dp; one GPU has no strategy"
+        )
+    if cpu and "dp" in named:
+        raise WrongUse(
+            f"--strategies {text}: dp splits batches over GPUs, and the CPU is measured "
+            "here: drop it"
+        )
+    return named
+
+
+def with_choices(
+    words: Sequence[str], environ: Mapping[str, str], cpu: bool, threads: int
+) -> list[str]:
+    """`words` and what a bench chooses, unless they, the environment or their --config file do."""
+    chosen = {"--accumulation": "1"}  # a batch that does not fit is told, not cut
+    if cpu:
+        chosen["--threads"] = str(threads)
+    given = {word.partition("=")[0] for word in words}
+    if "--config" in given:
+        return list(words)
+    open_to_us = [
+        name
+        for name in chosen
+        if name not in given and f"TRAINBOX_{name[2:].upper()}" not in environ
+    ]
+    return [*words, *itertools.chain.from_iterable((name, chosen[name]) for name in open_to_us)]
+
+
+def training_words(
+    case: Case, words: Sequence[str], cpu: bool, runs_dir: str, seconds: float
+) -> list[str]:
+    """The words of `trainbox train` for a case; `words` are the task and what holds for all
+    cases.
+    """
+    place = (
+        ["--device", "cpu", "--processes", str(case.count)] if cpu else ["--gpus", str(case.count)]
+    )
+    batch = [] if case.batch_size is None else ["--batch-size", str(case.batch_size)]
+    loading = [] if case.workers is None else ["--workers", str(case.workers)]
+    never = [
+        word
+        for name in ("--max-steps", "--eval-every", "--checkpoint-minutes")
+        for word in (name, _FOREVER)
+    ]
+    ends = [*never, "--measure-seconds", f"{seconds:g}"]
+    where = ["--runs-dir", runs_dir, "--run", "case", "--nnodes", "1", "--strategy", case.strategy]
+    return [*words, *place, *batch, *loading, *ends, *where]
+
+
+def rows(table: Iterable[Line], outcomes: Mapping[Case, Outcome]) -> list[Row]:
+    """The lines with their figures: medians of the rounds, a speed-up against the base in the same
+    round.
+    """
+    return [
+        _row(line, outcomes.get(line.case, Outcome()), outcomes.get(line.base, Outcome()))
+        for line in table
+    ]
+
+
+def _row(line: Line, outcome: Outcome, base: Outcome) -> Row:
+    measured = list(outcome.rounds.values())
+    if outcome.failure or not measured:
+        return Row(line, outcome.failure or "not measured")
+    speed = Spread.of([one.samples_per_second for one in measured])
+    up = ratio(outcome, base) if line.scaling and not base.failure else None
+    return Row(
+        line,
+        None,
+        samples_per_second=speed,
+        epoch_s=measured[0].examples / speed.median,
+        speed_up=up,
+        efficiency=None if up is None else up.median * line.base.count / line.case.count,
+        data_share=data_share(outcome),
+        exchange_share=_exchange_share(measured),
+        memory_mib=tuple(map(max, zip(*(one.memory_mib for one in measured), strict=True))),
+        accumulation=measured[0].accumulation,
+        workers=measured[0].workers,
+        batch_size=measured[0].batch_size,
+        arithmetic=f"{measured[0].precision}, {measured[0].threads} CPU thread(s) a process",
+        rounds=len(measured),
+    )
+
+
+def ratio(outcome: Outcome, against: Outcome) -> Spread | None:
+    """Of their samples/s in the same round, which saw the same machine; None if there was none."""
+    both = outcome.rounds.keys() & against.rounds.keys()
+    ratios = [
+        outcome.rounds[n].samples_per_second / against.rounds[n].samples_per_second for n in both
+    ]
+    return Spread.of(ratios) if ratios else None
+
+
+def data_share(outcome: Outcome) -> float:
+    """Which part of the time the processes wait for data, in their mean and the median of the
+    rounds.
+    """
+    return statistics.median(
+        statistics.fmean(one.data_seconds) / one.seconds for one in outcome.rounds.values()
+    )
+
+
+def _exchange_share(measured: Sequence[Measured]) -> float | None:
+    shares = [
+        statistics.fmean(one.exchange_seconds) / one.seconds
+        for one in measured
+        if one.exchange_seconds is not None
+    ]
+    return statistics.median(shares) if shares else None
+
+
+def markdown(table: Sequence[Row], facts: Mapping[str, Any], advice: Sequence[str] = ()) -> str:
+    """What was measured on what, the tables, why some lines have no figures, and what is
+    suggested.
+    """
+    unit = str(facts["unit"])
+    parts = [_preamble(table, facts)]
+    for scaling, group in itertools.groupby(table, lambda row: row.line.scaling):
+        own = list(group)
+        title = _SCALINGS[scaling].format(unit=unit) + (
+            f"; against {own[0].line.base.count}" if scaling else ""
+        )
+        named = [_cells(row, unit) for row in own]
+        names = [name for name in named[0] if scaling or name not in _ONLY_IN_SCALING]
+        lines_ = [
+            names,
+            ["---"] * len(names),
+            *([cells[name] for name in names] for cells in named),
+        ]
+        parts.append(f"### {title}\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines_))
+    if any(row.rounds > facts["rounds"] for row in table):
+        parts.append(
+            "`--suggest` tried more in later rounds, beside the best of before; from round "
+            "to round a machine may change."
+        )
+    if failed := dict.fromkeys(
+        f"- {describe(row.line.case, unit)}: {row.failure}" for row in table if row.failure
+    ):
+        parts.append("No result:\n\n" + "\n".join(failed))
+    if any(
+        row.workers != row.line.case.workers
+        for row in table
+        if row.workers is not None and row.line.case.workers
+    ):
+        parts.append("The data is held in memory: no worker loads it, whatever `--workers` says.")
+    if advice:
+        rule = f"What gives at least {PAYS:g} times the samples/s of less, and more in every round:"
+        parts.append(f"### What pays\n\n{rule}\n\n" + "\n".join(f"- {line}" for line in advice))
+    return "\n\n".join(parts)
+
+
+def _preamble(table: Sequence[Row], facts: Mapping[str, Any]) -> str:
+    on = [f"{facts['hardware']}, torch {facts['torch']}"] if "hardware" in facts else []
+    settings = sorted({row.arithmetic for row in table if row.arithmetic})
+    rounds = (
+        f"{facts['rounds']} round{'s' * (facts['rounds'] > 1)} of {facts['seconds']:g} s "
+        "each, medians"
+    )
+    return f"`{facts['command']}`: " + "; ".join([*on, *settings, rounds]) + "."
+
+
+_ONLY_IN_SCALING = {"speed-up", "efficiency"}
+
+
+def _cells(row: Row, unit: str) -> dict[str, str]:
+    case, speed = row.line.case, row.samples_per_second
+    batch = row.batch_size or case.batch_size
+    plural = "GPUs" if unit == "GPU" else "processes"
+    return {
+        plural: str(case.count),
+        "strategy": case.strategy,
+        "batch": _text(batch),
+        f"a {unit}": _share(batch, case.count, row.accumulation),
+        "workers": _text(case.workers if row.workers is None else row.workers),
+        "samples/s": "no result" if speed is None else f"{speed.median:,.0f}",
+        "least to most": "-" if speed is None else f"{speed.least:,.0f} to {speed.most:,.0f}",
+        "an epoch, s": _text(row.epoch_s, ".3g"),
+        "waits for data": _text(row.data_share, ".1%"),
+        "exchange": _text(row.exchange_share, ".1%"),
+        "memory of each, MiB": " ".join(f"{memory:,.0f}" for memory in row.memory_mib) or "-",
+        "speed-up": "-" if row.speed_up is None else f"{row.speed_up.median:.2f}",
+        "efficiency": _text(row.efficiency, ".0%"),
+    }
+
+
+def _text(value: float | None, form: str = "") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _share(batch: int | None, count: int, accumulation: int) -> str:
+    if batch is None:
+        return "-"
+    least, rest = divmod(batch, count * accumulation)
+    return (f"{least} or {least + 1}" if rest else f"{least}") + f" x {accumulation}" * (
+        accumulation > 1
+    )
+
+
+def describe(case: Case, unit: str) -> str:
+    """A case in words."""
+    plural = "" if case.count == 1 else "s" if unit == "GPU" else "es"
+    batch = "" if case.batch_size is None else f", batch {case.batch_size}"
+    workers = "" if case.workers is None else f", {case.workers} workers"
+    return f"{case.count} {unit}{plural} {case.strategy}{batch}{workers}"
+
+
+def as_json(
+    table: Sequence[Row],
+    outcomes: Mapping[Case, Outcome],
+    facts: Mapping[str, Any],
+    advice: Sequence[str],
+) -> dict[str, Any]:
+    """All of it for programs: the tables' rows, and each round of each case."""
+    return {
+        **facts,
+        "suggestions": list(advice),
+        "rows": [dataclasses.asdict(row) for row in table],
+        "cases": [
+            {
+                **dataclasses.asdict(case),
+                "failure": outcome.failure,
+                "rounds": [
+                    {"round": n, **dataclasses.asdict(one)}
+                    for n, one in sorted(outcome.rounds.items())
+                ],
+            }
+            for case, outcome in outcomes.items()
+        ],
+    }

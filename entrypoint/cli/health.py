@@ -1,0 +1,251 @@
+"""`trainbox health`: the checks for people, before a run, beside it, and in depth."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from entrypoint.cli.options import GpuCount
+from entrypoint.errors import WrongUse
+
+if TYPE_CHECKING:
+    from entrypoint.driver.process import Driver
+    from entrypoint.health.check import Question
+    from entrypoint.health.verdict import Verdict
+
+_CPU_PROCESSES = 2  # of --deep without a GPU: the fewest that can exchange anything
+
+
+@click.command(short_help="Check whether GPUs, driver and node are fit to train on.")
+@click.option(
+    "--gpus",
+    type=GpuCount(),
+    envvar="GPUS",
+    help="How many GPUs there must be. Default: judge those that are there.",
+)
+@click.option(
+    "--gpu-ids", metavar="IDS", envvar="GPU_IDS", help="Which ones there must be, and are judged."
+)
+@click.option(
+    "--gate", "mode", flag_value="gate", help="For before a run: one look, under a second."
+)
+@click.option(
+    "--live",
+    "mode",
+    flag_value="live",
+    help="For a liveness probe: does the driver answer, are all GPUs there?",
+)
+@click.option(
+    "--monitor",
+    "mode",
+    flag_value="monitor",
+    help="For beside runs: look again and again, and serve what is found.",
+)
+@click.option(
+    "--deep",
+    "mode",
+    flag_value="deep",
+    help="Compute and exchange on each GPU and each pair: takes minutes.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: docs/health.schema.json.")
+@click.option(
+    "--require",
+    metavar="CHECKS",
+    default="",
+    help="Checks that must be readable here, as in ecc-uncorrected,nvlink.",
+)
+@click.option(
+    "--limits",
+    type=click.Path(path_type=Path),
+    envvar="HEALTH_LIMITS",
+    metavar="FILE",
+    help="Other limits, in TOML.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    metavar="N",
+    envvar="PROCESSES",
+    help="To start here. Default: one a GPU.",
+)
+@click.option(
+    "--runs-dir",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    envvar="TRAINBOX_RUNS_DIR",
+    metavar="FOLDER",
+    help="Where runs are to be written. Default: runs.",
+)
+@click.option(
+    "--deadline-s",
+    type=click.FloatRange(1),
+    default=120.0,
+    metavar="S",
+    help="--deep: of each of its programs. Default: 120.",
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:9400",
+    help="--monitor: where. Default: 127.0.0.1:9400.",
+)
+@click.option(
+    "--interval-s",
+    type=click.FloatRange(0.1),
+    default=5.0,
+    help="--monitor: between two looks. Default: 5.",
+)
+def health(
+    gpus: int | str | None,
+    gpu_ids: str | None,
+    mode: str | None,
+    as_json: bool,
+    require: str,
+    limits: Path | None,
+    processes: int | None,
+    runs_dir: Path,
+    deadline_s: float,
+    listen: str,
+    interval_s: float,
+) -> None:
+    """Judge GPUs, driver and node; exit 0 if a run may start, 1 if not, 2 if that could not be
+    found out.
+
+    \b
+    Examples:
+      trainbox health                          one screen, after a second of looking
+      trainbox health --gate --gpus 4 --json   in a script, an init container or a SLURM prolog
+      trainbox health --live                   as a liveness probe
+      trainbox health --monitor                /metrics and /healthz on 127.0.0.1:9400
+      trainbox health --deep --processes 2     also without a GPU: on two CPU processes
+      trainbox health --limits limits.toml --require ecc-uncorrected
+    """
+    import tempfile
+
+    from entrypoint.driver.process import Driver, NoAnswer
+    from entrypoint.health.check import Question, broken_driver, check_names
+    from entrypoint.health.limits import read_limits
+    from entrypoint.health.verdict import Mode
+
+    kind = Mode(mode or "check")
+    required = tuple(filter(None, require.split(",")))
+    known = check_names(kind)
+    if unknown := [name for name in required if name not in known]:
+        raise WrongUse(
+            f"--require {require}: there is no check {unknown[0]}; there are {', '.join(known)}"
+        )
+    used, overridden = read_limits(limits)
+    question = Question(
+        kind, limits=used, overridden=overridden, required=required, runs_dir=runs_dir
+    )
+    lock = None
+    if kind is Mode.LIVE:
+        # nowhere to write: without it probes of a driver that hangs may pile up
+        with contextlib.suppress(OSError):
+            lock = Path(tempfile.gettempdir()) / f"trainbox-live-{os.getuid()}.lock"
+    try:
+        driver = Driver(lock)
+    except NoAnswer as error:
+        _show(verdict := broken_driver(question, str(error)), as_json)
+        sys.exit(verdict.exit_code)
+    if kind is Mode.MONITOR:
+        from entrypoint.health.monitor import monitor
+
+        sys.exit(monitor(driver, question, gpus, gpu_ids, processes, listen, interval_s))
+    verdict = _verdict(driver, question, gpus, gpu_ids, processes, as_json)
+    if kind is Mode.DEEP:
+        from entrypoint.health.deep.run import deepened
+
+        verdict = deepened(
+            verdict,
+            used,
+            processes or _CPU_PROCESSES,
+            deadline_s,
+            lambda line: click.echo(line, err=True),
+            lambda: _verdict(driver, question, gpus, gpu_ids, processes, as_json),
+        )
+    _show(verdict, as_json)
+    sys.exit(verdict.exit_code)
+
+
+_OF_THE_QUESTION = ("gpus", "gpu_ids", "limits", "runs_dir")
+
+
+@click.command(
+    short_help="Print a report to paste when you ask for help.",
+    params=[option for option in health.params if option.name in _OF_THE_QUESTION],
+)
+def doctor(
+    gpus: int | str | None, gpu_ids: str | None, limits: Path | None, runs_dir: Path
+) -> None:
+    """Print all that a helper will ask for, in one page to paste: what is here, what is wrong, what
+    to do; no secrets.
+
+    \b
+    Examples:
+      trainbox doctor
+      docker compose run --rm train doctor
+    """
+    from entrypoint.doctor.examine import examined
+    from entrypoint.health.check import Question
+    from entrypoint.health.limits import read_limits
+    from entrypoint.health.verdict import Mode
+
+    def tell() -> None:
+        if sys.stderr.isatty():
+            click.echo("looking at torch ...", err=True)
+
+    used, overridden = read_limits(limits)
+    question = Question(Mode.GATE, limits=used, overridden=overridden, runs_dir=runs_dir)
+    click.echo(examined(question, gpus, gpu_ids, on_wait=tell))
+
+
+def _verdict(
+    driver: "Driver",
+    question: "Question",
+    gpus: int | str | None,
+    gpu_ids: str | None,
+    processes: int | None,
+    as_json: bool,
+) -> "Verdict":
+    from entrypoint.driver.process import NoAnswer
+    from entrypoint.health.check import about, broken_driver, examine, without_driver
+    from entrypoint.health.verdict import Verdict
+
+    if gpus == 0:
+        return without_driver(
+            dataclasses.replace(question, processes=processes or 1), "not asked: --gpus 0"
+        )
+    try:
+        found = driver.detect()
+    except NoAnswer as error:
+        return broken_driver(question, str(error))
+    decided = about(
+        found, question, os.environ.get("CUDA_VISIBLE_DEVICES"), gpus, gpu_ids, processes
+    )
+    if isinstance(decided, Verdict):
+        return decided
+
+    def progress(done: int, looks: int) -> None:
+        if looks > 1 and not as_json and sys.stderr.isatty():
+            click.echo(
+                f"\rlooking at {len(decided.asked.gpus)} GPU(s): {done} of {looks}",
+                err=True,
+                nl=done == looks,
+            )
+
+    return examine(driver, decided, progress)
+
+
+def _show(verdict: "Verdict", as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(verdict.to_json(), indent=2, ensure_ascii=False))
+        return
+    from entrypoint.health.screen import screen
+
+    click.echo(screen(verdict))

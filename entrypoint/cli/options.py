@@ -1,0 +1,181 @@
+"""The launch options, as `train`, `plan`, `verify`, `sweep` and `health` share them."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from entrypoint.launch.cluster import RDZV_TIMEOUT_S
+
+# of a machine, as nodes believe it of each other: trainer/launch/rendezvous.py
+MOST_PROCESSES = 4096
+
+
+class GpuCount(click.ParamType[int | str]):
+    """A number of GPUs, or `all`."""
+
+    name = "N|all"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
+        return self.name
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        if value == "all" or isinstance(value, int):
+            return "all" if value == "all" else int(value)
+        if not (value.isascii() and value.isdigit()):
+            self.fail(
+                f"{value!r} is neither a number of GPUs nor `all`; to name GPUs use "
+                f"--gpu-ids {value}",
+                param,
+                ctx,
+            )
+        return int(value)
+
+
+class Numbers(click.ParamType[tuple[int, ...]]):
+    """Different whole numbers from `low` on, as in 1,2,4: in order."""
+
+    name = "N,N,..."
+
+    def __init__(self, low: int) -> None:
+        self.low = low
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
+        return self.name
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        words = value.split(",")
+        if not all(word.isascii() and word.isdigit() and int(word) >= self.low for word in words):
+            self.fail(
+                f"{value!r} is no list of whole numbers from {self.low}, such as "
+                f"{self.low},{2 * self.low + 2}",
+                param,
+                ctx,
+            )
+        if len(set(map(int, words))) < len(words):
+            self.fail(f"{value!r} names a number twice", param, ctx)
+        return tuple(sorted(map(int, words)))
+
+
+_DEVICE_OPTIONS = [
+    click.option(
+        "--gpus",
+        type=GpuCount(),
+        envvar="GPUS",
+        help="How many GPUs; 0 is the CPU. Default: all visible.",
+    ),
+    click.option(
+        "--gpu-ids",
+        metavar="IDS",
+        envvar="GPU_IDS",
+        help="Which ones: 0,2 or UUIDs or 0:1 for a MIG slice.",
+    ),
+    click.option(
+        "--processes",
+        type=click.IntRange(1, MOST_PROCESSES),
+        metavar="N",
+        envvar="PROCESSES",
+        help="How many CPU processes: torchrun DDP over gloo, or a sweep's trials at a time.",
+    ),
+    click.option(
+        "--device",
+        type=click.Choice(["auto", "cuda", "mps", "cpu"]),
+        envvar=["DEVICE", "TRAINBOX_DEVICE"],
+        help="Default: auto, which is cuda where there are GPUs.",
+    ),
+]
+_HEALTH_OPTIONS = [
+    click.option(
+        "--health/--no-health",
+        default=True,
+        envvar="HEALTH",
+        help="Check the GPUs before, watch them beside the training, and end with 3 if they "
+        "fail. Default: yes.",
+    ),
+    click.option(
+        "--health-limits",
+        type=click.Path(path_type=Path),
+        envvar="HEALTH_LIMITS",
+        metavar="FILE",
+        help="Other limits than the usual, in TOML: docs/health.md.",
+    ),
+]
+_JOB_OPTIONS = [
+    click.option(
+        "--strategy",
+        type=click.Choice(["ddp", "fsdp", "dp", "single"]),
+        envvar="STRATEGY",
+        help="ddp: torchrun, a process a GPU. fsdp: so too, each with a share of a model too "
+        "large for one. dp: DataParallel. "
+        "Default: ddp on 2 GPUs or more.",
+    ),
+    click.option(
+        "--nnodes",
+        type=click.IntRange(1),
+        metavar="N",
+        envvar="NNODES",
+        help="How many machines. Default: the scheduler's word.",
+    ),
+    click.option(
+        "--node-rank",
+        type=click.IntRange(0),
+        metavar="N",
+        envvar="NODE_RANK",
+        help="Which of them this is, from 0.",
+    ),
+    click.option(
+        "--rdzv-endpoint",
+        metavar="HOST:PORT",
+        envvar="RDZV_ENDPOINT",
+        help="Where they meet: on node 0.",
+    ),
+    click.option(
+        "--rdzv-id", metavar="TEXT", envvar="RDZV_ID", help="The job's name there, the same on all."
+    ),
+    click.option(
+        "--rdzv-timeout-s",
+        type=click.IntRange(1),
+        default=RDZV_TIMEOUT_S,
+        metavar="SECONDS",
+        envvar="RDZV_TIMEOUT_S",
+        help=f"How long to wait there for the others. Default: {RDZV_TIMEOUT_S}.",
+    ),
+    # RDZV_SECRET and RDZV_SECRET_FILE have no option: every user of a machine can read the
+    # arguments of a process. trainer.launch.secret reads them.
+]
+
+
+def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Which GPUs or CPU slots, and whether to look at their health."""
+    for option in reversed([*_DEVICE_OPTIONS, *_HEALTH_OPTIONS]):
+        command = option(command)
+    return command
+
+
+def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Those, and how a job of several processes or machines is put together."""
+    for option in reversed(_JOB_OPTIONS):
+        command = option(command)
+    return device_options(command)
+
+
+def environment_names(ctx: click.Context) -> list[str]:
+    """The names in the environment that have set an option."""
+    given = [
+        param
+        for param in ctx.command.params
+        if param.name
+        and ctx.get_parameter_source(param.name) is click.core.ParameterSource.ENVIRONMENT
+    ]
+    variables = [
+        [param.envvar] if isinstance(param.envvar, str) else param.envvar or [] for param in given
+    ]
+    return [next(name for name in names if os.environ.get(name)) for names in variables]

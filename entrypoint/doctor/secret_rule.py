@@ -1,0 +1,75 @@
+"""What looks like a secret, by its name, its shape or its look: pure.
+
+The same file is in `entrypoint/health` and in `trainer`, which never import each other: the report
+of `trainbox doctor` and a run's manifest must hide the same. A test compares the two.
+"""
+
+import itertools
+import re
+
+NOT_SHOWN = "(set, not shown)"
+_CUT = "(not shown)"
+
+# no password
+_SECRET_WORDS = "KEY|TOKEN|SECRET|PASS|CRED|AUTH|PWD|_PW|_PIN|_TOK|LICENSE|HOOK|DSN|SIGNATURE"  # noqa: S105
+_SECRET_NAME = re.compile(rf"{_SECRET_WORDS}|SLURM_\w*(?:USER|ACCOUNT)", re.IGNORECASE)
+# api_key=abc, "token": "abc", --password abc. Possessive: what backtracks here takes minutes on a
+# long value.
+_PAIR = re.compile(
+    rf"""(?<![\w.-])(?=[\w.-]*(?:{_SECRET_WORDS}))([\w.-]++["']?\s*+[=:]\s*+|--[\w-]++\s++)("[^"]*"|'[^']*'|\S++)""",
+    re.IGNORECASE,
+)
+_BEARER = re.compile(r"\b(bearer|basic|password|secret)\s+(?![=:])\S+", re.IGNORECASE)
+_LOGIN = re.compile(r"([a-z][\w+.-]*://)\S*@|[^\s/@:]+:[^\s@]+@", re.IGNORECASE)  # user:password@
+_TOKEN = re.compile(
+    r"(?<![A-Za-z0-9])(?:"
+    r"(?:hf_|gh[oprsu]_|github_pat_|glpat-|xox[a-z]-|AKIA|ASIA|AIza|eyJ|npm_|pypi-|nvapi-|ya29\.|hvs\.|dckr_pat_)[\w.+/=-]{6,}"
+    r"|sk-[\w-]{16,})"
+)
+# Public names that look random: a GPU's, an image's digest, and the commit that trainbox was built
+# from.
+_KNOWN = re.compile(
+    r"(?:GPU-|MIG-){1,2}[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+    r"|sha256:[0-9a-f]{64}|\brevision [0-9a-f]{40}(?![0-9a-f])"
+)
+_WORD = re.compile(r"[\w+=-]{20,}", re.ASCII)
+_WORD_WITH_SLASHES = re.compile(r"[\w+/=-]{32,}", re.ASCII)
+_HEX = re.compile(r"[0-9a-f-]{32,}", re.IGNORECASE)
+# of kind from character to character: 0.4 to 0.6 in random letters and digits, under 0.2 in
+# people's names
+_CHANGES = 0.25
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Return whether nothing of the value of `name` may be shown."""
+    return bool(_SECRET_NAME.search(name) or _TOKEN.search(value) or _random_words(value))
+
+
+def without_secrets(text: str) -> str:
+    """Return `text` with each secret in it cut out."""
+    text = _BEARER.sub(rf"\1 {_CUT}", text)
+    text = _PAIR.sub(rf"\1{_CUT}", text)
+    text = _LOGIN.sub(lambda match: f"{match[1] or ''}{_CUT}@", text)
+    text = _TOKEN.sub(_CUT, text)
+    for word in _random_words(text):
+        text = text.replace(word, _CUT)
+    return text
+
+
+def _random_words(text: str) -> list[str]:
+    """The words that a machine has drawn, as far as their look tells."""
+    text = _KNOWN.sub(" ", text)
+    return [
+        word
+        for pattern in (_WORD_WITH_SLASHES, _WORD)
+        for word in pattern.findall(text)
+        if _looks_random(word)
+    ]
+
+
+def _looks_random(word: str) -> bool:
+    if _HEX.fullmatch(word):
+        return True
+    kinds = [(letter.isdigit(), letter.isupper()) for letter in word if letter.isalnum()]
+    changes = sum(one != other for one, other in itertools.pairwise(kinds))
+    return len(kinds) >= 20 and (True, False) in kinds and changes >= _CHANGES * len(kinds)

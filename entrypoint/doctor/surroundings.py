@@ -1,0 +1,348 @@
+"""What surrounds a training on this machine, read as values.
+
+Nothing is written; of the network only the own name is asked.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import pwd
+import re
+import resource
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoint.health.node import nearest
+from entrypoint.system.cgroup import file_text, levels
+from entrypoint.system.cpus import usable_cpus
+
+_MIB = 2**20
+_ROOT = Path(__file__).parents[2]
+_UNLIMITED = 2**60  # bytes: cgroups of version 1 say "no limit" by a number near 2**63
+_GIT_S, _LOOK_UP_S = 5.0, 5.0
+_ULIMITS = {
+    "nofile": resource.RLIMIT_NOFILE,
+    "nproc": resource.RLIMIT_NPROC,
+    "memlock": resource.RLIMIT_MEMLOCK,
+    "core": resource.RLIMIT_CORE,
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder that trainings use.
+
+    `found` is the folder itself, or the one that it would be made in.
+    """
+
+    name: str
+    path: str
+    found: str
+    file_system: str
+    read_only: bool
+    writable: bool
+    free_mib: int
+    total_mib: int
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """All of it; None where the system does not tell, or sets no limit."""
+
+    software: Mapping[str, str]
+    python_prefix: str
+    signs: tuple[str, ...]  # of containers and schedulers
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    has_passwd_entry: bool
+    rights: Mapping[str, str]  # lines of /proc/self/status
+    devices: Mapping[str, str]  # NVIDIA's nodes in /dev: r, w, rw or nothing, as this user may
+    kernel_module: str  # NVIDIA's version, empty if it is not loaded
+    pci_gpus: int  # NVIDIA's
+    places: tuple[Place, ...]
+    cpus: int
+    host_cpus: int | None
+    memory_mib: int | None
+    memory_limit_mib: int | None
+    pids_limit: int | None
+    ulimits: Mapping[str, tuple[int, int]]  # soft and hard, -1 for none; memlock and core in bytes
+    own_name_fault: str  # why the own host name cannot be looked up, empty if it can
+    own_name_loopback: bool
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What names a person or a machine, and is left out of a report."""
+
+    homes: tuple[str, ...]
+    users: tuple[str, ...]
+    hosts: tuple[str, ...]
+
+
+def read_surroundings(
+    runs_dir: Path, data_dir: Path, env: Mapping[str, str]
+) -> tuple[Surroundings, Identity]:
+    """Look at all of it; takes up to ten seconds where git or the look-up of the own name hangs."""
+    fault, canonical, loopback = _own_name()
+    places = {
+        "root": Path("/"),
+        "home": Path(env.get("HOME") or "/"),
+        "runs": runs_dir,
+        "data": data_dir,
+    }
+    # looked at, not written
+    places |= {"temporary": Path("/tmp"), "shared memory": Path("/dev/shm")}  # noqa: S108
+    mounts = file_text(Path("/proc/self/mounts"))
+    account = _account()
+    found = Surroundings(
+        software=_software(env),
+        python_prefix=sys.prefix,
+        signs=container_signs(
+            env, file_text(Path("/proc/self/cgroup")), platform.release(), _marks()
+        ),
+        uid=os.getuid(),
+        gid=os.getgid(),
+        groups=tuple(sorted({*os.getgroups()} - {os.getgid()})),
+        has_passwd_entry=account is not None,
+        rights=dict(
+            re.findall(
+                r"^(CapEff|NoNewPrivs|Seccomp):\s+(\S+)", file_text(Path("/proc/self/status")), re.M
+            )
+        ),
+        devices=_devices(),
+        kernel_module=_first(r"(\d+(?:\.\d+)+)", file_text(Path("/proc/driver/nvidia/version")))
+        or "",
+        pci_gpus=_pci_gpus(),
+        places=tuple(
+            place for name, path in places.items() if (place := _place(name, path, mounts))
+        ),
+        cpus=usable_cpus(),
+        host_cpus=os.cpu_count(),
+        memory_mib=_memory_mib(),
+        memory_limit_mib=_in_mib(_cgroup_limit("memory", "memory.max", "memory.limit_in_bytes")),
+        pids_limit=_cgroup_limit("pids", "pids.max", "pids.max"),
+        ulimits={name: resource.getrlimit(number) for name, number in _ULIMITS.items()},
+        own_name_fault=fault,
+        own_name_loopback=loopback,
+    )
+    return found, _identity(env, account, canonical)
+
+
+def container_signs(
+    env: Mapping[str, str], cgroup: str, kernel: str, marks: tuple[str, ...]
+) -> tuple[str, ...]:
+    """What says that this is a container or a scheduler's job: pure.
+
+    `marks` are such files as are there.
+    """
+    words = {
+        "docker": "Docker",
+        "libpod": "Podman",
+        "kubepods": "Kubernetes",
+        "containerd": "containerd",
+        "lxc": "LXC",
+    }
+    names = {
+        "APPTAINER_NAME": "Apptainer",
+        "SINGULARITY_NAME": "Apptainer",
+        "KUBERNETES_SERVICE_HOST": "Kubernetes",
+        "SLURM_JOB_ID": "a SLURM job",
+    }
+    signs = [{"/.dockerenv": "Docker", "/run/.containerenv": "Podman"}[mark] for mark in marks]
+    signs += [sign for name, sign in names.items() if name in env]
+    signs += [sign for word, sign in words.items() if word in cgroup]
+    signs += ["WSL"] if "microsoft" in kernel.lower() else []
+    return tuple(dict.fromkeys(signs))
+
+
+def file_system_of(path: str, mounts: str) -> str:
+    """The type of the file system that `path` is on, by the text of /proc/self/mounts; the later of
+    two mounts covers. Pure.
+    """
+    best, kind = "", "unknown"
+    for line in mounts.splitlines():
+        words = line.split(" ")
+        if len(words) < 3:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), words[1])
+        if len(point) >= len(best) and Path(path).is_relative_to(point):
+            best, kind = point, words[2]
+    return kind
+
+
+def _marks() -> tuple[str, ...]:
+    return tuple(mark for mark in ("/.dockerenv", "/run/.containerenv") if Path(mark).exists())
+
+
+def _software(env: Mapping[str, str]) -> dict[str, str]:
+    try:
+        system = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        system = platform.platform(terse=True)
+    cpu = (
+        _first(r"^model name\s*: (.*)$", file_text(Path("/proc/cpuinfo")))
+        or platform.processor()
+        or "unknown"
+    )
+    libc = " ".join(platform.libc_ver())
+    software = {"trainbox": f"{_version('trainbox')}, revision {_revision(env)}"}
+    if image := env.get("TRAINBOX_IMAGE_DIGEST"):
+        software["image"] = image
+    software["python"] = f"{platform.python_version()}, {sys.prefix}"
+    packages = (
+        f"{name} {_version(name)}" for name in ("torch", "torchvision", "numpy", "nvidia-ml-py")
+    )
+    return software | {
+        "packages": ", ".join(packages),
+        "system": f"{system}, kernel {platform.release()} {platform.machine()}, {libc}",
+        "CPU": cpu,
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _revision(env: Mapping[str, str]) -> str:
+    """Baked into the image, else git's word on the checkout."""
+    if baked := env.get("TRAINBOX_BUILD_INFO"):
+        try:
+            return str(json.loads(Path(baked).read_text(encoding="utf-8"))["revision"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return f"unknown ({baked}: {type(error).__name__})"
+    if not (_ROOT / ".git").exists():
+        return "unknown"  # git would tell of the user's own repository around an installed package
+    asked = [
+        "git",
+        "--no-optional-locks",
+        "-C",
+        str(_ROOT),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=12",
+        "--exclude=*",
+    ]
+    try:
+        return subprocess.run(
+            asked, capture_output=True, text=True, check=True, timeout=_GIT_S
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown (git does not tell)"
+
+
+def _devices() -> dict[str, str]:
+    """By the file's mode: to open one would wake a driver that may hang."""
+    nodes = [node for node in sorted(Path("/dev").glob("nvidia*")) if not node.is_dir()] + list(
+        Path("/dev").glob("dxg")
+    )
+    rights = {"r": os.R_OK, "w": os.W_OK}
+    return {
+        node.name: "".join(letter for letter, right in rights.items() if os.access(node, right))
+        for node in nodes
+    }
+
+
+def _pci_gpus() -> int:
+    devices = Path("/sys/bus/pci/devices").glob("*")
+    kinds = [file_text(d / "class") for d in devices if file_text(d / "vendor").strip() == "0x10de"]
+    return sum(kind.startswith(("0x0300", "0x0302")) for kind in kinds)
+
+
+def _place(name: str, path: Path, mounts: str) -> Place | None:
+    whole = Path(os.path.realpath(path))
+    found = nearest(whole)
+    try:
+        disk = os.statvfs(found)
+    except OSError:
+        return None
+    return Place(
+        name,
+        str(whole),
+        str(found),
+        file_system_of(str(found), mounts),
+        bool(disk.f_flag & os.ST_RDONLY),
+        os.access(found, os.W_OK | os.X_OK),
+        disk.f_bavail * disk.f_frsize // _MIB,
+        disk.f_blocks * disk.f_frsize // _MIB,
+    )
+
+
+def _memory_mib() -> int | None:
+    total_kib = _first(r"^MemTotal: +(\d+) kB", file_text(Path("/proc/meminfo")))
+    return int(total_kib) // 1024 if total_kib else None
+
+
+def _cgroup_limit(controller: str, version_2_file: str, version_1_file: str) -> int | None:
+    """The tightest above this process."""
+    texts = [
+        file_text(level / (version_2_file if version_2 else version_1_file)).strip()
+        for level, version_2 in levels(controller)
+    ]
+    return min(
+        (int(text) for text in texts if text.isdigit() and int(text) < _UNLIMITED), default=None
+    )
+
+
+def _in_mib(size: int | None) -> int | None:
+    return None if size is None else size // _MIB
+
+
+def _own_name() -> tuple[str, str, bool]:
+    """(why it cannot be looked up, its full form, whether it is this machine's loopback).
+
+    In a thread, since with a broken resolver it takes minutes.
+    """
+    answers: list[tuple[str, str, bool]] = []
+
+    def look_up() -> None:
+        try:
+            found = socket.getaddrinfo(
+                socket.gethostname(), None, type=socket.SOCK_STREAM, flags=socket.AI_CANONNAME
+            )
+            addresses = {str(entry[4][0]) for entry in found}
+            loopback = all(address.startswith("127.") or address == "::1" for address in addresses)
+            answers.append(("", found[0][3], loopback))
+        except (OSError, UnicodeError) as error:
+            answers.append((getattr(error, "strerror", None) or str(error), "", False))
+
+    thread = threading.Thread(target=look_up, daemon=True)
+    thread.start()
+    thread.join(_LOOK_UP_S)
+    return answers[0] if answers else (f"no answer within {_LOOK_UP_S:g} s", "", False)
+
+
+def _account() -> pwd.struct_passwd | None:
+    try:
+        return pwd.getpwuid(os.getuid())
+    except KeyError:
+        return None
+
+
+def _identity(
+    env: Mapping[str, str], account: pwd.struct_passwd | None, canonical: str
+) -> Identity:
+    homes = [env.get("HOME", ""), account.pw_dir if account else ""]
+    homes += [os.path.realpath(home) for home in homes if home]
+    users = [
+        env.get(name, "")
+        for name in ("USER", "LOGNAME", "LNAME", "USERNAME", "SUDO_USER", "SLURM_JOB_USER")
+    ]
+    users += [account.pw_name if account else ""]
+    users += [Path(home).name for home in homes if home.startswith(("/home/", "/Users/"))]
+    return Identity(tuple(homes), tuple(users), (socket.gethostname(), canonical))
+
+
+def _first(pattern: str, text: str) -> str | None:
+    match = re.search(pattern, text, re.M)
+    return match[1] if match else None

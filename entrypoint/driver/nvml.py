@@ -1,0 +1,360 @@
+"""What the NVIDIA driver says: the only importer of pynvml.
+
+It may hang, so it is asked in a process of its own: driver.py.
+"""
+
+import contextlib
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from entrypoint.driver.gpus import Gpu
+from entrypoint.driver.readings import Readings, Sample, Unread, Value
+
+
+@dataclass(frozen=True)
+class Detection:
+    """What was found: the GPUs, the driver's version, and in `absent` or `broken` why there are
+    none.
+
+    `absent` is a host without an NVIDIA driver: training on the CPU is fine there. `broken` is a
+    driver that is there and does not work: training on the CPU instead would hide it; `code` is
+    then NVML's.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    driver_version: str | None = None
+    absent: str | None = None
+    broken: str | None = None
+    code: int = 0
+
+
+_REMEDIES = {
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was updated under "
+    "a running kernel module: reboot the host",
+    pynvml.NVML_ERROR_UNKNOWN: "the container may have lost its GPUs (a daemon reload does "
+    "that): recreate it",
+    pynvml.NVML_ERROR_NO_PERMISSION: "the device files are not readable for this user: check the "
+    "container runtime",
+}
+
+
+class Session:
+    """NVML in this process, with the event set that collects Xids from the first sample on."""
+
+    def __init__(self) -> None:
+        self._initialized = False
+        self._events: Any = None
+        self._registered: dict[str, Unread | None] = {}
+
+    def detect(self) -> Detection:
+        """Ask the driver which GPUs there are."""
+        try:
+            self._init()
+        except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded) as error:
+            return Detection(absent=f"no NVIDIA driver here (NVML: {error})")
+        except pynvml.NVMLError as error:
+            remedy = _REMEDIES.get(error.value, "see `nvidia-smi` on the host")
+            return Detection(
+                broken=f"the NVIDIA driver does not answer (NVML {error.value}: {error}): {remedy}",
+                code=error.value,
+            )
+        try:
+            gpus = tuple(
+                gpu for index in range(pynvml.nvmlDeviceGetCount()) for gpu in _devices(index)
+            )
+            return Detection(gpus, pynvml.nvmlSystemGetDriverVersion())
+        except pynvml.NVMLError as error:
+            self._end()
+            return Detection(
+                broken=f"the NVIDIA driver failed while listing GPUs (NVML {error.value}: {error})",
+                code=error.value,
+            )
+
+    def sample(self, uuids: Sequence[str], names: Sequence[str], events: bool = False) -> Sample:
+        """Read `names` (of `READERS`) from each GPU, and with `events` its Xids since the last
+        sample.
+        """
+        now_s = time.monotonic()
+        try:
+            self._init()
+            driver = {name: _try(read) for name, read in _OF_THE_DRIVER.items()}
+            pynvml.nvmlDeviceGetCount()  # a container that has lost its GPUs fails here
+        except pynvml.NVMLError as error:
+            self._end()  # the next look starts anew
+            return Sample(now_s, fault=_unread(error))
+        gpus = {uuid: self._read_gpu(uuid, names, events) for uuid in uuids}
+        return Sample(now_s, gpus, self._new_xids(uuids) if events else (), driver)
+
+    def xids(self, uuids: Sequence[str]) -> Sample:
+        """The Xids since the last call and nothing else: for a process that no slow reading can
+        keep from them.
+        """
+        try:
+            self._init()
+        except pynvml.NVMLError as error:
+            return Sample(time.monotonic(), fault=_unread(error))
+        gpus = {uuid: {"handle": 0, "events": self._listening(uuid)} for uuid in uuids}
+        return Sample(time.monotonic(), gpus, self._new_xids(uuids))
+
+    def _listening(self, uuid: str) -> int | Unread:
+        """0, or why the GPU's Xids cannot be heard; one that could not be had before is tried
+        again.
+        """
+        if uuid not in self._registered:
+            handle = _try(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
+            if isinstance(handle, Unread):
+                return handle
+            self._registered[uuid] = self._register(handle)
+        return self._registered[uuid] or 0
+
+    def _read_gpu(self, uuid: str, names: Sequence[str], events: bool) -> Readings:
+        handle = _try(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        if isinstance(handle, Unread):
+            return dict.fromkeys(("handle", *names), handle)
+        readings: dict[str, Value | Unread] = {"handle": 0}
+        for name in names:
+            readings[name] = _try(lambda name=name: READERS[name](handle))  # type: ignore[misc]
+        if events:
+            readings["events"] = self._listening(uuid)
+        return readings
+
+    def _register(self, handle: Any) -> Unread | None:
+        try:
+            if self._events is None:
+                self._events = pynvml.nvmlEventSetCreate()
+            pynvml.nvmlDeviceRegisterEvents(
+                handle, pynvml.nvmlEventTypeXidCriticalError, self._events
+            )
+        except pynvml.NVMLError as error:
+            return _unread(error)
+        return None
+
+    def _new_xids(self, uuids: Sequence[str]) -> tuple[tuple[str, int], ...]:
+        """The Xids that wait in the event set; reading a lost GPU's is an error, and its handle
+        tells of that.
+        """
+        found: list[tuple[str, int]] = []
+        with contextlib.suppress(pynvml.NVMLError):
+            while self._events is not None:
+                event = pynvml.nvmlEventSetWait_v2(self._events, 0)
+                found.append((pynvml.nvmlDeviceGetUUID(event.device), int(event.eventData)))
+        return tuple(xid for xid in found if xid[0] in uuids)
+
+    def _init(self) -> None:
+        if not self._initialized:
+            pynvml.nvmlInit()
+            self._initialized = True
+
+    def _end(self) -> None:
+        with contextlib.suppress(pynvml.NVMLError):
+            if self._initialized:
+                pynvml.nvmlShutdown()
+        self._initialized, self._events, self._registered = False, None, {}
+
+
+def _unread(error: pynvml.NVMLError) -> Unread:
+    return Unread(error.value, str(error))
+
+
+def _try(read: Callable[[], Any]) -> Any:
+    """What `read` returns, or the error that it ends in as a value."""
+    try:
+        return read()
+    except pynvml.NVMLError as error:
+        return _unread(error)
+
+
+# ---- One value of a GPU each. What a driver or a GPU has not raises an NVMLError. ----
+
+
+def _field(handle: Any, number: int) -> int:
+    (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [number])
+    # so says a driver that has never heard of this field
+    if value.nvmlReturn == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    if value.nvmlReturn != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(value.nvmlReturn)
+    kinds = {
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+        pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+        pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
+    }
+    return int(getattr(value.value, kinds.get(value.valueType, "uiVal")))
+
+
+def _sram_threshold_exceeded(handle: Any) -> int:
+    status = pynvml.c_nvmlEccSramErrorStatus_v1_t()
+    pynvml.nvmlDeviceGetSramEccErrorStatus(handle, ctypes.byref(status))
+    return int(status.bThresholdExceeded)
+
+
+def _retired_pages(handle: Any) -> int:
+    causes = (
+        pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
+        pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
+    )
+    return sum(len(pynvml.nvmlDeviceGetRetiredPages(handle, cause)) for cause in causes)
+
+
+def _clocks_event_reasons(handle: Any) -> int:
+    try:
+        return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NotSupported):
+        # its name before driver 535
+        return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
+
+def _each_link(read: Callable[[int], int]) -> tuple[int, ...]:
+    """`read` of each NVLink; past the last link drivers answer with an invalid argument."""
+    values = []
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            values.append(int(read(link)))
+        except pynvml.NVMLError_InvalidArgument:
+            break
+        except pynvml.NVMLError_NotSupported:
+            continue  # one that this model does not use
+    if not values:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return tuple(values)
+
+
+def _nvlink_counters(handle: Any, *counters: int) -> tuple[int, ...]:
+    return _each_link(
+        lambda link: sum(
+            pynvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter) for counter in counters
+        )
+    )
+
+
+def _fabric(handle: Any) -> tuple[int, int]:
+    info = pynvml.c_nvmlGpuFabricInfo_v2_t()
+    pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+    return int(info.state), int(info.status)
+
+
+def _processes(handle: Any) -> tuple[int, ...]:
+    return tuple(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
+
+
+def _threshold(kind: int) -> Callable[[Any], int]:
+    return lambda handle: int(pynvml.nvmlDeviceGetTemperatureThreshold(handle, kind))
+
+
+READERS: dict[str, Callable[[Any], Value]] = {
+    "recovery_action": lambda h: _field(h, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
+    "ecc_uncorrected": lambda h: int(
+        pynvml.nvmlDeviceGetTotalEccErrors(
+            h, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+        )
+    ),
+    "sram_threshold_exceeded": _sram_threshold_exceeded,
+    "remapped_rows": lambda h: tuple(map(int, pynvml.nvmlDeviceGetRemappedRows(h))),
+    "retired_pages": _retired_pages,
+    "retired_pages_pending": lambda h: int(pynvml.nvmlDeviceGetRetiredPagesPendingStatus(h)),
+    "clocks_event_reasons": _clocks_event_reasons,
+    "temperature_c": lambda h: int(pynvml.nvmlDeviceGetTemperature(h, pynvml.NVML_TEMPERATURE_GPU)),
+    "slowdown_c": _threshold(pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+    "working_c": _threshold(pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX),
+    "shutdown_c": _threshold(pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
+    # Newer GPUs tell degrees left until they slow down, and the same of their limits.
+    "margin_c": lambda h: int(pynvml.nvmlDeviceGetMarginTemperature(h)),
+    "slowdown_margin_c": lambda h: _field(h, pynvml.NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT),
+    "shutdown_margin_c": lambda h: _field(h, pynvml.NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT),
+    "pcie_width": lambda h: int(pynvml.nvmlDeviceGetCurrPcieLinkWidth(h)),
+    "pcie_max_width": lambda h: int(pynvml.nvmlDeviceGetMaxPcieLinkWidth(h)),
+    "pcie_replays": lambda h: int(pynvml.nvmlDeviceGetPcieReplayCounter(h)),
+    "nvlink_active": lambda h: _each_link(lambda link: pynvml.nvmlDeviceGetNvLinkState(h, link)),
+    "nvlink_errors": lambda h: _nvlink_counters(
+        h, pynvml.NVML_NVLINK_ERROR_DL_REPLAY, pynvml.NVML_NVLINK_ERROR_DL_RECOVERY
+    ),
+    "nvlink_crc": lambda h: _nvlink_counters(
+        h, pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT, pynvml.NVML_NVLINK_ERROR_DL_CRC_DATA
+    ),
+    "fabric": _fabric,
+    "inforom": lambda h: str(pynvml.nvmlDeviceGetInforomImageVersion(h)),
+    "persistence": lambda h: int(pynvml.nvmlDeviceGetPersistenceMode(h)),
+    "compute_mode": lambda h: int(pynvml.nvmlDeviceGetComputeMode(h)),
+    "mig": lambda h: tuple(map(int, pynvml.nvmlDeviceGetMigMode(h))),
+    "name": lambda h: str(pynvml.nvmlDeviceGetName(h)),
+    "vbios": lambda h: str(pynvml.nvmlDeviceGetVbiosVersion(h)),
+    "processes": _processes,
+    "utilization_percent": lambda h: int(pynvml.nvmlDeviceGetUtilizationRates(h).gpu),
+    "memory_used_mib": lambda h: int(pynvml.nvmlDeviceGetMemoryInfo(h).used) // 2**20,
+    "power_w": lambda h: int(pynvml.nvmlDeviceGetPowerUsage(h)) // 1000,
+}
+_OF_THE_DRIVER: dict[str, Callable[[], Value]] = {
+    "driver_version": lambda: str(pynvml.nvmlSystemGetDriverVersion()),
+    "cuda": lambda: int(pynvml.nvmlSystemGetCudaDriverVersion_v2()),
+}
+
+
+# ---- The GPUs, and MIG slices of them ----
+
+
+def _devices(index: int) -> list[Gpu]:
+    """The GPU at `index`, or its MIG slices if it is cut into some."""
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        whole = _describe(handle, index)
+        return _slices(handle, whole) if _mig_enabled(handle) else [whole]
+    except pynvml.NVMLError as error:
+        # Kept in the list, so that a plan that would use it is refused and indices do not shift.
+        return [
+            Gpu(
+                index,
+                f"unknown-{index}",
+                "unknown",
+                0,
+                fault=f"NVML {error.value}: {error}",
+                fault_code=error.value,
+            )
+        ]
+
+
+def _slices(handle: object, whole: Gpu) -> list[Gpu]:
+    slices: list[Gpu] = []
+    for position in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, position)
+        except pynvml.NVMLError_NotFound:
+            continue  # a free place
+        slices.append(_describe(mig, whole.index, len(slices), whole.uuid))
+    return slices or [
+        Gpu(whole.index, whole.uuid, whole.name, 0, fault="MIG mode is on and no slice is made")
+    ]
+
+
+def _memory_mib(handle: object) -> int:
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // 2**20
+    except pynvml.NVMLError_NotSupported:
+        return 0  # it shares the host's
+
+
+def _describe(
+    handle: object, index: int, mig_index: int | None = None, mig_parent: str | None = None
+) -> Gpu:
+    return Gpu(
+        index=index,
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        name=pynvml.nvmlDeviceGetName(handle),
+        memory_mib=_memory_mib(handle),
+        mig_index=mig_index,
+        mig_parent=mig_parent,
+    )
+
+
+def _mig_enabled(handle: object) -> bool:
+    try:
+        current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
+    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+        return False
+    return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)

@@ -1,0 +1,295 @@
+"""What --deep tests, each case as a program to start, and what the lines that it writes come to:
+pure.
+"""
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from entrypoint.health.limits import SOURCES, Limits
+from entrypoint.health.verdict import Finding, Result
+from entrypoint.system.commands import command_of, without_ranks
+
+CHECKS = ("deep", "deep-matmul", "deep-memory", "deep-all-reduce")
+_ALONE, _TOGETHER = ("matmul", "memory"), ("all-reduce",)
+_UNITS = {"matmul": ("TFLOP/s", 1e12), "memory": ("GB/s", 1e9), "all-reduce": ("GB/s", 1e9)}
+_LIMITS = {
+    "matmul": (
+        "within the error bound of float32, the same bits each time",
+        "Higham, Accuracy and Stability of Numerical Algorithms, section 3.1",
+    ),
+    "memory": ("all values right", "Trainbox"),
+    "all-reduce": ("all values right", "Trainbox"),
+}
+_FEWEST_TO_COMPARE = 3
+_LONGEST_WORDS = 300
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU or a MIG slice; or one of several CPU processes, which have no uuid."""
+
+    label: str
+    uuid: str = ""
+    name: str = ""
+
+    @property
+    def is_slice(self) -> bool:
+        return self.uuid.startswith("MIG-")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one child tests: a device alone, or the exchange between several of one kind."""
+
+    devices: tuple[Device, ...]
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        """In the order in which they are done."""
+        return _ALONE if len(self.devices) == 1 else _TOGETHER
+
+    @property
+    def on_gpus(self) -> bool:
+        return bool(self.devices[0].uuid)
+
+    @property
+    def place(self) -> str:
+        """`GPU 0`, `GPU 0 and 1`, `CPU processes 0, 1 and 2`."""
+        *others, last = [device.label for device in self.devices]
+        kind = "GPU" if self.on_gpus else "CPU processes" if others else "CPU process"
+        return f"{kind} {', '.join(others)} and {last}" if others else f"{kind} {last}"
+
+    def finding(self, test: str, result: Result, read: str, **more: Any) -> Finding:
+        """One of this case's; the node's, which then names them, where the devices are CPU
+        processes.
+        """
+        if not self.on_gpus:
+            return Finding(f"deep-{test}", result, f"{self.place}: {read}", **more)
+        gpu, uuid = "+".join(device.label for device in self.devices), self.devices[0].uuid
+        return Finding(
+            f"deep-{test}", result, read, gpu, uuid if len(self.devices) == 1 else None, **more
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The lines that a case's processes wrote; `fault` says why they did not end well,
+    `killed_after_s` that they did not.
+    """
+
+    case: Case
+    lines: tuple[Mapping[str, Any], ...]
+    fault: str = ""
+    killed_after_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one test of a case came to by itself; `speed` in FLOP/s or bytes/s, None if it did not
+    end.
+    """
+
+    case: Case
+    test: str
+    finding: Finding
+    speed: float | None = None
+
+    @property
+    def line(self) -> str:
+        """For people, while the tests run."""
+        if self.finding.result is Result.PASS and self.speed is not None:
+            return f"{self.test} {self.case.place}: {in_unit(self.test, self.speed)}, right"
+        # else the finding itself says where
+        where = f"{self.case.place}: " if self.case.on_gpus else ""
+        return f"{self.test} {where}{self.finding.read}"
+
+
+def devices_of(gpus: Sequence[Mapping[str, Any]], processes: int) -> tuple[Device, ...]:
+    """Those of a verdict's `gpus`; without any, so many CPU processes."""
+    if not gpus:
+        return tuple(Device(str(number)) for number in range(processes))
+    return tuple(Device(gpu["gpu"], gpu["uuid"], gpu["name"]) for gpu in gpus)
+
+
+def exchanges(devices: Sequence[Device]) -> list[Case]:
+    """Each pair, then all if that is more; CUDA lets a process see one MIG slice, so that slices
+    exchange nothing.
+    """
+    whole = tuple(device for device in devices if not device.is_slice)
+    pairs = [Case(pair) for pair in combinations(whole, 2)]
+    return [*pairs, Case(whole)] if len(whole) > 2 else pairs
+
+
+def argv_of(case: Case, python: str) -> list[str]:
+    """The child of a case; of several devices each has a rank."""
+    if len(case.devices) == 1:
+        return command_of("trainer.checks.selftest", "compute", python=python)
+    ranks = (
+        f"--nproc-per-node={len(case.devices)}",
+        "-m",
+        "--",
+        "trainer.checks.selftest",
+        "exchange",
+    )
+    return command_of("trainer.launch.torchrun", "--standalone", *ranks, python=python)
+
+
+def env_of(case: Case, environment: Mapping[str, str], cpus: int) -> dict[str, str]:
+    """The child's, from this program's; `cpus` are those that it may use."""
+    # PET_NNODES and such are torchrun's options, set by a cluster for processes that are not these.
+    kept = {
+        name: value
+        for name, value in without_ranks(environment).items()
+        if not name.startswith("PET_")
+    }
+    return {
+        "OMP_NUM_THREADS": str(max(1, cpus // len(case.devices))),
+        **kept,
+        # as in a launch plan
+        "CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in case.devices if device.uuid),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "TRAINBOX_DEVICE": "cuda" if case.on_gpus else "cpu",
+    }
+
+
+def ended(case: Case, out: str, err: str, code: int) -> Outcome:
+    """The outcome of a child that has ended by itself."""
+    lines = tuple(_parsed(out))
+    if code == 0:
+        return Outcome(case, lines, "" if _complete(case, lines) else "it ended and told nothing")
+    told = [
+        f"{_whose(case, line)}{line['error']}" for line in lines if "error" in line
+    ] or err.strip().splitlines()[-1:]
+    words = " ".join("; ".join(told).split())[:_LONGEST_WORDS] or "it said nothing"
+    return Outcome(
+        case, lines, f"{words} ({f'exit code {code}' if code > 0 else f'killed by signal {-code}'})"
+    )
+
+
+def out_of_time(case: Case, out: str, deadline_s: float) -> Outcome:
+    """The outcome of a child that had to be killed."""
+    return Outcome(case, tuple(_parsed(out)), f"no end after {deadline_s:g} s: killed", deadline_s)
+
+
+def _parsed(out: str) -> Iterable[dict[str, Any]]:
+    """The lines that are meant for us: libraries write to standard output as well."""
+    for line in out.splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict) and "rank" in value:
+            yield value
+
+
+def _complete(case: Case, lines: Sequence[Mapping[str, Any]]) -> bool:
+    return all(len(_of(test, lines)) == len(case.devices) for test in case.tests)
+
+
+def _of(test: str, lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [line for line in lines if line.get("test") == test]
+
+
+def _whose(case: Case, line: Mapping[str, Any]) -> str:
+    """`GPU 1: `, where a case has several."""
+    return f"{Case((case.devices[line['rank']],)).place}: " if len(case.devices) > 1 else ""
+
+
+def readings(outcome: Outcome) -> list[Reading]:
+    """One for each test of the case.
+
+    What ended it is told with the first test that it kept from ending.
+    """
+    found: list[Reading] = []
+    for test in outcome.case.tests:
+        found.append(_reading(outcome, test, after_a_fault=bool(found) and found[-1].speed is None))
+    return found
+
+
+def _reading(outcome: Outcome, test: str, after_a_fault: bool) -> Reading:
+    case, lines = outcome.case, _of(test, outcome.lines)
+    limit, source = _LIMITS[test]
+    speed = min((float(line["speed"]) for line in lines), default=0.0)
+    if wrong := [line for line in lines if not line["right"]]:
+        read = "WRONG: " + "; ".join(f"{_whose(case, line)}{line['told']}" for line in wrong)
+        action = "drain" if not case.on_gpus else "reset_gpu" if test in _TOGETHER else "replace"
+        finding = case.finding(
+            test, Result.CRITICAL, read, limit=limit, source=source, action=action
+        )
+        return Reading(case, test, finding, speed)
+    if len(lines) == len(case.devices) and not (outcome.fault and test == case.tests[-1]):
+        read = f"{in_unit(test, speed)}; {lines[0]['told']}"
+        return Reading(
+            case, test, case.finding(test, Result.PASS, read, limit=limit, source=source), speed
+        )
+    action = (
+        "make_room" if not case.on_gpus else "reset_gpu" if outcome.killed_after_s else "ask_host"
+    )
+    if after_a_fault:
+        return Reading(
+            case, test, case.finding(test, Result.UNKNOWN, "not tested after that", action=action)
+        )
+    limit, source = "it ends well", "Trainbox"
+    if outcome.killed_after_s:
+        limit, source = f"it ends within {outcome.killed_after_s:g} s", "--deadline-s"
+    finding = case.finding(
+        test, Result.CRITICAL, outcome.fault, limit=limit, source=source, action=action
+    )
+    return Reading(case, test, finding)
+
+
+def in_unit(test: str, speed: float) -> str:
+    """`41.2 GB/s`, `3,012 GB/s`."""
+    unit, size = _UNITS[test]
+    return f"{speed / size:,.0f} {unit}" if speed >= 100 * size else f"{speed / size:.3g} {unit}"
+
+
+def findings(found: Sequence[Reading], devices: Sequence[Device], limits: Limits) -> list[Finding]:
+    """All of the readings', those told that are slow beside their like; and why devices exchanged
+    nothing.
+    """
+    exchanged = {
+        device for reading in found if reading.test in _TOGETHER for device in reading.case.devices
+    }
+    alone = [device for device in devices if device not in exchanged]
+    return [
+        *(_beside_its_like(reading, found, limits) for reading in found),
+        *(_why_alone(each, devices) for each in alone),
+    ]
+
+
+def _beside_its_like(reading: Reading, found: Sequence[Reading], limits: Limits) -> Finding:
+    like = [
+        other.speed for other in found if _kind(other) == _kind(reading) and other.speed is not None
+    ]
+    least, finding = limits.deep_slowest_of_median, reading.finding
+    if finding.result is not Result.PASS or reading.speed is None or len(like) < _FEWEST_TO_COMPARE:
+        return finding
+    median = statistics.median(like)
+    if reading.speed >= least * median:
+        return finding
+    limit = f"{least:g} of {in_unit(reading.test, median)}, the median of the {len(like)} like it"
+    source = SOURCES["deep_slowest_of_median"]
+    return replace(finding, result=Result.WARN, limit=limit, source=source, action="inspect")
+
+
+def _kind(reading: Reading) -> tuple[str, list[str]]:
+    """What can be compared: one test on GPUs of the same models."""
+    return reading.test, sorted(device.name for device in reading.case.devices)
+
+
+def _why_alone(device: Device, devices: Sequence[Device]) -> Finding:
+    """A finding also where there is nothing to exchange, for --require."""
+    case = Case((device,))
+    if device.is_slice:
+        return case.finding("all-reduce", Result.NA, "CUDA lets a process see one MIG slice")
+    if len([each for each in devices if not each.is_slice]) == 1:
+        return case.finding("all-reduce", Result.NA, "there is no other one to exchange with")
+    read = "not tested: its own tests, or those of all others, did not end"
+    return case.finding(
+        "all-reduce", Result.UNKNOWN, read, action="ask_host" if case.on_gpus else "make_room"
+    )

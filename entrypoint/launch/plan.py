@@ -1,0 +1,440 @@
+"""The launch decision: a request, the GPUs and the cluster in, a plan or an error out. Pure."""
+
+import ipaddress
+import json
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from entrypoint.driver.gpus import Gpu, labels, select
+from entrypoint.errors import HardwareMissing, WrongUse
+from entrypoint.launch.cluster import DEFAULT_PORT, RDZV_TIMEOUT_S, Cluster
+from entrypoint.system.commands import command_of
+
+_BY_TORCHRUN = ("ddp", "fsdp")
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """What the user asked for; None where they said nothing.
+
+    `gpus` is a count or "all"; `argv` is the module that one process runs and its words (`trainer
+    train digits`); `cpus` is how many this container may use.
+    """
+
+    argv: tuple[str, ...]
+    python: str = "python"
+    cpus: int = 1
+    gpus: int | str | None = None
+    gpu_ids: str | None = None
+    strategy: str | None = None
+    processes: int | None = None
+    device: str | None = None
+    nnodes: int | None = None
+    node_rank: int | None = None
+    rdzv_endpoint: str | None = None
+    rdzv_id: str | None = None
+    rdzv_timeout_s: int = RDZV_TIMEOUT_S
+    omp_num_threads: int | None = None
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What will be started: `argv` with `env` added to the environment, and in one line why."""
+
+    strategy: str
+    gpus: tuple[Gpu, ...]
+    nnodes: int
+    nproc_per_node: int
+    argv: tuple[str, ...]
+    reason: str
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    """Which nodes take part; `endpoint` and `rank` are set where there are several."""
+
+    count: int
+    rank: int
+    endpoint: str
+    job_id: str
+    # a name at first unknown is a mistake, unless a scheduler makes names known
+    await_name: bool = False
+
+
+def plan_launch(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -> LaunchPlan:
+    """Decide strategy, GPUs and processes; `gpus` are the visible ones.
+
+    Raises:
+        WrongUse: the request contradicts itself or cannot be trained so.
+        HardwareMissing: GPUs were asked for that are not there; a CPU run is never put in their
+            place.
+    """
+    nodes = _nodes(request, cluster)
+    chosen, asked = _choose_gpus(request, gpus, cluster)
+    nproc = _processes(request, chosen, cluster)
+    strategy = _strategy(request, chosen, nproc, nodes)
+    if strategy == "single" and len(chosen) > 1:
+        chosen, nproc = chosen[:1], 1
+    _refuse_faults(chosen)
+    _refuse_mig_groups(chosen)
+    return LaunchPlan(
+        strategy=strategy,
+        gpus=chosen,
+        nnodes=nodes.count,
+        nproc_per_node=1 if strategy == "dp" else nproc,
+        argv=_argv(request, strategy, nproc, nodes),
+        reason=(reason := _reason(strategy, chosen, gpus, asked, nproc, nodes, request)),
+        env=_env(request, strategy, chosen, nproc, reason),
+    )
+
+
+def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> LaunchPlan:
+    """Decide on which GPUs, or CPU slots, a sweep trains one trial each; `per_gpu` trials share a
+    GPU.
+
+    Raises:
+        WrongUse: the request contradicts itself.
+        HardwareMissing: GPUs were asked for that are not there, or cannot be used.
+    """
+    if request.gpus is None and request.gpu_ids is None and request.device != "cpu" and gpus:
+        request = replace(request, gpus="all")
+    chosen, asked = _choose_gpus(request, gpus, Cluster())
+    _refuse_faults(chosen)
+    if chosen:
+        if request.processes is not None:
+            raise WrongUse(
+                f"--processes {request.processes} is for CPU slots, and {len(chosen)} "
+                "GPU(s) are in use: use --per-gpu"
+            )
+        slots = [(f"GPU {gpu.label}", gpu.uuid) for gpu in chosen for _ in range(per_gpu)]
+        shared = f", {per_gpu} trials on each" * (per_gpu > 1)
+    else:
+        if per_gpu > 1:
+            raise WrongUse(
+                f"--per-gpu {per_gpu}: no GPU is in use; --processes N sets the number of CPU slots"
+            )
+        kind, most = (
+            ("Apple GPU", 1) if request.device == "mps" else ("CPU", request.cpus)
+        )  # Apple's one GPU is not for several at a time
+        slots = [(f"{kind} slot {number}", "") for number in range(request.processes or most)]
+        shared = f", {len(slots)} slot{'s' * (len(slots) > 1)}"
+    found = _found(chosen, gpus, asked, len(slots), request)
+    reason = f"{found} -> sweep{shared}"
+    cpus = max(1, request.cpus // len(slots))
+    return LaunchPlan(
+        strategy="sweep",
+        gpus=chosen,
+        nnodes=1,
+        nproc_per_node=len(slots),
+        argv=tuple(command_of(*request.argv, python=request.python)),
+        reason=reason,
+        env=_env(request, "single", chosen, 1, reason)
+        | {
+            "OMP_NUM_THREADS": str(request.omp_num_threads or cpus),
+            "TRAINBOX_CPUS": str(cpus),
+            "TRAINBOX_SLOTS": json.dumps(slots),
+        },
+    )
+
+
+def _nodes(request: LaunchRequest, cluster: Cluster) -> _Nodes:
+    count = cluster.nnodes if request.nnodes is None else request.nnodes
+    rank = cluster.node_rank if request.node_rank is None else request.node_rank
+    endpoint = request.rdzv_endpoint or cluster.rdzv_endpoint
+    job_id = request.rdzv_id or cluster.rdzv_id or "trainbox"
+    if count == 1:
+        if request.node_rank:
+            raise WrongUse(
+                f"node rank {request.node_rank} of 1 node: add --nnodes with the number of machines"
+            )
+        # a scheduler may have one node left
+        if request.rdzv_endpoint and request.nnodes is None and cluster.kind == "local":
+            raise WrongUse(
+                f"--rdzv-endpoint {endpoint} and 1 node: add --nnodes with the number of machines"
+            )
+        return _Nodes(1, 0, "", job_id)
+    if endpoint is None:
+        raise WrongUse(
+            f"{count} nodes asked, and no place to meet: give the first machine's address "
+            "to each of them, "
+            f"as in --rdzv-endpoint node0.example:{DEFAULT_PORT}"
+        )
+    _refuse_no_place(endpoint)
+    if rank is None:
+        raise WrongUse(
+            f"{count} nodes asked, and not which one this is: add --node-rank 0 here, 1 on "
+            "the next, and so on"
+        )
+    if rank >= count:
+        raise WrongUse(
+            f"node rank {rank} of {count} nodes: ranks count from 0, so the last is {count - 1}"
+        )
+    return _Nodes(count, rank, endpoint, job_id, cluster.kind != "local")
+
+
+def _refuse_no_place(endpoint: str) -> None:
+    """Raises WrongUse where `endpoint` is not the address or name of one machine and a port."""
+    parts = re.fullmatch(
+        r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s\[\]/*:]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:.%]*):([0-9]{1,5})",
+        endpoint,
+    )
+    host = parts[1].strip("[]").partition("%")[0] if parts else ""
+    if (
+        not parts
+        or not endpoint.isprintable()
+        or not 0 < int(parts[2]) < 65536
+        or not _is_host(host)
+    ):
+        raise WrongUse(
+            f"--rdzv-endpoint {endpoint} is not HOST:PORT: write it as in "
+            f"node0.example:{DEFAULT_PORT}"
+        )
+    try:
+        # The short forms of IPv4 that the system takes as well: 0 is 0.0.0.0.
+        address = ipaddress.ip_address(host if ":" in host else socket.inet_aton(host))
+    except (OSError, ValueError):
+        return  # a name
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.is_unspecified or address.is_multicast or str(address) == "255.255.255.255":
+        raise WrongUse(
+            f"--rdzv-endpoint {endpoint} is not the address of one machine: "
+            f"give the address by which the others reach node 0, as in 192.168.1.10:{DEFAULT_PORT}"
+        )
+
+
+def _is_host(host: str) -> bool:
+    """Return whether the resolver can be asked for `host`: it fails on a name with a part that is
+    empty or too long.
+    """
+    if ":" not in host:
+        return all(0 < len(part) < 64 for part in host.removesuffix(".").split("."))
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:  # such as the half of ::1 before its last colon
+        return False
+    return True
+
+
+def _choose_gpus(
+    request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster
+) -> tuple[tuple[Gpu, ...], str]:
+    """The GPUs to use, and how they were asked for in the words of the reason: "requested", "named"
+    or "visible".
+    """
+    count = cluster.nproc_per_node if request.gpus is None and gpus else request.gpus
+    if request.device in ("cpu", "mps"):
+        if request.gpu_ids or request.gpus not in (None, 0):
+            wanted = f"--gpu-ids {request.gpu_ids}" if request.gpu_ids else f"--gpus {request.gpus}"
+            raise WrongUse(
+                f"{wanted} and --device {request.device} contradict each other: drop one of them"
+            )
+        return (), "visible"
+    if request.device == "cuda" and count == 0:
+        raise WrongUse("--gpus 0 and --device cuda contradict each other: drop one of them")
+    if request.gpu_ids:
+        if count == 0:
+            raise WrongUse(
+                f"--gpus 0 and --gpu-ids {request.gpu_ids} contradict each other: drop one of them"
+            )
+        named = select(gpus, request.gpu_ids, "--gpu-ids")
+        if isinstance(count, int) and count != len(named):
+            raise WrongUse(
+                f"--gpus {count} and --gpu-ids {request.gpu_ids} ({len(named)} GPUs) "
+                "differ: drop one of them"
+            )
+        return named, "named"
+    if isinstance(count, int) and count > 0:
+        if count > len(gpus):
+            raise HardwareMissing(
+                f"asked for {count} GPUs, found {len(gpus)} ({labels(gpus)}): ask for at "
+                f"most {len(gpus)}, "
+                f"or run where there are {count}"
+                if gpus
+                else f"asked for {count} GPU(s), found none: run on a GPU host with its driver, "
+                "or use --device cpu"
+            )
+        return tuple(gpus[:count]), "requested"
+    if count == 0:
+        return (), "visible"
+    if not gpus and (count == "all" or request.device == "cuda"):
+        wanted = "--gpus all" if count == "all" else "--device cuda"
+        raise HardwareMissing(
+            f"{wanted} asked, no GPU found: run on a GPU host with its driver, or use --device cpu"
+        )
+    if count is None and any(gpu.mig_parent for gpu in gpus):
+        return tuple(gpus[:1]), "visible"  # a training takes one slice; which one is free to choose
+    return tuple(gpus), "visible"
+
+
+def _processes(request: LaunchRequest, chosen: Sequence[Gpu], cluster: Cluster) -> int:
+    if chosen:
+        if request.processes not in (None, len(chosen)):
+            raise WrongUse(
+                f"--processes {request.processes} is for CPU runs, and {len(chosen)} "
+                "GPU(s) are in use here: "
+                "choose GPUs with --gpus, or add --device cpu"
+            )
+        return len(chosen)
+    if request.processes is not None:
+        return request.processes
+    return cluster.nproc_per_node or 1
+
+
+def _strategy(request: LaunchRequest, chosen: Sequence[Gpu], nproc: int, nodes: _Nodes) -> str:
+    wanted = request.strategy
+    if wanted == "dp":
+        if nodes.count > 1:
+            raise WrongUse(
+                f"--strategy dp works within one machine, and {nodes.count} nodes are "
+                "asked: use --strategy ddp"
+            )
+        if request.device == "cpu" or request.gpus == 0:
+            raise WrongUse(
+                "--strategy dp splits batches over GPUs, and the CPU is asked for: drop "
+                "one of the two"
+            )
+        if not chosen:
+            raise HardwareMissing(
+                "--strategy dp splits batches over GPUs, found none in use: use a GPU "
+                "host, or drop --strategy"
+            )
+        if len(chosen) == 1:
+            raise WrongUse(
+                "--strategy dp needs 2 GPUs or more, found 1: drop --strategy to train on the one"
+            )
+        return "dp"
+    if wanted == "single":
+        if nodes.count > 1:
+            raise WrongUse(
+                f"--strategy single and {nodes.count} nodes contradict each other: drop one of them"
+            )
+        many = (
+            request.gpu_ids or request.gpus not in (None, 1) or request.processes not in (None, 1)
+        )
+        if nproc > 1 and many:
+            what = f"{len(chosen)} GPUs" if chosen else f"{nproc} processes"
+            raise WrongUse(
+                f"--strategy single and {what} contradict each other: ask for 1, or use "
+                "--strategy ddp"
+            )
+        return "single"
+    if wanted == "fsdp" and nproc * nodes.count == 1:
+        found = "1 GPU" if chosen else "1 CPU process"
+        raise WrongUse(
+            f"--strategy fsdp shares a model out over 2 or more, found {found}: give more, "
+            "or drop --strategy to train on it"
+        )
+    if wanted in _BY_TORCHRUN:
+        return wanted
+    return "ddp" if nproc * nodes.count > 1 else "single"
+
+
+def _refuse_faults(chosen: Sequence[Gpu]) -> None:
+    for gpu in chosen:
+        if gpu.fault:
+            raise HardwareMissing(
+                f"GPU {gpu.label} cannot be used ({gpu.fault}): name others with "
+                "--gpu-ids, or mend it (reset, reboot)"
+            )
+
+
+def _refuse_mig_groups(chosen: Sequence[Gpu]) -> None:
+    slices = [gpu for gpu in chosen if gpu.mig_parent]
+    if slices and len(chosen) > 1:
+        same = "of one GPU " if len({gpu.mig_parent for gpu in slices}) < len(slices) else ""
+        raise WrongUse(
+            f"asked to train on {len(chosen)} devices, {len(slices)} of them MIG slices "
+            f"{same}({labels(chosen)}): "
+            "CUDA and NCCL let a process see one slice only; train on one with --gpus 1 "
+            "or --gpu-ids"
+        )
+
+
+def _argv(request: LaunchRequest, strategy: str, nproc: int, nodes: _Nodes) -> tuple[str, ...]:
+    if strategy not in _BY_TORCHRUN:
+        return tuple(command_of(*request.argv, python=request.python))
+    if nodes.count == 1:
+        rendezvous = ["--standalone"]
+    else:
+        rendezvous = [
+            f"--nnodes={nodes.count}",
+            f"--node-rank={nodes.rank}",
+            f"--rdzv-endpoint={nodes.endpoint}",
+            f"--rdzv-id={nodes.job_id}",
+            f"--rdzv-conf=join_timeout={request.rdzv_timeout_s},await_name={int(nodes.await_name)}",
+        ]
+    ranks = (f"--nproc-per-node={nproc}", "-m", "--", *request.argv)
+    return tuple(command_of("trainer.launch.torchrun", *rendezvous, *ranks, python=request.python))
+
+
+def _reason(
+    strategy: str,
+    chosen: Sequence[Gpu],
+    visible: Sequence[Gpu],
+    asked: str,
+    nproc: int,
+    nodes: _Nodes,
+    request: LaunchRequest,
+) -> str:
+    found = _found(chosen, visible, asked, nproc, request)
+    if strategy == "dp":
+        return f"{found} -> DataParallel, 1 process"
+    if strategy == "single":
+        where = (
+            f"GPU {chosen[0].label}"
+            if chosen
+            else "the Apple GPU"
+            if request.device == "mps"
+            else "the CPU"
+        )
+        return f"{found} -> 1 process on {where}"
+    backend = "" if chosen else " over gloo"
+    total = nproc * nodes.count
+    reason = f"{found} -> torchrun {strategy.upper()}{backend}, {total} process{'es' * (total > 1)}"
+    if nodes.count > 1:
+        reason += (
+            f" on {nodes.count} nodes; this is node {nodes.rank}, they meet at {nodes.endpoint}"
+        )
+    return reason
+
+
+def _found(
+    chosen: Sequence[Gpu], visible: Sequence[Gpu], asked: str, nproc: int, request: LaunchRequest
+) -> str:
+    """What was asked for, and what is there."""
+    if chosen:
+        kind = "MIG slice" if chosen[0].mig_parent else "GPU"
+        noun, named = (kind + "s" * (len(some) > 1) for some in (visible, chosen))
+        of_them = f"{len(chosen)} of {len(visible)}"
+        return {
+            "requested": f"{of_them} visible {noun} requested",
+            "named": f"{named} {labels(chosen)} named, of {len(visible)} visible",
+            "visible": f"{of_them} {noun} visible",
+        }[asked]
+    if request.processes:
+        return f"{nproc} CPU process{'es' * (nproc > 1)} requested"
+    if visible:
+        return f"{len(visible)} visible GPU(s) set aside by request"
+    return "no NVIDIA GPU visible" if request.device == "mps" else "no GPU visible"
+
+
+def _env(
+    request: LaunchRequest, strategy: str, chosen: Sequence[Gpu], nproc: int, reason: str
+) -> dict[str, str]:
+    per_process = request.omp_num_threads or max(
+        1, request.cpus // (nproc if strategy in _BY_TORCHRUN else 1)
+    )
+    return {
+        # UUIDs, because CUDA numbers cards by speed and NVML by bus; empty hides the GPUs of a CPU
+        # run.
+        "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in chosen),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_NUM_THREADS": str(per_process),
+        "TRAINBOX_CPUS": str(request.cpus),
+        "TRAINBOX_DEVICE": "cuda" if chosen else request.device or "cpu",
+        "TRAINBOX_STRATEGY": strategy,
+        "TRAINBOX_REASON": reason,
+    }

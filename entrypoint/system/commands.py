@@ -1,0 +1,71 @@
+"""How Trainbox starts its own modules: the command, the environment, and whether the modules are
+its own.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from entrypoint.errors import WrongUse
+
+_PACKAGES = ("entrypoint", "trainbox", "trainer")
+_HOME = Path(__file__).resolve().parents[2]
+# Set by torchrun for each of its processes. What another launcher left in a shell is not about
+# ours: a single process would wait for peers that do not exist.
+_RANK_NAMES = frozenset(
+    [
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+        "ROLE_NAME",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TRAINBOX_STORE",
+        "TRAINBOX_MESSAGES",
+    ]
+)
+
+
+def command_of(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
+    """Return the command that runs one of Trainbox's own modules.
+
+    `-P` keeps the current folder out of sys.path. Without it a user's trainer.py or statistics.py
+    would run instead of ours.
+    """
+    return [python, "-P", "-m", module, *arguments]
+
+
+def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return `environment` without the variables that a launcher sets for each process of a job."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _RANK_NAMES and not name.startswith("TORCHELASTIC_")
+    }
+
+
+def check_packages(search_path: Sequence[str]) -> None:
+    """Refuse a `search_path`, as sys.path, on which another module has the name of one of
+    Trainbox's packages.
+
+    Raises:
+        WrongUse: PYTHONPATH or an installed package would replace Trainbox's own code.
+    """
+    for name in _PACKAGES:
+        spec = PathFinder.find_spec(name, search_path)
+        if (
+            spec is not None
+            and spec.origin is not None
+            and Path(spec.origin).resolve().parent != _HOME / name
+        ):
+            raise WrongUse(
+                f"{spec.origin} has the name of Trainbox's own package {name} and comes "
+                "before it in sys.path: "
+                "rename it, or remove its folder from PYTHONPATH"
+            )

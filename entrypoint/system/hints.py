@@ -1,0 +1,25 @@
+"""Commands that messages recommend, spelled as they work where the user typed the one that runs
+now.
+
+`trainer.system.hints` is its twin: the packages do not import each other.
+"""
+
+import os
+
+_OF_MAKE = frozenset({"train", "plan", "sweep", "drill", "bench", "verify", "health", "doctor"})
+
+
+def command(verb: str, arguments: str = "") -> str:
+    """Return the command line that runs `trainbox VERB ARGUMENTS`.
+
+    TRAINBOX_COMMAND replaces `trainbox` there: make, docker-compose.yml and
+    deploy/apptainer/trainbox.sh set it, since a host with the image alone has no `trainbox`.
+    """
+    typed = os.environ.get("TRAINBOX_COMMAND") or "trainbox"
+    if typed != "make":
+        return f"{typed} {verb} {arguments}".rstrip()
+    if verb not in _OF_MAKE:
+        return f"trainbox {verb} {arguments}".rstrip() + " (in `make shell`)"
+    if not arguments:
+        return f"make {verb}"
+    return f"make verify RUN={arguments}" if verb == "verify" else f'make {verb} ARGS="{arguments}"'

@@ -1,0 +1,328 @@
+"""The bench's cases, tables and suggestions, from values."""
+
+import json
+from typing import Any
+
+import pytest
+
+from entrypoint.bench.runs import _duration, _last_words
+from entrypoint.bench.tables import (
+    Case,
+    Line,
+    Measured,
+    Outcome,
+    Spread,
+    as_json,
+    cases,
+    check_strategies,
+    check_words,
+    doubling,
+    lines,
+    markdown,
+    rows,
+    training_words,
+    turns,
+    with_choices,
+    with_others,
+)
+from entrypoint.errors import WrongUse
+
+ONE, TWO = Case(1, "single", 64, 4), Case(2, "ddp", 64, 4)
+FACTS = {"command": "trainbox bench digits", "unit": "GPU", "rounds": 2, "seconds": 10.0}
+
+
+def measured(speed: float, **others: Any) -> Measured:
+    usual: dict[str, Any] = {
+        "steps": 10,
+        "seconds": 2.0,
+        "data_seconds": [0.2],
+        "exchange_seconds": None,
+        "memory_mib": [100.0],
+    }
+    usual |= {
+        "device": "cuda",
+        "batch_size": 64,
+        "accumulation": 1,
+        "workers": 4,
+        "threads": 1,
+        "precision": "bf16",
+    }
+    return Measured(speed, **(usual | {"examples": 1000} | others))
+
+
+def outcome(*speeds: float, **others: Any) -> Outcome:
+    return Outcome({number: measured(speed, **others) for number, speed in enumerate(speeds)})
+
+
+@pytest.mark.parametrize(
+    ("most", "counts"), [(1, (1,)), (2, (1, 2)), (3, (1, 2, 3)), (4, (1, 2, 4)), (6, (1, 2, 4, 6))]
+)
+def test_counts_when_none_are_named(most: int, counts: tuple[int, ...]) -> None:
+    assert doubling(most) == counts
+
+
+def test_strong_scaling_keeps_the_batch_and_weak_that_of_each() -> None:
+    table = [
+        (line.scaling, line.case, line.base)
+        for line in lines((1, 2, 4), ("dp", "ddp"), (64,), (0,))
+    ]
+    one = Case(1, "single", 64, 0)
+    assert table == [
+        ("strong", one, one),
+        ("strong", Case(2, "dp", 64, 0), one),
+        ("strong", Case(2, "ddp", 64, 0), one),
+        ("strong", Case(4, "dp", 64, 0), one),
+        ("strong", Case(4, "ddp", 64, 0), one),
+        ("weak", one, one),
+        ("weak", Case(2, "dp", 128, 0), one),
+        ("weak", Case(2, "ddp", 128, 0), one),
+        ("weak", Case(4, "dp", 256, 0), one),
+        ("weak", Case(4, "ddp", 256, 0), one),
+    ]
+
+
+def test_without_one_the_fewest_are_the_base_of_the_same_strategy() -> None:
+    found = {
+        line.case: line.base
+        for line in lines((2, 4), ("dp", "ddp"), (64,), (None,))
+        if line.scaling == "weak"
+    }
+    assert found == {
+        Case(2, "dp", 128, None): Case(2, "dp", 128, None),
+        Case(2, "ddp", 128, None): Case(2, "ddp", 128, None),
+        Case(4, "dp", 256, None): Case(2, "dp", 128, None),
+        Case(4, "ddp", 256, None): Case(2, "ddp", 128, None),
+    }
+
+
+def test_one_count_has_one_table_and_no_batch_no_weak_scaling() -> None:
+    assert {line.scaling for line in lines((2,), ("ddp",), (64, 128), (0, 4))} == {""}
+    assert len(lines((2,), ("ddp",), (64, 128), (0, 4))) == 4
+    assert {line.scaling for line in lines((1, 2), ("ddp",), (None,), (None,))} == {"strong"}
+
+
+def test_a_case_of_two_tables_is_measured_once() -> None:
+    found = cases(lines((1, 2), ("ddp",), (64, 128), (None,)))
+    assert found == [
+        Case(n, "single" if n == 1 else "ddp", b, None)
+        for n, b in [(1, 64), (2, 64), (1, 128), (2, 128), (2, 256)]
+    ]
+
+
+def test_what_was_measured_besides_has_a_table_without_scaling() -> None:
+    table = [Line("strong", ONE, ONE), Line("strong", TWO, ONE)]
+    more = Case(2, "ddp", 128, 4)
+    assert with_others(table, [ONE, TWO, more]) == [*table, Line("", more, more)]
+
+
+def test_the_rounds_take_turns_there_and_back() -> None:
+    assert turns([ONE, TWO], range(2, 5)) == [
+        (2, ONE),
+        (2, TWO),
+        (3, TWO),
+        (3, ONE),
+        (4, ONE),
+        (4, TWO),
+    ]
+
+
+FOREVER = "--max-steps 1000000000 --eval-every 1000000000 --checkpoint-minutes 1000000000"
+LENGTH = f"{FOREVER} --measure-seconds 2.5 --runs-dir d --run case --nnodes 1"
+
+
+@pytest.mark.parametrize(
+    ("case", "words", "cpu", "expected"),
+    [
+        (TWO, ["mnist", "--set", "width=8"], False,
+         f"mnist --set width=8 --gpus 2 --batch-size 64 --workers 4 {LENGTH} --strategy ddp"),
+        (Case(1, "single", None, None), [], True,
+         f"--device cpu --processes 1 {LENGTH} --strategy single"),
+        (Case(2, "ddp", None, 0), ["digits"], True,
+         f"digits --device cpu --processes 2 --workers 0 {LENGTH} --strategy ddp"),
+    ],
+)  # fmt: skip
+def test_the_words_of_a_training(case: Case, words: list[str], cpu: bool, expected: str) -> None:
+    assert training_words(case, words, cpu, "d", 2.5) == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "cpu", "added"),
+    [
+        ("digits", {}, False, "--accumulation 1"),
+        ("digits", {}, True, "--accumulation 1 --threads 3"),
+        ("digits --threads=2", {}, True, "--accumulation 1"),
+        ("digits --accumulation 4", {"TRAINBOX_THREADS": "2"}, True, ""),
+        ("digits", {"TRAINBOX_ACCUMULATION": "4"}, True, "--threads 3"),
+        ("digits --config runs/a/config.json", {}, True, ""),
+    ],
+)
+def test_what_the_bench_chooses_where_nobody_else_does(
+    words: str, environ: dict[str, str], cpu: bool, added: str
+) -> None:
+    assert with_choices(words.split(), environ, cpu, 3) == [*words.split(), *added.split()]
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["--run", "--epochs=3", "--max-steps", "--runs-dir", "--strategy", "--nnodes", "--resume"],
+)
+def test_what_the_bench_sets_itself_is_refused(word: str) -> None:
+    with pytest.raises(
+        WrongUse,
+        match=f"bench sets {word.partition('=')[0]} itself for each of its trainings: drop it",
+    ):
+        check_words(["digits", "--lr", "0.1", word])
+    check_words(["digits", "--lr", "0.1", "--set", "run=1"])
+
+
+@pytest.mark.parametrize(
+    ("text", "cpu", "answer"),
+    [
+        ("ddp", True, ("ddp",)),
+        ("dp,ddp,dp", False, ("dp", "ddp")),
+        ("ddp,fsdq", False, "'fsdq' is neither ddp nor dp"),
+        ("", False, "'' is neither ddp nor dp"),
+        ("dp", True, "dp splits batches over GPUs, and the CPU is measured here"),
+    ],
+)
+def test_strategies(text: str, cpu: bool, answer: tuple[str, ...] | str) -> None:
+    if isinstance(answer, tuple):
+        assert check_strategies(text, cpu) == answer
+        return
+    with pytest.raises(WrongUse, match=f"--strategies {text}: {answer}"):
+        check_strategies(text, cpu)
+
+
+def test_a_row_has_medians_and_ratios_of_the_same_round() -> None:
+    outcomes = {
+        ONE: outcome(100.0, 200.0, 300.0),  # the machine grows faster: the ratios do not see it
+        TWO: outcome(
+            190.0,
+            360.0,
+            600.0,
+            data_seconds=[0.2, 0.4],
+            exchange_seconds=[0.5, 0.1],
+            memory_mib=[90.0, 80.0],
+        ),
+    }
+    one, two = rows([Line("strong", ONE, ONE), Line("strong", TWO, ONE)], outcomes)
+    assert (one.samples_per_second, one.epoch_s) == (Spread(200, 100, 300), 5.0)
+    assert (one.speed_up, one.efficiency, one.exchange_share, one.data_share) == (
+        Spread(1, 1, 1),
+        1.0,
+        None,
+        0.1,
+    )
+    assert (two.samples_per_second, two.speed_up) == (Spread(360, 190, 600), Spread(1.9, 1.8, 2.0))
+    assert two.efficiency == 0.95
+    assert (two.data_share, two.exchange_share) == (pytest.approx(0.15), pytest.approx(0.15))
+    assert two.memory_mib == (90.0, 80.0)
+
+
+def test_the_memory_is_the_most_of_the_rounds_of_each_gpu() -> None:
+    both = Outcome(
+        {0: measured(1.0, memory_mib=[90.0, 85.0]), 1: measured(1.0, memory_mib=[80.0, 95.0])}
+    )
+    (row,) = rows([Line("", TWO, TWO)], {TWO: both})
+    assert row.memory_mib == (90.0, 95.0)
+    assert (row.speed_up, row.efficiency) == (None, None)
+
+
+def test_the_efficiency_is_against_the_base_count() -> None:
+    four = Case(4, "ddp", 64, 4)
+    (row,) = rows([Line("strong", four, TWO)], {TWO: outcome(100.0), four: outcome(150.0)})
+    assert (row.speed_up, row.efficiency) == (Spread(1.5, 1.5, 1.5), 0.75)
+
+
+@pytest.mark.parametrize(
+    "failed", [Outcome(failure="out"), Outcome({0: measured(5.0)}, "out"), Outcome()]
+)
+def test_a_case_that_failed_has_no_figures_and_is_no_base(failed: Outcome) -> None:
+    table = [Line("strong", ONE, ONE), Line("strong", TWO, ONE)]
+    one, two = rows(table, {ONE: failed, TWO: outcome(150.0)})
+    assert (one.failure, one.samples_per_second) == (failed.failure or "not measured", None)
+    assert two.samples_per_second == Spread(150, 150, 150)
+    assert (two.speed_up, two.efficiency) == (None, None)
+
+
+TABLE = """\
+`trainbox bench digits`: H100, torch 2.15.0; bf16, 1 CPU thread(s) a process; 2 rounds of 10 s each, medians.
+
+### Strong scaling: the batch of a step stays; against 1
+
+| GPUs | strategy | batch | a GPU | workers | samples/s | least to most | an epoch, s | waits for data | exchange | memory of each, MiB | speed-up | efficiency |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
+| 1 | single | 64 | 64 | 4 | 1,100 | 1,000 to 1,200 | 0.909 | 10.0% | - | 100 | 1.00 | 100% |
+| 2 | ddp | 64 | 32 | 4 | 2,057 | 1,870 to 2,244 | 0.486 | 10.0% | 5.0% | 90 80 | 1.87 | 94% |
+| 3 | ddp | 64 | 21 or 22 | 4 | no result | - | - | - | - | - | - | - |
+
+No result:
+
+- 3 GPUs ddp, batch 64, 4 workers: asked for 3 GPUs, found 2
+
+### What pays
+
+What gives at least 1.05 times the samples/s of less, and more in every round:
+
+- this"""  # noqa: E501
+
+
+def test_markdown() -> None:
+    three = Case(3, "ddp", 64, 4)
+    outcomes = {
+        ONE: outcome(1000.0, 1200.0),
+        TWO: outcome(
+            1870.0,
+            2244.0,
+            data_seconds=[0.2, 0.2],
+            exchange_seconds=[0.1, 0.1],
+            memory_mib=[90.0, 80.0],
+        ),
+        three: Outcome(failure="asked for 3 GPUs, found 2", exit_code=3),
+    }
+    table = [Line("strong", case, ONE) for case in (ONE, TWO, three)]
+    facts = FACTS | {"hardware": "H100", "torch": "2.15.0"}
+    assert markdown(rows(table, outcomes), facts, ["this"]) == TABLE
+
+
+def test_one_count_has_no_speed_up_and_parts_and_idle_workers_are_told() -> None:
+    (row,) = rows([Line("", ONE, ONE)], {ONE: outcome(1000.0, accumulation=2, workers=0)})
+    text = markdown([row], FACTS | {"unit": "process"})
+    assert "speed-up" not in text
+    assert "| 1 | single | 64 | 32 x 2 | 0 | 1,000 |" in text
+    assert text.endswith(
+        "The data is held in memory: no worker loads it, whatever `--workers` says."
+    )
+
+
+def test_the_json_has_rows_and_rounds() -> None:
+    outcomes = {ONE: outcome(1.0, 2.0), TWO: Outcome(failure="out of memory", exit_code=5)}
+    found = json.loads(
+        json.dumps(as_json(rows([Line("strong", TWO, ONE)], outcomes), outcomes, FACTS, ["this"]))
+    )
+    assert found["command"] == "trainbox bench digits"
+    assert found["suggestions"] == ["this"]
+    assert found["rows"][0]["line"] == {
+        "scaling": "strong",
+        "case": {"count": 2, "strategy": "ddp", "batch_size": 64, "workers": 4},
+        "base": {"count": 1, "strategy": "single", "batch_size": 64, "workers": 4},
+    }
+    assert [one["samples_per_second"] for one in found["cases"][0]["rounds"]] == [1.0, 2.0]
+    assert (found["cases"][1]["failure"], found["cases"][1]["rounds"]) == ("out of memory", [])
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("a\ntrainbox: the GPU's memory is used up\nlater\n", "the GPU's memory is used up"),
+        ("Traceback\nValueError: x\n\n", "ValueError: x"),
+        ("", "it said nothing"),
+    ],
+)
+def test_the_last_words_of_a_training(output: str, words: str) -> None:
+    assert _last_words(output) == words
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (89.0, "89 s"), (95.0, "2 min")])
+def test_the_time_left(seconds: float, text: str) -> None:
+    assert _duration(seconds) == text

@@ -1,0 +1,225 @@
+"""`trainbox bench` for real, on CPU processes: its tables, a case that fails, a signal."""
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Trainbox, finish
+
+TASK = '''
+import time
+from pathlib import Path
+import torch
+from trainer.tasks.digits import Digits
+
+class Hungry(Digits):
+    """Its model takes no more than 32 examples at a time."""
+
+    def losses(self, model, batch):
+        if len(batch[0]) > 32:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().losses(model, batch)
+
+class Steady(Hungry):
+    """A step of a small batch takes ten times as long.
+
+    So a larger batch pays on a busy machine too.
+    """
+
+    def losses(self, model, batch):
+        time.sleep(0.1 if len(batch[0]) <= 16 else 0.01)
+        return super().losses(model, batch)
+'''
+
+
+@pytest.fixture
+def hungry(trainbox: Trainbox) -> str:
+    (trainbox.folder / "hungry.py").write_text(TASK)
+    (trainbox.folder / "tmp").mkdir()
+    return "hungry.py:Hungry"
+
+
+def left_over(trainbox: Trainbox) -> list[str]:
+    """What a bench leaves among temporary files, and in runs/."""
+    places = ("tmp/trainbox-*", "tmp/torchelastic_*", "runs/*")
+    return sorted(path.name for place in places for path in trainbox.folder.glob(place))
+
+
+def test_two_processes_against_one(trainbox: Trainbox, hungry: str) -> None:
+    words = [
+        "bench",
+        hungry,
+        "--processes",
+        "1,2",
+        "--device",
+        "cpu",
+        "--batch-size",
+        "32",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.3",
+    ]
+    ended = trainbox(
+        *words,
+        "--out",
+        "tables",
+        "--lr",
+        "0.002",
+        env={"TMPDIR": str(trainbox.folder / "tmp"), "TRAINBOX_EPOCHS": "3"},
+    )
+    assert ended.code == 0, ended.err
+    tables = trainbox.folder / "tables"
+    assert sorted(path.name for path in tables.iterdir()) == ["bench.json", "bench.md", "bench.svg"]
+    assert (tables / "bench.md").read_text() == ended.out
+    assert ended.out.startswith(f"`trainbox bench {hungry} --processes 1,2 ")
+    assert re.findall(
+        r"^\| (\d) \| (\w+) \| (\d+) \| (\d+) \| (\d) \|", ended.out, re.MULTILINE
+    ) == [
+        ("1", "single", "32", "32", "0"),
+        ("2", "ddp", "32", "16", "0"),
+        ("1", "single", "32", "32", "0"),
+        ("2", "ddp", "64", "32", "0"),
+    ]
+    assert re.findall(r"^round 1 of 1, .*?(?=, about|$)", ended.err, re.MULTILINE) == [
+        "round 1 of 1, 1 process single, batch 32",
+        "round 1 of 1, 2 processes ddp, batch 32",
+        "round 1 of 1, 2 processes ddp, batch 64",
+    ]
+    report = json.loads((tables / "bench.json").read_text())
+    one, two, weak = ([measured] for case in report["cases"] for measured in case["rounds"])
+    assert (one[0]["exchange_seconds"], one[0]["threads"]) == (None, two[0]["threads"])
+    for (measured,), batch in (two, 32), (weak, 64):
+        assert (
+            measured["batch_size"],
+            len(measured["memory_mib"]),
+            len(measured["data_seconds"]),
+        ) == (batch, 2, 2)
+        assert all(0 < seconds < measured["seconds"] for seconds in measured["exchange_seconds"])
+        assert measured["seconds"] >= 0.3
+    speeds = [row["speed_up"]["median"] for row in report["rows"]]
+    assert speeds[1] == pytest.approx(two[0]["samples_per_second"] / one[0]["samples_per_second"])
+    assert left_over(trainbox) == []
+
+
+def test_a_batch_that_does_not_fit_is_a_row_and_not_the_end(
+    trainbox: Trainbox, hungry: str
+) -> None:
+    words = [
+        "bench",
+        hungry,
+        "--processes",
+        "1",
+        "--batch-size",
+        "16,64",
+        "--rounds",
+        "2",
+        "--seconds",
+        "0.1",
+    ]
+    ended = trainbox(*words, env={"TMPDIR": str(trainbox.folder / "tmp")})
+    assert ended.code == 0, ended.err
+    assert re.search(r"^\| 1 \| single \| 16 \| 16 \| 0 \| [\d,]+ \| ", ended.out, re.MULTILINE)
+    assert re.search(
+        r"^\| 1 \| single \| 64 \| 64 \| - \| no result \| - \|", ended.out, re.MULTILINE
+    )
+    reason = r"the GPU's memory is used up \(CUDA out of memory\)"
+    assert re.search(rf"^- 1 process single, batch 64: {reason}", ended.out, re.MULTILINE)
+    assert ended.err.count("batch 64") == 1  # it is not tried again
+    assert left_over(trainbox) == []
+
+
+@pytest.mark.usefixtures("hungry")
+def test_suggest_goes_on_to_the_largest_batch_that_fits(trainbox: Trainbox) -> None:
+    words = [
+        "bench",
+        "hungry.py:Steady",
+        "--processes",
+        "1",
+        "--batch-size",
+        "16",
+        "--rounds",
+        "1",
+        "--seconds",
+        "1",
+        "--suggest",
+    ]
+    ended = trainbox(*words, "--out", "tables", env={"TMPDIR": str(trainbox.folder / "tmp")})
+    assert ended.code == 0, ended.err
+    tried = re.findall(r"^round (\d) of \d, 1 process single, batch (\d+)", ended.err, re.MULTILINE)
+    assert sorted(tried) == [("1", "16"), ("2", "16"), ("2", "32"), ("3", "32"), ("3", "64")], (
+        ended.err + ended.out
+    )
+    assert re.findall(r"^\| 1 \| single \| (\d+) \|", ended.out, re.MULTILINE) == ["16", "32", "64"]
+    assert re.search(
+        r"^- 1 process single: --batch-size 32; --batch-size 64 has no result \(the GPU's "
+        r"memory is used up "
+        r"\(CUDA out of memory\).*\); --batch-size 16 gives 0\.\d\dx",
+        ended.out,
+        re.MULTILINE,
+    )
+    assert (trainbox.folder / "tables" / "bench.svg").exists()
+    assert left_over(trainbox) == []
+
+
+def test_a_signal_ends_the_case_and_prints_what_is_done(trainbox: Trainbox, hungry: str) -> None:
+    words = ["bench", hungry, "--processes", "1", "--batch-size", "16,32", "--rounds", "1"]
+    bench = trainbox.start(*words, "--seconds", "0.1", env={"TMPDIR": str(trainbox.folder / "tmp")})
+    assert bench.stderr is not None
+    lines = iter(bench.stderr.readline, "")
+    assert any("batch 32" in line for line in lines), "the second case did not begin"
+    bench.send_signal(signal.SIGTERM)
+    ended = finish(bench)
+    assert ended.code == 75
+    assert re.search(r"^\| 1 \| single \| 16 \| 16 \| 0 \| [\d,]+ \| ", ended.out, re.MULTILINE)
+    assert "- 1 process single, batch 32: not measured\n" in ended.out
+    assert ended.err == "trainbox: SIGTERM received: the tables have what was measured before it\n"
+    assert left_over(trainbox) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (
+            ["--gpus", "1,2"],
+            3,
+            "bench: no case can be launched here: asked for 1 GPU(s), found none: run "
+            "on a GPU host",
+        ),
+        (
+            ["--processes", "1", "--lr", "nan"],
+            2,
+            "no case can be launched here: Invalid value for '--lr': nan is not",
+        ),
+        (
+            ["--gpus", "2", "--device", "cpu"],
+            2,
+            "--gpus and the CPU (--processes, --device cpu) contradict each other",
+        ),
+        (
+            ["--processes", "2", "--device", "cuda"],
+            2,
+            "--processes is for CPU runs, and --device cuda is asked",
+        ),
+        (["--processes", "1,two"], 2, "'1,two' is no list of whole numbers from 1, such as 1,4"),
+        (["--workers", "4,4"], 2, "'4,4' names a number twice"),
+        (["--processes", "1", "--run", "mine"], 2, "bench sets --run itself"),
+        (
+            ["--processes", "1", "--strategies", "dp"],
+            2,
+            "--strategies dp: dp splits batches over GPUs",
+        ),
+        (["--processes", "1", "--out", "/proc/none"], 4, "--out /proc/none: "),
+    ],
+)
+def test_what_cannot_be_is_told_at_once(
+    trainbox: Trainbox, words: list[str], code: int, text: str
+) -> None:
+    ended = trainbox("bench", "digits", *words, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert (ended.code, ended.out) == (code, "")
+    (line,) = ended.err.splitlines()
+    assert text in line
+    assert [path.name for path in Path(trainbox.folder).iterdir()] == []

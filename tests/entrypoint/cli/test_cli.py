@@ -1,0 +1,765 @@
+"""The command line: verbs, what is run as it stands, options and their environment, and every way
+to get them wrong.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import entrypoint.cli.commands
+import trainer.cli.commands
+from entrypoint.driver.gpus import Gpu
+from entrypoint.driver.nvml import Detection
+from tests.conftest import Ended, Trainbox, clean_environment
+from trainer.task import built_in_tasks
+
+_TASKS = f"there are {', '.join(built_in_tasks())}. Your own is file.py:Class or module:Class"
+FOUR = tuple(Gpu(index, f"GPU-{letter}", "H100", 81559) for index, letter in enumerate("abcd"))
+
+Command = Callable[..., Ended]
+
+
+class FourGpus:
+    """A driver that answers without a process of its own."""
+
+    def detect(self) -> Detection:
+        return Detection(FOUR)
+
+
+@pytest.fixture
+def in_this_process(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[[Any, list[str], dict[str, str]], Ended]:
+    """Call a package's `main` in an empty folder with these words and this environment."""
+
+    def call(main: Callable[[], Any], words: list[str], env: dict[str, str]) -> Ended:
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            wanted = clean_environment(**env)
+            for name in os.environ.keys() - wanted.keys():
+                patch.delenv(name)
+            for name, value in wanted.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", ["trainbox", *words])
+            with pytest.raises(SystemExit) as ended:
+                main()
+        streams = capfd.readouterr()
+        return Ended(int(ended.value.code or 0), streams.out, streams.err)
+
+    return call
+
+
+@pytest.fixture
+def plan(in_this_process: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """`trainbox plan` on a host of four GPUs, whatever this one has."""
+    monkeypatch.setattr(entrypoint.cli.commands, "Driver", FourGpus)
+    return lambda *words, **env: in_this_process(
+        entrypoint.cli.commands.main, ["plan", *words], env
+    )
+
+
+@pytest.fixture
+def check(in_this_process: Callable[..., Ended]) -> Command:
+    """What `trainbox train` asks the trainer before it launches anything."""
+    return lambda *words, **env: in_this_process(
+        trainer.cli.commands.main, ["train", "--check", *words], env
+    )
+
+
+def refused(ended: Ended) -> str:
+    """The one line that says why, after `trainbox: `."""
+    assert ended.code == 2, ended
+    assert ended.out == ""
+    (line,) = ended.err.splitlines()
+    assert line.startswith("trainbox: ")
+    return line.removeprefix("trainbox: ")
+
+
+# What is no verb is run as it stands.
+
+VERBS = (
+    "the verbs are bench, diff, doctor, drill, gpus, health, plan, replay, sweep, tasks, "
+    "train, verify"
+)
+PROGRAM = "import os, sys; print(os.getpid(), sys.argv[1:], sys.stdin.read()); sys.exit(41)"
+
+
+def test_a_program_is_run_in_our_place_with_its_words_and_streams(trainbox: Trainbox) -> None:
+    words = ["--help", "-h", "--gpus", "two words", "", "*", "$HOME", "\u00e9"]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "entrypoint", sys.executable, "-c", PROGRAM, *words],
+        env=clean_environment(GPUS="nonsense"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    out, err = process.communicate("a line", timeout=60)
+    assert (process.returncode, err) == (41, "")
+    assert out == f"{process.pid} {words} a line\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["trian"], "(No such file or directory): did you mean `train`?"),
+        (["helth"], "(No such file or directory): did you mean `health`?"),
+        (["nosuch", "--gpus", "1"], f"(No such file or directory): {VERBS}"),
+        (["./folder"], f"(Permission denied): {VERBS}"),
+        (["./file"], f"(Permission denied): {VERBS}"),
+        (["$(id)"], f"(No such file or directory): {VERBS}"),
+    ],
+)
+def test_neither_a_verb_nor_a_program(
+    in_this_process: Callable[..., Ended], tmp_path: Path, words: list[str], text: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch(mode=0o600)
+    ended = in_this_process(entrypoint.cli.commands.main, words, {})
+    assert refused(ended) == f"'{words[0]}' is neither a verb nor a program that can be run {text}"
+
+
+# Pages.
+
+
+def test_without_words_the_page_of_verbs_is_shown(trainbox: Trainbox) -> None:
+    ended = trainbox()
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == trainbox("--help").out
+    verbs = re.findall(r"^  (\w+)  +\S", ended.out.split("Commands:\n")[1], re.MULTILINE)
+    assert verbs == sorted(entrypoint.cli.commands.cli.commands)
+
+
+def test_the_page_of_train_holds_launch_and_training_options(trainbox: Trainbox) -> None:
+    ended = trainbox("train", "--help")
+    assert (ended.code, ended.err) == (0, "")
+    launch, training = ended.out.split("Launch options:\n")[1].split("\nTraining options, ")
+    assert option_names(launch) == declared_options(entrypoint.cli.commands.train)
+    assert option_names(training) == declared_options(trainer.cli.commands.train) - {"--device"}
+    assert (
+        trainbox("plan", "--help").out.split("Launch options:\n")[1]
+        == ended.out.split("Launch options:\n")[1]
+    )
+
+
+def option_names(page: str) -> set[str]:
+    return {
+        re.split(r"[ ,]", line.replace("-h, ", "").strip())[0]
+        for line in re.findall(r"^  -.*", page, re.MULTILINE)
+    }
+
+
+def declared_options(command: click.Command) -> set[str]:
+    return {p.opts[0] for p in command.params if isinstance(p, click.Option) and not p.hidden}
+
+
+# The plan as JSON, and launch options from words and from the environment.
+
+ALONE = ["-P", "-m", "trainer", "train"]
+MEETING = {"NNODES": "2", "NODE_RANK": "1", "RDZV_ENDPOINT": "node0:29400", "RDZV_ID": "run7"}
+
+
+def test_a_plan_has_the_documented_fields(plan: Command) -> None:
+    ended = plan("mnist", "--gpus", "1", "--epochs", "3", "--set", "dropout=0.1")
+    assert (ended.code, ended.err) == (0, "")
+    shown = json.loads(ended.out)
+    assert list(shown) == ["strategy", "gpus", "nnodes", "nproc_per_node", "argv", "reason", "env"]
+    reason = "1 of 4 visible GPUs requested -> 1 process on GPU 0"
+    gpu = {"index": 0, "uuid": "GPU-a", "name": "H100", "memory_mib": 81559}
+    assert shown | {"env": {}} == {
+        "strategy": "single",
+        "gpus": [gpu | {"mig_index": None, "mig_parent": None, "fault": None, "fault_code": None}],
+        "nnodes": 1,
+        "nproc_per_node": 1,
+        "argv": [sys.executable, *ALONE, "mnist", "--epochs", "3", "--set", "dropout=0.1"],
+        "reason": reason,
+        "env": {},
+    }
+    assert shown["env"].keys() == {
+        *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS"),
+        *("TRAINBOX_CPUS", "TRAINBOX_DEVICE", "TRAINBOX_STRATEGY", "TRAINBOX_REASON"),
+    }
+    assert shown["env"]["TRAINBOX_REASON"] == reason
+
+
+def test_a_plan_shows_what_came_from_the_environment(plan: Command) -> None:
+    env = {
+        "GPUS": "2",
+        "HEALTH": "no",
+        "STRATEGY": "dp",
+        "TASK": "mnist",
+        "RDZV_ID": "hf_0123456789abcdef",
+    }
+    env |= {
+        "SET": "width=16 url=https://me:pw@host/x",
+        "TRAINBOX_EPOCHS": "3",
+        "TRAINBOX_SEED": "7",
+        "TRAINBOX_DEVICE": "cuda",
+    }
+    ended = plan(
+        "tests.support.tiny:Tiny", "--strategy", "ddp", "--seed", "8", "--set", "noise=1", **env
+    )
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["env"]["TRAINBOX_SETTINGS"] == (
+        "gpus 2 (from GPUS), device cuda (from TRAINBOX_DEVICE), health no (from HEALTH), "
+        "rdzv-id (from RDZV_ID), "
+        "epochs 3 (from TRAINBOX_EPOCHS)"
+    )
+    ended = plan(GPUS="2", SET="width=16 dropout=0.1")
+    assert (
+        json.loads(ended.out)["env"]["TRAINBOX_SETTINGS"]
+        == "gpus 2 (from GPUS), set width=16 dropout=0.1 (from SET)"
+    )
+
+
+def test_what_a_task_prints_is_not_taken_for_settings(
+    in_this_process: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A base class in another file has the check import the task, which may print."""
+    (tmp_path / "base_of_it.py").write_text("from trainer.tasks.digits import Digits\n")
+    (tmp_path / "printing.py").write_text(
+        "import atexit\nfrom dataclasses import dataclass\nfrom base_of_it import "
+        "Digits\nprint('loading', end='')\n"
+        "atexit.register(print, 'LATE')\n@dataclass(frozen=True)\nclass T(Digits):\n    pass\n"
+    )
+    monkeypatch.setattr(
+        entrypoint.cli.commands,
+        "_supervised",
+        lambda plan, _checked: sys.exit(9 * ("TRAINBOX_SETTINGS" in plan.env)),
+    )
+    words = ["sweep", "printing.py:T", "--grid", "width=1,2", "--device", "cpu"]
+    ended = in_this_process(entrypoint.cli.commands.main, words, {})
+    assert (ended.code, ended.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("env", "words", "expected"),
+    [
+        (
+            {"GPUS": "3"},
+            [],
+            {"reason": "3 of 4 visible GPUs requested -> torchrun DDP, 3 processes"},
+        ),
+        ({"GPUS": "all"}, [], {"nproc_per_node": 4}),
+        ({"GPUS": "0"}, [], {"gpus": [], "strategy": "single"}),
+        ({"GPUS": "3"}, ["--gpus", "2"], {"nproc_per_node": 2}),
+        (
+            {"GPU_IDS": "0,2"},
+            [],
+            {"reason": "GPUs 0 2 named, of 4 visible -> torchrun DDP, 2 processes"},
+        ),
+        (
+            {"GPU_IDS": "0,2"},
+            ["--gpu-ids", "3"],
+            {"reason": "GPU 3 named, of 4 visible -> 1 process on GPU 3"},
+        ),
+        ({"STRATEGY": "dp"}, [], {"strategy": "dp", "nproc_per_node": 1}),
+        ({"STRATEGY": "dp"}, ["--strategy", "ddp"], {"strategy": "ddp", "nproc_per_node": 4}),
+        ({"DEVICE": "cpu"}, [], {"gpus": []}),
+        ({"TRAINBOX_DEVICE": "cpu"}, [], {"gpus": []}),
+        ({"DEVICE": "cpu"}, ["--device", "cuda"], {"nproc_per_node": 4}),
+        (
+            {"DEVICE": "cpu", "PROCESSES": "2"},
+            [],
+            {"nproc_per_node": 2, "strategy": "ddp", "gpus": []},
+        ),
+        ({"DEVICE": "cpu", "PROCESSES": "2"}, ["--processes", "3"], {"nproc_per_node": 3}),
+        (
+            MEETING,
+            [],
+            {
+                "nnodes": 2,
+                "reason": "4 of 4 GPUs visible -> torchrun DDP, 8 processes "
+                "on 2 nodes; "
+                "this is node 1, they meet at node0:29400",
+            },
+        ),
+        (
+            MEETING,
+            ["--node-rank", "0", "--rdzv-endpoint", "x:1", "--nnodes", "3"],
+            {
+                "nnodes": 3,
+                "reason": "4 of 4 GPUs visible -> torchrun DDP, 12 processes on 3 nodes; "
+                "this is node 0, they meet at x:1",
+            },
+        ),
+        (MEETING, ["--nnodes", "1", "--node-rank", "0"], {"nnodes": 1}),
+        (
+            dict.fromkeys(
+                ["GPUS", "GPU_IDS", "STRATEGY", "PROCESSES", "DEVICE", "TRAINBOX_DEVICE", *MEETING],
+                "",
+            ),
+            [],
+            {
+                "nnodes": 1,
+                "nproc_per_node": 4,
+                "reason": "4 of 4 GPUs visible -> torchrun DDP, 4 processes",
+            },
+        ),
+    ],
+)
+def test_launch_options_come_from_words_and_the_environment(
+    plan: Command, env: dict[str, str], words: list[str], expected: dict[str, Any]
+) -> None:
+    ended = plan(*words, **env)
+    assert (ended.code, ended.err) == (0, "")
+    shown = json.loads(ended.out)
+    assert {name: shown[name] for name in expected} == expected
+
+
+def test_the_job_has_its_name_from_the_environment(plan: Command) -> None:
+    assert "--rdzv-id=run7" in json.loads(plan(**MEETING).out)["argv"]
+    assert "--rdzv-id=run8" in json.loads(plan("--rdzv-id", "run8", **MEETING).out)["argv"]
+
+
+def test_threads_of_the_environment_stay(plan: Command) -> None:
+    assert json.loads(plan(OMP_NUM_THREADS="3").out)["env"]["OMP_NUM_THREADS"] == "3"
+    assert (
+        json.loads(plan("--gpus", "1", OMP_NUM_THREADS="many").out)["env"]["OMP_NUM_THREADS"]
+        != "many"
+    )
+
+
+_NEITHER = "is neither a number of GPUs nor `all`; to name GPUs use --gpu-ids"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--gpus", "two"], f"Invalid value for '--gpus': 'two' {_NEITHER} two"),
+        (["--gpus", "0,2"], f"Invalid value for '--gpus': '0,2' {_NEITHER} 0,2"),
+        (["--gpus=-1"], f"Invalid value for '--gpus': '-1' {_NEITHER} -1"),
+        (["--gpus", "1.5"], f"Invalid value for '--gpus': '1.5' {_NEITHER} 1.5"),
+        (["--gpus", "\u0661"], f"Invalid value for '--gpus': '\u0661' {_NEITHER} \u0661"),
+        (["--gpus"], "Option '--gpus' requires an argument."),
+        (
+            ["--strategy", "zero3"],
+            "Invalid value for '--strategy': 'zero3' is not one of 'ddp', 'fsdp', 'dp', 'single'.",
+        ),
+        (
+            ["--device", "tpu"],
+            "Invalid value for '--device': 'tpu' is not one of 'auto', 'cuda', 'mps', 'cpu'.",
+        ),
+        (
+            ["--processes", "0"],
+            "Invalid value for '--processes': 0 is not in the range 1<=x<=4096.",
+        ),
+        (
+            ["--processes", "100000"],
+            "Invalid value for '--processes': 100000 is not in the range 1<=x<=4096.",
+        ),
+        (["--nnodes=-2"], "Invalid value for '--nnodes': -2 is not in the range x>=1."),
+        (["--node-rank=-1"], "Invalid value for '--node-rank': -1 is not in the range x>=0."),
+    ],
+)
+def test_wrong_launch_options_are_refused(plan: Command, words: list[str], text: str) -> None:
+    assert refused(plan(*words)) == text
+
+
+def test_launch_options_that_contradict_each_other_are_refused(trainbox: Trainbox) -> None:
+    text = "--gpus 1 and --device cpu contradict each other: drop one of them"
+    assert refused(trainbox("plan", "--gpus", "1", "--device", "cpu")) == text
+
+
+def test_a_wrong_value_in_the_environment_is_refused(plan: Command) -> None:
+    assert refused(plan(GPUS="two")) == f"Invalid value for '--gpus': 'two' {_NEITHER} two"
+
+
+# The trainer's options, checked before anything is launched.
+
+
+@pytest.mark.parametrize("verb", ["train", "plan"])
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--lr", "nan"], "Invalid value for '--lr': nan is not a finite number above 0"),
+        (
+            ["digit"],
+            "no task 'digit': did you mean digits? Your own is file.py:Class or module:Class",
+        ),
+    ],
+)
+def test_a_wrong_training_option_is_told_once_and_starts_nothing(
+    trainbox: Trainbox, verb: str, words: list[str], text: str
+) -> None:
+    assert refused(trainbox(verb, *words, "--processes", "2", "--device", "cpu")) == text
+    assert list(trainbox.folder.iterdir()) == []
+
+
+def test_neither_the_plan_nor_the_check_imports_torch(trainbox: Trainbox) -> None:
+    # each process, and so the check too, lists its imports
+    traced = {"PYTHONPROFILEIMPORTTIME": "1"}
+    for words, code in (["digits"], 0), (["digits", "--set", "widht=1"], 2):
+        ended = trainbox("plan", "--device", "cpu", *words, env=traced)
+        assert ended.code == code
+        imported = re.findall(r"^import time:.*\| +(\S+)$", ended.err, re.MULTILINE)
+        assert {"entrypoint.launch.plan", "trainer.settings.config", "trainer.task"} <= set(
+            imported
+        )
+        assert {name.partition(".")[0] for name in imported} & {
+            "torch",
+            "numpy",
+            "torchvision",
+            "tensorboard",
+        } == set()
+
+
+# Option: the values that are no such number. Each also refuses words, nothing at all, NaN and
+# infinity.
+WHOLE_NUMBERS = {
+    "--epochs": ["0", "-1"],
+    "--max-steps": ["0", "-1"],
+    "--batch-size": ["0", "-1"],
+    "--batch-size-per-gpu": ["0", "-1"],
+    "--accumulation": ["0", "-1"],
+    "--base-batch-size": ["0", "-1"],
+    "--eval-every": ["0", "-1"],
+    "--patience": ["0", "-1"],
+    "--checkpoint-steps": ["0", "-1"],
+    "--keep": ["0", "-1"],
+    "--skip-nonfinite": ["-1"],
+    "--log-steps": ["0", "-1"],
+    "--digest-steps": ["0", "-1"],
+    "--shards": ["0", "-1"],
+    "--threads": ["0", "-1"],
+    "--workers": ["-1", "1025", "9" * 30],
+    "--seed": ["-1", f"{2**63}", "9" * 30],
+}
+NUMBERS = {
+    "--lr": ["0", "-0.1"],
+    "--warmup-epochs": ["-0.1"],
+    "--weight-decay": ["-0.1"],
+    "--clip-norm": ["0", "-1"],
+    "--checkpoint-minutes": ["0", "-1"],
+    "--measure-seconds": ["0", "-1"],
+}
+NO_NUMBERS = ["", "text", "nan", "-nan", "inf", "-inf", "1e400", "0x10", "1,5", "--epochs"]
+WRONG_NUMBERS = [
+    *(
+        (option, value)
+        for option, low in WHOLE_NUMBERS.items()
+        for value in [*low, *NO_NUMBERS, "1.5", "9" * 5000]
+    ),
+    *(
+        (option, value)
+        for option, low in NUMBERS.items()
+        for value in [*low, *NO_NUMBERS, "9" * 5000]
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), WRONG_NUMBERS, ids=[f"{o}={v[:20]}" for o, v in WRONG_NUMBERS]
+)
+def test_a_wrong_number_is_refused(check: Command, option: str, value: str) -> None:
+    text = refused(check(f"{option}={value}"))
+    assert text.startswith(f"Invalid value for '{option}': ")
+    assert value[:20] in text
+
+
+def test_every_number_is_in_the_table() -> None:
+    numeric = (
+        click.types.IntParamType,
+        click.types.FloatParamType,
+        trainer.cli.commands._Whole,
+        trainer.cli.commands._Number,
+    )
+    options = {p.opts[0] for p in trainer.cli.commands.train.params if isinstance(p.type, numeric)}
+    assert options == {*WHOLE_NUMBERS, *NUMBERS}
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--epochs 1 --max-steps 2", "--epochs 1 and --max-steps 2 both say when to end: drop one"),
+        (
+            "--batch-size 64 --batch-size-per-gpu 32",
+            "--batch-size 64 (global) and --batch-size-per-gpu 32 both set the batch: drop one",
+        ),
+        (
+            "--batch-size 4 --accumulation 5",
+            "--accumulation 5 cuts a batch of 4 into empty parts: lower it",
+        ),
+        (
+            "--device cpu --precision fp16",
+            "--precision fp16 needs an NVIDIA GPU, the device is cpu: use fp32 or bf16",
+        ),
+        (
+            "--device mps --precision tf32",
+            "--precision tf32 needs an NVIDIA GPU, the device is mps: use fp32 or bf16",
+        ),
+        (
+            "--best-by up:loss",
+            "--best-by up:loss: write the name of a metric, or min:NAME or max:NAME",
+        ),
+        ("--best-by min:", "--best-by min:: write the name of a metric, or min:NAME or max:NAME"),
+        (
+            "--early-stopping :",
+            "--early-stopping :: write the name of a metric, or min:NAME or max:NAME",
+        ),
+        ("--set width", "--set width: write NAME=VALUE, as in --set width=64"),
+        ("--set =64", "--set =64: write NAME=VALUE, as in --set width=64"),
+        ("--set widht=64", "--set widht=64: task digits has no field widht; did you mean width?"),
+        (
+            "--set colour=red",
+            "--set colour=red: task digits has no field colour; it has width, dropout",
+        ),
+        ("--set width=wide", "--set width=wide: width is of type int"),
+        (
+            "digit",
+            "no task 'digit': did you mean digits? Your own is file.py:Class or module:Class",
+        ),
+        (
+            "zebra",
+            f"no task 'zebra': {_TASKS}",
+        ),
+        ("my.py", "task my.py does not name the class: write my.py:CLASS"),
+        ("my.py:1", "task my.py:1: '1' is no class name; write file.py:Class or module:Class"),
+        (
+            "../my:Task",
+            "task ../my:Task: '../my' is neither a .py file nor a module; write "
+            "file.py:Class or module:Class",
+        ),
+        ("digits mnist", "Got unexpected extra argument (mnist)"),
+        (
+            "--optimizer lion",
+            "Invalid value for '--optimizer': 'lion' is not one of 'adamw', 'adam', 'sgd'.",
+        ),
+        (
+            "--resume always",
+            "Invalid value for '--resume': 'always' is not one of 'auto', 'never', 'anyway'.",
+        ),
+        ("--epochs", "Option '--epochs' requires an argument."),
+        (
+            "--epoch 1",
+            "No such option '--epoch'. (Did you mean one of: '--epochs', '--keep', "
+            "'--warmup-epochs'?)",
+        ),
+        ("--config none.json", "--config none.json cannot be read: No such file or directory"),
+        ("--config .", "--config . cannot be read: Is a directory"),
+    ],
+)
+def test_contradictions_and_slips_are_told(check: Command, words: str, text: str) -> None:
+    assert refused(check(*words.split())) == text
+
+
+def test_a_file_that_is_not_there_is_told_with_where_it_was_looked_for(
+    check: Command, tmp_path: Path
+) -> None:
+    assert (
+        refused(check("my.py:Gestures"))
+        == f"task my.py:Gestures: no file my.py (looked from {tmp_path})"
+    )
+
+
+# Training options in the environment.
+
+
+def test_training_options_come_from_the_environment_and_words_win(check: Command) -> None:
+    assert refused(check(TRAINBOX_EPOCHS="0")).startswith(
+        "Invalid value for '--epochs': 0 is not a whole number from 1 "
+    )
+    assert check("--epochs", "1", TRAINBOX_EPOCHS="0") == Ended(0, "\n\n", "")
+    assert check(SET="width=64 dropout=0.1") == Ended(0, "\nSET\n", "")
+    assert refused(check(SET="width=64 dropout=x")) == "--set dropout=x: dropout is of type float"
+    assert refused(check(TASK="mnits")).startswith("no task 'mnits': did you mean mnist?")
+    assert check("digits", TASK="mnits") == Ended(0, "\n\n", "")
+
+
+def test_an_empty_value_in_the_environment_is_no_value(check: Command) -> None:
+    names = [p.envvar for p in trainer.cli.commands.train.params if p.envvar]
+    flat = [name for envvar in names for name in ([envvar] if isinstance(envvar, str) else envvar)]
+    assert {
+        "TASK",
+        "SET",
+        "TRAINBOX_SET",
+        "TRAINBOX_EPOCHS",
+        "TRAINBOX_CONFIG",
+        "TRAINBOX_RUNS_DIR",
+    } <= set(flat)
+    assert check(**dict.fromkeys(flat, "")) == Ended(0, "\n\n", "")
+
+
+# Hostile values.
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x",
+        "..",
+        ".",
+        ".hidden",
+        "/x",
+        "a/b",
+        "a/",
+        "a\nb",
+        "a\tb",
+        "\x1b[2J",
+        "\u202eb",
+        "\udcff",
+    ],
+)
+def test_a_run_is_a_name_and_no_path(check: Command, name: str) -> None:
+    text = refused(check("--run", name))
+    assert (
+        text
+        == f"--run {name!r} is not a folder's name: letters and digits; the place is --runs-dir"
+    )
+
+
+@pytest.mark.parametrize(
+    "task", ["$(touch x)", "; touch x", "`touch x`", "a\nb", "/etc/passwd", "\udcff", "", "x" * 200]
+)
+def test_a_hostile_task_is_only_a_wrong_name(check: Command, tmp_path: Path, task: str) -> None:
+    text = refused(check("--", task))
+    assert text == f"no task {task!r}: {_TASKS}"
+    assert list(tmp_path.iterdir()) == []
+
+
+BIG = "x" * 10_000_000
+YAML = '!!python/object/apply:os.system ["touch x"]'
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("", "--config c.json is not JSON: Expecting value: line 1 column 1 (char 0)"),
+        (YAML, "--config c.json is not JSON: Expecting value: line 1 column 1 (char 0)"),
+        (
+            '{"epochs": 1' + "0" * 5000 + "}",
+            "--config c.json is not JSON: Exceeds the limit (4300 digits)",
+        ),
+        (
+            b"\xff\xfe",
+            "--config c.json is not JSON: 'utf-8' codec can't decode byte 0xff in position 0",
+        ),
+        ("[]", "--config c.json holds "),
+        (
+            '{"run": "../x"}',
+            "--config c.json: no setting run; known are accumulation, base_batch_size, ",
+        ),
+        (json.dumps({"task": YAML}), f"task {YAML}: "),
+        (json.dumps({"fields": {"width": YAML}}), f"--set width={YAML}: width is of type int"),
+        ('{"fields": {"width": [64]}}', "--set width=[64]: width is of type int"),
+        (
+            '{"fields": {"widht": 64}}',
+            "--set widht=64: task digits has no field widht; did you mean width?",
+        ),
+        (
+            '{"epochs": 1, "max_steps": 2}',
+            "--epochs 1 and --max-steps 2 both say when to end: drop one",
+        ),
+        ('{"epochs": NaN}', "Invalid value for '--epochs': "),
+        ('{"learning_rate": NaN}', "Invalid value for '--lr': nan is not a finite number above 0"),
+        ('{"learning_rate": []}', "Invalid value for '--lr': "),
+        (
+            '{"deterministic": "maybe"}',
+            "Invalid value for '--deterministic': 'maybe' is not a valid boolean.",
+        ),
+        (json.dumps({"optimizer": BIG}), "Invalid value for '--optimizer': 'xxx"),
+        (json.dumps({"epochs": BIG}), "Invalid value for '--epochs': 'xxx"),
+        (json.dumps({"task": BIG}), "no task 'xxx"),
+        (json.dumps({BIG: 1}), "--config c.json: no setting xxx"),
+    ],
+    ids=lambda value: repr(value[:30]),
+)
+def test_a_hostile_config_file_is_refused(
+    check: Command, tmp_path: Path, content: str | bytes, text: str
+) -> None:
+    (tmp_path / "c.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert refused(check("--config", "c.json")).startswith(text)
+    assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
+
+
+# Mistakes that are known.
+
+
+def test_a_precision_that_the_device_has_not_is_told_before_the_launch(plan: Command) -> None:
+    text = "--precision fp16 needs an NVIDIA GPU, the device is cpu: use fp32 or bf16"
+    assert refused(plan("--device", "cpu", "--precision", "fp16")) == text
+
+
+def test_of_two_mistakes_one_is_told(trainbox: Trainbox) -> None:
+    refused(trainbox("plan", "--gpus", "1", "--device", "cpu", "--epochs", "0"))
+
+
+def test_no_gpu_and_a_named_one_contradict(trainbox: Trainbox) -> None:
+    refused(trainbox("plan", "--gpus", "0", "--gpu-ids", "0"))
+
+
+def test_an_empty_word_is_no_program(in_this_process: Callable[..., Ended]) -> None:
+    refused(in_this_process(entrypoint.cli.commands.main, [""], {}))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--max-steps", "9" * 400), ("--log-steps", "9" * 400), ("--warmup-epochs", "1e308")],
+)
+def test_a_number_too_large_to_count_with_is_refused(
+    check: Command, option: str, value: str
+) -> None:
+    refused(check(f"{option}={value}"))
+
+
+def test_a_run_has_a_name_that_a_folder_can_have(check: Command) -> None:
+    refused(check("--run", "x" * 300))
+
+
+def test_a_line_feed_in_a_field_is_told_in_one_line(check: Command) -> None:
+    refused(check("--set", "a\nb=1"))
+
+
+def test_a_message_has_the_length_of_a_message(check: Command, tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text(json.dumps({"task": BIG}))
+    assert len(refused(check("--config", "c.json"))) <= 1000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"epochs": Infinity}',
+        '{"epochs": []}',
+        '{"epochs": 1.5}',
+        '{"epochs": true}',
+        '{"learning_rate": 1' + "0" * 400 + "}",
+        '{"deterministic": 3}',
+        '{"fields": "width"}',
+        '{"fields": null}',
+        '{"shards": "x"}',
+        '{"shards": -1}',
+        "[" * 100_000,
+    ],
+    ids=lambda content: content[:30],
+)
+def test_a_config_file_with_values_of_the_wrong_type_is_refused(
+    check: Command, tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "c.json").write_text(content)
+    refused(check("--config", "c.json"))
+
+
+def test_the_list_of_verbs_fits_in_80_columns(in_this_process: Callable[..., Ended]) -> None:
+    shown = in_this_process(entrypoint.cli.commands.main, ["--help"], {"COLUMNS": "80"}).out
+    verbs = dict(
+        re.findall(r"^  ([a-z]+)  +(.*)$", shown[shown.index("Commands:") :], re.MULTILINE)
+    )
+    assert verbs.keys() == entrypoint.cli.commands.cli.commands.keys(), "each in one line"
+    assert all(text.endswith(".") and not text.endswith("...") for text in verbs.values()), verbs
+
+
+@pytest.mark.parametrize("verb", ["train", "verify", "diff", "tasks", "sweep-show"])
+def test_the_usage_of_a_verb_is_what_is_typed(
+    in_this_process: Callable[..., Ended], verb: str
+) -> None:
+    shown = in_this_process(trainer.cli.commands.main, [verb, "--help"], {}).out
+    assert shown.startswith(f"Usage: trainbox {verb.replace('-', ' ')} [OPTIONS] ")
+    assert "python -m" not in shown

@@ -1,0 +1,548 @@
+"""`trainbox doctor`: real reports on the NVML stub with make-believe torches, and the pure reasons
+behind them.
+"""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint.doctor.report import (
+    DriverSays,
+    Examination,
+    TorchSays,
+    difference,
+    findings_told,
+    report,
+    troubles,
+)
+from entrypoint.doctor.surroundings import Surroundings, container_signs, file_system_of
+from entrypoint.driver.gpus import Gpu
+from entrypoint.health.verdict import Finding, Mode, Result, Verdict
+from tests.conftest import Ended, Trainbox, clean_environment
+from tests.support.nvml_stub.build import build_stub, stub_env, write_config
+
+Doctor = Callable[..., Ended]
+NO_LIBCUDA = "libcuda.so.1: cannot open shared object file: No such file or directory"
+LONGEST_REPORT = 80  # lines, on a usual host
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("cc") is None:
+        pytest.skip("the NVML stub needs a C compiler: there is no cc on PATH")
+    return build_stub(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def doctor(library: Path, trainbox: Trainbox, tmp_path: Path) -> Doctor:
+    """`trainbox doctor` on a machine with the GPUs of a profile: `doctor("h100", {"gpu1.ret": 15},
+    count=4)`.
+    """
+
+    def run(
+        profile: str,
+        keys: dict[str, object] | None = None,
+        env: dict[str, str] | None = None,
+        **more: Any,
+    ) -> Ended:
+        stub = stub_env(library.parent, write_config(tmp_path / "nvml.conf", profile, keys, **more))
+        return trainbox("doctor", env=stub | (env or {}))
+
+    return run
+
+
+def fake_torch(folder: Path, body: str) -> dict[str, str]:
+    """The environment in which `import torch` runs `body`."""
+    (folder / "fake/torch").mkdir(parents=True)
+    (folder / "fake/torch/__init__.py").write_text(body)
+    (folder / "fake/torch/version.py").write_text('cuda = "13.2"\n')
+    return {"PYTHONPATH": str(folder / "fake")}
+
+
+TWO_GPUS = """
+from types import SimpleNamespace as Part
+import warnings
+__version__ = "9.9.9"
+version = Part(cuda="13.2")
+backends = Part(cudnn=Part(version=lambda: 92600), mps=Part(is_available=lambda: False))
+cuda = Part(is_available=lambda: True, device_count=lambda: 2,
+            init=lambda: warnings.warn("GPU0 is too old for this torch"),
+            get_device_name=lambda index: "NVIDIA GeForce RTX 3080",
+            nccl=Part(version=lambda: (2, 30, 7)))
+"""
+
+
+def verdict_lines(ended: Ended) -> list[str]:
+    assert (ended.code, ended.err) == (0, "")
+    return ended.out.split("## verdict\n")[1].split("\n\n")[0].splitlines()
+
+
+# Real reports.
+
+
+def test_a_gpu_with_an_ecc_error_is_named(doctor: Doctor, tmp_path: Path) -> None:
+    ended = doctor(
+        "h100", {"gpu1.ecc.volatile.uncorrected": 3}, env=fake_torch(tmp_path, TWO_GPUS), count=2
+    )
+    closing, finding, *_ = verdict_lines(ended)
+    assert closing == "CLOSED, CRITICAL: 2 GPUs; ecc-uncorrected (GPU 1)"
+    assert finding.startswith(
+        "- GPU 1: ecc-uncorrected CRITICAL: 3 uncorrected memory errors since the driver "
+        "was loaded; limit"
+    )
+    assert (
+        "-> reset_gpu: stop what runs on the GPU, then `nvidia-smi --gpu-reset -i 1` as root"
+        in finding
+    )
+    assert len(ended.out.splitlines()) < LONGEST_REPORT
+    titles = ("verdict", "versions", "GPUs", "runtime", "mounts and disk", "limits", "environment")
+    assert [line[3:] for line in ended.out.splitlines() if line.startswith("## ")] == list(titles)
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="torch finds real GPUs here")
+def test_the_driver_sees_two_gpus_and_torch_none(doctor: Doctor) -> None:
+    ended = doctor("geforce")
+    assert verdict_lines(ended)[2].startswith("- driver sees 2 GPUs, torch sees 0: ")
+    assert "    seen           by the driver 2, visible 2, by torch 0\n" in ended.out
+    assert "    torch says     RuntimeError: " in ended.out
+
+
+def test_the_driver_and_torch_see_the_same(doctor: Doctor, tmp_path: Path) -> None:
+    ended = doctor("geforce", {"gpu.persistence_mode": 1}, env=fake_torch(tmp_path, TWO_GPUS))
+    assert verdict_lines(ended) == ["OPEN, PASS: 2 GPUs", "- GPU0 is too old for this torch"]
+    assert "    torch          9.9.9, CUDA 13.2, cuDNN 92600, NCCL 2.30.7\n" in ended.out
+    assert "    seen           by the driver 2, visible 2, by torch 2\n" in ended.out
+    assert "    memory in use  GPU 0 to 1: 254 MiB\n" in ended.out
+    assert (
+        f"    torch's place  {tmp_path}/fake/torch/__init__.py, which is not in this "
+        "Python's own folder\n" in ended.out
+    )
+
+
+HANGS = """
+import os, pathlib, signal
+pathlib.Path(os.environ["TRAINBOX_TEST_PID"]).write_text(str(os.getpid()))
+signal.pause()
+"""
+WITHIN_4_S = """
+from pathlib import Path
+from entrypoint.health.check import Question
+from entrypoint.doctor.examine import examined
+from entrypoint.health.verdict import Mode
+print(examined(Question(Mode.GATE), None, None, torch_deadline_s=4))
+"""
+
+
+def test_a_torch_that_hangs_is_given_up(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    env = clean_environment(**fake_torch(tmp_path, HANGS), TRAINBOX_TEST_PID=str(pid))
+    done = subprocess.run(
+        [sys.executable, "-c", WITHIN_4_S],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert verdict_lines(Ended(done.returncode, done.stdout, done.stderr))[-1] == (
+        "- torch gave no answer within 4 s: it waits for the driver, or for a slow disk"
+    )
+    assert "## environment" in done.stdout
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (
+            "raise OSError('libcudart.so.13: cannot open')",
+            "torch cannot be used: OSError: libcudart.so.13: cannot open",
+        ),
+        (
+            "x = 1",
+            "torch cannot be used: AttributeError: module 'torch' has no attribute '__version__'",
+        ),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGILL)",
+            "torch died of signal 4 (Illegal instruction): it said nothing",
+        ),
+        ("import os; os._exit(7)", "torch ended with 7 and no answer: it said nothing"),
+    ],
+)
+def test_a_torch_that_does_not_start(
+    trainbox: Trainbox, tmp_path: Path, body: str, told: str
+) -> None:
+    assert f"- {told}" in verdict_lines(trainbox("doctor", env=fake_torch(tmp_path, body)))
+
+
+@pytest.mark.parametrize(
+    ("keys", "env", "told"),
+    [
+        (
+            {"ret.init": 999},
+            {},
+            "- node: driver CRITICAL: the NVIDIA driver does not answer (NVML 999: Unknown Error)",
+        ),
+        (
+            {},
+            {"CUDA_VISIBLE_DEVICES": "0,0"},
+            "- node: count CRITICAL: CUDA_VISIBLE_DEVICES=0,0 names GPU 0 twice: name "
+            "each GPU once",
+        ),
+        (
+            {},
+            {"CUDA_VISIBLE_DEVICES": "5"},
+            "- node: count CRITICAL: CUDA_VISIBLE_DEVICES=5: no GPU 5 here; found 2",
+        ),
+        ({}, {"GPU_IDS": "0;1"}, "- node: count CRITICAL: --gpu-ids=0;1: '0;1' is no GPU"),
+        ({}, {"GPUS": "3"}, "- node: count CRITICAL: 2 of 3 GPUs asked for"),
+    ],
+)
+def test_the_report_comes_whatever_is_wrong(
+    doctor: Doctor, tmp_path: Path, keys: Any, env: Any, told: str
+) -> None:
+    ended = doctor("geforce", keys, env=fake_torch(tmp_path, TWO_GPUS) | env)
+    closing, *lines = verdict_lines(ended)
+    assert closing.startswith("CLOSED, CRITICAL: ")
+    assert any(line.startswith(told) for line in lines), lines
+    assert "## environment" in ended.out
+
+
+@pytest.mark.slow  # ten seconds, the driver's deadline
+def test_a_driver_that_hangs_is_given_up(doctor: Doctor, tmp_path: Path) -> None:
+    ended = doctor("geforce", {"hang.init": 1}, env=fake_torch(tmp_path, TWO_GPUS))
+    assert verdict_lines(ended)[1].startswith(
+        "- node: driver CRITICAL: the NVIDIA driver does not answer: waited 10 s"
+    )
+    assert "    driver         gives no answer\n" in ended.out
+
+
+def test_a_person_at_a_terminal_hears_of_the_wait(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    env = clean_environment(**fake_torch(tmp_path, TWO_GPUS))
+    command = [sys.executable, "-P", "-m", "entrypoint", "doctor"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=theirs, text=True, timeout=60
+    )
+    assert os.read(ours, 1000) == b"looking at torch ...\r\n"
+    assert (done.returncode, done.stdout[:15]) == (0, "trainbox doctor")
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_nothing_private_is_in_a_report(doctor: Doctor, tmp_path: Path) -> None:
+    home = "/home/kbauer"
+    hidden = {
+        "TRAINBOX_API_KEY": "canary-by-name",
+        "NCCL_TOKEN": "canary-by-token",
+        "PET_RDZV_SECRET": "canary-by-secret",
+        "TORCH_PASSPHRASE": "canary-by-pass",
+        "NVIDIA_CREDENTIALS": "canary-by-cred",
+        "CUDA_auth": "canary-by-auth",
+        "TASK": "hf_canaryHuggingFace",
+        "TRAINBOX_A": "ghp_canaryGitHub0123",
+        "TRAINBOX_B": "AKIACANARYAWS1234567",
+        "TRAINBOX_C": "eyJcanary.eyJwebToken.x",
+        "TRAINBOX_D": "x9K2canary8QzR4vT7wLm3Np6Y",
+        "SLURM_JOB_ACCOUNT": "canary-account",
+        "http_proxy": "http://canary-user:canary-pass@proxy",
+        "MY_SECRET_PLACE": "canary-not-looked-at",
+        "PATH_TO_SOMETHING": "canary-not-looked-at",
+    }
+    partly = {
+        "SET": "width=64 api_key=canary-pair",
+        "RDZV_ENDPOINT": f"https://canary-login:canary-word@{socket.gethostname()}:29400",
+        "LD_LIBRARY_PATH": f"{home}/lib:/scratch/karoline/lib:/scratch/kbauer/lib",
+        "USER": "karoline",
+        "LOGNAME": "karoline",
+        "HOME": home,
+        "TRAINBOX_RUNS_DIR": str(tmp_path / "karoline/runs"),
+        "TRAINBOX_DATA_DIR": f"{home}/data",
+        **fake_torch(
+            tmp_path, f"raise OSError('{home}/venv/libtorch.so: token=canary-torch at {home}')"
+        ),
+    }
+    ended = doctor("geforce", env=hidden | partly)
+    assert (ended.code, ended.err) == (0, "")
+    page = ended.out.lower()
+    for private in ("canary", "karoline", "kbauer"):
+        assert private not in page, [line for line in page.splitlines() if private in line]
+    assert (
+        "torch cannot be used: OSError: ~/venv/libtorch.so: token=(not shown) at ~\n" in ended.out
+    )
+    for name in ("TRAINBOX_API_KEY", "NCCL_TOKEN", "TASK", "TRAINBOX_D", "SLURM_JOB_ACCOUNT"):
+        assert [
+            line.split(None, 1)[1] for line in ended.out.splitlines() if line.split()[:1] == [name]
+        ] == ["(set, not shown)"]
+    for shown in (
+        "width=64 api_key=(not shown)",
+        "~/lib:/scratch/[user]/lib:/scratch/[user]/lib",
+        "http_proxy set",
+        "~/data is missing",
+        "[user]/runs",
+    ):
+        assert shown in ended.out
+
+
+# Reasons, as values.
+
+AROUND = Surroundings(
+    software={"trainbox": "1.0"},
+    python_prefix="/opt/venv",
+    signs=("Docker",),
+    uid=1000,
+    gid=0,
+    groups=(),
+    has_passwd_entry=False,
+    rights={"CapEff": "0" * 16, "NoNewPrivs": "1", "Seccomp": "2"},
+    devices={"nvidia0": "rw", "nvidiactl": "rw", "nvidia-uvm": "rw", "nvidia-modeset": ""},
+    kernel_module="580.95.05",
+    pci_gpus=2,
+    places=(),
+    cpus=4,
+    host_cpus=64,
+    memory_mib=65536,
+    memory_limit_mib=4096,
+    pids_limit=8192,
+    ulimits={"nofile": (1024, 4096), "memlock": (65536, -1)},
+    own_name_fault="",
+    own_name_loopback=True,
+)
+GPUS = tuple(Gpu(index, f"GPU-{index}", "H100", 81559) for index in range(2))
+SLICES = tuple(
+    Gpu(0, f"MIG-{index}", "H100 MIG 1g.10gb", 9984, mig_index=index, mig_parent="GPU-0")
+    for index in range(7)
+)
+OLD = Finding(
+    "cuda", Result.CRITICAL, "this image is too new for this driver", action="update_driver"
+)
+SEEN = Examination(
+    taken_at="now",
+    verdict=Verdict(Mode.GATE, ()),
+    driver=DriverSays("version 580.95.05", True, GPUS, GPUS),
+    torch=TorchSays(version="2.15.0", cuda="13.2", count=0, error="RuntimeError: CUDA says no"),
+    around=AROUND,
+    env={},
+    hidden=(),
+)
+
+
+def torch(**changes: Any) -> Examination:
+    return replace(SEEN, torch=replace(SEEN.torch, **changes))
+
+
+def around(**changes: Any) -> Examination:
+    return replace(SEEN, around=replace(AROUND, **changes))
+
+
+def driver(**changes: Any) -> Examination:
+    return replace(SEEN, driver=replace(SEEN.driver, **changes))
+
+
+ZERO = "driver sees 2 GPUs, torch sees 0: "
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        (torch(count=2), ""),
+        (
+            SEEN,
+            f"{ZERO}RuntimeError: CUDA says no; recreate the container, and see "
+            "`nvidia-smi` in it and on the host",
+        ),
+        (
+            torch(error=""),
+            f"{ZERO}it does not say why; recreate the container, and see `nvidia-smi` in "
+            "it and on the host",
+        ),
+        (
+            torch(cuda=None),
+            f"{ZERO}torch 2.15.0 is built without CUDA; install what requirements.lock pins",
+        ),
+        (
+            replace(SEEN, verdict=Verdict(Mode.GATE, (OLD,))),
+            f"{ZERO}this driver is too old for torch's CUDA 13.2, as said above",
+        ),
+        (
+            torch(libcuda=NO_LIBCUDA),
+            f"{ZERO}CUDA's part of the driver is not here ({NO_LIBCUDA}); a container gets "
+            "it by --gpus all and "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility, a host by the driver's package libcuda1",
+        ),
+        (
+            around(devices={"nvidia0": "r", "nvidiactl": "", "nvidia-uvm": "rw"}),
+            f"{ZERO}this user may not read and write /dev/nvidia0 /dev/nvidiactl; "
+            "give it the right, or the container the device",
+        ),
+        (
+            around(devices={"nvidia0": "rw", "nvidiactl": "rw"}),
+            f"{ZERO}/dev/nvidia-uvm is missing; give the container that device, or load "
+            "the host's module nvidia_uvm",
+        ),
+        (
+            replace(driver(visible=GPUS[:1]), env={"CUDA_VISIBLE_DEVICES": "0"}),
+            "driver sees 2 GPUs, CUDA_VISIBLE_DEVICES leaves 1, torch sees 0: "
+            "CUDA reads CUDA_VISIBLE_DEVICES otherwise than the driver's list; unset it "
+            "and look again",
+        ),
+        (
+            replace(torch(count=1), driver=DriverSays("", True, SLICES, SLICES)),
+            "driver sees 7 GPUs, torch sees 1: CUDA shows a process one MIG slice, so this "
+            "is as it should be",
+        ),
+        (
+            replace(torch(count=1), driver=DriverSays("", False)),
+            "driver sees 0 GPUs, torch sees 1: trainbox plans by the driver's list, "
+            "which a container has by NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        ),
+    ],
+)
+def test_why_torch_sees_other_gpus_than_the_driver(seen: Examination, told: str) -> None:
+    assert difference(seen) == told
+
+
+WITHOUT = replace(torch(count=0), driver=DriverSays("no NVIDIA driver here", there=False))
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        (torch(count=2), []),
+        (torch(count=2, warnings=["too old"]), ["too old"]),
+        (replace(WITHOUT, around=replace(AROUND, kernel_module="", pci_gpus=0)), []),
+        (
+            WITHOUT,
+            [
+                "the host runs NVIDIA driver 580.95.05 and this container got none of it: "
+                "start it with --gpus all (it needs nvidia-container-toolkit on the host)"
+            ],
+        ),
+        (
+            replace(WITHOUT, around=replace(AROUND, signs=())),
+            [
+                "the host runs NVIDIA driver 580.95.05 and its libraries are missing: "
+                "install the driver's packages for programs (libnvidia-compute, say)"
+            ],
+        ),
+        (
+            replace(WITHOUT, around=replace(AROUND, kernel_module="")),
+            [
+                "2 NVIDIA GPU(s) on the PCI bus and no driver loaded: to train on them, "
+                "install it on the host"
+            ],
+        ),
+        (
+            replace(
+                torch(count=2), around=replace(AROUND, own_name_fault="Name or service not known")
+            ),
+            [
+                "this machine's own name cannot be looked up (Name or service not known), "
+                "and torchrun's processes meet by it: "
+                "add it to /etc/hosts (docker run: leave out --network none, or add --add-host)"
+            ],
+        ),
+    ],
+)
+def test_what_the_verdict_does_not_judge(seen: Examination, told: list[str]) -> None:
+    assert troubles(seen) == told
+
+
+def test_gpus_of_which_the_same_is_told_share_a_line() -> None:
+    off = Finding("persistence", Result.WARN, "off", action="change_mode")
+    findings = [replace(off, gpu=f"{index}", uuid=f"GPU-{index}") for index in range(3)]
+    findings += [
+        Finding("mig", Result.PASS, "off", gpu="0"),
+        Finding("shm", Result.WARN, "64 MiB for /home/karoline"),
+    ]
+    assert findings_told(findings, [("karoline", "[user]")]) == [
+        "GPU 0,1,2: persistence WARN: off -> change_mode: `nvidia-smi` sets it, as root: "
+        "-pm 1 persistence, -c 0 compute mode",
+        "node: shm WARN: 64 MiB for /home/[user]",
+    ]
+
+
+def test_a_page_in_values() -> None:
+    lines = report(
+        replace(torch(count=2, names=["H100", "H100"]), hidden=(("trainbox", "[user]"),))
+    ).splitlines()
+    assert lines[2:4] == ["## verdict", "OPEN, PASS: 0 GPUs"]
+    for line in (
+        "    GPU 0 to 1     H100, 81,559 MiB",
+        "    user               uid 1000, gid 0, no passwd entry",
+        "    capabilities       none",
+        "    no new privileges  on",
+        "    seccomp            filter",
+        "    /dev               rw: nvidia0 nvidiactl nvidia-uvm; no access: nvidia-modeset",
+        "    CPUs     4 to use of 64",
+        "    memory   64 GiB, cgroup limit 4,096 MiB",
+        "    pids     cgroup limit 8192",
+        "    ulimits  nofile 1024 (may be raised to 4096), memlock 64 KiB (may be raised "
+        "to unlimited)",
+    ):
+        assert line in lines
+
+
+# What is read.
+
+
+@pytest.mark.parametrize(
+    ("env", "cgroup", "kernel", "marks", "signs"),
+    [
+        ({}, "0::/", "6.1.0", (), ()),
+        ({}, "0::/", "6.1.0", ("/.dockerenv",), ("Docker",)),
+        ({}, "0::/system.slice/docker-1f.scope", "6.1.0", (), ("Docker",)),
+        ({}, "0::/", "6.1.0", ("/run/.containerenv",), ("Podman",)),
+        ({"APPTAINER_NAME": "x", "SINGULARITY_NAME": "x"}, "0::/", "6.1.0", (), ("Apptainer",)),
+        (
+            {"KUBERNETES_SERVICE_HOST": "x"},
+            "0::/kubepods/cri-containerd",
+            "6.1.0",
+            (),
+            ("Kubernetes", "containerd"),
+        ),
+        ({"SLURM_JOB_ID": "7"}, "0::/", "6.1.0", (), ("a SLURM job",)),
+        ({}, "0::/", "5.15.167.4-microsoft-standard-WSL2", (), ("WSL",)),
+    ],
+)
+def test_signs_of_containers(
+    env: dict[str, str], cgroup: str, kernel: str, marks: tuple[str, ...], signs: tuple[str, ...]
+) -> None:
+    assert container_signs(env, cgroup, kernel, marks) == signs
+
+
+MOUNTS = """overlay / overlay rw 0 0
+tmpfs /dev tmpfs rw 0 0
+shm /dev/shm tmpfs rw 0 0
+server:/x /mnt/my\\040data nfs4 rw 0 0
+/dev/sda /mnt ext4 rw 0 0
+/dev/sdb /mnt/my\\040data/runs xfs rw 0 0
+tmpfs /tmp ext4 rw 0 0
+tmpfs /tmp tmpfs rw 0 0
+
+broken
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/home/x", "overlay"),
+        ("/dev/shm", "tmpfs"),
+        ("/mnt/my data/set", "nfs4"),
+        ("/mnt/my datax", "ext4"),
+        ("/mnt/my data/runs/r", "xfs"),
+        ("/tmp", "tmpfs"),
+    ],
+)
+def test_the_file_system_of_a_folder(path: str, kind: str) -> None:
+    assert file_system_of(path, MOUNTS) == kind

@@ -1,0 +1,355 @@
+"""From the driver to the plan: real commands and the real nvidia-ml-py on the NVML stub."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Ended, Trainbox
+from tests.support.nvml_stub.build import build_stub, stub_env, write_config
+
+LOST = {"gpu1.ret": 15}
+GPU_1_LOST = (
+    "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or mend it "
+    "(reset, reboot)"
+)
+ALL_THE_SAME = "to train without GPUs all the same: --device cpu"
+MISMATCH = (
+    "the NVIDIA driver does not answer (NVML 18: RM has detected an NVML/RM version mismatch.): "
+    f"the driver was updated under a running kernel module: reboot the host; {ALL_THE_SAME}"
+)
+UNKNOWN_ERROR = (
+    "the NVIDIA driver does not answer (NVML 999: Unknown Error): "
+    f"the container may have lost its GPUs (a daemon reload does that): recreate it; {ALL_THE_SAME}"
+)
+ONE_SLICE = (
+    "CUDA and NCCL let a process see one slice only; train on one with --gpus 1 or --gpu-ids"
+)
+
+
+def uuid(gpu: int) -> str:
+    return f"GPU-00000000-0000-0000-0000-{gpu:012d}"
+
+
+def mig_uuid(gpu: int, mig: int) -> str:
+    return f"MIG-00000000-0000-0000-{gpu:04d}-{mig:012d}"
+
+
+@dataclass
+class Host:
+    """A machine with the GPUs of a profile, on which `trainbox` is run."""
+
+    trainbox: Trainbox
+    environment: dict[str, str]
+
+    def __call__(self, *words: str, **env: str) -> Ended:
+        return self.trainbox(*words, env=self.environment | env)
+
+    def plan(self, *words: str, **env: str) -> dict[str, Any]:
+        ended = self("plan", *words, **env)
+        assert (ended.code, ended.err) == (0, "")
+        plan: dict[str, Any] = json.loads(ended.out)
+        return plan
+
+    def labels(self, *words: str, **env: str) -> tuple[list[str], str]:
+        """The GPUs of the plan as (index or index:slice), and its reason."""
+        plan = self.plan(*words, **env)
+        assert plan["env"]["CUDA_VISIBLE_DEVICES"] == ",".join(gpu["uuid"] for gpu in plan["gpus"])
+        names = [
+            f"{gpu['index']}" + f":{gpu['mig_index']}" * (gpu["mig_index"] is not None)
+            for gpu in plan["gpus"]
+        ]
+        return names, plan["reason"]
+
+    def refusal(self, *words: str, **env: str) -> tuple[int, str]:
+        ended = self("plan", *words, **env)
+        assert ended.out == ""
+        return ended.code, ended.err.removeprefix("trainbox: ").removesuffix("\n")
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("cc") is None:
+        pytest.skip("the NVML stub needs a C compiler: there is no cc on PATH")
+    return build_stub(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def host(library: Path, trainbox: Trainbox, tmp_path: Path) -> Callable[..., Host]:
+    """Make a host: `host("h100", {"gpu1.ret": 15}, count=4)`."""
+
+    def make(profile: str, keys: dict[str, object] | None = None, **more: object) -> Host:
+        return Host(
+            trainbox,
+            stub_env(library.parent, write_config(tmp_path / "nvml.conf", profile, keys, **more)),
+        )
+
+    return make
+
+
+# Listing.
+
+
+def test_gpus_as_json(host: Callable[..., Host]) -> None:
+    ended = host("geforce")("gpus", "--json")
+    assert (ended.code, ended.err) == (0, "")
+    common = {"name": "NVIDIA GeForce RTX 3080", "memory_mib": 10240}
+    whole = {"mig_index": None, "mig_parent": None, "fault": None, "fault_code": None}
+    assert json.loads(ended.out) == [{"index": i, "uuid": uuid(i)} | common | whole for i in (0, 1)]
+
+
+def test_gpus_as_lines(host: Callable[..., Host]) -> None:
+    ended = host("geforce")("gpus")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.splitlines() == [
+        "NVIDIA driver 580.95.05 (stub)",
+        f"GPU 0  NVIDIA GeForce RTX 3080  10240 MiB  {uuid(0)}",
+        f"GPU 1  NVIDIA GeForce RTX 3080  10240 MiB  {uuid(1)}",
+    ]
+
+
+def test_slices_are_listed_in_place_of_their_gpu(host: Callable[..., Host]) -> None:
+    free_place = {"gpu0.mig3.memory_mib": ""}
+    found = json.loads(host("h100-mig", free_place)("gpus", "--json").out)
+    assert [(gpu["index"], gpu["mig_index"], gpu["uuid"], gpu["mig_parent"]) for gpu in found] == [
+        *(
+            (0, label, mig_uuid(0, place), uuid(0))
+            for label, place in enumerate([0, 1, 2, 4, 5, 6])
+        ),
+        *((1, place, mig_uuid(1, place), uuid(1)) for place in range(7)),
+    ]
+    assert {(gpu["name"], gpu["memory_mib"]) for gpu in found} == {
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9984)
+    }
+
+
+def test_a_gpu_in_mig_mode_without_slices_cannot_be_used(host: Callable[..., Host]) -> None:
+    bare = host("h100", {"gpu0.mig": 1}, count=2)
+    assert bare("gpus").out.splitlines()[1:] == [
+        f"GPU 0  NVIDIA H100 80GB HBM3  0 MiB  {uuid(0)}  MIG mode is on and no slice is made",
+        f"GPU 1  NVIDIA H100 80GB HBM3  81559 MiB  {uuid(1)}",
+    ]
+    assert bare.refusal("--gpus", "1") == (
+        3,
+        "GPU 0 cannot be used (MIG mode is on and no slice is made): name others with "
+        "--gpu-ids, or mend it (reset, reboot)",
+    )
+
+
+def test_an_old_driver_that_knows_no_mig(host: Callable[..., Host]) -> None:
+    assert host("old-driver").labels()[0] == ["0", "1", "2", "3"]
+
+
+# Plans.
+
+
+def test_plan_on_two_desktop_cards(host: Callable[..., Host]) -> None:
+    plan = host("geforce").plan("digits", "--epochs", "2")
+    assert plan["argv"][1:] == [
+        *("-P", "-m", "trainer.launch.torchrun", "--standalone", "--nproc-per-node=2", "-m", "--"),
+        *("trainer", "train", "digits", "--epochs", "2"),
+    ]
+    assert plan["env"]["CUDA_VISIBLE_DEVICES"] == f"{uuid(0)},{uuid(1)}"
+    assert plan["reason"] == "2 of 2 GPUs visible -> torchrun DDP, 2 processes"
+
+
+def test_plans_on_four_gpus(host: Callable[..., Host]) -> None:
+    four = host("h100", count=4)
+    assert four.labels(GPUS="3") == (
+        ["0", "1", "2"],
+        "3 of 4 visible GPUs requested -> torchrun DDP, 3 processes",
+    )
+    assert four.labels(GPU_IDS="0,2") == (
+        ["0", "2"],
+        "GPUs 0 2 named, of 4 visible -> torchrun DDP, 2 processes",
+    )
+    assert four.refusal(GPUS="9") == (
+        3,
+        "asked for 9 GPUs, found 4 (0 1 2 3): ask for at most 4, or run where there are 9",
+    )
+
+
+def test_plans_on_slices(host: Callable[..., Host]) -> None:
+    slices = host("h100-mig")
+    assert slices.labels() == (["0:0"], "1 of 14 MIG slices visible -> 1 process on GPU 0:0")
+    assert slices.labels(GPU_IDS="1:6") == (
+        ["1:6"],
+        "MIG slice 1:6 named, of 14 visible -> 1 process on GPU 1:6",
+    )
+    assert slices.refusal(GPUS="2") == (
+        2,
+        f"asked to train on 2 devices, 2 of them MIG slices of one GPU (0:0 0:1): {ONE_SLICE}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("2,0", ["2", "0"]),
+        (f"{uuid(3)},{uuid(1)}", ["3", "1"]),
+        (f"1,{uuid(0)}", ["1", "0"]),
+        ("", []),
+        ("-1", []),
+    ],
+)
+def test_cuda_visible_devices_is_obeyed(
+    host: Callable[..., Host], value: str, expected: list[str]
+) -> None:
+    assert host("h100", count=4).labels(CUDA_VISIBLE_DEVICES=value)[0] == expected
+
+
+def test_cuda_visible_devices_that_cannot_be_obeyed(host: Callable[..., Host]) -> None:
+    four = host("h100", count=4)
+    assert four.refusal(CUDA_VISIBLE_DEVICES="0,0") == (
+        2,
+        "CUDA_VISIBLE_DEVICES=0,0 names GPU 0 twice: name each GPU once",
+    )
+    assert four.refusal(CUDA_VISIBLE_DEVICES="0,4") == (
+        3,
+        "CUDA_VISIBLE_DEVICES=0,4: no GPU 4 here; found 4: 0 1 2 3",
+    )
+    assert four.refusal(CUDA_VISIBLE_DEVICES="0,1", GPU_IDS="2") == (
+        3,
+        "--gpu-ids=2: no GPU 2 here; found 2: 0 1",
+    )
+
+
+# Faults.
+
+
+def test_a_lost_gpu_is_listed_and_refused_and_can_be_avoided(host: Callable[..., Host]) -> None:
+    four = host("h100", LOST, count=4)
+    assert four("gpus").out.splitlines()[1:4] == [
+        f"GPU 0  NVIDIA H100 80GB HBM3  81559 MiB  {uuid(0)}",
+        "GPU 1  unknown  0 MiB  unknown-1  NVML 15: GPU is lost",
+        f"GPU 2  NVIDIA H100 80GB HBM3  81559 MiB  {uuid(2)}",
+    ]
+    assert four.refusal() == (3, GPU_1_LOST)
+    assert four.refusal("--gpu-ids", "1,2") == (3, GPU_1_LOST)
+    assert four.labels("--gpus", "1")[0] == ["0"]
+    assert four.labels("--gpu-ids", "0,2,3")[0] == ["0", "2", "3"]
+
+
+def test_health_judges_what_a_launch_would_take(host: Callable[..., Host]) -> None:
+    four = host("h100", LOST, count=4)
+    bad = four("health")
+    assert (bad.code, bad.err) == (1, "")
+    assert bad.out.splitlines()[-1] == "CLOSED, CRITICAL: 4 GPUs; handle (GPU 1)"
+    good = four("health", "--gpu-ids", "0,2")
+    assert (good.code, good.err) == (0, "")
+    assert good.out.splitlines()[-1].startswith("OPEN, PASS: 2 GPUs")
+    few = four("health", "--gpu-ids", "0,2", GPUS="5")
+    assert few.code == 0, "--gpu-ids says which ones"
+    few = four("health", GPUS="5")
+    assert few.code == 1
+    assert few.out.splitlines()[-1] == "CLOSED, CRITICAL: 4 GPUs; count (node), handle (GPU 1)"
+    none = four("health", GPUS="0")
+    assert (none.code, none.out.splitlines()[-1]) == (0, "OPEN, PASS: 0 GPUs")
+    slices = host("h100-mig")("health", "--processes", "1")
+    assert (slices.code, slices.out.splitlines()[-1]) == (0, "OPEN, PASS: 14 GPUs")
+
+
+@pytest.mark.parametrize(("error", "text"), [(18, MISMATCH), (999, UNKNOWN_ERROR)])
+def test_a_broken_driver_is_told_with_its_remedy(
+    host: Callable[..., Host], error: int, text: str
+) -> None:
+    broken = host("h100", {"ret.init": error})
+    assert broken.refusal() == (3, text)
+    ended = broken("gpus")
+    assert (ended.code, ended.out, ended.err) == (3, "", f"trainbox: {text}\n")
+    judged = broken("health")
+    assert (judged.code, judged.err, judged.out.splitlines()[-1]) == (
+        1,
+        "",
+        "CLOSED, CRITICAL: 0 GPUs; driver (node)",
+    )
+    assert text.removesuffix(f"; {ALL_THE_SAME}") in judged.out
+    assert broken.labels("--device", "cpu") == ([], "no GPU visible -> 1 process on the CPU")
+    assert broken.labels("--gpus", "0") == ([], "no GPU visible -> 1 process on the CPU")
+
+
+def test_a_driver_that_breaks_while_it_lists(host: Callable[..., Host]) -> None:
+    assert host("h100", {"ret.count": 999}).refusal() == (
+        3,
+        f"the NVIDIA driver failed while listing GPUs (NVML 999: Unknown Error); {ALL_THE_SAME}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [("library", "NVML Shared Library Not Found"), ("module", "Driver Not Loaded")],
+)
+def test_a_host_without_a_driver_trains_on_the_cpu(
+    host: Callable[..., Host], tmp_path: Path, broken: str, why: str
+) -> None:
+    bare = host("h100", {"ret.init": 9})
+    if broken == "library":  # found before a real one, and cannot be loaded
+        (tmp_path / "libnvidia-ml.so.1").touch()
+        bare.environment["LD_LIBRARY_PATH"] = str(tmp_path)
+    listed = bare("gpus")
+    assert (listed.code, listed.err, listed.out) == (
+        0,
+        "",
+        f"no GPU visible: no NVIDIA driver here (NVML: {why})\n",
+    )
+    assert bare.labels() == ([], "no GPU visible -> 1 process on the CPU")
+    assert (
+        bare.labels("--processes", "2")[1]
+        == "2 CPU processes requested -> torchrun DDP over gloo, 2 processes"
+    )
+    assert bare.refusal("--gpus", "1") == (
+        3,
+        "asked for 1 GPU(s), found none: run on a GPU host with its driver, or use --device cpu",
+    )
+
+
+def test_a_driver_that_lists_no_gpu(host: Callable[..., Host]) -> None:
+    empty = host("h100", count=0)
+    assert empty("gpus").out.splitlines() == [
+        "NVIDIA driver 580.95.05 (stub)",
+        "no GPU visible: the driver lists none, or CUDA_VISIBLE_DEVICES hides them",
+    ]
+    assert empty.refusal("--gpus", "all") == (
+        3,
+        "--gpus all asked, no GPU found: run on a GPU host with its driver, or use --device cpu",
+    )
+
+
+# Mistakes that are known; strict, so that the mark has to go with the mistake.
+
+
+def test_a_gpu_without_memory_of_its_own_can_be_used(host: Callable[..., Host]) -> None:
+    assert host("b200", {"gpu.memory_mib": ""}, count=1).labels()[0] == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "fault"),
+    [("h100", "gpu1.ret.mig"), ("h100-mig", "gpu1.mig0.ret"), ("h100-mig", "gpu1.ret.mig_max")],
+)
+def test_a_fault_of_one_gpu_leaves_the_others(
+    host: Callable[..., Host], profile: str, fault: str
+) -> None:
+    assert host(profile, {fault: 15}, count=2).labels("--gpus", "1")[0][0].startswith("0")
+
+
+# The one test here that waits for torch.
+
+
+def test_gpus_that_torch_does_not_see_are_never_replaced_by_the_cpu(
+    host: Callable[..., Host],
+) -> None:
+    two = host("geforce")
+    ended = two("train", "digits", "--gpus", "1", "--epochs", "1", "--run", "r")
+    assert ended.code == 3
+    assert ended.out.startswith("health     OPEN, WARN: 1 GPU; persistence (GPU 0)")
+    (message,) = ended.err.splitlines()
+    assert message.startswith("trainbox: process 0 was given a GPU, torch ")
+    assert message.endswith(
+        "sees 0: the driver may be too old for this image, or the container has lost its "
+        "GPUs; see `trainbox health`"
+    )
+    assert not (two.trainbox.folder / "runs").exists()

@@ -1,0 +1,43 @@
+"""The process that asks the NVIDIA driver, and its end."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import clean_environment
+
+# Orphans of the command become children of this program, which counts them.
+_COUNT_ORPHANS = """
+import ctypes, os, subprocess, sys
+PR_SET_CHILD_SUBREAPER = 36
+assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1) == 0
+subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+orphans = 0
+try:
+    while True:
+        os.waitpid(-1, 0)
+        orphans += 1
+except ChildProcessError:
+    print(orphans)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a subreaper is a Linux feature")
+@pytest.mark.parametrize(
+    "arguments",
+    [("health", "--gpus", "0"), ("health", "--live"), ("gpus",), ("plan", "digits"), ("doctor",)],
+)
+def test_no_process_is_left_when_a_command_ends(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "entrypoint", *arguments]
+    counted = subprocess.run(
+        [sys.executable, "-c", _COUNT_ORPHANS, *command],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert counted.stdout == "0\n"

@@ -1,0 +1,145 @@
+"""CUDA_VISIBLE_DEVICES and --gpu-ids: the GPUs that a value leaves, or the words that refuse it."""
+
+import pytest
+
+from entrypoint.driver.gpus import Gpu, labels, select, visible_gpus
+from entrypoint.errors import LaunchError
+
+# Four whole GPUs, of which two have UUIDs that begin alike; a host of MIG slices; a GPU beside
+# slices of another.
+FOUR = tuple(
+    Gpu(index, f"GPU-{uuid}", "H100", 81559)
+    for index, uuid in enumerate(["8f3a11", "8f3b22", "c0ffee", "d00d1e"])
+)
+SLICES = tuple(
+    Gpu(index, f"MIG-{index}{mig}e5", "H100 MIG 1g.10gb", 9984, mig, f"GPU-{index}")
+    for index in (0, 1)
+    for mig in (0, 1)
+)
+MIXED = (FOUR[0], SLICES[2], SLICES[3])
+LONG = ",".join(str(index) for index in range(20_000))
+_WRITE = "write indices or UUIDs"
+
+
+# CUDA_VISIBLE_DEVICES, on which GPUs -> labels of what is visible.
+VISIBLE = [
+    (None, FOUR, "0 1 2 3"),
+    (None, (), "none"),
+    ("", FOUR, "none"),
+    ("  ", FOUR, "none"),
+    ("-1", FOUR, "none"),
+    ("NoDevFiles", FOUR, "none"),
+    ("none", FOUR, "none"),
+    ("void", FOUR, "none"),
+    ("0", FOUR, "0"),
+    ("1,0", FOUR, "1 0"),
+    (" 0 , 1 ", FOUR, "0 1"),
+    ("3,2,1,0", FOUR, "3 2 1 0"),
+    ("GPU-c0ffee", FOUR, "2"),
+    ("GPU-c", FOUR, "2"),
+    ("GPU-8f3b,GPU-8f3a", FOUR, "1 0"),
+    ("GPU-d00d1e,0", FOUR, "3 0"),
+    (None, SLICES, "0:0 0:1 1:0 1:1"),
+    ("MIG-10e5", SLICES, "1:0"),
+    ("MIG-00e5,MIG-11e5", SLICES, "0:0 1:1"),
+    ("0:1", SLICES, "0:1"),
+    ("1:1,0", MIXED, "1:1 0"),
+]
+
+# CUDA_VISIBLE_DEVICES, on which GPUs -> exit code, and the text after `CUDA_VISIBLE_DEVICES=value`.
+REFUSED = [
+    ("0,0", FOUR, 2, " names GPU 0 twice: name each GPU once"),
+    ("2,GPU-c0ffee", FOUR, 2, " names GPU 2 twice: name each GPU once"),
+    ("0:1,MIG-01", SLICES, 2, " names GPU 0:1 twice: name each GPU once"),
+    ("0,,1", FOUR, 2, f": entry 2 is empty: {_WRITE} with single commas, as in 0,2"),
+    ("0,1,", FOUR, 2, f": entry 3 is empty: {_WRITE} with single commas, as in 0,2"),
+    (",", FOUR, 2, f": entry 1 is empty: {_WRITE} with single commas, as in 0,2"),
+    ("0;1", FOUR, 2, f": '0;1' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
+    ("0 1", FOUR, 2, f": '0 1' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
+    ("0-3", FOUR, 2, f": '0-3' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
+    ("0,-1", FOUR, 2, f": '-1' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
+    ("abc", FOUR, 2, f": 'abc' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
+    ("all", FOUR, 2, f": 'all' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
+    (
+        "gpu-8f3a11",
+        FOUR,
+        2,
+        f": 'gpu-8f3a11' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
+    ),
+    (
+        "8f3a11",
+        FOUR,
+        2,
+        f": '8f3a11' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
+    ),
+    ("1.0", FOUR, 2, f": '1.0' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
+    ("0:", SLICES, 2, f": '0:' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
+    (
+        "0:1:2",
+        SLICES,
+        2,
+        f": '0:1:2' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
+    ),
+    (
+        "\u0661",
+        FOUR,
+        2,
+        f": '\u0661' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
+    ),
+    (
+        "\u00b2",
+        FOUR,
+        2,
+        f": '\u00b2' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
+    ),
+    ("0\n1", FOUR, 2, f": '0\n1' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
+    ("GPU-8f3", FOUR, 2, ": GPU-8f3 fits 2 GPUs (0 1): write more of the UUID"),
+    ("MIG-", SLICES, 2, ": MIG- fits 4 GPUs (0:0 0:1 1:0 1:1): write more of the UUID"),
+    ("0", SLICES, 2, ": GPU 0 is cut into MIG slices 0:0 0:1: name one slice, as in 0:0"),
+    ("0,1", MIXED, 2, ": GPU 1 is cut into MIG slices 1:0 1:1: name one slice, as in 1:0"),
+    ("9", FOUR, 3, ": no GPU 9 here; found 4: 0 1 2 3"),
+    ("00", FOUR, 3, ": no GPU 00 here; found 4: 0 1 2 3"),
+    ("0", (), 3, ": no GPU 0 here; found 0: none"),
+    ("0:0", FOUR, 3, ": no GPU 0:0 here; found 4: 0 1 2 3"),
+    ("0:7", SLICES, 3, ": no GPU 0:7 here; found 4: 0:0 0:1 1:0 1:1"),
+    ("GPU-beef", FOUR, 3, ": no GPU GPU-beef here; found 4: 0 1 2 3"),
+    ("GPU-0", SLICES, 3, ": no GPU GPU-0 here; found 4: 0:0 0:1 1:0 1:1"),
+    ("MIG-GPU-0/7/0", SLICES, 3, ": no GPU MIG-GPU-0/7/0 here; found 4: 0:0 0:1 1:0 1:1"),
+    (LONG, FOUR, 3, ": no GPU 4 here; found 4: 0 1 2 3"),
+]
+TEXTS = [f"CUDA_VISIBLE_DEVICES={value}{rest}" for value, *_, rest in REFUSED]
+
+
+@pytest.mark.parametrize(("value", "gpus", "expected"), VISIBLE)
+def test_a_value_leaves_these_gpus_visible(
+    value: str | None, gpus: tuple[Gpu, ...], expected: str
+) -> None:
+    assert labels(visible_gpus(gpus, value)) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "gpus", "code", "rest"), REFUSED, ids=[repr(value[:20]) for value, *_ in REFUSED]
+)
+def test_a_value_is_refused_in_these_words(
+    value: str, gpus: tuple[Gpu, ...], code: int, rest: str
+) -> None:
+    with pytest.raises(LaunchError) as refused:
+        visible_gpus(gpus, value)
+    assert (refused.value.exit_code, str(refused.value)) == (
+        code,
+        f"CUDA_VISIBLE_DEVICES={value}{rest}",
+    )
+
+
+def test_names_count_from_the_host_and_not_from_what_is_visible() -> None:
+    visible = visible_gpus(FOUR, "3,1")
+    assert labels(select(visible, "3", "--gpu-ids")) == "3"
+    with pytest.raises(LaunchError) as refused:
+        select(visible, "0", "--gpu-ids")
+    assert str(refused.value) == "--gpu-ids=0: no GPU 0 here; found 2: 3 1"
+
+
+def test_a_gpu_keeps_all_that_is_known_of_it() -> None:
+    assert visible_gpus(SLICES, "MIG-11e5") == (
+        Gpu(1, "MIG-11e5", "H100 MIG 1g.10gb", 9984, 1, "GPU-1"),
+    )

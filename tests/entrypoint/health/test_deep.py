@@ -1,0 +1,364 @@
+"""`trainbox health --deep` as it is run: on CPU processes over gloo, well and with programs that
+are broken on purpose.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint.health.deep.run import kill_all
+from tests.conftest import Trainbox, clean_environment, finish, wait_until
+from tests.support.nvml_stub.build import build_stub, stub_env, write_config
+from tests.support.paths import SUPPORT
+
+_ON_CPUS = ("health", "--deep", "--gpus", "0")
+_BROKEN_TORCH = SUPPORT / "broken_torch"
+# As a cluster sets them for the nodes of a job, which these programs are not.
+_OF_A_JOB = {"PET_NNODES": "2", "WORLD_SIZE": "9", "RANK": "4", "LOCAL_RANK": "3"}
+
+Finding = dict[str, Any]
+
+
+def deep_findings(out: str) -> tuple[dict[str, Any], list[Finding]]:
+    """The verdict, and its findings that --deep has made."""
+    verdict = json.loads(out)
+    return verdict, [
+        finding for finding in verdict["findings"] if finding["check"].startswith("deep")
+    ]
+
+
+def broken(folder: Path, **faults: str) -> dict[str, str]:
+    """The environment in which they come about; also the mark by which the programs are found."""
+    counted = folder / "programs"
+    counted.mkdir()
+    named = {name.replace("_", " "): fault for name, fault in faults.items()}
+    return {
+        "PYTHONPATH": str(_BROKEN_TORCH),
+        "BROKEN": json.dumps(named),
+        "BROKEN_IN": str(counted),
+    }
+
+
+def marked(folder: Path, word: str = "") -> list[int]:
+    """The processes, of whatever parent or session, that were started with `broken`'s
+    environment.
+    """
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (
+                str(folder / "programs").encode() in (process / "environ").read_bytes()
+                and word.encode() in (process / "cmdline").read_bytes()
+                and (process / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+            ):
+                found.append(int(process.name))
+        except OSError:
+            continue  # gone, or somebody else's
+    return found
+
+
+def stopped(folder: Path, word: str) -> bool:
+    """Whether a marked process has stopped itself."""
+    states = [
+        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        for pid in marked(folder, word)
+    ]
+    return "T" in states
+
+
+def gone(folder: Path) -> None:
+    deadline = time.monotonic() + 120
+    while left := marked(folder):
+        if time.monotonic() > deadline:
+            for pid in left:  # a test that fails leaves none behind either
+                os.kill(pid, signal.SIGKILL)
+            pytest.fail(f"still running: {left}")
+        time.sleep(0.02)
+
+
+def test_two_processes(trainbox: Trainbox) -> None:
+    required = "deep,deep-matmul,deep-memory,deep-all-reduce"
+    ended = trainbox(*_ON_CPUS, "--json", "--require", required, "--runs-dir", ".", env=_OF_A_JOB)
+    assert ended.code == 0, ended.out + ended.err
+    verdict, findings = deep_findings(ended.out)
+    assert (verdict["mode"], verdict["open"]) == ("deep", True)
+    assert {(f["result"], f["gpu"], f["uuid"], f["action"]) for f in findings} == {
+        ("PASS", None, None, "")
+    }
+    number = r"(\d[\d.,]*)"
+    matmul = (
+        rf"CPU process {{}}: {number} TFLOP/s; largest error (0\.\d+) of the bound, 0 values "
+        r"differ in 20 repeats"
+    )
+    memory = rf"CPU process {{}}: {number} GB/s; 0 wrong values in 5 copies of 64 MiB"
+    expected = [
+        ("deep", r"5 tests on CPU processes 0 and 1 in (\d+) s"),
+        ("deep-matmul", matmul.format(0)),
+        ("deep-memory", memory.format(0)),
+        ("deep-matmul", matmul.format(1)),
+        ("deep-memory", memory.format(1)),
+        (
+            "deep-all-reduce",
+            rf"CPU processes 0 and 1: {number} GB/s; 0 wrong values in 6 sums of 4 MiB",
+        ),
+    ]
+    assert [f["check"] for f in findings] == [check for check, _ in expected]
+    for finding, (_, pattern) in zip(findings, expected, strict=True):
+        match = re.fullmatch(pattern, finding["read"])
+        assert match and all(float(figure.replace(",", "")) > 0 for figure in match.groups()), (
+            finding["read"]
+        )
+    # it was compared, and with room
+    assert 1e-4 < float(re.findall(r"error ([\d.]+)", findings[1]["read"])[0]) < 0.1
+    assert (
+        findings[1]["source"]
+        == "Higham, Accuracy and Stability of Numerical Algorithms, section 3.1"
+    )
+    told = ended.err.splitlines()
+    assert len(told) == 5
+    assert re.fullmatch(rf"deep: matmul CPU process 0: {number} TFLOP/s, right", told[0])
+    assert re.fullmatch(rf"deep: all-reduce CPU processes 0 and 1: {number} GB/s, right", told[4])
+
+
+@pytest.mark.slow
+def test_three_processes_each_slower_than_the_limit(trainbox: Trainbox) -> None:
+    limits = trainbox.folder / "limits.toml"
+    limits.write_text("deep_slowest_of_median = 1000\n")
+    ended = trainbox(*_ON_CPUS, "--processes", "3", "--limits", str(limits))
+    assert ended.code == 0, ended.out + ended.err
+    places = re.findall(r"^deep: ([a-z-]+ CPU process(?:es)? [^:]+): ", ended.err, re.MULTILINE)
+    alone = [f"{test} CPU process {number}" for number in range(3) for test in ("matmul", "memory")]
+    assert places == [
+        *alone,
+        *(
+            f"all-reduce CPU processes {which}"
+            for which in ("0 and 1", "0 and 2", "1 and 2", "0, 1 and 2")
+        ),
+    ]
+    warned = re.findall(
+        r"^WARN +(deep-[a-z-]+) on node\n +read +(.+?): .*\n +limit +(.+)$", ended.out, re.MULTILINE
+    )
+    pairs = [f"CPU processes {pair}" for pair in ("0 and 1", "0 and 2", "1 and 2")]
+    assert [(check, place) for check, place, _ in warned] == [
+        *((f"deep-{place.split()[0]}", place.partition(" ")[2]) for place in alone),
+        *(("deep-all-reduce", pair) for pair in pairs),
+    ]
+    assert all(
+        re.fullmatch(
+            r"1000 of [\d.,]+ (TFLOP|GB)/s, the median of the 3 like it \(Trainbox\)", limit
+        )
+        for *_, limit in warned
+    )
+    rows = [line for line in ended.out.splitlines() if line.startswith("       ")]
+    assert (
+        len(
+            [row for row in rows if row.strip().startswith("all-reduce CPU processes 0, 1 and 2: ")]
+        )
+        == 1
+    )
+    assert re.search(
+        r"^deep   WARN      10 tests on CPU processes 0, 1 and 2 in \d+ s$", ended.out, re.MULTILINE
+    )
+
+
+@pytest.mark.slow
+def test_each_fault_is_found_where_it_is(trainbox: Trainbox) -> None:
+    faults = {"compute_1": "bit", "compute_2": "matmul", "compute_3": "copy"}
+    faults |= {"exchange_1": "sum", "exchange_2": "stop", "exchange_3": "fail"}
+    environment = broken(trainbox.folder, **faults)
+    ended = trainbox(*_ON_CPUS, "--processes", "3", "--deadline-s", "45", "--json", env=environment)
+    assert ended.code == 1, ended.err
+    assert marked(trainbox.folder) == []
+    verdict, findings = deep_findings(ended.out)
+    closing = [(f["check"], f["read"], f["action"]) for f in findings if f["closes"]]
+    bound = r"WRONG: largest error 1\d\d\.\d+ of the bound, 0 values differ in 20 repeats"
+    for (check, read, action), (expected, pattern, cure) in zip(
+        closing,
+        [
+            (
+                "deep-matmul",
+                r"CPU process 0: WRONG: largest error 0\.\d+ of the bound, 1 values differ "
+                r"in 20 repeats",
+                "drain",
+            ),
+            ("deep-matmul", rf"CPU process 1: {bound}", "drain"),
+            ("deep-memory", r"CPU process 2: WRONG: 5 wrong values in 5 copies of 64 MiB", "drain"),
+            (
+                "deep-all-reduce",
+                r"CPU processes 0 and 1: WRONG: CPU process 1: 6 wrong values in 6 sums of 4 MiB",
+                "drain",
+            ),
+            ("deep-all-reduce", r"CPU processes 0 and 2: no end after 45 s: killed", "make_room"),
+            (
+                "deep-all-reduce",
+                r"CPU processes 1 and 2: (.*; )?CPU process 2: RuntimeError: CUDA error: "
+                r"an illegal memory access was "
+                r"encountered(; .*)? \(exit code (1|143)\)",  # 143 was seen once, on a busy machine
+                "make_room",
+            ),
+        ],
+        strict=True,
+    ):
+        assert (check, action) == (expected, cure)
+        assert re.fullmatch(pattern, read), read
+    good = [
+        f["read"].partition(":")[0]
+        for f in findings
+        if f["result"] in ("PASS", "WARN") and f["check"] == "deep-all-reduce"
+    ]
+    assert good == ["CPU processes 0, 1 and 2"]
+    assert (
+        "deep: all-reduce CPU processes 0 and 2: no end after 45 s: killed"
+        in ended.err.splitlines()
+    )
+
+
+def test_what_does_not_end_is_killed_at_its_deadline_and_left_out(trainbox: Trainbox) -> None:
+    environment = broken(trainbox.folder, compute_1="stop at once", compute_2="stop at once")
+    begin_s = time.monotonic()
+    process = trainbox.start(*_ON_CPUS, "--json", "--deadline-s", "1.5", env=environment)
+    wait_until(lambda: len(list((trainbox.folder / "programs").iterdir())) == 2, process)
+    assert len(marked(trainbox.folder, "compute")) == 1  # the first one is gone
+    ended = finish(process)
+    assert time.monotonic() - begin_s >= 3
+    assert ended.code == 1
+    assert marked(trainbox.folder) == []
+    _, findings = deep_findings(ended.out)
+    assert [
+        (f["check"], f["result"], f["read"], f["limit"], f["source"]) for f in findings[1:3]
+    ] == [
+        (
+            "deep-matmul",
+            "CRITICAL",
+            "CPU process 0: no end after 1.5 s: killed",
+            "it ends within 1.5 s",
+            "--deadline-s",
+        ),
+        ("deep-memory", "UNKNOWN", "CPU process 0: not tested after that", "", ""),
+    ]
+    left_out = "not tested: its own tests, or those of all others, did not end"
+    assert [(f["result"], f["read"]) for f in findings if f["check"] == "deep-all-reduce"] == [
+        ("UNKNOWN", f"CPU process {number}: {left_out}") for number in (0, 1)
+    ]
+    assert ended.err.splitlines()[2:] == [
+        "deep: matmul CPU process 1: no end after 1.5 s: killed",
+        "deep: memory CPU process 1: not tested after that",
+    ]
+
+
+def start_until(
+    trainbox: Trainbox, words: tuple[str, ...], env: dict[str, str], ready: Callable[[], bool]
+) -> "subprocess.Popen[str]":
+    process = trainbox.start(*words, env=env)
+    wait_until(ready, process)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)]
+)
+def test_stopped_it_leaves_no_program_behind(
+    trainbox: Trainbox, number: signal.Signals, code: int
+) -> None:
+    environment = broken(trainbox.folder, compute_1="stop at once")
+    process = start_until(
+        trainbox, _ON_CPUS, environment, lambda: stopped(trainbox.folder, "compute")
+    )
+    process.send_signal(number)
+    assert finish(process).code == code
+    gone(trainbox.folder)
+
+
+def test_all_that_a_program_has_started_is_killed_with_it(tmp_path: Path) -> None:
+    """Of whatever session, stopped, and before they could ask the kernel to die with their
+    parent.
+    """
+    program = (
+        "import os, subprocess, sys, time\n"
+        "if len(sys.argv[1]) < 3:\n"
+        "    subprocess.Popen([sys.executable, '-c', os.environ['PROGRAM'], sys.argv[1] + "
+        "'x'], start_new_session=True)\n"
+        "else:\n"
+        "    os.kill(os.getpid(), 19)\n"
+        "time.sleep(600)"
+    )
+    environment = clean_environment(PROGRAM=program, MARK=str(tmp_path / "programs"))
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, "x"], env=environment, start_new_session=True
+    )
+    wait_until(lambda: stopped(tmp_path, "xxx"), child)
+    assert len(marked(tmp_path)) == 3
+    kill_all(child)
+    assert marked(tmp_path) == []
+    assert child.returncode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_killed_while_ranks_exchange_it_leaves_none_behind(trainbox: Trainbox) -> None:
+    environment = broken(trainbox.folder, exchange_1="stop")
+
+    process = start_until(
+        trainbox, _ON_CPUS, environment, lambda: stopped(trainbox.folder, "exchange")
+    )
+    assert len(marked(trainbox.folder, "exchange")) == 3  # torchrun and its ranks
+    process.send_signal(signal.SIGKILL)
+    gone(trainbox.folder)
+
+
+def test_a_closed_verdict_begins_nothing(trainbox: Trainbox) -> None:
+    ended = trainbox("health", "--deep", "--gpus", "99", env=broken(trainbox.folder))
+    assert (ended.code, ended.err) == (1, "")
+    assert list((trainbox.folder / "programs").iterdir()) == []
+    assert (
+        "deep   INFO      not begun: what closes the verdict comes first" in ended.out.splitlines()
+    )
+    assert ended.out.splitlines()[-1].startswith("CLOSED, CRITICAL: ")
+
+
+def test_a_gpu_that_only_the_driver_sees(trainbox: Trainbox) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("the NVML stub needs a C compiler: there is no cc on PATH")
+    library = build_stub(trainbox.folder / "nvml")
+    config = write_config(trainbox.folder / "nvml.conf", "h100", count=1)
+    ended = trainbox(
+        "health", "--deep", "--json", "--processes", "1", env=stub_env(library.parent, config)
+    )
+    assert ended.code == 1
+    verdict, findings = deep_findings(ended.out)
+    reads = {finding["check"]: finding["read"] for finding in verdict["findings"]}
+    assert reads["slowdown"] == "none now, in 0 of the last 10 looks"
+    assert reads["xid"] == "none since the first look"
+    uuid = "GPU-00000000-0000-0000-0000-000000000000"
+    assert [(f["check"], f["result"], f["gpu"], f["uuid"], f["action"]) for f in findings[1:]] == [
+        ("deep-matmul", "CRITICAL", "0", uuid, "ask_host"),
+        ("deep-memory", "UNKNOWN", "0", uuid, "ask_host"),
+        ("deep-all-reduce", "NA", "0", uuid, ""),
+    ]
+    assert re.match(
+        r"process 0 was given a GPU, torch .* sees 0: .* \(exit code 3\)$", findings[1]["read"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--deep", "--deadline-s", "0"], "'--deadline-s'"),
+        (
+            ["--gate", "--require", "deep-matmul"],
+            "--require deep-matmul: there is no check deep-matmul; there are driver",
+        ),
+    ],
+)
+def test_wrong_use(trainbox: Trainbox, words: list[str], text: str) -> None:
+    ended = trainbox("health", *words)
+    assert (ended.code, text in ended.err) == (2, True), ended.err

@@ -1,0 +1,440 @@
+"""What --deep starts, and what it makes of the lines that come back: values in, findings out."""
+
+import json
+from typing import Any
+
+import pytest
+
+from entrypoint.health.deep.cases import (
+    Case,
+    Device,
+    Outcome,
+    argv_of,
+    devices_of,
+    ended,
+    env_of,
+    exchanges,
+    findings,
+    in_unit,
+    out_of_time,
+    readings,
+)
+from entrypoint.health.limits import Limits
+from entrypoint.health.screen import closing_line, screen
+from entrypoint.health.verdict import Finding, Mode, Result, Verdict
+
+_H100 = "NVIDIA H100 80GB HBM3"
+_GPUS = tuple(Device(str(number), f"GPU-{number}", _H100) for number in range(4))
+_CPUS = (Device("0"), Device("1"), Device("2"))
+_SLICES = (Device("0:0", "MIG-a", "1g.10gb"), Device("0:1", "MIG-b", "1g.10gb"))
+_PAIR = Case(_GPUS[:2])
+
+
+def line(
+    test: str, speed: float = 41.2e9, right: bool = True, rank: int = 0, told: str = "as it should"
+) -> dict[str, Any]:
+    return {"rank": rank, "test": test, "right": right, "told": told, "speed": speed}
+
+
+def text(*lines: dict[str, Any]) -> str:
+    return "".join(f"{json.dumps(each)}\n" for each in lines)
+
+
+def found(outcome: Outcome) -> list[Finding]:
+    return [reading.finding for reading in readings(outcome)]
+
+
+def judged(
+    *outcomes: Outcome, devices: tuple[Device, ...] = _GPUS, **limits: float
+) -> list[Finding]:
+    every = [reading for outcome in outcomes for reading in readings(outcome)]
+    return findings(every, devices, Limits(**limits))  # type: ignore[arg-type]
+
+
+def memory(device: Device, speed: float, right: bool = True) -> Outcome:
+    case = Case((device,))
+    return ended(case, text(line("matmul", 1e12), line("memory", speed, right)), "", 0)
+
+
+def exchange(*devices: Device, speed: float = 41.2e9) -> Outcome:
+    case = Case(devices)
+    return ended(
+        case, text(*(line("all-reduce", speed, rank=rank) for rank in range(len(devices)))), "", 0
+    )
+
+
+def test_devices_are_the_verdicts_gpus_or_cpu_processes() -> None:
+    gpus = [
+        {"gpu": "3", "uuid": "GPU-x", "name": "T4", "memory_mib": 15360},
+        {"gpu": "0:1", "uuid": "MIG-y", "name": "1g"},
+    ]
+    assert devices_of(gpus, 5) == (Device("3", "GPU-x", "T4"), Device("0:1", "MIG-y", "1g"))
+    assert devices_of((), 2) == (Device("0"), Device("1"))
+
+
+@pytest.mark.parametrize(
+    ("devices", "places"),
+    [
+        (_GPUS[:1], []),
+        (_GPUS[:2], ["GPU 0 and 1"]),
+        (_GPUS[1:], ["GPU 1 and 2", "GPU 1 and 3", "GPU 2 and 3", "GPU 1, 2 and 3"]),
+        (_CPUS[:2], ["CPU processes 0 and 1"]),
+        (_SLICES, []),
+        ((*_SLICES, *_GPUS[1:3]), ["GPU 1 and 2"]),
+    ],
+)
+def test_each_pair_then_all_and_no_slices(devices: tuple[Device, ...], places: list[str]) -> None:
+    assert [case.place for case in exchanges(devices)] == places
+
+
+def test_a_device_alone_is_a_process_and_several_are_ranks() -> None:
+    assert argv_of(Case(_GPUS[:1]), "python") == [
+        "python",
+        "-P",
+        "-m",
+        "trainer.checks.selftest",
+        "compute",
+    ]
+    assert " ".join(argv_of(Case(_GPUS[:3]), "python")) == (
+        "python -P -m trainer.launch.torchrun --standalone --nproc-per-node=3 -m -- "
+        "trainer.checks.selftest exchange"
+    )
+
+
+def test_a_child_sees_its_gpus_and_no_other_job() -> None:
+    around = {
+        "PATH": "/bin",
+        "CUDA_VISIBLE_DEVICES": "7",
+        "RANK": "1",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "PET_NNODES": "2",
+    }
+    assert env_of(_PAIR, around, cpus=5) == {
+        "PATH": "/bin",
+        "OMP_NUM_THREADS": "2",
+        "CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "TRAINBOX_DEVICE": "cuda",
+    }
+    on_cpus = env_of(Case(_CPUS), {"CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "6"}, cpus=2)
+    assert (
+        on_cpus["CUDA_VISIBLE_DEVICES"],
+        on_cpus["TRAINBOX_DEVICE"],
+        on_cpus["OMP_NUM_THREADS"],
+    ) == ("", "cpu", "6")
+    assert env_of(Case(_CPUS), {}, cpus=2)["OMP_NUM_THREADS"] == "1"
+
+
+def test_what_is_right_passes_with_its_figure() -> None:
+    alone = ended(
+        Case(_GPUS[2:3]), text(line("matmul", 51.23e12), line("memory", 3012e9)), "a warning", 0
+    )
+    assert found(alone) == [
+        Finding(
+            "deep-matmul",
+            Result.PASS,
+            "51.2 TFLOP/s; as it should",
+            "2",
+            "GPU-2",
+            "within the error bound of float32, the same bits each time",
+            "Higham, Accuracy and Stability of Numerical Algorithms, section 3.1",
+        ),
+        Finding(
+            "deep-memory",
+            Result.PASS,
+            "3,012 GB/s; as it should",
+            "2",
+            "GPU-2",
+            "all values right",
+            "Trainbox",
+        ),
+    ]
+    slower = text(line("all-reduce", 41.2e9), line("all-reduce", 39.9e9, rank=1))
+    (pair,) = readings(ended(_PAIR, slower, "", 0))
+    assert (pair.finding.result, pair.finding.place, pair.finding.uuid) == (
+        Result.PASS,
+        "GPU 0+1",
+        None,
+    )
+    assert pair.finding.read == "39.9 GB/s; as it should"
+    assert pair.line == "all-reduce GPU 0 and 1: 39.9 GB/s, right"
+
+
+@pytest.mark.parametrize(
+    ("case", "test", "advice"),
+    [
+        (Case(_GPUS[1:2]), "matmul", "replace: take the GPU out of service and have it replaced"),
+        (Case(_GPUS[1:2]), "memory", "replace: take the GPU out of service and have it replaced"),
+        (
+            _PAIR,
+            "all-reduce",
+            "reset_gpu: stop what runs on the GPU, then `nvidia-smi --gpu-reset -i 0,1` as root",
+        ),
+        (
+            Case(_CPUS[:1]),
+            "memory",
+            "drain: take the node out of service and test its memory and CPUs",
+        ),
+        (
+            Case(_CPUS[:2]),
+            "all-reduce",
+            "drain: take the node out of service and test its memory and CPUs",
+        ),
+    ],
+)
+def test_a_wrong_value_is_critical_whatever_its_speed(case: Case, test: str, advice: str) -> None:
+    lines = [
+        line(each, rank=rank, right=each != test)
+        for each in case.tests
+        for rank in range(len(case.devices))
+    ]
+    (finding,) = [
+        each for each in found(ended(case, text(*lines), "", 0)) if each.result is not Result.PASS
+    ]
+    assert (finding.check, finding.result, finding.advice) == (
+        f"deep-{test}",
+        Result.CRITICAL,
+        advice,
+    )
+    assert "WRONG: " in finding.read
+
+
+def test_of_a_pair_the_one_that_has_wrong_values_is_named() -> None:
+    lines = text(line("all-reduce"), line("all-reduce", rank=1, right=False, told="3 wrong values"))
+    (on_gpus,) = readings(ended(Case((_GPUS[0], _GPUS[3])), lines, "", 0))
+    assert on_gpus.finding.read == "WRONG: GPU 3: 3 wrong values"
+    assert on_gpus.line == "all-reduce GPU 0 and 3: WRONG: GPU 3: 3 wrong values"
+    (on_cpus,) = readings(ended(Case((_CPUS[0], _CPUS[2])), lines, "", 0))
+    assert on_cpus.finding.read == "CPU processes 0 and 2: WRONG: CPU process 2: 3 wrong values"
+    assert on_cpus.line == f"all-reduce {on_cpus.finding.read}"
+
+
+def test_a_pair_that_does_not_end_is_named_with_the_deadline() -> None:
+    (reading,) = readings(out_of_time(_PAIR, text(line("all-reduce")), 120))
+    assert reading.finding == Finding(
+        "deep-all-reduce",
+        Result.CRITICAL,
+        "no end after 120 s: killed",
+        gpu="0+1",
+        limit="it ends within 120 s",
+        source="--deadline-s",
+        action="reset_gpu",
+    )
+    assert reading.line == "all-reduce GPU 0 and 1: no end after 120 s: killed"
+    assert readings(out_of_time(Case(_CPUS[:1]), "", 1.5))[0].finding.action == "make_room"
+
+
+def test_what_was_done_before_a_fault_counts_and_what_comes_after_is_not_tested() -> None:
+    case = Case(_GPUS[:1])
+    for outcome in (
+        out_of_time(case, text(line("matmul")), 5),
+        ended(case, text(line("matmul")), "Segmentation fault", -11),
+    ):
+        assert [finding.result for finding in found(outcome)] == [Result.PASS, Result.CRITICAL]
+    first, second = found(out_of_time(case, "", 5))
+    assert (first.result, first.read, first.action) == (
+        Result.CRITICAL,
+        "no end after 5 s: killed",
+        "reset_gpu",
+    )
+    assert (second.result, second.read, second.action) == (
+        Result.UNKNOWN,
+        "not tested after that",
+        "reset_gpu",
+    )
+
+
+@pytest.mark.parametrize(
+    ("out", "err", "code", "read"),
+    [
+        (
+            text({"rank": 1, "error": "RuntimeError: CUDA error"}),
+            "a traceback",
+            1,
+            "GPU 1: RuntimeError: CUDA error (exit code 1)",
+        ),
+        (
+            text({"rank": 1, "error": "a"}, {"rank": 0, "error": "b"}),
+            "",
+            1,
+            "GPU 1: a; GPU 0: b (exit code 1)",
+        ),
+        (
+            "",
+            "no torch here\nModuleNotFoundError: torch\n\n",
+            1,
+            "ModuleNotFoundError: torch (exit code 1)",
+        ),
+        ("NCCL version 2.27\n[1]\n17\n", "", -11, "it said nothing (killed by signal 11)"),
+        (text(line("all-reduce")), "", 0, "it ended and told nothing"),
+        (
+            text(line("all-reduce"), line("all-reduce", rank=1)),
+            "terminate called",
+            134,
+            "terminate called (exit code 134)",
+        ),
+        ("", "x" * 1000, 1, "x" * 300 + " (exit code 1)"),
+    ],
+)
+def test_a_child_that_ends_badly_is_critical_with_its_last_words(
+    out: str, err: str, code: int, read: str
+) -> None:
+    (finding,) = found(ended(_PAIR, out, err, code))
+    assert (finding.result, finding.read, finding.action) == (Result.CRITICAL, read, "ask_host")
+
+
+def test_lines_of_libraries_are_passed_over() -> None:
+    noise = 'NCCL version 2.27\n{"rank"\n{"level": "info"}\nnull\n'
+    (finding,) = found(
+        ended(_PAIR, noise + text(line("all-reduce"), line("all-reduce", rank=1)), "", 0)
+    )
+    assert finding.result is Result.PASS
+
+
+def results(given: list[Finding], check: str = "deep-memory") -> list[str]:
+    return [finding.result for finding in given if finding.check == check]
+
+
+def test_one_that_is_slow_beside_its_like_is_a_warning() -> None:
+    slow = judged(
+        *(
+            memory(gpu, speed)
+            for gpu, speed in zip(_GPUS, (1000e9, 799e9, 1000e9, 1001e9), strict=True)
+        )
+    )
+    assert results(slow) == ["PASS", "WARN", "PASS", "PASS"]
+    (warned,) = (finding for finding in slow if finding.result is Result.WARN)
+    assert (warned.gpu, warned.read, warned.action) == ("1", "799 GB/s; as it should", "inspect")
+    assert (warned.limit, warned.source) == (
+        "0.8 of 1,000 GB/s, the median of the 4 like it",
+        "Trainbox",
+    )
+    at_the_limit = (
+        memory(gpu, speed) for gpu, speed in zip(_GPUS, (1000e9, 800e9, 1000e9), strict=False)
+    )
+    assert results(judged(*at_the_limit)) == ["PASS"] * 3
+
+
+def test_the_limit_can_be_overridden() -> None:
+    speeds = [memory(gpu, speed) for gpu, speed in zip(_GPUS, (100e9, 40e9, 100e9), strict=False)]
+    assert results(judged(*speeds, deep_slowest_of_median=0.4)) == ["PASS"] * 3
+    assert results(judged(*speeds, deep_slowest_of_median=1.1)) == ["WARN"] * 3
+
+
+def test_two_cannot_tell_which_of_them_is_slow_and_other_models_are_not_compared() -> None:
+    assert results(judged(memory(_GPUS[0], 1000e9), memory(_GPUS[1], 1e9))) == ["PASS", "PASS"]
+    t4 = Device("3", "GPU-3", "Tesla T4")
+    mixed = [*(memory(gpu, 3000e9) for gpu in _GPUS[:3]), memory(t4, 300e9)]
+    assert results(judged(*mixed)) == ["PASS"] * 4
+    pairs = [
+        exchange(*pair, speed=speed)
+        for pair, speed in ((_GPUS[:2], 40e9), (_GPUS[1:3], 40e9), ((_GPUS[0], t4), 10e9))
+    ]
+    assert results(judged(*pairs), "deep-all-reduce")[:3] == ["PASS"] * 3
+
+
+def test_pairs_are_compared_with_pairs_and_all_with_nothing() -> None:
+    pairs = [(_GPUS[0], _GPUS[1]), (_GPUS[0], _GPUS[2]), (_GPUS[1], _GPUS[2])]
+    given = [
+        exchange(*pair, speed=speed) for pair, speed in zip(pairs, (40e9, 12e9, 41e9), strict=True)
+    ]
+    slow = judged(*given, exchange(*_GPUS[:3], speed=1e9), devices=_GPUS[:3])
+    assert [(finding.gpu, finding.result) for finding in slow] == [
+        ("0+1", "PASS"),
+        ("0+2", "WARN"),
+        ("1+2", "PASS"),
+        ("0+1+2", "PASS"),
+    ]
+
+
+def test_a_wrong_value_is_no_warning_for_being_slow() -> None:
+    speeds = [memory(_GPUS[0], 1e9, right=False), *(memory(gpu, 1000e9) for gpu in _GPUS[1:])]
+    assert results(judged(*speeds)) == ["CRITICAL", "PASS", "PASS", "PASS"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        (
+            _SLICES,
+            [
+                ("0:0", "NA", "CUDA lets a process see one MIG slice"),
+                ("0:1", "NA", "CUDA lets a process see one MIG slice"),
+            ],
+        ),
+        (_GPUS[:1], [("0", "NA", "there is no other one to exchange with")]),
+        (_CPUS[:1], [(None, "NA", "CPU process 0: there is no other one to exchange with")]),
+        (
+            (*_SLICES[:1], _GPUS[1]),
+            [
+                ("0:0", "NA", "CUDA lets a process see one MIG slice"),
+                ("1", "NA", "there is no other one to exchange with"),
+            ],
+        ),
+    ],
+)
+def test_where_nothing_can_be_exchanged_that_is_said(
+    devices: tuple[Device, ...], expected: list[tuple[str | None, str, str]]
+) -> None:
+    outcomes = [memory(device, 1e9) for device in devices]
+    given = [f for f in judged(*outcomes, devices=devices) if f.check == "deep-all-reduce"]
+    assert [(finding.gpu, finding.result, finding.read) for finding in given] == expected
+    assert Verdict(Mode.DEEP, tuple(given)).open
+    assert not Verdict(Mode.DEEP, tuple(given), required=("deep-all-reduce",)).open
+
+
+def test_a_device_that_was_left_out_is_unknown_and_closes() -> None:
+    hung = out_of_time(Case(_GPUS[2:3]), "", 120)
+    given = judged(
+        memory(_GPUS[0], 1e9), memory(_GPUS[1], 1e9), hung, exchange(*_GPUS[:2]), devices=_GPUS[:3]
+    )
+    (finding,) = (f for f in given if f.check == "deep-all-reduce" and f.result is not Result.PASS)
+    assert (finding.gpu, finding.result, finding.action) == ("2", Result.UNKNOWN, "ask_host")
+    assert finding in Verdict(Mode.DEEP, (finding,)).closing
+
+
+@pytest.mark.parametrize(
+    ("test", "speed", "text"),
+    [
+        ("matmul", 51.23e12, "51.2 TFLOP/s"),
+        ("matmul", 6.82e10, "0.0682 TFLOP/s"),
+        ("memory", 3012.4e9, "3,012 GB/s"),
+    ],
+)
+def test_speeds_have_three_digits_or_all(test: str, speed: float, text: str) -> None:
+    assert in_unit(test, speed) == text
+
+
+def test_the_screen_has_a_row_for_each_test_and_tells_what_closes() -> None:
+    given = judged(
+        memory(_GPUS[0], 3000e9),
+        memory(_GPUS[1], 2990e9),
+        out_of_time(_PAIR, "", 120),
+        devices=_GPUS[:2],
+    )
+    described = tuple(
+        {"gpu": gpu.label, "uuid": gpu.uuid, "name": gpu.name, "memory_mib": 81559}
+        for gpu in _GPUS[:2]
+    )
+    summary = Finding("deep", Result.PASS, "5 tests on GPU 0 and 1 in 140 s")
+    shown = Verdict(Mode.DEEP, (Finding("cpus", Result.PASS, "8 CPUs"), summary, *given), described)
+    assert screen(shown).splitlines() == [
+        "GPU 0  PASS      NVIDIA H100 80GB HBM3, 81,559 MiB  GPU-0",
+        "GPU 1  PASS      NVIDIA H100 80GB HBM3, 81,559 MiB  GPU-1",
+        "node   PASS      8 CPUs",
+        "deep   CRITICAL  5 tests on GPU 0 and 1 in 140 s",
+        "       matmul     GPU 0: 1 TFLOP/s; as it should",
+        "       memory     GPU 0: 3,000 GB/s; as it should",
+        "       matmul     GPU 1: 1 TFLOP/s; as it should",
+        "       memory     GPU 1: 2,990 GB/s; as it should",
+        "",
+        "CRITICAL  deep-all-reduce on GPU 0+1",
+        "          read   no end after 120 s: killed",
+        "          limit  it ends within 120 s (--deadline-s)",
+        "          do     reset_gpu: stop what runs on the GPU, then `nvidia-smi "
+        "--gpu-reset -i 0,1` as root",
+        "",
+        "CLOSED, CRITICAL: 2 GPUs; deep-all-reduce (GPU 0+1)",
+    ]
+    assert closing_line(shown).endswith("deep-all-reduce (GPU 0+1)")

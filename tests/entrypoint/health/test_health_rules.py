@@ -1,0 +1,150 @@
+"""What the pure rules make of several looks, of other GPUs, and of errors."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from entrypoint.driver.gpus import Gpu
+from entrypoint.driver.readings import Sample, Unread
+from entrypoint.health.limits import Limits
+from entrypoint.health.rules import RULES, Asked, judge_gpus
+from entrypoint.health.verdict import Finding, Mode, Result, Verdict
+
+GPUS = tuple(Gpu(index, f"GPU-{index}", "H100", 81559) for index in range(2))
+
+
+def judged(
+    check: str,
+    looks: list[dict[str, Any]],
+    every_s: float = 1.0,
+    gpus: tuple[Gpu, ...] = GPUS[:1],
+    **limits: Any,
+) -> Finding:
+    """The finding of `check` on GPU 0, of which these were read one after the other."""
+    rules = [rule for rule in RULES if rule.check == check]
+    samples = [
+        Sample(number * every_s, {gpu.uuid: {"handle": 0, **look} for gpu in gpus})
+        for number, look in enumerate(looks)
+    ]
+    found = judge_gpus(samples, Asked(gpus), rules, dataclasses.replace(Limits(), **limits))
+    (finding,) = (f for f in found if f.check == check and f.gpu == "0")
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("slow", "every_s", "result"),
+    [
+        ([1] * 6, 1.0, Result.CRITICAL),
+        ([1] * 5 + [0] * 5, 1.0, Result.WARN),
+        ([1] * 6 + [0] * 4, 1.0, Result.CRITICAL),
+        ([1] * 6 + [0] * 5, 1.0, Result.WARN),
+        ([0] * 9 + [1], 1.0, Result.WARN),
+        ([1] * 10, 0.1, Result.WARN),
+        ([1], 1.0, Result.WARN),
+        ([1] + [0] * 10, 1.0, Result.PASS),
+    ],
+)
+def test_slowdown_that_lasts_is_told_from_one_that_comes_and_goes(
+    slow: list[int], every_s: float, result: Result
+) -> None:
+    looks = [{"clocks_event_reasons": 0x40 if each else 0x5} for each in slow]
+    assert judged("slowdown", looks, every_s).result is result
+
+
+@pytest.mark.parametrize(
+    ("counts", "result", "rate"),
+    [
+        ([100, 100], Result.PASS, 0),
+        ([0, 1], Result.WARN, 60),
+        ([0] * 9 + [1], Result.PASS, 6.7),
+        ([500, 3], Result.PASS, 0),
+    ],
+)
+def test_pcie_replays_are_counted_a_minute_and_a_reset_is_no_replay(
+    counts: list[int], result: Result, rate: float
+) -> None:
+    finding = judged("pcie-replays", [{"pcie_replays": count} for count in counts])
+    assert (finding.result, finding.read) == (result, f"{rate:g} replays a minute")
+
+
+@pytest.mark.parametrize(
+    ("counts", "result"),
+    [
+        ([(0, 0)], Result.PASS),
+        ([(0, 4)], Result.WARN),
+        ([(0, 4), (0, 4)], Result.WARN),
+        ([(0, 4), (0, 5)], Result.CRITICAL),
+        ([(0, 9), (0, 2)], Result.WARN),
+    ],
+)
+def test_nvlink_errors_are_critical_when_they_are_new(
+    counts: list[tuple[int, int]], result: Result
+) -> None:
+    assert judged("nvlink-errors", [{"nvlink_errors": each} for each in counts]).result is result
+
+
+def test_a_value_that_can_be_read_no_more_is_no_pass() -> None:
+    finding = judged(
+        "pcie-replays", [{"pcie_replays": 1}, {"pcie_replays": Unread(999, "Unknown Error")}]
+    )
+    assert finding.result is Result.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("code", "result", "optional"),
+    [
+        (3, "NA", False),
+        (13, "NA", False),
+        (4, "UNKNOWN", True),
+        (11, "UNKNOWN", False),
+        (999, "UNKNOWN", False),
+        (2, "UNKNOWN", False),
+    ],
+)
+def test_what_follows_from_an_error(code: int, result: str, optional: bool) -> None:
+    finding = judged("ecc-uncorrected", [{"ecc_uncorrected": Unread(code, "no")}])
+    assert (str(finding.result), finding.optional) == (result, optional)
+
+
+@pytest.mark.parametrize("code", [15, 16])
+def test_a_lost_gpu_is_one_finding_whatever_showed_it(code: int) -> None:
+    samples = [
+        Sample(
+            0.0,
+            {"GPU-0": {"handle": 0, "temperature_c": Unread(code, "gone"), "ecc_uncorrected": 0}},
+        )
+    ]
+    found = judge_gpus(samples, Asked(GPUS[:1]), RULES, Limits())
+    assert [(finding.check, finding.result) for finding in found] == [("handle", Result.CRITICAL)]
+
+
+def test_exclusive_mode_has_room_for_one_process() -> None:
+    sample = Sample(0.0, {"GPU-0": {"handle": 0, "compute_mode": 3, "processes": ()}})
+    rules = [rule for rule in RULES if rule.check == "compute-mode"]
+    results = [
+        judge_gpus([sample], Asked(GPUS[:1], per_gpu=n), rules, Limits())[1].result for n in (1, 2)
+    ]
+    assert results == [Result.WARN, Result.CRITICAL]
+
+
+@pytest.mark.parametrize(
+    ("mode", "finding", "required", "is_open"),
+    [
+        (Mode.GATE, Finding("x", Result.UNKNOWN, ""), (), False),
+        (Mode.CHECK, Finding("x", Result.UNKNOWN, ""), (), False),
+        (Mode.MONITOR, Finding("x", Result.UNKNOWN, ""), (), True),
+        (Mode.LIVE, Finding("x", Result.UNKNOWN, ""), (), True),
+        (Mode.MONITOR, Finding("x", Result.UNKNOWN, ""), ("x",), False),
+        (Mode.GATE, Finding("x", Result.UNKNOWN, "", optional=True), (), True),
+        (Mode.GATE, Finding("x", Result.NA, ""), (), True),
+        (Mode.GATE, Finding("x", Result.NA, ""), ("x",), False),
+        (Mode.GATE, Finding("x", Result.WARN, ""), ("x",), True),
+        (Mode.LIVE, Finding("x", Result.CRITICAL, ""), (), False),
+    ],
+)
+def test_what_closes(
+    mode: Mode, finding: Finding, required: tuple[str, ...], is_open: bool
+) -> None:
+    verdict = Verdict(mode, (Finding("driver", Result.PASS, ""), finding), required=required)
+    assert (verdict.open, verdict.exit_code) == (is_open, 0 if is_open else 1)

@@ -1,0 +1,33 @@
+"""The node as a user without rights sees it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import clean_environment
+
+# As root, become nobody in particular once everything is imported: the interpreter itself may lie
+# in root's home.
+PROGRAM = """
+import os, sys
+from pathlib import Path
+from entrypoint.health.node import read_node
+if os.getuid() == 0:
+    os.setuid(12345)
+print(read_node(Path(sys.argv[1])).output_fault)
+"""
+
+
+def test_a_folder_for_runs_behind_a_closed_one(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    (closed / "inner").mkdir(parents=True)
+    closed.chmod(0)
+    told = subprocess.run(
+        [sys.executable, "-c", PROGRAM, closed / "inner" / "runs"],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+    )
+    closed.chmod(0o700)
+    assert told.stderr == ""
+    assert "cannot be written by uid" in told.stdout

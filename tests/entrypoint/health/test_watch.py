@@ -1,0 +1,124 @@
+"""The watch beside a training, with a driver that answers what a test puts into it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import entrypoint.health.gate
+from entrypoint.driver.gpus import Gpu
+from entrypoint.driver.readings import Sample, Unread
+from entrypoint.errors import HardwareUnfit
+from entrypoint.health.limits import Limits
+from entrypoint.health.rules import RULES, names_to_read
+from entrypoint.health.verdict import Result
+from entrypoint.health.watch import Watch
+from entrypoint.launch.plan import LaunchPlan
+
+GPUS = (Gpu(0, "GPU-0", "H100", 81559), Gpu(1, "GPU-1", "H100", 81559))
+# Of a healthy GPU, as far as the gate and the watch read.
+HEALTHY: dict[str, Any] = dict.fromkeys(names_to_read(RULES), Unread(3, "Not Supported")) | {
+    "handle": 0,
+    "recovery_action": 0,
+    "ecc_uncorrected": 0,
+    "remapped_rows": (0, 0, 0, 0),
+    "clocks_event_reasons": 0,
+    "compute_mode": 3,
+    "processes": (),
+    "persistence": 1,
+}
+
+
+class Answering:
+    """In place of a Driver: what is read of each GPU, by UUID, and the Xids to hear."""
+
+    def __init__(self) -> None:
+        self.read: dict[str, dict[str, Any]] = {gpu.uuid: dict(HEALTHY) for gpu in GPUS}
+        self.xids: tuple[tuple[str, int], ...] = ()
+        self.waiting_since_s: float | None = None
+        self.died_at_s: float | None = None
+        self.deadline_s = 10.0
+        self.question = ""
+
+    def ask(self, question: str, *_arguments: Any) -> None:
+        self.question, self.waiting_since_s = question, 0.0
+
+    def answer(self, _within_s: float) -> Sample:
+        self.waiting_since_s = None
+        if self.question == "xids":
+            heard, self.xids = self.xids, ()
+            return Sample(1.0, {uuid: {"handle": 0, "events": 0} for uuid in self.read}, heard)
+        return self.sample(())
+
+    def sample(self, _uuids: Any, _names: Any = (), events: bool = False) -> Sample:
+        return Sample(1.0, self.read, driver={"driver_version": "1", "cuda": 99000})
+
+
+def events(watch: Watch) -> list[tuple[str, str, str]]:
+    lines = watch.events.read_text().splitlines() if watch.events.exists() else []
+    return [(entry["check"], entry["result"], entry["gpu"]) for entry in map(json.loads, lines)]
+
+
+def made(driver: Answering, listener: Answering, folder: Path, **more: Any) -> Watch:
+    return Watch(driver, listener, GPUS, Limits(), folder / "events", **({"known": {}} | more))  # type: ignore[arg-type]
+
+
+def test_what_changes_is_told_once(tmp_path: Path) -> None:
+    driver, listener = Answering(), Answering()
+    watch = made(driver, listener, tmp_path, known={("temperature", "1"): Result.WARN})
+    driver.read["GPU-1"] |= {
+        "temperature_c": 88,
+        "working_c": 87,
+        "slowdown_c": 89,
+        "shutdown_c": 95,
+    }
+    assert (watch.last_look(), watch.last_look(), events(watch)) == (None, None, []), (
+        "it was so at the start"
+    )
+    driver.read["GPU-1"]["temperature_c"] = 50
+    driver.read["GPU-0"]["clocks_event_reasons"] = 0x40
+    assert (watch.last_look(), watch.last_look()) == (None, None)
+    assert events(watch) == [("slowdown", "WARN", "0"), ("temperature", "PASS", "1")]
+
+
+def test_an_xid_is_told_each_time_and_a_fatal_one_ends_the_run(tmp_path: Path) -> None:
+    driver, listener = Answering(), Answering()
+    watch = made(driver, listener, tmp_path)
+    for xids in ((("GPU-1", 31),), (("GPU-1", 31),), ()):
+        listener.xids = xids
+        assert watch.last_look() is None
+    listener.xids = (("GPU-1", 79),)
+    assert "Xid 79" in str(watch.last_look())
+    assert events(watch) == [("xid", "WARN", "1"), ("xid", "WARN", "1"), ("xid", "CRITICAL", "1")]
+
+
+def test_in_a_sweep_nothing_ends_the_run(tmp_path: Path) -> None:
+    driver, listener = Answering(), Answering()
+    watch = made(driver, listener, tmp_path, ends_a_run=False)
+    listener.xids = (("GPU-1", 79),)
+    driver.read["GPU-0"]["ecc_uncorrected"] = 7
+    assert watch.last_look() is None
+    assert sorted(events(watch)) == [("ecc-uncorrected", "CRITICAL", "0"), ("xid", "CRITICAL", "1")]
+
+
+def plan(strategy: str, processes: int) -> LaunchPlan:
+    return LaunchPlan(strategy, GPUS, 1, processes, ("python",), "because")
+
+
+def test_the_gate_knows_sweeps_and_how_many_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entrypoint.health.gate, "Driver", Answering)
+    driver: Any = Answering()
+    with entrypoint.health.gate.watched(plan("sweep", 2), driver, None) as watch:
+        driver.read["GPU-0"]["ecc_uncorrected"] = 7
+        assert watch.last_look() is None
+    driver = Answering()
+    with entrypoint.health.gate.watched(plan("ddp", 2), driver, None) as watch:
+        assert events(watch) == []
+        driver.read["GPU-0"]["ecc_uncorrected"] = 7
+        assert "ecc-uncorrected CRITICAL" in str(watch.last_look())
+    with pytest.raises(
+        HardwareUnfit,
+        match="compute-mode CRITICAL: EXCLUSIVE_PROCESS, 0 program.s. there, 2 to start",
+    ):
+        entrypoint.health.gate.watched(plan("sweep", 4), Answering(), None).__enter__()  # type: ignore[arg-type]

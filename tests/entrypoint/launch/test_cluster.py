@@ -1,0 +1,207 @@
+"""What the environment says about who started us: SLURM, Kubernetes or nobody."""
+
+import pytest
+
+from entrypoint.errors import LaunchError
+from entrypoint.launch.cluster import Cluster, detect_cluster, first_host
+
+JOB = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "n[03-05]"}
+STEP = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "3",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_NODEID": "2",
+}
+SRUN = JOB | STEP | {"SLURM_STEP_NODELIST": "n[03-05]"}
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+PET = {
+    "PET_NNODES": "2",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "job-0.job",
+    "PET_NPROC_PER_NODE": "auto",
+}
+
+CLUSTERS: dict[str, tuple[dict[str, str], Cluster]] = {
+    "nobody": ({}, Cluster("local", 1, None, None, None, None)),
+    "nobody, with names of others": (
+        {"SLURM_CONF": "/x", "JOB_COMPLETION_INDEX": "1", "RANK": "1"},
+        Cluster(),
+    ),
+    "slurm: a batch script on one node": (
+        JOB | {"SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "4"},
+        Cluster("slurm", 1, None, None, "123456"),
+    ),
+    "slurm: nothing but the job": ({"SLURM_JOB_ID": "7"}, Cluster("slurm", rdzv_id="7")),
+    "slurm: an array job's name is no number": (
+        {"SLURM_JOB_ID": "7_1"},
+        Cluster("slurm", rdzv_id="7_1"),
+    ),
+    "slurm: srun with one task a node": (SRUN, Cluster("slurm", 3, 2, "n03:23456", "123456")),
+    "slurm: srun on a part of the job's nodes": (
+        SRUN
+        | {
+            "SLURM_STEP_NUM_NODES": "2",
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_STEP_NODELIST": "n[04-05]",
+        }
+        | {"SLURM_NODEID": "0"},
+        Cluster("slurm", 2, 0, "n04:23456", "123456"),
+    ),
+    "slurm: srun on one node of several": (
+        SRUN | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "0"},
+        Cluster("slurm", 1, None, None, "123456"),
+    ),
+    "slurm: without a list of the step": (
+        JOB | STEP,
+        Cluster("slurm", 3, 2, "n03:23456", "123456"),
+    ),
+    "slurm: before kubernetes": (SRUN | POD | PET, Cluster("slurm", 3, 2, "n03:23456", "123456")),
+    "kubernetes: a pod": (POD, Cluster("kubernetes", 1, None, None, None, None)),
+    "kubernetes: PET_ names": (PET, Cluster("kubernetes", 2, 1, "job-0.job:29400", None, None)),
+    "kubernetes: in a pod": (POD | PET, Cluster("kubernetes", 2, 1, "job-0.job:29400", None, None)),
+    "kubernetes: a port": (
+        PET | {"PET_MASTER_PORT": "1234"},
+        Cluster("kubernetes", 2, 1, "job-0.job:1234"),
+    ),
+    "kubernetes: an endpoint goes before an address": (
+        PET | {"PET_RDZV_ENDPOINT": "head:5000", "PET_RDZV_ID": "run7"},
+        Cluster("kubernetes", 2, 1, "head:5000", "run7"),
+    ),
+    "kubernetes: four processes": (
+        PET | {"PET_NPROC_PER_NODE": "4"},
+        Cluster("kubernetes", 2, 1, "job-0.job:29400", None, 4),
+    ),
+    "kubernetes: gpu processes": (
+        PET | {"PET_NPROC_PER_NODE": "gpu"},
+        Cluster("kubernetes", 2, 1, "job-0.job:29400"),
+    ),
+    "kubernetes: cpu processes": (
+        PET | {"PET_NPROC_PER_NODE": "cpu"},
+        Cluster("kubernetes", 2, 1, "job-0.job:29400"),
+    ),
+    "kubernetes: an indexed job": (
+        POD | {"JOB_COMPLETION_INDEX": "3"},
+        Cluster("kubernetes", 1, 3),
+    ),
+    "kubernetes: the node rank goes before the index": (
+        PET | {"JOB_COMPLETION_INDEX": "3"},
+        Cluster("kubernetes", 2, 1, "job-0.job:29400"),
+    ),
+    "kubernetes: empty is not set": (
+        dict.fromkeys((*PET, "PET_RDZV_ENDPOINT", "PET_RDZV_ID", "JOB_COMPLETION_INDEX"), ""),
+        Cluster("kubernetes"),
+    ),
+}
+
+_NO_NUMBER = "is not a whole number: correct what sets it, or pass the launch options by hand"
+REFUSED: dict[str, tuple[dict[str, str], str]] = {
+    "slurm: a batch script on several nodes": (
+        JOB,
+        "SLURM job 123456 has 3 nodes, and this is its batch script, which runs on the first only: "
+        "start Trainbox with `srun --ntasks-per-node=1 trainbox ...`",
+    ),
+    "slurm: two tasks on one node": (
+        SRUN | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "2"},
+        "SLURM started 2 tasks on 1 node(s), and each would train on all GPUs of its node: "
+        "start one task a node with --ntasks-per-node=1; Trainbox starts a process for "
+        "each GPU itself",
+    ),
+    "slurm: four tasks a node": (
+        SRUN | {"SLURM_STEP_NUM_TASKS": "12"},
+        "SLURM started 12 tasks on 3 node(s), and each would train on all GPUs of its node: "
+        "start one task a node with --ntasks-per-node=1; Trainbox starts a process for "
+        "each GPU itself",
+    ),
+    "slurm: no host": (
+        JOB | STEP | {"SLURM_JOB_NODELIST": ""},
+        "SLURM_JOB_NODELIST='' names no host: set --rdzv-endpoint HOST:PORT",
+    ),
+    "slurm: no node id": ({**SRUN, "SLURM_NODEID": ""}, f"SLURM_NODEID='' {_NO_NUMBER}"),
+    "slurm: nodes in words": (
+        JOB | {"SLURM_JOB_NUM_NODES": "two"},
+        f"SLURM_JOB_NUM_NODES='two' {_NO_NUMBER}",
+    ),
+    "slurm: tasks below zero": (
+        SRUN | {"SLURM_STEP_NUM_TASKS": "-1"},
+        f"SLURM_STEP_NUM_TASKS='-1' {_NO_NUMBER}",
+    ),
+    "slurm: a job that is no number": (
+        SRUN | {"SLURM_JOB_ID": "x"},
+        f"SLURM_JOB_ID='x' {_NO_NUMBER}",
+    ),
+    "kubernetes: elastic nodes": (PET | {"PET_NNODES": "1:4"}, f"PET_NNODES='1:4' {_NO_NUMBER}"),
+    "kubernetes: a rank in words": (
+        PET | {"PET_NODE_RANK": "first"},
+        f"PET_NODE_RANK='first' {_NO_NUMBER}",
+    ),
+    "kubernetes: half a process": (
+        PET | {"PET_NPROC_PER_NODE": "1.5"},
+        f"PET_NPROC_PER_NODE='1.5' {_NO_NUMBER}",
+    ),
+    "kubernetes: an index below zero": (
+        POD | {"JOB_COMPLETION_INDEX": "-1"},
+        f"JOB_COMPLETION_INDEX='-1' {_NO_NUMBER}",
+    ),
+    "kubernetes: digits of another script": (
+        PET | {"PET_NNODES": "\u0662"},
+        f"PET_NNODES='\u0662' {_NO_NUMBER}",
+    ),
+    "kubernetes: spaces": (PET | {"PET_NNODES": " 2"}, f"PET_NNODES=' 2' {_NO_NUMBER}"),
+    "no nodes": (
+        PET | {"PET_NNODES": "0"},
+        "PET_NNODES=0 is less than 1: correct what sets it, or pass the launch options by hand",
+    ),
+}
+TEXTS = [text for _, text in REFUSED.values()]
+
+
+@pytest.mark.parametrize("case", CLUSTERS)
+def test_an_environment_is_this_cluster(case: str) -> None:
+    env, expected = CLUSTERS[case]
+    assert detect_cluster(env) == expected
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_environment_is_refused_in_these_words(case: str) -> None:
+    env, text = REFUSED[case]
+    with pytest.raises(LaunchError) as refused:
+        detect_cluster(env)
+    assert (refused.value.exit_code, str(refused.value)) == (2, text)
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [
+        ("login", "login"),
+        ("a1,b2", "a1"),
+        ("n[03-05,9],login", "n03"),
+        ("n[7,9-12]", "n7"),
+        ("gpu-[003-010]-ib", "gpu-003-ib"),
+        ("gpu-[003-010]-ib,gpu-020-ib", "gpu-003-ib"),
+        ("a-b-c", "a-b-c"),
+        ("node0.cluster.example", "node0.cluster.example"),
+        ("login,n[1-2]", "login"),
+    ],
+)
+def test_the_first_host_of_a_compressed_list(nodelist: str, host: str) -> None:
+    assert first_host(nodelist) == host
+
+
+@pytest.mark.parametrize(
+    ("job", "port"), [("0", 20000), ("9999", 29999), ("10000", 20000), ("4294967294", 27294)]
+)
+def test_each_job_has_a_port_of_its_own_that_needs_no_privilege(job: str, port: int) -> None:
+    assert detect_cluster(SRUN | {"SLURM_JOB_ID": job}).rdzv_endpoint == f"n03:{port}"
+
+
+# Mistakes that are known; strict, so that the mark has to go with the mistake.
+
+
+def test_the_first_host_of_a_list_with_two_brackets() -> None:
+    assert first_host("rack[1-2]n[01-04]") == "rack1n01"
+
+
+@pytest.mark.parametrize("name", ["PET_NPROC_PER_NODE", "PET_NNODES"])
+def test_nothing_of_something_is_malformed(name: str) -> None:
+    with pytest.raises(LaunchError):
+        detect_cluster(PET | {name: "0"})

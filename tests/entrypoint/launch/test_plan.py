@@ -1,0 +1,1477 @@
+"""The launch decision as tables: what each request becomes on each kind of host, and every refusal,
+word for word.
+"""
+
+import ast
+import dataclasses
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import entrypoint.driver.gpus
+import entrypoint.launch.cluster
+import entrypoint.launch.plan
+from entrypoint.driver.gpus import Gpu, labels
+from entrypoint.errors import LaunchError
+from entrypoint.launch.cluster import Cluster
+from entrypoint.launch.plan import LaunchRequest, plan_launch, plan_sweep
+from tests.entrypoint import test_cluster, test_gpus
+
+# The hosts. A slice `0:1` has the UUID MIG-a1 and its GPU the UUID GPU-a.
+
+NONE: tuple[Gpu, ...] = ()
+FOUR = tuple(Gpu(index, f"GPU-{letter}", "H100", 81559) for index, letter in enumerate("abcd"))
+ONE, TWO = FOUR[:1], FOUR[:2]
+LOST = (FOUR[0], dataclasses.replace(FOUR[1], fault="NVML 15: GPU is lost"), *FOUR[2:])
+SLICES = tuple(
+    Gpu(index, f"MIG-{letter}{mig}", "H100 MIG 1g.10gb", 9984, mig, f"GPU-{letter}")
+    for index, letter in enumerate("ab")
+    for mig in range(3)
+)
+SLICE = SLICES[:1]
+MIXED = (FOUR[0], *SLICES[3:5])  # a whole GPU, and two slices of the next
+
+LOCAL = Cluster()
+SLURM = Cluster("slurm", rdzv_id="77")
+SLURM_2 = Cluster("slurm", 2, 1, "n03:20077", "77")
+KUBE = Cluster("kubernetes")
+KUBE_2 = Cluster("kubernetes", 2, 0, "job-0.job:29400")
+
+
+def kube(nproc: int) -> Cluster:
+    return Cluster("kubernetes", nproc_per_node=nproc)
+
+
+# What follows the interpreter in argv.
+
+ALONE = "-P -m trainer train digits"
+
+
+def standalone(nproc: int) -> str:
+    return (
+        f"-P -m trainer.launch.torchrun --standalone --nproc-per-node={nproc} -m -- trainer "
+        "train digits"
+    )
+
+
+def meeting(
+    rank: int, endpoint: str, job: str, nproc: int, timeout_s: int = 600, await_name: int = 0
+) -> str:
+    return (
+        f"-P -m trainer.launch.torchrun --nnodes=2 --node-rank={rank} "
+        f"--rdzv-endpoint={endpoint} --rdzv-id={job} "
+        f"--rdzv-conf=join_timeout={timeout_s},await_name={await_name} "
+        f"--nproc-per-node={nproc} -m -- trainer train digits"
+    )
+
+
+def ask(**words: Any) -> LaunchRequest:
+    return LaunchRequest(argv=("trainer", "train", "digits"), python="/venv/python", **words)
+
+
+def two(rank: int | None = 0, endpoint: str | None = "node0:29400", **words: Any) -> LaunchRequest:
+    return ask(nnodes=2, node_rank=rank, rdzv_endpoint=endpoint, **words)
+
+
+# Asked, on which GPUs, started by whom | strategy, GPUs, nodes x processes on each, argv,
+# CUDA_VISIBLE_DEVICES | why. fmt: off
+PLANS = [
+    # Without a GPU in use.
+    (
+        ask(),
+        NONE,
+        LOCAL,
+        "single",
+        "none",
+        (1, 1),
+        ALONE,
+        "",
+        "no GPU visible -> 1 process on the CPU",
+    ),
+    (
+        ask(gpus=0),
+        NONE,
+        LOCAL,
+        "single",
+        "none",
+        (1, 1),
+        ALONE,
+        "",
+        "no GPU visible -> 1 process on the CPU",
+    ),
+    (
+        ask(gpus=0),
+        FOUR,
+        LOCAL,
+        "single",
+        "none",
+        (1, 1),
+        ALONE,
+        "",
+        "4 visible GPU(s) set aside by request -> 1 process on the CPU",
+    ),
+    (
+        ask(device="cpu"),
+        NONE,
+        LOCAL,
+        "single",
+        "none",
+        (1, 1),
+        ALONE,
+        "",
+        "no GPU visible -> 1 process on the CPU",
+    ),
+    (
+        ask(device="cpu"),
+        LOST,
+        LOCAL,
+        "single",
+        "none",
+        (1, 1),
+        ALONE,
+        "",
+        "4 visible GPU(s) set aside by request -> 1 process on the CPU",
+    ),
+    (
+        ask(device="cpu", gpus=0),
+        ONE,
+        LOCAL,
+        "single",
+        "none",
+        (1, 1),
+        ALONE,
+        "",
+        "1 visible GPU(s) set aside by request -> 1 process on the CPU",
+    ),
+    (
+        ask(processes=1),
+        NONE,
+        LOCAL,
+        "single",
+        "none",
+        (1, 1),
+        ALONE,
+        "",
+        "1 CPU process requested -> 1 process on the CPU",
+    ),
+    (
+        ask(processes=2),
+        NONE,
+        LOCAL,
+        "ddp",
+        "none",
+        (1, 2),
+        standalone(2),
+        "",
+        "2 CPU processes requested -> torchrun DDP over gloo, 2 processes",
+    ),
+    (
+        ask(processes=3, device="cpu"),
+        FOUR,
+        LOCAL,
+        "ddp",
+        "none",
+        (1, 3),
+        standalone(3),
+        "",
+        "3 CPU processes requested -> torchrun DDP over gloo, 3 processes",
+    ),
+    (
+        ask(processes=2, gpus=0),
+        SLICES,
+        LOCAL,
+        "ddp",
+        "none",
+        (1, 2),
+        standalone(2),
+        "",
+        "2 CPU processes requested -> torchrun DDP over gloo, 2 processes",
+    ),
+    (
+        ask(strategy="single"),
+        NONE,
+        LOCAL,
+        "single",
+        "none",
+        (1, 1),
+        ALONE,
+        "",
+        "no GPU visible -> 1 process on the CPU",
+    ),
+    (
+        ask(strategy="single", processes=1),
+        NONE,
+        LOCAL,
+        "single",
+        "none",
+        (1, 1),
+        ALONE,
+        "",
+        "1 CPU process requested -> 1 process on the CPU",
+    ),
+    (
+        ask(strategy="ddp"),
+        NONE,
+        LOCAL,
+        "ddp",
+        "none",
+        (1, 1),
+        standalone(1),
+        "",
+        "no GPU visible -> torchrun DDP over gloo, 1 process",
+    ),
+    (
+        ask(strategy="ddp", processes=4),
+        NONE,
+        LOCAL,
+        "ddp",
+        "none",
+        (1, 4),
+        standalone(4),
+        "",
+        "4 CPU processes requested -> torchrun DDP over gloo, 4 processes",
+    ),
+    (
+        ask(strategy="fsdp", processes=4),
+        NONE,
+        LOCAL,
+        "fsdp",
+        "none",
+        (1, 4),
+        standalone(4),
+        "",
+        "4 CPU processes requested -> torchrun FSDP over gloo, 4 processes",
+    ),
+    (
+        ask(device="mps"),
+        NONE,
+        LOCAL,
+        "single",
+        "none",
+        (1, 1),
+        ALONE,
+        "",
+        "no NVIDIA GPU visible -> 1 process on the Apple GPU",
+    ),
+    # One GPU.
+    (
+        ask(),
+        ONE,
+        LOCAL,
+        "single",
+        "0",
+        (1, 1),
+        ALONE,
+        "GPU-a",
+        "1 of 1 GPU visible -> 1 process on GPU 0",
+    ),
+    (
+        ask(gpus=1),
+        ONE,
+        LOCAL,
+        "single",
+        "0",
+        (1, 1),
+        ALONE,
+        "GPU-a",
+        "1 of 1 visible GPU requested -> 1 process on GPU 0",
+    ),
+    (
+        ask(gpus="all"),
+        ONE,
+        LOCAL,
+        "single",
+        "0",
+        (1, 1),
+        ALONE,
+        "GPU-a",
+        "1 of 1 GPU visible -> 1 process on GPU 0",
+    ),
+    (
+        ask(device="cuda"),
+        ONE,
+        LOCAL,
+        "single",
+        "0",
+        (1, 1),
+        ALONE,
+        "GPU-a",
+        "1 of 1 GPU visible -> 1 process on GPU 0",
+    ),
+    (
+        ask(gpu_ids="0"),
+        ONE,
+        LOCAL,
+        "single",
+        "0",
+        (1, 1),
+        ALONE,
+        "GPU-a",
+        "GPU 0 named, of 1 visible -> 1 process on GPU 0",
+    ),
+    (
+        ask(processes=1),
+        ONE,
+        LOCAL,
+        "single",
+        "0",
+        (1, 1),
+        ALONE,
+        "GPU-a",
+        "1 of 1 GPU visible -> 1 process on GPU 0",
+    ),
+    (
+        ask(strategy="single"),
+        ONE,
+        LOCAL,
+        "single",
+        "0",
+        (1, 1),
+        ALONE,
+        "GPU-a",
+        "1 of 1 GPU visible -> 1 process on GPU 0",
+    ),
+    (
+        ask(strategy="ddp"),
+        ONE,
+        LOCAL,
+        "ddp",
+        "0",
+        (1, 1),
+        standalone(1),
+        "GPU-a",
+        "1 of 1 GPU visible -> torchrun DDP, 1 process",
+    ),
+    # Several GPUs.
+    (
+        ask(),
+        TWO,
+        LOCAL,
+        "ddp",
+        "0 1",
+        (1, 2),
+        standalone(2),
+        "GPU-a,GPU-b",
+        "2 of 2 GPUs visible -> torchrun DDP, 2 processes",
+    ),
+    (
+        ask(),
+        FOUR,
+        LOCAL,
+        "ddp",
+        "0 1 2 3",
+        (1, 4),
+        standalone(4),
+        "GPU-a,GPU-b,GPU-c,GPU-d",
+        "4 of 4 GPUs visible -> torchrun DDP, 4 processes",
+    ),
+    (
+        ask(gpus=1),
+        FOUR,
+        LOCAL,
+        "single",
+        "0",
+        (1, 1),
+        ALONE,
+        "GPU-a",
+        "1 of 4 visible GPUs requested -> 1 process on GPU 0",
+    ),
+    (
+        ask(gpus=2),
+        FOUR,
+        LOCAL,
+        "ddp",
+        "0 1",
+        (1, 2),
+        standalone(2),
+        "GPU-a,GPU-b",
+        "2 of 4 visible GPUs requested -> torchrun DDP, 2 processes",
+    ),
+    (
+        ask(gpus=3),
+        FOUR,
+        LOCAL,
+        "ddp",
+        "0 1 2",
+        (1, 3),
+        standalone(3),
+        "GPU-a,GPU-b,GPU-c",
+        "3 of 4 visible GPUs requested -> torchrun DDP, 3 processes",
+    ),
+    (
+        ask(gpus=4, device="cuda"),
+        FOUR,
+        LOCAL,
+        "ddp",
+        "0 1 2 3",
+        (1, 4),
+        standalone(4),
+        "GPU-a,GPU-b,GPU-c,GPU-d",
+        "4 of 4 visible GPUs requested -> torchrun DDP, 4 processes",
+    ),
+    (
+        ask(gpus="all"),
+        TWO,
+        LOCAL,
+        "ddp",
+        "0 1",
+        (1, 2),
+        standalone(2),
+        "GPU-a,GPU-b",
+        "2 of 2 GPUs visible -> torchrun DDP, 2 processes",
+    ),
+    (
+        ask(gpu_ids="2"),
+        FOUR,
+        LOCAL,
+        "single",
+        "2",
+        (1, 1),
+        ALONE,
+        "GPU-c",
+        "GPU 2 named, of 4 visible -> 1 process on GPU 2",
+    ),
+    (
+        ask(gpu_ids="0,2"),
+        FOUR,
+        LOCAL,
+        "ddp",
+        "0 2",
+        (1, 2),
+        standalone(2),
+        "GPU-a,GPU-c",
+        "GPUs 0 2 named, of 4 visible -> torchrun DDP, 2 processes",
+    ),
+    (
+        ask(gpu_ids="3,1"),
+        FOUR,
+        LOCAL,
+        "ddp",
+        "3 1",
+        (1, 2),
+        standalone(2),
+        "GPU-d,GPU-b",
+        "GPUs 3 1 named, of 4 visible -> torchrun DDP, 2 processes",
+    ),
+    (
+        ask(gpu_ids="GPU-d, 0", gpus=2),
+        FOUR,
+        LOCAL,
+        "ddp",
+        "3 0",
+        (1, 2),
+        standalone(2),
+        "GPU-d,GPU-a",
+        "GPUs 3 0 named, of 4 visible -> torchrun DDP, 2 processes",
+    ),
+    (
+        ask(processes=4),
+        FOUR,
+        LOCAL,
+        "ddp",
+        "0 1 2 3",
+        (1, 4),
+        standalone(4),
+        "GPU-a,GPU-b,GPU-c,GPU-d",
+        "4 of 4 GPUs visible -> torchrun DDP, 4 processes",
+    ),
+    (
+        ask(strategy="fsdp"),
+        TWO,
+        LOCAL,
+        "fsdp",
+        "0 1",
+        (1, 2),
+        standalone(2),
+        "GPU-a,GPU-b",
+        "2 of 2 GPUs visible -> torchrun FSDP, 2 processes",
+    ),
+    (
+        ask(strategy="dp"),
+        TWO,
+        LOCAL,
+        "dp",
+        "0 1",
+        (1, 1),
+        ALONE,
+        "GPU-a,GPU-b",
+        "2 of 2 GPUs visible -> DataParallel, 1 process",
+    ),
+    (
+        ask(strategy="dp", gpus=3),
+        FOUR,
+        LOCAL,
+        "dp",
+        "0 1 2",
+        (1, 1),
+        ALONE,
+        "GPU-a,GPU-b,GPU-c",
+        "3 of 4 visible GPUs requested -> DataParallel, 1 process",
+    ),
+    (
+        ask(strategy="dp", gpu_ids="1,3"),
+        FOUR,
+        LOCAL,
+        "dp",
+        "1 3",
+        (1, 1),
+        ALONE,
+        "GPU-b,GPU-d",
+        "GPUs 1 3 named, of 4 visible -> DataParallel, 1 process",
+    ),
+    (
+        ask(strategy="single"),
+        TWO,
+        LOCAL,
+        "single",
+        "0",
+        (1, 1),
+        ALONE,
+        "GPU-a",
+        "1 of 2 GPUs visible -> 1 process on GPU 0",
+    ),
+    (
+        ask(strategy="single", gpu_ids="3"),
+        FOUR,
+        LOCAL,
+        "single",
+        "3",
+        (1, 1),
+        ALONE,
+        "GPU-d",
+        "GPU 3 named, of 4 visible -> 1 process on GPU 3",
+    ),
+    # A lost GPU is no harm to a plan that does without it.
+    (
+        ask(gpus=1),
+        LOST,
+        LOCAL,
+        "single",
+        "0",
+        (1, 1),
+        ALONE,
+        "GPU-a",
+        "1 of 4 visible GPUs requested -> 1 process on GPU 0",
+    ),
+    (
+        ask(gpu_ids="0,2,3"),
+        LOST,
+        LOCAL,
+        "ddp",
+        "0 2 3",
+        (1, 3),
+        standalone(3),
+        "GPU-a,GPU-c,GPU-d",
+        "GPUs 0 2 3 named, of 4 visible -> torchrun DDP, 3 processes",
+    ),
+    (
+        ask(strategy="single"),
+        LOST,
+        LOCAL,
+        "single",
+        "0",
+        (1, 1),
+        ALONE,
+        "GPU-a",
+        "1 of 4 GPUs visible -> 1 process on GPU 0",
+    ),
+    # MIG: a training takes one slice.
+    (
+        ask(),
+        SLICES,
+        LOCAL,
+        "single",
+        "0:0",
+        (1, 1),
+        ALONE,
+        "MIG-a0",
+        "1 of 6 MIG slices visible -> 1 process on GPU 0:0",
+    ),
+    (
+        ask(gpus=1),
+        SLICES,
+        LOCAL,
+        "single",
+        "0:0",
+        (1, 1),
+        ALONE,
+        "MIG-a0",
+        "1 of 6 visible MIG slices requested -> 1 process on GPU 0:0",
+    ),
+    (
+        ask(gpu_ids="1:2"),
+        SLICES,
+        LOCAL,
+        "single",
+        "1:2",
+        (1, 1),
+        ALONE,
+        "MIG-b2",
+        "MIG slice 1:2 named, of 6 visible -> 1 process on GPU 1:2",
+    ),
+    (
+        ask(gpu_ids="MIG-b0"),
+        SLICES,
+        LOCAL,
+        "single",
+        "1:0",
+        (1, 1),
+        ALONE,
+        "MIG-b0",
+        "MIG slice 1:0 named, of 6 visible -> 1 process on GPU 1:0",
+    ),
+    (
+        ask(strategy="ddp"),
+        SLICE,
+        LOCAL,
+        "ddp",
+        "0:0",
+        (1, 1),
+        standalone(1),
+        "MIG-a0",
+        "1 of 1 MIG slice visible -> torchrun DDP, 1 process",
+    ),
+    (
+        ask(),
+        MIXED,
+        LOCAL,
+        "single",
+        "0",
+        (1, 1),
+        ALONE,
+        "GPU-a",
+        "1 of 3 GPUs visible -> 1 process on GPU 0",
+    ),
+    (
+        ask(gpu_ids="1:0"),
+        MIXED,
+        LOCAL,
+        "single",
+        "1:0",
+        (1, 1),
+        ALONE,
+        "MIG-b0",
+        "MIG slice 1:0 named, of 3 visible -> 1 process on GPU 1:0",
+    ),
+    # Several nodes, named by hand.
+    (
+        two(),
+        ONE,
+        LOCAL,
+        "ddp",
+        "0",
+        (2, 1),
+        meeting(0, "node0:29400", "trainbox", 1),
+        "GPU-a",
+        "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, they "
+        "meet at node0:29400",
+    ),
+    (
+        two(strategy="fsdp"),
+        ONE,
+        LOCAL,
+        "fsdp",
+        "0",
+        (2, 1),
+        meeting(0, "node0:29400", "trainbox", 1),
+        "GPU-a",
+        "1 of 1 GPU visible -> torchrun FSDP, 2 processes on 2 nodes; this is node 0, they "
+        "meet at node0:29400",
+    ),
+    (
+        two(1, rdzv_id="run7"),
+        TWO,
+        LOCAL,
+        "ddp",
+        "0 1",
+        (2, 2),
+        meeting(1, "node0:29400", "run7", 2),
+        "GPU-a,GPU-b",
+        "2 of 2 GPUs visible -> torchrun DDP, 4 processes on 2 nodes; this is node 1, they "
+        "meet at node0:29400",
+    ),
+    (
+        two(rdzv_timeout_s=90),
+        ONE,
+        LOCAL,
+        "ddp",
+        "0",
+        (2, 1),
+        meeting(0, "node0:29400", "trainbox", 1, 90),
+        "GPU-a",
+        "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, they "
+        "meet at node0:29400",
+    ),
+    (
+        two(1, "[fd00::1]:65535", processes=2),
+        NONE,
+        LOCAL,
+        "ddp",
+        "none",
+        (2, 2),
+        meeting(1, "[fd00::1]:65535", "trainbox", 2),
+        "",
+        "2 CPU processes requested -> torchrun DDP over gloo, 4 processes on 2 nodes; "
+        "this is node 1, "
+        "they meet at [fd00::1]:65535",
+    ),
+    (
+        ask(nnodes=1, node_rank=0),
+        ONE,
+        LOCAL,
+        "single",
+        "0",
+        (1, 1),
+        ALONE,
+        "GPU-a",
+        "1 of 1 GPU visible -> 1 process on GPU 0",
+    ),
+    # SLURM.
+    (
+        ask(),
+        TWO,
+        SLURM,
+        "ddp",
+        "0 1",
+        (1, 2),
+        standalone(2),
+        "GPU-a,GPU-b",
+        "2 of 2 GPUs visible -> torchrun DDP, 2 processes",
+    ),
+    (
+        ask(),
+        TWO,
+        SLURM_2,
+        "ddp",
+        "0 1",
+        (2, 2),
+        meeting(1, "n03:20077", "77", 2, await_name=1),
+        "GPU-a,GPU-b",
+        "2 of 2 GPUs visible -> torchrun DDP, 4 processes on 2 nodes; this is node 1, they "
+        "meet at n03:20077",
+    ),
+    (
+        ask(gpus=1),
+        FOUR,
+        SLURM_2,
+        "ddp",
+        "0",
+        (2, 1),
+        meeting(1, "n03:20077", "77", 1, await_name=1),
+        "GPU-a",
+        "1 of 4 visible GPUs requested -> torchrun DDP, 2 processes on 2 nodes; this is node "
+        "1, they meet at n03:20077",
+    ),
+    (
+        ask(),
+        NONE,
+        SLURM_2,
+        "ddp",
+        "none",
+        (2, 1),
+        meeting(1, "n03:20077", "77", 1, await_name=1),
+        "",
+        "no GPU visible -> torchrun DDP over gloo, 2 processes on 2 nodes; this is node 1, "
+        "they meet at n03:20077",
+    ),
+    (
+        two(0, "x:1", rdzv_id="y"),
+        ONE,
+        SLURM_2,
+        "ddp",
+        "0",
+        (2, 1),
+        meeting(0, "x:1", "y", 1, await_name=1),
+        "GPU-a",
+        "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, "
+        "they meet at x:1",
+    ),
+    (
+        ask(rdzv_endpoint="n03:29400"),
+        TWO,
+        SLURM,
+        "ddp",
+        "0 1",
+        (1, 2),
+        standalone(2),
+        "GPU-a,GPU-b",
+        "2 of 2 GPUs visible -> torchrun DDP, 2 processes",
+    ),
+    (
+        ask(nnodes=1),
+        TWO,
+        SLURM_2,
+        "ddp",
+        "0 1",
+        (1, 2),
+        standalone(2),
+        "GPU-a,GPU-b",
+        "2 of 2 GPUs visible -> torchrun DDP, 2 processes",
+    ),
+    # Kubernetes.
+    (
+        ask(),
+        FOUR,
+        KUBE,
+        "ddp",
+        "0 1 2 3",
+        (1, 4),
+        standalone(4),
+        "GPU-a,GPU-b,GPU-c,GPU-d",
+        "4 of 4 GPUs visible -> torchrun DDP, 4 processes",
+    ),
+    (
+        ask(),
+        ONE,
+        KUBE_2,
+        "ddp",
+        "0",
+        (2, 1),
+        meeting(0, "job-0.job:29400", "trainbox", 1, await_name=1),
+        "GPU-a",
+        "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, they "
+        "meet at job-0.job:29400",
+    ),
+    (
+        ask(),
+        FOUR,
+        kube(2),
+        "ddp",
+        "0 1",
+        (1, 2),
+        standalone(2),
+        "GPU-a,GPU-b",
+        "2 of 4 visible GPUs requested -> torchrun DDP, 2 processes",
+    ),
+    (
+        ask(gpus=1),
+        FOUR,
+        kube(2),
+        "single",
+        "0",
+        (1, 1),
+        ALONE,
+        "GPU-a",
+        "1 of 4 visible GPUs requested -> 1 process on GPU 0",
+    ),
+    (
+        ask(gpu_ids="1,2"),
+        FOUR,
+        kube(2),
+        "ddp",
+        "1 2",
+        (1, 2),
+        standalone(2),
+        "GPU-b,GPU-c",
+        "GPUs 1 2 named, of 4 visible -> torchrun DDP, 2 processes",
+    ),
+    (
+        ask(),
+        NONE,
+        kube(2),
+        "ddp",
+        "none",
+        (1, 2),
+        standalone(2),
+        "",
+        "no GPU visible -> torchrun DDP over gloo, 2 processes",
+    ),
+]
+
+_NOT_HOST_PORT = "is not HOST:PORT: write it as in node0.example:29400"
+_NOT_ONE_MACHINE = (
+    "is not the address of one machine: give the address by which the others reach node 0, "
+    "as in 192.168.1.10:29400"
+)
+_ONE_SLICE = (
+    "CUDA and NCCL let a process see one slice only; train on one with --gpus 1 or --gpu-ids"
+)
+
+# Asked, on which GPUs, started by whom | exit code, text.
+REFUSALS = [
+    # Contradictions about the CPU.
+    (
+        ask(gpus=0, gpu_ids="0"),
+        ONE,
+        LOCAL,
+        2,
+        "--gpus 0 and --gpu-ids 0 contradict each other: drop one of them",
+    ),
+    (
+        ask(strategy="dp", device="cpu"),
+        NONE,
+        LOCAL,
+        2,
+        "--strategy dp splits batches over GPUs, and the CPU is asked for: drop one of the two",
+    ),
+    # Nodes.
+    (
+        ask(node_rank=1),
+        ONE,
+        LOCAL,
+        2,
+        "node rank 1 of 1 node: add --nnodes with the number of machines",
+    ),
+    (
+        ask(rdzv_endpoint="node0:29400"),
+        ONE,
+        LOCAL,
+        2,
+        "--rdzv-endpoint node0:29400 and 1 node: add --nnodes with the number of machines",
+    ),
+    (
+        ask(nnodes=2),
+        ONE,
+        LOCAL,
+        2,
+        "2 nodes asked, and no place to meet: give the first machine's address to each of them, "
+        "as in --rdzv-endpoint node0.example:29400",
+    ),
+    (two(endpoint="node0"), ONE, LOCAL, 2, f"--rdzv-endpoint node0 {_NOT_HOST_PORT}"),
+    (two(endpoint="node0:port"), ONE, LOCAL, 2, f"--rdzv-endpoint node0:port {_NOT_HOST_PORT}"),
+    (two(endpoint="node0:0"), ONE, LOCAL, 2, f"--rdzv-endpoint node0:0 {_NOT_HOST_PORT}"),
+    (two(endpoint="node0:65536"), ONE, LOCAL, 2, f"--rdzv-endpoint node0:65536 {_NOT_HOST_PORT}"),
+    (two(endpoint=":29400"), ONE, LOCAL, 2, f"--rdzv-endpoint :29400 {_NOT_HOST_PORT}"),
+    (
+        two(endpoint="tcp://node0:29400"),
+        ONE,
+        LOCAL,
+        2,
+        f"--rdzv-endpoint tcp://node0:29400 {_NOT_HOST_PORT}",
+    ),
+    (
+        two(endpoint="node\x1b[31m:29400"),
+        ONE,
+        LOCAL,
+        2,
+        f"--rdzv-endpoint node\x1b[31m:29400 {_NOT_HOST_PORT}",
+    ),
+    *[
+        (two(endpoint=place), ONE, LOCAL, 2, f"--rdzv-endpoint {place} {_NOT_HOST_PORT}")
+        for place in ("::1", "a..b:1", ".a:1", f"{'a' * 64}.b:1")
+    ],
+    (two(endpoint="*:29400"), ONE, LOCAL, 2, f"--rdzv-endpoint *:29400 {_NOT_HOST_PORT}"),
+    (two(endpoint="[::1:29400"), ONE, LOCAL, 2, f"--rdzv-endpoint [::1:29400 {_NOT_HOST_PORT}"),
+    *[
+        (two(rank, f"{host}:1"), ONE, LOCAL, 2, f"--rdzv-endpoint {host}:1 {_NOT_ONE_MACHINE}")
+        for rank, host in enumerate(("0.0.0.0", "0"))  # noqa: S104 - refused
+    ],
+    *[
+        (two(endpoint=f"{host}:70"), ONE, LOCAL, 2, f"--rdzv-endpoint {host}:70 {_NOT_ONE_MACHINE}")
+        for host in (
+            "[::]",
+            "::",
+            "[0:0::0]",
+            "[::ffff:0.0.0.0]",
+            "0x0.0",
+            "255.255.255.255",
+            "224.0.0.1",
+            "[ff02::1%eth0]",
+        )
+    ],
+    (two(endpoint="0.0.0.0:1"), ONE, SLURM_2, 2, f"--rdzv-endpoint 0.0.0.0:1 {_NOT_ONE_MACHINE}"),
+    (two(endpoint="node 0:29400"), ONE, LOCAL, 2, f"--rdzv-endpoint node 0:29400 {_NOT_HOST_PORT}"),
+    (
+        two(rank=None),
+        ONE,
+        LOCAL,
+        2,
+        "2 nodes asked, and not which one this is: add --node-rank 0 here, 1 on the "
+        "next, and so on",
+    ),
+    (two(rank=2), ONE, LOCAL, 2, "node rank 2 of 2 nodes: ranks count from 0, so the last is 1"),
+    # Words that contradict each other.
+    (
+        ask(gpus=1, device="cpu"),
+        ONE,
+        LOCAL,
+        2,
+        "--gpus 1 and --device cpu contradict each other: drop one of them",
+    ),
+    (
+        ask(gpus="all", device="mps"),
+        NONE,
+        LOCAL,
+        2,
+        "--gpus all and --device mps contradict each other: drop one of them",
+    ),
+    (
+        ask(gpu_ids="0,1", gpus=2, device="cpu"),
+        TWO,
+        LOCAL,
+        2,
+        "--gpu-ids 0,1 and --device cpu contradict each other: drop one of them",
+    ),
+    (
+        ask(gpus=0, device="cuda"),
+        ONE,
+        LOCAL,
+        2,
+        "--gpus 0 and --device cuda contradict each other: drop one of them",
+    ),
+    (
+        ask(gpus=3, gpu_ids="0,1"),
+        FOUR,
+        LOCAL,
+        2,
+        "--gpus 3 and --gpu-ids 0,1 (2 GPUs) differ: drop one of them",
+    ),
+    (
+        ask(processes=2),
+        FOUR,
+        LOCAL,
+        2,
+        "--processes 2 is for CPU runs, and 4 GPU(s) are in use here: choose GPUs with "
+        "--gpus, or add --device cpu",
+    ),
+    (
+        ask(processes=1),
+        TWO,
+        LOCAL,
+        2,
+        "--processes 1 is for CPU runs, and 2 GPU(s) are in use here: choose GPUs with "
+        "--gpus, or add --device cpu",
+    ),
+    (
+        ask(strategy="single", gpus=2),
+        FOUR,
+        LOCAL,
+        2,
+        "--strategy single and 2 GPUs contradict each other: ask for 1, or use --strategy ddp",
+    ),
+    (
+        ask(strategy="single", gpus="all"),
+        FOUR,
+        LOCAL,
+        2,
+        "--strategy single and 4 GPUs contradict each other: ask for 1, or use --strategy ddp",
+    ),
+    (
+        ask(strategy="single", gpu_ids="3,0"),
+        FOUR,
+        LOCAL,
+        2,
+        "--strategy single and 2 GPUs contradict each other: ask for 1, or use --strategy ddp",
+    ),
+    (
+        ask(strategy="single", processes=3),
+        NONE,
+        LOCAL,
+        2,
+        "--strategy single and 3 processes contradict each other: ask for 1, or use --strategy ddp",
+    ),
+    (
+        ask(strategy="single"),
+        ONE,
+        SLURM_2,
+        2,
+        "--strategy single and 2 nodes contradict each other: drop one of them",
+    ),
+    (
+        ask(strategy="dp"),
+        TWO,
+        SLURM_2,
+        2,
+        "--strategy dp works within one machine, and 2 nodes are asked: use --strategy ddp",
+    ),
+    (
+        ask(strategy="dp"),
+        ONE,
+        LOCAL,
+        2,
+        "--strategy dp needs 2 GPUs or more, found 1: drop --strategy to train on the one",
+    ),
+    (
+        ask(strategy="dp", gpus=1),
+        FOUR,
+        LOCAL,
+        2,
+        "--strategy dp needs 2 GPUs or more, found 1: drop --strategy to train on the one",
+    ),
+    (
+        ask(strategy="fsdp"),
+        ONE,
+        LOCAL,
+        2,
+        "--strategy fsdp shares a model out over 2 or more, found 1 GPU: give more, or drop "
+        "--strategy to train on it",
+    ),
+    (
+        ask(strategy="fsdp"),
+        NONE,
+        LOCAL,
+        2,
+        "--strategy fsdp shares a model out over 2 or more, found 1 CPU process: give more, "
+        "or drop --strategy to train on it",
+    ),
+    (
+        ask(strategy="fsdp", gpus=2),
+        SLICES,
+        LOCAL,
+        2,
+        f"asked to train on 2 devices, 2 of them MIG slices of one GPU (0:0 0:1): {_ONE_SLICE}",
+    ),
+    (ask(gpu_ids="2,0,2"), FOUR, LOCAL, 2, "--gpu-ids=2,0,2 names GPU 2 twice: name each GPU once"),
+    # Hardware that is not there: never a CPU run in its place.
+    (
+        ask(gpus=9),
+        FOUR,
+        LOCAL,
+        3,
+        "asked for 9 GPUs, found 4 (0 1 2 3): ask for at most 4, or run where there are 9",
+    ),
+    (
+        ask(gpus=2, processes=2),
+        ONE,
+        LOCAL,
+        3,
+        "asked for 2 GPUs, found 1 (0): ask for at most 1, or run where there are 2",
+    ),
+    (
+        ask(),
+        FOUR,
+        kube(8),
+        3,
+        "asked for 8 GPUs, found 4 (0 1 2 3): ask for at most 4, or run where there are 8",
+    ),
+    (
+        ask(gpus=1),
+        NONE,
+        LOCAL,
+        3,
+        "asked for 1 GPU(s), found none: run on a GPU host with its driver, or use --device cpu",
+    ),
+    (
+        ask(gpus="all"),
+        NONE,
+        LOCAL,
+        3,
+        "--gpus all asked, no GPU found: run on a GPU host with its driver, or use --device cpu",
+    ),
+    (
+        ask(device="cuda"),
+        NONE,
+        LOCAL,
+        3,
+        "--device cuda asked, no GPU found: run on a GPU host with its driver, or use --device cpu",
+    ),
+    (
+        ask(strategy="dp"),
+        NONE,
+        LOCAL,
+        3,
+        "--strategy dp splits batches over GPUs, found none in use: use a GPU host, or "
+        "drop --strategy",
+    ),
+    (ask(gpu_ids="9"), FOUR, LOCAL, 3, "--gpu-ids=9: no GPU 9 here; found 4: 0 1 2 3"),
+    # A lost GPU in the plan.
+    (
+        ask(),
+        LOST,
+        LOCAL,
+        3,
+        "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or mend it "
+        "(reset, reboot)",
+    ),
+    (
+        ask(gpus=2),
+        LOST,
+        LOCAL,
+        3,
+        "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or mend it "
+        "(reset, reboot)",
+    ),
+    (
+        ask(gpu_ids="1", strategy="single"),
+        LOST,
+        LOCAL,
+        3,
+        "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or mend it "
+        "(reset, reboot)",
+    ),
+    # MIG: more than one slice, or a slice and a GPU.
+    (
+        ask(gpus=2),
+        SLICES,
+        LOCAL,
+        2,
+        f"asked to train on 2 devices, 2 of them MIG slices of one GPU (0:0 0:1): {_ONE_SLICE}",
+    ),
+    (
+        ask(gpus="all"),
+        SLICES,
+        LOCAL,
+        2,
+        "asked to train on 6 devices, 6 of them MIG slices of one GPU (0:0 0:1 0:2 1:0 1:1 "
+        f"1:2): {_ONE_SLICE}",
+    ),
+    (
+        ask(gpu_ids="0:0,1:0"),
+        SLICES,
+        LOCAL,
+        2,
+        f"asked to train on 2 devices, 2 of them MIG slices (0:0 1:0): {_ONE_SLICE}",
+    ),
+    (
+        ask(strategy="dp", gpu_ids="0:0,0:2"),
+        SLICES,
+        LOCAL,
+        2,
+        f"asked to train on 2 devices, 2 of them MIG slices of one GPU (0:0 0:2): {_ONE_SLICE}",
+    ),
+    (
+        ask(gpu_ids="0,1:1"),
+        MIXED,
+        LOCAL,
+        2,
+        f"asked to train on 2 devices, 1 of them MIG slices (0 1:1): {_ONE_SLICE}",
+    ),
+    (
+        ask(gpu_ids="0"),
+        SLICES,
+        LOCAL,
+        2,
+        "--gpu-ids=0: GPU 0 is cut into MIG slices 0:0 0:1 0:2: name one slice, as in 0:0",
+    ),
+]
+# fmt: on
+
+
+def _id(row: tuple[Any, ...]) -> str:
+    """`gpus=3 on 0 1 2 3, slurm`, for pytest's report."""
+    request, gpus, cluster = row[:3]
+    said = {
+        name: value
+        for name, value in vars(request).items()
+        if name not in ("argv", "python", "cpus") and value
+    }
+    words = " ".join(f"{name}={value}" for name, value in said.items())
+    return f"{words or 'nothing'} on {labels(gpus)}, {cluster.kind}"
+
+
+@pytest.mark.parametrize("row", PLANS, ids=_id)
+def test_a_request_becomes_this_plan(row: tuple[Any, ...]) -> None:
+    request, gpus, cluster, *expected = row
+    plan = plan_launch(request, gpus, cluster)
+    assert plan.argv[0] == "/venv/python"
+    assert [
+        plan.strategy,
+        labels(plan.gpus),
+        (plan.nnodes, plan.nproc_per_node),
+        " ".join(plan.argv[1:]),
+        plan.env["CUDA_VISIBLE_DEVICES"],
+        plan.reason,
+    ] == expected
+
+
+@pytest.mark.parametrize("row", REFUSALS, ids=_id)
+def test_a_request_is_refused_in_these_words(row: tuple[Any, ...]) -> None:
+    request, gpus, cluster, *expected = row
+    with pytest.raises(LaunchError) as refused:
+        plan_launch(request, gpus, cluster)
+    assert [refused.value.exit_code, str(refused.value)] == expected
+
+
+# A sweep's: what is asked, trials a GPU; the slots (name and CUDA_VISIBLE_DEVICES), threads a slot,
+# device, reason. fmt: off
+SWEEPS = [
+    (
+        ask(cpus=8),
+        1,
+        FOUR,
+        [["GPU 0", "GPU-a"], ["GPU 1", "GPU-b"], ["GPU 2", "GPU-c"], ["GPU 3", "GPU-d"]],
+        "2",
+        "cuda",
+        "4 of 4 GPUs visible -> sweep",
+    ),
+    (
+        ask(cpus=8, gpus=2),
+        2,
+        FOUR,
+        [["GPU 0", "GPU-a"], ["GPU 0", "GPU-a"], ["GPU 1", "GPU-b"], ["GPU 1", "GPU-b"]],
+        "2",
+        "cuda",
+        "2 of 4 visible GPUs requested -> sweep, 2 trials on each",
+    ),
+    (
+        ask(cpus=2, gpu_ids="3"),
+        1,
+        FOUR,
+        [["GPU 3", "GPU-d"]],
+        "2",
+        "cuda",
+        "GPU 3 named, of 4 visible -> sweep",
+    ),
+    (
+        ask(cpus=2),
+        1,
+        SLICES[:2],
+        [["GPU 0:0", "MIG-a0"], ["GPU 0:1", "MIG-a1"]],
+        "1",
+        "cuda",
+        "2 of 2 MIG slices visible -> sweep",
+    ),
+    (
+        ask(cpus=3),
+        1,
+        NONE,
+        [["CPU slot 0", ""], ["CPU slot 1", ""], ["CPU slot 2", ""]],
+        "1",
+        "cpu",
+        "no GPU visible -> sweep, 3 slots",
+    ),
+    (
+        ask(cpus=4, device="mps"),
+        1,
+        NONE,
+        [["Apple GPU slot 0", ""]],
+        "4",
+        "mps",
+        "no NVIDIA GPU visible -> sweep, 1 slot",
+    ),
+    (
+        ask(cpus=4, processes=2),
+        1,
+        NONE,
+        [["CPU slot 0", ""], ["CPU slot 1", ""]],
+        "2",
+        "cpu",
+        "2 CPU processes requested -> sweep, 2 slots",
+    ),
+    (
+        ask(cpus=1, device="cpu"),
+        1,
+        FOUR,
+        [["CPU slot 0", ""]],
+        "1",
+        "cpu",
+        "4 visible GPU(s) set aside by request -> sweep, 1 slot",
+    ),
+]
+SWEEP_REFUSALS = [
+    (
+        ask(processes=2),
+        1,
+        ONE,
+        2,
+        "--processes 2 is for CPU slots, and 1 GPU(s) are in use: use --per-gpu",
+    ),
+    (
+        ask(),
+        3,
+        NONE,
+        2,
+        "--per-gpu 3: no GPU is in use; --processes N sets the number of CPU slots",
+    ),
+    (
+        ask(gpus=5),
+        1,
+        FOUR,
+        3,
+        "asked for 5 GPUs, found 4 (0 1 2 3): ask for at most 4, or run where there are 5",
+    ),
+    (
+        ask(),
+        1,
+        LOST,
+        3,
+        "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or mend it "
+        "(reset, reboot)",
+    ),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("row", SWEEPS, ids=lambda row: row[-1])
+def test_a_sweep_gets_these_slots(row: tuple[Any, ...]) -> None:
+    request, per_gpu, gpus, *expected = row
+    plan = plan_sweep(request, gpus, per_gpu)
+    env = plan.env
+    assert plan.argv == ("/venv/python", "-P", "-m", "trainer", "train", "digits")
+    assert [
+        json.loads(env["TRAINBOX_SLOTS"]),
+        env["OMP_NUM_THREADS"],
+        env["TRAINBOX_DEVICE"],
+        plan.reason,
+    ] == expected
+    assert env["TRAINBOX_CPUS"] == env["OMP_NUM_THREADS"]
+    assert env["TRAINBOX_STRATEGY"] == "single"
+
+
+@pytest.mark.parametrize("row", SWEEP_REFUSALS, ids=lambda row: row[-1])
+def test_a_sweep_is_refused_in_these_words(row: tuple[Any, ...]) -> None:
+    request, per_gpu, gpus, *expected = row
+    with pytest.raises(LaunchError) as refused:
+        plan_sweep(request, gpus, per_gpu)
+    assert [refused.value.exit_code, str(refused.value)] == expected
+
+
+@pytest.mark.parametrize(
+    ("request_", "gpus", "threads", "device", "strategy"),
+    [
+        (ask(cpus=8), NONE, "8", "cpu", "single"),
+        (ask(cpus=8), ONE, "8", "cuda", "single"),
+        (ask(cpus=8), FOUR, "2", "cuda", "ddp"),
+        (ask(cpus=3), FOUR, "1", "cuda", "ddp"),
+        (ask(cpus=8, strategy="dp"), FOUR, "8", "cuda", "dp"),
+        (ask(cpus=9, processes=2), NONE, "4", "cpu", "ddp"),
+        (ask(cpus=9, processes=2, strategy="fsdp"), NONE, "4", "cpu", "fsdp"),
+        (ask(cpus=8, omp_num_threads=5), FOUR, "5", "cuda", "ddp"),
+        (ask(cpus=8, device="mps"), NONE, "8", "mps", "single"),
+    ],
+)
+def test_the_environment_of_a_plan(
+    request_: LaunchRequest, gpus: tuple[Gpu, ...], threads: str, device: str, strategy: str
+) -> None:
+    plan = plan_launch(request_, gpus, LOCAL)
+    assert plan.env == {
+        "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_NUM_THREADS": threads,
+        "TRAINBOX_CPUS": f"{request_.cpus}",
+        "TRAINBOX_DEVICE": device,
+        "TRAINBOX_STRATEGY": strategy,
+        "TRAINBOX_REASON": plan.reason,
+    }
+
+
+def test_every_error_text_stands_in_a_table() -> None:
+    told = {
+        entrypoint.launch.plan: [text for *_, text in REFUSALS + SWEEP_REFUSALS],
+        entrypoint.driver.gpus: test_gpus.TEXTS,
+        entrypoint.launch.cluster: test_cluster.TEXTS,
+    }
+    missing = [
+        pattern
+        for module, texts in told.items()
+        for pattern in error_patterns(module)
+        if not any(re.fullmatch(pattern, text) for text in texts)
+    ]
+    assert missing == []
+
+
+def error_patterns(module: ModuleType) -> list[str]:
+    """Each text that the module raises, as a regular expression: its f-string with `.*` for each
+    value.
+    """
+    assert module.__file__
+    patterns: list[str] = []
+    for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+        if isinstance(node, ast.Raise):
+            assert isinstance(node.exc, ast.Call)
+            (text,) = node.exc.args
+            for branch in (text.body, text.orelse) if isinstance(text, ast.IfExp) else (text,):
+                parts = branch.values if isinstance(branch, ast.JoinedStr) else [branch]
+                patterns.append(
+                    "".join(
+                        re.escape(str(p.value)) if isinstance(p, ast.Constant) else ".*"
+                        for p in parts
+                    )
+                )
+    assert patterns
+    assert ".*" not in patterns, "a text put together elsewhere cannot be checked"
+    return patterns

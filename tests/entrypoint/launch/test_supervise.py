@@ -1,0 +1,406 @@
+"""The parent of a training: exit codes, signals and deaths, with real processes that say when they
+are ready.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from click.testing import CliRunner
+
+from entrypoint.cli import commands as cli
+from entrypoint.errors import NoPlace
+from entrypoint.launch.plan import LaunchPlan
+from entrypoint.launch.supervise import _exit_code
+from entrypoint.system.temporary import temporary_folder
+from tests.conftest import clean_environment, finish
+
+# A shell may have started the tests with some of these ignored, as nohup does; a Python child would
+# inherit that.
+SUPERVISE = """
+import os, signal, sys
+from entrypoint.launch.supervise import supervise
+child, budget, ignored = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
+for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"):
+    signal.signal(signal.Signals[name], signal.SIG_IGN if name in ignored else signal.SIG_DFL)
+sys.exit(supervise([sys.executable, "-c", child], os.environ, budget))
+"""
+
+# A signal is then never taken for the echo of the one before.
+NO_ECHO = SUPERVISE.replace(
+    "child, budget",
+    "import entrypoint.launch.supervise; entrypoint.launch.supervise._ECHO_S = 0\nchild, budget",
+    1,
+)
+
+# Each says its process id when it is ready, and the name of every signal that reaches it.
+TALKS = """
+import os, signal
+def say(text):
+    os.write(1, f"{text}\\n".encode())  # at once and whole, whoever else writes there
+def take_signals(handler):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        signal.signal(number, handler)
+    say(os.getpid())
+"""
+ENDS_WHEN_TOLD = (
+    TALKS
+    + """
+def told(number, frame):
+    say(signal.Signals(number).name)
+    raise SystemExit(75)
+take_signals(told)
+signal.pause()
+"""
+)
+GOES_ON = """
+take_signals(lambda number, frame: say(signal.Signals(number).name))
+while True:
+    signal.pause()
+"""
+IGNORES, IGNORES_AS_TWO = TALKS + GOES_ON, TALKS + "os.fork()" + GOES_ON
+ENDS_AFTER_A_LINE = TALKS + "say(os.getpid()); input(); raise SystemExit(7)"
+
+RECEIVED = "received: saving a checkpoint, then stopping (again: stop at once)"
+KILLED = "killed; the newest checkpoint before it is whole, and the same command resumes from there"
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a supervisor of a child with this code; at the end of the test none is left."""
+    with ExitStack() as stack:
+
+        def start(
+            child: str, *ignored: str, budget_s: float = 60, program: str = SUPERVISE
+        ) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                [sys.executable, "-c", program, child, str(budget_s), *ignored],
+                env=clean_environment(NAME="a value"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            stack.enter_context(process)  # closes the pipes and waits,
+            stack.callback(process.kill)  # after this
+            return process
+
+        yield start
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    return process.stdout.readline().strip()
+
+
+def first_line(process: subprocess.Popen[str]) -> int:
+    """The process id of the child, which is ready then."""
+    return int(line(process))
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 75, 255])
+def test_the_exit_code_is_passed_on(start: Start, code: int) -> None:
+    assert finish(start(f"raise SystemExit({code})")).code == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR2])
+def test_a_child_killed_by_a_signal_ends_as_in_a_shell(
+    start: Start, number: signal.Signals
+) -> None:
+    ended = finish(start(f"import os; os.kill(os.getpid(), {int(number)})"))
+    assert ended.code == 128 + number
+    assert ended.err == (
+        f"trainbox: the training was killed by {number.name}: the same command resumes "
+        "from the newest checkpoint\n"
+    )
+
+
+def test_what_was_killed_and_does_not_resume_is_not_said_to(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _exit_code(-signal.SIGKILL, False, None, None, resumes=False) == 137
+    assert capsys.readouterr().err == (
+        "trainbox: the training was killed by SIGKILL: the same command starts it again\n"
+    )
+
+
+@pytest.mark.parametrize(("verb", "resumes"), [("verify", False), ("train", True)])
+def test_verify_alone_does_not_resume(
+    monkeypatch: pytest.MonkeyPatch, verb: str, resumes: bool
+) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(
+        cli, "_checked_plan", lambda *_, **__: (Mock(gpus=(), env={}), Mock(driver=None))
+    )
+    monkeypatch.setattr(cli, "supervise", lambda *_, resumes, **__: seen.append(resumes) or 75)
+    assert CliRunner().invoke(cli.cli, [verb, "digits"]).exit_code == 75
+    assert seen == [resumes]
+
+
+def test_the_child_has_the_environment_and_the_streams(start: Start) -> None:
+    process = start("import os; print(os.environ['NAME'], input())")
+    assert process.communicate("a line\n", timeout=60) == ("a value a line\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+def test_the_first_signal_reaches_the_child(start: Start, number: signal.Signals) -> None:
+    process = start(ENDS_WHEN_TOLD)
+    first_line(process)
+    process.send_signal(number)
+    ended = finish(process)
+    # of an early SIGINT Python makes a traceback
+    handed_on = "SIGUSR2" if number == signal.SIGINT else number.name
+    assert (ended.code, ended.out) == (75, f"{handed_on}\n")
+    assert ended.err == f"trainbox: {number.name} {RECEIVED}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+def test_a_child_without_handlers_yet_ends_as_preempted(
+    start: Start, number: signal.Signals
+) -> None:
+    process = start("import os, signal; os.write(1, b'1\\n'); signal.pause()")
+    assert line(process) == "1"
+    process.send_signal(number)
+    ended = finish(process)
+    assert (ended.code, ended.err) == (75, f"trainbox: {number.name} {RECEIVED}\n")
+
+
+def test_a_third_signal_does_not_replace_the_exit_code() -> None:
+    """Python gives up its handlers while it ends, and a signal that is not ignored would then end
+    it.
+    """
+    ends = (
+        NO_ECHO.replace("sys.exit(supervise(", "code = (supervise(")
+        + "print(signal.getsignal(signal.SIGINT).name)\nsys.exit(code)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", ends, IGNORES, "60"],
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # the child is ready
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "SIGUSR2\n"
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "SIG_IGN\n")
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_the_second_signal_kills(start: Start, second: signal.Signals) -> None:
+    process = start(IGNORES, program=NO_ECHO)
+    first_line(process)
+    process.send_signal(signal.SIGTERM)
+    assert line(process) == "SIGTERM"
+    process.send_signal(second)
+    ended = finish(process)
+    assert ended.code == 128 + second
+    assert ended.err.splitlines() == [
+        f"trainbox: SIGTERM {RECEIVED}",
+        f"trainbox: second signal: {KILLED}",
+    ]
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(start: Start) -> None:
+    program = SUPERVISE.replace(
+        "child, budget",
+        "import entrypoint.launch.supervise; entrypoint.launch.supervise._ECHO_S = "
+        "60\nchild, budget",
+        1,
+    )
+    process = start(ENDS_WHEN_TOLD, program=program)
+    first_line(process)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    ended = finish(process)
+    assert (ended.code, ended.out) == (75, "SIGTERM\n")
+
+
+def test_a_kill_takes_the_whole_session(start: Start) -> None:
+    process = start(IGNORES_AS_TWO, program=NO_ECHO)
+    first_line(process)
+    first_line(process)
+    process.send_signal(signal.SIGTERM)
+    assert line(process) == "SIGTERM"
+    process.send_signal(signal.SIGTERM)
+    # The second child holds the pipe: its end is seen by the end of the output.
+    assert finish(process).code == 128 + signal.SIGTERM
+
+
+def test_a_child_that_does_not_stop_in_time_is_killed(start: Start) -> None:
+    process = start(IGNORES, budget_s=1)
+    first_line(process)
+    process.send_signal(signal.SIGUSR1)
+    ended = finish(process)
+    assert (ended.code, ended.out) == (137, "SIGUSR1\n")
+    assert ended.err.splitlines() == [
+        f"trainbox: SIGUSR1 {RECEIVED}",
+        f"trainbox: not stopped 1 s after the signal: {KILLED}",
+    ]
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="which signals a process takes is read from /proc"
+)
+def test_an_ignored_sighup_stays_ignored(start: Start) -> None:
+    process = start(ENDS_AFTER_A_LINE, "SIGHUP")
+    first_line(process)
+    status = dict(
+        text.split(":", 1) for text in Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    )
+    caught, ignored = int(status["SigCgt"], 16), int(status["SigIgn"], 16)
+    hangup, terminate = 1 << (signal.SIGHUP - 1), 1 << (signal.SIGTERM - 1)
+    assert (caught & hangup, ignored & hangup, caught & terminate) == (0, hangup, terminate)
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate("go on\n", timeout=60) == ("", "")
+    assert process.returncode == 7
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere no kernel kills a child with its parent"
+)
+@pytest.mark.parametrize(
+    "child", [IGNORES, ENDS_AFTER_A_LINE], ids=["ignores SIGTERM", "waits for input"]
+)
+def test_the_child_dies_when_its_parent_is_killed(start: Start, child: str) -> None:
+    process = start(child)
+    descriptor = os.pidfd_open(first_line(process))
+    try:
+        process.kill()
+        assert process.wait(timeout=60) == -signal.SIGKILL
+        # readable at its death, also as a zombie
+        dead, _, _ = select.select([descriptor], [], [], 60)
+        assert dead, "the child lives on"
+    finally:
+        os.close(descriptor)
+
+
+def test_a_signal_before_the_start_starts_nothing(start: Start) -> None:
+    at_once = SUPERVISE.replace(
+        "sys.exit(supervise",
+        """
+install = signal.signal
+def install_and_send(number, handler):
+    install(number, handler)
+    signal.raise_signal(number)
+signal.signal = install_and_send
+sys.exit(supervise""",
+    )
+    ended = finish(start("print('started')", program=at_once))
+    assert (ended.code, ended.out, ended.err) == (75, "", "")
+
+
+def watched(fatal: str | None, last_look: str | None) -> str:
+    """The supervisor with a watch that answers so, once the child has said that it is ready."""
+    watch = f"""
+
+class Watch:
+    def fatal(self): return {fatal!r} if os.path.exists(child_is_ready) else None
+    def last_look(self): return {last_look!r}
+child_is_ready = child.rpartition("# ")[2]
+sys.exit(supervise([sys.executable, "-c", child], os.environ, budget, Watch()))
+"""
+    return SUPERVISE.replace("sys.exit(supervise", watch + "sys.exit(supervise")
+
+
+def marking(child: str, mark: Path) -> str:
+    """The child, which makes the file `mark` when it is ready."""
+    return (
+        child.replace(
+            "def say(text):", f"def say(text, mark={str(mark)!r}):\n    open(mark, 'w').close()"
+        )
+        + f"# {mark}"
+    )
+
+
+def test_a_fatal_finding_stops_the_child_as_a_signal_does_and_the_end_is_the_hardwares(
+    start: Start, tmp_path: Path
+) -> None:
+    ended = finish(
+        start(marking(ENDS_WHEN_TOLD, tmp_path / "ready"), program=watched("GPU 1", "GPU 1"))
+    )
+    assert (ended.code, ended.out.splitlines()[1:]) == (3, ["SIGTERM"])
+    assert (
+        ended.err == "trainbox: the hardware fails: saving a checkpoint, then stopping (a signal: "
+        "stop at once)\n"
+    )
+
+
+def test_a_child_that_hangs_on_broken_hardware_is_killed(start: Start, tmp_path: Path) -> None:
+    ended = finish(
+        start(marking(IGNORES, tmp_path / "ready"), budget_s=1, program=watched("GPU 1", "GPU 1"))
+    )
+    assert ended.code == 3
+    assert ended.err.splitlines()[1] == f"trainbox: not stopped 1 s after the signal: {KILLED}"
+
+
+@pytest.mark.parametrize(
+    ("code", "last_look", "expected"),
+    [
+        (0, "GPU 1", 0),
+        (1, "GPU 1", 3),
+        (1, None, 1),
+        (2, "GPU 1", 2),
+        (4, "GPU 1", 4),
+        (7, "GPU 1", 3),
+        (137, "GPU 1", 3),
+        (75, None, 75),
+    ],
+)
+def test_a_crash_is_the_hardwares_if_that_is_broken(
+    start: Start, code: int, last_look: str | None, expected: int
+) -> None:
+    assert (
+        finish(start(f"raise SystemExit({code})", program=watched(None, last_look))).code
+        == expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "finishes", "expected"), [(0, True, 0), (0, False, 1), (75, False, 75), (2, False, 2)]
+)
+def test_a_training_that_ends_itself_with_code_0_has_not_finished(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    code: int,
+    finishes: bool,
+    expected: int,
+) -> None:
+    """The trainer makes a file when it has finished; a task's os._exit(0) leaves none."""
+
+    def supervise(_argv: object, env: dict[str, str], **_more: object) -> int:
+        if finishes:
+            Path(env["TRAINBOX_FINISHED"]).touch()
+        return code
+
+    monkeypatch.setattr(cli, "supervise", supervise)
+    plan = LaunchPlan("single", (), 1, 1, (), "no GPU visible")
+    with pytest.raises(SystemExit) as ended:
+        cli._supervised(plan, cli.Checked(health=False, health_limits=None))
+    assert ended.value.code == expected
+    assert ("ended itself with code 0 before it was finished" in capfd.readouterr().err) is (
+        expected == 1
+    )
+
+
+def test_a_missing_temporary_folder_is_a_storage_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with (
+        pytest.raises(NoPlace, match="no temporary folder can be made .*: give the container one"),
+        temporary_folder("run-"),
+    ):
+        pass

@@ -1,0 +1,70 @@
+"""Commands in the launcher's messages are spelled as they work where the user typed."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from entrypoint.bench.tables import check_words
+from entrypoint.errors import WrongUse
+from entrypoint.system.hints import _OF_MAKE, command
+from trainer.errors import WrongUse as WrongSetting
+from trainer.settings.environment import check_names
+
+COMPOSE = "docker compose run --rm --no-deps train"
+_ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("typed", "health", "bench", "verify", "diff"),
+    [
+        ("", "trainbox health", "trainbox bench --help", "trainbox verify r", "trainbox diff a b"),
+        (
+            "make",
+            "make health",
+            'make bench ARGS="--help"',
+            "make verify RUN=r",
+            "trainbox diff a b (in `make shell`)",
+        ),
+        (
+            COMPOSE,
+            f"{COMPOSE} health",
+            f"{COMPOSE} bench --help",
+            f"{COMPOSE} verify r",
+            f"{COMPOSE} diff a b",
+        ),
+    ],
+)
+def test_a_command_is_spelled_as_it_was_typed(
+    monkeypatch: pytest.MonkeyPatch, typed: str, health: str, bench: str, verify: str, diff: str
+) -> None:
+    monkeypatch.setenv("TRAINBOX_COMMAND", typed)
+    found = (
+        command("health"),
+        command("bench", "--help"),
+        command("verify", "r"),
+        command("diff", "a b"),
+    )
+    assert found == (health, bench, verify, diff)
+
+
+def test_make_has_each_verb_that_is_recommended_for_it() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (_ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert targets >= _OF_MAKE
+
+
+def test_messages_name_the_command_that_make_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINBOX_COMMAND", "make")
+    with pytest.raises(WrongUse, match=r'drop it \(`make bench ARGS="--help"`\)'):
+        check_words(["--run"])
+    with pytest.raises(WrongSetting, match=r'`make train ARGS="--help"` lists the settings'):
+        check_names(["TRAINBOX_API_KEY"], {"TRAINBOX_EPOCHS"})
+
+
+def test_no_message_of_the_launcher_spells_a_command_itself() -> None:
+    """Help pages may: they document `trainbox`. An f-string is a message."""
+    spelled = re.compile(
+        r'f"[^"]*trainbox (train|plan|sweep|drill|bench|verify|health|diff|replay)\b'
+    )
+    files = [path for path in (_ROOT / "entrypoint").rglob("*.py") if path.name != "hints.py"]
+    assert [path.name for path in files if spelled.search(path.read_text())] == []

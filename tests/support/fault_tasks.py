@@ -1,0 +1,191 @@
+"""Tasks that faults are injected into; named on the command line by this file's path."""
+
+import json
+import os
+import re
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from trainbox import Task
+
+_EXAMPLES = 650  # 40 steps of 16 an epoch
+
+
+def _wait_at(gate: Path) -> None:
+    """Where a test has made this FIFO: until it opens that and closes it again."""
+    if gate.exists():
+        gate.read_bytes()
+
+
+class CountingNet(nn.Module):
+    """Drops out and normalises by batch; counts its training forwards, which are the steps where a
+    step has one.
+    """
+
+    forwards: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(8, width),
+            nn.BatchNorm1d(width),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Linear(width, width),
+            nn.Linear(width, 1),
+        )
+        self.register_buffer("forwards", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, inputs_B8: Tensor) -> Tensor:
+        if self.training:
+            self.forwards += 1
+        output: Tensor = self.layers(inputs_B8).squeeze(1)
+        return output
+
+
+@dataclass(frozen=True)
+class Gated(Task):
+    """Each rank waits in its step N while the FIFO `gate-RANK-N` is in the working folder: a fault
+    then has its moment.
+    """
+
+    epochs: ClassVar[int] = 10
+    batch_size: ClassVar[int] = 16
+
+    width: int = 64
+
+    def train_dataset(self, data_dir: Path) -> Dataset[Any]:
+        Path("asked for data").touch()
+        return TensorDataset(*self._rows(_EXAMPLES, 1))
+
+    def validation_dataset(self, data_dir: Path) -> Dataset[Any]:
+        return TensorDataset(*self._rows(50, 2))
+
+    def build_model(self) -> nn.Module:
+        return CountingNet(self.width)
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        inputs_B8, targets_B, _ids_B = batch
+        losses_B = (model(inputs_B8) - targets_B).square()
+        assert isinstance(model, CountingNet)
+        if model.training:
+            self.at_step(int(model.forwards), batch)
+        return {"error": losses_B}
+
+    def at_step(self, step: int, batch: Any) -> None:
+        _wait_at(Path(f"gate-{os.environ.get('RANK', '0')}-{step}"))
+
+    def _rows(self, count: int, seed: int) -> tuple[Tensor, ...]:
+        inputs_N8 = torch.randn(count, 8, generator=torch.Generator().manual_seed(seed))
+        return inputs_N8, inputs_N8.sin().sum(1), torch.arange(count)
+
+
+@dataclass(frozen=True)
+class Hungry(Gated):
+    """Asks for 16 GB more in step 50."""
+
+    def at_step(self, step: int, batch: Any) -> None:
+        super().at_step(step, batch)
+        if step == 50:
+            torch.zeros(4 * 2**30)
+
+
+@dataclass(frozen=True)
+class Cramped(Gated):
+    """From step `first` on rank 1 (or alone) needs 256 MiB for each example, and has the addresses
+    for 12 more such at most.
+    """
+
+    first: int = 1
+
+    def at_step(self, step: int, batch: Any) -> None:
+        if os.environ.get("RANK", "1") == "1":
+            if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+                size_kib = re.search(
+                    r"^VmSize:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE
+                )
+                assert size_kib
+                resource.setrlimit(
+                    resource.RLIMIT_AS,
+                    ((int(size_kib[1]) * 2**10 + 12 * 2**28), resource.RLIM_INFINITY),
+                )
+            if step >= self.first:
+                torch.empty(len(batch[0]), 2**28, dtype=torch.uint8)
+
+
+class _Rows(Dataset[Any]):
+    """Read one by one, by loader workers; the example 640 waits while the FIFO `gate-example` is
+    there.
+    """
+
+    def __init__(self, *tensors: Tensor, padding: int) -> None:
+        self.tensors, self.padding = tensors, padding
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        if index == 640:
+            _wait_at(Path("gate-example"))
+        return *(tensor[index] for tensor in self.tensors), torch.zeros(self.padding)
+
+
+@dataclass(frozen=True)
+class Loaded(Gated):
+    """Its examples come through loader workers, each with `padding` numbers that nobody looks
+    at.
+    """
+
+    padding: int = 0
+
+    def train_dataset(self, data_dir: Path) -> Dataset[Any]:
+        return _Rows(*self._rows(_EXAMPLES, 1), padding=self.padding)
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return super().losses(model, batch[:3])
+
+
+@dataclass(frozen=True)
+class Audited(Loaded):
+    """Writes down which examples each step has trained on."""
+
+    def at_step(self, step: int, batch: Any) -> None:
+        super().at_step(step, batch)
+        with Path(f"seen-{os.environ.get('RANK', '0')}.jsonl").open("a") as file:
+            file.write(json.dumps(batch[2].tolist()) + "\n")
+
+
+@dataclass(frozen=True)
+class Sick(Gated):
+    """From step `first` on, to `last`, the loss of one example in the rank 1 (or alone) is
+    multiplied by `factor`.
+    """
+
+    first: int = 50
+    last: int = 50
+    factor: float = float("nan")
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        losses_B = super().losses(model, batch)["error"]
+        assert isinstance(model, CountingNet)
+        if (
+            model.training
+            and self.first <= int(model.forwards) <= self.last
+            and os.environ.get("RANK", "1") == "1"
+        ):
+            losses_B = losses_B * torch.tensor([self.factor, *[1.0] * (len(losses_B) - 1)])
+        return {"error": losses_B}
+
+
+@dataclass(frozen=True)
+class Empty(Gated):
+    """Finds no examples."""
+
+    def train_dataset(self, data_dir: Path) -> Dataset[Any]:
+        return TensorDataset(*self._rows(0, 1))

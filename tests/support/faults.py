@@ -1,0 +1,91 @@
+"""What the tests of faults share: a training held at a chosen step, namespaces of their own, and
+the clean run.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Ended, Trainbox, clean_environment, wait_until
+
+TASKS = Path(__file__).with_name("fault_tasks.py")
+# 400 steps, 40 an epoch, in half a second: dropout and batch norm, so that a step more or less
+# shows in the weights.
+GATED = (f"{TASKS}:Gated", "--device", "cpu", "--log-steps", "1", "--run", "r")
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
+needs_root = pytest.mark.skipif(
+    sys.platform != "linux"
+    or os.geteuid() != 0
+    or not all(map(shutil.which, ("unshare", "setpriv", "prlimit"))),
+    reason="a mount namespace or another uid needs Linux, root and util-linux",
+)
+
+
+class Gate:
+    """Where a rank of the task `Gated` waits in its step `step`."""
+
+    def __init__(self, folder: Path, step: int, rank: int = 0) -> None:
+        self.path = folder / f"gate-{rank}-{step}"
+        self._writer: int | None = None
+        os.mkfifo(self.path)
+
+    def wait_for(self, process: "subprocess.Popen[str]") -> None:
+        """Until the rank stands there."""
+        wait_until(self._reached, process)
+
+    def release(self) -> None:
+        self.path.unlink()
+        assert self._writer is not None
+        os.close(self._writer)
+        self._writer = None
+
+    def _reached(self) -> bool:
+        if self._writer is None:
+            try:
+                self._writer = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:  # nobody reads it yet
+                return False
+        return True
+
+
+def in_a_mount_namespace(folder: Path, script: str, *words: str) -> Ended:
+    """Run a shell script, as root, whose mounts nobody else sees and which end with it; `words` are
+    its "$@".
+    """
+    if subprocess.run(
+        ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True
+    ).returncode:
+        pytest.skip("mounting is not permitted here, not even in a namespace of our own")
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", *words],
+        cwd=folder,
+        env=clean_environment(OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def trainer(*words: str) -> list[str]:
+    """The trainer alone: without the launcher a second less."""
+    return [sys.executable, "-P", "-m", "trainer", "train", *words]
+
+
+def messages(ended: Ended) -> list[str]:
+    return [line for line in ended.err.splitlines() if line.startswith("trainbox: ")]
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "runs/r/checkpoints").iterdir())
+
+
+def clean_digest(folder: Path, words: Sequence[str]) -> str:
+    """That of the same training, which nothing happens to."""
+    return Trainbox(folder).train(*words).digest

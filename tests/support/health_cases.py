@@ -1,0 +1,333 @@
+"""Each rule of `trainbox health`, red and green: what is put into the driver, and what must come of
+it.
+
+`python -m tests.support.health_cases` runs them all through the NVML stub and prints the table of
+docs/health.md.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.nvml_stub.build import build_stub, stub_env, write_config
+
+PASS, INFO, NA, WARN, UNKNOWN, CRITICAL = "PASS", "INFO", "NA", "WARN", "UNKNOWN", "CRITICAL"
+
+
+@dataclass(frozen=True)
+class Case:
+    """`keys` are put into `profile`, and `check` must come to `result` on GPU 1 of two (or wherever
+    it is worst).
+    """
+
+    check: str
+    injected: str
+    result: str
+    code: int = 0
+    profile: str = "h100"
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    limits: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.check}-{self.injected}"
+
+
+NEW_ENOUGH = {"cuda": 13000}  # an old driver's NVML, under a CUDA that would do
+
+
+def on_gpu_1(
+    check: str,
+    result: str,
+    key: str,
+    value: object,
+    code: int = 0,
+    profile: str = "h100",
+    **more: Any,
+) -> Case:
+    return Case(
+        check, f"`gpu1.{key}={value}`", result, code, profile, {f"gpu1.{key}": value}, **more
+    )
+
+
+def _recovery() -> Iterable[Case]:
+    for action, result in enumerate(
+        [PASS, CRITICAL, CRITICAL, WARN, CRITICAL, CRITICAL, CRITICAL, CRITICAL]
+    ):
+        yield on_gpu_1("recovery-action", result, "field.230", action, int(result == CRITICAL))
+    yield on_gpu_1("recovery-action", WARN, "field.230", 99)
+    yield Case("recovery-action", "a driver before 570", NA, profile="old-driver", keys=NEW_ENOUGH)
+
+
+CASES = (
+    Case("driver", "nothing", PASS),
+    *(
+        Case("driver", f"`ret.init={error}`", CRITICAL, 1, keys={"ret.init": error})
+        for error in (18, 999)
+    ),
+    Case("driver", "no driver, no GPU asked for", NA, keys={"ret.init": 9}),
+    Case(
+        "driver", "no driver, `--gpus 1`", CRITICAL, 1, keys={"ret.init": 9}, words=("--gpus", "1")
+    ),
+    Case("driver", "no driver, `--gpus 0`", NA, keys={"ret.init": 9}, words=("--gpus", "0")),
+    Case("count", "2 there, `--gpus 2`", PASS, words=("--gpus", "2")),
+    Case("count", "2 there, `--gpus 3`", CRITICAL, 1, words=("--gpus", "3")),
+    Case("count", "2 there, `--gpu-ids 0,5`", CRITICAL, 1, words=("--gpu-ids", "0,5")),
+    Case("handle", "nothing", PASS),
+    on_gpu_1("handle", CRITICAL, "ret", 15, 1),
+    on_gpu_1("handle", CRITICAL, "ret", 16, 1),
+    on_gpu_1("handle", CRITICAL, "ret.temperature", 15, 1),
+    on_gpu_1("handle", UNKNOWN, "ret.handle", 999, 1),
+    on_gpu_1("handle", UNKNOWN, "ret.handle", 4),
+    Case(
+        "handle",
+        "`gpu1.ret=15`, `--gpu-ids 0`",
+        PASS,
+        keys={"gpu1.ret": 15},
+        words=("--gpu-ids", "0"),
+    ),
+    *_recovery(),
+    on_gpu_1("ecc-uncorrected", PASS, "ecc.volatile.uncorrected", 0),
+    on_gpu_1("ecc-uncorrected", CRITICAL, "ecc.volatile.uncorrected", 1, 1),
+    on_gpu_1("ecc-uncorrected", PASS, "ecc.volatile.uncorrected", 1, limits="ecc_uncorrected = 1"),
+    Case("ecc-uncorrected", "a GPU without ECC", NA, profile="geforce"),
+    Case(
+        "ecc-uncorrected",
+        "the same, `--require`",
+        NA,
+        1,
+        "geforce",
+        words=("--require", "ecc-uncorrected"),
+    ),
+    Case(
+        "ecc-uncorrected",
+        "no driver, `--require ecc-uncorrected`",
+        UNKNOWN,
+        1,
+        keys={"ret.init": 9},
+        words=("--require", "ecc-uncorrected"),
+    ),
+    on_gpu_1("ecc-uncorrected", UNKNOWN, "ret.ecc", 999, 1),
+    on_gpu_1("ecc-uncorrected", UNKNOWN, "ret.ecc", 11, 1),
+    on_gpu_1("ecc-uncorrected", UNKNOWN, "ret.ecc", 4),
+    on_gpu_1("ecc-uncorrected", UNKNOWN, "ret.ecc", 4, 1, words=("--require", "ecc-uncorrected")),
+    on_gpu_1("sram-threshold", PASS, "sram.threshold_exceeded", 0),
+    on_gpu_1("sram-threshold", CRITICAL, "sram.threshold_exceeded", 1, 1),
+    Case("sram-threshold", "an old driver", NA, profile="old-driver", keys=NEW_ENOUGH),
+    on_gpu_1("row-remap", PASS, "remapped_rows.corrected", 511),
+    on_gpu_1("row-remap", WARN, "remapped_rows.corrected", 512),
+    on_gpu_1("row-remap", WARN, "remapped_rows.pending", 1),
+    on_gpu_1(
+        "row-remap", CRITICAL, "remapped_rows.pending", 1, 1, limits='remap_pending = "CRITICAL"'
+    ),
+    on_gpu_1("row-remap", CRITICAL, "remapped_rows.failed", 1, 1),
+    Case("row-remap", "a GPU before Ampere", NA, profile="v100"),
+    Case("row-remap", "MIG slices", NA, profile="a100-mig"),
+    on_gpu_1("retired-pages", PASS, "retired_pages.single_bit", 62, profile="v100"),
+    on_gpu_1("retired-pages", CRITICAL, "retired_pages.single_bit", 63, 1, "v100"),
+    Case(
+        "retired-pages",
+        "`gpu1.retired_pages.single_bit=60`, `double_bit=3`",
+        CRITICAL,
+        1,
+        "v100",
+        {"gpu1.retired_pages.single_bit": 60, "gpu1.retired_pages.double_bit": 3},
+    ),
+    on_gpu_1("retired-pages", WARN, "retired_pages.pending", 1, profile="v100"),
+    Case("retired-pages", "Ampere or later", NA),
+    on_gpu_1("slowdown", PASS, "clocks_event_reasons", "0x1"),
+    on_gpu_1("slowdown", PASS, "clocks_event_reasons", "0x4"),
+    on_gpu_1("slowdown", WARN, "clocks_event_reasons", "0x08"),
+    on_gpu_1("slowdown", WARN, "clocks_event_reasons", "0x40"),
+    on_gpu_1("slowdown", WARN, "clocks_event_reasons", "0x80"),
+    Case(
+        "slowdown",
+        "the reasons by their older name",
+        WARN,
+        0,
+        "old-driver",
+        {"gpu1.clocks_event_reasons": "0x40"} | NEW_ENOUGH,
+    ),
+    on_gpu_1("temperature", PASS, "temperature", 86),
+    on_gpu_1("temperature", WARN, "temperature", 87),
+    on_gpu_1("temperature", CRITICAL, "temperature", 89, 1),
+    on_gpu_1("temperature", WARN, "temperature", 89, limits="shutdown_margin_c = 0"),
+    Case("temperature", "a GPU that tells margins only", NA, profile="b200"),
+    on_gpu_1("temperature-margin", PASS, "margin", -1, profile="b200"),
+    on_gpu_1("temperature-margin", WARN, "margin", -2, profile="b200"),
+    on_gpu_1("temperature-margin", CRITICAL, "margin", -5, 1, "b200"),
+    Case("temperature-margin", "a GPU that tells none", NA, profile="geforce"),
+    on_gpu_1("pcie-width", PASS, "pcie.width", 16),
+    on_gpu_1("pcie-width", WARN, "pcie.width", 8),
+    Case("pcie-width", "`gpu.pcie.generation=1`, idle", PASS, keys={"gpu.pcie.generation": 1}),
+    on_gpu_1("nvlink", PASS, "nvlink3.state", 1),
+    on_gpu_1("nvlink", CRITICAL, "nvlink3.state", 0, 1),
+    on_gpu_1("nvlink", WARN, "nvlink3.state", 0, limits='nvlink_inactive = "WARN"'),
+    Case("nvlink", "`gpu.nvlink3.state=0`, on both", WARN, keys={"gpu.nvlink3.state": 0}),
+    Case(
+        "nvlink",
+        "`gpu1.nvlink3.state=0`, one in use",
+        WARN,
+        keys={"gpu1.nvlink3.state": 0},
+        words=("--gpu-ids", "1"),
+    ),
+    on_gpu_1("nvlink", WARN, "nvlink.state", 0),
+    Case("nvlink", "a GPU without NVLink", NA, profile="t4"),
+    on_gpu_1("nvlink-errors", PASS, "nvlink3.crc_flit", 5000),
+    on_gpu_1("nvlink-errors", WARN, "nvlink3.replay", 1),
+    on_gpu_1("nvlink-errors", WARN, "nvlink3.recovery", 1),
+    on_gpu_1("fabric", PASS, "fabric.state", 3),
+    on_gpu_1("fabric", CRITICAL, "fabric.state", 1, 1),
+    on_gpu_1("fabric", CRITICAL, "fabric.state", 2, 1),
+    on_gpu_1("fabric", CRITICAL, "fabric.status", 999, 1),
+    Case("fabric", "`gpu.fabric.state=0`, no NVSwitch", NA, keys={"gpu.fabric.state": 0}),
+    Case("inforom", "nothing", PASS),
+    on_gpu_1("inforom", WARN, "ret.inforom", 14),
+    on_gpu_1("persistence", PASS, "persistence_mode", 1),
+    on_gpu_1("persistence", WARN, "persistence_mode", 0),
+    on_gpu_1("compute-mode", PASS, "compute_mode", 0),
+    on_gpu_1("compute-mode", CRITICAL, "compute_mode", 2, 1),
+    on_gpu_1("compute-mode", WARN, "compute_mode", 3),
+    Case(
+        "compute-mode",
+        "`gpu1.compute_mode=3`, a program there",
+        CRITICAL,
+        1,
+        keys={"gpu1.compute_mode": 3, "gpu1.processes": "4242:100"},
+    ),
+    on_gpu_1("mig", PASS, "mig_pending", 0),
+    on_gpu_1("mig", WARN, "mig_pending", 1),
+    Case("mig", "a GPU that knows no MIG", NA, profile="t4"),
+    Case("processes", "nothing", PASS),
+    on_gpu_1("processes", WARN, "processes", "4242:100,4243:5"),
+    Case("same-name", "two alike", PASS),
+    on_gpu_1("same-name", WARN, "name", "NVIDIA H100 PCIe"),
+    Case("same-vbios", "two alike", PASS),
+    on_gpu_1("same-vbios", WARN, "vbios", "96.00.89.00.02"),
+    Case("cpus", "`--processes 1`", PASS, words=("--processes", "1")),
+    Case("cpus", "`--processes 9999`", WARN, words=("--processes", "9999")),
+    Case("shm", "limit `0`", PASS, limits="shm_mib_per_process = 0"),
+    Case("shm", "limit `1e12`", WARN, limits="shm_mib_per_process = 1e12"),
+    Case("memory", "limit `0`", PASS, limits="memory_mib_per_process = 0"),
+    Case("memory", "limit `1e12`", WARN, limits="memory_mib_per_process = 1e12"),
+    Case("disk", "limit `0`", PASS, limits="disk_mib = 0"),
+    Case("disk", "limit `1e12`", WARN, limits="disk_mib = 1e12"),
+    Case("output", "a folder to write to", PASS),
+    Case("output", "`--runs-dir /dev/null`", CRITICAL, 1, words=("--runs-dir", "/dev/null")),
+    Case("cuda", "`cuda=14000`", PASS, keys={"cuda": 14000}),
+    Case("cuda", "`cuda=12080`", CRITICAL, 1, keys={"cuda": 12080}),
+    Case("cuda", "`ret.cuda=999`", UNKNOWN, 1, keys={"ret.cuda": 999}),
+)
+# What a healthy machine of each kind has not: NA, and nothing else but PASS (and WARN for what is
+# off on a desktop).
+PROFILES: dict[str, set[str]] = {
+    "geforce": {
+        *(
+            "ecc-uncorrected",
+            "sram-threshold",
+            "row-remap",
+            "retired-pages",
+            "temperature-margin",
+            "nvlink",
+            "nvlink-errors",
+        ),
+        *("fabric", "mig"),
+    },
+    "t4": {
+        "sram-threshold",
+        "row-remap",
+        "temperature-margin",
+        "nvlink",
+        "nvlink-errors",
+        "fabric",
+        "mig",
+    },
+    "v100": {"sram-threshold", "row-remap", "temperature-margin", "fabric", "mig"},
+    "a100": {"retired-pages", "temperature-margin", "fabric"},
+    "a100-mig": {
+        "row-remap",
+        "retired-pages",
+        "temperature-margin",
+        "nvlink",
+        "nvlink-errors",
+        "fabric",
+    },
+    "h100": {"retired-pages"},
+    "h100-mig": {"row-remap", "retired-pages", "nvlink", "nvlink-errors", "fabric"},
+    "b200": {"retired-pages", "temperature", "nvlink-errors"},
+    "old-driver": {
+        "recovery-action",
+        "sram-threshold",
+        "row-remap",
+        "temperature-margin",
+        "fabric",
+        "mig",
+        "processes",
+    },
+}
+
+
+def run_case(case: Case, library_dir: Path, folder: Path) -> tuple[dict[str, Any], int]:
+    """(verdict, exit code) of a real `trainbox health --gate`."""
+    config = write_config(
+        folder / "nvml.conf",
+        case.profile,
+        dict(case.keys),
+        **({} if "mig" in case.profile else {"count": 2}),
+    )
+    words = ["health", "--gate", "--json", *case.words]
+    if case.limits:
+        (folder / "limits.toml").write_text(case.limits + "\n")
+        words += ["--limits", "limits.toml"]
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "entrypoint", *words],
+        cwd=folder,
+        env={**os.environ, **stub_env(library_dir, config), **case.env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stderr == "", ended.stderr
+    return json.loads(ended.stdout), ended.returncode
+
+
+def result_of(verdict: Mapping[str, Any], check: str) -> str:
+    """The worst result that the check came to."""
+    order = [NA, PASS, INFO, WARN, UNKNOWN, CRITICAL]
+    return max((f["result"] for f in verdict["findings"] if f["check"] == check), key=order.index)
+
+
+def row(case: Case, result: str, code: int) -> str:
+    profile = "" if case.profile == "h100" else case.profile
+    limits = (
+        f"{case.injected}; limits `{case.limits}`"
+        if case.limits and "limit" not in case.injected
+        else case.injected
+    )
+    words = (
+        f", `{' '.join(case.words)}`"
+        if case.words and not set(case.words) & set(case.injected.replace("`", " ").split())
+        else ""
+    )
+    return f"| {case.check} | {profile} | {limits}{words} | {result} | {code} |"
+
+
+def main() -> None:
+    """Print the table's rows, from real runs."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        library = build_stub(folder / "stub")
+        for case in CASES:
+            verdict, code = run_case(case, library.parent, folder)
+            print(row(case, result_of(verdict, case.check), code), flush=True)
+
+
+if __name__ == "__main__":
+    main()

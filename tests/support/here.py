@@ -1,0 +1,185 @@
+"""Training inside the test's own process: no start of Python, no import of torch for each."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.tiny import TINY
+from trainer import session
+from trainer.cli.commands import main
+from trainer.records.digest import tensors_digest
+from trainer.records.run_folder import RunDirectory
+from trainer.session import train_task
+from trainer.settings.config import Config
+from trainer.system.signals import StopRequest
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
+_LAUNCH_NAMES = ("TASK", "SET", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+
+
+class StopAfter(StopRequest):
+    """A wish to stop that is there when it is asked for the `steps`th time: the loop asks once a
+    step.
+    """
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.left = steps
+
+    def __bool__(self) -> bool:
+        if sys._getframe(1).f_code.co_name != "_save_or_stop":
+            return self.signal_name is not None  # a validation asks too
+        self.left -= 1
+        if self.left <= 0:
+            self.signal_name = "SIGTERM"
+        return self.left <= 0
+
+
+@dataclass
+class Here:
+    """Trains in the working folder, which is `folder`."""
+
+    folder: Path
+    # saves still under way when the last training ended
+    saving: list[threading.Thread] = field(default_factory=list)
+
+    def train(
+        self,
+        run: str = "r",
+        *,
+        task: str = TINY,
+        resume: str = "auto",
+        stop: StopRequest | None = None,
+        **settings: Any,
+    ) -> str:
+        """Train to the end with the settings of a `Config`; returns what was printed."""
+        stop = StopRequest() if stop is None else stop
+        config = Config(task=task, **settings)
+        with self._as_a_process_of_its_own() as (out, _):
+            train_task(config, stop, "cpu", Path("runs"), run, Path("data"), resume)
+        return out.getvalue()
+
+    def command(self, *words: str) -> tuple[int, str, str]:
+        """(exit code, stdout, stderr) of `python -m trainer WORDS`."""
+        with self._as_a_process_of_its_own() as (out, err), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["trainer", *words])
+            patch.setattr(os, "_exit", sys.exit)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        return int(ended.value.code or 0), out.getvalue(), err.getvalue()
+
+    @contextlib.contextmanager
+    def _as_a_process_of_its_own(self) -> Iterator[tuple[io.StringIO, io.StringIO]]:
+        """Its output, and at the end what the end of a process does: wait for threads, close files
+        (and so free the lock).
+        """
+        opened: list[RunDirectory] = []
+
+        class Noted(RunDirectory):
+            def __init__(self, path: Path, rank: int) -> None:
+                opened.append(self)
+                super().__init__(path, rank)
+
+        out, err = io.StringIO(), io.StringIO()
+        threads = torch.get_num_threads()
+        try:
+            with (
+                pytest.MonkeyPatch.context() as patch,
+                contextlib.redirect_stdout(out),
+                contextlib.redirect_stderr(err),
+            ):
+                patch.setattr(session, "RunDirectory", Noted)
+                yield out, err
+        finally:
+            torch.set_num_threads(threads)
+            self.saving = [
+                thread for thread in threading.enumerate() if thread.name == "checkpoint"
+            ]
+            for thread in self.saving:
+                thread.join()
+            for run in opened:
+                close_files(run)
+
+    def path(self, run: str = "r") -> Path:
+        return self.folder / "runs" / run
+
+    def entries(self, kind: str, run: str = "r") -> list[dict[str, Any]]:
+        lines = (self.path(run) / "metrics.jsonl").read_text().splitlines()
+        return [entry for line in lines if (entry := json.loads(line))["kind"] == kind]
+
+    def steps(self, run: str = "r") -> list[int]:
+        """The steps that have a checkpoint, tensors and sidecar both."""
+        found = [
+            {
+                int(path.stem.removeprefix("step-"))
+                for path in (self.path(run) / "checkpoints").glob(f"step-*{suffix}")
+            }
+            for suffix in (".pt", ".json")
+        ]
+        assert found[0] == found[1]
+        return sorted(found[0])
+
+    def state(self, step: int, run: str = "r") -> dict[str, Any]:
+        state = torch.load(
+            self.path(run) / "checkpoints" / f"step-{step:08d}.pt", weights_only=True
+        )
+        assert isinstance(state, dict)
+        return state
+
+    def weights(self, run: str = "r") -> dict[str, Tensor]:
+        """Those of the newest checkpoint."""
+        model = self.state(self.steps(run)[-1], run)["model"]
+        assert isinstance(model, dict)
+        return model
+
+    def digest(self, run: str = "r") -> str:
+        return tensors_digest(self.weights(run))
+
+
+def open_files(run: RunDirectory) -> list[io.TextIOWrapper]:
+    return [
+        value
+        for value in vars(run).values()
+        if isinstance(value, io.TextIOWrapper) and not value.closed
+    ]
+
+
+def close_files(run: RunDirectory) -> None:
+    for file in open_files(run):
+        file.close()
+
+
+@contextlib.contextmanager
+def training_here(folder: Path) -> Iterator[Here]:
+    """With the working folder, the environment, the signals and torch's switches as they were,
+    afterwards.
+    """
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(("TRAINBOX_", "CUDA_")) or name in _LAUNCH_NAMES:
+                patch.delenv(name)
+        yield Here(folder)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    torch.set_deterministic_debug_mode("default")
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Here]:
+    with training_here(tmp_path) as runner:
+        yield runner

@@ -1,0 +1,100 @@
+"""Models with all that an exchange between processes can trip over; small buckets, so that there
+are many.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from trainbox import Task
+from trainer.parallel import exchange as reduction
+
+reduction._BUCKET_BYTES = 300
+
+
+class _Net(nn.Module):
+    """Two types of parameters, one laid out as channels last, frozen and unused ones; buffers that
+    move at their own times.
+    """
+
+    late: Tensor
+    seen: Tensor
+    wide: Tensor
+    mask: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(2, 4, 2).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.gate = nn.Linear(36, 5)
+        nn.init.zeros_(self.gate.weight)
+        nn.init.zeros_(self.gate.bias)
+        self.norm = nn.BatchNorm1d(5)  # of zeros in the first forward
+        self.lower, self.head = nn.Linear(36, 7).bfloat16(), nn.Linear(12, 1)
+        self.frozen, self.unused = nn.Linear(12, 1).requires_grad_(False), nn.Linear(3, 3)
+        self.register_buffer("late", torch.zeros(3))
+        self.register_buffer("wide", torch.zeros(2, dtype=torch.float64))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+        self.register_buffer("cache", None, persistent=False)
+
+    def forward(self, images_B233: Tensor) -> Tensor:
+        if self.cache is None:
+            self.cache = torch.ones(36)
+        features = (
+            self.convolution(nn.functional.pad(images_B233, (0, 1, 0, 1))).flatten(1) * self.cache
+        )
+        if self.training:
+            self.seen += (images_B233 > 0).sum()
+            self.wide.lerp_(images_B233.double().mean((0, 2, 3)), 0.1)
+            if self.seen > 200:
+                self.late.lerp_(features.detach().mean().expand(3), 0.5)
+        else:
+            self.late += 1  # a validation that moves a buffer
+        both = torch.cat(
+            [self.norm(self.gate(features)), self.lower(features.bfloat16()).float()], 1
+        )
+        output: Tensor = (self.head(both) + self.frozen(both)).squeeze(1)
+        return output
+
+
+@dataclass(frozen=True)
+class Mixed(Task):
+    epochs: ClassVar[int] = 3
+    batch_size: ClassVar[int] = 15
+
+    by_rank: bool = False
+
+    def train_dataset(self, data_dir: Path) -> TensorDataset:
+        return self._images(90, 1)
+
+    def validation_dataset(self, data_dir: Path) -> TensorDataset:
+        return self._images(20, 2)
+
+    def build_model(self) -> nn.Module:
+        return _Net()
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        images_B233, targets_B = batch
+        if self.by_rank and model.training:
+            with torch.no_grad():
+                model.head.bias += torch.distributed.get_rank() * 1e-3  # type: ignore[union-attr, operator]
+        return {"error": (model(images_B233) - targets_B).square()}
+
+    def build_optimizer(
+        self, model: nn.Module, name: str, learning_rate: float, weight_decay: float | None
+    ) -> Any:
+        """Leaves the convolution out, though it is trained: its gradients must not pile up."""
+        rest = [
+            p
+            for n, p in model.named_parameters()
+            if p.requires_grad and not n.startswith("convolution")
+        ]
+        return torch.optim.SGD(rest, lr=0.01, momentum=0.9)
+
+    def _images(self, count: int, seed: int) -> TensorDataset:
+        images = torch.randn(count, 2, 3, 3, generator=torch.Generator().manual_seed(seed))
+        return TensorDataset(images, images.sum((1, 2, 3)))

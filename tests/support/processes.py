@@ -1,0 +1,98 @@
+"""The processes of a running `trainbox train`, as Linux lists them."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def _stat(pid: int) -> tuple[str, int, str] | None:
+    """(state, parent, start time) of a process; None if it is gone."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return words[0], int(words[1]), words[19]
+
+
+def _children(parent: int) -> list[int]:
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return sorted(
+        pid
+        for pid in pids
+        if (stat := _stat(pid)) is not None and stat[1] == parent and stat[0] != "Z"
+    )
+
+
+def _rank_of(pid: int) -> str:
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return next(
+        (variable.decode()[5:] for variable in variables if variable.startswith(b"RANK=")), ""
+    )
+
+
+class Job:
+    """What `trainbox train` has started: the launcher, its ranks by number, and their loader
+    workers.
+
+    `ranks` is how many, or which on a node of several. A single process is its own launcher and has
+    no ranks.
+    """
+
+    def __init__(self, process: "subprocess.Popen[str]", ranks: int | Sequence[int]) -> None:
+        # Not the one that asks the NVIDIA driver, which is in its parent's session.
+        (self.launcher,) = (pid for pid in _children(process.pid) if os.getsid(pid) == pid)
+        children = _children(self.launcher)
+        self.ranks = {rank: pid for pid in children if (rank := _rank_of(pid))}
+        assert sorted(self.ranks) == [
+            str(rank) for rank in (range(ranks) if isinstance(ranks, int) else ranks)
+        ]
+        self.workers = (
+            [worker for rank in self.ranks.values() for worker in _children(rank)]
+            if ranks
+            else children
+        )
+        self.started = {
+            pid: stat[2]
+            for pid in [self.launcher, *children, *self.workers]
+            if (stat := _stat(pid))
+        }
+
+    def signal_all(self, number: signal.Signals) -> None:
+        for pid in self.living():
+            os.kill(pid, number)
+
+    def living(self) -> list[int]:
+        """Those that still run: a zombie does not, nor another process that has got the number."""
+        return [
+            pid
+            for pid, started in self.started.items()
+            if (stat := _stat(pid)) and stat[0] not in "ZX" and stat[2] == started
+        ]
+
+    def wait_until_gone(self) -> None:
+        deadline = time.monotonic() + 60
+        while self.living():
+            assert time.monotonic() < deadline, f"still running: {self.living()}"
+            time.sleep(0.02)
+
+
+def listening(pid: int) -> set[str]:
+    """The addresses at which the process takes TCP connections."""
+    links = [str(end.readlink()) for end in Path(f"/proc/{pid}/fd").iterdir()]
+    inodes = {
+        link.removeprefix("socket:[").removesuffix("]")
+        for link in links
+        if link.startswith("socket:[")
+    }
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in inodes:
+                address = bytes.fromhex(words[1].partition(":")[0])
+                found.add(socket.inet_ntoa(address[::-1]) if table == "tcp" else address.hex())
+    return found

@@ -1,0 +1,201 @@
+"""A task that trains in milliseconds, for trainings inside the test's own process:
+`tests.support.tiny:Tiny`.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset, TensorDataset
+
+from trainbox import Task
+
+TINY = "tests.support.tiny:Tiny"
+TEXTS = "tests.support.tiny:Texts"
+
+
+class StepCounter(nn.Module):
+    """A linear model that counts its training forwards, so that a loss can go wrong at a chosen
+    one.
+    """
+
+    forwards: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+        self.register_buffer("forwards", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        if self.training:
+            self.forwards += 1
+        output: Tensor = self.linear(inputs_B4).squeeze(1)
+        return output
+
+
+@dataclass(frozen=True)
+class Tiny(Task):
+    """Four numbers to one, by a line: 50 examples to train (6 steps of 8 an epoch), 20 to
+    validate.
+    """
+
+    epochs: ClassVar[int] = 3
+    batch_size: ClassVar[int] = 8
+    learning_rate: ClassVar[float] = 0.05
+
+    nan_at: int = 0
+    noise: float = 0.1
+
+    def train_dataset(self, data_dir: Path) -> TensorDataset:
+        return self._examples(50, 1)
+
+    def validation_dataset(self, data_dir: Path) -> TensorDataset:
+        return self._examples(20, 2)
+
+    def build_model(self) -> nn.Module:
+        return StepCounter()
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        inputs_B4, targets_B = batch
+        losses_B = F.mse_loss(model(inputs_B4), targets_B, reduction="none")
+        assert isinstance(model, StepCounter)
+        if model.training and self.nan_at and int(model.forwards) >= self.nan_at:
+            losses_B = losses_B * torch.nan
+        return {"squared_error": losses_B}
+
+    def _examples(self, count: int, seed: int) -> TensorDataset:
+        generator = torch.Generator().manual_seed(seed)
+        inputs_N4 = torch.randn(count, 4, generator=generator)
+        targets_N = inputs_N4 @ torch.tensor([1.0, -2.0, 0.5, 3.0]) + self.noise * torch.randn(
+            count, generator=generator
+        )
+        return TensorDataset(inputs_N4, targets_N)
+
+
+@dataclass(frozen=True)
+class Texts(Tiny):
+    """Has fields that are texts."""
+
+    url: str = ""
+    api_key: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class NumpyMetrics(Tiny):
+    """Gives its metrics as NumPy's floats, as those who compute them with scikit-learn do."""
+
+    def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        return {"loss": numpy.float64(float(totals["loss"] / totals["examples"]))}
+
+
+@dataclass(frozen=True)
+class ScalarLoss(Tiny):
+    """Forgets `reduction="none"`."""
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return {"squared_error": super().losses(model, batch)["squared_error"].mean()}
+
+
+@dataclass(frozen=True)
+class BareLoss(Tiny):
+    """Returns the tensor instead of a dict of it."""
+
+    def losses(self, model: nn.Module, batch: Any) -> Any:
+        return super().losses(model, batch)["squared_error"]
+
+
+@dataclass(frozen=True)
+class NoSuchFile(Tiny):
+    """Its data is missing."""
+
+    def train_dataset(self, data_dir: Path) -> TensorDataset:
+        return TensorDataset(torch.from_numpy(numpy.load(data_dir / "readings.npy")))
+
+
+@dataclass(frozen=True)
+class Sized(Tiny):
+    """Learns from its data how many numbers there are, and tells the shapes."""
+
+    inputs: int = 0
+
+    def with_data(self, data_dir: Path) -> Self:
+        return replace(self, inputs=int((data_dir / "inputs.txt").read_text()))
+
+    def train_dataset(self, data_dir: Path) -> TensorDataset:
+        return self._sized(50)
+
+    def validation_dataset(self, data_dir: Path) -> TensorDataset:
+        return self._sized(20)
+
+    def notes(self, train: Dataset[Any], validation: Dataset[Any]) -> dict[str, str]:
+        shapes = [
+            list(dataset.tensors[0].shape)
+            for dataset in (train, validation)
+            if isinstance(dataset, TensorDataset)
+        ]
+        return {"shapes": f"{shapes}"}
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(self.inputs, 1), nn.Flatten(0))
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        inputs_BN, targets_B = batch
+        return {"squared_error": F.mse_loss(model(inputs_BN), targets_B, reduction="none")}
+
+    def _sized(self, count: int) -> TensorDataset:
+        return TensorDataset(torch.ones(count, self.inputs), torch.zeros(count))
+
+
+@dataclass(frozen=True)
+class Large(Tiny):
+    """From its training forward `first` on it has memory for as many examples at once as `ROOM` in
+    the environment says.
+    """
+
+    first: int = 1
+    norm: bool = False
+
+    def build_model(self) -> nn.Module:
+        model = StepCounter()
+        if self.norm:
+            model.linear = nn.Sequential(nn.BatchNorm1d(4), model.linear)  # type: ignore[assignment]
+        return model
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        losses = super().losses(model, batch)
+        assert isinstance(model, StepCounter)
+        if (
+            model.training
+            and int(model.forwards) >= self.first
+            and len(batch[0]) > int(os.environ.get("ROOM", "99"))
+        ):
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB.\nMore of it."
+            )
+        return losses
+
+
+@dataclass(frozen=True)
+class FigureCount(Tiny):
+    """Another number of losses: two of them, and a statistic that is a table."""
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        losses_B = super().losses(model, batch)["squared_error"]
+        return {"squared_error": losses_B, "tenth": losses_B / 10}
+
+    def statistics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        inputs_B4, targets_B = batch
+        return {
+            "loss": F.mse_loss(model(inputs_B4), targets_B, reduction="sum"),
+            "sums": inputs_B4.sum(0),
+        }
+
+    def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        return {"loss": float(totals["loss"] / totals["examples"])}

@@ -1,0 +1,27 @@
+"""`trainbox train` where the GPUs are the NVML stub's and the processes compute on the CPU: `python
+watched.py BUDGET_S WORDS`.
+
+The detection, the plan, the gate, the watch, torchrun and the trainer are the real ones; BUDGET_S
+is the time to save and stop.
+"""
+
+import dataclasses
+import functools
+import sys
+from typing import Any
+
+from entrypoint.cli import commands as cli
+from entrypoint.launch.plan import LaunchPlan
+from entrypoint.launch.supervise import supervise
+
+plan_launch = cli.plan_launch
+
+
+def on_the_cpu(*words: Any) -> LaunchPlan:
+    plan = plan_launch(*words)
+    return dataclasses.replace(plan, env=plan.env | {"TRAINBOX_DEVICE": "cpu"})
+
+
+cli.plan_launch = on_the_cpu
+cli.supervise = functools.partial(supervise, stop_budget_s=float(sys.argv.pop(1)))
+cli.main()

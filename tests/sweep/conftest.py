@@ -1,1 +1,0 @@
-from tests.trainer.here import here  # noqa: F401 - a fixture

@@ -1,0 +1,163 @@
+"""The tests of a device find what they are for: each on this CPU as it is, and with a fault of each
+kind.
+"""
+
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer.checks import devices as device_tests
+from trainer.checks.devices import all_reduce, matrix_product, memory_copy
+from trainer.parallel.world import Process
+
+_CPU = torch.device("cpu")
+
+
+def test_a_right_product_is_far_within_the_bound() -> None:
+    measured = matrix_product(_CPU)
+    assert measured.right
+    error, differing = measured.told.split()[2], measured.told.split()[6]
+    assert 1e-4 < float(error) < 0.1
+    assert differing == "0"
+    assert 1e8 < measured.speed < 1e14
+
+
+def _in_half_precision(factors_MM: tuple[Tensor, ...], out: Tensor) -> None:
+    out.copy_(
+        (factors_MM[0].bfloat16().double() @ factors_MM[1].bfloat16().double()).float() * 1.001
+    )
+
+
+def _one_value(factors_MM: tuple[Tensor, ...], out: Tensor) -> None:
+    out[3, 5] += 0.1
+
+
+def _not_a_number(factors_MM: tuple[Tensor, ...], out: Tensor) -> None:
+    out[511, 511] = torch.nan
+
+
+def _not_computed(factors_MM: tuple[Tensor, ...], out: Tensor) -> None:
+    out.zero_()
+
+
+@pytest.mark.parametrize("fault", [_in_half_precision, _one_value, _not_a_number, _not_computed])
+def test_a_wrong_product_is_beyond_it(
+    monkeypatch: pytest.MonkeyPatch, fault: Callable[[Any, Tensor], None]
+) -> None:
+    mm = torch.mm
+
+    def broken(*factors_MM: Tensor, out: Tensor) -> None:
+        mm(*factors_MM, out=out)
+        fault(factors_MM, out)
+
+    monkeypatch.setattr(torch, "mm", broken)
+    measured = matrix_product(_CPU)
+    assert not measured.right
+    assert float(measured.told.split()[2]) > 1
+    assert "0 values differ" in measured.told  # it is wrong in the same way each time
+
+
+def test_a_product_with_one_other_bit_is_not_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    mm, calls = torch.mm, []
+
+    def broken(*factors_MM: Tensor, out: Tensor) -> None:
+        mm(*factors_MM, out=out)
+        calls.append(out)
+        if len(calls) == 21:
+            out.view(torch.int32)[0, 0] ^= 1
+
+    monkeypatch.setattr(torch, "mm", broken)
+    measured = matrix_product(_CPU)
+    assert not measured.right
+    assert "1 values differ in 20 repeats" in measured.told
+
+
+def test_a_copy() -> None:
+    measured = memory_copy(_CPU)
+    assert (measured.right, measured.told) == (True, "0 wrong values in 5 copies of 64 MiB")
+    assert 1e7 < measured.speed < 1e13
+
+
+def _last_value(target_N: Tensor, source_N: Tensor) -> None:
+    target_N[:-1] = source_N[:-1]
+
+
+def _one_bit(target_N: Tensor, source_N: Tensor) -> None:
+    target_N[:] = source_N
+    target_N[12_345_678] ^= 1
+
+
+def _rolled_pages(target_N: Tensor, source_N: Tensor) -> None:
+    target_N[:] = source_N.roll(1024)
+
+
+def _only_the_first(target_N: Tensor, source_N: Tensor) -> None:
+    if not hasattr(source_N, "copied"):
+        source_N.copied = True  # type: ignore[attr-defined]
+        target_N[:] = source_N
+
+
+@pytest.mark.parametrize(
+    ("fault", "wrong"),
+    [(_last_value, 5), (_one_bit, 5), (_rolled_pages, 5 * 2**24), (_only_the_first, 4 * 2**24)],
+)
+def test_a_wrong_copy(
+    monkeypatch: pytest.MonkeyPatch, fault: Callable[[Tensor, Tensor], None], wrong: int
+) -> None:
+    monkeypatch.setattr(Tensor, "copy_", fault)
+    measured = memory_copy(_CPU)
+    assert (measured.right, measured.told) == (False, f"{wrong} wrong values in 5 copies of 64 MiB")
+
+
+class _OneOfThree(Process):
+    """The second of three processes, whose sum is made of `parts`, by rank."""
+
+    parts: tuple[int, ...] = (0, 1, 2)
+    rolled = 0
+
+    def all_reduce(self, values_N: Tensor) -> None:
+        assert values_N[7] == (7 + 31) % 251  # its own part, before anything is added
+        values_N.zero_()
+        for rank in self.parts:
+            values_N += device_tests._part(rank, len(values_N), _CPU)
+        if self.rolled:
+            values_N[:] = values_N.roll(self.rolled)
+
+    def barrier(self) -> None:
+        """Nobody else is here."""
+
+
+def _one_of_three() -> _OneOfThree:
+    return _OneOfThree(rank=1, local_rank=1, world_size=3, device=_CPU, strategy="ddp")
+
+
+def test_a_sum_of_all_parts() -> None:
+    measured = all_reduce(_one_of_three())
+    assert (measured.right, measured.told) == (True, "0 wrong values in 6 sums of 4 MiB")
+
+
+@pytest.mark.parametrize("parts", [(0, 1), (0, 1, 1), (2, 1, 1), (0, 1, 2, 2), (1,)], ids=str)
+def test_a_sum_of_other_parts_is_wrong(parts: tuple[int, ...]) -> None:
+    process = _one_of_three()
+    process.parts = parts
+    assert not all_reduce(process).right
+
+
+@pytest.mark.parametrize("positions", [1, 4096, 2**19])
+def test_a_sum_in_the_wrong_place_is_wrong(positions: int) -> None:
+    process = _one_of_three()
+    process.rolled = positions
+    assert not all_reduce(process).right
+
+
+def test_the_speed_of_a_sum_is_nccls_bus_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr(device_tests, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    assert all_reduce(_one_of_three()).speed == pytest.approx(2 * (2 / 3) * 4 * 2**20)
+    assert memory_copy(_CPU).speed == 2 * 64 * 2**20
+    assert matrix_product(_CPU).speed == 2 * 512**3

@@ -1,0 +1,129 @@
+"""The bench's figure, from rows as its bench.json has them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.here import Here
+from trainer.cli.bench_figure import figure
+
+
+def row(
+    scaling: str,
+    count: int,
+    batch: int,
+    median: float | None,
+    strategy: str = "ddp",
+    workers: int | None = None,
+) -> dict[str, Any]:
+    base_batch = batch // count if scaling == "weak" else batch
+    return {
+        "line": {
+            "scaling": scaling,
+            "case": {
+                "count": count,
+                "strategy": strategy if count > 1 else "single",
+                "batch_size": batch,
+                "workers": workers,
+            },
+            "base": {
+                "count": 1,
+                "strategy": "single",
+                "batch_size": base_batch,
+                "workers": workers,
+            },
+        },
+        "batch_size": batch,
+        "samples_per_second": median
+        and {"median": median, "least": median - 10, "most": median + 20},
+    }
+
+
+def drawn(
+    rows: list[dict[str, Any]], unit: str = "GPU"
+) -> list[dict[str, tuple[list[float], list[float]]]]:
+    """By panel and label the points of each line that has a label."""
+    return [
+        {
+            label: tuple(map(list, container.lines[0].get_data()))
+            for container, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        for axes in figure(rows, unit).axes
+    ]
+
+
+def test_a_panel_for_each_scaling_and_a_line_for_what_stays() -> None:
+    strong = [
+        row("strong", 1, 64, 100),
+        row("strong", 2, 64, 150, "dp"),
+        row("strong", 2, 64, 180),
+        row("strong", 1, 128, 110),
+    ]
+    weak = [row("weak", 1, 64, 100), row("weak", 2, 128, 190), row("weak", 4, 256, None)]
+    assert drawn([*strong, *weak]) == [
+        {
+            "dp, batch 64": ([1, 2], [100, 150]),
+            "ddp, batch 64": ([1, 2], [100, 180]),
+            "dp, batch 128": ([1], [110]),
+            "ddp, batch 128": ([1], [110]),
+        },
+        {"ddp, 64 each": ([1, 2], [100, 190])},
+    ]
+
+
+def test_weak_scaling_from_two_on_is_named_by_the_share_of_each() -> None:
+    rows = [row("weak", 2, 128, 190), row("weak", 4, 256, 380)]
+    for one in rows:
+        one["line"]["base"] = {"count": 2, "strategy": "ddp", "batch_size": 128, "workers": None}
+    assert drawn(rows) == [{"ddp, 64 each": ([2, 4], [190, 380])}]
+
+
+def test_one_count_is_drawn_over_the_batch() -> None:
+    (panel,) = drawn(
+        [
+            row("", 1, batch, speed, workers=w)
+            for batch, speed, w in [(64, 100, 0), (128, 150, 0), (64, 120, 4)]
+        ]
+    )
+    assert panel == {
+        "single, 0 workers": ([64, 128], [100, 150]),
+        "single, 4 workers": ([64], [120]),
+    }
+
+
+def test_several_counts_over_the_batch_have_a_line_each_and_all_panels_room_for_it() -> None:
+    rows = [
+        row("strong", 1, 64, 100),
+        row("strong", 2, 64, 180),
+        *(row("", count, 128, 1000 * count) for count in (1, 2)),
+    ]
+    assert drawn(rows)[1] == {"single on 1": ([128], [1000]), "ddp on 2": ([128], [2000])}
+    assert all(
+        axes.get_ylim()[0] == 0 and axes.get_ylim()[1] > 2020 for axes in figure(rows, "GPU").axes
+    )
+
+
+def test_no_figures_are_no_points() -> None:
+    assert drawn([row("strong", 1, 64, None)], "process") == [{}]
+
+
+def test_the_file_is_the_same_each_time(here: Here) -> None:
+    report = {"unit": "process", "rows": [row("strong", 1, 64, 100), row("strong", 2, 64, 180)]}
+    Path("bench.json").write_text(json.dumps(report))
+    pictures = []
+    for _ in range(2):
+        assert here.command("bench-figure", ".") == (0, "", "")
+        pictures.append(Path("bench.svg").read_text())
+    assert pictures[0] == pictures[1]
+    assert ">ddp, batch 64<" in pictures[0]
+
+
+@pytest.mark.parametrize("content", [None, "{"])
+def test_a_report_that_is_missing_or_damaged(here: Here, content: str | None) -> None:
+    if content:
+        Path("bench.json").write_text(content)
+    code, _, err = here.command("bench-figure", ".")
+    assert code == 2
+    assert "bench.json cannot be read" in err

@@ -1,0 +1,1016 @@
+"""What proves a run: digests, the manifest that is compared at a resume, verify and diff."""
+
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+
+from tests.conftest import Trainbox
+from tests.support.here import Here, StopAfter, training_here
+from tests.support.tiny import TEXTS, Tiny
+from tests.trainer import tiny
+from trainer.errors import Changed, Differs, Preempted, StorageFailure, WrongUse
+from trainer.loop import fit
+from trainer.records import manifest
+from trainer.records.checkpoint import Checkpoints
+from trainer.records.compare import Parting, first_other_validation, first_parting, read_entries
+from trainer.records.digest import tensors_digest
+from trainer.records.evidence import Evidence, verdict
+from trainer.records.run_folder import RunDirectory
+
+
+def _digests(here: Here, run: str = "r") -> list[dict[str, Any]]:
+    return read_entries(here.path(run) / "digests.jsonl")
+
+
+def _change(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_digests_stand_at_the_start_each_epoch_and_the_end(here: Here) -> None:
+    here.train(max_steps=15)  # epochs of 6 steps
+    entries = _digests(here)
+    assert [(entry["kind"], entry["step"]) for entry in entries] == [
+        ("start", 0),
+        ("step", 6),
+        ("step", 12),
+        ("step", 15),
+    ]
+    assert len({entry["model"] for entry in entries}) == 4
+    assert entries[0]["order"] == entries[1]["order"] != entries[2]["order"] != entries[3]["order"]
+    assert list(entries[1]["tensors"]) == [
+        "forwards",
+        "linear.weight",
+        "linear.bias",
+        *(
+            f"optimizer.linear.{p}.{key}"
+            for p in ("weight", "bias")
+            for key in ("step", "exp_avg", "exp_avg_sq")
+        ),
+    ]
+    assert entries[-1]["model"] == here.digest()
+
+
+def test_a_resumed_runs_digests_are_those_of_one_never_stopped(here: Here) -> None:
+    here.train("whole", max_steps=15, digest_steps=2)
+    with pytest.raises(Preempted):
+        here.train(max_steps=15, digest_steps=2, stop=StopAfter(5))
+    here.train(max_steps=15, digest_steps=2)
+    assert ("resume", 5) in [(entry["kind"], entry["step"]) for entry in _digests(here)]
+    assert first_parting(_digests(here), _digests(here, "whole")) is None
+    assert (
+        "SAME BITS: runs/r and runs/whole, 9 digests up to step 15"
+        in here.command("diff", "runs/r", "runs/whole")[1]
+    )
+
+
+def _entry(step: int, **tensors: str) -> dict[str, Any]:
+    whole = "".join(tensors.values())
+    return {"step": step, "model": whole, "optimizer": "o", "order": "x", "tensors": tensors}
+
+
+def test_the_first_step_and_tensor_that_part_are_named() -> None:
+    one = [
+        _entry(0, a="1", b="1"),
+        _entry(4, a="2", b="2"),
+        _entry(6, a="9", b="9"),
+        _entry(8, a="3", b="3"),
+    ]
+    other = [_entry(0, a="1", b="1"), _entry(4, a="2", b="2"), _entry(8, a="3", b="4", c="1")]
+    parting = first_parting(one, other)
+    assert parting == Parting(8, 4, ("b", "c"), ("the weights",))
+    assert (
+        parting.in_words()
+        == "first difference at step 8 (step 4 is the same): first tensor b, 2 in all"
+    )
+    assert first_parting(one, one) is None
+    order = [one[0] | {"order": "y"}]
+    assert first_parting(one, order) == Parting(0, None, (), ("the order of the batches",))
+
+
+def test_a_digest_of_the_weights_that_differs_alone_names_the_weights() -> None:
+    one = [_entry(0, a="1"), _entry(4, a="2")]
+    parting = first_parting(one, [one[0], one[1] | {"model": "9"}])
+    assert parting is not None
+    assert parting.in_words() == "first difference at step 4 (step 0 is the same): the weights"
+
+
+def test_a_digest_of_a_tensor_that_differs_alone_is_named() -> None:
+    one = [_entry(0, a="1"), _entry(4, a="2")]
+    parting = first_parting(one, [one[0], one[1] | {"tensors": {"a": "9"}}])
+    assert parting is not None
+    assert (
+        parting.in_words()
+        == "first difference at step 4 (step 0 is the same): first tensor a, 1 in all"
+    )
+
+
+def _evidence(
+    name: str, digests: list[dict[str, Any]], *validations: int, best: int | None = None
+) -> Evidence:
+    metrics = [{"kind": "validation", "step": step, "loss": 1.0} for step in validations]
+    return Evidence(name, Path(name), {}, {}, digests, metrics, (), best)
+
+
+_DIGESTS = [_entry(0, a="1"), _entry(4, a="2"), _entry(8, a="3")]
+
+
+def test_the_verdict_on_two_runs_with_the_same_bits() -> None:
+    one = _evidence("A", _DIGESTS, 4, 8, best=8)
+    assert verdict(one, replace(one, name="B"), "") == (
+        "SAME BITS: A and B, 3 digests up to step 8, weights 3; no manifest entry differs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("digests", "validations", "best", "until", "message"),
+    [
+        (
+            [*_DIGESTS[:2], _entry(8, a="9")],
+            [4, 8],
+            8,
+            None,
+            "DIFFERENT BITS: A against B: first difference at step 8 .*: T",
+        ),
+        (_DIGESTS, [4], 8, None, "the metrics.jsonl of B has no validation at step 8"),
+        (_DIGESTS, [8], 8, None, "the metrics.jsonl of B has no validation at step 4"),
+        (_DIGESTS, [8], 8, 8, "the metrics.jsonl of B has no validation at step 4"),
+        (
+            _DIGESTS[:2],
+            [4],
+            4,
+            None,
+            "DIFFERENT ENDS: A ends at step 8 and B at step 4: the same bits up to step 4, and ",
+        ),
+        (
+            _DIGESTS,
+            [4, 8],
+            4,
+            None,
+            "DIFFERENT BEST WEIGHTS: the model.safetensors of A is of step 8, that of B of step 4",
+        ),
+    ],
+)
+def test_what_differs_is_named(
+    digests: list[dict[str, Any]],
+    validations: list[int],
+    best: int,
+    until: int | None,
+    message: str,
+) -> None:
+    with pytest.raises(Differs, match=message):
+        verdict(
+            _evidence("A", _DIGESTS, 4, 8, best=8),
+            _evidence("B", digests, *validations, best=best),
+            "T",
+            until,
+        )
+
+
+def test_without_a_common_trained_step_nothing_is_compared() -> None:
+    one = _evidence("A", _DIGESTS, 4, 8)
+    with pytest.raises(
+        WrongUse,
+        match="A and B have no digest of a trained step in common: .*the first of A is of step 4",
+    ):
+        verdict(one, _evidence("B", _DIGESTS[:1]), "")  # the first weights alone prove nothing
+
+
+def test_a_run_that_stopped_before_a_validation_is_compared_up_to_there() -> None:
+    stopped, whole = _evidence("A", _DIGESTS[:2]), _evidence("B", _DIGESTS[:2], 4)
+    assert "SAME BITS: A and B, 2 digests up to step 4" in verdict(stopped, whole, "", 4)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of finished runs of 18 steps, 6 an epoch: `r`, its `twin`, and `other` with another
+    seed.
+    """
+    with training_here(tmp_path_factory.mktemp("done")) as here:
+        for name, seed in (("r", 0), ("twin", 0), ("other", 1)):
+            here.train(name, seed=seed, checkpoint_steps=5)
+        yield here.folder / "runs"
+
+
+@pytest.fixture
+def finished(here: Here, done: Path) -> Here:
+    """With copies of the runs of `done`."""
+    shutil.copytree(done, "runs")
+    return here
+
+
+def test_each_checkpoint_has_a_digest_and_so_has_the_last_step(finished: Here) -> None:
+    entries = _digests(finished)
+    assert [(entry["kind"], entry["step"]) for entry in entries] == [
+        ("start", 0),
+        *[
+            ("checkpoint", 5),
+            ("step", 6),
+            ("checkpoint", 10),
+            ("step", 12),
+            ("checkpoint", 15),
+            ("step", 18),
+        ],
+    ]
+    state = finished.state(15)
+    assert entries[5]["model"] == tensors_digest(state["model"])
+    assert (
+        "SAME BITS: runs/r and runs/twin, 7 digests up to step 18"
+        in finished.command("diff", "runs/r", "runs/twin")[1]
+    )
+
+
+def test_a_checkpoints_digests_are_named_before_the_next_forward(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under --strategy fsdp a forward replaces the model's parameters, while a thread takes the
+    digests of a checkpoint.
+    """
+    recorded = fit._record_saved
+
+    def in_a_forward(job: Any, *rest: Any) -> None:
+        with monkeypatch.context() as forward:
+            forward.setattr(job.model, "named_parameters", list)
+            recorded(job, *rest)
+
+    monkeypatch.setattr(fit, "_record_saved", in_a_forward)
+    monkeypatch.setattr(Checkpoints, "_start", lambda _self, work, _needed=0: work())
+    here.train(max_steps=4, checkpoint_steps=3)
+    _, saved, last = _digests(here)
+    assert (saved["kind"], saved["step"]) == ("checkpoint", 3)
+    assert saved["tensors"].keys() == last["tensors"].keys()
+
+
+def test_a_resume_that_did_not_restore_the_digests_differs(finished: Here) -> None:
+    path = finished.path("r") / "digests.jsonl"
+    last = _digests(finished)[-1] | {"kind": "resume"}
+    for changes, code in (({}, 0), ({"optimizer": "0" * 64}, 8)):
+        with path.open("a") as file:
+            file.write(json.dumps(last | changes) + "\n")
+        ended, _, err = finished.command("diff", "runs/r", "runs/twin")
+        assert ended == code, err
+    assert (
+        "line 9 of runs/r/digests.jsonl: the resume at step 18 has another digest of "
+        "optimizer than the entry before" in err
+    )
+
+
+def test_an_early_stop_has_a_digest_of_its_last_step(here: Here) -> None:
+    here.train(epochs=9, digest_steps=7, early_stopping="max:loss", patience=2)  # which falls
+    assert [(entry["kind"], entry["step"]) for entry in _digests(here)][-2:] == [
+        ("step", 14),
+        ("checkpoint", 18),
+    ]
+    assert _digests(here)[-1]["model"] == here.digest()
+
+
+def _swap_weights(run: Path) -> None:
+    shutil.copy(run.parent / "other/model.safetensors", run)
+
+
+def _swap_checkpoint(run: Path) -> None:
+    for path in (run.parent / "other/checkpoints").glob("step-00000015.*"):
+        shutil.copy(path, run / "checkpoints")
+
+
+def _rename_checkpoint(run: Path) -> None:
+    for path in (run / "checkpoints").glob("step-00000015.*"):
+        path.rename(path.with_stem("step-00000005"))
+
+
+def _swap_moments(run: Path) -> None:
+    path, other = (
+        folder / "checkpoints/step-00000015.pt" for folder in (run, run.parent / "other")
+    )
+    state = torch.load(path, weights_only=True)
+    torch.save(state | {"optimizer": torch.load(other, weights_only=True)["optimizer"]}, path)
+
+
+def _older_weights(run: Path) -> None:
+    with safe_open(run / "model.safetensors", "pt") as file:
+        assert file.metadata()["step"] == "18"
+    state = torch.load(run / "checkpoints/step-00000012.pt", weights_only=True)
+    (run / "model.safetensors").write_bytes(save(state["model"], {"step": "12"}))
+
+
+def _swap_digests(run: Path) -> None:
+    shutil.copy(run.parent / "other/digests.jsonl", run)
+
+
+def _without_validations(run: Path) -> None:
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(line for line in lines if "validation" not in line))
+
+
+_CHANGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
+    (
+        _swap_weights,
+        "runs/r/model.safetensors against the entry of step 18 in runs/r/digests.jsonl: "
+        "first tensor linear.weight",
+    ),
+    (
+        _swap_checkpoint,
+        "runs/r/checkpoints/step-00000015.pt against the entry of step 15 in "
+        "runs/r/digests.jsonl: first tensor",
+    ),
+    (
+        _rename_checkpoint,
+        "runs/r/checkpoints/step-00000005.pt against the entry of step 5 in runs/r/digests.jsonl",
+    ),
+    (
+        _swap_moments,
+        "runs/r/checkpoints/step-00000015.pt differs from the entry of step 15 in "
+        "digests.jsonl in the optimizer",
+    ),
+    (_older_weights, "runs/r/model.safetensors is of step 12, and "),
+    (_swap_digests, "runs/r/checkpoints/step-00000012.pt against the entry of step 12"),
+    (lambda run: (run / "model.safetensors").unlink(), "runs/r/model.safetensors is missing"),
+    (
+        lambda run: (run / "checkpoints/step-00000018.pt").unlink(),
+        "runs/r/checkpoints/step-00000018.pt is missing",
+    ),
+    (lambda run: (run / "metrics.jsonl").unlink(), "runs/r/metrics.jsonl is missing"),
+    (
+        lambda run: (run / "metrics.jsonl").write_text(""),
+        "runs/r/metrics.jsonl has no validation at step 18",
+    ),
+    (_without_validations, "runs/r/metrics.jsonl has no validation at step 18"),
+    (
+        lambda run: _change(run / "config.json", epochs=4),
+        "manifest entries that differ: settings.epochs: 3 -> 4",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), _CHANGED_RUNS)
+def test_a_run_whose_files_contradict_each_other_differs(
+    finished: Here, change: Callable[[Path], object], message: str
+) -> None:
+    change(finished.path())
+    for words in (
+        ("verify", "runs/r", "--device", "cpu"),
+        ("diff", "runs/r", "runs/twin"),
+        ("diff", "runs/twin", "runs/r"),
+    ):
+        code, out, err = finished.command(*words)
+        assert (code, out, err.count("\n")) == (8, "", 1), err
+        assert message in err
+
+
+def _with_line(number: int, text: bytes) -> Callable[[Path], object]:
+    """Writes `text` in place of a line of digests.jsonl."""
+
+    def write(run: Path) -> None:
+        lines = (run / "digests.jsonl").read_bytes().splitlines(keepends=True)
+        (run / "digests.jsonl").write_bytes(b"".join([*lines[: number - 1], text, *lines[number:]]))
+
+    return write
+
+
+def _with_entry(number: int, **changes: Any) -> Callable[[Path], object]:
+    """Changes the entry in a line of digests.jsonl; None removes what is named."""
+
+    def write(run: Path) -> None:
+        lines = (run / "digests.jsonl").read_text().splitlines()
+        entry = json.loads(lines[number - 1]) | changes
+        lines[number - 1] = json.dumps(
+            {name: value for name, value in entry.items() if value is not None}
+        )
+        (run / "digests.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+    return write
+
+
+def _as_fifo(name: str) -> Callable[[Path], object]:
+    def make(run: Path) -> None:
+        (run / name).unlink()
+        os.mkfifo(run / name)
+
+    return make
+
+
+_DAMAGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
+    (_with_line(7, b'{"kind": "ste'), "line 7 of runs/r/digests.jsonl is damaged (cut short)"),
+    (_with_line(7, b"garbage\n"), "line 7 of runs/r/digests.jsonl is damaged (Expecting value"),
+    (_with_line(3, b"garbage\n"), "line 3 of runs/r/digests.jsonl is damaged (Expecting value"),
+    (_with_line(3, b"\n"), "line 3 of runs/r/digests.jsonl is damaged (Expecting value"),
+    (_with_line(3, b"[3]\n"), "line 3 of runs/r/digests.jsonl is damaged (not a JSON object)"),
+    (
+        _with_line(3, b'{"step": "\xff"}\n'),
+        "runs/r/digests.jsonl is damaged ('utf-8' codec can't decode byte 0xff",
+    ),
+    (
+        _with_entry(3, step="6"),
+        "line 3 of runs/r/digests.jsonl is damaged (step '6' is not a whole number from 0)",
+    ),
+    (
+        _with_entry(3, step=-36),
+        "line 3 of runs/r/digests.jsonl is damaged (step -36 is not a whole number from 0)",
+    ),
+    (
+        _with_entry(3, step=True),
+        "line 3 of runs/r/digests.jsonl is damaged (step True is not a whole number from 0)",
+    ),
+    (
+        _with_entry(3, step=5),
+        "line 3 of runs/r/digests.jsonl is damaged (step 5 comes after step 5)",
+    ),
+    (
+        _with_entry(3, model=None),
+        "line 3 of runs/r/digests.jsonl is damaged (model is missing or malformed)",
+    ),
+    (
+        _with_entry(3, order="0" * 63),
+        "line 3 of runs/r/digests.jsonl is damaged (order is missing or malformed)",
+    ),
+    (
+        _with_entry(3, tensors={"a": 1}),
+        "line 3 of runs/r/digests.jsonl is damaged (tensors.a is missing or malformed)",
+    ),
+    (
+        _with_entry(3, tensors=[]),
+        "line 3 of runs/r/digests.jsonl is damaged (tensors is missing or malformed)",
+    ),
+    (
+        _with_entry(7, model="0" * 64),
+        "the entry of step 18 in runs/r/digests.jsonl is damaged (model, the digest of the "
+        "weights, is not",
+    ),
+    (_as_fifo("metrics.jsonl"), "runs/r/metrics.jsonl cannot be read (not a regular file)"),
+    (_as_fifo("model.safetensors"), "runs/r/model.safetensors cannot be read (not a regular file)"),
+    (
+        _as_fifo("checkpoints/step-00000018.pt"),
+        "step-00000018.pt cannot be read (not a regular file)",
+    ),
+    (
+        lambda run: (run / "model.safetensors").write_text("{}"),
+        "runs/r/model.safetensors cannot be read (",
+    ),
+    (
+        lambda run: (run / "checkpoints/step-00000018.pt").write_text("{}"),
+        "step-00000018.pt cannot be read (",
+    ),
+    (
+        lambda run: (run / "manifest.json").write_text("[]"),
+        "runs/r/manifest.json is damaged (not a JSON object)",
+    ),
+    (
+        lambda run: (run / "manifest.json").write_text('{"a": '),
+        "runs/r/manifest.json is damaged (Expecting value",
+    ),
+    (
+        lambda run: _change(run / "manifest.json", plan="ddp"),
+        "runs/r/manifest.json is damaged (a plan has no strategy",
+    ),
+    (
+        lambda run: _change(run / "manifest.json", resumes=[1]),
+        "runs/r/manifest.json is damaged (resumes is not a list",
+    ),
+    (
+        lambda run: _change(run / "manifest.json", settings=None),
+        "runs/r/manifest.json is damaged (it has no settings)",
+    ),
+    (
+        lambda run: _change(run / "config.json", keep="x"),
+        "runs/r/config.json is damaged (keep is 'x', and not a number",
+    ),
+    (
+        lambda run: (run / "config.json").write_text("[" * 99_999),
+        "runs/r/config.json is damaged (nested too deeply)",
+    ),
+    (
+        lambda run: (run / "metrics.jsonl").write_text('{"kind": "train"}\n'),
+        "line 1 of runs/r/metrics.jsonl is damaged (step",
+    ),
+    (
+        lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\n"),
+        "runs/r/metrics.jsonl is damaged ('utf-8' codec",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), _DAMAGED_RUNS)
+@pytest.mark.timeout(60)  # a FIFO without a writer blocks
+def test_a_damaged_record_is_wrong_use(
+    finished: Here, change: Callable[[Path], object], message: str
+) -> None:
+    change(finished.path())
+    for words in (("verify", "runs/r", "--device", "cpu"), ("diff", "runs/twin", "runs/r")):
+        code, out, err = finished.command(*words)
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert message in err
+
+
+def test_a_record_that_was_cut_has_no_end(finished: Here) -> None:
+    lines = (finished.path() / "digests.jsonl").read_text().splitlines(keepends=True)
+    (finished.path() / "digests.jsonl").write_text("".join(lines[:2]))
+    for words in (("verify", "runs/r", "--device", "cpu"), ("diff", "runs/r", "runs/twin")):
+        code, out, err = finished.command(*words)
+        assert (code, out) == (8, "")
+        assert "step-00000012.pt is of step 12, which has no entry in digests.jsonl" in err
+    shutil.rmtree("runs/r/checkpoints")
+    (finished.path() / "model.safetensors").unlink()
+    _without_validations(finished.path())
+    code, out, err = finished.command("verify", "runs/r", "--device", "cpu")
+    assert (code, out) == (2, "")
+    assert "the record has no end: digests.jsonl ends at step 5 and metrics.jsonl at step 18" in err
+    code, out, err = finished.command("diff", "runs/r", "runs/twin")
+    assert (code, out) == (2, "")
+    assert "digests.jsonl ends at step 5 and metrics.jsonl at step 18" in err
+    (finished.path() / "metrics.jsonl").write_text("")
+    assert (
+        "is not finished (it ends at step 5"
+        in finished.command("verify", "runs/r", "--device", "cpu")[2]
+    )
+    code, out, err = finished.command("diff", "runs/r", "runs/twin")
+    assert (code, out) == (8, "")
+    assert (
+        "DIFFERENT ENDS: runs/r ends at step 5 and runs/twin at step 18: the same bits up to step 5"
+        in err
+    )
+
+
+def test_the_first_part_of_a_stopped_run_can_be_verified(here: Here) -> None:
+    with pytest.raises(Preempted):
+        here.train(max_steps=15, stop=StopAfter(5))
+    code, _, err = here.command("verify", "runs/r", "--device", "cpu")
+    assert code == 2
+    assert "runs/r is not finished (it ends at step 5, without a validation): resume it" in err
+    code, out, err = here.command("verify", "runs/r", "--device", "cpu", "--steps", "5")
+    assert (code, err) == (0, "")
+    assert "2 digests up to step 5" in out
+    assert here.command("verify", "runs/r", "--device", "cpu", "--steps", "6")[0] == 2
+
+
+def test_the_manifest_has_no_secrets(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_AUTH_URL", "https://karo:hunter2@host")
+    monkeypatch.setenv("TORCH_MIRROR", "https://karo:hunter2@host/x")
+    monkeypatch.setenv("NCCL_X_TOK", "hunter2")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
+    words = [
+        "train",
+        TEXTS,
+        "--set",
+        "url=https://karo:hunter2@host",
+        "--set",
+        "api_key=hunter2",
+        "--set",
+        "note=plain",
+    ]
+    words += ["--device", "cpu", "--run", "r", "--max-steps", "6"]
+    assert here.command(*words)[0] == 0
+    text = (here.path() / "manifest.json").read_text()
+    assert "hunter2" not in text
+    described = json.loads(text)
+    assert {
+        n: v
+        for n, v in described["environment"].items()
+        if n.startswith(("TORCH_AUTH", "TORCH_MIRROR", "NCCL_"))
+    } == {
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "NCCL_X_TOK": "(set, not shown)",
+        "TORCH_AUTH_URL": "(set, not shown)",
+        "TORCH_MIRROR": "https://(not shown)@host/x",
+    }
+    fields = {
+        "url": "https://(not shown)@host",
+        "api_key": "(set, not shown)",
+        "note": "plain",
+        "nan_at": 0,
+        "noise": 0.1,
+    }
+    assert described["settings"]["fields"].items() <= fields.items()
+    assert described["argv"][3:7] == ["(not shown)@host", "--set", "api_key=(not shown)", "--set"]
+    events = b"".join(path.read_bytes() for path in (here.path() / "tensorboard").iterdir())
+    assert b"task.note" in events
+    assert b"hunter2" not in events
+    # config.json has the secrets, and was not edited
+    assert here.command("verify", "runs/r", "--device", "cpu")[0] == 0
+    config = json.loads((here.path() / "config.json").read_text())
+    _change(here.path() / "config.json", fields=config["fields"] | {"note": "other"})
+    code, _, err = here.command("verify", "runs/r", "--device", "cpu")
+    assert (code, "settings.fields.note: plain -> other" in err) == (8, True)
+
+
+def test_a_resume_drops_damaged_lines_and_refuses_what_is_no_file(here: Here) -> None:
+    _stopped(here)
+    metrics = here.path() / "metrics.jsonl"
+    shutil.copytree("runs/r", "runs/fifo")
+    whole = metrics.read_bytes()
+    metrics.write_bytes(b'{"step": 1, "kind": "\xff"}\n' + b"[" * 99_999 + b"\n" + whole)
+    here.train(**_STOPPED)
+    assert metrics.read_bytes().startswith(whole)
+    _as_fifo("metrics.jsonl")(here.path("fifo"))
+    with pytest.raises(
+        StorageFailure, match=r"runs/fifo/metrics.jsonl cannot be read \(not a regular file\)"
+    ):
+        here.train("fifo", **_STOPPED)
+
+
+def test_a_run_compared_with_itself_is_refused_and_a_copy_is_named(finished: Here) -> None:
+    Path("link").symlink_to("runs/r")
+    for other in ("runs/r", "link"):
+        code, out, err = finished.command("diff", "runs/r", other)
+        assert (code, out) == (2, "")
+        assert "both are the same folder" in err
+    shutil.copytree("runs/r", "runs/copy")
+    code, out, _ = finished.command("diff", "runs/r", "runs/copy")
+    assert code == 0
+    assert out.endswith(
+        "; runs/copy is a copy of runs/r: this is one training, compared with itself\n"
+    )
+    assert "is a copy" not in finished.command("diff", "runs/r", "runs/twin")[1]
+    shutil.copy("runs/other/model.safetensors", "runs/copy")
+    assert finished.command("diff", "runs/r", "runs/copy")[0] == 8
+
+
+def test_verify_does_a_run_again(here: Here) -> None:
+    here.train(task="digits", max_steps=30, threads=1)
+    code, out, err = here.command("verify", "runs/r", "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert "SAME BITS: runs/r and the same settings done again, 3 digests up to step 30" in out
+    code, out, _ = here.command("verify", "runs/r", "--device", "cpu", "--steps", "22")
+    assert code == 0
+    assert "2 digests up to step 22" in out
+    assert [path.name for path in Path("runs").iterdir()] == ["r"]
+
+
+def test_validations_are_compared_too(here: Here) -> None:
+    here.train(max_steps=12)
+    here.train("other", max_steps=12)
+    assert here.command("diff", "runs/r", "runs/other")[0] == 0
+    path = here.path("other") / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    last = json.loads(lines[-1])
+    assert (last["kind"], last["step"]) == ("validation", 12)
+    path.write_text("\n".join([*lines[:-1], json.dumps(last | {"loss": 9.0})]) + "\n")
+    code, _, err = here.command("diff", "runs/r", "runs/other")
+    assert code == 8
+    assert "the weights are the same, and the validation at step 12 gave another loss (" in err
+    assert first_other_validation([last], [last | {"time_unix_s": 1.0}]) is None
+
+
+def test_verify_names_the_altered_entry_the_first_step_and_the_first_tensor(here: Here) -> None:
+    here.train(task="digits", max_steps=30, threads=1)
+    _change(here.path() / "config.json", threads=2)
+    code, _, err = here.command("verify", "runs/r", "--device", "cpu")
+    assert code == 8
+    assert err.startswith(
+        "trainbox: DIFFERENT BITS: runs/r against the same settings done again: "
+        "first difference at step 22 (step 0 is the same): first tensor "
+    )
+    assert err.endswith("manifest entries that differ: threads: 1 -> 2\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("learning_rate", 0.5), ("shards", 2), ("precision", "bf16"), ("seed", 3)]
+)
+def test_verify_names_each_altered_setting(here: Here, name: str, value: Any) -> None:
+    here.train(max_steps=6)
+    _change(here.path() / "config.json", **{name: value})
+    code, _, err = here.command("verify", "runs/r", "--device", "cpu")
+    assert code == 8
+    assert err.startswith(
+        "trainbox: DIFFERENT SETTINGS: runs/r/config.json is not what the run was started with"
+    )
+    assert f"; manifest entries that differ: settings.{name}: " in err
+
+
+@pytest.mark.parametrize("words", [["verify", "runs/none"], ["diff", "runs/none", "runs/none"]])
+def test_a_folder_that_is_no_run_is_told(here: Here, words: list[str]) -> None:
+    code, _, err = here.command(*words)
+    assert code == 2
+    assert err.startswith(f"trainbox: {words[0]} runs/none: no ")
+
+
+def test_diff_names_the_settings(here: Here) -> None:
+    here.train("one", max_steps=6)
+    here.train("other", max_steps=6, seed=1)
+    code, _, err = here.command("diff", "runs/one", "runs/other")
+    assert code == 8
+    assert (
+        "first difference at step 0 (there is no earlier step to compare): first tensor "
+        "linear.weight" in err
+    )
+    assert "; manifest entries that differ: settings.seed: 0 -> 1" in err
+
+
+_STOPPED = {"max_steps": 15}
+
+
+def _stopped(here: Here) -> Path:
+    with pytest.raises(Preempted):
+        here.train(**_STOPPED, stop=StopAfter(5))
+    return here.path() / "manifest.json"
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "words"),
+    [
+        ("cuda", "11.0", "cuda: 11.0 -> "),
+        ("packages", {"torch": "1.0"}, "packages.torch: 1.0 -> "),
+        (
+            "sources",
+            {"tests.support.tiny": "0" * 64},
+            "sources.tests.trainer.tiny: 000000000000... -> ",
+        ),
+        ("data", {"train": "a", "validation": "b"}, "data.train: a -> "),
+        ("environment", {"MKL_CBWR": "AVX"}, "environment.MKL_CBWR: AVX -> nothing"),
+    ],
+)
+def test_a_resume_under_what_changes_bits_is_refused_unless_wanted(
+    here: Here, entry: str, value: Any, words: str
+) -> None:
+    path = _stopped(here)
+    _change(path, **{entry: value})
+    with pytest.raises(WrongUse) as refused:
+        here.train(**_STOPPED)
+    assert f"runs/r cannot go on to the same bits, since it was started with {words}" in str(
+        refused.value
+    )
+    assert "or go on all the same with --resume anyway" in str(refused.value)
+    assert words in here.train(**_STOPPED, resume="anyway")
+    (start,) = json.loads(path.read_text())["resumes"]
+    assert start["step"] == 5
+    assert any(name.startswith(entry) for name in start["changed"])
+
+
+def test_a_resume_without_its_manifest_is_refused_unless_wanted(here: Here) -> None:
+    _stopped(here).unlink()
+    with pytest.raises(WrongUse, match="runs/r/manifest.json is missing or damaged"):
+        here.train(**_STOPPED)
+    here.train(**_STOPPED, resume="anyway")
+    assert json.loads((here.path() / "manifest.json").read_text())["settings"]["max_steps"] == 15
+
+
+def test_a_resume_under_what_explains_only_is_listed(here: Here) -> None:
+    path = _stopped(here)
+    packages = json.loads(path.read_text())["packages"]
+    _change(
+        path, python="3.0", image_digest="sha256:abc", packages=packages | {"torchvision": "0.1"}
+    )
+    out = here.train(**_STOPPED)
+    assert "changed since the run's start: " in out
+    assert "packages.torchvision: 0.1 -> " in out
+    assert "python: 3.0 -> 3." in out
+    assert "image_digest: sha256:abc -> nothing" in out
+
+
+def test_other_data_and_another_task_source_have_other_digests(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = Tiny()
+    data = task.train_dataset(Path())
+    digest = manifest.dataset_digest(data, [])
+    assert manifest.dataset_digest(task.train_dataset(Path()), []) == digest
+    data.tensors[0][17, 2] += 1
+    assert manifest.dataset_digest(data, []) != digest
+    # of more than a gibibyte, every so-many-th example
+    monkeypatch.setattr(manifest, "_WHOLE_BYTES", 100)
+    data.tensors[0][1, 2] += 1
+    assert manifest.dataset_digest(data, []) == manifest.dataset_digest(data, [])
+    here.train(max_steps=1)
+    described = json.loads((here.path() / "manifest.json").read_text())
+    source = Path(tiny.__file__).read_bytes()
+    assert described["sources"]["tests.support.tiny"] == hashlib.sha256(source).hexdigest()
+    assert {"cpu_model", "cpu_capability"} < set(described["machine"])
+    assert set(described["data"]) == {"train", "validation"}
+    assert described["settings"]["seed"] == 0
+
+
+def test_nothing_is_trained_where_nothing_could_be_compared(here: Here) -> None:
+    here.train(max_steps=6)
+    code, out, err = here.command("verify", "runs/r", "--steps", "3", "--device", "cpu")
+    assert (code, out) == (2, "")
+    assert (
+        "runs/r has no digest of a trained step up to step 3 to compare with (the first "
+        "is of step 6" in err
+    )
+
+
+def test_a_resume_with_another_neighbour_of_the_task_is_refused(trainbox: Trainbox) -> None:
+    (trainbox.folder / "helper.py").write_text("SCALE = 1.0\n")
+    (trainbox.folder / "mine.py").write_text(
+        "from dataclasses import dataclass\n\nimport helper\nfrom tests.support.tiny "
+        "import Tiny\n\n\n"
+        "@dataclass(frozen=True)\nclass Mine(Tiny):\n"
+        "    def losses(self, model, batch):\n"
+        "        return {k: v * helper.SCALE for k, v in super().losses(model, batch).items()}\n"
+    )
+    words = (
+        "train",
+        "mine.py:Mine",
+        "--device",
+        "cpu",
+        "--max-steps",
+        "6",
+        "--checkpoint-steps",
+        "3",
+        "--run",
+        "r",
+    )
+    env = {"PYTHONPATH": str(Path(__file__).parents[3])}
+    assert trainbox(*words, env=env).code == 0
+    for path in (trainbox.folder / "runs/r/checkpoints").glob("step-00000006*"):
+        path.unlink()
+    (trainbox.folder / "helper.py").write_text("SCALE = 2.0\n")
+    ended = trainbox(*words, env=env)
+    assert ended.code == 2
+    assert "it was started with sources.helper: " in ended.err
+
+
+_TASK = """
+import importlib, importlib.util
+from dataclasses import dataclass
+
+import torch
+from torch.utils.data import Dataset
+from package_of_mine import SCALE
+from tests.support.tiny import TEXTS, Tiny
+
+spec = importlib.util.spec_from_file_location("unregistered", "unregistered.py")
+unregistered = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(unregistered)
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, index):
+        import read_by_workers
+
+        return torch.full((4,), index / 50), torch.tensor(read_by_workers.SCALE)
+
+
+@dataclass(frozen=True)
+class Mine(Tiny):
+    def train_dataset(self, place):
+        return Rows()
+
+    def losses(self, model, batch):
+        scale = SCALE * importlib.import_module("imported_late").SCALE * unregistered.SCALE
+        return {k: v * scale for k, v in super().losses(model, batch).items()}
+
+    def metrics(self, totals):
+        import imported_by_metrics
+
+        return super().metrics(totals)
+"""
+_HELPERS = {
+    "package_of_mine.helper": "package_of_mine/helper.py",  # through the package's __init__
+    "linked_task": "elsewhere/task.py",  # the task's own file, behind a symlink
+    "imported_late": "imported_late.py",
+    "imported_by_metrics": "imported_by_metrics.py",
+    "read_by_workers": "read_by_workers.py",
+    "linked_task.unregistered": "unregistered.py",  # has no entry in sys.modules
+}
+
+
+@pytest.fixture
+def helpers(here: Here, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A task and what it imports; the function forgets the modules, as a new process would not have
+    them.
+    """
+    for path in _HELPERS.values():
+        (here.folder / path).parent.mkdir(exist_ok=True)
+        (here.folder / path).write_text("SCALE = 1.0\n")
+    (here.folder / "package_of_mine/__init__.py").write_text(
+        "from package_of_mine.helper import SCALE\n"
+    )
+    (here.folder / "elsewhere/task.py").write_text(_TASK)
+    (here.folder / "linked_task.py").symlink_to("elsewhere/task.py")
+    monkeypatch.syspath_prepend(here.folder)
+
+    def forget() -> None:
+        for name in [*_HELPERS, "package_of_mine"]:
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+
+    return forget
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_manifest_lists_every_source_file_that_is_loaded(
+    here: Here, helpers: Callable[[], None], workers: int
+) -> None:
+    helpers()
+    here.train(task="linked_task:Mine", max_steps=6, workers=workers)
+    helpers()
+    sources = json.loads((here.path() / "manifest.json").read_text())["sources"]
+    found = {name: sources[name] for name in _HELPERS}
+    assert found == {
+        name: hashlib.sha256(Path(path).read_bytes()).hexdigest() for name, path in _HELPERS.items()
+    }
+    assert not any(
+        name.partition(".")[0] in ("torch", "json", "trainbox", "pytest", "__main__")
+        for name in sources
+    )
+
+
+@pytest.mark.parametrize("name", _HELPERS)
+def test_a_resume_with_another_source_file_is_refused_before_it_saves(
+    here: Here, helpers: Callable[[], None], name: str
+) -> None:
+    settings: dict[str, Any] = {
+        "task": "linked_task:Mine",
+        "max_steps": 12,
+        "workers": int(name == "read_by_workers"),
+    }
+    with pytest.raises(Preempted):
+        here.train(**settings, stop=StopAfter(8))
+    helpers()
+    with Path(_HELPERS[name]).open("a") as file:
+        file.write("# another text\n")
+    with pytest.raises(
+        Changed,
+        match=f"runs/r cannot go on to the same bits, since it was started with sources.{name}: ",
+    ):
+        here.train(**settings)
+    helpers()
+    assert here.steps()[-1] == 8
+    assert f"changed since the run's start: sources.{name}: " in here.train(
+        **settings, resume="anyway"
+    )
+    helpers()
+    (start,) = json.loads((here.path() / "manifest.json").read_text())["resumes"]
+    assert list(start["changed"]) == [f"sources.{name}"]
+
+
+def test_a_source_file_that_a_resume_cannot_find_before_it_is_imported_is_compared_then(
+    here: Here, helpers: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.session.located_sources", lambda _names: {})
+    settings: dict[str, Any] = {"task": "linked_task:Mine", "max_steps": 12, "workers": 0}
+    with pytest.raises(Preempted):
+        here.train(**settings, stop=StopAfter(8))
+    helpers()
+    Path("imported_late.py").write_text("SCALE = 2.0\n")
+    with pytest.raises(Changed, match="it was started with sources.imported_late: "):
+        here.train(**settings)
+    helpers()
+    assert here.steps()[-1] == 8
+    assert "changed since the run's start: sources.imported_late: " in here.train(
+        **settings, resume="anyway"
+    )
+    helpers()
+    start = json.loads((here.path() / "manifest.json").read_text())["resumes"][-1]
+    assert list(start["changed"]) == ["sources.imported_late"]
+
+
+def test_processes_with_other_source_files_are_refused() -> None:
+    record = manifest.SourceRecord(Mock(writes=False), {"one": "a"}, False)
+    record.compare_and_add([{"one": "a"}, {"one": "a", "only_there": "b"}])
+    with pytest.raises(
+        WrongUse,
+        match="the source file of module two differs between process 0 and process 1: "
+        "copy the same",
+    ):
+        record.compare_and_add([{"two": "a"}, {"two": "b"}])
+
+
+def test_a_source_file_that_changes_before_the_first_checkpoint_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path / "r", 0)
+    run.write_json("manifest.json", json.dumps({"sources": {"mine": "a"}}))
+    manifest.SourceRecord(run, {"mine": "a"}, anyway=True).compare_and_add([{"mine": "b"}])
+    run.close()
+    assert "changed since the run's start: sources.mine: a -> b" in capsys.readouterr().out
+    assert json.loads((tmp_path / "r" / "manifest.json").read_text()) == {"sources": {"mine": "a"}}
+
+
+def test_a_moment_of_another_type_than_its_parameter_comes_back_as_it_was(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Doubled(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    state = self.state[parameter]
+                    state.setdefault("sum", torch.zeros_like(parameter, dtype=torch.float64))
+                    state["sum"] += parameter.grad.double() / 3
+                    parameter.data -= 0.01 * state["sum"].float()
+
+    monkeypatch.setattr(
+        Tiny, "build_optimizer", lambda _t, model, _n, rate, _w: Doubled(model.parameters(), rate)
+    )
+    here.train("undisturbed", max_steps=12)
+    with pytest.raises(Preempted):
+        here.train(max_steps=12, stop=StopAfter(5))
+    here.train(max_steps=12)
+    entries = [read_entries(here.path(run) / "digests.jsonl")[-1] for run in ("r", "undisturbed")]
+    assert entries[0]["optimizer"] == entries[1]["optimizer"]
+    assert entries[0]["model"] == entries[1]["model"]

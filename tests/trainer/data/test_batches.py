@@ -1,0 +1,299 @@
+"""Which examples a step sees: integers in, integers out, the same for every way of sharing the
+work.
+"""
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from trainer.data.batches import (
+    EvaluationBatches,
+    MicroBatch,
+    Schedule,
+    epoch_order,
+    evaluation_batch_count,
+    length,
+    micro_batches,
+    place_tensors,
+    to_device,
+    training_batches,
+)
+from trainer.errors import WrongUse
+from trainer.parallel.world import Process
+
+CPU = torch.device("cpu")
+
+
+def _process(rank: int, world_size: int) -> Process:
+    return Process(rank, rank, world_size, CPU, "ddp" if world_size > 1 else "single")
+
+
+def _schedule(
+    examples: int,
+    batch_size: int,
+    steps: int,
+    accumulation: int = 1,
+    seed: int = 0,
+    shards: int = 1,
+) -> Schedule:
+    return Schedule(
+        seed,
+        examples,
+        batch_size,
+        steps,
+        micro_batches(batch_size, shards, accumulation, range(shards)),
+    )
+
+
+class Plain(Dataset[Any]):
+    """The examples of a TensorDataset one by one, so that they come through a loader."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return tuple(tensor[index] for tensor in self.tensors)
+
+
+class Augmented(Dataset[Any]):
+    """Examples that draw from all three generators."""
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        drawn = [float(torch.rand(())), float(numpy.random.rand()), random.random()]  # noqa: S311
+        return {"index": index, "drawn": torch.tensor(drawn, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1437])
+def test_an_epochs_order_is_a_permutation_that_depends_on_seed_and_epoch_alone(size: int) -> None:
+    order = epoch_order(3, 5, size)
+    assert sorted(order.tolist()) == list(range(size))
+    torch.manual_seed(99)
+    torch.rand(10)
+    state = torch.get_rng_state()
+    assert epoch_order(3, 5, size).equal(order)
+    assert torch.get_rng_state().equal(state)
+    if size > 7:
+        assert not epoch_order(3, 6, size).equal(order)
+        assert not epoch_order(4, 5, size).equal(order)
+
+
+# A batch smaller than shards x accumulation is refused by the session: some part would be empty.
+_CUTS = [
+    (batch_size, shards, accumulation)
+    for batch_size, shards, accumulation in itertools.product(
+        [1, 7, 13, 64, 384], [1, 2, 3, 4, 7], [1, 2, 3, 5]
+    )
+    if batch_size >= shards * accumulation
+]
+
+
+@pytest.mark.parametrize(("batch_size", "shards", "accumulation"), _CUTS)
+def test_the_shards_parts_partition_the_global_batch_in_near_equal_pieces(
+    batch_size: int, shards: int, accumulation: int
+) -> None:
+    whole = micro_batches(batch_size, shards, accumulation, range(shards))
+    assert [i for micro in whole for i in range(micro.start, micro.stop)] == list(range(batch_size))
+    assert len(whole) == shards * accumulation
+    sizes = {micro.size for micro in whole}
+    assert max(sizes) - min(sizes) <= 1
+    assert min(sizes) >= 1
+    for world_size in range(1, shards + 1):
+        ranks = [_process(rank, world_size).owned(shards) for rank in range(world_size)]
+        shared = [
+            micro
+            for owned in ranks
+            for micro in micro_batches(batch_size, shards, accumulation, owned)
+        ]
+        assert tuple(shared) == whole
+        assert all(len(owned) for owned in ranks)
+
+
+def test_a_micro_batch_names_its_shard_and_part() -> None:
+    assert micro_batches(7, 2, 2, [1]) == (MicroBatch(1, 0, 3, 5), MicroBatch(1, 1, 5, 7))
+    assert MicroBatch(1, 0, 3, 5).size == 2
+
+
+@pytest.mark.parametrize("world_size", range(1, 6))
+def test_owned_blocks_follow_each_other_and_the_first_never_goes_without(world_size: int) -> None:
+    for count in range(12):
+        blocks = [_process(rank, world_size).owned(count) for rank in range(world_size)]
+        assert [i for block in blocks for i in block] == list(range(count))
+        assert len(blocks[0]) == max(map(len, blocks))
+        assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
+        assert blocks == [
+            _process(0, world_size).owned_by(rank, count) for rank in range(world_size)
+        ]
+
+
+@pytest.mark.parametrize("start", [0, 1, 4, 5, 9, 16])
+def test_the_stream_from_a_middle_step_is_the_tail_of_the_whole_one(start: int) -> None:
+    # 4 steps an epoch: 4 epochs
+    schedule = _schedule(examples=23, batch_size=5, steps=16, accumulation=2)
+    whole = [(epoch, indices.tolist()) for epoch, indices in schedule.indices(0)]
+    tail = [(epoch, indices.tolist()) for epoch, indices in schedule.indices(start)]
+    assert tail == whole[2 * start :]
+    assert len(whole) == 32
+
+
+def test_an_epoch_shows_each_example_at_most_once_and_leaves_others_out_each_time() -> None:
+    schedule = _schedule(examples=23, batch_size=5, steps=16)
+    epochs: dict[int, list[int]] = {}
+    for epoch, indices in schedule.indices(0):
+        epochs.setdefault(epoch, []).extend(indices.tolist())
+    assert list(epochs) == [0, 1, 2, 3]
+    for shown in epochs.values():
+        assert len(shown) == len(set(shown)) == 20
+    assert len({frozenset(shown) for shown in epochs.values()}) > 1
+    assert epochs[0] != epochs[1]
+
+
+def test_all_processes_together_see_the_stream_of_one() -> None:
+    whole = [
+        indices.tolist() for _, indices in _schedule(examples=50, batch_size=16, steps=6).indices(0)
+    ]
+    for world_size in (2, 3):
+        parts = [
+            Schedule(
+                0,
+                50,
+                16,
+                6,
+                micro_batches(16, world_size, 2, _process(rank, world_size).owned(world_size)),
+            )
+            for rank in range(world_size)
+        ]
+        streams = [iter(part.indices(0)) for part in parts]
+        for expected in whole:
+            together = [i for stream in streams for _ in range(2) for i in next(stream)[1].tolist()]
+            assert together == expected
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_tensors_and_a_loader_give_the_same_examples_in_the_same_order(start: int) -> None:
+    tensors = torch.arange(23), torch.arange(46, dtype=torch.float32).view(23, 2)
+    schedule = _schedule(examples=23, batch_size=5, steps=9, accumulation=2)
+    held = list(training_batches(TensorDataset(*tensors), schedule, start, CPU, 0))
+    loaded = list(training_batches(Plain(*tensors), schedule, start, CPU, 0))
+    assert len(held) == len(loaded) == 2 * (9 - start)
+    for one, other in zip(held, loaded, strict=True):
+        assert all(a.equal(b) for a, b in zip(one, other, strict=True))
+
+
+def _batches(workers: int, start: int) -> list[tuple[list[int], list[list[float]]]]:
+    schedule = _schedule(examples=23, batch_size=5, steps=9, seed=7)
+    batches = training_batches(Augmented(), schedule, start, CPU, workers)
+    return [(batch["index"].tolist(), batch["drawn"].tolist()) for batch in batches]
+
+
+# on a machine of two cores
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_random_augmentation_is_the_same_with_any_number_of_workers_and_from_any_start(
+    workers: int,
+) -> None:
+    whole = _batches(0, 0)
+    assert len(whole) == 9
+    assert _batches(0, 6) == whole[6:]
+    assert _batches(workers, 0) == whole
+    assert _batches(workers, 6) == whole[6:]
+    # It is augmentation: the same example is drawn anew in the next epoch, and each generator
+    # counts.
+    first = {
+        index: drawn
+        for indices, draws in whole[:4]
+        for index, drawn in zip(indices, draws, strict=True)
+    }
+    again = {
+        index: drawn
+        for indices, draws in whole[4:8]
+        for index, drawn in zip(indices, draws, strict=True)
+    }
+    for index in first.keys() & again.keys():
+        assert all(a != b for a, b in zip(first[index], again[index], strict=True))
+    assert len({tuple(drawn) for drawn in first.values()}) == 20
+
+
+def _own(
+    number: int, world_size: int, examples: int, batch_size: int, dataset: Dataset[Any]
+) -> Iterator[tuple[int, Any]]:
+    own = _process(number, world_size).owned(evaluation_batch_count(examples, batch_size))
+    yield from EvaluationBatches(dataset, batch_size, own, CPU, 0).iterate()
+
+
+@pytest.mark.parametrize("examples", [1, 5, 17, 257])
+@pytest.mark.parametrize("batch_size", [1, 8, 17, 500])
+@pytest.mark.parametrize("kind", [TensorDataset, Plain])
+def test_evaluation_covers_each_example_once(examples: int, batch_size: int, kind: Any) -> None:
+    for world_size in (1, 2, 3, 5):
+        seen, batches = [], 0
+        for rank in range(world_size):
+            for count, (indices,) in _own(
+                rank, world_size, examples, batch_size, kind(torch.arange(examples))
+            ):
+                assert count == len(indices) <= batch_size
+                seen += indices.tolist()
+                batches += 1
+        assert seen == list(range(examples))
+        assert batches == evaluation_batch_count(examples, batch_size)
+
+
+def _evaluated_twice() -> list[list[tuple[int, list[int], list[list[float]]]]]:
+    # In a function of its own: a failing test would hold the workers, which leave SIGTERM to their
+    # parent, until it ends.
+    batches = EvaluationBatches(Augmented(), 10, range(3), CPU, 1)
+    return [
+        [(n, b["index"].tolist(), b["drawn"].tolist()) for n, b in batches.iterate()]
+        for _ in range(2)
+    ]
+
+
+def test_evaluation_can_be_repeated_with_living_workers_and_draws_the_same() -> None:
+    first, second = _evaluated_twice()
+    assert first == second
+    assert [n for n, _, _ in first] == [10, 10, 3]
+    assert [i for _, indices, _ in first for i in indices] == list(range(23))
+
+
+def test_containers_are_moved_with_what_is_in_them() -> None:
+    tensor = torch.ones(2)
+    batch = {"a": tensor, "b": [tensor, ("name", tensor)], "c": 3}
+    moved = to_device(batch, torch.device("meta"))
+    assert moved["a"].device.type == "meta"
+    assert isinstance(moved["b"], list)
+    assert moved["b"][0].device.type == "meta"
+    assert isinstance(moved["b"][1], tuple)
+    assert moved["b"][1][0] == "name"
+    assert moved["b"][1][1].device.type == "meta"
+    assert moved["c"] == 3
+    assert to_device(tensor, CPU) is tensor
+
+
+def test_tensors_stay_where_they_are_on_a_cpu() -> None:
+    held, other = TensorDataset(torch.ones(3)), Plain(torch.ones(3))
+    assert place_tensors(held, CPU) is held
+    assert place_tensors(other, CPU) is other
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count()
+
+
+def test_a_dataset_without_a_length_is_told() -> None:
+    with pytest.raises(
+        WrongUse, match=r"the dataset Endless has no length \(.*\): give a map-style one"
+    ):
+        length(Endless())

@@ -1,0 +1,524 @@
+"""State in plain attributes, which a checkpoint leaves out: put back after the first forwards, and
+named when it moves.
+"""
+
+import functools
+import hashlib
+import itertools
+import random
+import sys
+import tracemalloc
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support.here import Here, StopAfter
+from tests.support.tiny import StepCounter, Tiny
+from trainer.errors import Preempted, WrongUse
+from trainer.loop.attributes import Attributes
+from trainer.loop.guard import check_unchanged
+from trainer.system.sources import loaded_sources
+
+_COUNT = 0
+_GENERATOR = random.Random(0)  # noqa: S311
+
+
+class _Note:
+    """An object of the user's own in an attribute."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class _Slotted:
+    """Has no `__dict__`."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class _Hook:
+    """Has a state; a module calls it after each forward."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, *_: object) -> None:
+        pass
+
+
+def _counter() -> Callable[[], int]:
+    count = 0
+
+    def counted() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return counted
+
+
+def _numbers() -> Iterator[int]:
+    yield from range(100)
+
+
+def _add(numbers: list[int], number: int) -> None:
+    numbers.append(number)
+
+
+class _Stateful(StepCounter):
+    """Has attributes of each kind; none of them moves by itself."""
+
+    forwards_of_all = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+        self.ready = False
+        self.name = "start"
+        self.history: list[int] = []
+        self.recent: deque[int] = deque(maxlen=3)
+        self.seen = {"b", "a"}
+        self.table = {"means": [torch.zeros(2)], "size": (1, 2)}
+        self.array = numpy.zeros(3)
+        self.generator = torch.Generator().manual_seed(0)
+        self.numpys = numpy.random.default_rng(0)
+        self.counter = itertools.count()
+        self.note = _Note()
+        self.slotted = _Slotted()
+        self.closure = _counter()
+        self.numbers = _numbers()
+        self.partial = functools.partial(_add, [])
+        self.linear.register_forward_hook(_Hook())
+        self.hidden = [nn.Linear(1, 1)]
+        self.words = dict.fromkeys(map(str, range(5000)), 0)
+
+
+def _grow_note(model: _Stateful) -> None:
+    model.note.count += 1
+
+
+def _grow_hook(model: _Stateful) -> None:
+    (hook,) = model.linear._forward_hooks.values()
+    hook.count += 1  # type: ignore[attr-defined]
+
+
+def _move_hidden(model: _Stateful) -> None:
+    with torch.no_grad():
+        model.hidden[0].weight.add_(1)
+
+
+def _move_global() -> None:
+    global _COUNT  # noqa: PLW0603
+    _COUNT += 1
+
+
+_MOVES: dict[str, Callable[[Tiny, Any], Any]] = {
+    "scale from 1.0 to 2.0": lambda _task, model: setattr(model, "scale", 2.0),
+    "ready from False to True": lambda _task, model: setattr(model, "ready", True),
+    "name from 'start' to 'end'": lambda _task, model: setattr(model, "name", "end"),
+    "history,": lambda _task, model: model.history.append(1),
+    "recent,": lambda _task, model: model.recent.append(1),
+    "seen,": lambda _task, model: model.seen.add("c"),
+    "table,": lambda _task, model: model.table["means"][0].add_(1),
+    "array,": lambda _task, model: model.array.__setitem__(0, 1),
+    "generator, a generator of its own": lambda _task, model: torch.rand(
+        1, generator=model.generator
+    ),
+    "numpys, a generator of its own": lambda _task, model: model.numpys.normal(),
+    "counter,": lambda _task, model: next(model.counter),
+    "note,": lambda _task, model: _grow_note(model),
+    "slotted,": lambda _task, model: setattr(model.slotted, "count", 1),
+    "closure,": lambda _task, model: model.closure(),
+    "numbers,": lambda _task, model: next(model.numbers),
+    "partial,": lambda _task, model: model.partial(1),
+    "linear.hook 0,": lambda _task, model: _grow_hook(model),
+    "hidden,": lambda _task, model: _move_hidden(model),
+    "words,": lambda _task, model: model.words.__setitem__("more", 1),
+    "Tiny.state,": lambda task, _model: task.state.append(1),
+    "_Stateful.forwards_of_all from 0 to 1": lambda _task, _model: setattr(
+        _Stateful, "forwards_of_all", 1
+    ),
+    "tests.trainer.loop.test_attributes._COUNT from 0 to 1": lambda _task, _model: _move_global(),
+    "tests.trainer.loop.test_attributes._GENERATOR, a generator": lambda _task, _model: (
+        _GENERATOR.random()
+    ),
+}
+
+
+@pytest.fixture
+def stateful(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build_model(task: Tiny) -> nn.Module:
+        vars(task)["state"] = []
+        return _Stateful()
+
+    monkeypatch.setattr(Tiny, "build_model", build_model)
+    monkeypatch.setattr(_Stateful, "forwards_of_all", 0)
+    monkeypatch.setitem(globals(), "_COUNT", 0)
+
+
+def _moving(
+    monkeypatch: pytest.MonkeyPatch, moves: list[Callable[[Tiny, Any], Any]], forward: int
+) -> None:
+    """Let the forward with number `forward` make the moves, once."""
+    plain = Tiny.losses
+
+    def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        found = plain(task, model, batch)
+        if int(model.forwards) == forward and model.training:
+            for move in moves:
+                move(task, model)
+        return found
+
+    monkeypatch.setattr(Tiny, "losses", losses)
+
+
+@pytest.mark.usefixtures("stateful")
+@pytest.mark.parametrize("words", _MOVES)
+def test_an_attribute_that_moves_late_ends_the_run_at_the_next_digest(
+    here: Here, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    _moving(monkeypatch, [_MOVES[words]], 5)
+    with pytest.raises(WrongUse) as ended:
+        here.train(max_steps=12)
+    assert str(ended.value).startswith(f"task Tiny: by step 6 it has changed {words}")
+    assert str(ended.value).endswith("or give up the same bits with --fast")
+    assert here.steps() == []
+
+
+@pytest.mark.usefixtures("stateful")
+def test_an_attribute_that_has_moved_is_not_saved(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _moving(monkeypatch, [lambda _task, model: setattr(model, "scale", 2.0)], 3)
+    with pytest.raises(
+        WrongUse,
+        match="by step 4 it has changed scale from 1.0 to 2.0, which checkpoints leave out",
+    ):
+        here.train(max_steps=12, checkpoint_steps=2)
+    assert here.steps() == [2]
+
+
+@pytest.mark.usefixtures("stateful")
+@pytest.mark.parametrize(
+    "words",
+    ["scale from 1.0 to 2.0", "history,", "Tiny.state,", "generator, a generator of its own"],
+)
+def test_an_attribute_that_the_first_forward_moves_is_refused_before_step_1(
+    here: Here, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    grow = {"scale from 1.0 to 2.0": lambda _task, model: setattr(model, "scale", model.scale * 2)}
+    # the buffer that counts forwards is put back after each
+    _moving(monkeypatch, [{**_MOVES, **grow}[words]], 1)
+    with pytest.raises(WrongUse) as refused:
+        here.train(max_steps=12)
+    assert f"task Tiny: a forward changes {words}" in str(refused.value)
+
+
+@pytest.mark.usefixtures("stateful")
+def test_fast_trains_on_and_names_what_has_moved_once(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _moving(monkeypatch, list(_MOVES.values()), 5)
+    out = here.train(max_steps=18, deterministic=False)
+    (line,) = [line for line in out.splitlines() if "has changed" in line]
+    assert line.startswith(
+        "step 6: task Tiny has changed Tiny.state, _Stateful.forwards_of_all, array, "
+        "closure, counter, "
+    )
+    assert line.endswith("words, which checkpoints leave out: a resumed run may get other bits")
+    assert here.steps()[-1] == 18
+
+
+def test_the_first_forwards_leave_no_trace(stateful: None) -> None:
+    task, model = Tiny(), _Stateful()
+    vars(task)["state"] = []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    attributes = Attributes(task, model, optimizer, {})
+    before, tensor, hidden = attributes.values(), model.table["means"][0], model.hidden[0]
+    put_back = attributes.snapshot()
+    for move in _MOVES.values():
+        move(task, model)
+    model.table["more"] = 1
+    vars(optimizer)["count"] = vars(task)["new"] = model.late = 1  # type: ignore[assignment]
+    assert len(attributes.differing(before, attributes.values())) == len(_MOVES) + 3
+    put_back()
+    # nobody can turn them back
+    assert attributes.differing(before, attributes.values()).keys() == {"counter", "numbers"}
+    assert model.table["means"][0] is tensor
+    assert model.hidden[0] is hidden
+    assert (_Stateful.forwards_of_all, _COUNT, vars(task)) == (
+        0,
+        0,
+        {"nan_at": 0, "noise": 0.1, "state": []},
+    )
+
+
+class _Bank(StepCounter):
+    """Keeps tensors above 4 MiB, and changes a part of one when `moves` gives True."""
+
+    moves: Callable[["_Bank"], bool] = staticmethod(lambda _model: False)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bank = torch.zeros(2**20 + 1)
+        self.table = numpy.zeros(2**19 + 1)
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        if type(self).moves(self):
+            self.bank.fill_(float(inputs_B4.detach()[0, 0]))
+        return super().forward(inputs_B4)
+
+
+def _with_bank(monkeypatch: pytest.MonkeyPatch, moves: Callable[[_Bank], bool]) -> None:
+    monkeypatch.setattr(_Bank, "moves", staticmethod(moves))
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Bank())
+
+
+def test_large_tensors_are_not_copied(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_bank(monkeypatch, lambda _model: False)
+    model = _Bank()
+    attributes = Attributes(Tiny(), model, torch.optim.SGD(model.parameters(), 0.1), {})
+    with monkeypatch.context() as counted:
+        clone, copied = Tensor.clone, list[int]()
+        counted.setattr(
+            Tensor, "clone", lambda tensor: (copied.append(tensor.nbytes), clone(tensor))[1]
+        )
+        tracemalloc.start()
+        attributes.snapshot()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert (copied, peak < 2**20) == ([], True)
+    here.train(max_steps=2)
+    assert here.steps() == [2]
+
+
+@pytest.mark.parametrize(
+    ("moves", "deterministic", "words"),
+    [
+        (
+            lambda model: not model.bank.any(),
+            True,
+            "a forward changes bank, which checkpoints leave out",
+        ),
+        (lambda model: model.training, True, "a forward changes bank, which checkpoints leave out"),
+        (
+            lambda model: not model.training,
+            True,
+            "by step 0 it has changed bank, which checkpoints leave out",
+        ),
+        (
+            lambda model: not model.training,
+            False,
+            "step 0: task Tiny has changed bank, which checkpoints leave out",
+        ),
+    ],
+    ids=["the first forward", "each forward", "each validation", "each validation, --fast"],
+)
+def test_a_large_tensor_that_the_preflight_check_moves_is_named(
+    here: Here,
+    monkeypatch: pytest.MonkeyPatch,
+    moves: Callable[[_Bank], bool],
+    deterministic: bool,
+    words: str,
+) -> None:
+    _with_bank(monkeypatch, moves)
+    if deterministic:
+        with pytest.raises(WrongUse, match=words):
+            here.train(max_steps=12)
+        assert here.steps() == []
+    else:
+        assert here.train(max_steps=12, deterministic=False).count(words) == 1
+
+
+def test_a_large_tensor_that_a_validation_moves_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _with_bank(monkeypatch, lambda model: not model.training and int(model.forwards) > 5)
+    with pytest.raises(WrongUse, match="it has changed bank, which checkpoints leave out"):
+        here.train(max_steps=18)
+
+
+def test_all_processes_end_when_an_attribute_moves_on_one() -> None:
+    attributes, process = Mock(), Mock()
+    attributes.moved.return_value = {}
+    process.from_each.side_effect = lambda own: [
+        own,
+        [{"scale": "scale, which checkpoints leave out"}, {}],
+    ]
+    job: Any = SimpleNamespace(
+        attributes=attributes,
+        process=process,
+        sources=None,
+        task=Tiny(),
+        config=SimpleNamespace(deterministic=True),
+        progress=SimpleNamespace(step=3),
+    )
+    with pytest.raises(
+        WrongUse, match="task Tiny: by step 3 it has changed scale, which checkpoints leave out"
+    ):
+        check_unchanged(job)
+
+
+class _ActNorm(StepCounter):
+    """Scales its inputs by a parameter that the first forward sets from the data."""
+
+    buffer = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor_4 = nn.Parameter(torch.ones(4))
+        if self.buffer:
+            self.register_buffer("ready", torch.tensor(False))
+        else:
+            self.ready = False  # type: ignore[assignment]
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        if not self.ready:
+            self.factor_4.data.copy_(1 / inputs_B4.std(0))
+            self.ready = self.ready | True
+        return super().forward(inputs_B4 * self.factor_4)
+
+
+@pytest.mark.parametrize("buffer", [False, True])
+def test_weights_that_the_first_forward_sets_from_the_data_are_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch, buffer: bool
+) -> None:
+    monkeypatch.setattr(_ActNorm, "buffer", buffer)
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: _ActNorm())
+    with pytest.raises(
+        WrongUse,
+        match="task Tiny: a forward changes the trained parameter factor_4, .*: set it "
+        "in build_model",
+    ):
+        here.train(max_steps=3)
+
+
+def test_fast_trains_weights_that_the_first_forward_sets_and_sets_them_in_the_first_step(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: _ActNorm())
+    here.train("tried", max_steps=3, deterministic=False)
+    monkeypatch.setattr("trainer.session.try_task", lambda _job: None)
+    here.train("untried", max_steps=3, deterministic=False)
+    assert here.digest("tried") == here.digest("untried")
+
+
+class _Threshold(StepCounter):
+    """Keeps a number of the first batch that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threshold: float | None = None
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        if self.threshold is None:
+            self.threshold = float(inputs_B4.max())
+        return super().forward(inputs_B4.clamp(max=self.threshold))
+
+
+def test_what_a_model_keeps_of_the_first_batch_it_sees_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Threshold())
+    with pytest.raises(WrongUse, match=r"task Tiny: a forward changes threshold from None to \d"):
+        here.train(max_steps=3)
+
+
+class _Busy(nn.Module):
+    """Has attributes that each forward sets anew, by its batch alone, and parts of torch that keep
+    such.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.lstm = nn.LSTM(4, 4)
+        self.attention = nn.MultiheadAttention(4, 2)
+        self.old_weight = torch.nn.utils.weight_norm(nn.Linear(4, 4))
+        self.old_spectral = torch.nn.utils.spectral_norm(nn.Linear(4, 4))
+        self.spectral = torch.nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+        self.weight = torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 1))
+        self.activation: Tensor | None = None
+        self.masks: dict[int, Tensor] = {}
+        self.warned = False
+        self.shape: list[int] = []
+        self.validated = 0
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        self.warned = True
+        self.shape = list(inputs_B4.shape)
+        if len(inputs_B4) not in self.masks:
+            self.masks[len(inputs_B4)] = torch.ones(len(inputs_B4), 1)
+        self.validated += not self.training
+        hidden_B4 = self.norm(inputs_B4) * self.masks[len(inputs_B4)]
+        hidden_B4 = self.attention(*[self.lstm(hidden_B4[None])[0]] * 3)[0][0]
+        hidden_B4 = self.spectral(self.old_spectral(self.old_weight(hidden_B4)))
+        self.graph = hidden_B4
+        self.activation = hidden_B4.detach().clone()
+        output_B: Tensor = self.weight(hidden_B4).squeeze(1)
+        return output_B
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_attributes_that_each_forward_sets_anew_may_move(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        inputs_B4, targets_B = batch
+        vars(task)["last"] = inputs_B4.sum()
+        return {"error": (model(inputs_B4) - targets_B).square()}
+
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Busy())
+    monkeypatch.setattr(Tiny, "losses", losses)
+    here.train("undisturbed", max_steps=14, shards=2, threads=1, digest_steps=1)
+    with pytest.raises(Preempted):
+        here.train(max_steps=14, shards=2, threads=1, digest_steps=1, stop=StopAfter(8))
+    here.train(max_steps=14, shards=2, threads=1, digest_steps=1)
+    assert here.digest() == here.digest("undisturbed")
+
+
+def test_a_state_of_the_optimizers_own_that_its_state_dict_leaves_out_is_named(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(torch.optim.SGD):
+        steps = 0
+
+        def step(self, closure: Any = None) -> Any:
+            vars(self)["steps"] = self.steps + 1
+            return super().step(closure)
+
+    monkeypatch.setattr(
+        Tiny, "build_optimizer", lambda _t, model, _n, rate, _w: Slow(model.parameters(), rate)
+    )
+    with pytest.raises(
+        WrongUse, match="by step 1 it has changed optimizer.steps, which checkpoints leave out"
+    ):
+        here.train(max_steps=3)
+
+
+def test_a_users_module_in_the_place_of_a_librarys_is_a_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries are remembered, by module and not by name: thousands of them are passed over at
+    each digest.
+    """
+    library, users = ModuleType("just_loaded"), ModuleType("just_loaded")
+    library.__file__, users.__file__ = numpy.__file__, str(tmp_path / "just_loaded.py")
+    (tmp_path / "just_loaded.py").touch()
+    monkeypatch.setitem(sys.modules, "just_loaded", library)
+    assert "just_loaded" not in loaded_sources()
+    monkeypatch.setitem(sys.modules, "just_loaded", users)
+    assert [loaded_sources()["just_loaded"] for _ in range(2)] == 2 * [
+        hashlib.sha256(b"").hexdigest()
+    ]

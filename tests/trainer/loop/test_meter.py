@@ -1,0 +1,109 @@
+"""What a training measures of itself for the bench."""
+
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import trainer.loop.fit
+from tests.support.here import Here
+from tests.support.tiny import TINY
+from trainer.parallel.world import Process
+from trainer.records.run_folder import gpu_figures
+
+FOREVER = (
+    "--max-steps",
+    "1000000000",
+    "--eval-every",
+    "1000000000",
+    "--device",
+    "cpu",
+    "--run",
+    "r",
+    "--threads",
+    "1",
+)
+
+
+def measure(here: Here, seconds: float, *words: str) -> dict[str, Any]:
+    code, _, err = here.command("train", TINY, *FOREVER, "--measure-seconds", f"{seconds}", *words)
+    assert code == 0, err
+    found = json.loads((here.path() / "measured.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_measured_training_ends_by_itself_and_saves_nothing(here: Here) -> None:
+    found = measure(here, 0.3, "--batch-size", "10", "--accumulation", "2")
+    assert found["seconds"] >= 0.3
+    assert found["steps"] >= 5
+    assert found["samples_per_second"] == pytest.approx(found["steps"] * 10 / found["seconds"])
+    assert 0 < found["data_seconds"][0] < found["seconds"]
+    assert found["exchange_seconds"] is None
+    assert 50 < found["memory_mib"][0] < 100_000
+    settings = {
+        name: found[name]
+        for name in ("device", "batch_size", "accumulation", "workers", "threads", "examples")
+    }
+    assert settings == {
+        "device": "cpu",
+        "batch_size": 10,
+        "accumulation": 2,
+        "workers": 0,
+        "threads": 1,
+        "examples": 50,
+    }
+    assert here.steps() == []
+    assert here.entries("validation") == []
+
+
+def test_what_comes_before_and_after_is_not_measured(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that moves by 1 s at each batch and by 1000 s at the first: a warm-up is known,
+    not waited for.
+    """
+    taken = itertools.count()
+    now = [0.0]
+
+    def slow_first(*words: Any) -> Iterator[Any]:
+        for number, batch in enumerate(batches(*words)):
+            next(taken)
+            now[0] += 1000.0 if number == 0 else 1.0
+            yield batch
+
+    batches = trainer.loop.fit.training_batches
+    monkeypatch.setattr(trainer.loop.fit, "training_batches", slow_first)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    found = measure(here, 60)
+    # Warm-up of a fifth, looked at after 1, 2, 4, 8, 16 steps; then 60 steps of a second, all of it
+    # waiting for data.
+    assert (found["steps"], found["seconds"], found["data_seconds"]) == (60, 60.0, [60.0])
+    # and one more, so that the end of the training is not in what is measured
+    assert next(taken) == 16 + 60 + 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "each"),
+    [("single", [100.0]), ("dp", [100.0, 110.0, 120.0])],
+    ids=["one GPU", "three under DataParallel"],
+)
+def test_the_log_has_the_memory_of_each_gpu(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, each: list[float]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(
+        torch.cuda, "max_memory_allocated", lambda index: (100 + 10 * index) * 2**20
+    )
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 73)
+    figures = gpu_figures(Process(0, 0, 1, torch.device("cuda", 0), strategy))
+    assert figures == {
+        "gpu_memory_mib": each[-1],
+        "gpu_memory_mib_each": each,
+        "gpu_utilization_percent": 73.0,
+    }
+    assert gpu_figures(Process(0, 0, 1, torch.device("cpu"), "single")) == {}

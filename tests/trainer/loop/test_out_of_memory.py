@@ -1,0 +1,317 @@
+"""A batch that does not fit: cut into smaller parts at the first steps, the batch and the steps
+kept, and said so.
+"""
+
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.support.here import Here, StopAfter
+from tests.support.tiny import TINY, Large
+from trainer.errors import OutOfMemory, Preempted, WrongUse
+
+LARGE = "tests.support.tiny:Large"
+_FOUND = "the GPU's memory is used up (CUDA out of memory. Tried to allocate 2.00 GiB.)"
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets how many examples fit in memory at once."""
+    return lambda examples: monkeypatch.setenv("ROOM", str(examples))
+
+
+def _config(here: Here, run: str = "r") -> dict[str, Any]:
+    config = json.loads((here.path(run) / "config.json").read_text())
+    assert isinstance(config, dict)
+    return config
+
+
+def _manifest(here: Here, run: str = "r") -> dict[str, Any]:
+    manifest = json.loads((here.path(run) / "manifest.json").read_text())
+    assert isinstance(manifest, dict)
+    return manifest
+
+
+def _digests(here: Here, run: str) -> list[dict[str, Any]]:
+    return [
+        json.loads(line) for line in (here.path(run) / "digests.jsonl").read_text().splitlines()
+    ]
+
+
+@pytest.mark.parametrize(("room_for", "parts"), [(8, 1), (7, 2), (4, 2), (3, 4), (1, 8)])
+def test_the_batch_is_halved_until_it_fits_and_the_bits_are_those_of_as_many_parts(
+    here: Here, room: Any, room_for: int, parts: int
+) -> None:
+    here.train("whole", task=LARGE, log_steps=1)
+    here.train("asked", task=LARGE, log_steps=1, accumulation=parts)
+    room(room_for)
+    out = here.train(task=LARGE, log_steps=1)
+
+    assert here.digest() == here.digest("asked")
+    assert _config(here) == _config(here, "asked")
+    assert (_config(here)["batch_size"], _config(here)["accumulation"]) == (8, parts)
+    # The batch, the steps, and which examples each sees.
+    assert [(e["step"], e["epoch"]) for e in here.entries("train")] == [
+        (e["step"], e["epoch"]) for e in here.entries("train", "whole")
+    ]
+    assert [e["order"] for e in _digests(here, "r")] == [
+        e["order"] for e in _digests(here, "whole")
+    ]
+    for name, weight in here.weights("whole").items():
+        if name != "forwards":
+            torch.testing.assert_close(here.weights()[name], weight)
+
+    sizes = [8 >> number for number in range(parts.bit_length() - 1)]
+    told = [f"{_FOUND} with {size} examples at once" for size in sizes]
+    assert out.count("batch      8 = 1 process x 8 x 1 accumulation\n") == 1
+    for number, line in enumerate(told, 1):
+        assert (
+            f"{line}: cut into smaller parts, the batch stays\n"
+            f"batch      8 = 1 process x {8 >> number} x {2**number} accumulation\n" in out
+        )
+    assert out.count("cut into smaller parts") == len(told)
+    assert out.count("run        runs/r\n") == 1
+    manifest = _manifest(here)
+    assert manifest.get("did_not_fit", []) == told
+    assert manifest["settings"]["accumulation"] == parts
+
+
+def test_the_second_step_is_a_first_one_too_and_nothing_of_it_stays(here: Here, room: Any) -> None:
+    here.train(
+        "asked", task=LARGE, fields={"first": 2}, log_steps=1, digest_steps=1, accumulation=2
+    )
+    room(4)
+    out = here.train(task=LARGE, fields={"first": 2}, log_steps=1, digest_steps=1)
+    assert f"{_FOUND} with 8 examples at once: cut into smaller parts" in out
+    assert here.digest() == here.digest("asked")
+    assert [e["step"] for e in here.entries("train")] == list(range(1, 19))
+    trained = [[e for e in _digests(here, run) if e["kind"] == "step"] for run in ("r", "asked")]
+    assert trained[0] == trained[1]
+
+
+def test_what_did_not_fit_is_freed_before_the_next_is_built(
+    here: Here, room: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[weakref.ref[nn.Module]] = []
+    build_model = Large.build_model
+
+    def noted(task: Large) -> nn.Module:
+        assert [model for model in built if model() is not None] == []
+        model = build_model(task)
+        model.itself = [model]  # type: ignore[assignment]  # a cycle, as the hooks of several processes make
+        built.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(Large, "build_model", noted)
+    room(2)
+    here.train(task=LARGE, fields={"first": 2})
+    assert len(built) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "step"),
+    [({"fields": {"first": 3}}, 2), ({"fields": {"first": 2}, "checkpoint_steps": 1}, 1)],
+)
+def test_later_the_run_ends_and_what_was_saved_goes_on(
+    here: Here, room: Any, settings: dict[str, Any], step: int
+) -> None:
+    """From the third step on, and where a checkpoint holds the larger parts' bits."""
+    room(4)
+    with pytest.raises(OutOfMemory) as ended:
+        here.train(task=LARGE, **settings)
+    assert str(ended.value).startswith(_FOUND)
+    assert ended.value.exit_code == 5
+    assert _config(here)["accumulation"] == 1
+    assert here.path().joinpath("checkpoints", f"step-{step:08d}.pt").exists() == (
+        "checkpoint_steps" in settings
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "room_for", "text"),
+    [
+        (
+            {"accumulation": 1},
+            4,
+            f"{_FOUND} with 8 example(s) at once; --accumulation 1 (or the config.json "
+            "that was given)",
+        ),
+        (
+            {"accumulation": 2},
+            3,
+            f"{_FOUND} with 4 example(s) at once; --accumulation 2 (or the config.json "
+            "that was given)",
+        ),
+        (
+            {},
+            0,
+            f"{_FOUND} with 1 example(s) at once, and there is nothing left to cut: make "
+            "the model or the examples smaller",
+        ),
+        (
+            {"fields": {"norm": True}},
+            1,
+            f"{_FOUND} with 2 example(s) at once, and batch norm needs two: make the model",
+        ),
+    ],
+)
+def test_what_cannot_be_cut_ends_with_5(
+    here: Here, room: Any, settings: dict[str, Any], room_for: int, text: str
+) -> None:
+    room(room_for)
+    with pytest.raises(OutOfMemory) as ended:
+        here.train(task=LARGE, **settings)
+    assert str(ended.value).startswith(text)
+    assert ended.value.exit_code == 5
+    assert here.steps() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "room_for", "equation"),
+    [
+        ({"batch_size": 7}, 3, "7 = 1 process x 1 or 2 x 4 accumulation"),
+        ({"batch_size": 7}, 1, "7 = 1 process x 1 x 7 accumulation"),
+        ({"batch_size": 7, "shards": 2}, 2, "7 = 2 shards x 1 or 2 x 2 accumulation"),
+        ({"shards": 2}, 2, "8 = 2 shards x 2 x 2 accumulation"),
+        ({"fields": {"norm": True}}, 3, "8 = 1 process x 2 x 4 accumulation"),
+        ({"batch_size": 7, "fields": {"norm": True}}, 3, "7 = 1 process x 2 or 3 x 3 accumulation"),
+    ],
+)
+def test_no_part_is_empty(
+    here: Here, room: Any, settings: dict[str, Any], room_for: int, equation: str
+) -> None:
+    """A share that cannot be halved evenly has parts that differ by one."""
+    room(room_for)
+    out = here.train(task=LARGE, max_steps=2, **settings)
+    assert f"\nbatch      {equation}\n" in out
+    norm = [line for line in out.splitlines() if "batch norm sees" in line]
+    assert bool(norm) == ("fields" in settings)
+
+
+def test_a_resumed_run_keeps_its_parts(here: Here, room: Any) -> None:
+    here.train("asked", task=LARGE, accumulation=4)
+    room(2)
+    with pytest.raises(Preempted):
+        here.train(task=LARGE, stop=StopAfter(4))
+    room(8)
+    out = here.train(task=LARGE)
+    assert "batch      8 = 1 process x 2 x 4 accumulation\n" in out
+    assert "cut into smaller parts" not in out
+    assert here.digest() == here.digest("asked")
+    with pytest.raises(WrongUse, match="started with other settings .accumulation: 4 -> 1."):
+        here.train(task=LARGE, accumulation=1)
+
+
+def test_a_resume_where_they_do_not_fit_is_explained_and_goes_on_if_wanted(
+    here: Here, room: Any
+) -> None:
+    room(4)
+    with pytest.raises(Preempted):
+        here.train(task=LARGE, stop=StopAfter(4))
+    room(2)
+    with pytest.raises(OutOfMemory) as ended:
+        here.train(task=LARGE)
+    assert str(ended.value) == (
+        f"{_FOUND} with 4 example(s) at once; runs/r holds a checkpoint of step 4, and in "
+        "smaller parts other bits follow: "
+        "go on where there is more memory, or all the same with --resume anyway"
+    )
+    assert _config(here)["accumulation"] == 2
+    out = here.train(task=LARGE, resume="anyway")
+    assert "changed since the run's start: settings.accumulation: 2 -> 4\n" in out
+    assert "batch      8 = 1 process x 2 x 4 accumulation\n" in out
+    resumed = _manifest(here)["resumes"][-1]
+    assert resumed["step"] == 4
+    assert resumed["changed"] == {"settings.accumulation": [2, 4]}
+    assert resumed["did_not_fit"] == [f"{_FOUND} with 4 examples at once"]
+    assert _config(here)["accumulation"] == 4
+    assert here.steps()[-1] == 18
+
+
+def test_a_run_that_was_cut_is_verified_and_its_config_repeats_it(here: Here, room: Any) -> None:
+    room(2)
+    here.train(task=LARGE)
+    room(8)
+    code, out, err = here.command("verify", "runs/r", "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert "SAME BITS" in out
+    config = ("--config", "runs/r/config.json", "--device", "cpu")
+    assert here.command("train", *config, "--run", "again")[0] == 0
+    assert here.digest("again") == here.digest()
+    room(1)
+    code, _, err = here.command("train", *config, "--run", "smaller")
+    assert code == 5
+    assert "--accumulation 4 (or the config.json that was given) says in how many parts" in err
+    code, out, err = here.command("train", *config, "--run", "smaller", "--batch-size", "auto")
+    assert code == 0, err
+    assert "batch      8 = 1 process x 1 x 8 accumulation\n" in out
+
+
+def test_diff_names_the_parts(here: Here, room: Any) -> None:
+    here.train("whole", task=LARGE)
+    room(2)
+    here.train(task=LARGE)
+    code, _, err = here.command("diff", "runs/whole", "runs/r")
+    assert code == 8
+    assert "; manifest entries that differ: settings.accumulation: 1 -> 4\n" in err
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "batch", "accumulation"),
+    [
+        (None, ["--batch-size", "auto"], 8, 1),
+        (None, ["--batch-size", "auto", "--batch-size-per-gpu", "5"], 5, 1),
+        ({"batch_size": 6, "accumulation": 2}, [], 6, 2),
+        ({"batch_size": 6, "accumulation": 2}, ["--batch-size", "auto"], 6, 1),
+        ({"batch_size": 6, "accumulation": 2}, ["--batch-size", "4"], 4, 2),
+        ({"batch_size_per_gpu": 6, "accumulation": 2}, ["--batch-size", "auto"], 6, 1),
+        ({"batch_size": "auto"}, [], 8, 1),
+        ({"batch_size": "auto"}, ["--batch-size", "auto"], 8, 1),
+    ],
+)
+def test_auto_is_the_batch_as_it_would_be_cut_as_needed(
+    here: Here, file: dict[str, Any] | None, words: list[str], batch: int, accumulation: int
+) -> None:
+    if file is not None:
+        Path("c.json").write_text(json.dumps(file))
+        words = [*words, "--config", "c.json"]
+    code, _, err = here.command(
+        "train", TINY, "--max-steps", "1", "--device", "cpu", "--run", "r", *words
+    )
+    assert code == 0, err
+    assert (_config(here)["batch_size"], _config(here)["accumulation"]) == (batch, accumulation)
+
+
+def test_auto_changes_no_runs_name(here: Here) -> None:
+    for words in ([], ["--batch-size", "auto"]):
+        assert here.command("train", TINY, "--max-steps", "1", "--device", "cpu", *words)[0] == 0
+    assert len(list(Path("runs").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            ["train", TINY, "--batch-size", "auto", "--accumulation", "2"],
+            "--batch-size auto and --accumulation 2 both cut the batch",
+        ),
+        (
+            ["sweep", TINY, "--grid", "batch_size=auto,8"],
+            "--grid batch_size=auto,8: auto is the task's batch: give its number",
+        ),
+        (
+            ["train", TINY, "--batch-size", "automatic"],
+            "'automatic' is not a whole number, and not auto",
+        ),
+        (["train", TINY, "--batch-size-per-gpu", "auto"], "'auto' is not a whole number"),
+    ],
+)
+def test_what_auto_contradicts_is_told(here: Here, words: list[str], text: str) -> None:
+    code, _, err = here.command(*words, "--device", "cpu")
+    assert code == 2
+    assert text in err

@@ -1,0 +1,404 @@
+"""What each training option does to the numbers, in trainings of a few milliseconds."""
+
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from tests.support.here import Here, StopAfter
+from tests.support.tiny import StepCounter, Tiny
+from trainer.errors import NotFinite, Preempted, WrongUse
+from trainer.parallel.world import Process
+from trainer.records.checkpoint import Checkpoints
+from trainer.settings.config import warmup_then_cosine
+
+
+@pytest.fixture
+def gradients(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The norm of the gradients at each optimizer step of whatever is trained, as the optimizer
+    finds them.
+    """
+    norms: list[float] = []
+
+    def note(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        found = [
+            p.grad
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        norms.append(math.sqrt(sum(float(gradient.double().square().sum()) for gradient in found)))
+
+    handle = register_optimizer_step_pre_hook(note)
+    yield norms
+    handle.remove()
+
+
+def _by_hand(
+    kind: Callable[..., torch.optim.Optimizer], steps: int, **options: Any
+) -> dict[str, Tensor]:
+    """The weights after a loop written down without the trainer, on its data in its order."""
+    from trainer.data.batches import epoch_order
+    from trainer.data.seeding import derive_seed
+
+    task = Tiny()
+    inputs, targets = task._examples(50, 1).tensors
+    torch.manual_seed(derive_seed(0, "model"))
+    model = task.build_model()
+    optimizer = kind(model.parameters(), lr=0.05, **options)
+    for step in range(steps):
+        chosen = epoch_order(0, step // 6, 50)[step % 6 * 8 : step % 6 * 8 + 8]
+        optimizer.param_groups[0]["lr"] = 0.05 * warmup_then_cosine(step, steps, 0)
+        optimizer.zero_grad()
+        (model(inputs[chosen]) - targets[chosen]).square().mean().backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "options"),
+    [
+        ({}, torch.optim.AdamW, {}),
+        ({"optimizer": "adamw", "weight_decay": 0.5}, torch.optim.AdamW, {"weight_decay": 0.5}),
+        ({"optimizer": "adam"}, torch.optim.Adam, {}),
+        ({"optimizer": "adam", "weight_decay": 0.5}, torch.optim.Adam, {"weight_decay": 0.5}),
+        ({"optimizer": "sgd"}, torch.optim.SGD, {"momentum": 0.9}),
+        (
+            {"optimizer": "sgd", "weight_decay": 0.1},
+            torch.optim.SGD,
+            {"momentum": 0.9, "weight_decay": 0.1},
+        ),
+        ({"weight_decay": 0.0}, torch.optim.AdamW, {"weight_decay": 0.0}),
+    ],
+)
+def test_the_optimizer_and_its_weight_decay_are_the_ones_asked_for(
+    here: Here,
+    settings: dict[str, Any],
+    kind: Callable[..., torch.optim.Optimizer],
+    options: dict[str, Any],
+) -> None:
+    here.train(epochs=3, **settings)
+    expected, found = _by_hand(kind, 18, **options), here.weights()
+    assert found["forwards"] == 18
+    for name in ("linear.weight", "linear.bias"):
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6)
+
+
+def test_the_gradient_is_clipped_and_the_log_tells_its_norm_before(
+    here: Here, gradients: list[float]
+) -> None:
+    here.train("free", max_steps=10, log_steps=1)
+    free = list(gradients)
+    assert [entry["gradient_norm"] for entry in here.entries("train", "free")] == pytest.approx(
+        free, rel=1e-5
+    )
+    gradients.clear()
+    limit = sorted(free)[5]
+    here.train("clipped", max_steps=10, log_steps=1, clip_norm=limit)
+    logged = [entry["gradient_norm"] for entry in here.entries("train", "clipped")]
+    assert logged[0] == pytest.approx(free[0], rel=1e-5)
+    assert max(logged) > limit
+    assert gradients == pytest.approx([min(norm, limit) for norm in logged], rel=1e-4)
+    assert max(gradients) <= limit * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("accumulation", [2, 3, 8])
+def test_accumulation_changes_nothing_but_the_rounding(
+    here: Here, gradients: list[float], accumulation: int
+) -> None:
+    here.train("whole", log_steps=1)
+    whole = list(gradients)
+    gradients.clear()
+    here.train("parts", log_steps=1, accumulation=accumulation)
+    assert gradients == pytest.approx(whole, rel=1e-4)
+    for kind in ("train", "validation"):
+        losses = [
+            [entry["loss"] for entry in here.entries(kind, run)] for run in ("whole", "parts")
+        ]
+        assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert len(gradients) == 18
+
+
+def test_the_loss_in_the_log_is_the_mean_since_the_entry_before(here: Here) -> None:
+    here.train("each", log_steps=1)
+    here.train("some", log_steps=4)
+    each = {entry["step"]: entry["loss"] for entry in here.entries("train", "each")}
+    entries = here.entries("train", "some")
+    # and at each end of an epoch
+    assert [entry["step"] for entry in entries] == [4, 6, 8, 12, 16, 18]
+    before = 0
+    for entry in entries:
+        steps = range(before + 1, entry["step"] + 1)
+        assert entry["loss"] == pytest.approx(
+            sum(each[step] for step in steps) / len(steps), rel=1e-5
+        )
+        before = entry["step"]
+    assert here.digest("some") == here.digest("each")
+
+
+def test_the_mean_in_the_log_survives_a_stop_in_its_middle(here: Here) -> None:
+    here.train("undisturbed", log_steps=4)
+    with pytest.raises(Preempted):
+        here.train(log_steps=4, stop=StopAfter(3))
+    here.train(log_steps=4)
+    losses = [
+        [entry["loss"] for entry in here.entries("train", run)] for run in ("r", "undisturbed")
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_the_learning_rate_warms_up_scales_and_falls(here: Here) -> None:
+    here.train(
+        epochs=3,
+        warmup_epochs=0.5,
+        log_steps=1,
+        lr_scaling="linear",
+        base_batch_size=16,
+        learning_rate=0.1,
+    )
+    rates = [entry["learning_rate"] for entry in here.entries("train")]
+    assert rates == pytest.approx([0.05 * warmup_then_cosine(step, 18, 3) for step in range(18)])
+    assert rates[0] == pytest.approx(0.05 / 3)
+    assert max(rates) == pytest.approx(0.05)
+
+
+def test_bf16_trains_on_a_cpu(here: Here) -> None:
+    here.train("fp32", epochs=30)
+    here.train("bf16", epochs=30, precision="bf16")
+    losses = {
+        run: [entry["loss"] for entry in here.entries("validation", run)]
+        for run in ("fp32", "bf16")
+    }
+    assert losses["bf16"] != losses["fp32"]
+    assert losses["bf16"][-1] < 0.05 * losses["bf16"][0]
+    assert here.weights("bf16")["linear.weight"].dtype == torch.float32
+    assert here.digest("bf16") != here.digest("fp32")
+
+
+def test_precision_of_a_gpu_is_refused_on_a_cpu(here: Here) -> None:
+    for precision in ("fp16", "tf32"):
+        with pytest.raises(
+            WrongUse, match=f"--precision {precision} needs an NVIDIA GPU, the device is cpu"
+        ):
+            here.train(precision=precision)
+
+
+def test_early_stopping_ends_and_the_same_command_does_not_go_on(here: Here) -> None:
+    # the loss falls: never better
+    settings: dict[str, Any] = {"epochs": 9, "early_stopping": "max:loss", "patience": 2}
+    out = here.train(**settings)
+    assert [entry["step"] for entry in here.entries("validation")] == [6, 12, 18]
+    assert "(ended early at step 18)" in out
+    assert here.steps()[-1] == 18
+    assert here.state(18)["progress"]["ended_early"] is True
+    digest = here.digest()
+    again = here.train(**settings)
+    assert "this run is complete" in again
+    assert "(ended early at step 18)" in again
+    assert here.digest() == digest
+    assert len(here.entries("validation")) == 3
+
+
+def test_early_stopping_waits_while_it_gets_better(here: Here) -> None:
+    out = here.train(epochs=5, early_stopping="loss", patience=1)
+    assert len(here.entries("validation")) == 5
+    assert "ended early" not in out
+
+
+def test_patience_is_counted_over_a_stop(here: Here) -> None:
+    settings: dict[str, Any] = {"epochs": 9, "early_stopping": "max:loss", "patience": 3}
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(14), **settings)
+    assert here.state(14)["progress"]["patience_used"] == 1
+    here.train(**settings)
+    assert [entry["step"] for entry in here.entries("validation")] == [6, 12, 18, 24]
+
+
+@pytest.mark.parametrize(("best_by", "best"), [(None, 18), ("loss", 18), ("max:loss", 6)])
+def test_the_best_is_chosen_by_the_metric_asked_for(
+    here: Here, best_by: str | None, best: int
+) -> None:
+    out = here.train(best_by=best_by)
+    values = {entry["step"]: entry["loss"] for entry in here.entries("validation")}
+    assert f"loss {values[best]:.4f}, step {best}\n" in out
+    assert out.count("(best)") == {18: 3, 6: 1}[best]
+    sidecar = json.loads((here.path() / "checkpoints" / f"step-{best:08d}.json").read_text())
+    assert sidecar["best_step"] == best
+    assert sidecar["metrics"] == {"loss": values[best]}
+    saved = here.state(best)["model"]
+    exported = load_file(here.path() / "model.safetensors")
+    assert all(exported[name].equal(saved[name]) for name in saved)
+    assert int(exported["forwards"]) == best
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"), [(1, [6, 12, 18, 24, 30]), (2, [12, 24, 30]), (3, [18, 30]), (9, [30])]
+)
+def test_validation_is_every_few_epochs_and_at_the_end(
+    here: Here, every: int, steps: list[int]
+) -> None:
+    here.train(epochs=5, eval_every=every)
+    assert [entry["step"] for entry in here.entries("validation")] == steps
+
+
+@pytest.mark.parametrize(("max_steps", "validated"), [(4, [4]), (6, [6]), (14, [6, 12, 14])])
+def test_max_steps_end_anywhere_and_are_validated(
+    here: Here, max_steps: int, validated: list[int]
+) -> None:
+    out = here.train(max_steps=max_steps, log_steps=1)
+    assert [entry["step"] for entry in here.entries("train")] == list(range(1, max_steps + 1))
+    assert [entry["step"] for entry in here.entries("validation")] == validated
+    assert here.steps()[-1] == max_steps
+    assert f"steps      {max_steps}, 6 an epoch\n" in out
+
+
+def test_checkpoints_come_every_few_steps(here: Here) -> None:
+    here.train(checkpoint_steps=4, keep=99, best_by="max:loss")
+    assert here.steps() == [4, 6, 8, 12, 16, 18]
+    assert [here.state(step)["progress"]["step"] for step in here.steps()] == here.steps()
+
+
+def test_checkpoints_come_every_few_minutes(here: Here) -> None:
+    here.train(checkpoint_minutes=1e-9, keep=99, best_by="max:loss")
+    assert here.steps() == list(range(1, 19))
+    here.train("rare", checkpoint_minutes=1e9, keep=99, best_by="max:loss")
+    assert here.steps("rare") == [6, 18]
+    assert here.digest("rare") == here.digest()
+
+
+@pytest.mark.parametrize("start", [*range(1, 19)])
+def test_resumed_from_any_step_the_weights_and_the_log_are_the_same(here: Here, start: int) -> None:
+    settings: dict[str, Any] = {"log_steps": 4, "accumulation": 2, "early_stopping": "loss"}
+    here.train("undisturbed", **settings)
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(start), **settings)
+    assert here.steps()[-1] == start
+    here.train(**settings)
+    assert here.digest() == here.digest("undisturbed")
+    for kind in ("train", "validation"):
+        ours, theirs = (
+            [(e["step"], e["loss"]) for e in here.entries(kind, run)]
+            for run in ("r", "undisturbed")
+        )
+        assert ours == theirs
+
+
+@pytest.mark.parametrize("log_steps", [1, 50])
+@pytest.mark.parametrize("step", [1, 6, 9, 18])
+def test_a_loss_that_is_not_finite_ends_with_code_6_and_leaves_only_finite_checkpoints(
+    here: Here, step: int, log_steps: int
+) -> None:
+    settings: dict[str, Any] = {
+        "fields": {"nan_at": step},
+        "log_steps": log_steps,
+        "checkpoint_steps": 1,
+        "keep": 99,
+    }
+    with pytest.raises(NotFinite, match="not finite") as failure:
+        here.train(**settings)
+    assert failure.value.exit_code == 6
+    assert "lower --lr" in str(failure.value)
+    assert f"by step {step}:" in str(failure.value)
+    assert here.steps() == list(range(1, step))
+    for saved in here.steps():
+        state = here.state(saved)
+        assert all(tensor.isfinite().all() for tensor in state["model"].values())
+        assert all(
+            tensor.isfinite().all()
+            for entry in state["optimizer"]["state"].values()
+            for tensor in entry.values()
+        )
+    with pytest.raises(NotFinite):  # the same command tells the same and starts from the newest
+        here.train(**settings)
+
+
+def test_a_loss_that_is_not_finite_between_two_entries_is_told_at_the_next(here: Here) -> None:
+    with pytest.raises(
+        NotFinite, match="loss 'squared_error' is not finite by step 12: .*the best at step 6"
+    ):
+        here.train(fields={"nan_at": 8})
+    assert here.steps() == [6]
+
+
+def test_a_save_under_way_is_finished_when_the_training_fails(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank of torchrun's ends without waiting for threads: a checkpoint half written then would
+    be lost.
+    """
+    save = torch.save
+
+    def slowly(*arguments: Any, **options: Any) -> None:
+        threading.Event().wait(0.5)  # the loop comes to its failing step long before
+        save(*arguments, **options)
+
+    monkeypatch.setattr(torch, "save", slowly)
+    with pytest.raises(NotFinite):
+        here.train(fields={"nan_at": 4}, checkpoint_steps=3, log_steps=1)
+    assert here.saving == []
+    assert here.steps() == [3]
+
+
+def test_exploding_weights_are_told_too(here: Here) -> None:
+    with pytest.raises(NotFinite, match="not finite"):
+        here.train(optimizer="sgd", learning_rate=1e30, log_steps=50)
+    assert all(
+        tensor.isfinite().all()
+        for step in here.steps()
+        for tensor in here.state(step)["model"].values()
+    )
+
+
+def test_the_fast_mode_trains_and_leaves_torchs_choices_free(here: Here) -> None:
+    here.train("exact")
+    assert torch.get_deterministic_debug_mode() == 2
+    assert not torch.backends.cudnn.benchmark
+    torch.set_deterministic_debug_mode("default")
+    out = here.train("fast", deterministic=False)
+    assert torch.get_deterministic_debug_mode() == 0
+    assert torch.backends.cudnn.benchmark
+    assert "precision  fp32, fast, " in out
+    losses = [here.entries("validation", run)[-1]["loss"] for run in ("exact", "fast")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    torch.backends.cudnn.benchmark = False
+
+
+def test_the_seed_changes_the_start_and_the_order(here: Here) -> None:
+    for run, seed in (("a", 1), ("b", 2), ("c", 1)):
+        here.train(run, seed=seed, max_steps=3)
+    assert here.digest("a") == here.digest("c") != here.digest("b")
+
+
+def test_whatever_torchs_generator_did_before_does_not_matter(here: Here) -> None:
+    here.train("a", max_steps=3)
+    torch.manual_seed(12345)
+    here.train("b", max_steps=3)
+    assert here.digest("a") == here.digest("b")
+    assert isinstance(Tiny().build_model(), StepCounter)
+
+
+def test_a_checkpoint_that_falls_due_before_a_validation_is_not_lost(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several processes hear of one another's wishes one vote later, which is then the
+    validation's.
+    """
+    votes: list[tuple[bool, ...]] = [(False, False)]
+
+    def one_later(_process: Process, *wishes: bool) -> list[bool]:
+        votes.append(wishes)
+        return list(votes[-2])
+
+    asked = iter(range(1, 99))
+    monkeypatch.setattr(Process, "vote", one_later)
+    # of two epochs of 6 steps
+    monkeypatch.setattr(Checkpoints, "due", lambda _self, _minutes: next(asked) == 12)
+    here.train(max_steps=18, best_by="max:loss", keep=99)  # never better than the first time
+    assert here.steps() == [6, 13, 18]

@@ -1,0 +1,317 @@
+"""Tasks that cannot keep the promise of the same bits are found out before the first step, and
+named.
+"""
+
+import itertools
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from tests.support.here import Here, StopAfter
+from tests.support.tiny import StepCounter, Tiny
+from trainer.data.batches import read_twice, spread
+from trainer.errors import Preempted, WrongUse
+from trainer.records.compare import read_entries
+
+_OWN = numpy.random.default_rng(0)
+_CURE = "draws random numbers from a generator of its own, or keeps a state"
+
+
+def _noisy(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+    inputs_B4, targets_B = batch
+    return {"error": (model(inputs_B4) - targets_B + float(_OWN.normal())).square()}
+
+
+def _dropping(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+    """As much at random, from torch's generator."""
+    inputs_B4, targets_B = batch
+    return {"error": (model(inputs_B4) - targets_B + torch.randn(())).square()}
+
+
+class _Rows(Dataset[Any]):
+    def __init__(self, draw: Any) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.full((4,), float(index)) + self.draw(), torch.tensor(1.0)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_losses_from_a_generator_of_its_own(
+    here: Here, monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
+    monkeypatch.setattr(Tiny, "losses", _noisy)
+    if fast:
+        here.train(max_steps=2, deterministic=False)
+        return
+    words = (
+        "task Tiny: a forward changes tests.trainer.loop.test_preflight._OWN, a generator of "
+        "its own, which checkpoints leave out"
+    )
+    with pytest.raises(WrongUse, match=words):
+        here.train(max_steps=2)
+    assert not (here.path() / "checkpoints" / "step-00000002.pt").exists()
+
+
+def test_losses_from_torchs_generator_are_fine_and_the_trial_leaves_no_trace(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tiny, "losses", _dropping)
+    here.train("tried", max_steps=2)
+    monkeypatch.setattr("trainer.session.try_task", lambda _job: None)
+    here.train("untried", max_steps=2)
+    assert here.digest("tried") == here.digest("untried")
+
+
+def test_a_dataset_with_a_generator_of_its_own(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = itertools.count()
+    draws = {
+        "own": lambda: float(_OWN.normal()),
+        "state": lambda: next(count),
+        "seeded": numpy.random.normal,
+    }
+    for name, draw in draws.items():
+        monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _place, draw=draw: _Rows(draw))
+        if name == "seeded":
+            here.train(name, max_steps=2, workers=0)
+            continue
+        with pytest.raises(
+            WrongUse,
+            match=rf"task Tiny: training example \d+ differs when it is read again: it {_CURE}",
+        ):
+            here.train(name, max_steps=2, workers=0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_seldom_draws_from_a_generator_of_its_own(
+    here: Here, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    own = random.Random(0)  # noqa: S311
+    rows = _Rows(lambda: float(own.random() < 0.02))
+    monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _place: rows)
+    monkeypatch.setattr("trainer.loop.preflight._READING_S", 3600.0)  # for all 50
+    with pytest.raises(
+        WrongUse,
+        match=rf"task Tiny: training example \d+ differs when it is read again: it {_CURE}",
+    ):
+        here.train(max_steps=2, workers=workers)
+
+
+def test_examples_are_read_twice_for_as_long_as_there_is_time() -> None:
+    rows = _Rows(lambda: 0.0)
+    assert [index for index, _ in read_twice(rows, 0, 0, 0.0)] == [0, 49, 49, 0]
+    order = [index for index, _ in read_twice(rows, 0, 0, 3600.0)]
+    assert order == [*spread(50), *reversed(list(spread(50)))]
+    assert [list(map(int, example[0][0])) for index, example in read_twice(rows, 0, 0, 0.0)] == [
+        [i] * 4 for i in (0, 49, 49, 0)
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 50, 997, 1000])
+def test_the_first_few_of_a_spread_are_spread(count: int) -> None:
+    order = list(spread(count))
+    assert sorted(order) == list(range(count))
+    for few in (4, 16, 64):
+        first = sorted(order[:few])
+        assert max((b - a for a, b in itertools.pairwise(first)), default=0) <= max(
+            1, 4 * count / few
+        )
+
+
+class _Noted(_Rows):
+    """Writes down which process reads it."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        with Path("readers").open("a") as readers:
+            readers.write(f"{os.getpid()}\n")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_with_loader_workers_only_they_read_the_dataset(
+    here: Here, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """A file that the training process opened would be shared by the workers, whose reads would
+    move one another.
+    """
+    monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _place: _Noted(lambda: 0.0))
+    monkeypatch.setattr(Tiny, "validation_dataset", lambda _task, _place: _Noted(lambda: 0.0))
+    here.train(max_steps=2, workers=workers)
+    readers = set(map(int, Path("readers").read_text().split()))
+    assert (os.getpid() in readers) == (workers == 0)
+    assert len(readers) > workers
+
+
+def _rarely_random(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
+    """From Python's and NumPy's global generators, and seldom."""
+    inputs_B4, targets_B = batch
+    noise = numpy.random.normal() if random.random() < 0.1 else 0.0  # noqa: S311
+    return {"error": (model(inputs_B4) - targets_B + noise).square()}
+
+
+def test_what_pythons_and_numpys_generators_give_is_the_same_each_time(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tiny, "losses", _rarely_random)
+    for run in ("one", "other"):
+        random.seed(run)
+        numpy.random.seed(len(run))
+        here.train(run)
+    assert here.digest("one") == here.digest("other")
+
+
+def test_data_and_models_drawn_by_numpy_are_the_same_each_time(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Drawn(StepCounter):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear.weight.data += float(numpy.random.normal())
+
+    plain = Tiny.train_dataset
+
+    def shuffled(task: Tiny, place: Path) -> TensorDataset:
+        order = torch.from_numpy(numpy.random.permutation(50))
+        return TensorDataset(*(tensor[order] for tensor in plain(task, place).tensors))
+
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: Drawn())
+    monkeypatch.setattr(Tiny, "train_dataset", shuffled)
+    for run in ("one", "other"):
+        numpy.random.seed(len(run))
+        here.train(run, max_steps=3)
+    assert here.digest("one") == here.digest("other")
+    here.train("third", max_steps=3, seed=1)
+    assert here.digest("third") != here.digest("one")
+
+
+class _Counting(StepCounter):
+    """Something of its own that a checkpoint leaves out, or that a new model has not."""
+
+    kind = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        if self.kind == "teacher":
+            self.teacher = nn.Linear(4, 1).requires_grad_(False)
+            self.teacher.load_state_dict(self.linear.state_dict())
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        output_B = super().forward(inputs_B4)
+        if self.training and self.kind == "counter":
+            self.calls += 1
+            output_B = output_B * (1 + (self.calls > 6))
+        if self.kind == "made" and "late" not in dict(self.named_buffers()):
+            self.register_buffer("late", torch.zeros(3))
+        if self.training and self.kind == "teacher":
+            with torch.no_grad():
+                for mean, weight in zip(
+                    self.teacher.parameters(), self.linear.parameters(), strict=True
+                ):
+                    mean.mul_(0.9).add_(weight, alpha=0.1)
+            output_B = output_B + 0.1 * self.teacher(inputs_B4).squeeze(1)
+        return output_B
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (
+            "counter",
+            "task Tiny: a forward changes calls from 0 to 1, which checkpoints leave out: "
+            "make it a buffer",
+        ),
+        (
+            "made",
+            "task Tiny: a forward makes the buffer late, which a new model has not: "
+            "register it in __init__",
+        ),
+    ],
+)
+def test_what_a_resumed_run_would_not_have_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch, kind: str, words: str
+) -> None:
+    monkeypatch.setattr(_Counting, "kind", kind)
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Counting())
+    with pytest.raises(WrongUse, match=words):
+        here.train(max_steps=2)
+
+
+def test_a_mean_teacher_moves_once_a_step_and_survives_a_resume(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Counting, "kind", "teacher")
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Counting())
+    here.train("undisturbed", shards=2, threads=1, max_steps=12, learning_rate=0.5)
+    with pytest.raises(Preempted):
+        here.train(shards=2, threads=1, max_steps=12, learning_rate=0.5, stop=StopAfter(5))
+    here.train(shards=2, threads=1, max_steps=12, learning_rate=0.5)
+    assert here.digest() == here.digest("undisturbed")
+    weights = {step: here.state(step, "undisturbed")["model"] for step in here.steps("undisturbed")}
+    assert not torch.equal(weights[12]["teacher.weight"], weights[12]["linear.weight"])
+    # One step moves it by a tenth of the way to the student before the step, though two shards'
+    # forwards do so.
+    here.train("one", shards=2, threads=1, max_steps=1, learning_rate=0.5)
+    here.train("two", shards=2, threads=1, max_steps=2, learning_rate=0.5)
+    one, two = (here.weights(run) for run in ("one", "two"))
+    assert torch.allclose(
+        two["teacher.weight"], 0.9 * one["teacher.weight"] + 0.1 * one["linear.weight"], atol=1e-6
+    )
+
+
+def test_a_statistic_from_a_generator_of_its_own(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Tiny.statistics
+
+    def noisy(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
+        return {"loss": plain(task, model, batch)["loss"] + float(_OWN.normal())}
+
+    monkeypatch.setattr(Tiny, "statistics", noisy)
+    with pytest.raises(
+        WrongUse,
+        match="task Tiny: the statistic loss differs when the same batch is computed "
+        f"again: it {_CURE}",
+    ):
+        here.train(max_steps=2)
+
+
+class _Extra(StepCounter):
+    """Keeps a number as torch means it to be kept: in its extra state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = [0]
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": self.seen[0]}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.seen[0] = state["seen"]
+
+    def forward(self, inputs_B4: Tensor) -> Tensor:
+        if self.training:
+            self.seen[0] += 1
+        return super().forward(inputs_B4)
+
+
+def test_a_modules_extra_state_is_saved_digested_and_restored(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tiny, "build_model", lambda _task: _Extra())
+    with pytest.raises(Preempted):
+        here.train(max_steps=6, stop=StopAfter(4))
+    assert here.state(4)["model"]["_extra_state"] == {"seen": 4}
+    here.train(max_steps=6)
+    assert here.state(6)["model"]["_extra_state"] == {"seen": 6}
+    assert "_extra_state" in read_entries(here.path() / "digests.jsonl")[-1]["tensors"]

@@ -1,0 +1,420 @@
+"""Settings: which contradict each other, which may change at a resume, and that a run's config.json
+repeats it.
+"""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.here import Here
+from tests.support.tiny import TINY
+from trainer.errors import WrongUse
+from trainer.settings.config import (
+    FREE_AT_RESUME,
+    Config,
+    check,
+    differences,
+    load_config_file,
+    scaled_learning_rate,
+    split_metric,
+    warmup_then_cosine,
+)
+
+# Another valid value for each setting.
+_OTHER: dict[str, Any] = {
+    "task": "mnist",
+    "fields": {"width": 3},
+    "epochs": 4,
+    "max_steps": 5,
+    "batch_size": 6,
+    "batch_size_per_gpu": 7,
+    "learning_rate": 0.25,
+    "lr_scaling": "linear",
+    "base_batch_size": 8,
+    "warmup_epochs": 0.5,
+    "weight_decay": 0.125,
+    "optimizer": "sgd",
+    "accumulation": 9,
+    "precision": "bf16",
+    "clip_norm": 10.0,
+    "skip_nonfinite": 22,
+    "eval_every": 11,
+    "early_stopping": "loss",
+    "patience": 12,
+    "best_by": "min:loss",
+    "checkpoint_steps": 13,
+    "checkpoint_minutes": 14.0,
+    "keep": 15,
+    "log_steps": 16,
+    "digest_steps": 21,
+    "workers": 17,
+    "seed": 18,
+    "deterministic": False,
+    "compile": True,
+    "shards": 19,
+    "threads": 20,
+}
+
+
+def test_every_setting_is_tried_here() -> None:
+    assert list(_OTHER) == [f.name for f in dataclasses.fields(Config)]
+
+
+@pytest.mark.parametrize("name", _OTHER)
+def test_what_is_free_at_a_resume_changes_neither_the_name_nor_the_comparison(name: str) -> None:
+    other = dataclasses.replace(Config(), **{name: _OTHER[name]})
+    free = name in {
+        "workers",
+        "checkpoint_steps",
+        "checkpoint_minutes",
+        "keep",
+        "log_steps",
+        "digest_steps",
+    }
+    assert free == (name in FREE_AT_RESUME)
+    assert (Config().fingerprint() == other.fingerprint()) == free
+    old = getattr(Config(), name)
+    assert differences(Config(), other) == ([] if free else [f"{name}: {old} -> {_OTHER[name]}"])
+    assert differences(other, other) == []
+
+
+def test_the_fingerprint_is_eight_hex_digits_and_the_same_for_the_same_settings() -> None:
+    one, other = Config(fields={"a": 1, "b": 2}), Config(fields={"b": 2, "a": 1})
+    assert one.fingerprint() == other.fingerprint()
+    assert len(one.fingerprint()) == 8
+    assert int(one.fingerprint(), 16) >= 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "message"),
+    [
+        (
+            {"epochs": 3, "max_steps": 5},
+            "auto",
+            "--epochs 3 and --max-steps 5 both say when to end: drop one",
+        ),
+        (
+            {"batch_size": 64, "batch_size_per_gpu": 32},
+            "auto",
+            "--batch-size 64 (global) and --batch-size-per-gpu 32 both set the batch: drop one",
+        ),
+        (
+            {"batch_size": 4, "accumulation": 5},
+            "auto",
+            "--accumulation 5 cuts a batch of 4 into empty parts: lower it",
+        ),
+        (
+            {"batch_size_per_gpu": 4, "accumulation": 5},
+            "auto",
+            "--accumulation 5 cuts a batch of 4 into empty parts",
+        ),
+        (
+            {"precision": "fp16"},
+            "cpu",
+            "--precision fp16 needs an NVIDIA GPU, the device is cpu: use fp32 or bf16",
+        ),
+        ({"precision": "tf32"}, "mps", "--precision tf32 needs an NVIDIA GPU, the device is mps"),
+        (
+            {"best_by": "up:loss"},
+            "auto",
+            "--best-by up:loss: write the name of a metric, or min:NAME or max:NAME",
+        ),
+        ({"early_stopping": "min:"}, "auto", "--early-stopping min:: write the name of a metric"),
+    ],
+)
+def test_contradictions_are_told_with_the_cure(
+    settings: dict[str, Any], device: str, message: str
+) -> None:
+    with pytest.raises(WrongUse) as failure:
+        check(Config(**settings), device)
+    assert message in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "device"),
+    [
+        ({}, "cpu"),
+        ({"epochs": 3}, "auto"),
+        ({"max_steps": 3}, "auto"),
+        ({"batch_size": 4, "accumulation": 4}, "auto"),
+        ({"precision": "fp16"}, "cuda"),
+        ({"precision": "fp16"}, "auto"),
+        ({"precision": "bf16"}, "cpu"),
+        ({"best_by": "accuracy", "early_stopping": "min:loss"}, "auto"),
+    ],
+)
+def test_what_fits_together_passes(settings: dict[str, Any], device: str) -> None:
+    check(Config(**settings), device)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("accuracy", ("max", "accuracy")),
+        ("loss", ("min", "loss")),
+        ("squared_error", ("min", "squared_error")),
+        ("perplexity", ("min", "perplexity")),
+        ("min:accuracy", ("min", "accuracy")),
+        ("max:loss", ("max", "loss")),
+        ("lossless", ("max", "lossless")),
+    ],
+)
+def test_a_metric_has_a_direction(text: str, expected: tuple[str, str]) -> None:
+    assert split_metric(text, "--best-by") == expected
+
+
+@pytest.mark.parametrize("text", ["", ":loss", "min:", "best:loss", "min:max:loss"])
+def test_a_wrong_metric_is_told(text: str) -> None:
+    with pytest.raises(WrongUse, match="--best-by"):
+        split_metric(text, "--best-by")
+
+
+@pytest.mark.parametrize(
+    ("scaling", "batch_size", "expected"),
+    [
+        ("none", 1024, 0.1),
+        ("linear", 1024, 0.4),
+        ("linear", 64, 0.025),
+        ("sqrt", 1024, 0.2),
+        ("sqrt", 64, 0.05),
+    ],
+)
+def test_the_learning_rate_scales_with_the_batch(
+    scaling: str, batch_size: int, expected: float
+) -> None:
+    assert scaled_learning_rate(0.1, scaling, batch_size, 256) == pytest.approx(expected)
+
+
+def test_warm_up_is_linear_and_the_cosine_ends_at_nothing() -> None:
+    factors = [warmup_then_cosine(step, 110, 10) for step in range(111)]
+    assert factors[:10] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+    assert factors[10] == 1.0
+    assert factors[60] == pytest.approx(0.5)
+    assert factors[35] == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
+    assert factors[110] == pytest.approx(0, abs=1e-12)
+    assert all(a > b for a, b in zip(factors[10:], factors[11:], strict=False))
+    assert warmup_then_cosine(0, 100, 0) == 1.0
+    assert warmup_then_cosine(5, 5, 5) == 1.0  # all of it warm-up: no division by nothing
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[1, 2]", "holds no settings: it must be a JSON object"),
+        ('{"epoch": 3, "lr": 1}', "no setting epoch, lr; known are accumulation, "),
+        ("\0", "is not JSON"),
+    ],
+)
+def test_a_wrong_config_file_is_told(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(WrongUse) as failure:
+        load_config_file(path)
+    assert f"--config {path}" in str(failure.value)
+    assert message in str(failure.value)
+
+
+def test_a_missing_config_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(
+        WrongUse, match="--config .*nothing.json cannot be read: No such file or directory"
+    ):
+        load_config_file(tmp_path / "nothing.json")
+    with pytest.raises(WrongUse, match="cannot be read: Is a directory"):
+        load_config_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"fields": 5},
+        {"fields": [1]},
+        {"fields": {"noise": [1]}},
+        {"shards": 0},
+        {"shards": "two"},
+        {"epochs": "many"},
+        {"epochs": 0},
+        {"learning_rate": float("nan")},
+        {"optimizer": "adagrad"},
+        {"deterministic": "perhaps"},
+    ],
+)
+def test_a_config_file_with_a_wrong_value_ends_with_code_2_and_no_traceback(
+    here: Here, settings: dict[str, Any]
+) -> None:
+    Path("c.json").write_text(
+        json.dumps({"max_steps": 1} | settings if "epochs" not in settings else settings)
+    )
+    code, _, err = here.command("train", TINY, "--config", "c.json", "--device", "cpu")
+    assert "Traceback" not in err
+    assert err.startswith("trainbox: ")
+    assert code == 2
+
+
+def test_config_on_a_runs_config_json_repeats_the_run(here: Here) -> None:
+    words = [
+        "--batch-size",
+        "10",
+        "--lr",
+        "0.02",
+        "--accumulation",
+        "2",
+        "--optimizer",
+        "sgd",
+        "--seed",
+        "5",
+        "--fast",
+    ]
+    words += ["--set", "noise=0.5", "--epochs", "2", "--clip-norm", "1.5", "--device", "cpu"]
+    assert here.command("train", TINY, *words, "--run", "first")[0] == 0
+    config = here.path("first") / "config.json"
+    code, _, err = here.command(
+        "train", "--config", str(config), "--device", "cpu", "--run", "second"
+    )
+    assert code == 0, err
+    assert (here.path("second") / "config.json").read_text() == config.read_text()
+    assert here.digest("second") == here.digest("first")
+    settings = json.loads(config.read_text())
+    assert (
+        settings
+        | {
+            "task": TINY,
+            "fields": {"noise": "0.5"},  # the text: only an import tells a module's types
+            "epochs": 2,
+            "max_steps": None,
+            "batch_size": 10,
+            "batch_size_per_gpu": None,
+            "learning_rate": 0.02,
+            "accumulation": 2,
+            "optimizer": "sgd",
+            "seed": 5,
+            "clip_norm": 1.5,
+            "deterministic": False,
+            "precision": "fp32",
+            "best_by": "min:loss",
+            "shards": 1,
+        }
+        == settings
+    )
+
+
+def test_options_beside_a_config_file_win(here: Here) -> None:
+    assert (
+        here.command(
+            "train",
+            TINY,
+            "--epochs",
+            "1",
+            "--set",
+            "noise=0.5",
+            "--device",
+            "cpu",
+            "--run",
+            "first",
+        )[0]
+        == 0
+    )
+    config = str(here.path("first") / "config.json")
+    code, _, err = here.command(
+        "train",
+        "--config",
+        config,
+        "--epochs",
+        "2",
+        "--set",
+        "noise=0.25",
+        "--lr",
+        "0.5",
+        "--device",
+        "cpu",
+        "--run",
+        "second",
+    )
+    assert code == 0, err
+    settings = json.loads((here.path("second") / "config.json").read_text())
+    assert (settings["epochs"], settings["fields"], settings["learning_rate"]) == (
+        2,
+        {"noise": "0.25"},
+        0.5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--max-steps", "4"], {"max_steps": 4, "epochs": None, "batch_size": 8}),
+        (["--batch-size-per-gpu", "16"], {"max_steps": None, "epochs": 3, "batch_size": 16}),
+    ],
+)
+def test_the_other_spelling_of_a_setting_beside_a_config_file_wins_too(
+    here: Here, words: list[str], expected: dict[str, Any]
+) -> None:
+    here.train("first")
+    config = str(here.path("first") / "config.json")
+    code, _, err = here.command(
+        "train", "--config", config, *words, "--device", "cpu", "--run", "second"
+    )
+    assert code == 0, err
+    settings = json.loads((here.path("second") / "config.json").read_text())
+    assert {name: settings[name] for name in expected} == expected
+
+
+def test_settings_come_from_the_environment_too(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINBOX_EPOCHS", "1")
+    monkeypatch.setenv("TRAINBOX_LR", "0.25")
+    monkeypatch.setenv("TASK", TINY)
+    monkeypatch.setenv("SET", "noise=0.5 nan_at=0")
+    code, _, err = here.command("train", "--device", "cpu", "--run", "r", "--lr", "0.5")
+    assert code == 0, err
+    settings = json.loads((here.path() / "config.json").read_text())
+    assert (settings["epochs"], settings["learning_rate"], settings["task"]) == (1, 0.5, TINY)
+    assert settings["fields"] == {"noise": "0.5", "nan_at": "0"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--epochs", "0"], "0 is not a whole number from 1"),
+        (["--epochs", "-1"], "-1 is not a whole number from 1"),
+        (["--lr", "nan"], "nan is not a finite number above 0"),
+        (["--lr", "0"], "0 is not a finite number above 0"),
+        (["--lr", "inf"], "inf is not a finite number above 0"),
+        (["--lr", "1e999"], "is not a finite number above 0"),
+        (["--lr", "fast"], "'fast' is not a number"),
+        (["--warmup-epochs", "-1"], "-1 is not a finite number from 0"),
+        (["--weight-decay", "-0.1"], "-0.1 is not a finite number from 0"),
+        (["--clip-norm", "0"], "0 is not a finite number above 0"),
+        (["--seed", str(2**63)], "is not a whole number from 0 to"),
+        (["--workers", "9999999999"], "is not a whole number from 0 to"),
+        (["--batch-size", "1e3"], "'1e3' is not a whole number"),
+        (["--optimizer", "adagrad"], "'adagrad' is not one of"),
+        (["--set", "noise"], "--set noise: write NAME=VALUE"),
+        (["--set", "=3"], "--set =3: write NAME=VALUE"),
+        (["--run", "../r"], "--run '../r' is not a folder's name"),
+        (["--run", ".."], "--run '..' is not a folder's name"),
+        (["--run", "a\nb"], "is not a folder's name"),
+        (["--epochs", "2", "--max-steps", "3"], "both say when to end"),
+        (["--no-such-option"], "No such option"),
+        (["--precision", "fp16"], "--precision fp16 needs an NVIDIA GPU"),
+    ],
+)
+def test_a_wrong_option_ends_with_code_2_and_one_line(
+    here: Here, words: list[str], message: str
+) -> None:
+    code, out, err = here.command("train", "digits", "--device", "cpu", "--check", *words)
+    assert code == 2
+    assert message in err
+    assert err.startswith("trainbox: ")
+    assert "Traceback" not in err
+    assert out == ""
+
+
+def test_a_config_survives_its_json(here: Here) -> None:
+    config = Config(**_OTHER)
+    assert Config(**json.loads(config.to_json())) == config

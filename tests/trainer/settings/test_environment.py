@@ -1,0 +1,111 @@
+"""TRAINBOX_ names in the environment: misspelt ones are refused, those that the parts of Trainbox
+set are known.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.here import Here
+from trainer.cli.commands import _variables, cli
+from trainer.errors import WrongUse
+from trainer.settings.environment import HANDED_ON, LAUNCH_NAMES, check_names
+
+_ROOT = Path(__file__).parents[3]
+_SETTINGS = {
+    name
+    for command in cli.commands.values()
+    for param in command.params
+    for name in _variables(param)
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("TRAINBOX_EPOCS", "did you mean TRAINBOX_EPOCHS?"),
+        ("TRAINBOX_epochs", "did you mean TRAINBOX_EPOCHS?"),
+        ("TRAINBOX_BATCHSIZE", "did you mean TRAINBOX_BATCH_SIZE?"),
+        ("TRAINBOX_GPUS", "its name is GPUS"),
+        ("TRAINBOX_API_KEY", "unset it; `trainbox train --help` lists the settings"),
+    ],
+)
+def test_a_misspelt_name_is_refused_with_the_nearest(
+    monkeypatch: pytest.MonkeyPatch, name: str, remedy: str
+) -> None:
+    monkeypatch.delenv("TRAINBOX_COMMAND", raising=False)
+    with pytest.raises(WrongUse) as refused:
+        check_names(["HOME", name], _SETTINGS)
+    assert str(refused.value) == f"{name} is not a setting: {remedy}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TRAINBOX_EPOCHS",
+        "TRAINBOX_GRID",
+        "TRAINBOX_REASON",
+        "TRAINBOX_PORT",
+        "TRAINBOX_BOARD_PORT_6006_TCP_ADDR",
+        "EPOCS",
+    ],
+)
+def test_a_setting_of_any_verb_and_what_is_handed_on_are_known(name: str) -> None:
+    check_names([name], _SETTINGS)
+
+
+def test_each_name_that_the_sources_use_is_known() -> None:
+    files = [
+        path
+        for folder in ("entrypoint", "trainer", "deploy")
+        for path in (_ROOT / folder).rglob("*")
+        if path.is_file()
+    ]
+    files += [
+        _ROOT / name
+        for name in ("Dockerfile", "Makefile", "docker-compose.yml", "docker-compose.cpu.yml")
+    ]
+    texts = [
+        path.read_text(encoding="utf-8") for path in files if path.suffix not in (".pyc", ".png")
+    ]
+    used = {name for text in texts for name in re.findall(r"\bTRAINBOX_[A-Z][A-Z_]*[A-Z]\b", text)}
+    assert {"TRAINBOX_EPOCHS", "TRAINBOX_HEARTBEAT", "TRAINBOX_SLOTS"} <= used
+    # the first stands for any name in a help text
+    assert used - {"TRAINBOX_NAME"} - _SETTINGS - HANDED_ON == set()
+
+
+def test_the_launchers_own_names_are_those_of_its_options() -> None:
+    from entrypoint.cli.commands import cli as launcher
+
+    verbs = [launcher.commands[verb] for verb in ("train", "sweep", "verify")]
+    read = {
+        name
+        for verb in verbs
+        for param in verb.params
+        for name in _variables(param)
+        if not name.startswith("TRAINBOX_")
+    }
+    assert read | {"TASK"} == set(LAUNCH_NAMES)
+
+
+def test_a_misspelt_name_ends_each_verb_with_2_but_not_its_help(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINBOX_EPOCS", "1")
+    for words in (["train"], ["sweep", "digits"], ["verify", "."], ["tasks"]):
+        code, out, err = here.command(*words)
+        assert (code, out, err) == (
+            2,
+            "",
+            "trainbox: TRAINBOX_EPOCS is not a setting: did you mean TRAINBOX_EPOCHS?\n",
+        )
+    assert here.command("train", "--help")[0] == 0
+
+
+def test_the_header_shows_the_settings_of_the_environment(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "settings" not in here.train("a", epochs=1)
+    monkeypatch.setenv("TRAINBOX_SETTINGS", "device cpu (from DEVICE)")
+    assert "\nsettings   device cpu (from DEVICE)\n" in here.train("b", epochs=1)

@@ -1,0 +1,79 @@
+"""`--optimizer`: one table of names for the option, the check of settings and the construction."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.here import Here
+from tests.support.tiny import TINY, Tiny
+from trainer.cli.commands import cli
+from trainer.errors import WrongUse
+from trainer.settings.config import Config, check
+from trainer.settings.optimizers import OPTIMIZERS, make_optimizer
+from trainer.task import Task
+
+_UNKNOWN = r"--optimizer lion does not exist: use adamw, adam, sgd"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "weight_decay", "momentum"),
+    [("adamw", "AdamW", 0.01, None), ("adam", "Adam", 0, None), ("sgd", "SGD", 0, 0.9)],
+)
+def test_each_name_is_its_class_with_its_own_weight_decay(
+    name: str, kind: str, weight_decay: float, momentum: float | None
+) -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(2))]
+    built = make_optimizer(name, parameters, 0.5, None)
+    assert type(built).__name__ == kind
+    assert built.defaults["lr"] == 0.5
+    assert built.defaults["fused"] is True
+    assert built.defaults["weight_decay"] == weight_decay
+    assert built.defaults.get("momentum") == momentum
+    assert make_optimizer(name, parameters, 0.5, 0.25).defaults["weight_decay"] == 0.25
+
+
+def test_the_option_has_the_names_of_the_table() -> None:
+    for command in ("train", "sweep"):
+        (option,) = [
+            option for option in cli.commands[command].params if option.name == "optimizer"
+        ]
+        assert list(option.type.choices) == list(OPTIMIZERS) == ["adamw", "adam", "sgd"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["lion", "", "AdamW", None, ["sgd"]])
+def test_no_other_name_passes_the_check_or_the_construction(name: Any) -> None:
+    with pytest.raises(WrongUse, match="does not exist: use adamw, adam, sgd"):
+        check(Config(optimizer=name), "cpu")
+    with pytest.raises(WrongUse, match="does not exist: use adamw, adam, sgd"):
+        Task().build_optimizer(torch.nn.Linear(1, 1), name, 0.1, None)
+
+
+def test_an_unknown_name_in_a_file_of_settings_is_refused(here: Here) -> None:
+    Path("settings.json").write_text(json.dumps({"optimizer": "lion"}))
+    code, _, err = here.command("train", TINY, "--config", "settings.json", "--device", "cpu")
+    assert code == 2
+    assert "'lion' is not one of 'adamw', 'adam', 'sgd'" in err
+    assert err.count("\n") == 1
+
+
+def test_an_unknown_name_that_no_option_has_checked_is_refused_before_the_data(here: Here) -> None:
+    """As in the orders of a sweep, and in the stored settings that verify trains."""
+    with pytest.raises(WrongUse, match=f"^{_UNKNOWN}$"):
+        here.train(optimizer="lion")
+    assert not (here.path() / "metrics.jsonl").exists()
+
+
+def test_the_header_names_an_optimizer_that_the_task_builds_itself(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "\noptimizer " not in here.train("named", max_steps=1, optimizer="sgd")
+    monkeypatch.setattr(
+        Tiny,
+        "build_optimizer",
+        lambda _task, model, _name, rate, _decay: torch.optim.RMSprop(model.parameters(), rate),
+    )
+    out = here.train("own", max_steps=1, optimizer="sgd")
+    assert "\noptimizer  RMSprop, which the task builds for --optimizer sgd\n" in out

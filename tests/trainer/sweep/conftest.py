@@ -1,0 +1,1 @@
+from tests.support.here import here  # noqa: F401 - a fixture

@@ -1,0 +1,119 @@
+"""What a sweep consists of, from its options."""
+
+import math
+from typing import Any
+
+import pytest
+
+from trainer.errors import WrongUse
+from trainer.settings.config import Config
+from trainer.sweep.grid import (
+    Range,
+    Sweep,
+    between,
+    check,
+    choices,
+    from_identity,
+    parse_grid,
+    parse_range,
+)
+
+_GRID = {"width": [4, 8], "learning_rate": [0.1, 0.2, 0.3]}
+
+
+def test_every_combination_comes_once_with_each_seed() -> None:
+    sweep = Sweep(Config(seed=5), _GRID, seeds=4)
+    assert sweep.total == 24
+    trials = [(*sweep.point(number).values(), sweep.seed(number)) for number in range(sweep.total)]
+    assert len(set(trials)) == 24
+    assert {seed for *_, seed in trials} == {5, 6, 7, 8}
+    # what is there after a quarter of the time is the whole grid
+    assert {seed for *_, seed in trials[:6]} == {5}
+
+
+def test_fields_and_settings_land_where_they_belong() -> None:
+    config = Sweep(Config(fields={"noise": 0.5}), _GRID).trial_config(
+        {"width": 8, "learning_rate": 0.2}, 7
+    )
+    assert (config.fields, config.learning_rate, config.seed) == (
+        {"noise": 0.5, "width": 8},
+        0.2,
+        7,
+    )
+
+
+def test_more_seeds_go_on_in_the_same_sweep_and_other_settings_begin_another() -> None:
+    one = Sweep(Config(), _GRID, seeds=2)
+    assert one.fingerprint() == Sweep(Config(), _GRID, seeds=9).fingerprint()
+    assert one.fingerprint() != Sweep(Config(epochs=3), _GRID, seeds=2).fingerprint()
+    drawn = Sweep(Config(), {}, {"width": Range(1, 9)}, sampler="tpe", trials=5, metric="max:f1")
+    assert drawn.total == 5
+    assert from_identity(drawn.identity()).ranges == {"width": Range(1, 9)}
+    assert from_identity(one.identity()).point(5) == one.point(5)
+
+
+@pytest.mark.parametrize("text", ["width", "width=", "=4", "width=4,,8"])
+def test_a_grid_of_another_form_is_told(text: str) -> None:
+    with pytest.raises(WrongUse, match=f"--grid {text}: write NAME=VALUE,VALUE"):
+        parse_grid(text)
+
+
+def test_a_value_given_twice_is_told() -> None:
+    with pytest.raises(WrongUse, match="--grid lr=0.1,0.10: a value stands there twice"):
+        choices("lr=0.1,0.10", [0.1, 0.1])
+    assert choices("x=1,true", [1, True]) == [1, True]
+
+
+def test_ranges() -> None:
+    assert parse_range("a=1e-4:1:log") == ("a", "1e-4", "1", True)
+    assert parse_range("a=-3:3") == ("a", "-3", "3", False)
+    assert between("", 1e-4, 1.0, log=True) == Range(1e-4, 1.0, True)
+    for text in ("a=1", "a", "a=1:2:exp", "=1:2"):
+        with pytest.raises(WrongUse, match=f"--range {text}: write NAME=LOW:HIGH"):
+            parse_range(text)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "log", "words"),
+    [
+        (2, 1, False, "the low end must be below the high one"),
+        (math.nan, 1.0, False, "the low end must be below the high one"),
+        (0.0, 1.0, True, "the low end must be below the high one, and above 0"),
+        ("a", "b", False, "only numbers lie in a range"),
+        (False, True, False, "only numbers lie in a range"),
+    ],
+)
+def test_a_range_that_holds_nothing_is_told(low: Any, high: Any, log: bool, words: str) -> None:
+    with pytest.raises(WrongUse, match=words):
+        between("a=x", low, high, log)
+
+
+def test_what_is_free_at_a_resume_and_what_is_new_tomorrow_begin_no_other_sweep() -> None:
+    assert Sweep(Config(log_steps=7), _GRID).identity() == Sweep(Config(), _GRID).identity()
+    assert set(Sweep(Config(epochs=3), _GRID).identity()["config"]) == {"task", "epochs"}
+
+
+@pytest.mark.parametrize(
+    ("sweep", "words"),
+    [
+        (
+            Sweep(Config(), {"a": [1]}, {"a": Range(1, 2)}),
+            "a stands in --grid and in --range: drop one",
+        ),
+        (
+            Sweep(Config(), ranges={"a": Range(1, 2)}),
+            "--range and --trials are for --sampler random or tpe",
+        ),
+        (Sweep(Config(), trials=3), "--range and --trials are for --sampler random or tpe"),
+        (Sweep(Config(), pruner="median"), "--pruner median compares trials: say by what"),
+        (Sweep(Config(), metric="least:loss"), "--metric least:loss: write the name of a metric"),
+        (Sweep(Config(), {"a": [1]}, seeds=3, sampler="tpe"), "--sampler tpe takes --trials N"),
+        (
+            Sweep(Config(), {"a": [1]}, sampler="random", trials=3),
+            "--sampler random needs --trials N, --metric NAME",
+        ),
+    ],
+)
+def test_contradictions_are_told(sweep: Sweep, words: str) -> None:
+    with pytest.raises(WrongUse, match=words):
+        check(sweep)

@@ -1,0 +1,180 @@
+"""A sweep's table, CSV and figure, from records."""
+
+import csv
+import io
+import math
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import plugin_data_pb2
+
+from tests.support.here import Here
+from tests.support.tiny import TINY
+from trainer.errors import WrongUse
+from trainer.session import train_task
+from trainer.settings.config import Config
+from trainer.sweep.results import as_csv, best_first, best_line, figure, metric_of, rows, table
+from trainer.sweep.study import Record
+from trainer.system.signals import StopRequest
+
+_RECORDS = [
+    Record(0, "done", {"width": 4}, 0, {"loss": 1.0, "f1": 0.5}, seconds=2.0),
+    Record(1, "done", {"width": 8}, 0, {"loss": 0.25, "f1": 0.75}, seconds=2.5),
+    Record(2, "done", {"width": 4}, 1, {"loss": 2.0, "f1": 0.5}, seconds=2.0),
+    Record(3, "failed", {"width": 8}, 1, message="out, of memory"),
+    Record(4, "done", {"width": 4}, 2, {"loss": 3.0, "f1": 0.5}, seconds=2.0),
+    Record(5, "pending", {"width": 8}, 2),
+]
+
+
+def test_the_rows_are_the_textbooks() -> None:
+    four, eight = rows(_RECORDS, "loss")
+    assert (four.mean, four.deviation) == (2.0, 1.0)
+    half = 4.302653 / math.sqrt(3)  # Student's t with 2 degrees of freedom, 97.5 %
+    assert four.interval == pytest.approx((2 - half, 2 + half))
+    assert {state: n for state, n in four.counts.items() if n} == {"done": 3}
+    assert (eight.mean, math.isnan(eight.deviation)) == (0.25, True)
+    assert {state: n for state, n in eight.counts.items() if n} == {
+        "done": 1,
+        "failed": 1,
+        "pending": 1,
+    }
+
+
+def test_the_table() -> None:
+    assert table(rows(_RECORDS, "loss"), "loss").splitlines() == [
+        "width  done  failed  pending  loss  sd     95 % interval",
+        "    4     3       0        0     2   1  -0.4841 to 4.484",
+        "    8     1       1        1  0.25   -                 -",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "interval"),
+    [
+        ("accuracy", (0.9, 1.0), "0.3147 to 1"),
+        ("best_macro_f1", (0.0, 0.1), "0 to 0.6853"),
+        ("accuracy", (90.0, 100.0), "31.47 to 158.5"),  # per cent
+        ("loss", (0.9, 1.0), "0.3147 to 1.585"),
+    ],
+)
+def test_an_interval_stays_within_the_metrics_range(
+    metric: str, values: tuple[float, ...], interval: str
+) -> None:
+    records = [Record(n, "done", {}, n, {metric: value}) for n, value in enumerate(values)]
+    assert table(rows(records, metric), metric).splitlines()[1].endswith(f"  {interval}")
+    ((_, bars),) = [
+        (c, c.lines[2][0])
+        for c in figure(rows(records, metric), records, metric, drawn=False).axes[0].containers
+    ]
+    low, high = bars.get_segments()[0][:, 1]
+    assert f"{low + 0:.4g} to {high:.4g}" == interval
+
+
+def test_the_best_is_named_with_the_command_that_trains_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TRAINBOX_COMMAND", raising=False)
+    assert best_line(rows(_RECORDS, "loss"), "loss", None, Path("runs/s")).splitlines() == [
+        "best:      width=8, lowest loss 0.25 (trial 1)",
+        "again:     trainbox train --config runs/s/trial-00001/config.json --run s-best",
+    ]
+    assert best_line(rows(_RECORDS, "loss"), "loss", "max:loss", Path("s")).startswith(
+        "best:      width=4, highest loss 2 (mean of 3)\n"
+    )
+    assert best_line(rows(_RECORDS[5:], "loss"), "loss", None, Path("s")) == ""
+    monkeypatch.setenv("TRAINBOX_COMMAND", "make")
+    assert best_line(rows(_RECORDS, "loss"), "loss", None, Path("runs/s")).endswith(
+        'again:     make train ARGS="--config runs/s/trial-00001/config.json --run s-best"'
+    )
+
+
+def test_drawn_combinations_are_sorted_and_have_no_columns_of_spread() -> None:
+    drawn = [
+        Record(n, "done", {"lr": lr}, 0, {"loss": lr}) for n, lr in enumerate((0.3, 0.01, 0.00123))
+    ]
+    drawn.append(Record(3, "pruned", {"lr": 0.5}, 0))
+    assert table(best_first(rows(drawn, "loss"), "loss", "min:loss"), "loss").splitlines() == [
+        "     lr  done  pruned     loss",
+        "0.00123     1       0  0.00123",
+        "   0.01     1       0     0.01",
+        "    0.3     1       0      0.3",
+        "    0.5     0       1        -",
+    ]
+
+
+def test_a_value_that_is_not_finite_is_counted_and_left_out() -> None:
+    records = [
+        Record(n, "done", {}, n, {"loss": value})
+        for n, value in enumerate((1.0, math.nan, 3.0, math.inf))
+    ]
+    (row,) = rows(records, "loss")
+    assert (row.mean, row.counts["done"], row.counts["not finite"]) == (2.0, 4, 2)
+    assert "done  not finite  loss" in table([row], "loss")
+
+
+def test_csv_has_each_trial_once_with_all_its_metrics() -> None:
+    lines = list(csv.DictReader(io.StringIO(as_csv(_RECORDS))))
+    assert [line["trial"] for line in lines] == list("012345")
+    assert ",".join(lines[1].values()) == "1,done,8,0,0.25,0.75,2.500,"
+    assert list(lines[1]) == ["trial", "state", "width", "seed", "loss", "f1", "seconds", "message"]
+    assert lines[3]["message"] == "out, of memory"
+
+
+def test_the_metric_shown() -> None:
+    assert metric_of(_RECORDS, None) == "loss"
+    assert metric_of(_RECORDS, "max:f1") == "f1"
+    assert metric_of([], None) == "metric"
+    with pytest.raises(
+        WrongUse, match="--metric recall: the trials have no metric recall; they have loss, f1"
+    ):
+        metric_of(_RECORDS, "recall")
+
+
+def test_a_grid_is_drawn_as_lines_with_bars() -> None:
+    both = [
+        Record(r.number, r.state, {**r.point, "kind": "ab"[r.number % 3 == 0]}, r.seed, r.metrics)
+        for r in _RECORDS
+    ]
+    (axes,) = figure(rows(both, "loss"), both, "loss", drawn=False).axes
+    assert axes.get_xlabel() == "width"
+    assert axes.get_ylabel() == "loss, mean and 95 % interval"
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["kind b", "kind a"]
+    assert [tuple(container.lines[0].get_ydata()) for container in axes.containers] == [
+        (1.0,),
+        (0.25, 2.5),
+    ]
+
+
+def test_what_was_drawn_is_drawn_as_points_on_a_scale_that_fits() -> None:
+    drawn = [
+        Record(n, "done", {"lr": 10.0**-n, "width": n}, 0, {"loss": float(n)}) for n in range(5)
+    ]
+    by_lr, by_width = figure(rows(drawn, "loss"), drawn, "loss", drawn=True).axes
+    assert (by_lr.get_xscale(), by_width.get_xscale()) == ("log", "linear")
+    assert len(by_lr.collections[0].get_offsets()) == 5
+
+
+def test_tensorboard_shows_the_swept_settings_first_also_with_their_usual_values(
+    here: Here,
+) -> None:
+    config, stop = Config(task=TINY, epochs=1, fields={"noise": 0.5}), StopRequest()
+    train_task(
+        config,
+        stop,
+        "cpu",
+        Path("runs"),
+        "r",
+        Path("data"),
+        "auto",
+        swept=["noise", "optimizer", "patience"],
+    )
+    board = EventAccumulator(str(here.path() / "tensorboard"))
+    board.Reload()
+    content = board.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    infos = plugin_data_pb2.HParamsPluginData.FromString(content).experiment.hparam_infos
+    assert {info.name for info in infos if info.differs} == {"optimizer", "patience", "task.noise"}
+    assert {"batch_size", "epochs", "seed", "task"} <= {
+        info.name for info in infos if not info.differs
+    }

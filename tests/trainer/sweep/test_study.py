@@ -1,0 +1,407 @@
+"""The record of a sweep: each trial is claimed by one, and ends once, whoever dies."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.here import Here
+from trainer.errors import StorageFailure, WrongUse
+from trainer.settings.config import Config
+from trainer.sweep import study
+from trainer.sweep.grid import Range, Sweep
+from trainer.sweep.study import Record, Study, open_storage, open_study
+
+_SWEEP = Sweep(Config(), {"width": [4, 8, 16]}, seeds=4)
+Open = Callable[..., Study]
+
+
+@pytest.fixture(params=["journal", "sqlite"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Opens the same study again, as another process does."""
+    url = None if request.param == "journal" else f"sqlite:///{tmp_path}/study.db"
+
+    def open_study(sweep: Sweep | None = _SWEEP, owner: str | None = None) -> Study:
+        return Study(open_storage(url, tmp_path), "s", sweep, owner)
+
+    return open_study
+
+
+def _states(records: list[Record]) -> list[str]:
+    return [record.state for record in records]
+
+
+def test_two_that_share_a_study_claim_each_trial_once(opened: Open) -> None:
+    both = opened(owner="one"), opened(owner="other")
+    claimed = []
+    while trials := [trial for view in both if (trial := view.claim())]:
+        claimed += trials
+    assert sorted(trial.number for trial in claimed) == list(range(12))
+    assert {(trial.point["width"], trial.seed) for trial in claimed} == {
+        (w, s) for w in (4, 8, 16) for s in range(4)
+    }
+
+
+def test_what_ended_is_recorded_with_all_that_is_known(opened: Open) -> None:
+    view = opened()
+    first, second, third = (view.claim() for _ in range(3))
+    assert first and second and third
+    view.done(first, {"loss": 0.5, "accuracy": 0.9}, 1.5)
+    view.failed(second, "it died")
+    view.pruned(third, {"loss": 0.7}, 0.5)
+    records = opened(None).records()
+    assert records[0] == Record(0, "done", {"width": 4}, 0, {"loss": 0.5, "accuracy": 0.9}, "", 1.5)
+    assert records[1] == Record(1, "failed", {"width": 8}, 0, {}, "it died", None)
+    assert _states(records) == ["done", "failed", "pruned", *["pending"] * 9]
+    assert [(r.point["width"], r.seed) for r in records[3:]] == [
+        (w, s) for s in (1, 2, 3) for w in (4, 8, 16)
+    ]
+    assert opened(None).unfinished() == 9
+
+
+def test_a_trial_that_is_given_back_keeps_its_number_and_its_failures(opened: Open) -> None:
+    view = opened()
+    trial = view.claim()
+    assert trial and trial.attempts == 0
+    view.give_back(view.attempted(trial))
+    again = opened(owner="other").claim()
+    assert again and (again.number, again.point, again.seed, again.attempts) == (
+        0,
+        {"width": 4},
+        0,
+        1,
+    )
+
+
+def test_an_owner_that_is_gone_from_here_loses_its_trials_at_once(opened: Open) -> None:
+    gone = subprocess.run(
+        [sys.executable, "-c", "from trainer.sweep.study import _own_place; print(_own_place())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    lost = opened(owner=gone).claim()
+    kept = opened().claim()  # of a living process: this one
+    assert lost and kept
+    view = opened(owner="third")
+    assert view.give_back_of_the_lost() == 1
+    again = view.claim()
+    assert again and again.number == lost.number
+
+
+def test_an_owner_elsewhere_loses_its_trials_when_it_is_silent(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(study.time, "monotonic", lambda: now[0])
+    silent, living = opened(owner="abc elsewhere 1 2"), opened(owner="def elsewhere 3 4")
+    assert silent.claim()
+    held = living.claim()
+    assert held
+    view = opened()
+    for second in range(0, 61, 10):
+        now[0] = second
+        living.beat()
+        assert opened().give_back_of_the_lost() == 0  # heard of for the first time
+        assert view.give_back_of_the_lost() == 0
+    now[0] = 61
+    living.beat()
+    assert view.give_back_of_the_lost() == 1
+    living.done(held, {"loss": 1.0}, 1.0)
+    assert _states(view.records())[:2] == ["pending", "done"]
+
+
+def test_one_that_was_taken_for_dead_records_nothing_any_more(opened: Open) -> None:
+    slow, quick = opened(owner="slow"), opened(owner="quick")
+    late = slow.claim()
+    assert late
+    slow._back(late.id)
+    again = quick.claim()
+    assert again and again.number == late.number
+    slow.done(late, {"loss": 9.0}, 1.0)
+    slow.failed(late, "late")
+    slow.give_back(late)
+    quick.done(again, {"loss": 1.0}, 1.0)
+    assert quick.records()[0].metrics == {"loss": 1.0}
+
+
+def test_more_seeds_later_are_the_trials_that_were_missing(opened: Open) -> None:
+    view = opened()
+    for _ in range(12):
+        trial = view.claim()
+        assert trial
+        view.done(trial, {"loss": 0.0}, 0.0)
+    assert view.claim() is None
+    more = opened(Sweep(Config(), {"width": [4, 8, 16]}, seeds=5))
+    assert [
+        (t.number, t.point["width"], t.seed) for t in (more.claim() for _ in range(3)) if t
+    ] == [
+        (12, 4, 4),
+        (13, 8, 4),
+        (14, 16, 4),
+    ]
+    assert more.claim() is None
+    assert opened().total == 15  # fewer seeds do not forget what there is
+
+
+def test_another_sweep_under_the_same_name_is_refused_with_the_difference(opened: Open) -> None:
+    opened()
+    with pytest.raises(
+        WrongUse,
+        match=r"begun with other settings \(epochs: None -> 3\): give those again, or "
+        r"another --name",
+    ):
+        opened(Sweep(Config(epochs=3), {"width": [4, 8, 16]}, seeds=4))
+
+
+def test_another_order_of_the_grid_is_the_same_sweep_with_the_same_numbers(opened: Open) -> None:
+    def sweep(*names: str) -> Sweep:
+        return Sweep(Config(), {name: [2, 3] for name in names})
+
+    first = opened(sweep("size", "rank"))
+    assert [trial.point for trial in (first.claim(), first.claim()) if trial] == [
+        {"size": 2, "rank": 2},
+        {"size": 2, "rank": 3},
+    ]
+    again = opened(sweep("rank", "size"))
+    assert [trial.point for trial in (again.claim(), again.claim()) if trial] == [
+        {"size": 3, "rank": 2},
+        {"size": 3, "rank": 3},
+    ]
+
+
+def test_what_failed_for_good_can_be_trained_once_more_under_its_number(opened: Open) -> None:
+    view, claimed = opened(), []
+
+    def train(*failing: int) -> None:
+        trial = view.claim()
+        assert trial
+        claimed.append((trial.number, trial.point["width"], trial.seed))
+        if trial.number in failing:
+            view.failed(trial, "no file")
+        else:
+            view.done(trial, {"loss": 0.0}, 0.0)
+
+    for _ in range(6):
+        train(1, 4)
+    view.retry_failed()  # in the middle: the numbers to come count on as if nothing had been
+    for _ in range(8):
+        train(4)
+    assert claimed == [
+        (n, (4, 8, 16)[n % 3], n // 3) for n in (0, 1, 2, 3, 4, 5, 1, 4, *range(6, 12))
+    ]
+    assert view.claim() is None
+    assert [r.state for r in opened(None).records()] == [
+        "failed" if n == 4 else "done" for n in range(12)
+    ]
+    view.retry_failed()
+    assert view.unfinished() == 1
+    train()
+    assert [r.state for r in opened(None).records()] == ["done"] * 12
+
+
+def test_without_a_finite_value_to_compare_it_by_a_trial_has_failed(opened: Open) -> None:
+    view = opened(Sweep(Config(), {"a": [1]}, seeds=2, metric="min:loss"))
+    for value in (float("nan"), float("inf")):
+        trial = view.claim()
+        assert trial
+        view.done(trial, {"loss": value}, 1.0)
+    assert [(record.state, record.message) for record in opened(None).records()] == [
+        ("failed", "min:loss is nan"),
+        ("failed", "min:loss is inf"),
+    ]
+
+
+def test_one_that_claims_what_the_lost_had_is_not_taken_for_the_lost(opened: Open) -> None:
+    lost, third = opened(owner="x no/where 1 1"), opened(owner="third")
+    trial = lost.claim()
+    assert trial
+    third._back(trial.id)
+    again = third._study.ask()  # claimed, and its owner not yet written
+    assert again.user_attrs["owner"] == ""
+    assert opened(owner="fourth").give_back_of_the_lost() == 0
+
+
+def test_there_is_nothing_to_look_at_before_it_is_begun(opened: Open) -> None:
+    with pytest.raises(WrongUse, match="^there is no sweep s: "):
+        opened(None)
+
+
+def test_tpe_draws_better_ones_with_time(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "_RoundedTPE", partial(study._RoundedTPE, seed=1))
+    view = opened(
+        Sweep(
+            Config(),
+            {"shape": ["a", "b"]},
+            {"lr": Range(1e-4, 1.0, True)},
+            1,
+            "tpe",
+            40,
+            "min:loss",
+        )
+    )
+    losses = []
+    while trial := view.claim():
+        assert isinstance(trial.point["lr"], float)
+        losses.append(abs(trial.point["lr"] - 0.01) + (trial.point["shape"] == "b"))
+        view.done(trial, {"loss": losses[-1]}, 0.0)
+    assert len(losses) == 40
+    drawn = [record.point["lr"] for record in view.records()]
+    # as the table and a command line show them
+    assert drawn == [float(f"{lr:.3g}") for lr in drawn]
+    assert sum(losses[20:]) < 0.75 * sum(losses[:20])
+
+
+@pytest.mark.parametrize(
+    ("drawn", "low", "high", "log", "rounded"),
+    [
+        (0.00123456, 1e-4, 0.1, True, 0.00123),
+        (0.0567891, 1e-4, 0.1, True, 0.0568),
+        (0.000100001, 1e-4, 0.1, True, 1e-4),
+        (1.00567, 1.0, 1.01, True, 1.0057),
+        (0.123456, 0.0, 1.0, False, 0.123),
+        (1000.123456, 1000.0, 1001.0, False, 1000.123),
+        (0.99996, 0.1, 0.99997, False, 0.99997),
+    ],
+)
+def test_a_drawn_number_is_rounded_within_its_range(
+    drawn: float, low: float, high: float, log: bool, rounded: float
+) -> None:
+    assert study._rounded(drawn, study.FloatDistribution(low, high, log=log)) == rounded
+
+
+def test_the_metric_asked_for_must_be_there(opened: Open) -> None:
+    view = opened(Sweep(Config(), {"a": [1]}, metric="max:f1"))
+    trial = view.claim()
+    assert trial
+    with pytest.raises(
+        WrongUse, match="--metric max:f1: the task has no metric f1; it has loss, accuracy"
+    ):
+        view.done(trial, {"loss": 1.0, "accuracy": 0.5}, 0.0)
+
+
+def test_a_line_that_a_crash_has_torn_is_dropped(tmp_path: Path) -> None:
+    def view(sweep: Any = _SWEEP) -> Study:
+        return Study(open_storage(None, tmp_path), "s", sweep)
+
+    assert view().claim()
+    with (tmp_path / "study.journal").open("ab") as journal:
+        journal.write(b'{"op_code":5,"work')
+    assert view().claim()
+    assert _states(view(None).records())[:3] == ["running", "running", "pending"]
+
+
+def test_a_database_that_cannot_be_opened_is_told_without_its_password(tmp_path: Path) -> None:
+    with pytest.raises(WrongUse, match=r"^--storage h/db cannot be opened") as refused:
+        open_storage("nosuch://me:secret@h/db", tmp_path)
+    assert "secret" not in str(refused.value)
+
+
+def _journal(folder: Path) -> list[bytes]:
+    """The lines of a journal with two trials that are done."""
+    view = open_study(None, folder, "s", _SWEEP)
+    for loss in (1.0, 2.0):
+        trial = view.claim()
+        assert trial
+        view.done(trial, {"loss": loss}, 1.0)
+    return (folder / "study.journal").read_bytes().splitlines(keepends=True)
+
+
+def _line_of(lines: list[bytes], text: bytes) -> int:
+    return next(place for place, line in enumerate(lines) if text in line)
+
+
+@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize(
+    ("damage", "place"),
+    [
+        (lambda line: b"\xff" + line[1:], "middle"),
+        (lambda line: b"\0" * (len(line) - 1) + b"\n", "middle"),
+        (lambda line: line[:20] + b"\n", "middle"),
+        (lambda line: line.rstrip(b"\n"), "middle"),  # joined to the next
+        (lambda line: b"[" * 5000 + b"\n", "middle"),
+        (lambda line: b"17\n", "middle"),
+        (lambda line: line.replace(b'"state":1', b'"state":9'), "state"),
+        (lambda line: line[:-3] + b"}}\n", "last"),
+        (lambda line: line + b"no part of a line of a journal", "last"),
+    ],
+)
+def test_a_damaged_journal_is_refused_by_file_and_line(
+    tmp_path: Path, damage: Callable[[bytes], bytes], place: str, looks: bool
+) -> None:
+    lines = _journal(tmp_path)
+    found = {"middle": 4, "last": len(lines) - 1, "state": _line_of(lines, b'"state":1')}[place]
+    lines[found] = damage(lines[found])
+    damaged = b"".join(lines)
+    (tmp_path / "study.journal").write_bytes(damaged)
+    number = found + 1 + (b"no part" in lines[found])
+    with pytest.raises(
+        StorageFailure,
+        match=rf"^{tmp_path}/study.journal is damaged in line {number} \(.*\): restore it from",
+    ):
+        open_study(None, tmp_path, "s", None if looks else _SWEEP)
+    assert (tmp_path / "study.journal").read_bytes() == damaged
+
+
+@pytest.mark.parametrize("lost", [b'"op_code":4', b'"metrics":{"loss":1.0}'])
+def test_a_lost_line_takes_no_trial_with_it_in_silence(tmp_path: Path, lost: bytes) -> None:
+    lines = _journal(tmp_path)
+    del lines[_line_of(lines, lost)]
+    (tmp_path / "study.journal").write_bytes(b"".join(lines))
+    with pytest.raises(StorageFailure, match="study.journal is damaged"):
+        open_study(None, tmp_path, "s", _SWEEP)
+
+
+def test_a_journal_that_is_damaged_while_it_is_used_is_refused(tmp_path: Path) -> None:
+    _journal(tmp_path)
+    view = open_study(None, tmp_path, "s", _SWEEP)
+    lines = (tmp_path / "study.journal").read_bytes().count(b"\n")
+    with (tmp_path / "study.journal").open("ab") as journal:
+        journal.write(b"garbage\n" * 2)
+    with pytest.raises(StorageFailure, match=f"study.journal is damaged in line {lines + 1} "):
+        view.claim()
+
+
+@pytest.mark.parametrize("first", [0, 4096])
+def test_a_damaged_database_is_refused(tmp_path: Path, first: int) -> None:
+    url = f"sqlite:///{tmp_path}/study.db"
+    trial = open_study(url, tmp_path, "s", _SWEEP).claim()
+    assert trial
+    whole = (tmp_path / "study.db").read_bytes()
+    (tmp_path / "study.db").write_bytes(whole[:first] + b"\xff" * (len(whole) - first))
+    for sweep in (None, _SWEEP):
+        with (
+            pytest.raises(
+                StorageFailure, match=rf"^{url} is damaged \(.*\): restore it from a backup"
+            ),
+            study.storage_failures(url, tmp_path),
+        ):
+            open_study(url, tmp_path, "s", sweep)
+
+
+def test_a_damaged_study_ends_both_commands_with_4(here: Here) -> None:
+    folder = here.folder / "runs" / "s"
+    folder.mkdir(parents=True)
+    lines = _journal(folder)
+    (folder / "study.journal").write_bytes(b"".join([*lines[:3], b"\0\n", *lines[4:]]))
+    for words in (
+        ("sweep-show", "s"),
+        ("sweep", "digits", "--name", "s", "--grid", "width=4,8,16", "--seeds", "4"),
+    ):
+        code, out, err = here.command(*words)
+        assert (code, out) == (4, "")
+        assert f"trainbox: {folder}/study.journal is damaged in line 4 (" in err
+        assert "Traceback" not in err
+
+
+def test_a_study_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "study.journal")
+    with pytest.raises(
+        StorageFailure, match=r"study\.journal is not a file: remove it, or choose another --name"
+    ):
+        open_study(None, tmp_path, "s", _SWEEP)

@@ -1,0 +1,45 @@
+"""Reading files that anybody may have changed."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainer.system.files import read_object, read_text
+
+
+def test_an_object_is_read_also_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"ä": 1}')
+    (tmp_path / "b.json").symlink_to("a.json")
+    assert read_object(tmp_path / "b.json") == {"ä": 1}
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (os.mkfifo, "not a regular file"),
+        (Path.mkdir, "not a regular file"),
+        (lambda path: path.symlink_to(path.name), "symbolic links"),
+        (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+        (lambda path: path.write_bytes(b'{"a": "\xff"}'), "can't decode byte 0xff"),
+        (lambda path: path.write_text("[]"), "not a JSON object"),
+        (lambda path: path.write_text("[" * 100_000), "nested too deeply"),
+        (lambda path: path.write_text('{"a": '), "Expecting value"),
+        (lambda path: None, "No such file"),
+    ],
+)
+@pytest.mark.timeout(30)  # a FIFO without a writer blocks
+def test_anything_else_is_an_error_with_its_reason(
+    tmp_path: Path, make: Callable[[Path], object], reason: str
+) -> None:
+    make(tmp_path / "a.json")
+    with pytest.raises((OSError, ValueError), match=reason):
+        read_object(tmp_path / "a.json")
+
+
+def test_a_file_is_read_up_to_a_size(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("12345")
+    assert read_text(tmp_path / "a", 5) == "12345"
+    with pytest.raises(ValueError, match="more than 4 bytes"):
+        read_text(tmp_path / "a", 4)

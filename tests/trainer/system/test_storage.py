@@ -1,0 +1,106 @@
+"""What a message says about a file or folder that cannot be written, by the cause."""
+
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from trainer.system import storage
+from trainer.system.storage import storage_failure
+
+_END = "choose another folder with --runs-dir; earlier checkpoints are intact"
+
+
+@pytest.fixture
+def users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is ada's, uid 1001; root is called root, and 777 has no name."""
+    names = {0: "root", 1001: "ada"}
+    monkeypatch.setattr(storage.pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name=names[uid]))
+    monkeypatch.setattr(os, "geteuid", lambda: 1001)
+    monkeypatch.setattr(os, "getegid", lambda: 100)
+
+
+def denied(path: Path, owner: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(Path, "stat", lambda self, **_: SimpleNamespace(st_uid=owner))
+    return str(storage_failure(path, PermissionError(errno.EACCES, "Permission denied", str(path))))
+
+
+@pytest.mark.parametrize(("owner", "name"), [(0, "root (uid 0)"), (777, "uid 777")])
+def test_a_folder_of_another_user_is_named_with_its_owner(
+    tmp_path: Path, users: None, monkeypatch: pytest.MonkeyPatch, owner: int, name: str
+) -> None:
+    assert denied(tmp_path, owner, monkeypatch) == (
+        f"cannot write {tmp_path}: Permission denied ({tmp_path} belongs to {name}, and "
+        "this process runs as "
+        f"ada (uid 1001)): take the folder over with `sudo chown -R 1001:100 {tmp_path}`, or {_END}"
+    )
+
+
+def test_a_folder_of_ones_own_needs_its_mode_changed(
+    tmp_path: Path, users: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert f"): allow writing with `chmod -R u+rwX {tmp_path}`, or" in denied(
+        tmp_path, 1001, monkeypatch
+    )
+
+
+def test_root_without_its_rights_runs_as_the_owner(
+    tmp_path: Path, users: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert "this process runs as root (uid 0)): run as ada (uid 1001), or" in denied(
+        tmp_path, 1001, monkeypatch
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.EROFS, "Read-only file system: mount the file system for writing, or"),
+        (
+            errno.EDQUOT,
+            "Disk quota exceeded (your disk quota is used up: see `quota -s`): delete "
+            "files of yours, or",
+        ),
+        (errno.EIO, "Input/output error (the disk reports an error: see `dmesg`): choose"),
+        (
+            errno.ENOTDIR,
+            "Not a directory (a file is where a folder is needed): remove that file, or",
+        ),
+        (errno.ENAMETOOLONG, "File name too long: choose a shorter name with --run, or"),
+        (errno.EFBIG, "File too large: raise the limit of a file's size (`ulimit -f`), or"),
+        (errno.EBUSY, "Device or resource busy: choose"),
+    ],
+)
+def test_each_cause_has_its_own_remedy(tmp_path: Path, number: int, said: str) -> None:
+    text = str(storage_failure(tmp_path, OSError(number, os.strerror(number), str(tmp_path / "x"))))
+    assert text.startswith(f"cannot write {tmp_path}/x: {said} ")
+    assert text.endswith(_END)
+    assert "free some space" not in text
+
+
+def test_a_full_disk_is_named_with_the_room_that_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda _: SimpleNamespace(free=7 << 20))
+    text = str(storage_failure(tmp_path / "x" / "y", full, needed_bytes=(8 << 20) + 1))
+    assert text == (
+        f"cannot write {tmp_path}/x/y: No space left on device (9 MiB needed, 7 MiB free): "
+        f"free some space, or {_END}"
+    )
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_files=100, f_favail=0))
+    assert "No space left on device (no inodes left): delete some files, or" in str(
+        storage_failure(tmp_path, full)
+    )
+
+
+def test_in_a_container_the_folder_is_chosen_on_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINBOX_COMMAND", "make")
+    assert "choose another folder with RUNS_DIR;" in str(
+        storage_failure(tmp_path, OSError(errno.EROFS, "Read-only"))
+    )

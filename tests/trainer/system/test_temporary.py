@@ -1,0 +1,151 @@
+"""Temporary folders of killed processes are removed, and no others."""
+
+import contextlib
+import fcntl
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from entrypoint.system import temporary as entrypoint_temporary
+from tests.support.here import Here
+from trainer.system import temporary
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The system's folder for temporary files."""
+    place = tmp_path / "tmp"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    return place
+
+
+@contextlib.contextmanager
+def _forked(make: Callable[[], "contextlib.AbstractContextManager[Path]"]) -> Iterator[int]:
+    """A process that is inside `make()`; it is killed at the end."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with make():
+            os.write(write, b".")
+            signal.pause()
+    try:
+        assert os.read(read, 1) == b"."
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(read)
+        os.close(write)
+
+
+_MAKERS = {
+    "trainer": lambda: temporary.temporary_folder("verify-"),
+    "entrypoint": lambda: entrypoint_temporary.temporary_folder("bench-"),
+}
+
+
+@pytest.mark.parametrize("made_by", _MAKERS)
+def test_a_folder_is_removed_when_its_owner_was_killed_and_not_before(
+    place: Path, made_by: str
+) -> None:
+    with _forked(_MAKERS[made_by]):
+        (folder,) = place.iterdir()
+        (folder / "runs").mkdir()
+        (folder / "runs/file").touch()
+        temporary.remove_abandoned()
+        assert (folder / "runs/file").exists()
+    temporary.remove_abandoned()
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("made_by", _MAKERS)
+def test_a_folder_is_removed_at_its_owners_end(place: Path, made_by: str) -> None:
+    with _MAKERS[made_by]() as folder:
+        assert folder.name.startswith("trainbox-")
+        temporary.remove_abandoned()
+        assert folder.exists()
+    assert list(place.iterdir()) == []
+
+
+def test_a_kept_folder_stays(place: Path) -> None:
+    with entrypoint_temporary.temporary_folder("drill-") as folder:
+        entrypoint_temporary.keep(folder)
+    temporary.remove_abandoned()
+    assert folder.exists()
+
+
+def test_what_is_not_ours_stays(place: Path, tmp_path: Path) -> None:
+    """Another program's folders, those of an earlier version, links, and those of another user."""
+    for name in ("pymp-abc", "trainbox-0", "other-1", "trainbox-theirs"):
+        (place / name).mkdir()
+    for name in ("pymp-abc", "other-1"):
+        (place / name / ".owner").touch()
+    (place / "trainbox-live-0.lock").touch()
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/.owner").touch()
+    (place / "trainbox-link").symlink_to(tmp_path / "linked")
+    os.mkfifo(place / "trainbox-0/.owner")
+    before = sorted(place.iterdir())
+    if os.geteuid() == 0:
+        (place / "trainbox-theirs/.owner").touch()
+        os.chown(place / "trainbox-theirs", 12345, 0)
+    temporary.remove_abandoned()
+    assert sorted(place.iterdir()) == before
+    assert (tmp_path / "linked/.owner").exists()
+
+
+def test_a_lock_of_another_process_keeps_a_folder(place: Path) -> None:
+    """As one of another container that shares /tmp, whose process numbers mean nothing here."""
+    folder = place / "trainbox-1"
+    folder.mkdir()
+    with (folder / ".owner").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        temporary.remove_abandoned()
+        assert folder.exists()
+    temporary.remove_abandoned()
+    assert not folder.exists()
+
+
+def test_a_training_keeps_the_sockets_of_loader_workers_in_its_own_folder(
+    here: Here, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainer import session
+
+    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", None)  # type: ignore[attr-defined]
+    found: list[Path] = []
+    monkeypatch.setattr(
+        session, "header", lambda _: found.append(Path(multiprocessing.util.get_temp_dir()))
+    )
+    here.train(max_steps=1)
+    assert [path.parent for path in found] == [place]
+    assert found[0].name.startswith("trainbox-")
+    assert list(place.iterdir()) == []
+    assert multiprocessing.current_process()._config["tempdir"] is None  # type: ignore[attr-defined]
+
+
+def test_a_folder_stays_as_long_as_a_worker_has_a_socket_in_it(place: Path) -> None:
+    """A worker that cannot remove its socket at its end prints a traceback."""
+    with temporary.sockets_in_a_folder():
+        worker = multiprocessing.get_context("fork").Process(target=signal.pause)
+        worker.start()
+        (folder,) = place.iterdir()
+    temporary.remove_abandoned()
+    assert folder.exists()
+    worker.kill()
+    worker.join()
+    temporary.remove_abandoned()
+    assert list(place.iterdir()) == []
+
+
+def test_without_a_place_for_temporary_files_it_trains(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(here.folder / "nowhere"))
+    assert "digest" in here.train(max_steps=1)

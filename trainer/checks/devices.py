@@ -1,0 +1,148 @@
+"""What a device, and the link between devices, must get right: a matrix product, a copy in memory,
+a sum over all processes.
+
+Shape suffixes: N positions of a buffer, MM a square matrix.
+"""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer.parallel.world import Process
+
+_MIB = 2**20
+_PATTERN = 0x5A5A5A5A
+# positions that are checked at a time: what they are checked against needs memory, too
+_PIECE_N = 16 * _MIB
+# no chunk that an exchange cuts a buffer into is a multiple of it, so that chunks in the wrong
+# place show
+_PRIME = 251
+_REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One test of one device: `told` says in words what was compared, `speed` is in FLOP/s or
+    bytes/s.
+    """
+
+    test: str
+    right: bool
+    told: str
+    speed: float
+
+
+def matrix_product(device: torch.device) -> Measured:
+    """A product in float32, held against the same in float64 on the CPU, then repeated for its
+    bits.
+
+    The limit is the bound that holds for any order of the additions: each error at most n u / (1 -
+    n u) of |A| |B|, where n is the size and u half the distance from 1 to the next number (Higham,
+    Accuracy and Stability of Numerical Algorithms, section 3.1). A device that goes wrong by less,
+    now and then, gives other bits each time.
+    """
+    # TF32 rounds the factors, and its bound is 2^13 times as wide
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    size, repeats = (2048, 500) if device.type == "cuda" else (512, 20)
+    generator = torch.Generator().manual_seed(0)
+    factors_MM = [torch.randn(size, size, generator=generator) for _ in range(2)]
+    left_MM, right_MM = (factor_MM.to(device) for factor_MM in factors_MM)
+    first_MM, product_MM = torch.empty_like(left_MM), torch.empty_like(left_MM)
+    torch.mm(left_MM, right_MM, out=first_MM)
+    worst = _largest_error(first_MM.cpu(), *factors_MM)
+    differing, best_s = 0, float("inf")
+    for _ in range(repeats):
+        _finish(device)
+        begin_s = time.perf_counter()
+        torch.mm(left_MM, right_MM, out=product_MM)
+        _finish(device)
+        best_s = min(best_s, time.perf_counter() - begin_s)
+        differing += int((product_MM.view(torch.int32) != first_MM.view(torch.int32)).sum())
+    told = f"largest error {worst:.4f} of the bound, {differing} values differ in {repeats} repeats"
+    return Measured("matmul", worst <= 1 and differing == 0, told, 2 * size**3 / best_s)
+
+
+def _largest_error(product_MM: Tensor, left_MM: Tensor, right_MM: Tensor) -> float:
+    """In parts of the bound; infinite where the product is not finite."""
+    unit = torch.finfo(product_MM.dtype).eps / 2
+    size = product_MM.shape[0]
+    bound = size * unit / (1 - size * unit)
+    left_MM, right_MM = left_MM.double(), right_MM.double()
+    errors_MM = (product_MM.double() - left_MM @ right_MM).abs() / (left_MM.abs() @ right_MM.abs())
+    return float(errors_MM.nan_to_num(nan=torch.inf).max()) / bound
+
+
+def memory_copy(device: torch.device) -> Measured:
+    """A big buffer copied within the device's memory, and each value checked; bytes/s count reading
+    and writing.
+    """
+    free = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else 64 * _MIB
+    count = min(1024 * _MIB, free) // 4
+    source_N, target_N = (
+        _pattern(0, count, device),
+        torch.empty(count, dtype=torch.int32, device=device),
+    )
+    wrong, best_s = 0, float("inf")
+    for _ in range(_REPEATS):
+        target_N.zero_()
+        _finish(device)
+        begin_s = time.perf_counter()
+        target_N.copy_(source_N)
+        _finish(device)
+        best_s = min(best_s, time.perf_counter() - begin_s)
+        for start in range(0, count, _PIECE_N):
+            piece_N = target_N[start : start + _PIECE_N]
+            wrong += int((piece_N != _pattern(start, start + len(piece_N), device)).sum())
+    told = f"{wrong} wrong values in {_REPEATS} copies of {count * 4 // _MIB} MiB"
+    return Measured("memory", wrong == 0, told, 2 * count * 4 / best_s)
+
+
+def _pattern(start: int, stop: int, device: torch.device) -> Tensor:
+    """Another value at each position, none of them zero over and over."""
+    return torch.arange(start, stop, dtype=torch.int32, device=device).bitwise_xor_(_PATTERN)
+
+
+def all_reduce(process: Process) -> Measured:
+    """A sum over all processes whose value is exactly known at each position; bytes/s are NCCL's
+    bus bandwidth.
+
+    That is 2 (n - 1) / n of the buffer's bytes for n processes (nccl-tests, doc/PERFORMANCE.md).
+    """
+    size_mib = 256 if process.device.type == "cuda" else 4
+    count = size_mib * _MIB // 4
+    own_N = _part(process.rank, count, process.device)
+    right_N = torch.zeros_like(own_N)
+    for rank in range(process.world_size):
+        right_N += _part(rank, count, process.device)
+    sum_N = torch.empty_like(own_N)
+    wrong, best_s = 0, float("inf")
+    for _ in range(1 + _REPEATS):  # the first sets up the connections
+        sum_N.copy_(own_N)
+        process.barrier()
+        _finish(process.device)
+        begin_s = time.perf_counter()
+        process.all_reduce(sum_N)
+        _finish(process.device)
+        best_s = min(best_s, time.perf_counter() - begin_s)
+        wrong += int((sum_N != right_N).sum())
+    told = f"{wrong} wrong values in {1 + _REPEATS} sums of {size_mib} MiB"
+    moved = 2 * (process.world_size - 1) / process.world_size * count * 4
+    return Measured("all-reduce", wrong == 0, told, moved / best_s)
+
+
+def _part(rank: int, count: int, device: torch.device) -> Tensor:
+    """What `rank` adds: small whole numbers, whose sums float32 holds exactly in any order."""
+    return (
+        torch.arange(count, dtype=torch.int32, device=device)
+        .add_(31 * rank)
+        .remainder_(_PRIME)
+        .float()
+    )
+
+
+def _finish(device: torch.device) -> None:
+    """Wait for what is under way on a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

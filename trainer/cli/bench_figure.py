@@ -1,0 +1,125 @@
+"""The figure of `trainbox bench`, from the rows in its bench.json."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.errors import StorageFailure, WrongUse
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_TITLES = {
+    "strong": "strong: the batch stays",
+    "weak": "weak: the share of each stays",
+    "": "speed",
+}
+
+
+def draw(folder: Path) -> None:
+    """Make bench.svg of the bench.json in `folder`.
+
+    Raises:
+        WrongUse: there is none.
+        StorageFailure: it cannot be written.
+    """
+    try:
+        report = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WrongUse(
+            f"{folder}/bench.json cannot be read ({error}): give the folder that `trainbox "
+            "bench --out` wrote"
+        ) from error
+    import matplotlib as mpl
+
+    with mpl.rc_context({"svg.hashsalt": "bench", "svg.fonttype": "none"}):
+        picture = figure(report["rows"], report["unit"])
+        try:
+            picture.savefig(folder / "bench.svg", metadata={"Date": None})
+        except OSError as error:
+            raise StorageFailure(
+                f"{folder}/bench.svg cannot be written: {error.strerror}"
+            ) from error
+
+
+def figure(rows: Sequence[Mapping[str, Any]], unit: str) -> "Figure":
+    """Samples/s over the number of GPUs (bars: least to most of the rounds), with dots where the
+    speed would grow as they do.
+
+    With one number of GPUs, over the batch size.
+    """
+    from matplotlib.figure import Figure
+
+    scalings = list(dict.fromkeys(row["line"]["scaling"] for row in rows))
+    picture = Figure(figsize=(0.8 + 4.6 * len(scalings), 4.2), layout="constrained")
+    panels = picture.subplots(1, len(scalings), sharey=True, squeeze=False)[0]
+    for axes, scaling in zip(panels, scalings, strict=True):
+        for label, points in _series(
+            [row for row in rows if row["line"]["scaling"] == scaling]
+        ).items():
+            x = [point[0] for point in points]
+            speeds = [point[1] for point in points]
+            y = [speed["median"] for speed in speeds]
+            bars = [
+                [m - s["least"] for m, s in zip(y, speeds, strict=True)],
+                [s["most"] - m for m, s in zip(y, speeds, strict=True)],
+            ]
+            drawn = axes.errorbar(x, y, bars, marker="o", capsize=3, label=label)
+            if scaling:
+                axes.plot(
+                    x,
+                    [y[0] * count / x[0] for count in x],
+                    ":",
+                    color=drawn[0].get_color(),
+                    linewidth=1,
+                )
+        axes.set_title(_TITLES[scaling], fontsize="medium")
+        axes.set_xlabel(("GPUs" if unit == "GPU" else "processes") if scaling else "batch")
+        ticks = sorted(
+            {row["line"]["case"]["count"] if scaling else row["batch_size"] or 0 for row in rows}
+        )
+        if not scaling:
+            axes.set_xscale("log", base=2)
+        axes.set_xticks([tick for tick in ticks if tick], [str(tick) for tick in ticks if tick])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend(frameon=False, fontsize="small")
+    panels[0].set_ylim(bottom=0)  # of all, and only when all have their points
+    panels[0].set_ylabel("samples/s, median and range" + "; dots: linear" * bool(scalings[0]))
+    return picture
+
+
+def _series(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, Mapping[str, float]]]]:
+    """The points of each line by its label: what stays along it.
+
+    One GPU begins the line of each strategy.
+    """
+    strategies = list(
+        dict.fromkeys(s for row in rows if (s := row["line"]["case"]["strategy"]) != "single")
+    ) or ["single"]
+    several = len({row["line"]["case"]["count"] for row in rows}) > 1
+    found: dict[str, list[tuple[int, Mapping[str, float]]]] = {}
+    for row in rows:
+        case, scaling = row["line"]["case"], row["line"]["scaling"]
+        if row["samples_per_second"] is None:
+            continue
+        base = row["line"]["base"]
+        if not scaling:
+            batch = f" on {case['count']}" if several else ""
+        elif base["batch_size"] is None:
+            batch = ""
+        elif scaling == "weak":
+            batch = f", {base['batch_size'] // base['count']} each"
+        else:
+            batch = f", batch {base['batch_size']}"
+        workers = "" if case["workers"] is None else f", {case['workers']} workers"
+        for strategy in (
+            strategies if case["strategy"] == "single" and scaling else [case["strategy"]]
+        ):
+            x = case["count"] if scaling else row["batch_size"]
+            found.setdefault(f"{strategy}{batch}{workers}", []).append(
+                (x, row["samples_per_second"])
+            )
+    return found

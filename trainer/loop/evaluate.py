@@ -1,0 +1,130 @@
+"""Validation: each example once, and the same totals on any number of processes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.data.batches import EvaluationBatches, evaluation_batch_count
+from trainer.errors import WrongUse
+from trainer.loop.losses import autocast
+from trainer.loop.task_checks import checked_batch, checked_metrics, checked_statistics
+from trainer.parallel.buffers import evaluating
+from trainer.parallel.world import Process
+from trainer.task import Task
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics, the totals they come from (float64, on the CPU), and the first prepared batch for
+    pictures.
+
+    `by_batch` has the statistics (N, ...) of each of the N batches of all processes, in their
+    order.
+    """
+
+    metrics: dict[str, float]
+    totals: dict[str, Tensor]
+    first_batch: Any
+    by_batch: dict[str, Tensor] = field(default_factory=dict)
+
+
+def evaluate(
+    task: Task,
+    model: nn.Module,
+    batches: EvaluationBatches,
+    process: Process,
+    autocast_dtype: torch.dtype | None,
+    seed_parts: tuple[int | str, ...],
+    stopped: Callable[[], bool],
+    inside: Callable[[Callable[[], dict[str, Tensor]]], dict[str, Tensor]],
+) -> Evaluation | None:
+    """Validate: the metrics of what `add_up` returns; None if that is None."""
+    found = add_up(task, model, batches, process, autocast_dtype, seed_parts, stopped, inside)
+    if found is None:
+        return None
+    totals, first_batch, by_batch = found
+    # The first process's, by which all then decide: one that decides otherwise would be waited for
+    # in vain.
+    metrics = process.from_first(checked_metrics(task, task.metrics(totals)))
+    return Evaluation(metrics, totals, first_batch, by_batch)
+
+
+@torch.no_grad()
+def add_up(
+    task: Task,
+    model: nn.Module,
+    batches: EvaluationBatches,
+    process: Process,
+    autocast_dtype: torch.dtype | None,
+    seed_parts: tuple[int | str, ...],
+    stopped: Callable[[], bool],
+    inside: Callable[[Callable[[], dict[str, Tensor]]], dict[str, Tensor]],
+) -> tuple[dict[str, Tensor], Any, dict[str, Tensor]] | None:
+    """Add up the task's statistics over all processes' batches, in the order of the batches, each
+    seeded by its number.
+
+    The statistics are computed by `inside`, which is `Job.inside`. Returns the totals, the first
+    prepared batch and the statistics of each batch. Returns None if `stopped`, which is asked on
+    all processes after each batch that all of them have, says to leave off.
+
+    Raises:
+        WrongUse: a statistic whose shape changes from batch to batch: it cannot be a sum over
+            examples.
+    """
+    rows: list[dict[str, Tensor]] = []
+    first_batch = None
+    batch_count = evaluation_batch_count(batches.size, batches.batch_size)
+    asked_of_all, counted = batch_count // process.world_size, len(process.owned(batch_count))
+    with evaluating(model):
+        for number, (count, raw_batch) in zip(batches.own, batches.iterate(), strict=True):
+            process.seed(*seed_parts, number)
+            batch = checked_batch(task, task.prepare(raw_batch, training=False))
+            first_batch = batch if first_batch is None else first_batch
+            with autocast(process.device.type, autocast_dtype):
+                sums = checked_statistics(
+                    task,
+                    inside(lambda batch=batch: task.statistics(model, batch)),  # type: ignore[misc]
+                )
+            if len(rows) == counted:
+                break  # only its share of the weights was wanted, by those that have a batch more
+            rows.append({**sums, "examples": torch.tensor(count, device=process.device)})
+            if len(rows) <= asked_of_all and stopped():
+                return None
+    totals, by_batch = _add(task, rows, batch_count, process)
+    return totals, first_batch, by_batch
+
+
+def _add(
+    task: Task, rows: list[dict[str, Tensor]], batch_count: int, process: Process
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    shapes = process.from_first(
+        [[name, list(value.shape)] for name, value in rows[0].items()] if rows else None
+    )
+    for row in rows:
+        if [[name, list(value.shape)] for name, value in row.items()] != shapes:
+            raise WrongUse(
+                f"task {type(task).__name__}: statistics() returned other names or shapes "
+                "for another batch: return sums over "
+                "the batch's examples, whose shapes do not depend on the batch"
+            )
+    width = sum(torch.Size(shape).numel() for _, shape in shapes)
+    flat = [
+        torch.cat([value.detach().reshape(-1).cpu().double() for value in row.values()])
+        for row in rows
+    ]
+    rows_NK = torch.stack(flat) if flat else torch.zeros(0, width, dtype=torch.float64)
+    counts = [len(process.owned_by(rank, batch_count)) for rank in range(process.world_size)]
+    all_NK = process.gather_rows(rows_NK, counts)
+    widths = [torch.Size(shape).numel() for _, shape in shapes]
+    totals = all_NK.sum(0).split(widths)
+    by_batch = all_NK.split(widths, 1)
+    return (
+        {name: part.reshape(shape) for (name, shape), part in zip(shapes, totals, strict=True)},
+        {
+            name: part.reshape(len(all_NK), *shape)
+            for (name, shape), part in zip(shapes, by_batch, strict=True)
+        },
+    )

@@ -1,0 +1,41 @@
+"""The check, at each digest and each checkpoint, that a resumed run would get the same bits."""
+
+from trainer.errors import WrongUse
+from trainer.loop.attributes import lost_state
+from trainer.loop.state import Job
+
+
+def check_unchanged(job: Job) -> None:
+    """Compare plain attributes with those of the start, and the source files that are loaded by now
+    with the manifest's.
+
+    All processes must call this, and all raise the same error. With --fast an attribute that moves
+    is only reported.
+
+    Raises:
+        Changed: a source file is not the one that the run was started with.
+        WrongUse: an attribute has moved, which checkpoints leave out; or the processes have loaded
+            different files.
+    """
+    lost = {name: lost_state(name, pair) for name, pair in job.attributes.moved().items()}
+    loaded = job.sources.newly_loaded() if job.sources is not None else {}
+    found = job.process.from_each([lost, loaded])
+    if lost := {name: text for lost, _ in found for name, text in lost.items()}:
+        if job.config.deterministic:
+            raise WrongUse(
+                f"task {type(job.task).__name__}: by step {job.progress.step} it has "
+                f"changed {next(iter(lost.values()))}"
+            )
+        _report(job, lost.keys() - job.attributes.reported)
+    if job.sources is not None:
+        job.sources.compare_and_add([loaded for _, loaded in found])
+
+
+def _report(job: Job, names: set[str]) -> None:
+    if names:
+        job.attributes.reported |= names
+        job.run.say(
+            f"step {job.progress.step}: task {type(job.task).__name__} has changed "
+            f"{', '.join(sorted(names))}, which "
+            "checkpoints leave out: a resumed run may get other bits"
+        )

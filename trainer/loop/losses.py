@@ -1,0 +1,92 @@
+"""What DDP and DataParallel wrap: a batch in, per-example losses out."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from trainer.errors import WrongUse
+from trainer.loop.task_checks import checked_batch
+from trainer.task import Task
+
+T = TypeVar("T")
+
+
+class LossModule(nn.Module):
+    """The task's losses of its model, `{name: (B,)}` in float32, computed inside one forward.
+
+    Inside, because DDP sees only what passes through the wrapped forward, DataParallel runs it in a
+    thread for each GPU, and autocast holds for one thread. Per example, because a mean of shards'
+    means is not the mean of the whole.
+    """
+
+    def __init__(
+        self, task: Task, model: nn.Module, device_type: str, autocast_dtype: torch.dtype | None
+    ) -> None:
+        super().__init__()
+        self.task, self.model, self.device_type, self.autocast_dtype = (
+            task,
+            model,
+            device_type,
+            autocast_dtype,
+        )
+
+    def inside(self, compute: Callable[[], T]) -> T:
+        """What `compute()` gives, as in a forward: under --strategy fsdp the weights are then at
+        hand.
+        """
+        return compute()
+
+    def forward(self, batch: Any) -> dict[str, Tensor]:
+        batch = checked_batch(self.task, self.task.prepare(batch, training=True))
+        with autocast(self.device_type, self.autocast_dtype):
+            losses_B = self.task.losses(self.model, batch)
+        try:
+            return {name: loss_B.float() for name, loss_B in losses_B.items()}
+        except AttributeError:
+            _check_types(self.task, losses_B)
+            raise
+
+
+def autocast(
+    device_type: str, dtype: torch.dtype | None
+) -> contextlib.AbstractContextManager[None]:
+    """Mixed precision of `dtype`, or none."""
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device_type, dtype)
+
+
+def check_losses(task: Task, losses: dict[str, Tensor], size: int) -> None:
+    """Raise WrongUse if a task's first losses are not `{name: (B,)}` with B = `size`, or none of
+    them trains anything.
+    """
+    _check_types(task, losses)
+    for name, loss in losses.items():
+        if tuple(loss.shape) != (size,):
+            raise WrongUse(
+                f"task {type(task).__name__}: loss {name!r} has shape {tuple(loss.shape)}, "
+                f"wanted ({size},), one loss for each "
+                "example: use reduction='none' and average over all dimensions but the first"
+            )
+    if not any(loss.requires_grad for loss in losses.values()):
+        raise WrongUse(
+            f"task {type(task).__name__}: no loss depends on a parameter that is trained: "
+            f"compute {', '.join(losses)} from the "
+            "model's output, without detach() and torch.no_grad()"
+        )
+
+
+def _check_types(task: Task, losses: Any) -> None:
+    name = type(task).__name__
+    if not isinstance(losses, dict) or not losses:
+        raise WrongUse(
+            f"task {name}: losses() returned {type(losses).__name__}, wanted a dict "
+            f"{{name: tensor of (B,)}}"
+        )
+    for loss, value in losses.items():
+        if not isinstance(value, Tensor):
+            raise WrongUse(
+                f"task {name}: loss {loss!r} is a {type(value).__name__}, wanted a tensor "
+                "of one loss for each example"
+            )

@@ -1,0 +1,271 @@
+"""A trial of the task before the first step: are its losses of the right form, and the same bits
+when computed again?
+"""
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from trainer.data.batches import read_twice, training_batches
+from trainer.errors import WrongUse
+from trainer.loop.attributes import local, lost_state
+from trainer.loop.losses import check_losses
+from trainer.loop.preflight_validation import try_validation
+from trainer.loop.state import Job
+from trainer.parallel.buffers import Place, buffer_places, frozen_places, kept
+from trainer.records.digest import same_bits, value_digest
+
+_READING_S = 0.5  # of examples twice
+_EXAMPLES_FROM_A_LOADER = 8  # each may be a film to decode
+
+
+def try_task(job: Job) -> None:
+    """Compute the next step's first losses, and under --deterministic compute them again; the job
+    stays as it was.
+
+    Raises:
+        WrongUse: losses of another form, or a task that draws random numbers of its own: its bits
+            cannot be had again.
+        Exception: what the first validation would raise.
+    """
+    step = job.progress.step
+    if step >= job.end_step:
+        return
+    micro = job.schedule.micros[0]
+    in_memory = isinstance(job.train, TensorDataset)
+    if not in_memory:
+        micro = dataclasses.replace(
+            micro, stop=min(micro.stop, micro.start + _EXAMPLES_FROM_A_LOADER)
+        )
+    count = 2 if job.config.deterministic else 1
+    schedule = dataclasses.replace(job.schedule, micros=(micro,), total_steps=step + count)
+    batch, *others = training_batches(
+        job.train, schedule, step, job.process.device, min(job.workers, 1)
+    )
+    job.model.train()
+    job.attributes.moved()  # from here on: a large tensor that this check moves is not put back
+    extra = copy.deepcopy(
+        {
+            name: value
+            for name, value in job.model.state_dict().items()
+            if not isinstance(value, Tensor)
+        }
+    )
+    with job.attributes.kept(), _weights_kept(job) as refuse_moved_weights, _no_buffer_is_made(job):
+        with job.attributes.kept():
+            moved = _moved_parameters(job, batch)
+        if moved:
+            job.reduction.also_moves(moved)
+
+        def computed(batch: Any, number: int) -> dict[str, str]:
+            return _computed(job, batch, number, micro.size, moved)
+
+        if job.config.deterministic:
+            _compute_again(job, computed, (batch, *others), refuse_moved_weights)
+            if not in_memory:
+                _read_again(job)
+        else:
+            computed(batch, 0)
+        statistics = try_validation(job)
+        if len(statistics) == 2:
+            _compare(job, *statistics)
+    if extra:
+        job.model.load_state_dict(extra, strict=False)
+
+
+def _moved_parameters(job: Job, batch: Any) -> list[Place]:
+    """The frozen parameters that a forward moves (a mean teacher's); where none is frozen nothing
+    is computed.
+    """
+    frozen = frozen_places(job.model)
+    if not frozen:
+        return []
+    before = [(home[name]._version, home[name].clone()) for home, name in frozen]
+    with (
+        kept([*buffer_places(job.model), *frozen]),
+        job.process.moves_noted(job.loss_module) as lost,
+    ):
+        job.process.seed(job.config.seed, "trial", 0)
+        job.loss_module(batch)
+        if lost:
+            raise WrongUse(
+                f"task {type(job.task).__name__}: a forward moves "
+                f"{lost[0].removeprefix('model.')}, which is not trained, and "
+                "--strategy fsdp would lose that: make it a buffer, or use --strategy ddp"
+            )
+        return [
+            (home, name)
+            for (home, name), (version, values) in zip(frozen, before, strict=True)
+            if home[name]._version != version or not torch.equal(home[name], values)
+        ]
+
+
+@contextlib.contextmanager
+def _no_buffer_is_made(job: Job) -> Iterator[None]:
+    names = set(job.model.state_dict())
+    yield
+    if made := [name for name in job.model.state_dict() if name not in names]:
+        raise WrongUse(
+            f"task {type(job.task).__name__}: a forward makes the buffer {made[0]}, which "
+            "a new model has not: register it in "
+            "__init__"
+        )
+
+
+@contextlib.contextmanager
+def _weights_kept(job: Job) -> Iterator[Callable[[], None]]:
+    """Put the trained parameters back at the end; gives a function that refuses those that a
+    forward has moved.
+
+    The copies are on the CPU: a GPU may have no room for them.
+    """
+    places = [
+        (
+            f"{path}.{name}".lstrip("."),
+            owner._parameters,
+            name,
+            parameter,
+            _on_cpu(parameter, copy=True),
+        )
+        for path, owner in job.model.named_modules()
+        for name, parameter in owner._parameters.items()
+        if parameter is not None and parameter.requires_grad
+    ]
+
+    def refuse_moved() -> None:
+        for path, home, name, parameter, values in places:
+            if home[name] is not parameter or not same_bits(_on_cpu(parameter), values):
+                raise WrongUse(
+                    f"task {type(job.task).__name__}: a forward changes the trained "
+                    f"parameter {path}, by the examples that it "
+                    "happens to see first: set it in build_model, or give up the same "
+                    "bits with --fast"
+                )
+
+    yield refuse_moved
+    with torch.no_grad():
+        for _path, home, name, parameter, values in places:
+            home[name] = parameter
+            if not same_bits(_on_cpu(parameter), values):
+                local(parameter).copy_(values)
+
+
+def _on_cpu(tensor: Tensor, copy: bool = False) -> Tensor:
+    return local(tensor.detach()).to("cpu", copy=copy)
+
+
+def _compute_again(
+    job: Job,
+    computed: Callable[[Any, int], dict[str, str]],
+    batches: Sequence[Any],
+    refuse_moved_weights: Callable[[], None],
+) -> None:
+    """Compute the first batch, another one, and the first again; compare the digests, and the plain
+    attributes after each.
+
+    An attribute may move if each forward sets it by its batch alone (activations that are kept for
+    a figure, say). Whether it does is known when the other batch was also computed with the
+    attributes of the start.
+    """
+    attributes = job.attributes
+    start, put_back = attributes.values(), attributes.snapshot()
+    found = []
+    for place in (0, 1, 0):
+        found.append((computed(batches[place], place), attributes.values()))
+        refuse_moved_weights()
+    moving = {name for _, values in found for name in attributes.differing(start, values)}
+    pairs = [(found[0], found[2])]
+    if any(job.process.from_each(bool(moving))) if job.process.is_sharded else moving:
+        put_back()
+        stuck = attributes.differing(start, attributes.values())
+        for name, pair in stuck.items():
+            raise WrongUse(
+                f"task {type(job.task).__name__}: a forward changes {lost_state(name, pair)}"
+            )
+        pairs.append((found[1], (computed(batches[1], 1), attributes.values())))
+    for (_, values), (_, again) in pairs:
+        for name, pair in attributes.differing(values, again).items():
+            since_start = attributes.differing(start, values).get(name, pair)
+            raise WrongUse(
+                f"task {type(job.task).__name__}: a forward changes {lost_state(name, since_start)}"
+            )
+    for (digests, _), (again_digests, _) in pairs:
+        _compare(job, digests, again_digests)
+    attributes.recomputed |= moving
+
+
+def _computed(job: Job, batch: Any, number: int, size: int, moved: list[Place]) -> dict[str, str]:
+    """Digests of the losses and gradients of `batch` under the seed `number`; buffers and what is
+    `moved` are put back.
+    """
+    before = {name: buffer.clone() for name, buffer in _unsaved(job.model).items()}
+    job.process.seed(job.config.seed, "trial", number)
+    with kept([*buffer_places(job.model), *moved]):
+        losses_B = job.loss_module(batch)
+        check_losses(job.task, losses_B, size)
+        sum(loss_B.sum() for loss_B in losses_B.values() if loss_B.requires_grad).backward()
+        for name, buffer in _unsaved(job.model).items():
+            if name in before and not torch.equal(buffer, before[name]):
+                raise WrongUse(
+                    f"task {type(job.task).__name__}: a forward moves the buffer {name}, "
+                    "which checkpoints leave out: register "
+                    "it with persistent=True"
+                )
+    gradients = {
+        f"the gradient of {name}": p.grad
+        for name, p in job.model.named_parameters()
+        if p.grad is not None
+    }
+    for name, gradient in gradients.items():
+        if gradient.is_sparse:
+            raise WrongUse(
+                f"task {type(job.task).__name__}: {name} is sparse, and cannot be "
+                "exchanged: use sparse=False"
+            )
+    digests = job.digests(
+        {f"the loss {name}": loss_B for name, loss_B in losses_B.items()} | gradients
+    )
+    job.model.zero_grad()
+    return digests
+
+
+def _unsaved(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that a checkpoint leaves out."""
+    saved = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name not in saved}
+
+
+def _read_again(job: Job) -> None:
+    digests: dict[int, str] = {}
+    differing = []
+    for index, example in read_twice(job.train, job.config.seed, job.workers, _READING_S):
+        if digests.setdefault(index, digest := value_digest(example)) != digest:
+            differing.append(index)
+    # Only now: a loader worker that is left alone with examples under way prints a traceback.
+    if differing:
+        raise WrongUse(
+            f"task {type(job.task).__name__}: training example {min(differing)} differs "
+            f"when it is read again: {_CURE}"
+        )
+
+
+def _compare(job: Job, first: dict[str, str], second: dict[str, str]) -> None:
+    for name, digest in first.items():
+        if digest != second[name]:
+            raise WrongUse(
+                f"task {type(job.task).__name__}: {name} differs when the same batch is "
+                f"computed again: {_CURE}"
+            )
+
+
+_CURE = (
+    "it draws random numbers from a generator of its own, or keeps a state; draw from "
+    "torch's global generator (in a dataset "
+    "Python's and NumPy's are seeded too), or give up the same bits with --fast"
+)

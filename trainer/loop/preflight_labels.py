@@ -1,0 +1,91 @@
+"""The labels of a Classification, looked at before the first forward: on a GPU a wrong one would
+end the process.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from trainer.classification import Classification, counts_by_class
+from trainer.data.batches import to_device
+from trainer.errors import WrongUse
+from trainer.loop.state import Job
+from trainer.loop.task_checks import checked_batch
+
+_FIRST_ROWS = 64
+
+
+def try_labels(job: Job, part: str, dataset: Dataset[Any], examples: list[Any]) -> None:
+    """Look at the labels of `dataset`, the training or validation `part`, as prepare() returns
+    them.
+
+    All of them where they are held in memory and prepare() leaves them as they are, else those of
+    `examples`, batches of one.
+
+    Raises:
+        WrongUse: a batch is not (inputs, labels), or a label is not the number of a class.
+    """
+    task = job.task
+    if not isinstance(task, Classification) or not counts_by_class(task):
+        return
+    job.process.seed(job.config.seed, "trial", "labels")
+    tensors = dataset.tensors if isinstance(dataset, TensorDataset) else ()
+    for raw_batch in [tuple(tensor[:_FIRST_ROWS] for tensor in tensors)] if tensors else examples:
+        batch = checked_batch(
+            task, task.prepare(to_device(raw_batch, job.process.device), training=False)
+        )
+        labels_B = _labels(task, part, batch)
+        if len(tensors) > 1 and torch.equal(labels_B.to(raw_batch[1].device), raw_batch[1]):
+            labels_B = tensors[1]
+        _check_range(task, part, labels_B)
+
+
+def _labels(task: Classification, part: str, batch: Any) -> Tensor:
+    """Those of a prepared batch."""
+    name = type(task).__name__
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise WrongUse(
+            f"task {name}: a {part} batch is {_form(batch)}, wanted (inputs, labels): let "
+            "the dataset return such examples, or "
+            "let prepare() make such a batch of it"
+        )
+    labels_B = batch[1]
+    if not isinstance(labels_B, Tensor):
+        raise WrongUse(
+            f"task {name}: the {part} labels are {_form(labels_B)}, wanted numbers: "
+            "return each class's position in class_names, from 0"
+        )
+    if labels_B.dtype != torch.int64 or labels_B.ndim != 1:
+        raise WrongUse(
+            f"task {name}: the {part} labels are "
+            f"{str(labels_B.dtype).removeprefix('torch.')} of shape "
+            f"{tuple(labels_B.shape)}, wanted int64 of (B,), the number of each example's "
+            "class: convert "
+            "them with .long(), or one-hot ones with .argmax(1)"
+        )
+    return labels_B
+
+
+def _check_range(task: Classification, part: str, labels_N: Tensor) -> None:
+    least, most, classes = int(labels_N.min()), int(labels_N.max()), len(task.class_names)
+    if least < 0 or most >= classes:
+        raise WrongUse(
+            f"task {type(task).__name__}: the {part} labels go from {least} to {most}, and "
+            f"class_names has {classes} names: "
+            f"number the classes from 0 to {classes - 1}, or name them all"
+        )
+
+
+def _form(value: Any) -> str:
+    """`a tuple of 3`, `a dict of image, label`, `text ('cat')`."""
+    if isinstance(value, dict):
+        return f"a dict of {', '.join(map(str, value))}"
+    if isinstance(value, tuple | list):
+        return (
+            f"text ({value[0]!r})"
+            if value and isinstance(value[0], str)
+            else f"a {type(value).__name__} of {len(value)}"
+        )
+    return f"a {type(value).__name__}"

@@ -1,0 +1,146 @@
+"""What a training says of itself before its first step and after its last."""
+
+import math
+import os
+import shutil
+
+import torch
+from torch.utils.data import TensorDataset
+
+from trainer.loop.out_of_memory import examples_at_once, has_batch_norm
+from trainer.loop.state import Job
+from trainer.loop.task_checks import checked_notes
+from trainer.records.digest import digest_of_digests
+from trainer.settings.config import split_metric
+from trainer.settings.optimizers import OPTIMIZERS
+from trainer.system.hints import tensorboard
+
+
+def header(job: Job) -> None:
+    """What is about to be trained, on what."""
+    config, process, schedule, say = job.config, job.process, job.schedule, job.run.say
+    rows = {
+        "run": str(job.run.path),
+        "plan": os.environ.get("TRAINBOX_REASON")
+        or f"{process.world_size} process(es) on {process.device}",
+        **({"settings": settings} if (settings := os.environ.get("TRAINBOX_SETTINGS")) else {}),
+        "batch": batch_equation(job),
+        **(
+            {
+                "shards": f"{config.shards} on {process.world_size} process(es), the "
+                "same bits on 1 "
+                f"to {config.shards}"
+            }
+            if (config.shards or 1) > 1 and not process.is_sharded
+            else {}
+        ),
+        "model": f"{type(job.task).__name__}, "
+        f"{sum(p.numel() for p in job.model.parameters()):,} parameters",
+        **(
+            {"sharded": f"{process.own_numel(job.model):,} of them on the first process"}
+            if process.is_sharded
+            else {}
+        ),
+        "data": _data_sizes(job),
+        **checked_notes(job.task, job.task.notes(job.train, job.evaluation.dataset)),
+        **_optimizer_of_the_task(job),
+        "steps": f"{schedule.total_steps:,}, {schedule.steps_per_epoch:,} an epoch",
+        "precision": f"{config.precision}, {'deterministic' if config.deterministic else 'fast'}, "
+        f"{torch.get_num_threads()} CPU thread(s) a process",
+    }
+    if job.progress.step:
+        rows["resume"] = (
+            f"from step {job.progress.step}, epoch "
+            f"{job.progress.step // schedule.steps_per_epoch + 1}"
+        )
+    say("\n".join(f"{name:<10} {value}" for name, value in rows.items()))
+
+
+def _optimizer_of_the_task(job: Job) -> dict[str, str]:
+    """A row for an optimizer that is not the one that `--optimizer` names: the task has the last
+    word.
+    """
+    built, named = type(job.optimizer).__name__, job.config.optimizer
+    return (
+        {}
+        if built == OPTIMIZERS[named][0]
+        else {"optimizer": f"{built}, which the task builds for --optimizer {named}"}
+    )
+
+
+def smaller_parts(job: Job, did_not_fit: str) -> None:
+    """That the batch is now cut into smaller parts, and why."""
+    norm = (
+        f"; batch norm sees {examples_at_once(job.config)} examples at once now"
+        * has_batch_norm(job.model)
+    )
+    job.run.say(
+        f"{did_not_fit}: cut into smaller parts, the batch stays{norm}\n{'batch':<10} "
+        f"{batch_equation(job)}"
+    )
+
+
+def batch_equation(job: Job) -> str:
+    """`384 = 3 GPUs x 128 x 1 accumulation`: how a step's examples are shared out."""
+    config, process = job.config, job.process
+    assert config.batch_size and config.shards and config.accumulation
+    if process.strategy == "dp":
+        parts, noun, ending = torch.cuda.device_count(), "GPU", "s"
+        most, rest = divmod(config.batch_size, parts * config.accumulation)
+        each = f"up to {most + 1}" if rest else f"{most}"  # scattered as torch.chunk cuts
+    else:
+        parts, noun, ending = config.shards, "shard", "s"
+        if config.shards == process.world_size:
+            noun, ending = ("GPU", "s") if process.device.type == "cuda" else ("process", "es")
+        each = _share(config.batch_size, config.shards * config.accumulation)
+    return (
+        f"{config.batch_size} = {parts} {noun}{ending * (parts > 1)} x {each} x "
+        f"{config.accumulation} accumulation"
+    )
+
+
+def _share(whole: int, parts: int) -> str:
+    least, rest = divmod(whole, parts)
+    return f"{least} or {least + 1}" if rest else f"{least}"
+
+
+def _data_sizes(job: Job) -> str:
+    held = "read by " + (
+        f"{job.workers} loader workers a process" if job.workers else "the training process"
+    )
+    if isinstance(job.train, TensorDataset):
+        held = f"held on {job.train.tensors[0].device}"
+    return (
+        f"{job.schedule.examples:,} training and {job.evaluation.size:,} validation "
+        f"examples, {held}"
+    )
+
+
+def samples_per_second(job: Job) -> float:
+    """Over the whole run, without its validations."""
+    seconds = job.progress.train_seconds
+    return job.progress.step * job.schedule.batch_size / seconds if seconds else math.nan
+
+
+def closing(job: Job) -> None:
+    """What came out, and where it lies."""
+    config, progress, path = job.config, job.progress, job.run.path
+    assert config.best_by is not None
+    _, name = split_metric(config.best_by, "--best-by")
+    steps = progress.step
+    speed = samples_per_second(job)
+    best = (
+        f"{name} {progress.best_metrics[name]:.4f}, step {progress.best_step}"
+        if progress.best_metrics
+        else "none"
+    )
+    rows = {
+        "best": best + (f" (ended early at step {steps})" if progress.ended_early else ""),
+        "trained": f"{steps:,} steps in {progress.train_seconds:.1f} s, {speed:,.0f} samples/s",
+        "weights": f"{path}/model.safetensors (the best), " * bool(progress.best_step)
+        + f"{path}/checkpoints/ (to go on)",
+        "digest": f"{digest_of_digests(job.digests(job.model.state_dict()))} (of the last weights)",
+        "figures": f"{path}/metrics.jsonl; to look at them: {tensorboard(path.parent)}",
+    }
+    width = min(100, shutil.get_terminal_size().columns)
+    job.run.say("-" * width + "\n" + "\n".join(f"{key:<10} {value}" for key, value in rows.items()))

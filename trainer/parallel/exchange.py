@@ -1,0 +1,377 @@
+"""One gradient from all shards, with the same bits on any number of processes.
+
+Each shard's gradient is computed alone, and the shards' gradients are added in one fixed binary
+tree over their numbers: inside a process the subtrees that it owns, between processes the rest.
+Collectives move bytes and never add. The method of EasyScale (Li et al., SC'23), with a tree
+instead of a fixed assignment; docs/decisions/0006-one-tree-of-shards.md.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from trainer.data.batches import MicroBatch
+from trainer.errors import WrongUse
+from trainer.parallel.buffers import Place, buffer_places
+from trainer.parallel.world import Process, Transfer
+from trainer.system.elapsed import Elapsed
+
+T = TypeVar("T")
+# (level, number): the shards from number * 2**level up to the next one's, as far as there are any
+Node = tuple[int, int]
+
+_BUCKET_BYTES = 8 * 2**20  # exchanged as soon as the backward is done with it
+_ADDABLE = {
+    *(
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+    ),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+}
+# as freshly allocated: kernels may add in another order where a tensor starts elsewhere
+_ALIGNMENT_BYTES = 512
+
+
+class TreeSum(Generic[T]):
+    """The sum of values pushed in the order of their nodes; a value waits until its neighbour in
+    the tree is there.
+    """
+
+    def __init__(self, shards: int, add: Callable[[T, T], T]) -> None:
+        self._shards, self._add = shards, add
+        self.waiting: list[tuple[Node, T]] = []
+
+    def push(self, node: Node, value: T) -> None:
+        level, number = node
+        while number > 0 or 1 << level < self._shards:  # up to the root
+            if number % 2:
+                if not self.waiting or self.waiting[-1][0] != (level, number - 1):
+                    break  # another process has the neighbour
+                value = self._add(self.waiting.pop()[1], value)
+            elif (number + 1) << level < self._shards:
+                break  # the neighbour is still to come
+            level, number = level + 1, number // 2
+        self.waiting.append(((level, number), value))
+
+
+def subtrees(owned: range, shards: int) -> list[Node]:
+    """The largest subtrees of the tree over `shards` that lie within `owned`, in order."""
+    tree: TreeSum[None] = TreeSum(shards, lambda _left, _right: None)
+    for shard in owned:
+        tree.push((0, shard), None)
+    return [node for node, _ in tree.waiting]
+
+
+class Reduction:
+    """Gives each process the sum of all shards' gradients, and the mean of the buffers that they
+    moved.
+    """
+
+    def __init__(self, process: Process, shards: int, accumulation: int, module: nn.Module) -> None:
+        self._process, self._shards, self._accumulation = process, shards, accumulation
+        self._last_shard = process.owned(shards)[-1]
+        self._idle = shards == 1  # one shard's gradient is the sum, and its buffers are the mean
+        # then torch adds the gradients while a backward runs, each process its share
+        shared_out = process.is_sharded
+        self._buckets = (
+            []
+            if self._idle or shared_out
+            else [_Bucket(process, shards, group) for group in _grouped(module)]
+        )
+        self._module = module
+        self._moved = _MovedBuffers(process, shards, buffer_places(module))
+        self._launched = 0
+        self._armed = False
+        # exchanges during the last shard's backward; else all of them in `finish`
+        self.overlaps = True
+        # from a step's last backward until all is summed: what it does not hide
+        self.exchange_time = Elapsed(process.device)
+        if process.world_size > 1:
+            for bucket in self._buckets:
+                for parameter in bucket.parameters:
+                    parameter.register_post_accumulate_grad_hook(self._hook(bucket))
+
+    def also_moves(self, places: Sequence[Place]) -> None:
+        """Treat what is there as the buffers are: frozen parameters that a forward was seen to
+        move.
+        """
+        self._moved = _MovedBuffers(
+            self._process, self._shards, [*buffer_places(self._module), *places]
+        )
+
+    def of(self, micro: MicroBatch) -> contextlib.AbstractContextManager[None]:
+        """Around a micro-batch's forward and backward; shards come in order, each with all its
+        parts.
+        """
+        return contextlib.nullcontext() if self._idle else self._part(micro)
+
+    @contextlib.contextmanager
+    def _part(self, micro: MicroBatch) -> Iterator[None]:
+        last_part = micro.part == self._accumulation - 1
+        if micro.part == 0:
+            self._moved.begin(micro.shard)
+        self._armed = self.overlaps and last_part and micro.shard == self._last_shard
+        yield
+        if not last_part:
+            return
+        for bucket in self._buckets[self._launched :]:
+            bucket.push(micro.shard)
+        self._moved.end(micro.shard)
+
+    def finish(self) -> None:
+        """After a step's last micro-batch: wait for the others, and set each parameter's gradient
+        and the buffers.
+        """
+        if self._idle:
+            return
+        with self.exchange_time() if self._process.world_size > 1 else contextlib.nullcontext():
+            for bucket in self._buckets[self._launched :]:
+                bucket.exchange.start()
+            self._moved.start()
+            for bucket in self._buckets:
+                bucket.exchange.add()
+            self._moved.add()
+            for bucket in self._buckets:
+                bucket.finish()
+            self._moved.finish()
+        self._launched, self._armed = 0, False
+
+    def _hook(self, bucket: "_Bucket") -> Callable[[Tensor], None]:
+        def ready(parameter: Tensor) -> None:
+            if not self._armed:
+                return
+            if id(parameter) in bucket.ready:
+                raise WrongUse(
+                    "a parameter's gradient comes in several parts (activation checkpoints "
+                    "with use_reentrant=True around a "
+                    "module that is used more than once do that): use use_reentrant=False"
+                )
+            bucket.ready.add(id(parameter))
+            # In their order on all processes, whatever the order in which a backward is done with
+            # them.
+            while self._launched < len(self._buckets) and self._buckets[self._launched].is_ready:
+                self._buckets[self._launched].push(self._last_shard)
+                self._buckets[self._launched].exchange.start()
+                self._launched += 1
+
+        return ready
+
+
+class _Bucket:
+    """Parameters whose gradients are exchanged together."""
+
+    def __init__(self, process: Process, shards: int, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.ready: set[int] = set()  # the ids of those that the last shard's backward is done with
+        self.exchange = _Exchange(process, shards, parameters)
+
+    @property
+    def is_ready(self) -> bool:
+        return len(self.ready) == len(self.parameters)
+
+    def push(self, shard: int) -> None:
+        # A parameter that the shard's loss does not depend on has gradient 0, as in the sum it
+        # would.
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.exchange.push(shard, gradients)
+
+    def finish(self) -> None:
+        for parameter, total in zip(self.parameters, self.exchange.totals(), strict=True):
+            parameter.grad = total
+        self.ready.clear()
+
+
+class _MovedBuffers:
+    """The buffers that training forwards move (running statistics), and frozen parameters (a mean
+    teacher's): the same before
+    each shard; after all of them they have moved by the mean over the shards.
+
+    Statistics are thus per shard, as they are per process under torch's DistributedDataParallel.
+    Whole numbers, such as a count of batches, move by the mean rounded down. Those that hold an
+    infinity are masks, and flags have no mean: both are only put back.
+    """
+
+    def __init__(self, process: Process, shards: int, places: Sequence[Place]) -> None:
+        self._shards, self._first_shard = shards, process.owned(shards)[0]
+        filled = [(home, name) for home, name in places if home[name] is not None]
+        self._places = sorted(filled, key=lambda place: not _has_a_mean(_buffer(place)))
+        self._moving = sum(_has_a_mean(_buffer(place)) for place in filled)  # the first so many
+        self._before: list[Tensor] = []
+        self._groups: list[_Group] = []
+        types = dict.fromkeys(_buffer(place).dtype for place in self._places[: self._moving])
+        for dtype in types:
+            indices = [i for i in range(self._moving) if _buffer(self._places[i]).dtype == dtype]
+            likes = [_buffer(self._places[i]) for i in indices]
+            self._groups.append(_Group(indices, _Exchange(process, shards, likes)))
+
+    @torch.no_grad()
+    def begin(self, shard: int) -> None:
+        if shard == self._first_shard:
+            self._before = [_buffer(place).clone() for place in self._places]
+        else:
+            for place, before in zip(self._places, self._before, strict=True):
+                _buffer(place).copy_(before)
+
+    @torch.no_grad()
+    def end(self, shard: int) -> None:
+        for group in self._groups:
+            now = [_buffer(self._places[i]) for i in group.indices]
+            group.exchange.push(
+                shard, list(torch._foreach_sub(now, [self._before[i] for i in group.indices]))
+            )
+
+    def start(self) -> None:
+        for group in self._groups:
+            group.exchange.start()
+
+    def add(self) -> None:
+        for group in self._groups:
+            group.exchange.add()
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        for group in self._groups:
+            for i, total in zip(group.indices, group.exchange.totals(), strict=True):
+                whole = not (total.is_floating_point() or total.is_complex())
+                mean = (
+                    torch.div(total, self._shards, rounding_mode="floor")
+                    if whole
+                    else total / self._shards
+                )
+                _buffer(self._places[i]).copy_(self._before[i] + mean)
+        for place, before in list(zip(self._places, self._before, strict=True))[self._moving :]:
+            _buffer(place).copy_(before)
+
+
+@dataclass
+class _Group:
+    """Buffers of one type, by their places' numbers."""
+
+    indices: list[int]
+    exchange: "_Exchange"
+
+
+def _buffer(place: Place) -> Tensor:
+    home, name = place
+    buffer: Tensor = home[name]
+    return buffer
+
+
+def _has_a_mean(buffer: Tensor) -> bool:
+    return buffer.dtype in _ADDABLE and buffer.numel() > 0 and bool(torch.isfinite(buffer).all())
+
+
+class _Exchange:
+    """Sums of lists of tensors over all shards: about the bytes of a ring all-reduce where each
+    process has one subtree.
+    """
+
+    def __init__(self, process: Process, shards: int, likes: Sequence[Tensor]) -> None:
+        """`likes`: at least one tensor; all of one type and device, of the shapes that are
+        summed.
+        """
+        self._process, self._shards, self._likes = process, shards, likes
+        self._own = TreeSum(shards, _add_lists)
+        self._nodes = [
+            subtrees(process.owned_by(rank, shards), shards) for rank in range(process.world_size)
+        ]
+        self._alone: list[Tensor] = []
+        self._transfer: Transfer | None = None
+        if process.world_size == 1:
+            return
+        step = _ALIGNMENT_BYTES // likes[0].element_size()
+        sizes = [-(-like.numel() // step) * step for like in likes]
+        self._slice = -(-sum(sizes) // (process.world_size * step)) * step
+        width = self._slice * process.world_size
+        own = len(self._nodes[process.rank])
+        new = likes[0].new_zeros
+        self._sent_MN = new((own, width))
+        self._received = new(sum(map(len, self._nodes)) * self._slice)
+        self._total_N = new(width)
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+
+        def views(flat_N: Tensor) -> list[Tensor]:
+            return [
+                flat_N[start : start + like.numel()].view(like.shape)
+                for start, like in zip(starts, likes, strict=True)
+            ]
+
+        self._sent_views = [views(row_N) for row_N in self._sent_MN]
+        self._total_views = views(self._total_N)
+
+    @torch.no_grad()
+    def push(self, shard: int, tensors: list[Tensor]) -> None:
+        """Add those of the next of this process's shards, which from now on belong to the sum."""
+        self._own.push((0, shard), tensors)
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """Send each process its slice of this one's subtrees."""
+        waiting, self._own.waiting = self._own.waiting, []
+        if self._process.world_size == 1:
+            ((_root, self._alone),) = waiting
+            return
+        for views, (_node, tensors) in zip(self._sent_views, waiting, strict=True):
+            torch._foreach_copy_(views, tensors)
+        world_size, slice_ = self._process.world_size, self._slice
+        sent = self._sent_MN.view(len(waiting), world_size, slice_).transpose(0, 1).contiguous()
+        counts = [len(nodes) * slice_ for nodes in self._nodes]
+        self._transfer = self._process.all_to_all(
+            self._received, sent.view(-1), counts, [len(waiting) * slice_] * world_size
+        )
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Add the own slice of all subtrees, and send it to all."""
+        if self._transfer is None:
+            return
+        self._transfer.wait()
+        tree: TreeSum[Tensor] = TreeSum(self._shards, lambda left, right: left.add_(right))
+        nodes = [node for nodes in self._nodes for node in nodes]
+        for node, part in zip(nodes, self._received.split(self._slice), strict=True):
+            tree.push(node, part)
+        ((_root, total),) = tree.waiting
+        self._transfer = self._process.all_gather(self._total_N, total)
+
+    def totals(self) -> list[Tensor]:
+        """The sums, each shaped and laid out as its like; they hold until the next `start`."""
+        if self._transfer is None:
+            return self._alone
+        self._transfer.wait()
+        self._transfer = None
+        pairs = zip(self._total_views, self._likes, strict=True)
+        return [
+            view if like.is_contiguous() else torch.empty_like(like).copy_(view)
+            for view, like in pairs
+        ]
+
+
+def _grouped(module: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """The trained parameters in buckets of one type, the last first: a backward is done with them
+    in about that order.
+    """
+    group: list[nn.Parameter] = []
+    size = 0
+    for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
+        if group and (size + parameter.nbytes > _BUCKET_BYTES or parameter.dtype != group[0].dtype):
+            yield group
+            group, size = [], 0
+        group.append(parameter)
+        size += parameter.nbytes
+    if group:
+        yield group
+
+
+def _add_lists(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+    torch._foreach_add_(left, right)
+    return left

@@ -1,0 +1,257 @@
+"""Two runs side by side: where their digests part first, and which manifest entries differ.
+
+No torch here.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import Changed
+from trainer.settings.secret_rule import NOT_SHOWN, is_secret, without_secrets
+from trainer.system.files import open_regular, parse_object
+
+_LONGEST = 2400  # characters of a text that the manifest has
+
+# A resume with another value of these may give other bits, so it is refused; the others are named
+# and allowed.
+_CHANGE_BITS = {
+    "plan.strategy",
+    "threads",
+    "packages.torch",
+    "cuda",
+    "cudnn",
+    "device.type",
+    "device.names",
+    "machine.cpu_model",
+    "machine.cpu_capability",
+    "task_source_sha256",  # all that earlier versions noted of the source files
+}
+_CHANGE_BITS_PREFIXES = (
+    "data.",
+    "sources.",
+    "environment.ATEN_",
+    "environment.ONEDNN_",
+    "environment.DNNL_",
+    "environment.MKL_",
+    "environment.CUBLAS_",
+    "environment.CUDNN_",
+    "environment.NVIDIA_TF32",
+)
+# Differ from start to start and tell nothing of the bits.
+_OF_THE_START = (
+    "argv",
+    "plan.",
+    "environment.OMP_",
+    "environment.TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "did_not_fit",
+    "resumes",
+    "run_id",
+)
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first step whose digests differ, the step before it that both have and agree on, and what
+    differs there.
+    """
+
+    step: int
+    agreed_step: int | None
+    tensors: tuple[str, ...]  # in the model's order, then the optimizer's
+    parts: tuple[str, ...] = ()  # what differs as a whole
+
+    def in_words(self) -> str:
+        since = (
+            "there is no earlier step to compare"
+            if self.agreed_step is None
+            else f"step {self.agreed_step} is the same"
+        )
+        what = (
+            f"first tensor {self.tensors[0]}, {len(self.tensors)} in all"
+            if self.tensors
+            else " and ".join(self.parts)
+        )
+        return f"first difference at step {self.step} ({since}): {what}"
+
+
+def read_entries(path: Path) -> list[dict[str, Any]]:
+    """The whole entries of a .jsonl file, without the torn last line of a crash; none if there is
+    no file.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        with open_regular(path) as file:
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return []
+    entries = []
+    for line in lines:
+        try:
+            entry = parse_object(line.decode())
+        except ValueError:
+            continue
+        if type(entry.get("step")) is int and isinstance(entry.get("kind", ""), str):
+            entries.append(entry)
+    return entries
+
+
+_PARTS = {
+    "model": "the weights",
+    "optimizer": "the optimizer's state",
+    "order": "the order of the batches",
+}
+
+
+def first_parting(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> Parting | None:
+    """Where two runs' digests differ first; None if they are the same at each step that both
+    have.
+    """
+    of_one, of_other = ({entry["step"]: entry for entry in entries} for entries in (one, other))
+    agreed = None
+    for step in sorted(of_one.keys() & of_other.keys()):
+        a, b = of_one[step], of_other[step]
+        tensors = tuple(
+            name
+            for name in {**a["tensors"], **b["tensors"]}
+            if a["tensors"].get(name) != b["tensors"].get(name)
+        )
+        parts = tuple(words for name, words in _PARTS.items() if a[name] != b[name])
+        if tensors or parts:
+            return Parting(step, agreed, tensors, parts)
+        agreed = step
+    return None
+
+
+def first_other_validation(
+    one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]
+) -> str | None:
+    """The first validation, of those in both runs' metrics.jsonl, whose figures differ; None if all
+    are the same.
+    """
+    of_one, of_other = (
+        {entry["step"]: entry for entry in entries if entry.get("kind") == "validation"}
+        for entries in (one, other)
+    )
+    for step in sorted(of_one.keys() & of_other.keys()):
+        a, b = of_one[step], of_other[step]
+        if names := [
+            name
+            for name in {**a, **b}
+            if name != "time_unix_s" and _text(a.get(name)) != _text(b.get(name))
+        ]:
+            name = names[0]
+            return (
+                f"the validation at step {step} gave another {name} ({_short(a.get(name))} -> "
+                f"{_short(b.get(name))})"
+            )
+    return None
+
+
+def _text(figure: Any) -> str:
+    """For a comparison: two tables with NaN in the same place are the same."""
+    return json.dumps(figure, sort_keys=True)
+
+
+def manifest_differences(
+    old: Mapping[str, Any], new: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """The entries, by dotted name, that two manifests do not share, but for those that belong to
+    one start.
+
+    A source file that only one of them has loaded is no difference: a start may end before it is
+    needed. Under --strategy fsdp the strategy and the number of processes are none of these: the
+    bits depend on them.
+    """
+    before, after = _flat(old), _flat(new)
+    sharded = "fsdp" in (before.get("plan.strategy"), after.get("plan.strategy"))
+    loaded_by_one = {name for name in before.keys() ^ after.keys() if name.startswith("sources.")}
+    of_the_run = ("plan.strategy", "plan.world_size") if sharded else ()
+    return {
+        name: (before.get(name), after.get(name))
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+        and name not in loaded_by_one
+        and (name in of_the_run or not name.startswith(_OF_THE_START))
+    }
+
+
+def shown_value(name: str, value: Any) -> Any:
+    """Return `value` as the manifest has it: a text without its secrets, anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    return NOT_SHOWN if is_secret(name, value) else without_secrets(value[:_LONGEST])
+
+
+def shown_words(argv: Sequence[str]) -> list[str]:
+    """Return the arguments of a command as the manifest has them."""
+    return [without_secrets(word[:_LONGEST]) for word in argv]
+
+
+def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's settings as the manifest has them: the task's fields without their secrets."""
+    fields = settings.get("fields")
+    if not isinstance(fields, dict):
+        return dict(settings)
+    return {
+        **settings,
+        "fields": {name: shown_value(name, value) for name, value in fields.items()},
+    }
+
+
+def edited_settings(
+    manifest: Mapping[str, Any], config: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """The settings, by dotted name, in which a run's config.json differs from what its manifest
+    says.
+
+    A secret in a task's field is compared as the manifest has it, so another secret is not an edit.
+    """
+    settings = manifest.get("settings", {})
+    before = _flat(settings, "settings.")
+    now = _flat(shown_settings({name: config.get(name) for name in settings}), "settings.")
+    return {
+        name: (before.get(name), now.get(name))
+        for name in {**before, **now}
+        if before.get(name) != now.get(name)
+    }
+
+
+def changes_bits(name: str) -> bool:
+    """Whether another value of the entry `name` may give other bits."""
+    return name in _CHANGE_BITS or name.startswith(_CHANGE_BITS_PREFIXES)
+
+
+def cannot_resume(run: Path, changed: Mapping[str, tuple[Any, Any]]) -> Changed:
+    """Return the error for a run whose manifest differs from this start in `changed`."""
+    return Changed(
+        f"{run} cannot go on to the same bits, since it was started with {in_words(changed)}: "
+        "restore that, or go on all the same with --resume anyway, or train anew under "
+        "another --run name"
+    )
+
+
+def in_words(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """`threads: 1 -> 2; cudnn: 9 -> 10`, long values cut."""
+    return "; ".join(
+        f"{name}: {_short(old)} -> {_short(new)}" for name, (old, new) in changed.items()
+    )
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= (
+            _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        )
+    return flat
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return f"{text[:12]}..." if re.fullmatch("[0-9a-f]{40,}", text) else text[:200]

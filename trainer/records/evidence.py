@@ -1,0 +1,306 @@
+"""The record of a run, read strictly, and the verdict on two of them. No torch here.
+
+A record that was changed, cut or damaged is an error, and never just a shorter one.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import Differs, WrongUse
+from trainer.records.compare import edited_settings, first_other_validation, first_parting, in_words
+from trainer.settings.config import parse_config
+from trainer.system.files import parse_object, read_text
+
+_DIGESTS = ("model", "optimizer", "order")
+_KINDS = ("start", "step", "checkpoint", "resume")
+_CHECKPOINT = re.compile(r"step-(\d{8,})\.(?:pt|json)")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The record of one run. `digests` and `validations` have one entry for each step, in order."""
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    digests: Sequence[dict[str, Any]]
+    metrics: Sequence[dict[str, Any]]
+    checkpoints: tuple[int, ...]  # the steps of the files in checkpoints/
+    best_step: int | None = None  # that of model.safetensors, once it is checked
+
+    @classmethod
+    def of(cls, run: Path, name: str | None = None) -> "Evidence":
+        """Read the folder of a run.
+
+        Raises:
+            WrongUse: a file is missing, or damaged.
+            Differs: metrics.jsonl is missing, a resume did not restore the digests, or config.json
+                was edited.
+        """
+        config, manifest = _object_in(run / "config.json"), _object_in(run / "manifest.json")
+        if problem := _manifest_problem(manifest):
+            raise WrongUse(f"{run}/manifest.json is damaged ({problem}): restore it")
+        if edited := edited_settings(manifest, config):
+            raise Differs(
+                f"DIFFERENT SETTINGS: {run}/config.json is not what the run was started "
+                "with: restore it; manifest entries "
+                f"that differ: {in_words(edited)}"
+            )
+        # what it has beside the manifest's settings
+        parse_config(json.dumps(config), run / "config.json")
+        digests = _one_a_step(
+            run / "digests.jsonl", _entries(run / "digests.jsonl", _digest_problem)
+        )
+        if not (run / "metrics.jsonl").exists():
+            raise Differs(
+                f"{run}/metrics.jsonl is missing, so no validation can be compared: restore it"
+            )
+        metrics = _entries(run / "metrics.jsonl", _metrics_problem)
+        steps = [entry["step"] for entry in metrics if entry["kind"] == "validation"]
+        if steps != sorted(set(steps)):
+            raise WrongUse(
+                f"{run}/metrics.jsonl is damaged (its validations are at steps {steps}): restore it"
+            )
+        names = [
+            match
+            for path in (run / "checkpoints").glob("*")
+            if (match := _CHECKPOINT.fullmatch(path.name))
+        ]
+        return cls(
+            name or str(run),
+            run,
+            config,
+            manifest,
+            digests,
+            metrics,
+            tuple(sorted({int(match[1]) for match in names})),
+        )
+
+    @property
+    def validations(self) -> dict[int, dict[str, Any]]:
+        """By step."""
+        return {entry["step"]: entry for entry in self.metrics if entry["kind"] == "validation"}
+
+    @property
+    def end(self) -> int:
+        """The step of the last digest; 0 without any."""
+        return max((entry["step"] for entry in self.digests), default=0)
+
+    def refuse_open_end(self) -> None:
+        """Raises WrongUse if another file goes further than digests.jsonl."""
+        trained = max(
+            (entry["step"] for entry in self.metrics if entry["kind"] != "health"), default=0
+        )
+        for name, step in (
+            ("metrics.jsonl", trained),
+            ("checkpoints/", max(self.checkpoints, default=0)),
+        ):
+            if step > self.end:
+                raise WrongUse(
+                    f"{self.name}: the record has no end: digests.jsonl ends at step "
+                    f"{self.end} and {name} at step {step}: "
+                    "restore digests.jsonl; if the run was killed, resume it, or verify "
+                    f"its first part with --steps {self.end}"
+                )
+
+    def refuse_unfinished(self) -> None:
+        """Raises WrongUse if the run has not come to the validation that ends it."""
+        self.refuse_open_end()
+        if self.end not in self.validations:
+            raise WrongUse(
+                f"{self.name} is not finished (it ends at step {self.end}, without a "
+                "validation): resume it with the same "
+                f"command, or verify its first part with --steps {self.end}"
+            )
+
+
+def verdict(run: Evidence, again: Evidence, manifests: str, until: int | None = None) -> str:
+    """Compare two runs, up to step `until` or whole; return `SAME BITS` in a sentence.
+
+    `manifests` names the manifest entries in which they differ, if any.
+
+    Raises:
+        Differs: their digests, their validations, their best steps or their ends differ.
+        WrongUse: there is no trained step of which both have digests, or one has no end.
+    """
+    one, other = run.name, again.name
+    entries = (
+        f"; manifest entries that differ: {manifests}"
+        if manifests
+        else "; no manifest entry differs"
+    )
+    common = sorted(
+        {entry["step"] for entry in run.digests} & {entry["step"] for entry in again.digests}
+    )
+    if not any(common):
+        trained = next((entry["step"] for entry in run.digests if entry["step"]), None)
+        raise WrongUse(
+            f"{one} and {other} have no digest of a trained step in common: nothing is "
+            f"compared (the first of {one} is of "
+            f"step {trained}; --digest-steps N writes more)"
+        )
+    if parting := first_parting(run.digests, again.digests):
+        raise Differs(f"DIFFERENT BITS: {one} against {other}: {parting.in_words()}{entries}")
+    if validation := _other_validation(run, again, until):
+        raise Differs(
+            f"DIFFERENT BITS: {one} against {other}: the weights are the same, and "
+            f"{validation}{entries}"
+        )
+    if until is None:
+        for each in (run, again):
+            each.refuse_open_end()
+        if run.end != again.end:
+            raise Differs(
+                f"DIFFERENT ENDS: {one} ends at step {run.end} and {other} at step "
+                f"{again.end}: the same bits up to step "
+                f"{common[-1]}, and nothing to compare after it{entries}"
+            )
+        if run.best_step != again.best_step:
+            raise Differs(
+                f"DIFFERENT BEST WEIGHTS: the model.safetensors of {one} is of step "
+                f"{run.best_step}, that of {other} of step "
+                f"{again.best_step}{entries}"
+            )
+    last = next(entry["model"] for entry in reversed(run.digests) if entry["step"] == common[-1])
+    return (
+        f"SAME BITS: {one} and {other}, {len(common)} digests up to step {common[-1]}, weights "
+        f"{last[:16]}{entries}"
+    )
+
+
+def _other_validation(run: Evidence, again: Evidence, until: int | None) -> str | None:
+    """The first validation that one of them lacks or that gave another figure.
+
+    A run that stopped at a step may have stopped before the validation there.
+    """
+    ends = min(until or run.end, run.end, again.end)
+    for step in sorted(run.validations.keys() ^ again.validations.keys()):
+        if step < ends or (until is None and step == run.end == again.end):
+            lacking = run if step in again.validations else again
+            return f"the metrics.jsonl of {lacking.name} has no validation at step {step}"
+    return first_other_validation(run.metrics, again.metrics)
+
+
+def _text_in(path: Path) -> str:
+    try:
+        return read_text(path)
+    except OSError as error:
+        raise WrongUse(
+            f"{path} cannot be read ({error.strerror}): is {path.parent} a run's folder?"
+        ) from error
+    except ValueError as error:
+        raise WrongUse(f"{path} is damaged ({error}): restore it") from error
+
+
+def _object_in(path: Path) -> dict[str, Any]:
+    try:
+        return parse_object(_text_in(path))
+    except ValueError as error:
+        raise WrongUse(f"{path} is damaged ({error}): restore it") from error
+
+
+def _entries(
+    path: Path, problem_of: Callable[[dict[str, Any], dict[str, Any] | None], str | None]
+) -> list[dict[str, Any]]:
+    """The entries of a .jsonl file.
+
+    Raises:
+        WrongUse: a line is none, or `problem_of` it and the one before has an answer.
+    """
+    entries: list[dict[str, Any]] = []
+    lines = _text_in(path).split("\n")
+    whole = lines.pop() == ""  # the last line ends too
+    for number, line in enumerate(lines if whole else [*lines, ""], 1):
+        try:
+            entry = parse_object(line)
+            problem = problem_of(entry, entries[-1] if entries else None)
+        except ValueError as error:
+            problem = str(error) if whole or number <= len(lines) else "cut short"
+        if problem:
+            raise WrongUse(
+                f"line {number} of {path} is damaged ({problem}): restore the file; if the "
+                "run was killed, the same command "
+                "resumes it and repairs the file"
+            )
+        entries.append(entry)
+    return entries
+
+
+def _step_problem(entry: Mapping[str, Any]) -> str | None:
+    step = entry.get("step")
+    if type(step) is not int or step < 0:  # true is an int
+        return f"step {step!r} is not a whole number from 0"
+    return None if isinstance(entry.get("kind"), str) else "it has no kind"
+
+
+def _digest_problem(entry: dict[str, Any], before: dict[str, Any] | None) -> str | None:
+    """What is wrong with an entry of digests.jsonl after the entry `before`; None if nothing is."""
+    if problem := _step_problem(entry):
+        return problem
+    tensors = entry.get("tensors")
+    wrong = [name for name in _DIGESTS if not _is_digest(entry.get(name), 64)]
+    if isinstance(tensors, dict):
+        wrong += [
+            f"tensors.{name}" for name, digest in tensors.items() if not _is_digest(digest, 16)
+        ]
+    else:
+        wrong += ["tensors"]
+    if entry["kind"] not in _KINDS:
+        wrong += ["kind"]
+    if wrong:
+        return f"{wrong[0]} is missing or malformed"
+    # A resume records where it begins, which may be recorded already.
+    if before and entry["step"] < before["step"] + (entry["kind"] != "resume"):
+        return f"step {entry['step']} comes after step {before['step']}"
+    return None
+
+
+def _is_digest(value: object, digits: int) -> bool:
+    return isinstance(value, str) and re.fullmatch(f"[0-9a-f]{{{digits}}}", value) is not None
+
+
+def _metrics_problem(entry: dict[str, Any], _before: dict[str, Any] | None) -> str | None:
+    return _step_problem(entry)
+
+
+def _one_a_step(path: Path, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the entries of resumes at steps that have one.
+
+    Raises:
+        Differs: at a resume the digests were others than before.
+    """
+    by_step: dict[int, dict[str, Any]] = {}
+    for number, entry in enumerate(entries, 1):
+        before = by_step.setdefault(entry["step"], entry)
+        for name in (*_DIGESTS, "tensors"):
+            if entry[name] != before[name]:
+                raise Differs(
+                    f"DIFFERENT BITS: line {number} of {path}: the resume at step "
+                    f"{entry['step']} has another digest of {name} "
+                    "than the entry before it: restore the file, or train the run again"
+                )
+    return list(by_step.values())
+
+
+def _manifest_problem(manifest: Mapping[str, Any]) -> str | None:
+    """What verify and diff read of it and is not of its type."""
+    resumes = manifest.get("resumes", [])
+    if not isinstance(manifest.get("settings"), dict):
+        return "it has no settings"
+    if not isinstance(resumes, list) or not all(isinstance(start, dict) for start in resumes):
+        return "resumes is not a list of objects"
+    for plan in (manifest.get("plan"), *(start.get("plan") for start in resumes)):
+        if not (
+            isinstance(plan, dict)
+            and isinstance(plan.get("strategy"), str)
+            and type(plan.get("world_size")) is int
+        ):
+            return "a plan has no strategy or world_size"
+    if not all(type(start.get("step")) is int for start in resumes):
+        return "a resume has no step"
+    return None

@@ -1,0 +1,243 @@
+"""What is run, on what: all that can change a bit or explain one."""
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from trainer.data.batches import length, read_examples
+from trainer.errors import WrongUse
+from trainer.parallel.world import Process
+from trainer.records.compare import (
+    cannot_resume,
+    in_words,
+    manifest_differences,
+    shown_settings,
+    shown_value,
+    shown_words,
+)
+from trainer.records.digest import value_digest
+from trainer.records.run_folder import RunDirectory
+from trainer.system.sources import loaded_sources
+
+_PACKAGES = ("trainbox", "torch", "torchvision", "numpy", "tensorboard", "safetensors")
+# Read by the libraries that compute; a name of these that is set belongs to the run.
+_ENVIRONMENT = (
+    "ATEN_",
+    "ONEDNN_",
+    "DNNL_",
+    "MKL_",
+    "OMP_",
+    "KMP_",
+    "CUBLAS_",
+    "CUDNN_",
+    "NVIDIA_TF32",
+    "NCCL_",
+    "TORCH_",
+    "PYTORCH_",
+    "PYTHONHASHSEED",
+)
+_SAMPLED_EXAMPLES = 16
+# a larger set in memory would hold a start up for seconds: every so-many-th example of it counts
+_WHOLE_BYTES = 2**30
+
+
+def describe(
+    process: Process,
+    argv: list[str],
+    settings: Mapping[str, Any],
+    data_digests: Mapping[str, str],
+    sources: Mapping[str, str],
+) -> dict[str, Any]:
+    """The manifest of a run about to start, as primitives for JSON."""
+    return {
+        "argv": shown_words(argv),
+        "plan": {
+            "reason": os.environ.get("TRAINBOX_REASON"),
+            "strategy": process.strategy,
+            "world_size": process.world_size,
+        },
+        "settings": shown_settings(settings),
+        "build": _build(),
+        "image_digest": os.environ.get("TRAINBOX_IMAGE_DIGEST"),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "device": _device(process),
+        "machine": {
+            "system": platform.platform(),
+            "cpu_model": _cpu_model(),
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        },
+        "threads": torch.get_num_threads(),
+        "environment": {
+            name: shown_value(name, value)
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_ENVIRONMENT)
+        },
+        "sources": dict(sorted(sources.items())),
+        "data": dict(data_digests),
+    }
+
+
+class SourceRecord:
+    """The source files that a run's manifest lists.
+
+    A module that is loaded later than the start is compared with the list, and added to it.
+    """
+
+    def __init__(self, run: RunDirectory, known: Mapping[str, str], anyway: bool) -> None:
+        """`known` are the files that the manifest lists; with `anyway`, a changed one is only
+        reported.
+        """
+        self._run, self._known, self._anyway = run, dict(known), anyway
+        self._asked: set[str] = set()
+
+    def newly_loaded(self) -> dict[str, str]:
+        """Return the source files that this process has loaded since the last call."""
+        found = {
+            name: digest for name, digest in loaded_sources().items() if name not in self._asked
+        }
+        self._asked |= found.keys()
+        return found
+
+    def compare_and_add(self, found: Sequence[Mapping[str, str]]) -> None:
+        """Compare what each process, the first one first, has newly loaded, and add it to the
+        manifest.
+
+        Raises:
+            Changed: a file is not the one that the run was started with.
+            WrongUse: the processes have loaded different files.
+        """
+        known = len(self._known)
+        old = {name: self._known[name] for name in found[0] if name in self._known}
+        changed = manifest_differences({"sources": old}, {"sources": found[0]})
+        if changed and not self._anyway:
+            raise cannot_resume(self._run.path, changed)
+        self._known |= found[0]
+        for rank, others in enumerate(found):
+            for name, digest in others.items():
+                if self._known.setdefault(name, digest) != digest:
+                    raise WrongUse(
+                        f"the source file of module {name} differs between process 0 and "
+                        f"process {rank}: copy the same files "
+                        "to all machines"
+                    )
+        if self._run.writes and (changed or len(self._known) > known):
+            self._write(changed)
+
+    def _write(self, changed: Mapping[str, tuple[Any, Any]]) -> None:
+        if (stored := self._run.read_json("manifest.json")) is None:
+            return  # somebody has removed it, and a resume will report that
+        stored["sources"] = dict(sorted({**self._known, **stored.get("sources", {})}.items()))
+        if changed:
+            self._run.say(f"changed since the run's start: {in_words(changed)}")
+            for start in stored.get("resumes", [])[-1:]:  # none before the first checkpoint
+                start["changed"] = {**start.get("changed", {}), **changed}
+        self._run.write_json("manifest.json", json.dumps(stored, indent=2) + "\n")
+
+
+def sampled_examples(dataset: Dataset[Any], workers: int) -> tuple[list[Any], dict[str, str]]:
+    """Return some examples spread over the dataset, as batches of one, and the source files that
+    were loaded to read them.
+
+    There are none where the dataset is held in memory.
+    """
+    if isinstance(dataset, TensorDataset):
+        return [], {}
+    count = length(dataset)
+    indices = (
+        sorted({count * i // _SAMPLED_EXAMPLES for i in range(_SAMPLED_EXAMPLES)}) if count else []
+    )
+    return read_examples(dataset, 0, indices, workers)
+
+
+def dataset_digest(dataset: Dataset[Any], examples: list[Any]) -> str:
+    """sha256 of the content: of all of it where it is held in memory, else of the length and of
+    `sampled_examples`.
+    """
+    if isinstance(dataset, TensorDataset):
+        tensors = dataset.tensors
+        every = -(-sum(tensor.nbytes for tensor in tensors) // _WHOLE_BYTES)
+        return value_digest(
+            [len(tensors[0]), tuple(tensor[:: max(1, every)] for tensor in tensors)]
+        )
+    return value_digest([length(dataset), examples])
+
+
+def revision() -> str:
+    """The commit that runs; unknown where neither the image nor git tells."""
+    return str(_build().get("revision") or "unknown")
+
+
+@functools.cache  # a sweep's worker asks for each trial
+def _build() -> dict[str, Any]:
+    """Revision and lock digest: baked into the image, else asked of git beside this file."""
+    if baked := os.environ.get("TRAINBOX_BUILD_INFO"):
+        try:
+            info = json.loads(Path(baked).read_text(encoding="utf-8"))
+            assert isinstance(info, dict)
+            return info
+        except (OSError, ValueError):
+            pass
+    root = Path(__file__).parents[2]
+    lock = root / "requirements.lock"
+    diff = _git(root, "diff", "HEAD")
+    return {
+        "revision": _git(root, "rev-parse", "HEAD"),
+        "dirty_diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
+        "lock_sha256": hashlib.sha256(lock.read_bytes()).hexdigest() if lock.exists() else None,
+    }
+
+
+def _git(root: Path, *words: str) -> str | None:
+    try:
+        return subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+@functools.cache
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or None
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None
+    )
+
+
+def _device(process: Process) -> dict[str, Any]:
+    if process.device.type != "cuda":
+        return {"type": process.device.type}
+    own = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    driver = Path("/proc/driver/nvidia/version")
+    return {
+        "type": "cuda",
+        "names": sorted({gpu.name for gpu in own}),
+        "uuids": [str(gpu.uuid) for gpu in own],
+        "compute_capability": f"{own[0].major}.{own[0].minor}",
+        "driver": driver.read_text(encoding="utf-8").splitlines()[0] if driver.exists() else None,
+        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+    }

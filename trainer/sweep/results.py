@@ -1,0 +1,255 @@
+"""What came out of a sweep: a table of its combinations, CSV of its trials, and a figure."""
+
+import csv
+import io
+import math
+import shlex
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.errors import WrongUse
+from trainer.settings.config import split_metric
+from trainer.sweep.grid import Value
+from trainer.sweep.study import Record
+from trainer.system.hints import command
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Words in the names of metrics that are shares.
+_SHARES = {
+    "accuracy",
+    "f1",
+    "precision",
+    "recall",
+    "auc",
+    "auroc",
+    "iou",
+    "dice",
+    "sensitivity",
+    "specificity",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A combination, its trials counted by state, and a metric of those that are done: mean,
+    deviation, interval.
+    """
+
+    point: dict[str, Value]
+    counts: dict[str, int]
+    mean: float
+    deviation: float
+    interval: tuple[float, float]  # of the mean, at 95 %, by Student's t, within the metric's range
+    trials: tuple[int, ...] = ()  # the numbers of those that are done
+
+
+def metric_of(records: Sequence[Record], asked: str | None) -> str:
+    """The metric to show: the one asked for, else the first that the trials have.
+
+    Raises:
+        WrongUse: the trials have no such metric.
+    """
+    names = list(dict.fromkeys(name for record in records for name in record.metrics))
+    wanted = split_metric(asked, "--metric")[1] if asked else (names or ["metric"])[0]
+    if names and wanted not in names:
+        raise WrongUse(
+            f"--metric {asked}: the trials have no metric {wanted}; they have {', '.join(names)}"
+        )
+    return wanted
+
+
+def rows(records: Sequence[Record], metric: str) -> list[Row]:
+    """One row a combination, in the order of their first trials."""
+    groups: dict[tuple[tuple[str, Value], ...], list[Record]] = {}
+    for record in records:
+        groups.setdefault(tuple(record.point.items()), []).append(record)
+    return [_row(dict(point), group, metric) for point, group in groups.items()]
+
+
+def _row(point: dict[str, Value], group: Sequence[Record], metric: str) -> Row:
+    counts = {
+        state: sum(record.state == state for record in group)
+        for state in ("done", "failed", "pruned", "running", "pending")
+    }
+    found = [
+        record.metrics[metric]
+        for record in group
+        if record.state == "done" and metric in record.metrics
+    ]
+    values = [value for value in found if math.isfinite(value)]
+    counts["not finite"] = len(found) - len(values)
+    mean = statistics.fmean(values) if values else math.nan
+    deviation = statistics.stdev(values) if len(values) > 1 else math.nan
+    from scipy import stats  # takes a second to import, as matplotlib does
+
+    quantile = float(stats.t.ppf(0.975, len(values) - 1)) if len(values) > 1 else math.nan
+    half = quantile * deviation / math.sqrt(max(1, len(values)))
+    low, high = _range(metric, values)
+    done = tuple(record.number for record in group if record.state == "done")
+    return Row(
+        point, counts, mean, deviation, (max(low, mean - half), min(high, mean + half)), done
+    )
+
+
+def _range(metric: str, values: Sequence[float]) -> tuple[float, float]:
+    """Where the metric's mean must be: from 0 to 1 for a share, by its name, unless a value says
+    otherwise (97.5 %).
+
+    An interval that is cut to where the mean must be covers it as often as the whole one does.
+    """
+    named = bool(_SHARES & set(metric.lower().split("_")))
+    return (
+        (0.0, 1.0) if named and all(0 <= value <= 1 for value in values) else (-math.inf, math.inf)
+    )
+
+
+def best_first(combinations: Sequence[Row], metric: str, asked: str | None) -> list[Row]:
+    """The rows by the metric's mean, the best first and those without a value last."""
+    sign = 1 if split_metric(asked or metric, "--metric")[0] == "min" else -1
+    return sorted(combinations, key=lambda row: (math.isnan(row.mean), sign * row.mean))
+
+
+def best_line(combinations: Sequence[Row], metric: str, asked: str | None, folder: Path) -> str:
+    """The best combination, and how to train its first trial again; nothing without a value."""
+    rows = best_first(combinations, metric, asked)
+    if not rows or math.isnan(rows[0].mean):
+        return ""
+    best, direction = rows[0], split_metric(asked or metric, "--metric")[0]
+    point = " ".join(f"{name}={value}" for name, value in best.point.items())
+    of = f"mean of {len(best.trials)}" if len(best.trials) > 1 else f"trial {best.trials[0]}"
+    which = {"min": "lowest", "max": "highest"}[direction]
+    config = folder / f"trial-{best.trials[0]:05d}" / "config.json"
+    again = command("train", shlex.join(["--config", str(config), "--run", f"{folder.name}-best"]))
+    return (
+        f"best:      {point}{', ' if point else ''}{which} {metric} {_figure(best.mean)} "
+        f"({of})\nagain:     {again}"
+    )
+
+
+def table(combinations: Sequence[Row], metric: str) -> str:
+    """The rows for people, to be pasted into a message."""
+    names = list(dict.fromkeys(name for row in combinations for name in row.point))
+    states = [
+        state
+        for state in ("not finite", "failed", "pruned", "running", "pending")
+        if any(row.counts[state] for row in combinations)
+    ]
+    # One trial of each combination has no deviation: as a sampler draws them.
+    spread = (
+        ["sd", "95 % interval"]
+        if any(not math.isnan(row.deviation) for row in combinations)
+        else []
+    )
+    heading = [*names, "done", *states, metric, *spread]
+    lines = [heading]
+    for row in combinations:
+        figures = [_figure(row.mean), *[_figure(row.deviation), _interval(row)][: len(spread)]]
+        lines.append(
+            [
+                *(str(row.point.get(name, "")) for name in names),
+                *(str(row.counts[s]) for s in ("done", *states)),
+                *figures,
+            ]
+        )
+    widths = [max(len(line[i]) for line in lines) for i in range(len(heading))]
+    return "\n".join(
+        "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+
+
+def as_csv(records: Sequence[Record]) -> str:
+    """A line for each trial, with all its metrics."""
+    names = list(dict.fromkeys(name for record in records for name in record.point))
+    metrics = list(dict.fromkeys(name for record in records for name in record.metrics))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["trial", "state", *names, "seed", *metrics, "seconds", "message"])
+    for r in records:
+        own = [
+            *(r.point.get(name, "") for name in names),
+            r.seed,
+            *(r.metrics.get(name, "") for name in metrics),
+        ]
+        writer.writerow(
+            [r.number, r.state, *own, "" if r.seconds is None else f"{r.seconds:.3f}", r.message]
+        )
+    return text.getvalue()
+
+
+def figure(
+    combinations: Sequence[Row], records: Sequence[Record], metric: str, drawn: bool
+) -> "Figure":
+    """Means with their intervals over the first setting of a grid, a line for each choice of the
+    others.
+
+    Where a sampler has `drawn` the settings, the metric over each of them.
+    """
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(name for row in combinations for name in row.point))
+    if drawn:
+        return _scatter(records, names, metric)
+    picture = Figure(figsize=(7, 4.2), dpi=110, layout="constrained")
+    axes = picture.add_subplot()
+    first, others = names[0] if names else None, names[1:]
+    lines: dict[str, list[tuple[Value, Row]]] = {}
+    for row in combinations:
+        if not math.isnan(row.mean):
+            label = ", ".join(f"{name} {row.point.get(name)}" for name in others)
+            lines.setdefault(label, []).append((row.point[first] if first else "all", row))
+    numeric = all(
+        isinstance(x, int | float) and not isinstance(x, bool)
+        for line in lines.values()
+        for x, _ in line
+    )
+    for label, line in lines.items():
+        x = [value if numeric else str(value) for value, _ in line]
+        spread = [
+            (0.0, 0.0)
+            if math.isnan(r.deviation)
+            else (r.mean - r.interval[0], r.interval[1] - r.mean)
+            for _, r in line
+        ]
+        bars = list(zip(*spread, strict=True))  # down, up
+        axes.errorbar(
+            x, [row.mean for _, row in line], bars, marker="o", capsize=3, label=label or None
+        )
+    if len(lines) > 1:
+        axes.legend(frameon=False)
+    axes.set_xlabel(first or "")
+    axes.set_ylabel(f"{metric}, mean and 95 % interval")
+    axes.grid(alpha=0.3)
+    return picture
+
+
+def _scatter(records: Sequence[Record], names: Sequence[str], metric: str) -> "Figure":
+    from matplotlib.figure import Figure
+
+    done = [record for record in records if record.state == "done"]
+    picture = Figure(figsize=(3.6 * max(1, len(names)), 3.6), dpi=110, layout="constrained")
+    for place, name in enumerate(names):
+        axes = picture.add_subplot(1, len(names), place + 1)
+        x = [record.point[name] for record in done]
+        axes.scatter(
+            x, [record.metrics[metric] for record in done], c=[r.number for r in done], s=18
+        )
+        if x and all(isinstance(v, float) and v > 0 for v in x) and max(x) > 100 * min(x):  # type: ignore[operator]
+            axes.set_xscale("log")
+        axes.set_xlabel(name)
+        axes.set_ylabel(f"{metric} (later trials lighter)" if place == 0 else "")
+        axes.grid(alpha=0.3)
+    return picture
+
+
+def _figure(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"
+
+
+def _interval(row: Row) -> str:
+    return "-" if math.isnan(row.deviation) else f"{row.interval[0]:.4g} to {row.interval[1]:.4g}"

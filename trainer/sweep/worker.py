@@ -1,0 +1,173 @@
+"""A process of a sweep's: trains one trial after the other, so that not each pays for a start of
+Python and torch.
+
+`python -m trainer.sweep.worker FD`: orders and answers are JSON objects on the connection FD. A
+worker in which a trial went wrong in a way that may touch the next one is replaced by the sweep; it
+need not clean up.
+"""
+
+import faulthandler
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import Busy, Changed, Failure, Preempted, TaskError
+from trainer.records.gpu_events import hardware_events
+from trainer.system.signals import StopRequest, die_with_parent
+from trainer.system.storage import storage_failure
+from trainer.system.streams import open_streams, outlive_readers
+
+
+def main() -> None:
+    """Train what is ordered until the other end of the connection is closed."""
+    open_streams()
+    outlive_readers()
+    connection, device = Connection(int(sys.argv[1])), os.environ["TRAINBOX_DEVICE"]
+    # once: a signal between two trials is for the next, which is given back then
+    stop = StopRequest.install()
+    die_with_parent()
+    terminals = os.dup(1), os.dup(2)
+    _send(connection, {"unusable": _unusable(device)})
+    while True:
+        try:
+            order = json.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            os._exit(0)
+        answer = _answer(connection, order, device, stop)
+        for number, terminal in enumerate(terminals, 1):
+            os.dup2(terminal, number)
+        _send(connection, answer)
+
+
+def _answer(
+    connection: Connection, order: Mapping[str, Any], device: str, stop: StopRequest
+) -> dict[str, Any]:
+    """Train one trial: its best metrics, or the exit code and message of its failure."""
+    begin, pruned = time.monotonic(), False
+
+    def validated(step: int, metrics: Mapping[str, float]) -> None:
+        nonlocal pruned
+        if order["pruned"]:
+            _send(connection, {"step": step, "metrics": dict(metrics)})
+            if json.loads(connection.recv_bytes())["prune"]:
+                pruned, stop.signal_name = True, "the pruner"
+
+    try:
+        metrics = _trained(order, device, stop, validated)
+        return {"code": 0, "metrics": metrics, "seconds": time.monotonic() - begin}
+    except Preempted as preempted:
+        if not pruned:
+            return {"code": preempted.exit_code, "message": str(preempted)}
+        if stop.signal_name == "the pruner":
+            stop.signal_name = None
+        return {"code": 0, "pruned": True, "metrics": {}, "seconds": time.monotonic() - begin}
+    except TaskError as error:  # tried again, and not taken for what each trial would meet
+        return {"code": Failure.exit_code, "message": str(error)}
+    except Failure as failure:
+        return {
+            "code": failure.exit_code,
+            "message": str(failure),
+            "busy": isinstance(failure, Busy),
+        }
+    except Exception as error:  # noqa: BLE001 - the task's own
+        traceback.print_exc()
+        return {"code": 1, "message": f"{type(error).__name__}: {error}"}
+    finally:
+        from trainer.loop.out_of_memory import free_memory
+
+        free_memory()
+
+
+def _trained(
+    order: Mapping[str, Any],
+    device: str,
+    stop: StopRequest,
+    validated: Callable[[int, Mapping[str, float]], None],
+) -> dict[str, float]:
+    import torch
+
+    from trainer.session import train_task
+    from trainer.settings.config import Config
+
+    hardware_events().new()  # of the trials before
+    _log_to(Path(order["log"]))
+    # As in a process of its own, whatever the trial before has set.
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+    torch.set_default_dtype(torch.float32)
+    config, path, data_dir = Config(**order["config"]), Path(order["run"]), Path(order["data_dir"])
+    try:
+        return train_task(
+            config,
+            stop,
+            device,
+            path.parent,
+            path.name,
+            data_dir,
+            "auto",
+            validated=validated,
+            swept=order["swept"],
+        )
+    except Changed as changed:
+        # The trial started on another kind of GPU or CPU, for example. Only trials that share a
+        # machine can resume.
+        path.rename(aside := path.with_name(f"{path.name}.aside-{time.time_ns()}"))
+        _log_to(Path(order["log"]))
+        print(f"begun anew, what there was is in {aside}: {changed}", file=sys.stderr, flush=True)
+        return train_task(
+            config,
+            stop,
+            device,
+            path.parent,
+            path.name,
+            data_dir,
+            "auto",
+            validated=validated,
+            swept=order["swept"],
+        )
+
+
+def _unusable(device: str) -> str | None:
+    """Why nothing can be computed here; None if it can."""
+    import torch
+
+    # the longest part of the start, before the first order
+    from trainer import session  # noqa: F401
+
+    try:
+        if device == "cuda":
+            torch.ones(64, 64, device="cuda").mm(torch.ones(64, 64, device="cuda")).sum().item()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def _log_to(path: Path) -> None:
+    """What a trial says, and the last words of a library that takes the process down, land in the
+    trial's own log.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    except OSError as error:
+        raise storage_failure(path, error) from error
+    for number in (1, 2):
+        os.dup2(log, number)
+    os.close(log)
+    faulthandler.enable()
+
+
+def _send(connection: Connection, answer: Mapping[str, Any]) -> None:
+    try:
+        connection.send_bytes(json.dumps(answer).encode())
+    except OSError:
+        os._exit(0)  # the sweep is gone
+
+
+if __name__ == "__main__":
+    main()

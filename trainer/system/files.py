@@ -1,0 +1,92 @@
+"""Open the files of a run's folder.
+
+Anybody can have changed them: only regular files, up to a size, as UTF-8.
+"""
+
+import errno
+import json
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, TextIO
+
+_MOST_BYTES = 2**30  # a year of metrics; a sparse or endless file must not fill the memory
+_MOST_OBJECT_BYTES = 2**26
+
+
+class NotRegular(OSError):
+    """A FIFO, a folder, a device or a socket has the name of a file."""
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file to read it, or a link to one; a FIFO would block and a folder has no
+    content.
+
+    Raises:
+        OSError: missing, unreadable or not a regular file.
+    """
+    return os.fdopen(_open(path, os.O_RDONLY), "rb")
+
+
+def append_regular(path: Path) -> TextIO:
+    """Open a regular file to append lines, each written at once; make it if it is missing.
+
+    Raises:
+        NotRegular: a FIFO or something else has this name.
+        OSError: not writable.
+    """
+    descriptor = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    return os.fdopen(descriptor, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
+
+
+def _open(path: Path, flags: int) -> int:
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # to write into a FIFO that nobody reads
+            raise NotRegular(errno.ENXIO, "not a regular file", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotRegular(errno.ENXIO, "not a regular file", str(path))
+    return descriptor
+
+
+def read_text(path: Path, most_bytes: int = _MOST_BYTES) -> str:
+    """Return the file's text.
+
+    Raises:
+        OSError: missing, unreadable or not a regular file.
+        ValueError: not UTF-8, or more than `most_bytes`.
+    """
+    with open_regular(path) as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise ValueError(f"more than {most_bytes} bytes")
+    return data.decode()
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in the file.
+
+    Raises:
+        OSError: missing, unreadable or not a regular file.
+        ValueError: not UTF-8, not JSON, or not an object.
+    """
+    return parse_object(read_text(path, _MOST_OBJECT_BYTES))
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """Return the JSON object in `text`.
+
+    Raises:
+        ValueError: not JSON, or not an object.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value

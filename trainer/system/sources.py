@@ -1,0 +1,164 @@
+"""The source files of the code that this process has loaded.
+
+If one of them changes, the bits of a training may change.
+"""
+
+import functools
+import hashlib
+import os
+import sys
+import sysconfig
+import weakref
+from collections.abc import Iterable, Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+_CHECKOUT = Path(__file__).parents[2]
+_OUR_TASKS = str(_CHECKOUT / "trainer" / "tasks") + os.sep
+_LIBRARY_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+
+# Modules that are not the user's, by name: thousands, and this is asked at each digest and
+# checkpoint.
+_of_libraries: dict[str, ModuleType] = {}
+
+# By the module, function or class: the digest of its file when it was first seen. The file may be
+# edited while the process runs, and the process still computes with the text that it has loaded.
+_seen: "weakref.WeakKeyDictionary[Any, str | None]" = weakref.WeakKeyDictionary()
+
+
+def loaded_sources() -> dict[str, str]:
+    """Return `{module: sha256 of its file}` for each loaded module that is the user's.
+
+    These are the modules outside the standard library, site-packages and Trainbox, and Trainbox's
+    own tasks. Code that was loaded without an entry in `sys.modules` is listed as `owner.name`.
+    """
+    loaded = sys.modules.copy()
+    modules = [
+        (name, module) for name, module in loaded.items() if module is not _of_libraries.get(name)
+    ]
+    modules = [(name, module) for name, module in modules if _is_module(module)]
+    found: dict[str, str] = {}
+    files = {str(vars(module).get("__file__")) for _, module in modules} | {"None"}
+    for name, module in modules:
+        if name in ("__main__", "__mp_main__"):
+            continue
+        if _add(found, name, module, vars(module).get("__file__")):
+            _add_unregistered(found, name, module, files)
+        else:
+            _of_libraries[name] = module
+    return found
+
+
+def is_users_module(name: str) -> bool:
+    """Return whether the loaded module `name` is one that `loaded_sources` lists."""
+    module = sys.modules.get(name)
+    file = vars(module).get("__file__") if _is_module(module) else None
+    return isinstance(file, str) and _is_the_users(file)
+
+
+def located_sources(names: Iterable[str]) -> dict[str, str]:
+    """Return the digests of the files from which an import of `names` would load them.
+
+    Names that no file is found for are left out. Nothing is imported.
+    """
+    found = {}
+    for name in names:
+        if (file := _located(name)) is not None and (digest := _digest(file, None)) is not None:
+            found[name] = digest
+    return found
+
+
+def _is_module(value: Any) -> bool:
+    return isinstance(value, ModuleType)
+
+
+def _add(found: dict[str, str], name: str, value: Any, file: Any) -> bool:
+    """Add the digest of `file`, which holds `value`, if it is the user's; return whether it is."""
+    if not isinstance(file, str) or not _is_the_users(file):
+        return False
+    if value not in _seen:
+        _seen[value] = _digest(file, vars(value).get("__loader__") if _is_module(value) else None)
+    if (digest := _seen[value]) is not None:
+        found[name] = digest
+    return True
+
+
+def _add_unregistered(
+    found: dict[str, str], owner: str, module: ModuleType, files: set[str]
+) -> None:
+    """Add what `module` holds from files of no module in `sys.modules` (`spec_from_file_location`,
+    say).
+    """
+    for name, value in list(vars(module).items()):
+        for file in _files_of(value):
+            if file not in files:
+                files.add(file)
+                if _add(found, f"{owner}.{name}", value, file) and _is_module(value):
+                    _add_unregistered(found, f"{owner}.{name}", value, files)
+
+
+def _files_of(value: Any) -> Iterator[str]:
+    if isinstance(value, ModuleType):
+        yield str(vars(value).get("__file__"))
+    elif isinstance(value, FunctionType):
+        yield value.__code__.co_filename
+    elif isinstance(value, type):
+        # A copy: the thread that saves may import a module, which adds to a class meanwhile.
+        for function in list(vars(value).values()):
+            if isinstance(function, FunctionType):
+                yield function.__code__.co_filename
+
+
+@functools.cache
+def _is_the_users(file: str) -> bool:
+    """Judge by the path as it was imported and by the path behind its symlinks."""
+    for path in (str(Path(file).absolute()), os.path.realpath(file)):
+        if path.startswith(_OUR_TASKS):
+            return True
+        if path.startswith(_libraries()) or any(folder in path for folder in _LIBRARY_FOLDERS):
+            return False
+    return True
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    standard = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
+    ours = [str(_CHECKOUT / name) for name in ("trainer", "entrypoint", "trainbox")]
+    return tuple(
+        path + os.sep
+        for folder in [*standard, *ours]
+        for path in (folder, os.path.realpath(folder))
+    )
+
+
+def _digest(file: str, loader: Any) -> str | None:
+    """Return the SHA-256 of `file`, read by `loader` where it lies in an archive; None if it cannot
+    be read.
+    """
+    try:
+        data = Path(file).read_bytes()
+    except OSError:
+        try:
+            data = loader.get_data(file)
+        except (AttributeError, OSError):
+            return None
+    return hashlib.sha256(data).hexdigest()
+
+
+def _located(name: str) -> str | None:
+    parts, path = name.split("."), None
+    for end in range(1, len(parts) + 1):
+        try:
+            spec = PathFinder.find_spec(".".join(parts[:end]), path)
+        except (ImportError, ValueError):
+            return None
+        if spec is None:
+            return None
+        if end == len(parts):
+            return spec.origin if spec.has_location else None
+        if spec.submodule_search_locations is None:
+            return None
+        path = list(spec.submodule_search_locations)
+    return None

@@ -1,0 +1,87 @@
+"""What to do about a file or folder that cannot be written."""
+
+import contextlib
+import errno
+import os
+import pwd
+import shutil
+from pathlib import Path
+
+from trainer.errors import StorageFailure
+from trainer.system.hints import runs_dir
+
+
+def storage_failure(place: Path, error: OSError, needed_bytes: int = 0) -> StorageFailure:
+    """Return the failure for `error`, met while writing below `place`, with the remedy for its
+    cause.
+
+    `needed_bytes` is the size of what was to be written, where it is known.
+    """
+    path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else place
+    existing = next((found for found in [path, *path.parents] if _exists(found)), Path("/"))
+    reason = error.strerror or f"{error}"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        detail, remedy = _of_rights(existing)
+    elif error.errno == errno.ENOSPC:
+        detail, remedy = _of_space(existing, needed_bytes)
+    elif error.errno == errno.EFBIG:
+        detail, remedy = _mib(needed_bytes), "raise the limit of a file's size (`ulimit -f`)"
+    else:
+        detail, remedy = _OTHERS.get(error.errno or 0, ("", ""))
+    return StorageFailure(
+        f"cannot write {path}: {reason}{detail and f' ({detail})'}: {remedy and f'{remedy}, or '}"
+        f"choose another folder with {runs_dir()}; earlier checkpoints are intact"
+    )
+
+
+_OTHERS = {
+    errno.EROFS: ("", "mount the file system for writing"),
+    errno.EDQUOT: ("your disk quota is used up: see `quota -s`", "delete files of yours"),
+    errno.EIO: ("the disk reports an error: see `dmesg`", ""),
+    errno.ENAMETOOLONG: ("", "choose a shorter name with --run"),
+    errno.ENOTDIR: ("a file is where a folder is needed", "remove that file"),
+    errno.EEXIST: ("a file is where a folder is needed", "remove that file"),
+    errno.ENXIO: ("a FIFO or a device is where a file is needed", "remove that"),
+    errno.EISDIR: ("a folder is where a file is needed", "remove that folder"),
+}
+
+
+def _of_rights(existing: Path) -> tuple[str, str]:
+    """Return who owns the path that refuses, and how this user gets the right to write there."""
+    uid, gid, owner = os.geteuid(), os.getegid(), existing.stat().st_uid
+    detail = f"{existing} belongs to {_user(owner)}, and this process runs as {_user(uid)}"
+    if owner == uid:
+        return detail, f"allow writing with `chmod -R u+rwX {existing}`"
+    # without its power over others' files, as in our containers, or on a network file system
+    if uid == 0:
+        return detail, f"run as {_user(owner)}"
+    return detail, f"take the folder over with `sudo chown -R {uid}:{gid} {existing}`"
+
+
+def _of_space(existing: Path, needed_bytes: int) -> tuple[str, str]:
+    found = os.statvfs(existing)
+    if found.f_files and not found.f_favail:
+        return "no inodes left", "delete some files"
+    needed = f"{_mib(needed_bytes)}, " * bool(needed_bytes)
+    return f"{needed}{shutil.disk_usage(existing).free // 2**20} MiB free", "free some space"
+
+
+def _mib(needed_bytes: int) -> str:
+    return f"{-(-needed_bytes // 2**20)} MiB needed" * bool(needed_bytes)
+
+
+def _exists(path: Path) -> bool:
+    """Return whether there is such a path, as far as this user can see: `Path.exists` may raise an
+    error for another's.
+    """
+    with contextlib.suppress(OSError):
+        path.stat()
+        return True
+    return False
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
