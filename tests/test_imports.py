@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import clean_environment
+from tests.support.commands import clean_environment
 
 ROOT = Path(__file__).parents[1]
 FILES = {

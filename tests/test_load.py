@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import load
+from tests.support import load
 
 
 def test_the_command_runs_beside_busy_processes_which_end_with_it(

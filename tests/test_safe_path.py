@@ -13,7 +13,7 @@ import pytest
 
 from entrypoint.errors import WrongUse
 from entrypoint.system.commands import check_packages, command_of, without_ranks
-from tests.conftest import clean_environment
+from tests.support.commands import clean_environment
 
 ROOT = Path(__file__).parents[1]
 TRAINBOX = Path(sys.executable).with_name("trainbox")

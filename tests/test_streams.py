@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Trainbox, clean_environment, finish
+from tests.support.commands import Trainbox, clean_environment, finish
 
 ROOT = Path(__file__).parents[1]
 _TINY = ("train", "tests.support.tiny:Tiny", "--device", "cpu", "--max-steps", "4")

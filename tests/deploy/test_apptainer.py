@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import clean_environment
+from tests.support.commands import clean_environment
 
 ROOT = Path(__file__).parents[2]
 WRAPPER = ROOT / "deploy/apptainer/trainbox.sh"

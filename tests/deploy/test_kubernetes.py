@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from entrypoint.launch.supervise import STOP_BUDGET_S
-from tests.conftest import Ended, Trainbox, clean_environment
+from tests.support.commands import Ended, Trainbox, clean_environment
 from tests.support.nvml_stub.build import build_stub, stub_env, write_config
 
 ROOT = Path(__file__).parents[2]

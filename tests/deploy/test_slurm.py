@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import clean_environment
+from tests.support.commands import clean_environment
 from tests.support.faults import GATED, Gate, clean_digest
 
 ROOT = Path(__file__).parents[2]

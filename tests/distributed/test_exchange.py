@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Trainbox, clean_environment, finish
 from tests.distributed.test_nodes import _free_port
+from tests.support.commands import Trainbox, clean_environment, finish
 from tests.support.hostile import Evil
 from tests.support.paths import SUPPORT
 
@@ -59,7 +59,7 @@ def _values(process: Any) -> list[str]:
 
 
 def _sends_a_pickle(process: Any) -> str:
-    from tests.distributed import hostile
+    from tests.support import hostile
     from trainer.parallel import world as distributed
 
     if not process.is_first:

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from tests.conftest import Trainbox, finish, wait_until
-from tests.distributed import sharded
+from tests.support import sharded
+from tests.support.commands import Trainbox, finish, wait_until
 from tests.support.here import Here, training_here
 from tests.support.ranks import Ranks
 from trainer import session

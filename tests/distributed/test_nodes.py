@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Trainbox, clean_environment, finish
+from tests.support.commands import Trainbox, clean_environment, finish
 from tests.support.paths import SUPPORT
 from tests.support.processes import Job
 from trainer.errors import Failure, NetworkFailure, WrongUse

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Trainbox
+from tests.support.commands import Trainbox
 from tests.support.paths import SUPPORT
 
 _SHAKY = f"{SUPPORT / 'jobs.py'}:Shaky"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Trainbox
+from tests.support.commands import Trainbox
 from tests.support.here import Here, training_here
 from tests.support.paths import SUPPORT
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Trainbox, clean_environment, finish
+from tests.support.commands import Trainbox, clean_environment, finish
 from tests.support.paths import SUPPORT
 from tests.support.processes import Job
 from trainer.launch.torchrun import _told

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import clean_environment
 from tests.distributed.test_nodes import _free_port, _node, _Party, often, party
+from tests.support.commands import clean_environment
 from trainer.errors import Failure, NetworkFailure, WrongUse
 from trainer.launch import rendezvous as meeting
 from trainer.launch import torchrun

@@ -10,7 +10,7 @@ import pytest
 
 from entrypoint.errors import WrongUse
 from entrypoint.replay import read_run, replay_command
-from tests.conftest import Trainbox
+from tests.support.commands import Trainbox
 
 _CONFINED = (
     "docker run --rm --user 1000:100 --read-only --cap-drop ALL --tmpfs "

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Ended, Trainbox, finish
+from tests.support.commands import Ended, Trainbox, finish
 from tests.support.faults import (
     GATED,
     TASKS,

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from entrypoint.cli import commands as cli
 from entrypoint.drill import Outcome
 from entrypoint.errors import DrillFailed
-from tests.conftest import Trainbox
+from tests.support.commands import Trainbox
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Ended, clean_environment, wait_until
+from tests.support.commands import Ended, clean_environment, wait_until
 from tests.support.faults import GATED, Gate, checkpoints, messages, needs_linux
 from tests.support.nvml_stub.build import build_stub, stub_env, write_config
 from tests.support.paths import SUPPORT

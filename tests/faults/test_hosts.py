@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Trainbox, finish
+from tests.support.commands import Trainbox, finish
 from tests.support.faults import GATED, Gate, clean_digest
 from tests.support.processes import Job, listening
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import Trainbox
+from tests.support.commands import Trainbox
 from tests.support.faults import GATED, TASKS, messages
 
 _SICK = (

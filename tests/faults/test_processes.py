@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Trainbox, clean_environment, finish
+from tests.support.commands import Trainbox, clean_environment, finish
 from tests.support.faults import GATED, TASKS, Gate, clean_digest, messages, needs_linux, needs_root
 from tests.support.paths import SUPPORT
 from tests.support.processes import Job, listening

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.conftest import Trainbox, finish, wait_until
+from tests.support.commands import Trainbox, finish, wait_until
 from tests.support.faults import (
     GATED,
     TASKS,

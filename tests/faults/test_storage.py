@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import Ended, Trainbox, clean_environment, finish, wait_until
+from tests.support.commands import Ended, Trainbox, clean_environment, finish, wait_until
 from tests.support.faults import (
     GATED,
     Gate,

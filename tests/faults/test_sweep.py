@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Trainbox, finish, wait_until
+from tests.support.commands import Trainbox, finish, wait_until
 from tests.support.faults import needs_linux
 
 pytestmark = [pytest.mark.slow, needs_linux]

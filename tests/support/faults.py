@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Ended, Trainbox, clean_environment, wait_until
+from tests.support.commands import Ended, Trainbox, clean_environment, wait_until
 
 TASKS = Path(__file__).with_name("fault_tasks.py")
 # 400 steps, 40 an epoch, in half a second: dropout and batch norm, so that a step more or less

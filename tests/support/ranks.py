@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import clean_environment
+from tests.support.commands import clean_environment
 
 
 @dataclass

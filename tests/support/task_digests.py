@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.conftest import clean_environment
+from tests.support.commands import clean_environment
 from tests.support.films import FIELDS, write_films
 from tests.support.har_folder import write_folder
 from trainer.tasks.digits import Digits

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
 
-from tests.conftest import Trainbox
+from tests.support.commands import Trainbox
 from trainer.tasks.digits import Digits
 
 

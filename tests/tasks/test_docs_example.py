@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.conftest import Trainbox
+from tests.support.commands import Trainbox
 from tests.support.here import Here
 
 _PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"

@@ -17,7 +17,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import Trainbox, finish
+from tests.support.commands import Trainbox, finish
 from tests.support.har_folder import CHANNELS, write_folder
 from tests.support.here import Here
 from tests.support.paths import SUPPORT

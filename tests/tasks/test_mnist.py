@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision import datasets
 
-from tests.conftest import Trainbox
+from tests.support.commands import Trainbox
 from tests.support.here import Here
 from trainer.errors import WrongUse
 from trainer.tasks.digits import Digits

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
 from torch.nn import functional as F
 
-from tests.conftest import Trainbox
+from tests.support.commands import Trainbox
 from tests.support.here import Here, training_here
 from tests.tasks.test_mnist import files  # noqa: F401 - a fixture
 from trainer.tasks.ssvae import M2, Ssvae, corrupted, first_of_each_class, style_grid

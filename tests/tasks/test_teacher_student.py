@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import Trainbox
+from tests.support.commands import Trainbox
 from tests.support.here import Here, StopAfter
 from trainer.errors import Preempted, WrongUse
 from trainer.tasks.teacher_student import GuessAndCheck, Student, TeacherStudent

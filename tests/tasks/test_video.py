@@ -13,7 +13,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
 from torch import Tensor, nn
 
-from tests.conftest import Trainbox
+from tests.support.commands import Trainbox
 from tests.support.films import COUNTS, FIELDS, FRAMES, SIDE, encode, film, write_films
 from tests.support.here import Here
 from trainer.errors import StorageFailure, WrongUse

@@ -17,9 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support import tiny
 from tests.support.here import Here, StopAfter, close_files, open_files
 from tests.support.tiny import TINY, Tiny
-from tests.trainer import tiny
 from trainer import session
 from trainer.data.batches import micro_batches
 from trainer.errors import (

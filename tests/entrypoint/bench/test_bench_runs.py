@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Trainbox, finish
+from tests.support.commands import Trainbox, finish
 
 TASK = '''
 import time

@@ -18,7 +18,7 @@ import entrypoint.cli.commands
 import trainer.cli.commands
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.nvml import Detection
-from tests.conftest import Ended, Trainbox, clean_environment
+from tests.support.commands import Ended, Trainbox, clean_environment
 from trainer.task import built_in_tasks
 
 _TASKS = f"there are {', '.join(built_in_tasks())}. Your own is file.py:Class or module:Class"

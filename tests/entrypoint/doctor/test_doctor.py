@@ -26,7 +26,7 @@ from entrypoint.doctor.report import (
 from entrypoint.doctor.surroundings import Surroundings, container_signs, file_system_of
 from entrypoint.driver.gpus import Gpu
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
-from tests.conftest import Ended, Trainbox, clean_environment
+from tests.support.commands import Ended, Trainbox, clean_environment
 from tests.support.nvml_stub.build import build_stub, stub_env, write_config
 
 Doctor = Callable[..., Ended]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Ended, Trainbox
+from tests.support.commands import Ended, Trainbox
 from tests.support.nvml_stub.build import build_stub, stub_env, write_config
 
 LOST = {"gpu1.ret": 15}

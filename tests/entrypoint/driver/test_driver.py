@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import clean_environment
+from tests.support.commands import clean_environment
 
 # Orphans of the command become children of this program, which counts them.
 _COUNT_ORPHANS = """

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from entrypoint.health.deep.run import kill_all
-from tests.conftest import Trainbox, clean_environment, finish, wait_until
+from tests.support.commands import Trainbox, clean_environment, finish, wait_until
 from tests.support.nvml_stub.build import build_stub, stub_env, write_config
 from tests.support.paths import SUPPORT
 

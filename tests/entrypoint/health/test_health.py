@@ -18,7 +18,7 @@ import pytest
 
 from entrypoint.health.check import check_names
 from entrypoint.health.xids import FATAL, NOTE, PROGRAM
-from tests.conftest import Ended, Trainbox, finish, wait_until
+from tests.support.commands import Ended, Trainbox, finish, wait_until
 from tests.support.health_cases import (
     CASES,
     CRITICAL,

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.conftest import clean_environment
+from tests.support.commands import clean_environment
 
 # As root, become nobody in particular once everything is imported: the interpreter itself may lie
 # in root's home.

@@ -19,7 +19,8 @@ from entrypoint.driver.gpus import Gpu, labels
 from entrypoint.errors import LaunchError
 from entrypoint.launch.cluster import Cluster
 from entrypoint.launch.plan import LaunchRequest, plan_launch, plan_sweep
-from tests.entrypoint import test_cluster, test_gpus
+from tests.entrypoint.driver import test_gpus
+from tests.entrypoint.launch import test_cluster
 
 # The hosts. A slice `0:1` has the UUID MIG-a1 and its GPU the UUID GPU-a.
 

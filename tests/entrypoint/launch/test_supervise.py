@@ -21,7 +21,7 @@ from entrypoint.errors import NoPlace
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import _exit_code
 from entrypoint.system.temporary import temporary_folder
-from tests.conftest import clean_environment, finish
+from tests.support.commands import clean_environment, finish
 
 # A shell may have started the tests with some of these ignored, as nohup does; a Python child would
 # inherit that.

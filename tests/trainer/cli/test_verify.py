@@ -17,10 +17,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from tests.conftest import Trainbox
+from tests.support import tiny
+from tests.support.commands import Trainbox
 from tests.support.here import Here, StopAfter, training_here
 from tests.support.tiny import TEXTS, Tiny
-from tests.trainer import tiny
 from trainer.errors import Changed, Differs, Preempted, StorageFailure, WrongUse
 from trainer.loop import fit
 from trainer.records import manifest

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Trainbox, clean_environment
+from tests.support.commands import Trainbox, clean_environment
 from tests.support.tiny import TINY
 
 ROOT = Path(__file__).parents[3]

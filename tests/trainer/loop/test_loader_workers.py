@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.conftest import Trainbox, finish
+from tests.support.commands import Trainbox, finish
 from tests.support.paths import SUPPORT
 from tests.support.processes import Job
 from trainer.cli import commands as cli

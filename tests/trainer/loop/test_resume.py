@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Trainbox, finish
+from tests.support.commands import Trainbox, finish
 
 # 22 steps an epoch: stops fall in the middle of the second and third.
 WORDS = ("--device", "cpu", "--epochs", "4", "--log-steps", "1", "--run", "r")

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.conftest import clean_environment
+from tests.support.commands import clean_environment
 from trainer.errors import NotFinite, StorageFailure
 from trainer.records.checkpoint import Checkpoints, replacing
 

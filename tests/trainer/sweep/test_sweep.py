@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
 
-from tests.conftest import Ended, Trainbox, finish, wait_until
+from tests.support.commands import Ended, Trainbox, finish, wait_until
 from trainer.errors import WrongUse
 from trainer.records.compare import read_entries
 from trainer.settings.config import Config

@@ -1,0 +1,158 @@
+"""Run the real commands, and wait for what they write."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# What a developer's shell or a CI's scheduler may set and a test must not inherit.
+_LAUNCH_NAMES = {
+    "GPUS",
+    "GPU_IDS",
+    "STRATEGY",
+    "PROCESSES",
+    "DEVICE",
+    "NNODES",
+    "NODE_RANK",
+    "TASK",
+    "SET",
+    "HEALTH",
+    "HEALTH_LIMITS",
+}
+_LAUNCH_PREFIXES = (
+    "TRAINBOX_",
+    "RDZV_",
+    "SLURM_",
+    "PET_",
+    "KUBERNETES_",
+    "CUDA_",
+    "NVIDIA_",
+    "OMP_",
+)
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _LAUNCH_NAMES and not name.startswith(_LAUNCH_PREFIXES)
+    }
+    # No test may reach the network: downloads are refused at once.
+    return kept | {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"} | extra
+
+
+# A shell ignores SIGINT for what it starts in the background, and programs inherit that; a test
+# that sends it means it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests run side by side: more threads than cores make each of them slower by a lot.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@dataclass
+class Ended:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def digest(self) -> str:
+        match = re.search(r"^digest +([0-9a-f]{64})", self.out, re.MULTILINE)
+        assert match, f"no digest in:\n{self.out}\n{self.err}"
+        return match[1]
+
+
+@dataclass
+class Trainbox:
+    """Runs `trainbox` (or a package's own command) in an empty folder."""
+
+    folder: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(
+        self,
+        *words: str,
+        module: str = "entrypoint",
+        env: Mapping[str, str] | None = None,
+        inside: Sequence[str] = (),
+    ) -> subprocess.Popen[str]:
+        """Start it; `inside` is a command that runs another one somewhere else."""
+        process = subprocess.Popen(
+            [*inside, sys.executable, "-P", "-m", module, *words],
+            cwd=self.folder,
+            env=clean_environment(
+                **({"OMP_NUM_THREADS": "1"} if "train" in words else {}) | dict(env or {})
+            ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def __call__(
+        self, *words: str, module: str = "entrypoint", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        return finish(self.start(*words, module=module, env=env))
+
+    def train(self, *words: str, env: Mapping[str, str] | None = None) -> Ended:
+        """A training that must succeed."""
+        ended = self("train", *words, env=env)
+        assert ended.code == 0, f"exit {ended.code}\n{ended.out}\n{ended.err}"
+        return ended
+
+    def entries(self, run: str, kind: str) -> list[dict[str, Any]]:
+        """The run's entries of `kind` in metrics.jsonl, so far."""
+        path = self.folder / "runs" / run / "metrics.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [entry for line in lines if (entry := json.loads(line))["kind"] == kind]
+
+    def wait_for_step(self, process: subprocess.Popen[str], run: str, step: int) -> None:
+        """Until the running command has logged `step`."""
+        wait_until(lambda: any(e["step"] >= step for e in self.entries(run, "train")), process)
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = 240) -> Ended:
+    out, err = process.communicate(timeout=timeout_s)
+    return Ended(process.returncode, out, err)
+
+
+def wait_until(
+    condition: Callable[[], bool], process: subprocess.Popen[str], timeout_s: float = 120
+) -> None:
+    """Poll until `condition` holds; fail if the process ends or the time is up before."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if process.poll() is not None and not condition():
+            ended = finish(process)
+            pytest.fail(
+                f"it ended with {ended.code} before what was waited for:\n{ended.out}\n{ended.err}"
+            )
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def trainbox(tmp_path: Path) -> Iterator[Trainbox]:
+    runner = Trainbox(tmp_path)
+    yield runner
+    for process in runner.started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)  # its children ask the kernel to die with it
+            process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe:
+                pipe.close()
