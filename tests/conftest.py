@@ -1,5 +1,6 @@
-"""The fixture that nearly every test uses."""
+"""The fixtures that many tests use."""
 
 from tests.support.commands import trainbox
+from tests.support.ranks import forks, ranks
 
-__all__ = ["trainbox"]
+__all__ = ["forks", "ranks", "trainbox"]

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from tests.support import sharded
 from tests.support.commands import Trainbox, finish, wait_until
 from tests.support.here import Here, training_here
-from tests.support.ranks import Ranks
+from tests.support.ranks import EndedRanks, Forks, Ranks
 from trainer import session
 from trainer.errors import WrongUse
 from trainer.loop.build import _default_precision
@@ -65,11 +65,16 @@ _COMPILE = "--compile with --strategy fsdp has not been tried: drop one of them"
 _LAUNCH = ("--strategy", "fsdp", "--processes", "2")
 
 
+class _Sharded(Ranks):
+    """Ranks of --strategy fsdp."""
+
+    def __call__(self, processes: int, *words: str, **options: Any) -> EndedRanks:
+        return super().__call__(processes, *words, strategy="fsdp", **options)
+
+
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    forked = Ranks(tmp_path_factory.mktemp("fsdp"))
-    yield forked
-    forked.close()
+def ranks(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> _Sharded:
+    return _Sharded(forks, tmp_path_factory.mktemp("fsdp"))
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 exit code 2.
 """
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.support.paths import SUPPORT
@@ -17,13 +15,6 @@ _CAUSES = {
 }
 
 
-@pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    ranks = Ranks(tmp_path_factory.mktemp("mistakes"))
-    yield ranks
-    ranks.close()
-
-
 @pytest.mark.parametrize(
     ("strategy", "mistake"),
     [
@@ -33,7 +24,7 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     ],
 )
 def test_a_mistake_ends_all_processes_and_a_sample_is_not_judged_alone(
-    forked: Ranks, strategy: str, mistake: str
+    ranks: Ranks, strategy: str, mistake: str
 ) -> None:
     run = f"{strategy}-{mistake}".replace(" ", "-")
     words = (
@@ -48,7 +39,7 @@ def test_a_mistake_ends_all_processes_and_a_sample_is_not_judged_alone(
         "--run",
         run,
     )
-    ended = forked(2, *words, env={"TRAINBOX_STRATEGY": strategy})
+    ended = ranks(2, *words, strategy=strategy)
     if mistake == "sample":
         assert ended.codes == [0, 0], ended.errs
         assert "all of it is computed now" in ended.out
@@ -61,18 +52,16 @@ def test_a_mistake_ends_all_processes_and_a_sample_is_not_judged_alone(
     assert len(set(own)) == 1
     assert f"task Mistaken: {method}() raised ValueError: {text} (" in own[0]
     assert own[0].endswith(f"fix the task; traceback in runs/{run}/logs/rank-*.log\n")
-    assert not list((forked.folder / "runs" / run / "checkpoints").glob("*.pt"))
+    assert not list((ranks.folder / "runs" / run / "checkpoints").glob("*.pt"))
 
 
 def test_a_sample_that_figures_refuses_on_the_first_rank_is_followed_by_a_validation_of_all(
-    forked: Ranks,
+    ranks: Ranks,
 ) -> None:
     """The first rank alone draws.
 
     If it computed the whole set alone, the other would wait, and time out.
     """
-    for file in forked.folder.glob("validated-*"):
-        file.unlink()
     words = (
         "train",
         _TASK,
@@ -85,10 +74,10 @@ def test_a_sample_that_figures_refuses_on_the_first_rank_is_followed_by_a_valida
         "--run",
         "drawn",
     )
-    ended = forked(2, *words, "--fast", env={"TRAINBOX_STRATEGY": "ddp"})
+    ended = ranks(2, *words, "--fast")
     assert ended.codes == [0, 0], ended.errs
     assert "all of it is computed now" in ended.out
-    sizes = [(forked.folder / f"validated-{rank}").read_text().split() for rank in range(2)]
+    sizes = [(ranks.folder / f"validated-{rank}").read_text().split() for rank in range(2)]
     sample, shares = ["8", "2"], [["8", "8", "8", "8"], ["8", "8", "2"]]
     # the sample, all of it together, the one at the end
     assert sizes == [sample + share + share for share in shares]

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -69,9 +69,28 @@ class Ended:
 
     @property
     def digest(self) -> str:
-        match = re.search(r"^digest +([0-9a-f]{64})", self.out, re.MULTILINE)
-        assert match, f"no digest in:\n{self.out}\n{self.err}"
-        return match[1]
+        return digest_in(self.out)
+
+
+def digest_in(out: str) -> str:
+    """Return the digest that a training has printed."""
+    match = re.search(r"^digest +([0-9a-f]{64})", out, re.MULTILINE)
+    assert match, f"no digest in:\n{out}"
+    return match[1]
+
+
+def logged(run: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the entries of `kind` in the metrics.jsonl of the folder `run`, so far."""
+    path = run / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [entry for line in lines if (entry := json.loads(line))["kind"] == kind]
+
+
+class Running(Protocol):
+    """A command that `wait_until` can watch."""
+
+    def poll(self) -> int | None: ...
+    def wait(self) -> object: ...
 
 
 @dataclass
@@ -115,10 +134,8 @@ class Trainbox:
         return ended
 
     def entries(self, run: str, kind: str) -> list[dict[str, Any]]:
-        """The run's entries of `kind` in metrics.jsonl, so far."""
-        path = self.folder / "runs" / run / "metrics.jsonl"
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        return [entry for line in lines if (entry := json.loads(line))["kind"] == kind]
+        """Return the run's entries of `kind` in metrics.jsonl, so far."""
+        return logged(self.folder / "runs" / run, kind)
 
     def wait_for_step(self, process: subprocess.Popen[str], run: str, step: int) -> None:
         """Until the running command has logged `step`."""
@@ -130,17 +147,13 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 240) -> Ended:
     return Ended(process.returncode, out, err)
 
 
-def wait_until(
-    condition: Callable[[], bool], process: subprocess.Popen[str], timeout_s: float = 120
-) -> None:
-    """Poll until `condition` holds; fail if the process ends or the time is up before."""
+def wait_until(condition: Callable[[], bool], process: Running, timeout_s: float = 120) -> None:
+    """Poll until `condition` is true; fail if the command ends first or the time is up."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if process.poll() is not None and not condition():
-            ended = finish(process)
-            pytest.fail(
-                f"it ended with {ended.code} before what was waited for:\n{ended.out}\n{ended.err}"
-            )
+            ended = finish(process) if isinstance(process, subprocess.Popen) else process.wait()
+            pytest.fail(f"the command ended too early: {ended}")
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Ended, Trainbox, clean_environment, wait_until
+from tests.support.commands import Ended, Running, Trainbox, clean_environment, wait_until
 
 TASKS = Path(__file__).with_name("fault_tasks.py")
 # 400 steps, 40 an epoch, in half a second: dropout and batch norm, so that a step more or less
@@ -35,8 +35,8 @@ class Gate:
         self._writer: int | None = None
         os.mkfifo(self.path)
 
-    def wait_for(self, process: "subprocess.Popen[str]") -> None:
-        """Until the rank stands there."""
+    def wait_for(self, process: Running) -> None:
+        """Wait until the rank has reached the gate."""
         wait_until(self._reached, process)
 
     def release(self) -> None:

@@ -1,106 +1,273 @@
-"""Ranks without a launcher: forked from a process that has torch loaded, which is most of a small
-training's time.
+"""Trainings without a launcher, forked from a process that has torch loaded.
 
-Each is `python -m trainer`, with the variables that torchrun gives it.
+A start of Python and torch takes some seconds, most of a small training's time. Each fork is
+`python -m trainer` with the variables that the launcher and torchrun would give it.
 """
 
+import contextlib
 import faulthandler
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.commands import clean_environment
+import pytest
+
+from tests.support.commands import clean_environment, digest_in, logged, wait_until
+from tests.support.paths import ROOT
+
+_LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
-@dataclass
-class EndedRanks:
-    """A command that has ended on each rank; `out` is the first one's, the only one that speaks."""
+class Forks:
+    """A process that has torch loaded and forks ranks, which die with it."""
 
-    codes: list[int]
-    out: str
-    errs: list[str]
-
-
-class Ranks:
-    """Runs `python -m trainer` on several processes by --strategy fsdp, in `folder`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._forks = subprocess.Popen(
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="forks-")
+        self._jobs = 0
+        self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
-            cwd=Path(__file__).parents[2],
+            cwd=ROOT,
             env=clean_environment(OMP_NUM_THREADS="1"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def __call__(
-        self, processes: int, *words: str, env: Mapping[str, str] | None = None
-    ) -> EndedRanks:
-        assert self._forks.stdin and self._forks.stdout
-        store = self.folder / "store"
-        store.unlink(missing_ok=True)
-        variables = {
-            "WORLD_SIZE": str(processes),
-            "LOCAL_WORLD_SIZE": str(processes),
-            "TRAINBOX_STRATEGY": "fsdp",
-            "TRAINBOX_STORE": str(store),
-            "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
-            **(env or {}),
-        }
-        print(
-            json.dumps([str(self.folder), processes, variables, words]),
-            file=self._forks.stdin,
-            flush=True,
-        )
-        codes = json.loads(self._forks.stdout.readline())
-        out, *errs = (
-            (self.folder / name).read_text()
-            for name in ("out-0", *(f"err-{rank}" for rank in range(processes)))
-        )
-        return EndedRanks(codes, out, errs)
+    def job_folder(self) -> Path:
+        """Return a new empty folder, which `close` removes."""
+        self._jobs += 1
+        folder = Path(self._folder.name, str(self._jobs))
+        folder.mkdir()
+        return folder
+
+    def ask(self, order: str, **arguments: Any) -> Any:
+        """Return what the process answers to one order of `_Server`."""
+        assert self._process.stdin and self._process.stdout
+        print(json.dumps([order, arguments]), file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
 
     def close(self) -> None:
-        """Ranks that still run die with it."""
-        self._forks.kill()
-        self._forks.communicate()
+        """End the process and, with it, the ranks that still run."""
+        self._process.kill()
+        self._process.communicate()
+        self._folder.cleanup()
 
 
-def _serve() -> None:
-    faulthandler.enable()  # a crash shows where, in the rank's own `err`
-    import torch._dynamo  # noqa: F401 - fully_shard would load it in each rank
+@dataclass
+class EndedRanks:
+    """A command that has ended on each rank."""
 
-    import trainer.parallel.fsdp  # noqa: F401
+    codes: list[int]
+    outs: list[str]
+    errs: list[str]
 
-    for line in sys.stdin:
-        folder, processes, variables, words = json.loads(line)
-        pids = [_fork(rank, folder, variables, words) for rank in range(processes)]
-        print(
-            json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]),
-            flush=True,
+    @property
+    def out(self) -> str:
+        """The output of rank 0; the others print nothing."""
+        return self.outs[0]
+
+    @property
+    def digest(self) -> str:
+        return digest_in(self.out)
+
+
+class StartedRanks:
+    """A command that runs on each rank; also has what `wait_until` needs of a Popen."""
+
+    def __init__(self, forks: Forks, folder: Path, pids: list[int]) -> None:
+        self.pids = pids
+        self._forks, self._folder = forks, folder
+        self._codes: dict[int, int] = {}
+
+    def poll(self) -> int | None:
+        """Return None while a rank runs, then the code of the first rank that failed, or 0."""
+        for pid in self.pids:
+            if pid not in self._codes and (code := self._forks.ask("code", pid=pid)) is not None:
+                self._codes[pid] = code
+        if len(self._codes) < len(self.pids):
+            return None
+        return next((self._codes[pid] for pid in self.pids if self._codes[pid]), 0)
+
+    def wait(self) -> EndedRanks:
+        """Wait until all ranks have ended."""
+        wait_until(lambda: self.poll() is not None, self)
+        names = [
+            [f"{stream}-{rank}" for rank in range(len(self.pids))] for stream in ("out", "err")
+        ]
+        outs, errs = ([(self._folder / name).read_text() for name in each] for each in names)
+        return EndedRanks([self._codes[pid] for pid in self.pids], outs, errs)
+
+    def send_signal(self, number: signal.Signals, rank: int | None = None) -> None:
+        """Send a signal to one rank, or to each that still runs."""
+        self.poll()
+        for pid in self.pids if rank is None else [self.pids[rank]]:
+            if pid not in self._codes:
+                os.kill(pid, number)
+
+
+@dataclass
+class Ranks:
+    """Runs `python -m trainer` on one or several forked processes in `folder`."""
+
+    forks: Forks
+    folder: Path
+    started: list[StartedRanks] = field(default_factory=list)
+
+    def start(
+        self,
+        processes: int,
+        *words: str,
+        strategy: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> StartedRanks:
+        """Start a command, by default with the strategy that `trainbox` chooses on the CPU."""
+        strategy = strategy or ("single" if processes == 1 else "ddp")
+        job = self.forks.job_folder()
+        shared = {"TRAINBOX_STRATEGY": strategy, "TRAINBOX_DEVICE": "cpu", **(env or {})}
+        if strategy != "single":
+            shared |= {
+                "WORLD_SIZE": str(processes),
+                "LOCAL_WORLD_SIZE": str(processes),
+                "TRAINBOX_STORE": str(job / "store"),
+                "GLOO_SOCKET_IFNAME": _LOOPBACK,
+            }
+        own = [
+            {} if strategy == "single" else {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            for rank in range(processes)
+        ]
+        pids = self.forks.ask(
+            "fork",
+            folder=str(self.folder),
+            job=str(job),
+            words=words,
+            environments=[shared | variables for variables in own],
         )
+        self.started.append(StartedRanks(self.forks, job, pids))
+        return self.started[-1]
+
+    def __call__(
+        self,
+        processes: int,
+        *words: str,
+        strategy: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> EndedRanks:
+        """Run a command until it has ended on each rank."""
+        return self.start(processes, *words, strategy=strategy, env=env).wait()
+
+    def train(
+        self,
+        processes: int,
+        *words: str,
+        strategy: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> EndedRanks:
+        """Run a training that must succeed."""
+        ended = self(processes, "train", *words, strategy=strategy, env=env)
+        assert ended.codes == [0] * processes, ended
+        return ended
+
+    def entries(self, run: str, kind: str) -> list[dict[str, Any]]:
+        """Return the run's entries of `kind` in metrics.jsonl, so far."""
+        return logged(self.folder / "runs" / run, kind)
+
+    def kill(self) -> None:
+        """Kill what still runs."""
+        for each in self.started:
+            each.send_signal(signal.SIGKILL)
+            each.wait()
 
 
-def _fork(rank: int, folder: str, variables: dict[str, Any], words: list[str]) -> int:
+@contextlib.contextmanager
+def ranks_in(forks: Forks, folder: Path) -> Iterator[Ranks]:
+    """Run ranks in `folder`; at the end, none of them runs any more."""
+    ranks = Ranks(forks, folder)
+    try:
+        yield ranks
+    finally:
+        ranks.kill()
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """The process that forks ranks; each pytest worker has one, from its first test that asks."""
+    process = Forks()
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def ranks(forks: Forks, tmp_path: Path) -> Iterator[Ranks]:
+    with ranks_in(forks, tmp_path) as running:
+        yield running
+
+
+class _Server:
+    """The orders of `Forks.ask`."""
+
+    def fork(
+        self, folder: str, job: str, words: Sequence[str], environments: Sequence[dict[str, str]]
+    ) -> list[int]:
+        """Start a command on each rank and return the process ids."""
+        if environments[0]["TRAINBOX_STRATEGY"] == "fsdp":
+            # Sharding needs the compiler, which takes more than a second to import.
+            import torch._dynamo  # noqa: F401
+
+            import trainer.parallel.fsdp  # noqa: F401
+        return [
+            _fork(folder, job, rank, words, environment)
+            for rank, environment in enumerate(environments)
+        ]
+
+    def code(self, pid: int) -> int | None:
+        """Return a rank's exit code, once; None while it runs."""
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def _fork(
+    folder: str, job: str, rank: int, words: Sequence[str], environment: dict[str, str]
+) -> int:
     if pid := os.fork():
         return pid
     try:
+        from trainer.system.signals import die_with_parent
+
+        die_with_parent()
         os.chdir(folder)
-        os.environ.update(variables, RANK=str(rank), LOCAL_RANK=str(rank))
+        os.environ.update(environment)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(f"{name}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+            file = os.open(f"{job}/{name}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(file, number)
         sys.argv = ["trainer", *words]
         runpy.run_module("trainer", run_name="__main__")
+    except BaseException:  # noqa: BLE001 - a fork must not return into the server
+        traceback.print_exc()
     finally:
-        os._exit(1)  # it ends by itself
+        os._exit(1)  # the trainer ends the process itself
     return 0
+
+
+def _serve() -> None:
+    faulthandler.enable()  # a crash writes its stack to the rank's own `err`
+    import torch.utils.tensorboard  # noqa: F401
+
+    import trainer.session  # noqa: F401
+
+    server = _Server()
+    for line in sys.stdin:
+        order, arguments = json.loads(line)
+        print(json.dumps(getattr(server, order)(**arguments)), flush=True)
 
 
 if __name__ == "__main__":

@@ -98,15 +98,11 @@ def test_mistakes_of_all_batches_come_first(here: Here, read: str) -> None:
     assert json.loads((here.folder / "shown.json").read_text()) == _SHOWN
 
 
-def test_several_processes_show_the_same(tmp_path: Path) -> None:
+def test_several_processes_show_the_same(ranks: Ranks) -> None:
     """The third mistake is in a batch of the other process."""
-    ranks = Ranks(tmp_path)
-    try:
-        ended = ranks(2, *_ONE_STEP, "--shards", "2", env={"TRAINBOX_STRATEGY": "ddp"})
-    finally:
-        ranks.close()
+    ended = ranks(2, *_ONE_STEP, "--shards", "2")
     assert ended.codes == [0, 0], ended
-    assert json.loads((tmp_path / "shown.json").read_text()) == [25, 26, 9, 0], (
+    assert json.loads((ranks.folder / "shown.json").read_text()) == [25, 26, 9, 0], (
         "as many as a process computes at once"
     )
 
