@@ -13,7 +13,7 @@ from benchmarks.loop import RandomMnist
 from trainer.loop.build import build, settle
 from trainer.loop.fit import fit
 from trainer.parallel.world import Process
-from trainer.records.run_folder import RunDirectory
+from trainer.records.run_log import RunLog
 from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
 from trainer.task import Task
@@ -47,7 +47,7 @@ def _seconds(task: Task, steps: int, deterministic: bool) -> float:
     torch.set_deterministic_debug_mode("default")
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
         process = Process.start("cpu")
-        run = RunDirectory(Path(folder) / "r", 0)
+        run = RunLog(Path(folder) / "r", 0)
         settings = Config(max_steps=steps, eval_every=steps, workers=0, deterministic=deterministic)
         config = settle(settings, task, process, run)
         job = build(config, task, process, run, Path(folder))

@@ -12,7 +12,7 @@ from benchmarks.loop import RandomMnist
 from trainer.loop import fit as loop
 from trainer.loop.build import build, settle
 from trainer.parallel.world import Process
-from trainer.records.run_folder import RunDirectory
+from trainer.records.run_log import RunLog
 from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
 from trainer.task import Task
@@ -44,7 +44,7 @@ def _trained(task: Task, epochs: int) -> tuple[float, float]:
 
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
         process = Process.start("cpu")
-        run = RunDirectory(Path(folder) / "r", 0)
+        run = RunLog(Path(folder) / "r", 0)
         config = settle(Config(epochs=epochs), task, process, run)
         job = build(config, task, process, run, Path(folder))
         run.begin(0, 0, job.schedule)

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 from trainer.loop.build import build, settle
 from trainer.loop.fit import fit
 from trainer.parallel.world import Process
-from trainer.records.run_folder import RunDirectory
+from trainer.records.run_log import RunLog
 from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
 from trainer.tasks.mnist import Mnist
@@ -110,7 +110,7 @@ def _in_turns(task: RandomMnist, steps: int) -> tuple[list[float], list[float]]:
     return run.ours[WARM_UP:], run.by_hand[WARM_UP:]
 
 
-class _RunInTurns(RunDirectory):
+class _RunInTurns(RunLog):
     """Lets the loop by hand have its turn after each `steps` steps of ours, right behind the log
     entry.
     """

@@ -42,8 +42,8 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         "trainer.parallel.fsdp",
         "trainer.launch.torchrun",
     },
-    "torch.utils.tensorboard": {"trainer.records.run_folder"},
-    "tensorboard": {"trainer.records.run_folder"},
+    "torch.utils.tensorboard": {"trainer.records.tensorboard"},
+    "tensorboard": {"trainer.records.tensorboard"},
     "prometheus_client": {"entrypoint.health.monitor"},
     "click": {
         "entrypoint.cli.commands",

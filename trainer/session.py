@@ -44,7 +44,7 @@ from trainer.records.compare import (
     read_entries,
 )
 from trainer.records.evidence import Evidence, verdict
-from trainer.records.run_folder import RunDirectory
+from trainer.records.run_log import RunLog
 from trainer.records.shipped import check_files
 from trainer.settings.config import FREE_AT_RESUME, Config, check, parse_config, split_metric
 from trainer.system.files import read_object
@@ -94,7 +94,7 @@ def train_task(
             process, {"run": run_name, "resume": resume, **dataclasses.asdict(config)}, _SAME_WORDS
         )
         task = load_task(config.task, config.fields)
-        run = RunDirectory(
+        run = RunLog(
             runs_dir / (run_name or _default_name(config, process, runs_dir)), process.rank
         )
         # The same on each rank: what several have to say is printed once.
@@ -153,10 +153,10 @@ def _refuse_unlike(process: Process, found: Mapping[str, Any], cure: str) -> Non
         )
 
 
-def _manifest_of(run: RunDirectory) -> dict[str, Any] | None:
+def _manifest_of(run: RunLog) -> dict[str, Any] | None:
     """Return the run's manifest; None if it is missing or damaged."""
     found, kinds = (
-        run.read_json("manifest.json") or {},
+        run.folder.read_json("manifest.json") or {},
         {"settings": dict, "sources": dict, "resumes": list},
     )
     return (
@@ -166,7 +166,7 @@ def _manifest_of(run: RunDirectory) -> dict[str, Any] | None:
     )
 
 
-def _refuse_edited(settled: Config, process: Process, run: RunDirectory, anyway: bool) -> None:
+def _refuse_edited(settled: Config, process: Process, run: RunLog, anyway: bool) -> None:
     """Compare the settings with those of the run's start: config.json, or the manifest, may have
     been edited since.
 
@@ -177,7 +177,7 @@ def _refuse_edited(settled: Config, process: Process, run: RunDirectory, anyway:
     changed = edited_settings(manifest, dataclasses.asdict(settled))
     if process.is_sharded or changed.get("settings.shards", (0,))[0] is None:
         changed.pop("settings.shards", None)  # as many as processes: the plans are compared
-    if anyway or not process.from_first(run.has_had_a_checkpoint()):
+    if anyway or not process.from_first(run.folder.has_had_a_checkpoint()):
         changed.pop("settings.accumulation", None)  # found by the memory at each start
     if changed:
         raise WrongUse(
@@ -360,7 +360,7 @@ def _start(job: Job, stop: StopRequest, resume: str, did_not_fit: Sequence[str])
     if run.writes:
         sources = _describe(job, data, sources, resume == "anyway", did_not_fit, complete)
     job.sources = manifest.SourceRecord(run, job.process.from_first(sources), resume == "anyway")
-    run.write_json("config.json", _stored(job).to_json())
+    run.folder.write_json("config.json", _stored(job).to_json())
     if did_not_fit:
         smaller_parts(job, did_not_fit[-1])
     else:
@@ -375,7 +375,7 @@ def _start(job: Job, stop: StopRequest, resume: str, did_not_fit: Sequence[str])
         with all_fit(job.process):
             try_task(job)
         fit(job, stop)
-        run.hyperparameters(
+        run.board.hyperparameters(
             job.config, job.progress.best_step or 0, job.progress.best_metrics, job.swept
         )
     run.end_progress()
@@ -447,7 +447,7 @@ def _describe(
         )
         return sources
     if stored is None or step == 0:
-        run.write_json(
+        run.folder.write_json(
             "manifest.json",
             json.dumps({"run_id": job.checkpoints.run_id} | found | tried, indent=2) + "\n",
         )
@@ -477,7 +477,7 @@ def _describe(
             "sources": found["sources"] | known,
             "resumes": [*stored.get("resumes", []), start],
         }
-        run.write_json("manifest.json", json.dumps(whole, indent=2) + "\n")
+        run.folder.write_json("manifest.json", json.dumps(whole, indent=2) + "\n")
     return {**known, **found["sources"]}
 
 

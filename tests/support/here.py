@@ -20,7 +20,7 @@ from tests.support.tiny import TINY
 from trainer import session
 from trainer.cli.commands import main
 from trainer.records.digest import tensors_digest
-from trainer.records.run_folder import RunDirectory
+from trainer.records.run_log import RunLog
 from trainer.session import train_task
 from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
@@ -85,9 +85,9 @@ class Here:
         """Its output, and at the end what the end of a process does: wait for threads, close files
         (and so free the lock).
         """
-        opened: list[RunDirectory] = []
+        opened: list[RunLog] = []
 
-        class Noted(RunDirectory):
+        class Noted(RunLog):
             def __init__(self, path: Path, rank: int) -> None:
                 opened.append(self)
                 super().__init__(path, rank)
@@ -100,7 +100,7 @@ class Here:
                 contextlib.redirect_stdout(out),
                 contextlib.redirect_stderr(err),
             ):
-                patch.setattr(session, "RunDirectory", Noted)
+                patch.setattr(session, "RunLog", Noted)
                 yield out, err
         finally:
             torch.set_num_threads(threads)
@@ -148,15 +148,17 @@ class Here:
         return tensors_digest(self.weights(run))
 
 
-def open_files(run: RunDirectory) -> list[io.TextIOWrapper]:
+def open_files(run: RunLog) -> list[io.TextIOWrapper]:
     return [
         value
-        for value in vars(run).values()
+        for part in (vars(run).get("folder"), vars(run).get("console"))
+        if part is not None  # a run that could not be opened has neither
+        for value in vars(part).values()
         if isinstance(value, io.TextIOWrapper) and not value.closed
     ]
 
 
-def close_files(run: RunDirectory) -> None:
+def close_files(run: RunLog) -> None:
     for file in open_files(run):
         file.close()
 

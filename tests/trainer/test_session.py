@@ -36,7 +36,7 @@ from trainer.loop.build import settle
 from trainer.loop.report import batch_equation
 from trainer.parallel.world import Process, choose_device
 from trainer.records.compare import manifest_differences
-from trainer.records.run_folder import RunDirectory
+from trainer.records.run_log import RunLog
 from trainer.session import _refuse_unlike, _told_as_failures
 from trainer.settings.config import Config
 
@@ -114,7 +114,7 @@ def test_threads_are_those_of_the_first_process_and_other_choices_of_the_hardwar
     """
     process, run, told = (
         _Second(1, 0, 2, torch.device("cpu"), "ddp"),
-        RunDirectory(tmp_path / "r", 1),
+        RunLog(tmp_path / "r", 1),
         iter([None, 7]),
     )
     monkeypatch.setattr(_Second, "from_first", lambda *_: next(told))
@@ -487,7 +487,7 @@ def test_tensorboard_that_cannot_be_written_is_one_line_and_training_goes_on(her
     (here.path() / "tensorboard").write_text("a file in its place")
     out = here.train(log_steps=1)
     assert out.count("TensorBoard's files cannot be written") == 1
-    assert "training goes on without; metrics.jsonl has it all" in out
+    assert "training continues without them, and metrics.jsonl has all values" in out
     assert len(here.entries("train")) == 18
     assert len(here.entries("validation")) == 3
     assert "digest" in out
@@ -543,16 +543,16 @@ def test_the_end_of_a_call_gives_the_run_free_even_while_its_error_is_held(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For callers that train several times in one process: no file stays open and no lock held."""
-    opened: list[RunDirectory] = []
-    init = RunDirectory.__init__
+    opened: list[RunLog] = []
+    init = RunLog.__init__
 
-    def note(self: RunDirectory, path: Path, rank: int) -> None:
+    def note(self: RunLog, path: Path, rank: int) -> None:
         opened.append(self)
         init(self, path, rank)
 
     from trainer.session import train_task
 
-    monkeypatch.setattr(RunDirectory, "__init__", note)
+    monkeypatch.setattr(RunLog, "__init__", note)
     try:
         for _ in range(2):
             with pytest.raises(Preempted):
@@ -663,7 +663,7 @@ def _snapshot(here: Here) -> dict[str, bytes]:
         (
             "sources",
             {"tests.support.tiny": "0" * 64},
-            "sources.tests.trainer.tiny: 000000000000... -> ",
+            "sources.tests.support.tiny: 000000000000... -> ",
         ),
         ("data", {"train": "a", "validation": "b"}, "data.train: a -> "),
         ("threads", 77, "threads: 77 -> "),

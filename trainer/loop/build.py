@@ -33,7 +33,7 @@ from trainer.parallel.loss_sums import RunningLosses
 from trainer.parallel.world import Process
 from trainer.records.checkpoint import Checkpoints
 from trainer.records.digest import tensor_digests
-from trainer.records.run_folder import RunDirectory
+from trainer.records.run_log import RunLog
 from trainer.settings.config import (
     DEFAULT_BATCH_SIZE,
     DEFAULT_EPOCHS,
@@ -49,7 +49,7 @@ from trainer.task import Task
 _MOST_LOADER_WORKERS = 8
 
 
-def settle(config: Config, task: Task, process: Process, run: RunDirectory) -> Config:
+def settle(config: Config, task: Task, process: Process, run: RunLog) -> Config:
     """`config` with every open choice made: as the run was started, else by the task, the hardware,
     the processes.
 
@@ -57,7 +57,7 @@ def settle(config: Config, task: Task, process: Process, run: RunDirectory) -> C
         WrongUse: the run was started with other settings.
     """
     check_task(task)
-    stored_text = process.from_first(run.read_config_text())
+    stored_text = process.from_first(run.folder.read_config_text())
     stored = (
         parse_config(stored_text, run.path / "config.json") if stored_text is not None else None
     )
@@ -128,7 +128,7 @@ def _cpus() -> int:
     return int(os.environ.get("TRAINBOX_CPUS") or os.cpu_count() or 1)
 
 
-def build(config: Config, task: Task, process: Process, run: RunDirectory, data_dir: Path) -> Job:
+def build(config: Config, task: Task, process: Process, run: RunLog, data_dir: Path) -> Job:
     """Data, model and optimizer; raises WrongUse where the sizes cannot be."""
     assert config.batch_size and config.accumulation and config.shards
     assert config.learning_rate and config.best_by and config.precision

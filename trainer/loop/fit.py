@@ -132,7 +132,7 @@ def _record_digests(job: Job, kind: str) -> None:
             "torch's generators are seeded for it"
         )
     job.checkpoints.wait_until_recorded()  # the entries are in the order of the steps
-    job.run.record_digests(_entry(job, kind, job.progress.step, model, optimizer))
+    job.run.folder.append_digests(_entry(job, kind, job.progress.step, model, optimizer))
     job.digested_step = job.progress.step
 
 
@@ -265,7 +265,7 @@ def _validated(job: Job, stop: StopRequest) -> bool:
     if best or last:
         _save(job, result.metrics)
         if job.run.writes or job.process.is_sharded:  # then each forward asks all for their shares
-            job.run.pictures(progress.step, draw(job, result))
+            job.run.board.pictures(progress.step, draw(job, result))
     if job.validated is not None:
         job.validated(progress.step, result.metrics)
     return True
@@ -367,7 +367,7 @@ def _record_saved(
         for index, parameter in enumerate(parameters)
     }
     model, optimizer = tensor_digests(state["model"]), tensor_digests(_named(names, moments))
-    job.run.record_digests(_entry(job, "checkpoint", step, model, optimizer))
+    job.run.folder.append_digests(_entry(job, "checkpoint", step, model, optimizer))
 
 
 def _update(job: Job, norm: Tensor | None, before: list[Tensor]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainer.errors import NotFinite
 from trainer.loop.state import Job
-from trainer.records.run_folder import gpu_figures
+from trainer.records.gpu_figures import gpu_figures
 
 _SPIKE = 10.0  # times the median of the entries before
 _FEW_ENTRIES = 5  # tell nothing of what is usual

@@ -117,4 +117,4 @@ class Meter:
             "precision": config.precision,
             "examples": schedule.examples,
         }
-        self._job.run.write_json("measured.json", json.dumps(measured, indent=2) + "\n")
+        self._job.run.folder.write_json("measured.json", json.dumps(measured, indent=2) + "\n")

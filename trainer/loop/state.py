@@ -23,7 +23,7 @@ from trainer.parallel.world import Process
 from trainer.records.checkpoint import Checkpoints
 from trainer.records.digest import value_digest
 from trainer.records.manifest import SourceRecord
-from trainer.records.run_folder import RunDirectory
+from trainer.records.run_log import RunLog
 from trainer.settings.config import Config
 from trainer.task import Task
 
@@ -84,7 +84,7 @@ class Job:
     task: Task
     config: Config
     process: Process
-    run: RunDirectory
+    run: RunLog
     checkpoints: Checkpoints
     model: nn.Module
     loss_module: nn.Module

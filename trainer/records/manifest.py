@@ -26,7 +26,7 @@ from trainer.records.compare import (
     shown_words,
 )
 from trainer.records.digest import value_digest
-from trainer.records.run_folder import RunDirectory
+from trainer.records.run_log import RunLog
 from trainer.system.sources import loaded_sources
 
 _PACKAGES = ("trainbox", "torch", "torchvision", "numpy", "tensorboard", "safetensors")
@@ -96,7 +96,7 @@ class SourceRecord:
     A module that is loaded later than the start is compared with the list, and added to it.
     """
 
-    def __init__(self, run: RunDirectory, known: Mapping[str, str], anyway: bool) -> None:
+    def __init__(self, run: RunLog, known: Mapping[str, str], anyway: bool) -> None:
         """`known` are the files that the manifest lists; with `anyway`, a changed one is only
         reported.
         """
@@ -137,14 +137,14 @@ class SourceRecord:
             self._write(changed)
 
     def _write(self, changed: Mapping[str, tuple[Any, Any]]) -> None:
-        if (stored := self._run.read_json("manifest.json")) is None:
+        if (stored := self._run.folder.read_json("manifest.json")) is None:
             return  # somebody has removed it, and a resume will report that
         stored["sources"] = dict(sorted({**self._known, **stored.get("sources", {})}.items()))
         if changed:
             self._run.say(f"changed since the run's start: {in_words(changed)}")
             for start in stored.get("resumes", [])[-1:]:  # none before the first checkpoint
                 start["changed"] = {**start.get("changed", {}), **changed}
-        self._run.write_json("manifest.json", json.dumps(stored, indent=2) + "\n")
+        self._run.folder.write_json("manifest.json", json.dumps(stored, indent=2) + "\n")
 
 
 def sampled_examples(dataset: Dataset[Any], workers: int) -> tuple[list[Any], dict[str, str]]:

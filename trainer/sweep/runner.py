@@ -488,7 +488,7 @@ def _header(study: Study, folder: Path, sweep: Sweep) -> str:
 
 def _show_all(study: Study, folder: Path, storage: str | None) -> None:
     """The table, results.csv, and the picture as a file and in TensorBoard."""
-    from trainer.records.run_folder import write_picture
+    from trainer.records.tensorboard import write_picture
 
     _say(show(folder, storage, None, False, None))
     _write_results(study, folder)

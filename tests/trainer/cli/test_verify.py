@@ -28,7 +28,7 @@ from trainer.records.checkpoint import Checkpoints
 from trainer.records.compare import Parting, first_other_validation, first_parting, read_entries
 from trainer.records.digest import tensors_digest
 from trainer.records.evidence import Evidence, verdict
-from trainer.records.run_folder import RunDirectory
+from trainer.records.run_log import RunLog
 
 
 def _digests(here: Here, run: str = "r") -> list[dict[str, Any]]:
@@ -724,7 +724,7 @@ def _stopped(here: Here) -> Path:
         (
             "sources",
             {"tests.support.tiny": "0" * 64},
-            "sources.tests.trainer.tiny: 000000000000... -> ",
+            "sources.tests.support.tiny: 000000000000... -> ",
         ),
         ("data", {"train": "a", "validation": "b"}, "data.train: a -> "),
         ("environment", {"MKL_CBWR": "AVX"}, "environment.MKL_CBWR: AVX -> nothing"),
@@ -984,8 +984,8 @@ def test_processes_with_other_source_files_are_refused() -> None:
 def test_a_source_file_that_changes_before_the_first_checkpoint_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = RunDirectory(tmp_path / "r", 0)
-    run.write_json("manifest.json", json.dumps({"sources": {"mine": "a"}}))
+    run = RunLog(tmp_path / "r", 0)
+    run.folder.write_json("manifest.json", json.dumps({"sources": {"mine": "a"}}))
     manifest.SourceRecord(run, {"mine": "a"}, anyway=True).compare_and_add([{"mine": "b"}])
     run.close()
     assert "changed since the run's start: sources.mine: a -> b" in capsys.readouterr().out

@@ -13,7 +13,7 @@ import trainer.loop.fit
 from tests.support.here import Here
 from tests.support.tiny import TINY
 from trainer.parallel.world import Process
-from trainer.records.run_folder import gpu_figures
+from trainer.records.gpu_figures import gpu_figures
 
 FOREVER = (
     "--max-steps",

@@ -13,9 +13,9 @@ from trainer import session
 from trainer.data.batches import Schedule, micro_batches
 from trainer.errors import Preempted
 from trainer.records import gpu_events as hardware
-from trainer.records import run_folder as run
+from trainer.records import run_log
 from trainer.records.gpu_events import HardwareEvents, hardware_events
-from trainer.records.run_folder import RunDirectory
+from trainer.records.run_log import RunLog
 from trainer.sweep import worker
 
 _TRIALS = 3  # forwards before the first step of a start
@@ -41,7 +41,7 @@ def _line(*words: Any, **other: Any) -> str:
 def events(here: Here, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that is named to a training, which looks at it after each step."""
     monkeypatch.setenv("TRAINBOX_HEALTH_EVENTS", str(here.folder / "events.jsonl"))
-    monkeypatch.setattr(run, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(run_log, "_LOOK_EVERY_S", 0.0)
     return here.folder / "events.jsonl"
 
 
@@ -167,7 +167,7 @@ def test_events_of_a_training_are_in_its_metrics_and_in_tensorboard_and_not_prin
 def test_it_looks_by_time_and_once_more_at_the_end_also_when_it_is_stopped(
     here: Here, events: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "_LOOK_EVERY_S", 1000.0)
+    monkeypatch.setattr(run_log, "_LOOK_EVERY_S", 1000.0)
     _write_in_steps(monkeypatch, events, {3: _line(3.0)})
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(10))
@@ -209,7 +209,7 @@ def test_no_resume_loses_an_event_or_has_it_twice(
 
 def test_only_the_first_process_writes_events(here: Here, events: Path) -> None:
     events.write_text(_line(1.0))
-    second = RunDirectory(here.path(), 1)
+    second = RunLog(here.path(), 1)
     second.begin(0, 0, Schedule(0, 50, 8, 18, micro_batches(8, 1, 1, [0])))
     second.advance()
     second.close()

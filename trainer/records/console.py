@@ -1,0 +1,96 @@
+"""What people see of a running training: lines, the progress bar, the rank's log and heartbeat."""
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from trainer.data.batches import Schedule
+from trainer.system.files import append_regular
+from trainer.system.storage import storage_failure
+from trainer.system.streams import printable
+
+_PLAIN_LINE_EVERY_S = 10.0
+_BAR = "{desc}{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
+
+
+class Console:
+    """The terminal and the log file of one rank. Only if `speaks` does it print."""
+
+    def __init__(self, log: Path, speaks: bool) -> None:
+        """Open `log`, which also receives this process's warnings and tracebacks.
+
+        Raises:
+            StorageFailure: the log cannot be written.
+        """
+        self._speaks = speaks
+        self._bar: tqdm[Any] | None = None
+        self._batch_size, self._plain_at = 0, 0.0
+        heartbeat = os.environ.get("TRAINBOX_HEARTBEAT")
+        self._heartbeat = Path(heartbeat) if heartbeat and speaks else None
+        try:
+            self._log = append_regular(log)
+        except OSError as error:
+            raise storage_failure(log, error) from error
+        self._handler = logging.StreamHandler(self._log)
+        self._handler.setFormatter(
+            logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
+        )
+        logging.getLogger().addHandler(self._handler)
+
+    def say(self, text: str) -> None:
+        """Print a line on the terminal and write it to the log."""
+        if self._speaks:
+            text = printable(text, keep="\n\t")  # other nodes' texts are among it
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
+            self._log.write(text + "\n")
+
+    def start_bar(self, step: int, schedule: Schedule) -> None:
+        """Show a progress bar from `step` on, if standard error is a terminal."""
+        self._batch_size = schedule.batch_size
+        if self._speaks and sys.stderr.isatty():
+            self._bar = tqdm(
+                initial=step * schedule.batch_size,
+                total=schedule.total_steps * schedule.batch_size,
+                unit=" samples",
+                unit_scale=True,
+                dynamic_ncols=True,
+                bar_format=_BAR,
+            )
+
+    def count_step(self) -> None:
+        """Move the bar by one step."""
+        if self._bar is not None:
+            self._bar.update(self._batch_size)
+
+    def say_now_and_then(self, line: str, speed: str) -> None:
+        """Show `line` on the bar, which knows the speed; without a bar, print both every 10 s."""
+        if self._bar is not None:
+            self._bar.set_description_str(line + "  ", refresh=False)
+        elif time.monotonic() - self._plain_at > _PLAIN_LINE_EVERY_S:
+            self._plain_at = time.monotonic()
+            self.say(line + speed)
+
+    def beat(self) -> None:
+        """Touch the file whose age the image's health check reads."""
+        if self._heartbeat is not None:
+            with contextlib.suppress(OSError):
+                self._heartbeat.touch()
+
+    def end_bar(self) -> None:
+        """Close the bar; `say` still works."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def close(self) -> None:
+        """Close the bar and the log."""
+        self.end_bar()
+        logging.getLogger().removeHandler(self._handler)
+        self._log.close()

@@ -1,0 +1,149 @@
+"""A run in TensorBoard, which is a view of metrics.jsonl. The only importer of tensorboard."""
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy
+from torch import Tensor
+
+from trainer.records.compare import shown_value
+from trainer.settings.config import FREE_AT_RESUME, Config
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class TensorBoardLog:
+    """TensorBoard's files of one run, opened at the first write.
+
+    If they cannot be written, `say` gets one line and later calls do nothing: training goes on.
+    """
+
+    def __init__(self, run: Path, writes: bool, say: Callable[[str], None]) -> None:
+        self.from_step = 0  # TensorBoard drops what an earlier start wrote from this step on
+        self._run, self._disabled, self._say = run, not writes, say
+        self._board: SummaryWriter | None = None
+
+    def scalars(self, kind: str, values: Mapping[str, Any], step: int) -> None:
+        """Write the numbers among `values` as `kind/name`."""
+        numbers = {
+            f"{kind}/{name}": value
+            for name, value in values.items()
+            if isinstance(value, int | float)
+        }
+        self._write(lambda board: _write_scalars(board, numbers, step))
+
+    def text(self, name: str, text: str, step: int, time_unix_s: float | None) -> None:
+        """Write `text` at `step`; TensorBoard shows one text of a name at each step."""
+        self._write(lambda board: board.add_text(name, text, step, time_unix_s))
+
+    def pictures(self, step: int, figures: Mapping[str, Tensor]) -> None:
+        """Write pictures, (3, H, W) uint8."""
+
+        def write(board: "SummaryWriter") -> None:
+            for name, picture_3HW in figures.items():
+                board.add_image(f"validation/{name}", picture_3HW, step)
+
+        self._write(write)
+
+    def hyperparameters(
+        self,
+        config: Config,
+        best_step: int,
+        metrics: Mapping[str, float],
+        swept: Collection[str] = (),
+    ) -> None:
+        """Write the run's row of the HParams tab: its settings and its best metrics.
+
+        The settings `swept`, which a sweep varies, are the first columns.
+        """
+        # The table has few columns: untouched settings would hide those that a sweep is about.
+        usual, hidden = vars(Config()), FREE_AT_RESUME | {"fields", "best_by"}
+        shown = {"task", "optimizer", "seed"} | {
+            name
+            for name, value in vars(config).items()
+            if value != usual[name] and name not in hidden
+        }
+        # In each trial: TensorBoard would leave out the trials with a usual value.
+        shown |= set(swept) & vars(config).keys()
+        settings = {name: _plain(value) for name, value in vars(config).items() if name in shown}
+        settings |= {
+            f"task.{name}": _plain(shown_value(name, value))
+            for name, value in config.fields.items()
+        }
+        best = {f"validation/best_{name}": value for name, value in metrics.items()}
+
+        def write(board: "SummaryWriter") -> None:
+            from torch.utils.tensorboard.summary import hparams
+
+            # Not add_hparams: it starts a run of its own and gives the metrics step 0.
+            experiment, *session = hparams(settings, best)
+            _put_first(experiment, {*swept, *(f"task.{name}" for name in swept)})
+            for summary in (experiment, *session):
+                board.file_writer.add_summary(summary)  # type: ignore[attr-defined]
+            _write_scalars(board, best, best_step)
+
+        self._write(write)
+
+    def close(self) -> None:
+        """Write what is buffered and close the files."""
+        if self._board is not None:
+            with contextlib.suppress(OSError):
+                self._board.close()
+            self._board = None
+
+    def _write(self, write: "Callable[[SummaryWriter], None]") -> None:
+        if self._disabled:
+            return
+        try:
+            if self._board is None:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._board = SummaryWriter(self._run / "tensorboard", purge_step=self.from_step)
+            write(self._board)
+        except OSError as error:
+            self._disabled = True
+            self._say(
+                f"TensorBoard's files cannot be written ({error}): training continues without "
+                "them, and metrics.jsonl has all values"
+            )
+
+
+def write_picture(folder: Path, name: str, file: Path) -> None:
+    """Show the picture in `file` in the TensorBoard of `folder`."""
+    from PIL import Image
+    from torch.utils.tensorboard import SummaryWriter
+
+    with (
+        contextlib.closing(SummaryWriter(folder / "tensorboard")) as board,
+        Image.open(file) as picture,
+    ):
+        board.add_image(name, numpy.asarray(picture.convert("RGB")), dataformats="HWC")
+
+
+def _put_first(experiment: Any, names: Collection[str]) -> None:
+    """Mark the hyperparameters `names` as those that differ.
+
+    TensorBoard shows them first, and sorts the others by name.
+    """
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # type: ignore[import-untyped]
+
+    plugin = experiment.value[0].metadata.plugin_data
+    data = HParamsPluginData.FromString(plugin.content)
+    for info in data.experiment.hparam_infos:
+        info.differs = info.name in names
+    plugin.content = data.SerializeToString()
+
+
+def _write_scalars(board: "SummaryWriter", scalars: Mapping[str, float], step: int) -> None:
+    """Write all scalars of a step in one event; one event for each takes four times as long."""
+    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+
+    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+    board.file_writer.add_summary(Summary(value=values), step)  # type: ignore[attr-defined]
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str) else str(value)
