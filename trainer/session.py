@@ -128,7 +128,6 @@ def train_task(
                 del job, meter
                 free_memory()
         process.leave()
-        assert settled.best_by is not None
         _, chosen = split_metric(settled.best_by, "--best-by")
         metrics = dict(
             sorted(job.progress.best_metrics.items(), key=lambda item: item[0] != chosen)
@@ -383,8 +382,9 @@ def _start(job: Job, stop: StopRequest, resume: str, did_not_fit: Sequence[str])
 
 
 def _stored(job: Job) -> Config:
-    """The run's settings; the shards of --strategy fsdp are the processes of one start."""
-    return dataclasses.replace(job.config, shards=None) if job.process.is_sharded else job.config
+    """Return what config.json holds: no shards under fsdp, where each start has its own number."""
+    settings = dataclasses.asdict(job.config)
+    return Config(**{**settings, "shards": None}) if job.process.is_sharded else job.config
 
 
 def _look_at_data(job: Job) -> tuple[dict[str, str], dict[str, str], list[int]]:

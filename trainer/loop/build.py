@@ -39,6 +39,7 @@ from trainer.settings.config import (
     DEFAULT_EPOCHS,
     DEFAULT_LEARNING_RATE,
     Config,
+    Settings,
     check_sharded,
     differences,
     parse_config,
@@ -49,7 +50,7 @@ from trainer.task import Task
 _MOST_LOADER_WORKERS = 8
 
 
-def settle(config: Config, task: Task, process: Process, run: RunLog) -> Config:
+def settle(config: Config, task: Task, process: Process, run: RunLog) -> Settings:
     """`config` with every open choice made: as the run was started, else by the task, the hardware,
     the processes.
 
@@ -95,7 +96,7 @@ def settle(config: Config, task: Task, process: Process, run: RunLog) -> Config:
     ):
         if given[name] is None:
             given[name] = getattr(fallback, name)
-    settled = Config(**given)
+    settled = Settings(**given)
     if stored is not None and (changed := differences(stored, settled)):
         longer = any(name in line for line in changed for name in ("epochs: ", "max_steps: ")) and (
             "; a run keeps its length, which its learning rates follow from"
@@ -128,10 +129,8 @@ def _cpus() -> int:
     return int(os.environ.get("TRAINBOX_CPUS") or os.cpu_count() or 1)
 
 
-def build(config: Config, task: Task, process: Process, run: RunLog, data_dir: Path) -> Job:
+def build(config: Settings, task: Task, process: Process, run: RunLog, data_dir: Path) -> Job:
     """Data, model and optimizer; raises WrongUse where the sizes cannot be."""
-    assert config.batch_size and config.accumulation and config.shards
-    assert config.learning_rate and config.best_by and config.precision
     _set_arithmetic(config)
     process.seed(config.seed, "data")
     with process.first_goes_first():
@@ -220,7 +219,7 @@ def _validated(process: Process, batch_count: int) -> Sequence[int]:
 
 
 def _build_optimizer(
-    task: Task, config: Config, model: nn.Module, peak_learning_rate: float
+    task: Task, config: Settings, model: nn.Module, peak_learning_rate: float
 ) -> torch.optim.Optimizer:
     """The task's optimizer with the run's settings; each group keeps its peak rate as
     `initial_lr`.
@@ -232,8 +231,7 @@ def _build_optimizer(
     return optimizer
 
 
-def _schedule(config: Config, process: Process, examples: int) -> Schedule:
-    assert config.batch_size and config.shards and config.accumulation
+def _schedule(config: Settings, process: Process, examples: int) -> Schedule:
     if examples == 0:
         raise WrongUse(
             f"task {config.task}: the training set is empty: look into --data-dir, or at "
@@ -265,7 +263,7 @@ def _schedule(config: Config, process: Process, examples: int) -> Schedule:
     return Schedule(config.seed, examples, config.batch_size, total_steps, micros)
 
 
-def _workers(config: Config, dataset: Dataset[Any]) -> int:
+def _workers(config: Settings, dataset: Dataset[Any]) -> int:
     if isinstance(dataset, TensorDataset):
         return 0
     if config.workers is not None:
@@ -275,9 +273,8 @@ def _workers(config: Config, dataset: Dataset[Any]) -> int:
     )
 
 
-def _set_arithmetic(config: Config) -> None:
+def _set_arithmetic(config: Settings) -> None:
     """The switches that change bits: what `--deterministic` and `--precision` mean to torch."""
-    assert config.threads
     torch.set_num_threads(config.threads)
     multiply = "tf32" if config.precision == "tf32" else "ieee"
     torch.backends.cuda.matmul.fp32_precision = multiply

@@ -229,7 +229,6 @@ def _validated(job: Job, stop: StopRequest) -> bool:
     if result is None:
         return False
     progress.evaluated_step = progress.step
-    assert config.best_by is not None
     best = compare(
         result.metrics,
         config.best_by,

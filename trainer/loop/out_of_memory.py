@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer.errors import OutOfMemory
 from trainer.parallel.world import Process
-from trainer.settings.config import Config
+from trainer.settings.config import Settings
 
 # from the second on the optimizer's state is there, and with it all that a step needs
 FIRST_STEPS = 2
@@ -70,14 +70,13 @@ def all_fit(process: Process) -> Iterator[None]:
             raise DoesNotFit(f"process {rank}: {text}" if process.world_size > 1 else text)
 
 
-def in_smaller_parts(config: Config, model: nn.Module, found: str, fixed: str | None) -> Config:
+def in_smaller_parts(config: Settings, model: nn.Module, found: str, fixed: str | None) -> Settings:
     """`config` with a batch in twice as many parts, or in as many as there can be; the batch stays.
 
     Raises:
         OutOfMemory: there can be no more, or `fixed` says why there may not.
     """
     at_once, least = examples_at_once(config), 2 if has_batch_norm(model) else 1
-    assert config.batch_size and config.shards and config.accumulation
     most_parts = config.batch_size // config.shards // least
     if fixed is not None:
         raise OutOfMemory(f"{found} with {at_once} example(s) at once; {fixed}")
@@ -91,9 +90,8 @@ def in_smaller_parts(config: Config, model: nn.Module, found: str, fixed: str | 
     return dataclasses.replace(config, accumulation=min(2 * config.accumulation, most_parts))
 
 
-def examples_at_once(config: Config) -> int:
+def examples_at_once(config: Settings) -> int:
     """The most that one forward sees."""
-    assert config.batch_size and config.shards and config.accumulation
     return -(-config.batch_size // (config.shards * config.accumulation))
 
 

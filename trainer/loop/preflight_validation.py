@@ -91,7 +91,6 @@ def _whole(job: Job) -> Evaluation:
 def _use(job: Job, result: Evaluation) -> None:
     """Do with `result` what a validation does with it, but for writing it down."""
     checked_end(job.task, job.task.finished(result.metrics))
-    assert job.config.best_by is not None
     compare(result.metrics, job.config.best_by, "--best-by", None)
     if job.config.early_stopping is not None:
         compare(result.metrics, job.config.early_stopping, "--early-stopping", None)

@@ -83,7 +83,6 @@ def smaller_parts(job: Job, did_not_fit: str) -> None:
 def batch_equation(job: Job) -> str:
     """`384 = 3 GPUs x 128 x 1 accumulation`: how a step's examples are shared out."""
     config, process = job.config, job.process
-    assert config.batch_size and config.shards and config.accumulation
     if process.strategy == "dp":
         parts, noun, ending = torch.cuda.device_count(), "GPU", "s"
         most, rest = divmod(config.batch_size, parts * config.accumulation)
@@ -125,7 +124,6 @@ def samples_per_second(job: Job) -> float:
 def closing(job: Job) -> None:
     """What came out, and where it lies."""
     config, progress, path = job.config, job.progress, job.run.path
-    assert config.best_by is not None
     _, name = split_metric(config.best_by, "--best-by")
     steps = progress.step
     speed = samples_per_second(job)

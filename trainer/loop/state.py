@@ -24,7 +24,7 @@ from trainer.records.checkpoint import Checkpoints
 from trainer.records.digest import value_digest
 from trainer.records.manifest import SourceRecord
 from trainer.records.run_log import RunLog
-from trainer.settings.config import Config
+from trainer.settings.config import Settings
 from trainer.task import Task
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class Job:
     """Everything that `fit` works on; `loss_module` holds `model`."""
 
     task: Task
-    config: Config
+    config: Settings
     process: Process
     run: RunLog
     checkpoints: Checkpoints

@@ -83,6 +83,25 @@ class Config:
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
 
+@dataclass(frozen=True)
+class Settings(Config):
+    """A configuration in which every choice is made, so that nothing but the length is optional.
+
+    A run ends after `epochs` or after `max_steps`; the other one is None. `clip_norm`,
+    `early_stopping`, `checkpoint_steps`, `digest_steps` and `workers` are None where the loop's own
+    rule applies.
+    """
+
+    batch_size: int = DEFAULT_BATCH_SIZE
+    batch_size_per_gpu: None = None
+    learning_rate: float = DEFAULT_LEARNING_RATE
+    accumulation: int = 1
+    precision: str = "fp32"
+    best_by: str = "loss"
+    shards: int = 1
+    threads: int = 1
+
+
 def check(config: Config, device: str) -> None:
     """Raise WrongUse for values that contradict each other, as far as that can be known without
     torch.
