@@ -298,7 +298,7 @@ def _newest(job: Job, anyway: bool) -> int | None:
     id.
     """
     run, checkpoints = job.run, job.checkpoints
-    checkpoints.sweep()
+    checkpoints.remove_leftovers()
     described = _manifest_of(run)
     if described is not None:
         run_id = described.get("run_id")

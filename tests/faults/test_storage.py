@@ -187,7 +187,7 @@ def test_row_17_the_checkpoints_deleted_under_a_training(trainbox: Trainbox, cle
     ended = finish(process)
     assert ended.code == 0, ended.err
     told = (
-        "runs/r/checkpoints is gone with all that was in it: made again for the checkpoint "
+        "runs/r/checkpoints was removed with all its checkpoints: created again for the checkpoint "
         "of step 180\n"
     )
     assert ended.out.count(told) == 1

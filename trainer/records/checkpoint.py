@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: written beside the training, checked before a load."""
+"""Checkpoints: written atomically beside the training, and verified before they are loaded."""
 
 import contextlib
 import hashlib
@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,10 +17,11 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from trainer.errors import NotFinite, StorageFailure
-from trainer.system.files import open_regular, read_object
+from trainer.records.snapshot import Snapshot, tensors_of
+from trainer.system.files import open_regular, read_object, replacing
 from trainer.system.storage import storage_failure
 
-# in the run's folder, from its first complete checkpoint on
+# This file is in a run's folder once the run has completed a checkpoint.
 FIRST_CHECKPOINT = "first_checkpoint.json"
 _BESIDE = (
     "model.safetensors",
@@ -30,15 +31,18 @@ _BESIDE = (
     "digests.jsonl",
     FIRST_CHECKPOINT,
 )
-_NAMED = 3  # damaged checkpoints in a message
+_NAMED = 3  # how many damaged checkpoints a message names
 
 
 class Checkpoints:
-    """The checkpoints of one run: `step-00000800.pt`, and its sidecar `.json` with the sha256,
-    which appears last.
+    """The checkpoints of one run.
 
-    A save copies the tensors into kept buffers and returns; a thread writes, syncs and renames. The
-    next save waits for it. A crash in between loses that one checkpoint, never an older one.
+    A checkpoint is a file such as `step-00000800.pt` and its sidecar `step-00000800.json`. The
+    sidecar has the SHA-256 of the file and appears last.
+
+    A save copies the tensors into kept buffers and returns. A thread then writes, syncs and
+    renames, and the next save waits for it. A crash loses the checkpoint that is being written,
+    but never an older one.
     """
 
     def __init__(
@@ -50,14 +54,16 @@ class Checkpoints:
         gathered: bool = False,
         run_id: str | None = None,
     ) -> None:
-        """`writes` is false on every process but the first: it then only loads.
+        """Use the checkpoints in `folder`, and keep the newest `keep` of them.
 
-        `report` takes lines for people.
+        `writes` is false on every rank but the first, which then only load. `report` prints a line
+        for people.
 
-        `gathered`: the states are copies on the CPU, made of all processes' shares: they are not
-        copied again, and what is loaded is read where it lies, since each process takes its share
-        of it alone. `run_id` is written into each checkpoint, and only checkpoints with the same
-        one are loaded; None for runs that were started without one.
+        If the states are `gathered`, they are already copies on the CPU, so they are not copied
+        again. Loaded tensors are then mapped from the file, because each rank needs only its share.
+
+        `run_id` is written into each checkpoint, and only checkpoints with the same id are loaded.
+        It is None for runs that an earlier version started.
         """
         self.folder, self.keep, self.writes, self.report, self._gathered = (
             folder,
@@ -71,7 +77,7 @@ class Checkpoints:
             folder.parent / FIRST_CHECKPOINT,
             folder.parent / "model.safetensors",
         )
-        self._snapshot = _Snapshot()
+        self._snapshot = Snapshot()
         self._folder_seen = folder.exists()
         self._since_s = time.monotonic()
         self._thread: threading.Thread | None = None
@@ -79,9 +85,10 @@ class Checkpoints:
         self._recorded = threading.Event()
         self._recorded.set()
 
-    def sweep(self) -> None:
-        """Clear up after a process that was killed: finish a save that lacks its last rename,
-        remove temporary files.
+    def remove_leftovers(self) -> None:
+        """Clean up after a killed process.
+
+        A save that lacks only its last rename is finished. Temporary files are removed.
         """
         for sidecar in self.folder.glob("step-*.json.tmp"):
             if _is_sidecar_of(
@@ -100,15 +107,14 @@ class Checkpoints:
                 _set_aside(path)
 
     def newest(self) -> int | None:
-        """Return the step of the newest checkpoint that is whole, or None if this run has never
-        completed one.
+        """Return the step of the newest valid checkpoint, or None if this run never completed one.
 
-        Damaged checkpoints, and tensors whose sidecar is missing, are renamed to `.damaged` if an
-        older one is whole.
+        If an older checkpoint is valid, damaged checkpoints and files without a sidecar are
+        renamed to `.damaged`.
 
         Raises:
-            StorageFailure: no checkpoint is whole, but there are files of some, or this run has
-                saved some before: restarting would hide that. Nothing is renamed then.
+            StorageFailure: the run had checkpoints, and none of them is valid. A restart would hide
+                that. Nothing is renamed.
         """
         steps, problems = self.steps(), dict[int, str]()
         whole = None
@@ -134,7 +140,7 @@ class Checkpoints:
         return whole
 
     def _refuse_to_restart(self, problems: Mapping[int, str]) -> None:
-        """Raise StorageFailure where there is any sign that this run had a checkpoint."""
+        """Raise StorageFailure if there is any sign that this run had a checkpoint."""
         cure = (
             "restore the missing or damaged files from a backup, or train anew under "
             "another --run name"
@@ -160,7 +166,7 @@ class Checkpoints:
             )
 
     def steps(self) -> list[int]:
-        """The steps that have a sidecar, oldest first."""
+        """Return the steps that have a sidecar, oldest first."""
         return self._steps_of(".json")
 
     def _steps_of(self, suffix: str) -> list[int]:
@@ -171,9 +177,7 @@ class Checkpoints:
         return sorted(step for step in steps if os.path.lexists(self._path(step, suffix)))
 
     def run_id_found(self) -> str | None:
-        """Return the run's id according to its newest readable sidecar: for a run that has lost its
-        manifest.
-        """
+        """Return the run's id from its newest readable sidecar, for a run without a manifest."""
         for step in reversed(self.steps()):
             with contextlib.suppress(OSError, ValueError):
                 found = read_object(self._path(step)).get("run_id")
@@ -181,8 +185,10 @@ class Checkpoints:
         return None
 
     def load(self, step: int) -> dict[str, Any]:
-        """Return the state saved at `step`, on the CPU: tensors and primitives, nothing that could
-        run code.
+        """Return the state saved at `step`: tensors on the CPU and primitive values.
+
+        Raises:
+            StorageFailure: the file contains something that could run code when it is loaded.
         """
         state = self._load(step, self._gathered)
         state.pop("checkpoint", None)
@@ -203,8 +209,9 @@ class Checkpoints:
         return state
 
     def due(self, minutes: float) -> bool:
-        """Whether the last save is longer ago than `minutes`; yes is said once, since the save
-        comes a step later.
+        """Return whether the last save is more than `minutes` ago.
+
+        The answer is true only once, since the save happens a step later.
         """
         if not self.writes or time.monotonic() - self._since_s < minutes * 60:
             return False
@@ -212,8 +219,9 @@ class Checkpoints:
         return True
 
     def prepare(self, state: Mapping[str, Any]) -> None:
-        """Get the buffers for states like this one, beside the training, so that the first save is
-        as short as the next.
+        """Allocate the buffers for states like `state` in the thread.
+
+        The first save then pauses the training no longer than the next ones.
         """
         if self.writes and not self._gathered:
             self.wait()
@@ -227,12 +235,11 @@ class Checkpoints:
         best_step: int | None,
         record: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
-        """Copy `state` and write it as the checkpoint of `step` in a thread; keep the newest few
-        and `best_step`'s.
+        """Copy `state`, and write it in a thread as the checkpoint of `step`.
 
-        If `step` is the best one, its model goes to `model.safetensors` too. `record` is called
-        with the copy, in the thread and before anything is written: hashing the tensors would stop
-        the training for longer than copying them.
+        The newest few checkpoints and that of `best_step` are kept. If `step` is the best step, its
+        model is written to `model.safetensors` too. The thread calls `record` with the copy before
+        it writes, because hashing the tensors takes longer than copying them.
 
         Raises:
             StorageFailure: the save before this one could not be written.
@@ -241,22 +248,20 @@ class Checkpoints:
         if self.writes:
             self.wait()
             copy = dict(state) if self._gathered else self._snapshot.take(state)
-            needed = sum(tensor.nbytes for tensor in _tensors(copy))
+            needed = sum(tensor.nbytes for tensor in tensors_of(copy))
             self._recorded.clear()
             self._start(lambda: self._write(step, copy, dict(metrics), best_step, record), needed)
 
     def wait_until_recorded(self) -> None:
-        """Wait until the save under way has called its `record`, which is long before it is
-        durable.
-        """
+        """Wait until the current save has called its `record`, long before it is durable."""
         self._recorded.wait()
 
     def wait(self) -> None:
-        """Until the save under way is durable.
+        """Wait until the current save is durable.
 
         Raises:
-            StorageFailure: it could not be written; the checkpoints before it are as they were.
-            NotFinite: its weights are not finite, and it was not written.
+            StorageFailure: the checkpoint could not be written; older ones are unchanged.
+            NotFinite: the weights are not finite, so nothing was written.
         """
         if self._thread is not None:
             self._thread.join()
@@ -266,15 +271,14 @@ class Checkpoints:
             raise failure
 
     def finish(self) -> None:
-        """Let the save under way end, whatever becomes of it: for a training that ends by an error
-        of its own.
-        """
+        """Wait for the current save, and ignore its failure: the training has one of its own."""
         if self._thread is not None:
             self._thread.join()
 
     def _start(self, work: Callable[[], None], needed_bytes: int = 0) -> None:
-        """`work` in the thread; its failure is raised by the next `wait`, and says how much room it
-        needed.
+        """Run `work` in the thread. The next `wait` raises its failure.
+
+        The message for a full disk contains `needed_bytes`.
         """
 
         def run() -> None:
@@ -282,7 +286,7 @@ class Checkpoints:
                 work()
             except OSError as error:
                 self._failure = storage_failure(self.folder, error, needed_bytes)
-            except BaseException as error:  # noqa: BLE001 - it is raised by the next wait, in the training's own thread
+            except BaseException as error:  # noqa: BLE001 - the next wait raises it
                 self._failure = error
             finally:
                 self._recorded.set()
@@ -298,7 +302,7 @@ class Checkpoints:
         best_step: int | None,
         record: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
-        masks = state.get("buffers", ())  # may hold infinities of their own
+        masks = state.get("buffers", ())  # a buffer may contain infinities on purpose
         tensors = {
             name: value for name, value in state["model"].items() if isinstance(value, Tensor)
         }
@@ -308,13 +312,12 @@ class Checkpoints:
                 and not (~tensor.isnan() if name in masks else tensor.isfinite()).all()
             ):
                 raise NotFinite(
-                    f"the weights {name!r} are not finite at step {step}: lower --lr, or "
-                    "add --warmup-epochs or "
-                    "--clip-norm; the checkpoints saved before are whole"
+                    f"the weights {name!r} are not finite at step {step}: lower --lr, or add "
+                    "--warmup-epochs or --clip-norm; the checkpoints saved before are whole"
                 )
         if self._folder_seen and not self.folder.exists():
             self.report(
-                f"{self.folder} is gone with all that was in it: made again for the "
+                f"{self.folder} was removed with all its checkpoints: created again for the "
                 f"checkpoint of step {step}"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -326,9 +329,8 @@ class Checkpoints:
             self._write_best(step, tensors)
         identity = {"run_id": self.run_id, "step": step}
         sidecar: dict[str, Any] = {**identity, "metrics": metrics, "best_step": best_step}
-        # The sidecar is on the disk, under its temporary name, before the tensors have theirs: a
-        # process that is killed between the two renames leaves both, and the next start finishes
-        # the save.
+        # The sidecar is on the disk under its temporary name before the tensors get their name.
+        # If the process is killed between the two renames, the next start finishes the save.
         with (
             replacing(self._path(step)) as sidecar_file,
             replacing(self._path(step, ".pt")) as file,
@@ -337,7 +339,8 @@ class Checkpoints:
             try:
                 torch.save({**state, "checkpoint": identity}, hashed)  # type: ignore[arg-type]
             except RuntimeError as error:
-                raise (hashed.error or error) from error  # torch hides the reason, ENOSPC say
+                # torch hides the reason, such as a full disk
+                raise (hashed.error or error) from error
             sidecar |= {"sha256": hashed.sha256.hexdigest(), "bytes": hashed.size}
             sidecar["saved_at_unix_s"] = round(time.time(), 3)
             sidecar_file.write(json.dumps(sidecar, indent=2).encode() + b"\n")
@@ -354,10 +357,10 @@ class Checkpoints:
             file.write(to_safetensors(model, {"format": "pt", "step": str(step)}))
 
     def restore_best(self, best_step: int) -> None:
-        """Write model.safetensors again from the checkpoint of `best_step`, if it is missing,
-        damaged or of an earlier step.
+        """Write model.safetensors again from the checkpoint of `best_step`, if necessary.
 
-        One of a later step was saved before its checkpoint was complete, and will be saved again.
+        That is the case if the file is missing, damaged or of an earlier step. A file of a later
+        step was written before its checkpoint was complete, and the run will write it again.
 
         Raises:
             StorageFailure: that checkpoint is missing or damaged too, so the best weights are lost.
@@ -388,19 +391,18 @@ class Checkpoints:
     def _prune(self, best_step: int | None) -> None:
         for step in self.steps()[: -self.keep]:
             if step != best_step:
-                # Killed in between, this leaves either a whole checkpoint, as `sweep` sees it, or a
-                # temporary file.
+                # If the process is killed in between, this leaves a whole checkpoint or a temporary
+                # file for `remove_leftovers`.
                 temporary = self._path(step, ".json.tmp")
                 self._path(step).replace(temporary)
                 self._path(step, ".pt").unlink(missing_ok=True)
                 temporary.unlink()
 
     def _problem(self, step: int) -> str | None:
-        """What is wrong with the checkpoint of `step`, or None if it is this run's and its bytes
-        are those that were written.
+        """Return what is wrong with the checkpoint of `step`, or None.
 
         Raises:
-            StorageFailure: its bytes are right, and loading them could run code.
+            StorageFailure: its digest is right, and loading it could run code.
         """
         try:
             sidecar = read_object(self._path(step))
@@ -411,19 +413,19 @@ class Checkpoints:
         try:
             with open_regular(self._path(step, ".pt")) as file:
                 size = os.fstat(file.fileno()).st_size
-                if size != sidecar.get("bytes"):  # looked at first: to read a huge file takes long
+                if size != sidecar.get("bytes"):  # first, because reading a huge file takes long
                     return f"{size} bytes, its sidecar says {_short(sidecar.get('bytes'))}"
                 found = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             return f"its tensors cannot be read: {error.strerror or error}"
         if found != sidecar.get("sha256"):
             return f"sha256 {found[:12]}..., its sidecar says {_short(sidecar.get('sha256'))}"
-        # None: of a version that did not write it
+        # An earlier version did not write the identity.
         identity = self._load(step, mmap=True).get("checkpoint")
         return self._not_this("content", {"step": step} if identity is None else identity, step)
 
     def _not_this(self, what: str, identity: Any, step: int) -> str | None:
-        """Why a file that says `identity` is no checkpoint of `step` of this run; None if it is."""
+        """Return why `identity` is not that of this run's checkpoint of `step`, or None."""
         if not isinstance(identity, dict) or identity.get("step") != step:
             return (
                 f"its {what} is of step "
@@ -441,7 +443,7 @@ class Checkpoints:
 
 
 def _is_sidecar_of(sidecar: Path, tensors: Path) -> bool:
-    """Whether `sidecar` is complete and has the sha256 of the file `tensors`."""
+    """Return whether `sidecar` is complete and has the SHA-256 of the file `tensors`."""
     try:
         expected = read_object(sidecar).get("sha256")
         with open_regular(tensors) as file:
@@ -451,9 +453,7 @@ def _is_sidecar_of(sidecar: Path, tensors: Path) -> bool:
 
 
 def _set_aside(path: Path) -> None:
-    """Rename whatever is at `path`, if anything, to `.damaged`, or to `.damaged.2` and so on where
-    that name is taken.
-    """
+    """Rename what is at `path` to `.damaged`, or to `.damaged.2` and so on if that name exists."""
     aside, number = path.with_name(f"{path.name}.damaged"), 1
     while os.path.lexists(aside):
         number += 1
@@ -463,7 +463,7 @@ def _set_aside(path: Path) -> None:
 
 
 def _step_of_weights(path: Path) -> int | None:
-    """The step that a .safetensors file says it is of; None if it is missing or damaged."""
+    """Return the step in the metadata of a .safetensors file; None if missing or damaged."""
     try:
         open_regular(path).close()
         with safe_open(path, "pt") as file:
@@ -477,71 +477,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-class _Snapshot:
-    """A copy of a state in buffers that are kept: copying into fresh memory takes several times as
-    long.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: list[Tensor] = []
-
-    def allocate(self, state: Mapping[str, Any]) -> None:
-        self._buffers_for(list(_tensors(state)))
-
-    @torch.no_grad()
-    def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        tensors = list(_tensors(state))
-        torch._foreach_copy_(self._buffers_for(tensors), tensors, non_blocking=True)
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        copies = iter(self._buffers)
-        rebuilt = _rebuild(state, copies)
-        assert isinstance(rebuilt, dict)
-        return rebuilt
-
-    def _buffers_for(self, tensors: list[Tensor]) -> list[Tensor]:
-        if [_layout(t) for t in tensors] != [_layout(t) for t in self._buffers]:
-            # zeros, not empty: the pages are then really there
-            self._buffers = [
-                torch.zeros_like(
-                    tensor,
-                    device="cpu",
-                    requires_grad=False,
-                    pin_memory=tensor.device.type == "cuda",
-                )
-                for tensor in tensors
-            ]
-        return self._buffers
-
-
-def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype, tensor.stride()
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from _tensors(value)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from _tensors(value)
-
-
-def _rebuild(tree: Any, copies: Iterator[Tensor]) -> Any:
-    """`tree` with its tensors replaced, in order, and its containers plain."""
-    if isinstance(tree, Tensor):
-        return next(copies)
-    if isinstance(tree, Mapping):
-        return {name: _rebuild(value, copies) for name, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_rebuild(value, copies) for value in tree]
-    return tree
-
-
 class _HashedFile:
-    """Passes writes on, hashing them, and remembers the error that torch would hide."""
+    """A file that hashes what is written, and remembers the error that torch would hide."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.sha256, self.size = file, hashlib.sha256(), 0
@@ -559,24 +496,3 @@ class _HashedFile:
 
     def flush(self) -> None:
         self.file.flush()
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears at `path` whole, synced to the disk, or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        with temporary.open("xb") as file:  # never through a link, nor into a FIFO
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

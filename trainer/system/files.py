@@ -1,15 +1,17 @@
-"""Open the files of a run's folder.
+"""Read and replace the files of a run's folder.
 
-Anybody can have changed them: only regular files, up to a size, as UTF-8.
+Other programs may have changed them. So only regular files up to a size are read, as UTF-8.
 """
 
+import contextlib
 import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 _MOST_BYTES = 2**30  # a year of metrics; a sparse or endless file must not fill the memory
 _MOST_OBJECT_BYTES = 2**26
@@ -20,8 +22,9 @@ class NotRegular(OSError):
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file to read it, or a link to one; a FIFO would block and a folder has no
-    content.
+    """Open a regular file, or a link to one, for reading.
+
+    A FIFO would block, and a folder has no content.
 
     Raises:
         OSError: missing, unreadable or not a regular file.
@@ -90,3 +93,24 @@ def parse_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a new file that replaces `path` atomically once it is on the disk, or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        with temporary.open("xb") as file:  # never through a link, nor into a FIFO
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

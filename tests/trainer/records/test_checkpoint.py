@@ -25,7 +25,8 @@ from torch import nn
 
 from tests.support.commands import clean_environment
 from trainer.errors import NotFinite, StorageFailure
-from trainer.records.checkpoint import Checkpoints, replacing
+from trainer.records.checkpoint import Checkpoints
+from trainer.system.files import replacing
 
 
 class Saver:
@@ -253,7 +254,7 @@ def test_temporary_files_of_an_interrupted_save_are_removed_and_nothing_else(sav
     }
     for name, data in kept.items():
         (saver.folder / name).write_bytes(data)
-    saver.checkpoints.sweep()
+    saver.checkpoints.remove_leftovers()
     assert saver.names() == sorted([*kept, "step-00000001.json", "step-00000001.pt"])
 
 
@@ -268,7 +269,7 @@ def test_what_is_no_file_of_ours_under_a_temporary_name_is_set_aside(
     saver.path(2, ".pt.tmp").symlink_to(tmp_path / "precious")
     os.mkfifo(saver.path(3, ".pt.tmp"))
     saver.path(4, ".json.tmp").mkdir()
-    saver.checkpoints.sweep()
+    saver.checkpoints.remove_leftovers()
     assert [report.split()[0] for report in sorted(saver.reports)] == [
         str(saver.path(step, suffix))
         for step, suffix in ((2, ".pt.tmp"), (3, ".pt.tmp"), (4, ".json.tmp"))
@@ -293,7 +294,7 @@ def test_stray_files_are_ignored(saver: Saver) -> None:
 
 def test_nothing_saved_is_no_checkpoint_and_no_failure(saver: Saver) -> None:
     assert saver.checkpoints.newest() is None
-    saver.checkpoints.sweep()
+    saver.checkpoints.remove_leftovers()
 
 
 def _truncate(path: Path) -> None:
@@ -564,7 +565,7 @@ def test_without_all_sidecars_it_fails_and_keeps_the_tensors(saver: Saver) -> No
         saver.path(step, ".json").unlink()
     before = _files(saver.folder)
     assert len(before) == 3
-    saver.checkpoints.sweep()
+    saver.checkpoints.remove_leftovers()
     with pytest.raises(
         StorageFailure,
         match="step-00000005.pt: its sidecar step-00000005.json is missing; step-00000004.pt",
@@ -577,7 +578,7 @@ def test_a_sidecar_missing_of_an_older_checkpoint_is_reported_too(saver: Saver) 
     for step in (1, 2, 3):
         saver.save(step)
     saver.path(1, ".json").unlink()
-    saver.checkpoints.sweep()
+    saver.checkpoints.remove_leftovers()
     assert saver.checkpoints.newest() == 3
     assert len(saver.reports) == 1
     assert (
@@ -631,7 +632,7 @@ def test_a_crash_during_a_save_leaves_the_one_before(saver: Saver, at: str) -> N
     assert any(name.endswith(".tmp") for name in saver.names()) or at == "model.safetensors"
 
     after = Saver(saver.folder.parent)
-    after.checkpoints.sweep()
+    after.checkpoints.remove_leftovers()
     saved = [1, 2] if at == ".json" else [1]  # only the last rename is missing: it is done now
     assert after.names() == sorted(
         f"step-0000000{step}{suffix}" for step in saved for suffix in (".json", ".pt")
@@ -646,7 +647,7 @@ def test_the_very_first_checkpoint_survives_a_crash_before_its_last_rename(saver
     _save_and_crash(saver, 1, simple(1), ".json")
     assert saver.names() == ["step-00000001.json.tmp", "step-00000001.pt"]
     after = Saver(saver.folder.parent)
-    after.checkpoints.sweep()
+    after.checkpoints.remove_leftovers()
     assert after.checkpoints.newest() == 1
 
 
@@ -670,7 +671,7 @@ def test_a_crash_while_an_old_checkpoint_is_removed_leaves_no_tensors_without_a_
         saver.checkpoints._write(2, simple(2), {}, None)
     monkeypatch.undo()
     after = Saver(saver.folder.parent)
-    after.checkpoints.sweep()
+    after.checkpoints.remove_leftovers()
     assert after.checkpoints.newest() == 2
     assert after.reports == []
     assert after.checkpoints.steps() == ([2] if unlinks else [1, 2])
@@ -688,7 +689,7 @@ def test_a_crash_while_a_step_is_saved_again_damages_nothing(
     _save_and_crash(saver, 2, evaluated, at)
 
     after = Saver(saver.folder.parent)
-    after.checkpoints.sweep()
+    after.checkpoints.remove_leftovers()
     # with nothing else saved this once said: no whole checkpoint, restore a backup
     newest = after.checkpoints.newest()
     assert after.reports == []
