@@ -1,8 +1,8 @@
-"""torch's compiler, left out of a training that compiles nothing: importing it would take more than
-a second of each start.
+"""A stand-in for torch's compiler, in trainings that compile nothing: the import of the compiler
+takes more than a second.
 
-Every optimizer of torch's imports it, only to say what it must not trace. Why so, and what was
-left: docs/decisions/0013-the-compiler-is-not-imported-to-be-kept-out.md.
+Each torch optimizer imports it, only to exclude functions from tracing. Measurements and
+alternatives: docs/decisions/0013-the-compiler-is-not-imported-to-be-kept-out.md.
 """
 
 import importlib
@@ -14,50 +14,57 @@ from typing import Any
 
 import torch
 
+# The stand-in answers the questions that these torch versions ask. To add a version, run
+# tests/trainer/loop/test_compiler.py with it.
+TESTED_TORCH = frozenset({"2.15.0"})
 _NAME = "torch._dynamo"
 
 
 def postpone() -> None:
-    """Let the compiler be imported by the first that needs more of it than optimizers do; nothing
-    if it already is.
+    """Replace `torch._dynamo` until a caller needs more of it than optimizers do.
+
+    Do nothing if it is already imported, or if torch has a version that is not in TESTED_TORCH:
+    training then starts about a second later, with the same bits.
     """
-    if _NAME not in sys.modules:
+    if _NAME not in sys.modules and torch.__version__.partition("+")[0] in TESTED_TORCH:
         sys.modules[_NAME] = torch._dynamo = _Postponed()
 
 
 class _Postponed(ModuleType):
-    """In the place of the compiler: knows that nothing is compiled, and gives way to the real one
-    for any other question.
+    """A `torch._dynamo` that excludes functions from tracing, and is replaced by the real module
+    for any other use.
     """
 
     def __init__(self) -> None:
         super().__init__(_NAME)
         self.__spec__ = importlib.util.find_spec(_NAME)
-        self._told_of: list[Any] = []  # functions
+        self._excluded: list[Any] = []  # functions
         self._leaving = threading.Lock()  # DataParallel has threads
 
     @staticmethod
     def graph_break() -> None:
-        """There is no graph."""
+        """Do nothing: no graph is recorded."""
 
-    def disable(self, *words: Any, **options: Any) -> Any:
-        """The same function, where torch/_compile.py asks at its first call; nobody traces it."""
-        if len(words) != 2 or options != {"wrapping": False}:
-            return self._real().disable(*words, **options)
-        function, _recursive = words
-        self._told_of.append(function)
+    def disable(self, *arguments: Any, **options: Any) -> Any:
+        """Return the function unchanged, for the call in torch/_compile.py: nothing traces it."""
+        if len(arguments) != 2 or options != {"wrapping": False}:
+            return self._real().disable(*arguments, **options)
+        function, _recursive = arguments
+        self._excluded.append(function)
         return function
 
     def _real(self) -> ModuleType:
         with self._leaving:
             if sys.modules.get(_NAME) is self:
                 del sys.modules[_NAME]
-            while self._told_of:
-                vars(self._told_of.pop()).pop("__dynamo_disable", None)  # it asks again
+            # Without this attribute, torch/_compile.py calls the real `disable` at the next call.
+            while self._excluded:
+                vars(self._excluded.pop()).pop("__dynamo_disable", None)
         return importlib.import_module(_NAME)
 
     def __getattr__(self, name: str) -> Any:
-        # Somebody may look at all modules; who imports a part asks for the path, or for all names.
+        # `inspect` reads special names of all modules, which must not start the import. An import
+        # of a part of the compiler reads `__path__`, and `import *` reads `__all__`.
         if name.startswith("__") and name not in ("__path__", "__all__"):
             raise AttributeError(name)
         return getattr(self._real(), name)

@@ -1,15 +1,16 @@
-"""The compiler is not imported by a training that compiles nothing, and is all there for one that
-does.
-"""
+"""A training that compiles nothing does not import torch's compiler; any other use finds it."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.commands import Trainbox, clean_environment
 from tests.support.tiny import TINY
+from trainer.loop import compiler
 
 ROOT = Path(__file__).parents[3]
 
@@ -45,7 +46,7 @@ def backend(graph, inputs):
     return graph.forward
 
 def moved(x):
-    optimizer.zero_grad()  # which the compiler is told to leave alone
+    optimizer.zero_grad()  # excluded from tracing
     return x + 1
 
 assert torch.compile(moved, backend=backend)(torch.zeros(2)).tolist() == [1.0, 1.0]
@@ -67,10 +68,32 @@ step()
 """
 
 
-OTHER_WORDS = """
+OTHER_ARGUMENTS = """
 assert torch._dynamo.disable(abs, wrapping=False)._torchdynamo_disable
 step()
 """
+
+
+@pytest.mark.parametrize(
+    ("version", "replaced"),
+    [("2.15.0", True), ("2.15.0+cu132", True), ("2.15.1", False), ("2.16.0", False)],
+)
+def test_another_torch_version_gets_the_real_module(
+    version: str, replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = object()
+    monkeypatch.setitem(vars(torch), "_dynamo", before)
+    monkeypatch.setitem(sys.modules, "torch._dynamo", torch)  # so that both are restored afterwards
+    monkeypatch.delitem(sys.modules, "torch._dynamo")
+    monkeypatch.setattr(torch, "__version__", version)
+    compiler.postpone()
+    assert ("torch._dynamo" in sys.modules) is replaced
+    assert (torch._dynamo is not before) is replaced
+
+
+def test_the_torch_version_of_the_lock_is_tested() -> None:
+    (locked,) = re.findall(r"^torch==(\S+)", (ROOT / "requirements.lock").read_text(), re.M)
+    assert locked in compiler.TESTED_TORCH
 
 
 def run(*parts: str) -> None:
@@ -86,19 +109,19 @@ def run(*parts: str) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_who_compiles_after_all_finds_the_compiler() -> None:
+def test_a_later_compilation_gets_the_real_module() -> None:
     run(PLAIN, COMPILES)
 
 
-def test_who_imports_a_part_of_it_finds_it() -> None:
+def test_the_import_of_a_part_gets_the_real_module() -> None:
     run(PLAIN, PARTS)
 
 
-def test_who_asks_in_other_words_asks_the_compiler() -> None:
-    run(PLAIN, OTHER_WORDS)
+def test_other_arguments_get_the_real_module() -> None:
+    run(PLAIN, OTHER_ARGUMENTS)
 
 
-def test_a_training_does_without(tmp_path: Path) -> None:
+def test_a_training_does_not_import_the_compiler(tmp_path: Path) -> None:
     words = ["train", "digits", "--max-steps", "1", "--device", "cpu", "--runs-dir", str(tmp_path)]
     ended = subprocess.run(
         [sys.executable, "-P", "-X", "importtime", "-m", "trainer", *words],
@@ -118,7 +141,7 @@ def test_a_training_does_without(tmp_path: Path) -> None:
     assert sorted(name for name in imported if name.startswith("torch._dynamo")) == []
 
 
-def test_a_compiled_model_trains_as_the_plain_one_does(trainbox: Trainbox) -> None:
+def test_a_compiled_model_has_the_losses_of_the_plain_one(trainbox: Trainbox) -> None:
     words = [
         "train",
         TINY,
