@@ -1,4 +1,4 @@
-"""One look at the hardware, from the question to the verdict."""
+"""One examination of the hardware, from the question to the verdict."""
 
 import dataclasses
 import time
@@ -28,7 +28,7 @@ from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 if TYPE_CHECKING:
     from entrypoint.driver.nvml import Detection
 
-NO_ANSWER = 10  # NVML's TIMEOUT, for a driver that has none of its own
+NO_ANSWER = 10  # NVML's TIMEOUT, for a driver that does not answer
 _DESCRIBING = (
     "name",
     "vbios",
@@ -36,16 +36,14 @@ _DESCRIBING = (
     "utilization_percent",
     "memory_used_mib",
     "power_w",
-)  # the screen's, and Prometheus'
-_LOOKS = 10  # of a check for people: what lasts is told from what comes and goes
+)  # for the screen and for Prometheus
+_LOOKS = 10  # several, to tell a lasting state from a short one
 _LOOK_EVERY_S = 0.1
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be judged, and how; `wanted` is how GPUs were asked for, in words, empty if they
-    were not.
-    """
+    """What is examined, and how; `wanted` is the option that requested GPUs, or empty."""
 
     mode: Mode
     asked: Asked = field(default_factory=Asked)
@@ -55,13 +53,13 @@ class Question:
     required: tuple[str, ...] = ()
     processes: int = 1
     runs_dir: Path | None = Path("runs")
-    at_runtime: bool = False
 
 
 def check_names(mode: Mode = Mode.CHECK) -> list[str]:
-    """Of all checks that the mode may make, for --require."""
+    """Return the names of all checks that may run in the mode, for --require."""
+    rules = [rule.check for rule in rules_for(mode)]
     if mode is Mode.LIVE:
-        return ["driver", "count", "handle", *(rule.check for rule in rules_for(mode))]
+        return ["driver", "count", "handle", *rules]
     others = [
         "driver",
         "count",
@@ -77,10 +75,10 @@ def check_names(mode: Mode = Mode.CHECK) -> list[str]:
     ]
     others += ["xid"] if mode is not Mode.GATE else []
     if mode is Mode.DEEP:
-        from entrypoint.health.deep.cases import CHECKS  # this would cost a start of training 10 ms
+        from entrypoint.health.deep.cases import CHECKS  # takes 10 ms
 
         others += CHECKS
-    return [*others, *(rule.check for rule in rules_for(mode, at_runtime=mode is Mode.MONITOR))]
+    return [*others, *rules]
 
 
 def choose(
@@ -89,10 +87,10 @@ def choose(
     gpus: int | str | None,
     gpu_ids: str | None,
 ) -> tuple[Asked, str]:
-    """The GPUs that a launch with these words would use, and the words.
+    """Return the GPUs that a launch with these options would use, and the option that names them.
 
     Raises:
-        WrongUse: they are malformed.
+        WrongUse: an option is malformed.
     """
     wanted = f"--gpu-ids {gpu_ids}" if gpu_ids else f"--gpus {gpus}" if gpus is not None else ""
     try:
@@ -115,11 +113,11 @@ def about(
     gpu_ids: str | None,
     processes: int | None,
 ) -> Question | Verdict:
-    """The question about the GPUs that these words name; or the verdict, where there is no driver
-    to ask any further.
+    """Return the question about the GPUs that these options name, or the verdict if there is no
+    working driver.
 
     Raises:
-        WrongUse: the words are malformed.
+        WrongUse: an option is malformed.
     """
     question = dataclasses.replace(question, processes=processes or 1)
     if found.broken:
@@ -141,8 +139,10 @@ def examine(
     question: Question,
     on_look: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Verdict:
-    """Sample the GPUs of the question, once or as often as its mode wants, and judge."""
-    rules = rules_for(question.mode, question.at_runtime)
+    """Sample the GPUs of the question, ten times in the modes `check` and `deep`, and judge.
+
+    `on_look` is called with the numbers of done and of all samples.
+    """
     samples: list[Sample] = []
     thorough = question.mode in (Mode.CHECK, Mode.DEEP)
     looks = _LOOKS if thorough and question.asked.gpus else 1
@@ -154,11 +154,11 @@ def examine(
         if samples[-1].fault:
             break
     node = None if question.mode is Mode.LIVE else read_node(question.runs_dir)
-    return verdict(samples, question, rules, node)
+    return verdict(samples, question, node)
 
 
 def look(driver: Driver, question: Question, events: bool) -> Sample:
-    """One sample; a driver that does not answer in time is a sample that says so."""
+    """Return one sample, with a fault if the driver does not answer in time."""
     uuids = tuple(
         dict.fromkeys(gpu.mig_parent or gpu.uuid for gpu in question.asked.gpus if not gpu.fault)
     )
@@ -169,22 +169,17 @@ def look(driver: Driver, question: Question, events: bool) -> Sample:
 
 
 def names_of(question: Question) -> tuple[str, ...]:
-    """What is read of each GPU for the question."""
-    if question.mode is Mode.LIVE:
-        return names_to_read(rules_for(question.mode))
-    return tuple(
-        dict.fromkeys((*names_to_read(rules_for(question.mode, question.at_runtime)), *_DESCRIBING))
-    )
+    """Return the names of the values to read of each GPU."""
+    names = names_to_read(rules_for(question.mode))
+    return names if question.mode is Mode.LIVE else tuple(dict.fromkeys((*names, *_DESCRIBING)))
 
 
-def verdict(
-    samples: Sequence[Sample], question: Question, rules: Any, node: Node | None
-) -> Verdict:
-    """What the samples (oldest first) and the node come to. Pure."""
+def verdict(samples: Sequence[Sample], question: Question, node: Node | None) -> Verdict:
+    """Return the verdict on the samples (at least one, oldest first) and the node. Pure."""
     newest, asked = samples[-1], question.asked
     findings = judge_driver(newest) + judge_count(asked, question.wanted)
     if newest.fault is None:
-        findings += judge_gpus(samples, asked, rules, question.limits)
+        findings += judge_gpus(samples, asked, rules_for(question.mode), question.limits)
         if question.mode is not Mode.LIVE:
             findings += judge_mixture(newest, asked)
     if node is not None:
@@ -206,9 +201,9 @@ def _of(
     gpus: tuple[dict[str, Any], ...] = (),
     driver_version: str | None = None,
 ) -> Verdict:
-    """The verdict; a required check that nothing could be held against is a doubt, and no pass.
+    """Return the verdict; a required check without a finding is UNKNOWN.
 
-    --deep makes its own later.
+    --deep adds its findings later.
     """
     judged = {finding.check for finding in findings}
     absent = [
@@ -228,9 +223,7 @@ def _of(
 
 
 def without_driver(question: Question, reason: str) -> Verdict:
-    """The verdict where there is no NVIDIA driver, or it need not be asked: fine, unless a GPU was
-    asked for.
-    """
+    """Return the verdict without an NVIDIA driver: CRITICAL if a GPU was requested."""
     findings = [Finding("driver", Result.NA, reason)]
     if question.wanted:
         findings = [
@@ -252,7 +245,7 @@ def without_driver(question: Question, reason: str) -> Verdict:
 
 
 def broken_driver(question: Question, reason: str, code: int = NO_ANSWER) -> Verdict:
-    """The verdict on a driver that is there and does not work; `code` is NVML's."""
+    """Return the verdict on a driver that does not work; `code` is NVML's error number."""
     action = driver_action(code)
     return _of(
         question,

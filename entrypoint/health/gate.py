@@ -1,4 +1,4 @@
-"""Before a training and beside it: closed by a finding, or open with a watch."""
+"""The health gate before a training, and the watch beside it."""
 
 import subprocess
 import sys
@@ -21,15 +21,14 @@ from entrypoint.system.hints import command
 from entrypoint.system.streams import say
 from entrypoint.system.temporary import temporary_folder
 
-_FINDINGS_TOLD = 3
+_FINDINGS_SHOWN = 3
 
 
 @contextmanager
 def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Iterator[Watch]:
-    """Judge the plan's GPUs, say so in a line, and go on watching them.
+    """Examine the plan's GPUs, print the verdict, and return a watch over them.
 
-    A sweep's trials that fail on a broken GPU are done again on another, so there nothing that is
-    found ends it.
+    A sweep repeats a trial that failed on a broken GPU on another, so no finding ends a sweep.
 
     Raises:
         HardwareUnfit: a finding closes the gate.
@@ -42,17 +41,17 @@ def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Itera
         limits=limits,
         overridden=overridden,
         processes=plan.nproc_per_node,
-        runs_dir=None,  # the trainer knows where it writes, and says what is wrong there
+        runs_dir=None,  # the trainer checks the folder that it writes to
     )
     begin_s = time.monotonic()
     verdict = examine(driver, question)
     if closing := verdict.closing:
-        told = "; ".join(finding.line for finding in closing[:_FINDINGS_TOLD])
+        shown = "; ".join(finding.line for finding in closing[:_FINDINGS_SHOWN])
         more = (
-            f"; and {len(closing) - _FINDINGS_TOLD} more" if len(closing) > _FINDINGS_TOLD else ""
+            f"; and {len(closing) - _FINDINGS_SHOWN} more" if len(closing) > _FINDINGS_SHOWN else ""
         )
         raise HardwareUnfit(
-            f"the health gate is closed. {told}{more} (`{command('health')}` lists all "
+            f"the health gate is closed. {shown}{more} (`{command('health')}` lists all "
             "findings; HEALTH=0 trains nevertheless)"
         )
     say(f"health     {closing_line(verdict)}, {time.monotonic() - begin_s:.2f} s", sys.stdout)
@@ -63,6 +62,6 @@ def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Itera
             driver, Driver(), plan.gpus, limits, events, known, ends_a_run=plan.strategy != "sweep"
         )
         if events.exists():
-            # What the trainer could not take over any more, since it was killed or had crashed; it
-            # alone writes to the run.
+            # Events that a killed or crashed trainer did not write to the run. Only the trainer's
+            # code writes there.
             subprocess.run(command_of("trainer.records.gpu_events", str(events)), check=False)

@@ -1,4 +1,4 @@
-"""`trainbox health --monitor`: look again and again, tell what changes, and serve /healthz and
+"""`trainbox health --monitor`: examine the GPUs periodically, log changes, and serve /healthz and
 /metrics.
 """
 
@@ -22,11 +22,11 @@ from entrypoint.driver.readings import Sample, Unread
 from entrypoint.errors import WrongUse
 from entrypoint.health.check import NO_ANSWER, Question, about, look, verdict, without_driver
 from entrypoint.health.node import read_node
-from entrypoint.health.rules import SLOWDOWN_WINDOW, rules_for
+from entrypoint.health.rules import SLOWDOWN_WINDOW
 from entrypoint.health.screen import closing_line
 from entrypoint.health.verdict import Result, Verdict
 
-# As a number for Prometheus, where alerts compare: from 3 on a run must not start.
+# Numbers for Prometheus, where alerts compare them: a run must not start from 3 on.
 LEVELS = {
     Result.NA: -1,
     Result.PASS: 0,
@@ -47,7 +47,7 @@ _GAUGES = {
 
 
 class Latest(Collector):
-    """The newest verdict, as its readers see it: Prometheus, and the probes."""
+    """The newest verdict, for Prometheus and for probes."""
 
     def __init__(self, stale_s: float) -> None:
         self._stale_s = stale_s
@@ -62,7 +62,7 @@ class Latest(Collector):
         return time.monotonic() - self._at_s
 
     def healthz(self) -> tuple[str, str]:
-        """(HTTP status, text). A verdict that is too old is none: the monitor itself hangs."""
+        """Return (HTTP status, text); 503 if the verdict is too old, since the monitor hangs."""
         if self._verdict is None:
             return "503 Service Unavailable", "no look is done yet"
         if self.age_s > self._stale_s:
@@ -75,7 +75,7 @@ class Latest(Collector):
         )
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """For Prometheus: the verdict, each check of each GPU, and the GPUs' figures."""
+        """Return the verdict, each check of each GPU, and the GPUs' figures for Prometheus."""
         verdict = self._verdict
         if verdict is None:
             return
@@ -115,22 +115,21 @@ def monitor(
     listen: str,
     interval_s: float,
 ) -> int:
-    """Look every `interval_s` seconds until a signal; returns the exit code.
+    """Examine the GPUs every `interval_s` seconds until a signal; return the exit code.
 
     Raises:
-        WrongUse: `listen` is no address of this host, or is taken.
+        WrongUse: `listen` is not an address of this host, or its port is taken.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    question = dataclasses.replace(question, at_runtime=True)
     latest = Latest(stale_s=2 * (interval_s + driver.deadline_s))
     server = _server(listen, latest)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     host, port = server.server_address[:2]
     _say(f"/healthz and /metrics on http://{host!s}:{port}, a look each {interval_s:g} s")
     looks = _Looks(driver, question, (gpus, gpu_ids, processes))
-    said = ""
+    last_line = ""
     while not stop.is_set():
         latest.put(seen := looks.next())
         told = {
@@ -141,11 +140,11 @@ def monitor(
         for line in sorted(told - looks.told):
             _say(line)
         looks.told = told
-        if (line := closing_line(seen)) != said:
-            _say(said := line)
+        if (line := closing_line(seen)) != last_line:
+            _say(last_line := line)
         stop.wait(interval_s)
         if driver.died_at_s is not None:
-            # With threads about it cannot be forked anew; whatever started this one starts another.
+            # With threads in this process a fork is not safe. The supervisor restarts the monitor.
             _say("the process that asks the driver has died: the monitor ends, to be started again")
             return 1
     server.shutdown()
@@ -153,9 +152,7 @@ def monitor(
 
 
 class _Looks:
-    """One verdict after another, on the samples up to now; GPUs that were asked for and are missing
-    are looked for again.
-    """
+    """Successive verdicts on the samples so far; GPUs that are missing are searched for again."""
 
     def __init__(
         self,
@@ -195,8 +192,8 @@ class _Looks:
         return self._judged(look(self._driver, self._question, events=True), self._question)
 
     def _awaited(self) -> Verdict | None:
-        """None once the answer that was given up has come: it is dropped, and the next look is a
-        fresh one.
+        """Return a verdict while the late answer is missing; drop it when it comes, and return
+        None.
         """
         try:
             self._driver.answer(0)
@@ -209,22 +206,17 @@ class _Looks:
 
     def _judged(self, sample: Sample, question: Question) -> Verdict:
         self._xids += sample.xids
-        # Xids stay until the monitor is started again; rates and looks are of the samples that
-        # could be read.
+        # Xids are kept until the monitor restarts. Rates use only the samples that could be read.
         whole = dataclasses.replace(sample, xids=tuple(dict.fromkeys(self._xids)))
         if sample.fault is not None:
-            return verdict(
-                [whole], question, rules_for(question.mode, True), read_node(question.runs_dir)
-            )
+            return verdict([whole], question, read_node(question.runs_dir))
         self._samples.append(dataclasses.replace(sample, xids=()))
         seen = [*list(self._samples)[:-1], whole]
-        return verdict(seen, question, rules_for(question.mode, True), read_node(question.runs_dir))
+        return verdict(seen, question, read_node(question.runs_dir))
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A slow reader must not keep the next one waiting; more than a few at a time are turned
-    away.
-    """
+    """A server with one thread for each request, up to 16; further requests are refused."""
 
     daemon_threads = True
     _free = threading.BoundedSemaphore(16)
@@ -242,11 +234,11 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """One that hung up or said nothing is not worth a traceback."""
+        """Print nothing: a client that disconnects is normal."""
 
 
 class _QuietHandler(WSGIRequestHandler):
-    """A line in the log for each probe would hide what counts."""
+    """A handler without a log line for each probe."""
 
     timeout = 10  # seconds for a request
 

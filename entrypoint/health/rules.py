@@ -1,8 +1,8 @@
-"""The rules for GPUs, as data, and the pure way from samples to findings.
+"""The health rules for GPUs as data, and pure functions from samples to findings.
 
-A rule names what it reads. What could not be read becomes NA or UNKNOWN before the rule is asked:
-no rule passes by accident. Whose rules they are: NVIDIA Health Validation unless a rule says
-otherwise; docs/health.md shows each one's red and green.
+A new rule is an entry in `RULES`: the values that it reads, a pure function that judges them, and
+the modes in which it runs. A value that could not be read becomes NA or UNKNOWN before the function
+is called, so no rule passes by accident. docs/health.md shows a passing and a failing case of each.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +19,12 @@ from entrypoint.health.xids import xid_result
 # not supported, no such function, another version of a struct, deprecated
 ABSENT = frozenset({3, 13, 25, 26})
 NO_PERMISSION = 4
-UNKNOWN_ERROR = 999  # also what a container is told that has lost its GPUs
+UNKNOWN_ERROR = 999  # also in a container that has lost its GPUs
 LOST = frozenset({15, 16})  # the GPU is lost, or must be reset first
 CORRUPTED_INFOROM = 14
 SLOWDOWN_WINDOW = 10  # samples
-SUSTAINED_S = 5.0  # of looks at least, before what they show is called lasting
-# as a whole, thermal, power brake; idle and the power cap are everyday
+SUSTAINED_S = 5.0  # a slowdown over a shorter time is not CRITICAL
+# the whole GPU, thermal, power brake; idle and the power cap are normal
 _HARDWARE_SLOWDOWN = 0x08 | 0x40 | 0x80
 _MINUTE_S = 60.0
 
@@ -33,7 +33,9 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a rule came to: the result, what was read, the limit and what to do, in words."""
+    """The result of a rule, with texts for what was read and the limit, and the name of an action
+    of `ACTIONS`.
+    """
 
     result: Result
     read: str
@@ -41,13 +43,19 @@ class Judgement:
     action: str = ""
 
 
+# Most rules run everywhere but in a liveness probe and beside a training, which read only a few
+# values. A rule that needs several samples does not run in the gate, which takes one. A rule that
+# would find the training's own processes does not run in the monitor.
+_USUAL = frozenset({Mode.GATE, Mode.CHECK, Mode.DEEP, Mode.MONITOR})
+
+
 @dataclass(frozen=True)
 class Rule:
-    """`judge` gets the values named in `reads` and the limits, and those in `also`, be they read or
-    not.
+    """A health rule for one GPU.
 
-    `sampled`: it needs more than one look. `ends_a_run`: its CRITICAL is no reason to wait, so that
-    a training beside it saves and stops.
+    `judge` gets the limits, the values named in `reads`, and the values named in `also`, of which
+    each may be `Unread`. `modes` are the modes in which the rule runs. With `ends_a_run`, a
+    CRITICAL beside a training (Mode.WATCH) makes the training save and stop.
     """
 
     check: str
@@ -55,16 +63,14 @@ class Rule:
     judge: Callable[[Values, Limits], Judgement]
     source: str = "NVIDIA Health Validation"
     also: tuple[str, ...] = ()
-    sampled: bool = False
+    modes: frozenset[Mode] = _USUAL
     ends_a_run: bool = False
-    # also while a training runs, where the training's own processes would be found
-    at_runtime: bool = True
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the verdict is about: `gpus` to use, `missing` of those asked for, `per_gpu` processes
-    to start on each.
+    """The GPUs that are judged: `gpus` to use, the number of requested GPUs that are `missing`,
+    and the number of processes to start on each (`per_gpu`).
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -73,7 +79,7 @@ class Asked:
 
 
 def judge(count: int, limit: int, read: str, says: str, bad: Result, action: str) -> Judgement:
-    """`bad` where the count is at the limit or above."""
+    """Return `bad` if the count is at the limit or above, else PASS."""
     return (
         Judgement(bad, read, says, action) if count >= limit else Judgement(Result.PASS, read, says)
     )
@@ -162,7 +168,7 @@ def _temperature(values: Values, limits: Limits) -> Judgement:
         values["shutdown_c"],
     )
     working = values["working_c"]
-    # Three degrees lie between slowdown and shutdown of most GPUs, so a warning has to come before.
+    # On most GPUs slowdown and shutdown are 3 °C apart, so the warning is at the working limit.
     warning = slowdown if isinstance(working, Unread) else min(working, slowdown)
     read, critical = f"{temperature} °C", shutdown - limits.shutdown_margin_c
     says = (
@@ -175,9 +181,7 @@ def _temperature(values: Values, limits: Limits) -> Judgement:
 
 
 def _margin(values: Values, limits: Limits) -> Judgement:
-    """The same for GPUs that tell how many degrees are left: below zero is beyond the working
-    limit.
-    """
+    """Judge the temperature of a GPU that reports the degrees left to its working limit."""
     margin, slowdown, shutdown = (
         values["margin_c"],
         values["slowdown_margin_c"],
@@ -218,18 +222,18 @@ def _nvlink(values: Values, limits: Limits) -> Judgement:
     read, says = f"{len(active) - len(down)} of {len(active)} links active", "all"
     if not down:
         return Judgement(Result.PASS, read, says)
-    # a card without a bridge looks the same as one whose links have all died
+    # A card without a bridge cannot be told from one whose links have all failed.
     if len(down) == len(active):
         return Judgement(Result.WARN, f"{read}: no bridge, or all are down", says, "inspect")
     read += f": down {', '.join(down)}"
-    # so are machines built whose GPUs are not all connected; and a single GPU needs none
+    # Some machines do not connect all links of their GPUs, and a single GPU needs no link.
     if len(set(peers)) == 1:
         return Judgement(Result.WARN, f"{read}, as many as on each GPU in use", says, "inspect")
     return Judgement(Result(limits.nvlink_inactive), read, says, "reset_gpu")
 
 
 def _nvlink_errors(values: Values, limits: Limits) -> Judgement:
-    """DCGM's limit is on what comes new; the total since the driver was loaded may be weeks old."""
+    """Judge new errors by DCGM's limit; the total since the driver was loaded may be weeks old."""
     errors, risen = values["nvlink_errors"], values["nvlink_errors_risen"]
     worst = max(errors)
     where = f", {worst} on link {errors.index(worst)}" if worst else ""
@@ -250,7 +254,7 @@ def _nvlink_crc(values: Values, limits: Limits) -> Judgement:
 def _fabric(values: Values, _limits: Limits) -> Judgement:
     state, status = values["fabric"]
     name = {1: "not started", 2: "in progress", 3: "completed"}.get(state, "unknown")
-    if state == 0:  # so do healthy cards without NVSwitch
+    if state == 0:  # also on healthy cards without NVSwitch
         return Judgement(Result.NA, "no NVSwitch fabric")
     read = f"registration {state} ({name}), status {status}"
     good = state == 3 and status == 0
@@ -316,32 +320,53 @@ def _processes(values: Values, _limits: Limits) -> Judgement:
 
 
 RULES = (
-    Rule("recovery-action", ("recovery_action",), _recovery_action, ends_a_run=True),
     Rule(
-        "ecc-uncorrected", ("ecc_uncorrected",), _ecc, SOURCES["ecc_uncorrected"], ends_a_run=True
+        "recovery-action",
+        ("recovery_action",),
+        _recovery_action,
+        modes=_USUAL | {Mode.LIVE, Mode.WATCH},
+        ends_a_run=True,
+    ),
+    Rule(
+        "ecc-uncorrected",
+        ("ecc_uncorrected",),
+        _ecc,
+        SOURCES["ecc_uncorrected"],
+        modes=_USUAL | {Mode.WATCH},
+        ends_a_run=True,
     ),
     Rule("sram-threshold", ("sram_threshold_exceeded",), _sram),
-    Rule("row-remap", ("remapped_rows",), _row_remap, SOURCES["remapped_rows"], ends_a_run=True),
+    Rule(
+        "row-remap",
+        ("remapped_rows",),
+        _row_remap,
+        SOURCES["remapped_rows"],
+        modes=_USUAL | {Mode.WATCH},
+        ends_a_run=True,
+    ),
     Rule(
         "retired-pages",
         ("retired_pages", "retired_pages_pending"),
         _retired_pages,
         SOURCES["retired_pages"],
+        modes=_USUAL | {Mode.WATCH},
         ends_a_run=True,
     ),
-    Rule("slowdown", ("slowdown",), _slowdown, "DCGM"),
+    Rule("slowdown", ("slowdown",), _slowdown, "DCGM", modes=_USUAL | {Mode.WATCH}),
     Rule(
         "temperature",
         ("temperature_c", "slowdown_c", "shutdown_c"),
         _temperature,
         SOURCES["shutdown_margin_c"],
         also=("working_c",),
+        modes=_USUAL | {Mode.WATCH},
     ),
     Rule(
         "temperature-margin",
         ("margin_c", "slowdown_margin_c", "shutdown_margin_c"),
         _margin,
         SOURCES["shutdown_margin_c"],
+        modes=_USUAL | {Mode.WATCH},
     ),
     Rule("pcie-width", ("pcie_width", "pcie_max_width"), _pcie_width),
     Rule(
@@ -349,7 +374,7 @@ RULES = (
         ("pcie_replays_per_minute",),
         _pcie_replays,
         SOURCES["pcie_replays_per_minute"],
-        sampled=True,
+        modes=_USUAL - {Mode.GATE},
     ),
     Rule("nvlink", ("nvlink_active", "nvlink_peers"), _nvlink),
     Rule(
@@ -363,7 +388,7 @@ RULES = (
         ("nvlink_crc_per_second",),
         _nvlink_crc,
         SOURCES["nvlink_crc_per_second"],
-        sampled=True,
+        modes=_USUAL - {Mode.GATE},
     ),
     Rule("fabric", ("fabric",), _fabric),
     Rule("inforom", ("inforom",), _inforom),
@@ -374,14 +399,12 @@ RULES = (
         _compute_mode,
         "CUDA",
         also=("processes",),
-        at_runtime=False,
+        modes=_USUAL - {Mode.MONITOR},
     ),
     Rule("mig", ("mig",), _mig, "NVIDIA"),
-    Rule("processes", ("processes",), _processes, "Trainbox", at_runtime=False),
+    Rule("processes", ("processes",), _processes, "Trainbox", modes=_USUAL - {Mode.MONITOR}),
 )
-# What a liveness probe reads; the rest is left to the monitor.
-LIVE = ("recovery-action",)
-# Derived from several samples, each from one reading.
+# Values derived from several samples, and the reading that each is derived from.
 _DERIVED_FROM = {
     "nvlink_errors_risen": "nvlink_errors",
     "slowdown": "clocks_event_reasons",
@@ -391,16 +414,13 @@ _DERIVED_FROM = {
 _NEVER_READ = ("per_gpu", "nvlink_peers")
 
 
-def rules_for(mode: Mode, at_runtime: bool = False) -> tuple[Rule, ...]:
-    """The rules of a mode; `at_runtime` leaves out those that would find the training itself."""
-    if mode is Mode.LIVE:
-        return tuple(rule for rule in RULES if rule.check in LIVE)
-    rules = [rule for rule in RULES if rule.at_runtime or not at_runtime]
-    return tuple(rule for rule in rules if not (rule.sampled and mode is Mode.GATE))
+def rules_for(mode: Mode) -> tuple[Rule, ...]:
+    """Return the rules that run in the mode."""
+    return tuple(rule for rule in RULES if mode in rule.modes)
 
 
 def names_to_read(rules: Sequence[Rule]) -> tuple[str, ...]:
-    """What the driver is to be asked for them."""
+    """Return the names of the driver's values that the rules need."""
     names = [
         _DERIVED_FROM.get(name, name)
         for rule in rules
@@ -413,8 +433,10 @@ def names_to_read(rules: Sequence[Rule]) -> tuple[str, ...]:
 def judge_gpus(
     samples: Sequence[Sample], asked: Asked, rules: Sequence[Rule], limits: Limits
 ) -> list[Finding]:
-    """The findings on each GPU, by the newest of `samples` (oldest first) and what those before it
-    tell.
+    """Return the findings on each GPU.
+
+    `samples` are in order of time, at least one. Rates and sustained states use all of them, other
+    rules the newest.
     """
     links = [readings.get("nvlink_active") for readings in samples[-1].gpus.values()]
     own = {
@@ -464,8 +486,8 @@ def _judge_gpu(
 
 
 def _of_error(check: str, error: Unread, limit: str = "") -> Finding:
-    """What follows from an error of NVML's: NA where there is no such thing, CRITICAL for a lost
-    GPU, else a doubt.
+    """Return NA for a value that the hardware does not have, CRITICAL for a lost GPU, else
+    UNKNOWN.
     """
     read = str(error)
     if error.code in ABSENT:
@@ -498,7 +520,9 @@ def _apply(rule: Rule, values: Values, limits: Limits) -> Finding:
 
 
 def _unread(rule: Rule, errors: Sequence[Unread]) -> Finding:
-    """By the gravest of the errors that kept the rule from being asked."""
+    """Return the finding for the most severe of the errors that the rule's values were read
+    with.
+    """
     error = max(errors, key=lambda error: (error.code not in ABSENT, error.code != NO_PERMISSION))
     if error.code == CORRUPTED_INFOROM:
         return Finding(
@@ -508,9 +532,7 @@ def _unread(rule: Rule, errors: Sequence[Unread]) -> Finding:
 
 
 def _xid_findings(samples: Sequence[Sample], uuid: str, values: Values) -> list[Finding]:
-    """One finding for each Xid that was seen, or that there was none; nothing where nobody
-    listened.
-    """
+    """Return one finding for each Xid, or a PASS; nothing if Xids were not listened for."""
     events = values.get("events")
     if events is None:
         return []
@@ -531,7 +553,9 @@ def _xid_finding(xid: int) -> Finding:
 
 
 def _derived(samples: Sequence[Sample], uuid: str) -> dict[str, Any]:
-    """Values that need more than the newest sample; unread if that has not what they come from."""
+    """Return the values that need several samples; unread if the newest sample lacks their
+    reading.
+    """
     derived: dict[str, Any] = {}
     for name, origin in _DERIVED_FROM.items():
         series = [
@@ -569,7 +593,7 @@ def _worst_rise(series: Sequence[tuple[float, Any]]) -> int:
 
 
 def _rise(series: Sequence[tuple[float, Any]], of: Callable[[Any], int]) -> float:
-    """How much it rose a second over the window; counters start again at 0 when a GPU is reset."""
+    """Return the rise per second over the window, 0 after a reset of the GPU and its counters."""
     (begin_s, first), (end_s, last) = series[0], series[-1]
     return max(0, of(last) - of(first)) / (end_s - begin_s) if end_s > begin_s else 0.0
 
@@ -583,7 +607,7 @@ _DERIVE: dict[str, Callable[[Sequence[tuple[float, Any]]], Any]] = {
 
 
 def judge_driver(sample: Sample) -> list[Finding]:
-    """Whether the driver answered at all."""
+    """Return one finding: whether the driver answered."""
     if sample.fault is None:
         return [Finding("driver", Result.PASS, f"version {sample.driver.get('driver_version')}")]
     action = driver_action(sample.fault.code)
@@ -600,12 +624,14 @@ def judge_driver(sample: Sample) -> list[Finding]:
 
 
 def driver_action(code: int) -> str:
-    """What to do about a driver that ends in this error of NVML's."""
+    """Return the action for a driver that fails with this NVML error number."""
     return {UNKNOWN_ERROR: "recreate_container", NO_PERMISSION: "grant"}.get(code, "reboot")
 
 
 def judge_count(asked: Asked, wanted: str) -> list[Finding]:
-    """Whether the GPUs asked for are there; `wanted` says how they were asked for."""
+    """Return one finding: whether the requested GPUs are there; `wanted` is the option that
+    requested them, or empty.
+    """
     found = len(asked.gpus)
     read = f"{found} of {found + asked.missing} GPUs asked for" if wanted else f"{found} GPUs"
     if asked.missing:
@@ -616,7 +642,7 @@ def judge_count(asked: Asked, wanted: str) -> list[Finding]:
 
 
 def judge_mixture(sample: Sample, asked: Asked) -> list[Finding]:
-    """Whether GPUs that train together are alike."""
+    """Return findings on differences between GPUs that train together."""
     readings = {
         gpu.mig_parent or gpu.uuid: sample.gpus.get(gpu.mig_parent or gpu.uuid, {})
         for gpu in asked.gpus

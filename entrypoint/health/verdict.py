@@ -32,19 +32,18 @@ _WEIGHT = {
 
 
 class Mode(StrEnum):
-    """What the verdict is for; `unknown_closes` says what follows from a signal that cannot be
-    read.
-    """
+    """The purpose of an examination, which selects the rules that run."""
 
     CHECK = "check"
     GATE = "gate"
     MONITOR = "monitor"
     LIVE = "live"
     DEEP = "deep"
+    WATCH = "watch"  # beside one training: findings, and no verdict
 
     @property
     def unknown_closes(self) -> bool:
-        """Before a run a doubt keeps it from starting; beside one it does not end it."""
+        """Whether an UNKNOWN keeps a run from starting; it never ends a run."""
         return self not in (Mode.MONITOR, Mode.LIVE)
 
 

@@ -1,6 +1,4 @@
-"""Beside a training: look at its GPUs every few seconds, tell what changes, and say when the
-training must save and stop.
-"""
+"""Examine the GPUs of a training every few seconds, log changes, and decide when it must stop."""
 
 import dataclasses
 import json
@@ -14,40 +12,32 @@ from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.process import Driver, NoAnswer
 from entrypoint.health.limits import Limits
 from entrypoint.health.rules import (
-    RULES,
     SLOWDOWN_WINDOW,
     Asked,
     judge_driver,
     judge_gpus,
     names_to_read,
+    rules_for,
 )
-from entrypoint.health.verdict import Finding, Result
+from entrypoint.health.verdict import Finding, Mode, Result
 from entrypoint.system.streams import say
 
 if TYPE_CHECKING:
     from entrypoint.driver.readings import Sample
 
 INTERVAL_S = 2.0
-WATCHED = (
-    "recovery-action",
-    "ecc-uncorrected",
-    "row-remap",
-    "slowdown",
-    "temperature",
-    "temperature-margin",
-)
-_RULES = tuple(rule for rule in RULES if rule.check in WATCHED)
-_ENDING = {rule.check for rule in RULES if rule.ends_a_run} | {"xid", "handle"}
-_TOLD = (Result.WARN, Result.UNKNOWN, Result.CRITICAL)
+_RULES = rules_for(Mode.WATCH)
+_ENDING = {rule.check for rule in _RULES if rule.ends_a_run} | {"xid", "handle"}
+_LOGGED = (Result.WARN, Result.UNKNOWN, Result.CRITICAL)
 
 
 class Watch:
-    """Looks at `gpus`; each finding that is news goes to standard error and, as a line of JSON, to
-    `events`.
+    """The watch over the `gpus` of one training.
 
-    Two processes ask the driver: that of `driver` reads values, and that of `listener` waits for
-    Xids alone, since a GPU that dies often makes the next reading hang. `known` are the results at
-    the start, by (check, GPU's label): they are no news. Without `ends_a_run` nothing is fatal.
+    A finding that changed is printed to standard error and appended to `events` as a line of JSON.
+    Two processes query the driver: `driver` reads values, and `listener` waits for Xids alone,
+    since a GPU that fails often makes the next reading hang. `known` are the results at the start,
+    by (check, GPU label). Without `ends_a_run` no finding is fatal.
     """
 
     def __init__(
@@ -69,11 +59,11 @@ class Watch:
         }
         self._next_s = dict.fromkeys(self._questions, 0.0)
         self._samples: deque[Sample] = deque(maxlen=SLOWDOWN_WINDOW)
-        self._told = dict(known)
+        self._results = dict(known)
         self._fatal: str | None = None
 
     def fatal(self) -> str | None:
-        """Why the training must end, or None. To be called often: it never waits for the driver."""
+        """Return why the training must end, or None. Never wait for the driver: call it often."""
         for driver, question in self._questions.items():
             if driver.waiting_since_s is not None:
                 self._take(driver, 0)
@@ -83,8 +73,9 @@ class Watch:
         return self._fatal
 
     def last_look(self, within_s: float = 2.0) -> str | None:
-        """The same after the training's end, which may be what a broken GPU looked like: waits for
-        a whole look.
+        """Wait up to `within_s` for new answers and return why the training had to end, or None.
+
+        Call it after the training, whose failure may come from a broken GPU.
         """
         for driver, question in self._questions.items():
             if driver.waiting_since_s is not None:
@@ -95,42 +86,42 @@ class Watch:
         return self._fatal
 
     def _take(self, driver: Driver, within_s: float) -> None:
-        """Judge the answer to the question under way, if it is there."""
+        """Judge the answer to the open question if it comes within `within_s`."""
         asked_s = time.monotonic() - (driver.waiting_since_s or 0)
         try:
             sample: Sample = driver.answer(within_s)
         except NoAnswer as error:
             if asked_s > driver.deadline_s or driver.died_at_s is not None:
-                # A doubt and no finding: it ends no training.
-                self._tell(Finding("driver", Result.UNKNOWN, str(error), action="ask_host"))
+                # UNKNOWN, which does not end the training.
+                self._log(Finding("driver", Result.UNKNOWN, str(error), action="ask_host"))
                 driver.revive()
             return
         if sample.fault is not None:
             (broken,) = judge_driver(sample)
-            self._tell(dataclasses.replace(broken, result=Result.UNKNOWN))
+            self._log(dataclasses.replace(broken, result=Result.UNKNOWN))
             return
         listens = self._questions[driver][0] == "xids"
         if not listens:
-            self._tell(Finding("driver", Result.PASS, "it answers"))
+            self._log(Finding("driver", Result.PASS, "it answers"))
             self._samples.append(sample)
         seen = [sample] if listens else self._samples
         for finding in judge_gpus(seen, self._asked, () if listens else _RULES, self._limits):
             if listens and finding.check != "xid":
-                continue  # the other one's
-            self._tell(finding)
+                continue  # judged with the values that `driver` reads
+            self._log(finding)
             if self._ends_a_run and finding.result is Result.CRITICAL and finding.check in _ENDING:
                 self._fatal = self._fatal or finding.line
 
-    def _tell(self, finding: Finding) -> None:
-        """Print and write a finding that is news: an Xid, or a result that is not as it was."""
+    def _log(self, finding: Finding) -> None:
+        """Print and write the finding if it is an Xid or its result changed."""
         key = (finding.check, finding.gpu or "")
-        before = self._told.get(key, Result.PASS)
+        before = self._results.get(key, Result.PASS)
         if finding.check == "xid":
             if finding.result in (Result.PASS, Result.NA):
                 return
         else:
-            self._told[key] = finding.result
-            if finding.result is before or not {finding.result, before} & set(_TOLD):
+            self._results[key] = finding.result
+            if finding.result is before or not {finding.result, before} & set(_LOGGED):
                 return
         entry = {
             "time_unix_s": round(time.time(), 3),
@@ -142,7 +133,7 @@ class Watch:
             "do": finding.action,
             "text": finding.line,
         }
-        # A full disk, or a terminal that is gone, is no reason to leave the training alone.
+        # The watch continues on a full disk and without a terminal.
         lost = ""
         try:
             with self.events.open("a", encoding="utf-8") as file:

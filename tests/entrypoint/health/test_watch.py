@@ -12,7 +12,7 @@ from entrypoint.driver.readings import Sample, Unread
 from entrypoint.errors import HardwareUnfit
 from entrypoint.health.limits import Limits
 from entrypoint.health.rules import RULES, names_to_read
-from entrypoint.health.verdict import Result
+from entrypoint.health.verdict import Mode, Result
 from entrypoint.health.watch import Watch
 from entrypoint.launch.plan import LaunchPlan
 
@@ -91,6 +91,32 @@ def test_an_xid_is_told_each_time_and_a_fatal_one_ends_the_run(tmp_path: Path) -
     listener.xids = (("GPU-1", 79),)
     assert "Xid 79" in str(watch.last_look())
     assert events(watch) == [("xid", "WARN", "1"), ("xid", "WARN", "1"), ("xid", "CRITICAL", "1")]
+
+
+@pytest.mark.parametrize(
+    ("check", "values"),
+    [
+        ("recovery-action", {"recovery_action": 1}),
+        ("ecc-uncorrected", {"ecc_uncorrected": 1}),
+        ("row-remap", {"remapped_rows": (0, 0, 0, 1)}),
+        ("retired-pages", {"retired_pages": 63, "retired_pages_pending": 0}),
+        ("handle", {"handle": Unread(15, "GPU is lost")}),
+    ],
+)
+def test_a_critical_finding_of_these_checks_ends_the_run(
+    check: str, values: dict[str, Any], tmp_path: Path
+) -> None:
+    driver = Answering()
+    watch = made(driver, Answering(), tmp_path)
+    assert watch.last_look() is None
+    driver.read["GPU-1"] |= values
+    assert f"GPU 1 (GPU-1): {check} CRITICAL" in str(watch.last_look())
+
+
+def test_each_rule_that_ends_a_run_is_watched() -> None:
+    ending = [rule for rule in RULES if rule.ends_a_run]
+    assert len(ending) == 4
+    assert [rule.check for rule in ending if Mode.WATCH not in rule.modes] == []
 
 
 def test_in_a_sweep_nothing_ends_the_run(tmp_path: Path) -> None:
