@@ -1,7 +1,7 @@
-"""The drill: one small training done again and again, killed at random and on other numbers of
-processes; one digest.
+"""The drill: repeat a small training with random kills on changing numbers of processes, and
+compare the digests.
 
-Runs the real `trainbox train` each time, and reads what it leaves.
+Each training is a real `trainbox train`.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from entrypoint.system.temporary import keep, temporary_folder
 _POLL_S = 0.02
 _CHECKPOINT_STEPS = 5
 _END_S = 30.0  # for the ranks of a killed start
-# The drill's own words take their place.
+# The drill's own arguments replace these.
 _LAUNCH_NAMES = {
     "TASK",
     "GPUS",
@@ -44,8 +44,8 @@ _LAUNCH_NAMES |= {"TRAINBOX_DEVICE", "TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
 
 
 @dataclass(frozen=True)
-class Case:
-    """A training: the numbers of processes of its starts; each but the last start is killed."""
+class Schedule:
+    """The numbers of processes of a training's starts; each start but the last is killed."""
 
     processes: tuple[int, ...]
 
@@ -54,34 +54,34 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a case ended: the steps after which it was killed, and digests of weights, optimizer and
-    validations at the end.
+class DrillResult:
+    """The steps after which a training was killed, and the digests of weights, optimizer and
+    validations at its end.
     """
 
-    case: Case
+    case: Schedule
     killed_after: tuple[int, ...]
     digest: str
 
 
-def cases(most: int) -> list[Case]:
-    """Undisturbed on 1 to `most` processes, then with a kill at each change of their number, up and
-    down.
+def cases(most: int) -> list[Schedule]:
+    """Return schedules: uninterrupted on 1 to `most` processes, then with a kill at each change of
+    their number.
     """
-    straight = [Case((count,)) for count in range(1, most + 1)]
+    straight = [Schedule((count,)) for count in range(1, most + 1)]
     if most == 1:
-        return [*straight, Case((1, 1, 1))]
-    return [*straight, Case((1, most, max(1, most - 1), 2)), Case((most, 2, 1))]
+        return [*straight, Schedule((1, 1, 1))]
+    return [*straight, Schedule((1, most, max(1, most - 1), 2)), Schedule((most, 2, 1))]
 
 
 def drill_task(
     task: str, shards: int, steps: int, device: list[str], most: int, draw: random.Random
 ) -> Iterator[str]:
-    """Train `task` in all cases; yields the table line by line, as the cases end.
+    """Train `task` with each schedule; yield the table line by line.
 
     Raises:
         DrillFailed: one of the trainings failed, with its exit code.
-        BitsDiffer: not all ended with the same digest.
+        BitsDiffer: the digests differ.
     """
     yield f"{task}\n  {'processes':<18} {'':<34} weights          optimizer metrics"
     with temporary_folder("drill-") as folder:
@@ -97,8 +97,8 @@ def _drilled(
     most: int,
     draw: random.Random,
 ) -> Iterator[str]:
-    """The lines of the cases, and of what they come to; `folder` is kept if it shows a failure."""
-    outcomes: list[Outcome] = []
+    """Yield the lines of the table; `folder` is kept after a failure."""
+    outcomes: list[DrillResult] = []
     for number, case in enumerate(cases(most)):
         place = folder / f"case-{number}"
         place.mkdir()
@@ -128,8 +128,8 @@ def _drilled(
 
 
 def run_case(
-    case: Case, words: list[str], folder: Path, steps: int, draw: random.Random
-) -> Outcome:
+    case: Schedule, words: list[str], folder: Path, steps: int, draw: random.Random
+) -> DrillResult:
     """Train `case` in `folder` with `trainbox train WORDS`; each start but the last is killed after
     a random step.
 
@@ -177,7 +177,7 @@ def run_case(
             )
     if len(case.processes) > 1 and not killed:
         raise DrillFailed(1, "it ended before it could be killed: give more --steps")
-    return Outcome(case, tuple(killed), final_digest(folder / "run", steps))
+    return DrillResult(case, tuple(killed), final_digest(folder / "run", steps))
 
 
 def final_digest(run: Path, steps: int) -> str:
@@ -221,7 +221,7 @@ def training_words(
     return [*words, *device]
 
 
-def row(outcome: Outcome, first: Outcome) -> str:
+def row(outcome: DrillResult, first: DrillResult) -> str:
     """One case: processes, kills, digest, and whether it is the first case's."""
     kills = (
         f"killed after step {', '.join(map(str, outcome.killed_after))}"

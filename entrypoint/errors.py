@@ -1,6 +1,4 @@
-"""The errors of the launch decision, each with the exit code that it ends in
-(docs/exit-codes.md).
-"""
+"""The errors of a launch, each with its exit code (docs/exit-codes.md)."""
 
 WRONG_USE = 2
 HARDWARE = 3
@@ -10,43 +8,43 @@ PREEMPTED = 75
 
 
 class LaunchError(Exception):
-    """A launch that cannot be: the message says what was asked, what was found and what to do."""
+    """A launch that is impossible; the message says what is wrong and how to fix it."""
 
     exit_code: int
 
 
-class WrongUse(LaunchError):
-    """Contradictory or malformed request: nobody should retry it."""
+class InvalidRequest(LaunchError):
+    """A contradictory or malformed request, which a retry cannot fix."""
 
     exit_code = WRONG_USE
 
 
 class HardwareMissing(LaunchError):
-    """Fewer GPUs than asked for, or a driver that does not answer: another node may do."""
+    """Fewer GPUs than requested, or a driver that does not answer; another node may work."""
 
     exit_code = HARDWARE
 
 
 class HardwareUnfit(LaunchError):
-    """A GPU that should not be trained on: another node may do."""
+    """A GPU that is not fit for training; another node may work."""
 
     exit_code = HARDWARE
 
 
 class NoPlace(LaunchError):
-    """Nothing can be written where it has to be."""
+    """A folder that cannot be written to."""
 
     exit_code = STORAGE
 
 
 class BitsDiffer(LaunchError):
-    """Trainings that should end with the same bits did not."""
+    """Trainings that should have the same bits differ."""
 
     exit_code = BITS_DIFFER
 
 
 class DrillFailed(LaunchError):
-    """One of the drill's trainings ended by an error, with whose code the drill ends."""
+    """A failed training of the drill, with its exit code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from entrypoint.errors import WrongUse
+from entrypoint.errors import InvalidRequest
 from entrypoint.system.hints import command
 
 
@@ -15,21 +15,23 @@ def read_run(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(config.json, manifest.json) of the run's folder.
 
     Raises:
-        WrongUse: it holds none, or the run was not started from an image.
+        InvalidRequest: it holds none, or the run was not started from an image.
     """
     config, manifest = (_object_in(run / name) for name in ("config.json", "manifest.json"))
     for name, found in (("plan", manifest.get("plan")), ("device", manifest.get("device"))):
         if not isinstance(found, dict):
-            raise WrongUse(f"replay {run}: manifest.json is damaged (it has no {name}): restore it")
+            raise InvalidRequest(
+                f"replay {run}: manifest.json is damaged (it has no {name}): restore it"
+            )
     digest = str(manifest.get("image_digest") or "")
     if digest.startswith("sif:"):
-        raise WrongUse(
+        raise InvalidRequest(
             f"replay {run}: it was started from Apptainer's image {digest}, which docker "
             "does not have; to do it again with "
             f"that image: deploy/apptainer/trainbox.sh verify {run}"
         )
     if not digest:
-        raise WrongUse(
+        raise InvalidRequest(
             f"replay {run}: it was not started from an image whose digest is known; to do "
             "it again with what is here: " + command("verify", str(run))
         )
@@ -39,16 +41,20 @@ def read_run(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def _object_in(path: Path) -> dict[str, Any]:
     run = path.parent
     if not path.is_file():  # a FIFO would block
-        raise WrongUse(
+        raise InvalidRequest(
             f"replay {run}: no {path.name} there: give the folder of a run, such as "
             "runs/digits-7d2c1a90"
         )
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise WrongUse(f"replay {run}: {path.name} is damaged ({error}): restore it") from error
+        raise InvalidRequest(
+            f"replay {run}: {path.name} is damaged ({error}): restore it"
+        ) from error
     if not isinstance(value, dict):
-        raise WrongUse(f"replay {run}: {path.name} is damaged (not a JSON object): restore it")
+        raise InvalidRequest(
+            f"replay {run}: {path.name} is damaged (not a JSON object): restore it"
+        )
     return value
 
 

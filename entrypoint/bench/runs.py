@@ -15,10 +15,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from entrypoint.bench.tables import Case, Measured, Outcome, turns
+from entrypoint.bench.tables import BenchCase, BenchResult, Measured, turns
 from entrypoint.errors import LaunchError, NoPlace
 from entrypoint.system.commands import command_of
 from entrypoint.system.processes import die_with_parent
+from entrypoint.system.streams import say
 from entrypoint.system.temporary import temporary_folder
 
 _POLL_S = 0.1
@@ -26,8 +27,8 @@ _END_S = 10.0  # of a training that is told to stop: what it saves is not wanted
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _OWN_NAMES = {"TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}  # the bench says how long, and that it is new
 
-Words = Callable[[Case, str], list[str]]
-Further = Callable[[Mapping[Case, Outcome]], list[Case]]
+Words = Callable[[BenchCase, str], list[str]]
+Further = Callable[[Mapping[BenchCase, BenchResult]], list[BenchCase]]
 
 
 class NoCase(LaunchError):
@@ -48,9 +49,9 @@ class Bench:
     """
 
     def __init__(
-        self, asked: Sequence[Case], words: Words, describe: Callable[[Case], str]
+        self, asked: Sequence[BenchCase], words: Words, describe: Callable[[BenchCase], str]
     ) -> None:
-        self.outcomes = {case: Outcome() for case in asked}
+        self.outcomes = {case: BenchResult() for case in asked}
         self.facts: dict[str, Any] = {}
         self.stopped_by: str | None = None
         self._words, self._describe = words, describe
@@ -76,7 +77,9 @@ class Bench:
                 self._run(turns(asked, range(first, first + rounds)), first + rounds, folder)
                 first += rounds
                 asked = further(self.outcomes) if further else []
-                self.outcomes |= {case: Outcome() for case in asked if case not in self.outcomes}
+                self.outcomes |= {
+                    case: BenchResult() for case in asked if case not in self.outcomes
+                }
 
     def _check_launches(self) -> None:
         """Ask `trainbox plan` whether each case can be launched here: what cannot is told before
@@ -99,7 +102,7 @@ class Bench:
         if all(outcome.failure for outcome in self.outcomes.values()):
             raise NoCase(first.exit_code, f"bench: no case can be launched here: {first.failure}")
 
-    def _run(self, todo: Sequence[tuple[int, Case]], rounds: int, folder: Path) -> None:
+    def _run(self, todo: Sequence[tuple[int, BenchCase]], rounds: int, folder: Path) -> None:
         took: list[float] = []
         for place, (number, case) in enumerate(todo):
             outcome = self.outcomes[case]
@@ -111,17 +114,17 @@ class Bench:
                 if took
                 else ""
             )
-            _tell(f"round {number + 1} of {rounds}, {self._describe(case)}{about}")
+            say(f"round {number + 1} of {rounds}, {self._describe(case)}{about}")
             begin = time.monotonic()
             try:
                 outcome.rounds[number] = self._train(case, folder / f"{number}-{place}")
-                _tell(f"  {outcome.rounds[number].samples_per_second:,.0f} samples/s")
+                say(f"  {outcome.rounds[number].samples_per_second:,.0f} samples/s")
             except NoCase as failure:
                 outcome.failure, outcome.exit_code = str(failure), failure.exit_code
-                _tell(f"  no result: {failure}")
+                say(f"  no result: {failure}")
             took.append(time.monotonic() - begin)
 
-    def _train(self, case: Case, folder: Path) -> Measured:
+    def _train(self, case: BenchCase, folder: Path) -> Measured:
         """What one training measured.
 
         Raises:
@@ -245,7 +248,3 @@ def _last_words(output: str) -> str:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -7,7 +7,15 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from entrypoint.bench.tables import PAYS, Case, Measured, Outcome, data_share, describe, ratio
+from entrypoint.bench.tables import (
+    PAYS,
+    BenchCase,
+    BenchResult,
+    Measured,
+    data_share,
+    describe,
+    ratio,
+)
 
 _POOR_EFFICIENCY = 0.5
 _FLAGS = {"batch_size": "--batch-size", "workers": "--workers"}
@@ -17,8 +25,8 @@ _FLAGS = {"batch_size": "--batch-size", "workers": "--workers"}
 class _Group:
     """The cases of one count and strategy, and the best of them."""
 
-    cases: Mapping[Case, Outcome]
-    best: Case
+    cases: Mapping[BenchCase, BenchResult]
+    best: BenchCase
 
     @property
     def measured(self) -> Measured:
@@ -26,7 +34,7 @@ class _Group:
         return next(iter(self.cases[self.best].rounds.values()))
 
 
-def further(outcomes: Mapping[Case, Outcome], rounds: int, cpus: int) -> list[Case]:
+def further(outcomes: Mapping[BenchCase, BenchResult], rounds: int, cpus: int) -> list[BenchCase]:
     """What to measure next, in `rounds` of their own: twice the batch and the workers of what is
     best, and all that is best.
     """
@@ -40,7 +48,9 @@ def further(outcomes: Mapping[Case, Outcome], rounds: int, cpus: int) -> list[Ca
     return [*(group.best for group in groups), *tries] if tries else []
 
 
-def suggestions(outcomes: Mapping[Case, Outcome], unit: str, rounds: int, cpus: int) -> list[str]:
+def suggestions(
+    outcomes: Mapping[BenchCase, BenchResult], unit: str, rounds: int, cpus: int
+) -> list[str]:
     """For each count and strategy the largest batch and the most workers that pay; whether the
     count does; why.
     """
@@ -62,15 +72,17 @@ def suggestions(outcomes: Mapping[Case, Outcome], unit: str, rounds: int, cpus: 
     ]
 
 
-def pays(outcome: Outcome, against: Outcome) -> bool:
+def pays(outcome: BenchResult, against: BenchResult) -> bool:
     """Whether it is faster, in every round and by enough."""
     found = ratio(outcome, against)
     return found is not None and found.median >= PAYS and found.least > 1
 
 
-def _groups(outcomes: Mapping[Case, Outcome], rounds: int) -> dict[Case, _Group | None]:
+def _groups(
+    outcomes: Mapping[BenchCase, BenchResult], rounds: int
+) -> dict[BenchCase, _Group | None]:
     """By the place, which is a case without batch and workers; None where none has a result."""
-    by_place: dict[Case, dict[Case, Outcome]] = {}
+    by_place: dict[BenchCase, dict[BenchCase, BenchResult]] = {}
     for case, outcome in outcomes.items():
         if outcome.rounds or outcome.failure:
             by_place.setdefault(dataclasses.replace(case, batch_size=None, workers=None), {})[
@@ -83,11 +95,11 @@ def _groups(outcomes: Mapping[Case, Outcome], rounds: int) -> dict[Case, _Group 
     }
 
 
-def _best(own: Mapping[Case, Outcome], rounds: int) -> Case | None:
+def _best(own: Mapping[BenchCase, BenchResult], rounds: int) -> BenchCase | None:
     """The best of the first `rounds`, then of each as many that follow, in which it was measured
     beside what was tried.
     """
-    best: Case | None = None
+    best: BenchCase | None = None
     for first in range(
         0,
         1 + max((number for outcome in own.values() for number in outcome.rounds), default=-1),
@@ -107,19 +119,19 @@ def _best(own: Mapping[Case, Outcome], rounds: int) -> Case | None:
     return best
 
 
-def _failed_in(outcome: Outcome, numbers: set[int]) -> bool:
+def _failed_in(outcome: BenchResult, numbers: set[int]) -> bool:
     return outcome.failure is not None and not numbers <= outcome.rounds.keys()
 
 
-def _best_of(there: Mapping[Case, Outcome]) -> Case:
+def _best_of(there: Mapping[BenchCase, BenchResult]) -> BenchCase:
     """Upwards through the batches, each with the workers that pay there: on to one that pays
     against the last that did.
     """
 
-    def step(best: Case, more: Case) -> Case:
+    def step(best: BenchCase, more: BenchCase) -> BenchCase:
         return more if pays(there[more], there[best]) else best
 
-    by_batch: dict[int | None, list[Case]] = {}
+    by_batch: dict[int | None, list[BenchCase]] = {}
     for case in sorted(there, key=lambda case: (case.batch_size or 0, case.workers or 0)):
         by_batch.setdefault(case.batch_size, []).append(case)
     return functools.reduce(
@@ -127,7 +139,7 @@ def _best_of(there: Mapping[Case, Outcome]) -> Case:
     )
 
 
-def _more_batch(group: _Group) -> tuple[Case | None, str]:
+def _more_batch(group: _Group) -> tuple[BenchCase | None, str]:
     """Twice the batch of the best; or None, and why it is not to be tried."""
     if _neighbours(group, "batch_size")[1]:
         return None, ""
@@ -137,7 +149,7 @@ def _more_batch(group: _Group) -> tuple[Case | None, str]:
     return dataclasses.replace(group.best, batch_size=batch_size), "a larger batch was not tried"
 
 
-def _more_workers(group: _Group, cpus: int) -> tuple[Case | None, str]:
+def _more_workers(group: _Group, cpus: int) -> tuple[BenchCase | None, str]:
     """Twice the workers of the best; or None, and why they are not to be tried: it waits for data
     so much, ...
     """
@@ -155,18 +167,18 @@ def _more_workers(group: _Group, cpus: int) -> tuple[Case | None, str]:
     return dataclasses.replace(group.best, workers=workers), ", and more workers were not tried"
 
 
-def _options(case: Case) -> str:
+def _options(case: BenchCase) -> str:
     batch = "the task's own batch" if case.batch_size is None else f"--batch-size {case.batch_size}"
     return batch if case.workers is None else f"{batch} --workers {case.workers}"
 
 
-def _neighbours(group: _Group, name: str) -> tuple[list[Case], list[Case]]:
+def _neighbours(group: _Group, name: str) -> tuple[list[BenchCase], list[BenchCase]]:
     """The cases with less and with more of `name` than the best, and else as the best: the nearest
     first.
     """
     best = group.best
 
-    def amount(case: Case) -> int:
+    def amount(case: BenchCase) -> int:
         return getattr(case, name) or 0  # the task's own is where the search begins
 
     same = [
@@ -189,7 +201,7 @@ def _more_or_less(group: _Group, name: str, why_no_more: str) -> list[str]:
     ]
 
 
-def _comparison(group: _Group, case: Case, name: str) -> str:
+def _comparison(group: _Group, case: BenchCase, name: str) -> str:
     value = getattr(case, name)
     words = "the task's own" if value is None else f"{_FLAGS[name]} {value}"
     if failure := group.cases[case].failure:
@@ -203,7 +215,9 @@ def _comparison(group: _Group, case: Case, name: str) -> str:
     )
 
 
-def _count_advice(chosen: Sequence[Case], outcomes: Mapping[Case, Outcome], unit: str) -> list[str]:
+def _count_advice(
+    chosen: Sequence[BenchCase], outcomes: Mapping[BenchCase, BenchResult], unit: str
+) -> list[str]:
     """Whether more GPUs pay at their best settings, against the fewest."""
     if len(chosen) < 2:
         return []
@@ -218,7 +232,7 @@ def _count_advice(chosen: Sequence[Case], outcomes: Mapping[Case, Outcome], unit
             "pays" if pays(outcomes[case], outcomes[base]) else f"does not pay: use {base.count}"
         )
         poor = ", most of it lost" if verdict == "pays" and efficiency < _POOR_EFFICIENCY else ""
-        place = describe(Case(case.count, case.strategy, None, None), unit)
+        place = describe(BenchCase(case.count, case.strategy, None, None), unit)
         told.append(
             f"{place} {verdict}: {found.median:.2f}x ({found.least:.2f} to "
             f"{found.most:.2f}) of {base.count}, each at its own "

@@ -1,4 +1,4 @@
-"""The tables of `trainbox bench`: which cases there are, and what was measured of them. Pure."""
+"""The tables of `trainbox bench`: the cases to measure, and their figures. Pure."""
 
 import dataclasses
 import itertools
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from entrypoint.errors import WrongUse
+from entrypoint.errors import InvalidRequest
 from entrypoint.system.hints import command
 
 PAYS = 1.05  # times the samples/s, by the median of the rounds, and more than 1 in each
@@ -16,7 +16,7 @@ _SCALINGS = {
     "weak": "Weak scaling: the share of each {unit} stays",
     "": "Speed",
 }
-# What the bench says itself: how long, where, on what.
+# Options that the bench sets itself.
 _OWN_WORDS = {
     *(
         "--run",
@@ -42,7 +42,7 @@ _FOREVER = "1000000000"
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchCase:
     """A training on `count` GPUs or CPU processes.
 
     `batch_size` is global; None is the task's own, or its own workers.
@@ -59,13 +59,13 @@ class Line:
     """A line of a table, and the case that it is compared with."""
 
     scaling: str
-    case: Case
-    base: Case
+    case: BenchCase
+    base: BenchCase
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one training measured of itself: measured.json.
+    """The figures that a training wrote to measured.json.
 
     Lists are by process (times) or by GPU (memory).
     """
@@ -86,8 +86,8 @@ class Measured:
 
 
 @dataclass
-class Outcome:
-    """What came out of a case: by round, and why it has no result, if it has none."""
+class BenchResult:
+    """The figures of a case by round, and the reason of its failure."""
 
     rounds: dict[int, Measured] = field(default_factory=dict)
     failure: str | None = None
@@ -152,9 +152,11 @@ def lines(
 
         def case(
             count: int, strategy: str, batch: int | None = batch_size, own: int | None = waiting
-        ) -> Case:
+        ) -> BenchCase:
             share = count if scaling == "weak" else 1  # noqa: B023 - called in this turn
-            return Case(count, strategy if count > 1 else "single", batch and batch * share, own)
+            return BenchCase(
+                count, strategy if count > 1 else "single", batch and batch * share, own
+            )
 
         pairs = dict.fromkeys(
             (case(count, strategy), case(counts[0], strategy))
@@ -165,18 +167,18 @@ def lines(
     return list(dict.fromkeys(found))
 
 
-def cases(table: Iterable[Line]) -> list[Case]:
+def cases(table: Iterable[Line]) -> list[BenchCase]:
     """Each once, though it may stand in several tables."""
     return list(dict.fromkeys(line.case for line in table))
 
 
-def with_others(table: Sequence[Line], measured: Iterable[Case]) -> list[Line]:
+def with_others(table: Sequence[Line], measured: Iterable[BenchCase]) -> list[Line]:
     """`table` and, in one without scaling, the cases that are not in it."""
     known = set(cases(table))
     return [*table, *(Line("", case, case) for case in measured if case not in known)]
 
 
-def turns(asked: Sequence[Case], rounds: range) -> list[tuple[int, Case]]:
+def turns(asked: Sequence[BenchCase], rounds: range) -> list[tuple[int, BenchCase]]:
     """All cases in each round, there and back, so that a machine that grows slower does so for
     all.
     """
@@ -184,10 +186,10 @@ def turns(asked: Sequence[Case], rounds: range) -> list[tuple[int, Case]]:
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Raise WrongUse for training options that the bench sets itself."""
+    """Raise InvalidRequest for training options that the bench sets itself."""
     for word in words:
         if (name := word.partition("=")[0]) in _OWN_WORDS:
-            raise WrongUse(
+            raise InvalidRequest(
                 f"bench sets {name} itself for each of its trainings: drop it "
                 f"(`{command('bench', '--help')}`)"
             )
@@ -197,15 +199,15 @@ def check_strategies(text: str, cpu: bool) -> tuple[str, ...]:
     """The strategies in `text`, as in dp,ddp.
 
     Raises:
-        WrongUse: there is no such strategy, or not here.
+        InvalidRequest: there is no such strategy, or not here.
     """
     named = tuple(dict.fromkeys(text.split(",")))
     if unknown := [name for name in named if name not in ("ddp", "dp")]:
-        raise WrongUse(
+        raise InvalidRequest(
             f"--strategies {text}: {unknown[0]!r} is neither ddp nor dp; one GPU has no strategy"
         )
     if cpu and "dp" in named:
-        raise WrongUse(
+        raise InvalidRequest(
             f"--strategies {text}: dp splits batches over GPUs, and the CPU is measured "
             "here: drop it"
         )
@@ -231,7 +233,7 @@ def with_choices(
 
 
 def training_words(
-    case: Case, words: Sequence[str], cpu: bool, runs_dir: str, seconds: float
+    case: BenchCase, words: Sequence[str], cpu: bool, runs_dir: str, seconds: float
 ) -> list[str]:
     """The words of `trainbox train` for a case; `words` are the task and what holds for all
     cases.
@@ -251,17 +253,17 @@ def training_words(
     return [*words, *place, *batch, *loading, *ends, *where]
 
 
-def rows(table: Iterable[Line], outcomes: Mapping[Case, Outcome]) -> list[Row]:
+def rows(table: Iterable[Line], outcomes: Mapping[BenchCase, BenchResult]) -> list[Row]:
     """The lines with their figures: medians of the rounds, a speed-up against the base in the same
     round.
     """
     return [
-        _row(line, outcomes.get(line.case, Outcome()), outcomes.get(line.base, Outcome()))
+        _row(line, outcomes.get(line.case, BenchResult()), outcomes.get(line.base, BenchResult()))
         for line in table
     ]
 
 
-def _row(line: Line, outcome: Outcome, base: Outcome) -> Row:
+def _row(line: Line, outcome: BenchResult, base: BenchResult) -> Row:
     measured = list(outcome.rounds.values())
     if outcome.failure or not measured:
         return Row(line, outcome.failure or "not measured")
@@ -285,7 +287,7 @@ def _row(line: Line, outcome: Outcome, base: Outcome) -> Row:
     )
 
 
-def ratio(outcome: Outcome, against: Outcome) -> Spread | None:
+def ratio(outcome: BenchResult, against: BenchResult) -> Spread | None:
     """Of their samples/s in the same round, which saw the same machine; None if there was none."""
     both = outcome.rounds.keys() & against.rounds.keys()
     ratios = [
@@ -294,7 +296,7 @@ def ratio(outcome: Outcome, against: Outcome) -> Spread | None:
     return Spread.of(ratios) if ratios else None
 
 
-def data_share(outcome: Outcome) -> float:
+def data_share(outcome: BenchResult) -> float:
     """Which part of the time the processes wait for data, in their mean and the median of the
     rounds.
     """
@@ -399,7 +401,7 @@ def _share(batch: int | None, count: int, accumulation: int) -> str:
     )
 
 
-def describe(case: Case, unit: str) -> str:
+def describe(case: BenchCase, unit: str) -> str:
     """A case in words."""
     plural = "" if case.count == 1 else "s" if unit == "GPU" else "es"
     batch = "" if case.batch_size is None else f", batch {case.batch_size}"
@@ -409,7 +411,7 @@ def describe(case: Case, unit: str) -> str:
 
 def as_json(
     table: Sequence[Row],
-    outcomes: Mapping[Case, Outcome],
+    outcomes: Mapping[BenchCase, BenchResult],
     facts: Mapping[str, Any],
     advice: Sequence[str],
 ) -> dict[str, Any]:

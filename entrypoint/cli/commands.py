@@ -21,18 +21,17 @@ from entrypoint.cli.health import doctor, health
 from entrypoint.cli.options import Numbers, device_options, environment_names, launch_options
 from entrypoint.driver.gpus import Gpu, visible_gpus
 from entrypoint.driver.process import Driver, NoAnswer
-from entrypoint.errors import PREEMPTED, WRONG_USE, HardwareMissing, LaunchError, WrongUse
+from entrypoint.errors import PREEMPTED, WRONG_USE, HardwareMissing, InvalidRequest, LaunchError
 from entrypoint.launch.cluster import detect_cluster
 from entrypoint.launch.plan import LaunchPlan, LaunchRequest, plan_launch, plan_sweep
 from entrypoint.launch.supervise import supervise
 from entrypoint.system.commands import check_packages, command_of, without_ranks
 from entrypoint.system.cpus import usable_cpus
-from entrypoint.system.streams import open_streams, say
+from entrypoint.system.streams import message, open_streams
 
 if TYPE_CHECKING:
     from entrypoint.driver.nvml import Detection
 
-_LONGEST_MESSAGE = 1000
 _ALL_THE_SAME = "to train without GPUs all the same: --device cpu"
 _PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 _PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -450,7 +449,7 @@ def bench(
     if out is not None:
         write_files(out, text, tables.as_json(found, runs.outcomes, facts, advice))
     if runs.stopped_by:
-        _tell(f"{runs.stopped_by} received: the tables have what was measured before it")
+        message(f"{runs.stopped_by} received: the tables have what was measured before it")
         sys.exit(PREEMPTED)
     failed = [outcome for outcome in runs.outcomes.values() if outcome.failure]
     if len(failed) == len(runs.outcomes):
@@ -464,11 +463,13 @@ def _bench_counts(
     from entrypoint.bench.tables import doubling
 
     if counts and (processes or device == "cpu"):
-        raise WrongUse(
+        raise InvalidRequest(
             "--gpus and the CPU (--processes, --device cpu) contradict each other: drop one of them"
         )
     if processes and device == "cuda":
-        raise WrongUse("--processes is for CPU runs, and --device cuda is asked: drop one of them")
+        raise InvalidRequest(
+            "--processes is for CPU runs, and --device cuda is asked: drop one of them"
+        )
     if counts:
         return False, counts
     found = 0
@@ -510,8 +511,8 @@ def _supervised(plan: LaunchPlan, checked: Checked, resumes: bool = True) -> NoR
             checked.driver.close()
         code = supervise(plan.argv, env, watch=watch, resumes=resumes)
         if code == 0 and not finished.exists():
-            say(
-                "trainbox: the training ended itself with code 0 before it was finished: "
+            message(
+                "the training exited with code 0 before it was finished: "
                 "does the task call os._exit?"
             )
             code = 1
@@ -635,7 +636,7 @@ def _run_verbatim(argv: list[str]) -> NoReturn:
         verbs = sorted(cli.commands)
         close = difflib.get_close_matches(argv[0], verbs, n=1)
         hint = f"did you mean `{close[0]}`?" if close else f"the verbs are {', '.join(verbs)}"
-        raise WrongUse(
+        raise InvalidRequest(
             f"'{argv[0]}' is neither a verb nor a program that can be run "
             f"({getattr(error, 'strerror', error)}): {hint}"
         ) from error
@@ -644,11 +645,6 @@ def _run_verbatim(argv: list[str]) -> NoReturn:
 def _drop_ranks() -> None:
     for name in os.environ.keys() - without_ranks(os.environ):
         del os.environ[name]
-
-
-def _tell(text: str) -> None:
-    """One line, however long or broken the value that it repeats."""
-    say(f"trainbox: {' '.join(text.split())[:_LONGEST_MESSAGE]}")
 
 
 def main() -> NoReturn:
@@ -662,10 +658,10 @@ def main() -> NoReturn:
         _drop_ranks()
         sys.exit(cli.main(words or ["--help"], prog_name="trainbox", standalone_mode=False) or 0)
     except click.ClickException as error:
-        _tell(error.format_message())
+        message(error.format_message())
         sys.exit(WRONG_USE)
     except LaunchError as error:
-        _tell(str(error))
+        message(str(error))
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)

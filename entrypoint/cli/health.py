@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from entrypoint.cli.options import GpuCount
-from entrypoint.errors import WrongUse
+from entrypoint.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from entrypoint.driver.process import Driver
@@ -136,7 +136,7 @@ def health(
     required = tuple(filter(None, require.split(",")))
     known = check_names(kind)
     if unknown := [name for name in required if name not in known]:
-        raise WrongUse(
+        raise InvalidRequest(
             f"--require {require}: there is no check {unknown[0]}; there are {', '.join(known)}"
         )
     used, overridden = read_limits(limits)

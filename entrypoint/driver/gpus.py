@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from entrypoint.errors import HardwareMissing, WrongUse
+from entrypoint.errors import HardwareMissing, InvalidRequest
 
 
 @dataclass(frozen=True)
@@ -42,41 +42,40 @@ def select(gpus: Sequence[Gpu], ids: str, source: str) -> tuple[Gpu, ...]:
     `source` is what the list came from (`--gpu-ids`), for the message.
 
     Raises:
-        WrongUse: malformed, named twice or ambiguous. torch would shrink the job without a word on
-            each of these.
+        InvalidRequest: malformed, named twice or ambiguous; torch would use fewer GPUs silently.
         HardwareMissing: well-formed, but no such GPU here.
     """
     chosen: list[Gpu] = []
     for position, word in enumerate(ids.split(","), start=1):
         gpu = _find(gpus, word.strip(), f"{source}={ids}", position)
         if gpu in chosen:
-            raise WrongUse(f"{source}={ids} names GPU {gpu.label} twice: name each GPU once")
+            raise InvalidRequest(f"{source}={ids} names GPU {gpu.label} twice: name each GPU once")
         chosen.append(gpu)
     return tuple(chosen)
 
 
 def _find(gpus: Sequence[Gpu], word: str, asked: str, position: int) -> Gpu:
     if not word:
-        raise WrongUse(
+        raise InvalidRequest(
             f"{asked}: entry {position} is empty: write indices or UUIDs with single "
             "commas, as in 0,2"
         )
     if word.startswith(("GPU-", "MIG-")):
         matches = [gpu for gpu in gpus if gpu.uuid.startswith(word)]
         if len(matches) > 1:
-            raise WrongUse(
+            raise InvalidRequest(
                 f"{asked}: {word} fits {len(matches)} GPUs ({labels(matches)}): write "
                 "more of the UUID"
             )
     elif all(part.isascii() and part.isdigit() for part in word.split(":", 1)):
         matches = [gpu for gpu in gpus if word in (gpu.label, f"{gpu.index}")]
         if len(matches) > 1:
-            raise WrongUse(
+            raise InvalidRequest(
                 f"{asked}: GPU {word} is cut into MIG slices {labels(matches)}: name one "
                 f"slice, as in {matches[0].label}"
             )
     else:
-        raise WrongUse(
+        raise InvalidRequest(
             f"{asked}: '{word}' is no GPU: write indices or UUIDs separated by commas, as "
             "in 0,2 or GPU-8f3a"
         )
@@ -92,7 +91,7 @@ def visible_gpus(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> tuple
     Integers count in NVML's order; the plan therefore also sets CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
     Raises:
-        WrongUse, HardwareMissing: as `select`.
+        InvalidRequest, HardwareMissing: as `select`.
     """
     if cuda_visible_devices is None:
         return tuple(gpus)

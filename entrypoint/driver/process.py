@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from entrypoint.driver.readings import Sample
-from entrypoint.errors import WrongUse
+from entrypoint.errors import InvalidRequest
 from entrypoint.system.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def deadline_s() -> float:
     """The seconds to wait for the driver: DEADLINE_S, or what the environment says.
 
     Raises:
-        WrongUse: that is no number of seconds.
+        InvalidRequest: that is no number of seconds.
     """
     said = os.environ.get(DEADLINE_NAME) or str(DEADLINE_S)
     try:
@@ -55,7 +55,7 @@ def deadline_s() -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 3600:
-        raise WrongUse(
+        raise InvalidRequest(
             f"{DEADLINE_NAME}={said} is no number of seconds up to 3600: write it as in "
             f"{DEADLINE_NAME}=60"
         )

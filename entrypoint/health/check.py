@@ -90,7 +90,7 @@ def choose(
     """Return the GPUs that a launch with these options would use, and the option that names them.
 
     Raises:
-        WrongUse: an option is malformed.
+        InvalidRequest: an option is malformed.
     """
     wanted = f"--gpu-ids {gpu_ids}" if gpu_ids else f"--gpus {gpus}" if gpus is not None else ""
     try:
@@ -117,7 +117,7 @@ def about(
     working driver.
 
     Raises:
-        WrongUse: an option is malformed.
+        InvalidRequest: an option is malformed.
     """
     question = dataclasses.replace(question, processes=processes or 1)
     if found.broken:

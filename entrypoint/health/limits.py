@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from entrypoint.errors import WrongUse
+from entrypoint.errors import InvalidRequest
 
 
 @dataclass(frozen=True)
@@ -60,32 +60,34 @@ def read_limits(file: Path | None, option: str = "--limits") -> tuple[Limits, di
     usual ones.
 
     Raises:
-        WrongUse: no such file, no TOML, no such limit, or a value of another kind.
+        InvalidRequest: no such file, no TOML, no such limit, or a value of another kind.
     """
     if file is None:
         return Limits(), {}
     try:
         given = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise WrongUse(
+        raise InvalidRequest(
             f"{option} {file}: {getattr(error, 'strerror', None) or error}: lines such as "
             "remapped_rows = 100"
         ) from error
     usual = dataclasses.asdict(Limits())
     for name, value in given.items():
         if name not in usual:
-            raise WrongUse(
+            raise InvalidRequest(
                 f"{option} {file}: there is no limit {name}; there are {', '.join(usual)}"
             )
         if name in _RESULTS:
             if value not in ("WARN", "CRITICAL"):
-                raise WrongUse(f'{option} {file}: {name} is "WARN" or "CRITICAL", not {value!r}')
+                raise InvalidRequest(
+                    f'{option} {file}: {name} is "WARN" or "CRITICAL", not {value!r}'
+                )
         elif name == "slowdown_samples" and value == 0:
-            raise WrongUse(
+            raise InvalidRequest(
                 f"{option} {file}: slowdown_samples = 0 would close for every GPU: give 1 or more"
             )
         elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
-            raise WrongUse(
+            raise InvalidRequest(
                 f"{option} {file}: {name} is a number from 0 up (usually {usual[name]}), "
                 f"not {value!r}"
             )

@@ -5,6 +5,7 @@
 import dataclasses
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -19,12 +20,13 @@ from prometheus_client.registry import Collector
 
 from entrypoint.driver.process import Driver, NoAnswer
 from entrypoint.driver.readings import Sample, Unread
-from entrypoint.errors import WrongUse
+from entrypoint.errors import InvalidRequest
 from entrypoint.health.check import NO_ANSWER, Question, about, look, verdict, without_driver
 from entrypoint.health.node import read_node
 from entrypoint.health.rules import SLOWDOWN_WINDOW
 from entrypoint.health.screen import closing_line
 from entrypoint.health.verdict import Result, Verdict
+from entrypoint.system.streams import message
 
 # Numbers for Prometheus, where alerts compare them: a run must not start from 3 on.
 LEVELS = {
@@ -118,7 +120,7 @@ def monitor(
     """Examine the GPUs every `interval_s` seconds until a signal; return the exit code.
 
     Raises:
-        WrongUse: `listen` is not an address of this host, or its port is taken.
+        InvalidRequest: `listen` is not an address of this host, or its port is taken.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -127,7 +129,7 @@ def monitor(
     server = _server(listen, latest)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     host, port = server.server_address[:2]
-    _say(f"/healthz and /metrics on http://{host!s}:{port}, a look each {interval_s:g} s")
+    message(f"/healthz and /metrics on http://{host!s}:{port}, every {interval_s:g} s", sys.stdout)
     looks = _Looks(driver, question, (gpus, gpu_ids, processes))
     last_line = ""
     while not stop.is_set():
@@ -138,14 +140,17 @@ def monitor(
             if finding.result in (Result.WARN, Result.UNKNOWN, Result.CRITICAL)
         }
         for line in sorted(told - looks.told):
-            _say(line)
+            message(line, sys.stdout)
         looks.told = told
         if (line := closing_line(seen)) != last_line:
-            _say(last_line := line)
+            message(last_line := line, sys.stdout)
         stop.wait(interval_s)
         if driver.died_at_s is not None:
             # With threads in this process a fork is not safe. The supervisor restarts the monitor.
-            _say("the process that asks the driver has died: the monitor ends, to be started again")
+            message(
+                "the process that queries the driver died: restart the monitor",
+                sys.stdout,
+            )
             return 1
     server.shutdown()
     return 0
@@ -249,9 +254,9 @@ class _QuietHandler(WSGIRequestHandler):
 def _server(listen: str, latest: Latest) -> WSGIServer:
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535:
-        raise WrongUse(f"--listen {listen} is not HOST:PORT: write it as in 127.0.0.1:9400")
+        raise InvalidRequest(f"--listen {listen} is not HOST:PORT: write it as in 127.0.0.1:9400")
     if ":" in host:
-        raise WrongUse(
+        raise InvalidRequest(
             f"--listen {listen}: it listens on IPv4 addresses only, as in 127.0.0.1:9400"
         )
     registry = CollectorRegistry()
@@ -273,11 +278,7 @@ def _server(listen: str, latest: Latest) -> WSGIServer:
     try:
         return make_server(host, int(port), app, _Server, _QuietHandler)
     except OSError as error:
-        raise WrongUse(
+        raise InvalidRequest(
             f"--listen {listen}: {error.strerror or error}: give an address of this host "
             "and a free port"
         ) from error
-
-
-def _say(text: str) -> None:
-    print(f"trainbox: {text}", flush=True)

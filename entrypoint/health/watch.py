@@ -20,7 +20,7 @@ from entrypoint.health.rules import (
     rules_for,
 )
 from entrypoint.health.verdict import Finding, Mode, Result
-from entrypoint.system.streams import say
+from entrypoint.system.streams import message
 
 if TYPE_CHECKING:
     from entrypoint.driver.readings import Sample
@@ -140,4 +140,4 @@ class Watch:
                 file.write(json.dumps(entry) + "\n")
         except OSError as error:
             lost = f" (not in the run's metrics.jsonl: {error})"
-        say(f"trainbox: {finding.line}{lost}")
+        message(f"{finding.line}{lost}")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from entrypoint.errors import WrongUse
+from entrypoint.errors import InvalidRequest
 
 DEFAULT_PORT = 29400
 RDZV_TIMEOUT_S = 600
@@ -30,7 +30,7 @@ def detect_cluster(env: Mapping[str, str]) -> Cluster:
     or none.
 
     Raises:
-        WrongUse: a SLURM job of more than one task a node, or of several nodes without srun;
+        InvalidRequest: a SLURM job of more than one task a node, or of several nodes without srun;
             malformed numbers.
     """
     if "SLURM_JOB_ID" in env:
@@ -44,7 +44,7 @@ def first_host(nodelist: str) -> str:
     """The first host of SLURM's compressed list: `n[03-05,9],login` -> `n03`."""
     host = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", nodelist).partition(",")[0]
     if not host:
-        raise WrongUse(
+        raise InvalidRequest(
             f"SLURM_JOB_NODELIST={nodelist!r} names no host: set --rdzv-endpoint HOST:PORT"
         )
     return host
@@ -56,14 +56,14 @@ def _slurm(env: Mapping[str, str]) -> Cluster:
     nnodes = _number(env, "SLURM_STEP_NUM_NODES" if in_step else "SLURM_JOB_NUM_NODES", default=1)
     ntasks = _number(env, "SLURM_STEP_NUM_TASKS", default=nnodes) if in_step else nnodes
     if ntasks > nnodes:
-        raise WrongUse(
+        raise InvalidRequest(
             f"SLURM started {ntasks} tasks on {nnodes} node(s), and each would train on "
             "all GPUs of its node: "
             "start one task a node with --ntasks-per-node=1; Trainbox starts a process for "
             "each GPU itself"
         )
     if nnodes > 1 and not in_step:
-        raise WrongUse(
+        raise InvalidRequest(
             f"SLURM job {job} has {nnodes} nodes, and this is its batch script, which runs "
             "on the first only: "
             "start Trainbox with `srun --ntasks-per-node=1 trainbox ...`"
@@ -102,12 +102,12 @@ def _kubernetes(env: Mapping[str, str]) -> Cluster:
 def _number(env: Mapping[str, str], name: str, default: int | None = None, least: int = 0) -> int:
     text = env.get(name) or ("" if default is None else str(default))
     if not (text.isascii() and text.isdigit()):
-        raise WrongUse(
+        raise InvalidRequest(
             f"{name}={text!r} is not a whole number: correct what sets it, or pass the "
             "launch options by hand"
         )
     if int(text) < least:
-        raise WrongUse(
+        raise InvalidRequest(
             f"{name}={text} is less than {least}: correct what sets it, or pass the launch "
             "options by hand"
         )

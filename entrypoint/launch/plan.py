@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from entrypoint.driver.gpus import Gpu, labels, select
-from entrypoint.errors import HardwareMissing, WrongUse
+from entrypoint.errors import HardwareMissing, InvalidRequest
 from entrypoint.launch.cluster import DEFAULT_PORT, RDZV_TIMEOUT_S, Cluster
 from entrypoint.system.commands import command_of
 
@@ -68,7 +68,7 @@ def plan_launch(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -
     """Decide strategy, GPUs and processes; `gpus` are the visible ones.
 
     Raises:
-        WrongUse: the request contradicts itself or cannot be trained so.
+        InvalidRequest: the request contradicts itself or cannot be trained so.
         HardwareMissing: GPUs were asked for that are not there; a CPU run is never put in their
             place.
     """
@@ -96,7 +96,7 @@ def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> Lau
     GPU.
 
     Raises:
-        WrongUse: the request contradicts itself.
+        InvalidRequest: the request contradicts itself.
         HardwareMissing: GPUs were asked for that are not there, or cannot be used.
     """
     if request.gpus is None and request.gpu_ids is None and request.device != "cpu" and gpus:
@@ -105,7 +105,7 @@ def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> Lau
     _refuse_faults(chosen)
     if chosen:
         if request.processes is not None:
-            raise WrongUse(
+            raise InvalidRequest(
                 f"--processes {request.processes} is for CPU slots, and {len(chosen)} "
                 "GPU(s) are in use: use --per-gpu"
             )
@@ -113,7 +113,7 @@ def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> Lau
         shared = f", {per_gpu} trials on each" * (per_gpu > 1)
     else:
         if per_gpu > 1:
-            raise WrongUse(
+            raise InvalidRequest(
                 f"--per-gpu {per_gpu}: no GPU is in use; --processes N sets the number of CPU slots"
             )
         kind, most = (
@@ -147,36 +147,36 @@ def _nodes(request: LaunchRequest, cluster: Cluster) -> _Nodes:
     job_id = request.rdzv_id or cluster.rdzv_id or "trainbox"
     if count == 1:
         if request.node_rank:
-            raise WrongUse(
+            raise InvalidRequest(
                 f"node rank {request.node_rank} of 1 node: add --nnodes with the number of machines"
             )
         # a scheduler may have one node left
         if request.rdzv_endpoint and request.nnodes is None and cluster.kind == "local":
-            raise WrongUse(
+            raise InvalidRequest(
                 f"--rdzv-endpoint {endpoint} and 1 node: add --nnodes with the number of machines"
             )
         return _Nodes(1, 0, "", job_id)
     if endpoint is None:
-        raise WrongUse(
+        raise InvalidRequest(
             f"{count} nodes asked, and no place to meet: give the first machine's address "
             "to each of them, "
             f"as in --rdzv-endpoint node0.example:{DEFAULT_PORT}"
         )
     _refuse_no_place(endpoint)
     if rank is None:
-        raise WrongUse(
+        raise InvalidRequest(
             f"{count} nodes asked, and not which one this is: add --node-rank 0 here, 1 on "
             "the next, and so on"
         )
     if rank >= count:
-        raise WrongUse(
+        raise InvalidRequest(
             f"node rank {rank} of {count} nodes: ranks count from 0, so the last is {count - 1}"
         )
     return _Nodes(count, rank, endpoint, job_id, cluster.kind != "local")
 
 
 def _refuse_no_place(endpoint: str) -> None:
-    """Raises WrongUse where `endpoint` is not the address or name of one machine and a port."""
+    """Raise InvalidRequest unless `endpoint` is the address or name of one machine, and a port."""
     parts = re.fullmatch(
         r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s\[\]/*:]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:.%]*):([0-9]{1,5})",
         endpoint,
@@ -188,7 +188,7 @@ def _refuse_no_place(endpoint: str) -> None:
         or not 0 < int(parts[2]) < 65536
         or not _is_host(host)
     ):
-        raise WrongUse(
+        raise InvalidRequest(
             f"--rdzv-endpoint {endpoint} is not HOST:PORT: write it as in "
             f"node0.example:{DEFAULT_PORT}"
         )
@@ -199,7 +199,7 @@ def _refuse_no_place(endpoint: str) -> None:
         return  # a name
     address = getattr(address, "ipv4_mapped", None) or address
     if address.is_unspecified or address.is_multicast or str(address) == "255.255.255.255":
-        raise WrongUse(
+        raise InvalidRequest(
             f"--rdzv-endpoint {endpoint} is not the address of one machine: "
             f"give the address by which the others reach node 0, as in 192.168.1.10:{DEFAULT_PORT}"
         )
@@ -228,20 +228,20 @@ def _choose_gpus(
     if request.device in ("cpu", "mps"):
         if request.gpu_ids or request.gpus not in (None, 0):
             wanted = f"--gpu-ids {request.gpu_ids}" if request.gpu_ids else f"--gpus {request.gpus}"
-            raise WrongUse(
+            raise InvalidRequest(
                 f"{wanted} and --device {request.device} contradict each other: drop one of them"
             )
         return (), "visible"
     if request.device == "cuda" and count == 0:
-        raise WrongUse("--gpus 0 and --device cuda contradict each other: drop one of them")
+        raise InvalidRequest("--gpus 0 and --device cuda contradict each other: drop one of them")
     if request.gpu_ids:
         if count == 0:
-            raise WrongUse(
+            raise InvalidRequest(
                 f"--gpus 0 and --gpu-ids {request.gpu_ids} contradict each other: drop one of them"
             )
         named = select(gpus, request.gpu_ids, "--gpu-ids")
         if isinstance(count, int) and count != len(named):
-            raise WrongUse(
+            raise InvalidRequest(
                 f"--gpus {count} and --gpu-ids {request.gpu_ids} ({len(named)} GPUs) "
                 "differ: drop one of them"
             )
@@ -272,7 +272,7 @@ def _choose_gpus(
 def _processes(request: LaunchRequest, chosen: Sequence[Gpu], cluster: Cluster) -> int:
     if chosen:
         if request.processes not in (None, len(chosen)):
-            raise WrongUse(
+            raise InvalidRequest(
                 f"--processes {request.processes} is for CPU runs, and {len(chosen)} "
                 "GPU(s) are in use here: "
                 "choose GPUs with --gpus, or add --device cpu"
@@ -287,12 +287,12 @@ def _strategy(request: LaunchRequest, chosen: Sequence[Gpu], nproc: int, nodes: 
     wanted = request.strategy
     if wanted == "dp":
         if nodes.count > 1:
-            raise WrongUse(
+            raise InvalidRequest(
                 f"--strategy dp works within one machine, and {nodes.count} nodes are "
                 "asked: use --strategy ddp"
             )
         if request.device == "cpu" or request.gpus == 0:
-            raise WrongUse(
+            raise InvalidRequest(
                 "--strategy dp splits batches over GPUs, and the CPU is asked for: drop "
                 "one of the two"
             )
@@ -302,13 +302,13 @@ def _strategy(request: LaunchRequest, chosen: Sequence[Gpu], nproc: int, nodes: 
                 "host, or drop --strategy"
             )
         if len(chosen) == 1:
-            raise WrongUse(
+            raise InvalidRequest(
                 "--strategy dp needs 2 GPUs or more, found 1: drop --strategy to train on the one"
             )
         return "dp"
     if wanted == "single":
         if nodes.count > 1:
-            raise WrongUse(
+            raise InvalidRequest(
                 f"--strategy single and {nodes.count} nodes contradict each other: drop one of them"
             )
         many = (
@@ -316,14 +316,14 @@ def _strategy(request: LaunchRequest, chosen: Sequence[Gpu], nproc: int, nodes: 
         )
         if nproc > 1 and many:
             what = f"{len(chosen)} GPUs" if chosen else f"{nproc} processes"
-            raise WrongUse(
+            raise InvalidRequest(
                 f"--strategy single and {what} contradict each other: ask for 1, or use "
                 "--strategy ddp"
             )
         return "single"
     if wanted == "fsdp" and nproc * nodes.count == 1:
         found = "1 GPU" if chosen else "1 CPU process"
-        raise WrongUse(
+        raise InvalidRequest(
             f"--strategy fsdp shares a model out over 2 or more, found {found}: give more, "
             "or drop --strategy to train on it"
         )
@@ -345,7 +345,7 @@ def _refuse_mig_groups(chosen: Sequence[Gpu]) -> None:
     slices = [gpu for gpu in chosen if gpu.mig_parent]
     if slices and len(chosen) > 1:
         same = "of one GPU " if len({gpu.mig_parent for gpu in slices}) < len(slices) else ""
-        raise WrongUse(
+        raise InvalidRequest(
             f"asked to train on {len(chosen)} devices, {len(slices)} of them MIG slices "
             f"{same}({labels(chosen)}): "
             "CUDA and NCCL let a process see one slice only; train on one with --gpus 1 "

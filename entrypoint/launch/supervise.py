@@ -11,7 +11,7 @@ from typing import Protocol
 
 from entrypoint.errors import HARDWARE, PREEMPTED, WRONG_USE
 from entrypoint.system.processes import die_with_parent
-from entrypoint.system.streams import say
+from entrypoint.system.streams import message
 
 # Of the 60 s that compose and Kubernetes give (stop_grace_period), so that our own message comes
 # before their SIGKILL.
@@ -87,7 +87,7 @@ def supervise(
         if (received or broken) and not forwarded:
             forwarded, deadline, heard = True, time.monotonic() + stop_budget_s, len(received)
             name = signal.Signals(received[0]).name if received else ""
-            _say(
+            message(
                 f"{name} received: {stopping} (again: stop at once)"
                 if name
                 else f"the hardware fails: {stopping} (a signal: stop at once)"
@@ -102,7 +102,7 @@ def supervise(
             whole = (
                 "the newest checkpoint before it is whole, and the same command resumes from there"
             )
-            _say(f"{why}: killed; {whole if resumes else _again(resumes)}")
+            message(f"{why}: killed; {whole if resumes else _again(resumes)}")
             _kill_session(child)
             # one more would end this process before it can exit with its code
             for number in _STOP_SIGNALS:
@@ -126,7 +126,7 @@ def _exit_code(
         return HARDWARE
     if code < 0:
         known = -code in list(signal.Signals)
-        _say(
+        message(
             "the training was killed by "
             f"{signal.Signals(-code).name if known else f'signal {-code}'}: {_again(resumes)}"
         )
@@ -145,11 +145,7 @@ def _kill_session(child: subprocess.Popen[bytes]) -> None:
     try:
         child.wait(timeout=_DEATH_S)
     except subprocess.TimeoutExpired:
-        _say(
+        message(
             f"process {child.pid} does not die: it hangs in the kernel, most likely in the "
             "GPU's driver"
         )
-
-
-def _say(text: str) -> None:
-    say(f"trainbox: {text}")

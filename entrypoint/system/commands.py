@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from entrypoint.errors import WrongUse
+from entrypoint.errors import InvalidRequest
 
 _PACKAGES = ("entrypoint", "trainbox", "trainer")
 _HOME = Path(__file__).resolve().parents[2]
@@ -55,7 +55,7 @@ def check_packages(search_path: Sequence[str]) -> None:
     Trainbox's packages.
 
     Raises:
-        WrongUse: PYTHONPATH or an installed package would replace Trainbox's own code.
+        InvalidRequest: PYTHONPATH or an installed package would replace Trainbox's own code.
     """
     for name in _PACKAGES:
         spec = PathFinder.find_spec(name, search_path)
@@ -64,7 +64,7 @@ def check_packages(search_path: Sequence[str]) -> None:
             and spec.origin is not None
             and Path(spec.origin).resolve().parent != _HOME / name
         ):
-            raise WrongUse(
+            raise InvalidRequest(
                 f"{spec.origin} has the name of Trainbox's own package {name} and comes "
                 "before it in sys.path: "
                 "rename it, or remove its folder from PYTHONPATH"

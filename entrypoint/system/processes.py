@@ -1,7 +1,8 @@
-"""The end of a child process whose parent has vanished."""
+"""Parents and children of processes, as Linux lists them."""
 
 import ctypes
 import signal
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -12,3 +13,22 @@ def die_with_parent() -> None:
     Called in the child before it executes its program, so that no orphan trains on.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def descendants(ancestor: int) -> list[int]:
+    """Return the ids of the process's children, of their children, and so on."""
+    parents = {int(path.name): parent(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
+    found = [ancestor]
+    for pid in found:  # the list grows during the loop
+        found += [child for child, owner in parents.items() if owner == pid]
+    return found[1:]
+
+
+def parent(pid: int) -> int | None:
+    """Return the id of the process's parent; None if the process is gone, or a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    state, owner, *_ = stat.rpartition(")")[2].split()
+    return None if state in "ZX" else int(owner)

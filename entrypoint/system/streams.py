@@ -1,13 +1,14 @@
-"""What this process prints: standard streams that are always there, and lines that are harmless to
-a terminal.
+"""Standard streams that are always open, and lines without control characters.
 
-`trainer.system.streams` is its twin: the packages do not import each other.
+`trainer.system.streams` does the same: the packages do not import each other.
 """
 
 import contextlib
 import os
 import sys
 from typing import Any, TextIO
+
+_LONGEST_MESSAGE = 1000
 
 
 def open_streams() -> None:
@@ -49,3 +50,8 @@ def say(text: str, file: TextIO | None = None) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), file.fileno())
+
+
+def message(text: str, file: TextIO | None = None) -> None:
+    """Print `trainbox: TEXT` as one line of at most 1000 characters; see `say`."""
+    say(f"trainbox: {' '.join(text.split())[:_LONGEST_MESSAGE]}", file)

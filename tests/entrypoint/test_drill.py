@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.drill import Case, Outcome, _last_step, cases, final_digest, row, training_words
+from entrypoint.drill import (
+    DrillResult,
+    Schedule,
+    _last_step,
+    cases,
+    final_digest,
+    row,
+    training_words,
+)
 from entrypoint.errors import DrillFailed
 
 
@@ -24,7 +32,10 @@ def test_every_number_undisturbed_and_kills_between_different_numbers(most: int)
 
 
 def test_the_table() -> None:
-    first, other = Outcome(Case((1,)), (), "aa bb"), Outcome(Case((4, 2, 1)), (9, 14), "aa cc")
+    first, other = (
+        DrillResult(Schedule((1,)), (), "aa bb"),
+        DrillResult(Schedule((4, 2, 1)), (9, 14), "aa cc"),
+    )
     assert (
         row(first, first) == "  1                  undisturbed                        aa bb  same"
     )

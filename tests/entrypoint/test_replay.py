@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint.errors import WrongUse
+from entrypoint.errors import InvalidRequest
 from entrypoint.replay import read_run, replay_command
 from tests.support.commands import Trainbox
 
@@ -121,7 +121,7 @@ def test_the_command(
 def test_a_damaged_file_is_wrong_use(tmp_path: Path, name: str, text: bytes, message: str) -> None:
     for file in ("config.json", "manifest.json"):
         (tmp_path / file).write_bytes(text if file == name else b"{}")
-    with pytest.raises(WrongUse) as refused:
+    with pytest.raises(InvalidRequest) as refused:
         read_run(tmp_path)
     assert message in str(refused.value)
 

@@ -240,7 +240,7 @@ def _fork(
     if pid := os.fork():
         return pid
     try:
-        from trainer.system.signals import die_with_parent
+        from trainer.system.processes import die_with_parent
 
         die_with_parent()
         os.chdir(folder)

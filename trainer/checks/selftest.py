@@ -13,7 +13,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from trainer.errors import Failure
-from trainer.system.signals import die_with_parent
+from trainer.system.processes import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ from trainer.settings.optimizers import OPTIMIZERS
 from trainer.settings.task_source import overruled
 from trainer.sweep import grid
 from trainer.system.signals import StopRequest
-from trainer.system.streams import printable
+from trainer.system.streams import message
 from trainer.task import (
     built_in_tasks,
     load_task,
@@ -92,7 +92,6 @@ class _BatchSize(_Whole):
 
 _COUNT = _Whole(1)
 _CHECKED_TRIALS = 10_000
-_LONGEST_MESSAGE = 1000
 _PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 
 
@@ -579,7 +578,7 @@ def _warn_of_overruled_imports(task: str) -> None:
     """Say it once, in the launcher's check, and not in each rank."""
     place, _ = locate(task)
     for line in overruled(place):
-        click.echo(_line(line), err=True)
+        click.echo(message(line), err=True)
 
 
 def _check_run_name(run: str | None, option: str = "--run") -> None:
@@ -911,12 +910,7 @@ def _tell(error: Failure) -> None:
             str(error), encoding="utf-8", errors="backslashreplace"
         )
     else:
-        click.echo(_line(str(error)), err=True)
-
-
-def _line(text: str) -> str:
-    """One line, however long or broken the value that it repeats."""
-    return f"trainbox: {printable(' '.join(text.split()))[:_LONGEST_MESSAGE]}"
+        click.echo(message(str(error)), err=True)
 
 
 def main() -> NoReturn:
@@ -928,7 +922,7 @@ def _run() -> int:
     try:
         return int(cli.main(prog_name="trainbox", standalone_mode=False) or 0)
     except click.ClickException as error:
-        click.echo(_line(error.format_message()), err=True)
+        click.echo(message(error.format_message()), err=True)
         return WrongUse.exit_code
     except Failure as error:
         _tell(error)

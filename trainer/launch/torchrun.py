@@ -24,8 +24,9 @@ from typing import NamedTuple
 from trainer.errors import MESSAGES, STORE, Failure, NetworkFailure, Preempted
 from trainer.launch.rendezvous import Meeting, Node, meet
 from trainer.launch.secret import take_secret
+from trainer.system.processes import children
 from trainer.system.signals import STOP_SIGNALS, hand_on, handle_stop_signals
-from trainer.system.streams import open_streams, outlive_readers, printable
+from trainer.system.streams import message, open_streams, outlive_readers
 from trainer.system.temporary import temporary_folder
 
 _CRASH = 1
@@ -44,7 +45,7 @@ def main() -> int:
     forwarded: list[int] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
-        ranks = _children()
+        ranks = children(os.getpid())
         if not ranks and not forwarded:
             sys.exit(Preempted.exit_code)  # nothing runs yet, so nothing is lost
         forwarded.append(number)
@@ -111,7 +112,7 @@ def _run_on_nodes(
         else:
             time.sleep(_FOLLOWED_S)
             losses.append(loss)
-        _kill(_children(), signal.SIGKILL)
+        _kill(children(os.getpid()), signal.SIGKILL)
         time.sleep(_TOLD_S)
         _say(f"{what}; what runs here does not end by itself, and is ended")
         os._exit(loss.code)
@@ -288,21 +289,6 @@ def _cause(codes: set[int], stopped: bool) -> int:
     return NetworkFailure.exit_code if codes == {NetworkFailure.exit_code} else _CRASH
 
 
-def _children() -> list[int]:
-    """The ranks: the processes whose parent is this one."""
-    children = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(
-                stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
-            )
-        except OSError:
-            continue  # it has just ended
-        if parent == os.getpid():
-            children.append(int(stat.parent.name))
-    return children
-
-
 def _kill(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):  # it has just ended
@@ -310,7 +296,7 @@ def _kill(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"trainbox: {printable(' '.join(text.split()))}", file=sys.stderr, flush=True)
+    print(message(text), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

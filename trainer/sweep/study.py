@@ -34,6 +34,7 @@ from trainer.errors import StorageFailure, WrongUse
 from trainer.settings.config import split_metric
 from trainer.sweep.grid import Range, Sweep, Value, from_identity
 from trainer.system.hints import command
+from trainer.system.processes import start_ticks
 from trainer.system.storage import storage_failure as file_failure
 
 _LOCK_GRACE_S = 10
@@ -583,7 +584,7 @@ def _own_place() -> str:
     """
     space = _pid_space()
     return (
-        f"{uuid.uuid4().hex[:8]} {space} {os.getpid()} {_started(os.getpid())}"
+        f"{uuid.uuid4().hex[:8]} {space} {os.getpid()} {start_ticks(os.getpid())}"
         if space
         else uuid.uuid4().hex
     )
@@ -601,22 +602,9 @@ def _pid_space() -> str | None:
         return None
 
 
-def _started(pid: int) -> str | None:
-    """When the process began, in ticks since boot; None if there is none."""
-    try:
-        return (
-            Path(f"/proc/{pid}/stat")
-            .read_text(encoding="utf-8", errors="replace")
-            .rpartition(")")[2]
-            .split()[19]
-        )
-    except OSError:
-        return None
-
-
 def _is_gone(owner: str) -> bool:
     """Whether `owner` lived in this very system and does not any more; False if it may live
     elsewhere.
     """
     _, *place = owner.split()
-    return len(place) == 3 and place[0] == _pid_space() and _started(int(place[1])) != place[2]
+    return len(place) == 3 and place[0] == _pid_space() and start_ticks(int(place[1])) != place[2]

@@ -19,7 +19,8 @@ from typing import Any
 
 from trainer.errors import Busy, Changed, Failure, Preempted, TaskError
 from trainer.records.gpu_events import hardware_events
-from trainer.system.signals import StopRequest, die_with_parent
+from trainer.system.processes import die_with_parent
+from trainer.system.signals import StopRequest
 from trainer.system.storage import storage_failure
 from trainer.system.streams import open_streams, outlive_readers
 

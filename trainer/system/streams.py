@@ -1,12 +1,12 @@
-"""What this process prints: standard streams that are always there, and text that is harmless to a
-terminal.
-"""
+"""Standard streams that are always open, and text without control characters."""
 
 import contextlib
 import io
 import os
 import sys
 from typing import Any
+
+_LONGEST_MESSAGE = 1000
 
 
 def open_streams() -> None:
@@ -74,3 +74,8 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(
         c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
     )
+
+
+def message(text: str) -> str:
+    """Return `trainbox: TEXT` as one printable line of at most 1000 characters of text."""
+    return f"trainbox: {printable(' '.join(text.split()))[:_LONGEST_MESSAGE]}"

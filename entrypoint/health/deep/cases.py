@@ -1,6 +1,4 @@
-"""What --deep tests, each case as a program to start, and what the lines that it writes come to:
-pure.
-"""
+"""The tests of --deep: the programs to start, and findings from the lines that they print. Pure."""
 
 import json
 import statistics
@@ -42,14 +40,14 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Case:
-    """What one child tests: a device alone, or the exchange between several of one kind."""
+class Probe:
+    """The test of one child process: a device alone, or the exchange between several."""
 
     devices: tuple[Device, ...]
 
     @property
     def tests(self) -> tuple[str, ...]:
-        """In the order in which they are done."""
+        """The names of the tests, in order."""
         return _ALONE if len(self.devices) == 1 else _TOGETHER
 
     @property
@@ -64,9 +62,7 @@ class Case:
         return f"{kind} {', '.join(others)} and {last}" if others else f"{kind} {last}"
 
     def finding(self, test: str, result: Result, read: str, **more: Any) -> Finding:
-        """One of this case's; the node's, which then names them, where the devices are CPU
-        processes.
-        """
+        """Return a finding on the devices; on the node if they are CPU processes."""
         if not self.on_gpus:
             return Finding(f"deep-{test}", result, f"{self.place}: {read}", **more)
         gpu, uuid = "+".join(device.label for device in self.devices), self.devices[0].uuid
@@ -76,12 +72,14 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The lines that a case's processes wrote; `fault` says why they did not end well,
-    `killed_after_s` that they did not.
+class ProbeOutput:
+    """The lines that a probe's processes printed.
+
+    `fault` is the reason of a failure, or empty; `killed_after_s` the deadline after which they
+    were killed.
     """
 
-    case: Case
+    probe: Probe
     lines: tuple[Mapping[str, Any], ...]
     fault: str = ""
     killed_after_s: float | None = None
@@ -89,47 +87,46 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Reading:
-    """What one test of a case came to by itself; `speed` in FLOP/s or bytes/s, None if it did not
-    end.
-    """
+    """The result of one test of a probe; `speed` in FLOP/s or bytes/s, None if it failed."""
 
-    case: Case
+    probe: Probe
     test: str
     finding: Finding
     speed: float | None = None
 
     @property
     def line(self) -> str:
-        """For people, while the tests run."""
+        """The line that is printed while the tests run."""
         if self.finding.result is Result.PASS and self.speed is not None:
-            return f"{self.test} {self.case.place}: {in_unit(self.test, self.speed)}, right"
+            return f"{self.test} {self.probe.place}: {in_unit(self.test, self.speed)}, right"
         # else the finding itself says where
-        where = f"{self.case.place}: " if self.case.on_gpus else ""
+        where = f"{self.probe.place}: " if self.probe.on_gpus else ""
         return f"{self.test} {where}{self.finding.read}"
 
 
 def devices_of(gpus: Sequence[Mapping[str, Any]], processes: int) -> tuple[Device, ...]:
-    """Those of a verdict's `gpus`; without any, so many CPU processes."""
+    """Return a verdict's `gpus` as devices; if it has none, the CPU processes."""
     if not gpus:
         return tuple(Device(str(number)) for number in range(processes))
     return tuple(Device(gpu["gpu"], gpu["uuid"], gpu["name"]) for gpu in gpus)
 
 
-def exchanges(devices: Sequence[Device]) -> list[Case]:
-    """Each pair, then all if that is more; CUDA lets a process see one MIG slice, so that slices
-    exchange nothing.
+def exchanges(devices: Sequence[Device]) -> list[Probe]:
+    """Return a probe for each pair, then one for all devices if there are more than two.
+
+    MIG slices are left out: a CUDA process can use only one of them.
     """
     whole = tuple(device for device in devices if not device.is_slice)
-    pairs = [Case(pair) for pair in combinations(whole, 2)]
-    return [*pairs, Case(whole)] if len(whole) > 2 else pairs
+    pairs = [Probe(pair) for pair in combinations(whole, 2)]
+    return [*pairs, Probe(whole)] if len(whole) > 2 else pairs
 
 
-def argv_of(case: Case, python: str) -> list[str]:
-    """The child of a case; of several devices each has a rank."""
-    if len(case.devices) == 1:
+def argv_of(probe: Probe, python: str) -> list[str]:
+    """Return the command of a probe; each of several devices has a rank."""
+    if len(probe.devices) == 1:
         return command_of("trainer.checks.selftest", "compute", python=python)
     ranks = (
-        f"--nproc-per-node={len(case.devices)}",
+        f"--nproc-per-node={len(probe.devices)}",
         "-m",
         "--",
         "trainer.checks.selftest",
@@ -138,45 +135,51 @@ def argv_of(case: Case, python: str) -> list[str]:
     return command_of("trainer.launch.torchrun", "--standalone", *ranks, python=python)
 
 
-def env_of(case: Case, environment: Mapping[str, str], cpus: int) -> dict[str, str]:
-    """The child's, from this program's; `cpus` are those that it may use."""
-    # PET_NNODES and such are torchrun's options, set by a cluster for processes that are not these.
+def env_of(probe: Probe, environment: Mapping[str, str], cpus: int) -> dict[str, str]:
+    """Return the child's environment; `cpus` is the number of CPUs that this process may use."""
+    # PET_NNODES and similar names are torchrun's options, which a cluster sets for the job's nodes.
     kept = {
         name: value
         for name, value in without_ranks(environment).items()
         if not name.startswith("PET_")
     }
     return {
-        "OMP_NUM_THREADS": str(max(1, cpus // len(case.devices))),
+        "OMP_NUM_THREADS": str(max(1, cpus // len(probe.devices))),
         **kept,
         # as in a launch plan
-        "CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in case.devices if device.uuid),
+        "CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in probe.devices if device.uuid),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "TRAINBOX_DEVICE": "cuda" if case.on_gpus else "cpu",
+        "TRAINBOX_DEVICE": "cuda" if probe.on_gpus else "cpu",
     }
 
 
-def ended(case: Case, out: str, err: str, code: int) -> Outcome:
-    """The outcome of a child that has ended by itself."""
+def ended(probe: Probe, out: str, err: str, code: int) -> ProbeOutput:
+    """Return the output of a child that exited."""
     lines = tuple(_parsed(out))
     if code == 0:
-        return Outcome(case, lines, "" if _complete(case, lines) else "it ended and told nothing")
+        return ProbeOutput(
+            probe, lines, "" if _complete(probe, lines) else "it ended and told nothing"
+        )
     told = [
-        f"{_whose(case, line)}{line['error']}" for line in lines if "error" in line
+        f"{_whose(probe, line)}{line['error']}" for line in lines if "error" in line
     ] or err.strip().splitlines()[-1:]
     words = " ".join("; ".join(told).split())[:_LONGEST_WORDS] or "it said nothing"
-    return Outcome(
-        case, lines, f"{words} ({f'exit code {code}' if code > 0 else f'killed by signal {-code}'})"
+    return ProbeOutput(
+        probe,
+        lines,
+        f"{words} ({f'exit code {code}' if code > 0 else f'killed by signal {-code}'})",
     )
 
 
-def out_of_time(case: Case, out: str, deadline_s: float) -> Outcome:
-    """The outcome of a child that had to be killed."""
-    return Outcome(case, tuple(_parsed(out)), f"no end after {deadline_s:g} s: killed", deadline_s)
+def out_of_time(probe: Probe, out: str, deadline_s: float) -> ProbeOutput:
+    """Return the output of a child that was killed at the deadline."""
+    return ProbeOutput(
+        probe, tuple(_parsed(out)), f"no end after {deadline_s:g} s: killed", deadline_s
+    )
 
 
 def _parsed(out: str) -> Iterable[dict[str, Any]]:
-    """The lines that are meant for us: libraries write to standard output as well."""
+    """Return the lines of the tests: libraries also write to standard output."""
     for line in out.splitlines():
         try:
             value = json.loads(line)
@@ -186,74 +189,74 @@ def _parsed(out: str) -> Iterable[dict[str, Any]]:
             yield value
 
 
-def _complete(case: Case, lines: Sequence[Mapping[str, Any]]) -> bool:
-    return all(len(_of(test, lines)) == len(case.devices) for test in case.tests)
+def _complete(probe: Probe, lines: Sequence[Mapping[str, Any]]) -> bool:
+    return all(len(_of(test, lines)) == len(probe.devices) for test in probe.tests)
 
 
 def _of(test: str, lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [line for line in lines if line.get("test") == test]
 
 
-def _whose(case: Case, line: Mapping[str, Any]) -> str:
-    """`GPU 1: `, where a case has several."""
-    return f"{Case((case.devices[line['rank']],)).place}: " if len(case.devices) > 1 else ""
+def _whose(probe: Probe, line: Mapping[str, Any]) -> str:
+    """Return `GPU 1: ` if the probe has several devices."""
+    return f"{Probe((probe.devices[line['rank']],)).place}: " if len(probe.devices) > 1 else ""
 
 
-def readings(outcome: Outcome) -> list[Reading]:
-    """One for each test of the case.
+def readings(outcome: ProbeOutput) -> list[Reading]:
+    """Return a reading for each test of the probe.
 
-    What ended it is told with the first test that it kept from ending.
+    A failure is reported with the first test that it interrupted.
     """
     found: list[Reading] = []
-    for test in outcome.case.tests:
+    for test in outcome.probe.tests:
         found.append(_reading(outcome, test, after_a_fault=bool(found) and found[-1].speed is None))
     return found
 
 
-def _reading(outcome: Outcome, test: str, after_a_fault: bool) -> Reading:
-    case, lines = outcome.case, _of(test, outcome.lines)
+def _reading(outcome: ProbeOutput, test: str, after_a_fault: bool) -> Reading:
+    probe, lines = outcome.probe, _of(test, outcome.lines)
     limit, source = _LIMITS[test]
     speed = min((float(line["speed"]) for line in lines), default=0.0)
     if wrong := [line for line in lines if not line["right"]]:
-        read = "WRONG: " + "; ".join(f"{_whose(case, line)}{line['told']}" for line in wrong)
-        action = "drain" if not case.on_gpus else "reset_gpu" if test in _TOGETHER else "replace"
-        finding = case.finding(
+        read = "WRONG: " + "; ".join(f"{_whose(probe, line)}{line['told']}" for line in wrong)
+        action = "drain" if not probe.on_gpus else "reset_gpu" if test in _TOGETHER else "replace"
+        finding = probe.finding(
             test, Result.CRITICAL, read, limit=limit, source=source, action=action
         )
-        return Reading(case, test, finding, speed)
-    if len(lines) == len(case.devices) and not (outcome.fault and test == case.tests[-1]):
+        return Reading(probe, test, finding, speed)
+    if len(lines) == len(probe.devices) and not (outcome.fault and test == probe.tests[-1]):
         read = f"{in_unit(test, speed)}; {lines[0]['told']}"
         return Reading(
-            case, test, case.finding(test, Result.PASS, read, limit=limit, source=source), speed
+            probe, test, probe.finding(test, Result.PASS, read, limit=limit, source=source), speed
         )
     action = (
-        "make_room" if not case.on_gpus else "reset_gpu" if outcome.killed_after_s else "ask_host"
+        "make_room" if not probe.on_gpus else "reset_gpu" if outcome.killed_after_s else "ask_host"
     )
     if after_a_fault:
         return Reading(
-            case, test, case.finding(test, Result.UNKNOWN, "not tested after that", action=action)
+            probe, test, probe.finding(test, Result.UNKNOWN, "not tested after that", action=action)
         )
     limit, source = "it ends well", "Trainbox"
     if outcome.killed_after_s:
         limit, source = f"it ends within {outcome.killed_after_s:g} s", "--deadline-s"
-    finding = case.finding(
+    finding = probe.finding(
         test, Result.CRITICAL, outcome.fault, limit=limit, source=source, action=action
     )
-    return Reading(case, test, finding)
+    return Reading(probe, test, finding)
 
 
 def in_unit(test: str, speed: float) -> str:
-    """`41.2 GB/s`, `3,012 GB/s`."""
+    """Return a text such as `41.2 GB/s` or `3,012 GB/s`."""
     unit, size = _UNITS[test]
     return f"{speed / size:,.0f} {unit}" if speed >= 100 * size else f"{speed / size:.3g} {unit}"
 
 
 def findings(found: Sequence[Reading], devices: Sequence[Device], limits: Limits) -> list[Finding]:
-    """All of the readings', those told that are slow beside their like; and why devices exchanged
-    nothing.
+    """Return the findings of all readings, with a WARN for each device that is slower than its
+    like, and a finding for each device without an exchange.
     """
     exchanged = {
-        device for reading in found if reading.test in _TOGETHER for device in reading.case.devices
+        device for reading in found if reading.test in _TOGETHER for device in reading.probe.devices
     }
     alone = [device for device in devices if device not in exchanged]
     return [
@@ -278,18 +281,18 @@ def _beside_its_like(reading: Reading, found: Sequence[Reading], limits: Limits)
 
 
 def _kind(reading: Reading) -> tuple[str, list[str]]:
-    """What can be compared: one test on GPUs of the same models."""
-    return reading.test, sorted(device.name for device in reading.case.devices)
+    """Return a key of comparable readings: one test on GPUs of the same models."""
+    return reading.test, sorted(device.name for device in reading.probe.devices)
 
 
 def _why_alone(device: Device, devices: Sequence[Device]) -> Finding:
-    """A finding also where there is nothing to exchange, for --require."""
-    case = Case((device,))
+    """Return a finding for a device without an exchange, for --require."""
+    probe = Probe((device,))
     if device.is_slice:
-        return case.finding("all-reduce", Result.NA, "CUDA lets a process see one MIG slice")
+        return probe.finding("all-reduce", Result.NA, "CUDA lets a process see one MIG slice")
     if len([each for each in devices if not each.is_slice]) == 1:
-        return case.finding("all-reduce", Result.NA, "there is no other one to exchange with")
+        return probe.finding("all-reduce", Result.NA, "there is no other one to exchange with")
     read = "not tested: its own tests, or those of all others, did not end"
-    return case.finding(
-        "all-reduce", Result.UNKNOWN, read, action="ask_host" if case.on_gpus else "make_room"
+    return probe.finding(
+        "all-reduce", Result.UNKNOWN, read, action="ask_host" if probe.on_gpus else "make_room"
     )

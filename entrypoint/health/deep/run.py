@@ -1,6 +1,4 @@
-"""`trainbox health --deep`: what is only seen by computing and exchanging, each test in a child
-with a deadline.
-"""
+"""`trainbox health --deep`: tests that compute and communicate, each in a child with a deadline."""
 
 import contextlib
 import dataclasses
@@ -10,11 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from entrypoint.health.deep.cases import (
-    Case,
-    Outcome,
+    Probe,
+    ProbeOutput,
     Reading,
     argv_of,
     devices_of,
@@ -28,9 +25,9 @@ from entrypoint.health.deep.cases import (
 from entrypoint.health.limits import Limits
 from entrypoint.health.verdict import Finding, Result, Verdict
 from entrypoint.system.cpus import usable_cpus
-from entrypoint.system.processes import die_with_parent
+from entrypoint.system.processes import descendants, die_with_parent, parent
 
-# for killed processes to be gone; one that hangs in the driver is not waited for any longer
+# for killed processes to end; a process that hangs in the driver may stay longer
 _END_S = 5.0
 _POLL_S = 0.02
 
@@ -43,12 +40,11 @@ def deepened(
     say: Callable[[str], None],
     look_again: Callable[[], Verdict],
 ) -> Verdict:
-    """A new verdict, and what the tests found on its GPUs; on so many CPU processes where it has
-    none.
+    """Test the verdict's GPUs, or `processes` CPU processes if it has none, and return a new
+    verdict with the findings.
 
-    `say` gets a line after each test; `look_again` is asked after the last, since load brings out
-    Xids, ECC errors and heat. A verdict that is closed comes back with a note that nothing was
-    begun.
+    `say` gets a line after each test. `look_again` is called after the last test, since load
+    reveals Xids, ECC errors and overheating. A closed verdict is returned without tests.
     """
     if verdict.closing:
         return _with(
@@ -56,17 +52,17 @@ def deepened(
         )
     devices, begin_s = devices_of(verdict.gpus, processes), time.monotonic()
 
-    def done(cases: list[Case]) -> Iterator[Reading]:
-        for case in cases:
-            for reading in readings(_run(case, deadline_s)):
+    def done(cases: list[Probe]) -> Iterator[Reading]:
+        for probe in cases:
+            for reading in readings(_run(probe, deadline_s)):
                 say(f"deep: {reading.line}")
                 yield reading
 
-    alone = list(done([Case((device,)) for device in devices]))
-    # An exchange with one that does not end would only wait for the deadline again.
-    stuck = {reading.case.devices[0] for reading in alone if reading.speed is None}
+    alone = list(done([Probe((device,)) for device in devices]))
+    # An exchange with a device that did not finish would only wait for the deadline again.
+    stuck = {reading.probe.devices[0] for reading in alone if reading.speed is None}
     found = [*alone, *done(exchanges([device for device in devices if device not in stuck]))]
-    words = f"{len(found)} tests on {Case(devices).place} in {time.monotonic() - begin_s:.0f} s"
+    words = f"{len(found)} tests on {Probe(devices).place} in {time.monotonic() - begin_s:.0f} s"
     return _with(
         look_again(), Finding("deep", Result.PASS, words), *findings(found, devices, limits)
     )
@@ -76,10 +72,10 @@ def _with(verdict: Verdict, *more: Finding) -> Verdict:
     return dataclasses.replace(verdict, findings=(*verdict.findings, *more))
 
 
-def _run(case: Case, deadline_s: float) -> Outcome:
+def _run(probe: Probe, deadline_s: float) -> ProbeOutput:
     child = subprocess.Popen(
-        argv_of(case, sys.executable),
-        env=env_of(case, os.environ, usable_cpus()),
+        argv_of(probe, sys.executable),
+        env=env_of(probe, os.environ, usable_cpus()),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -90,51 +86,31 @@ def _run(case: Case, deadline_s: float) -> Outcome:
     try:
         out, err = child.communicate(timeout=deadline_s)
     except subprocess.TimeoutExpired as late:
-        return out_of_time(case, (late.stdout or b"").decode(errors="replace"), deadline_s)
+        return out_of_time(probe, (late.stdout or b"").decode(errors="replace"), deadline_s)
     finally:
         kill_all(child)
-    return ended(case, out.decode(errors="replace"), err.decode(errors="replace"), child.returncode)
+    return ended(
+        probe, out.decode(errors="replace"), err.decode(errors="replace"), child.returncode
+    )
 
 
 def kill_all(child: "subprocess.Popen[bytes]") -> None:
-    """End it with all that it has started, which torchrun's ranks, sessions of their own, belong
-    to; wait for a moment.
+    """Kill the child and its descendants, and wait up to five seconds for their end.
+
+    The descendants include torchrun's ranks, which have sessions of their own.
     """
     if child.poll() is not None:
         return
-    os.killpg(child.pid, signal.SIGSTOP)  # it starts no more while they are counted
-    below = _descendants(child.pid)
+    os.killpg(child.pid, signal.SIGSTOP)  # it cannot start more while they are listed
+    below = descendants(child.pid)
     for kill, pid in ((os.killpg, child.pid), *((os.kill, pid) for pid in below)):
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
     until_s = time.monotonic() + _END_S
     while (
-        child.poll() is None or any(_parent(pid) is not None for pid in below)
+        child.poll() is None or any(parent(pid) is not None for pid in below)
     ) and time.monotonic() < until_s:
         time.sleep(_POLL_S)
     for pipe in (child.stdout, child.stderr):
         if pipe:
             pipe.close()
-
-
-def _descendants(ancestor: int) -> list[int]:
-    """Its children, theirs and so on, as Linux lists them."""
-    parents = {int(path.name): _parent(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
-    found = [ancestor]
-    for pid in found:  # it grows meanwhile
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found[1:]
-
-
-def _parent(pid: int) -> int | None:
-    """None if the process is gone, or a zombie, which only its parent can remove."""
-    try:
-        state, parent, *_ = (
-            Path(f"/proc/{pid}/stat")
-            .read_text(encoding="utf-8", errors="replace")
-            .rpartition(")")[2]
-            .split()
-        )
-    except OSError:
-        return None
-    return None if state in "ZX" else int(parent)

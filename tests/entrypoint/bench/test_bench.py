@@ -7,10 +7,10 @@ import pytest
 
 from entrypoint.bench.runs import _duration, _last_words
 from entrypoint.bench.tables import (
-    Case,
+    BenchCase,
+    BenchResult,
     Line,
     Measured,
-    Outcome,
     Spread,
     as_json,
     cases,
@@ -25,9 +25,9 @@ from entrypoint.bench.tables import (
     with_choices,
     with_others,
 )
-from entrypoint.errors import WrongUse
+from entrypoint.errors import InvalidRequest
 
-ONE, TWO = Case(1, "single", 64, 4), Case(2, "ddp", 64, 4)
+ONE, TWO = BenchCase(1, "single", 64, 4), BenchCase(2, "ddp", 64, 4)
 FACTS = {"command": "trainbox bench digits", "unit": "GPU", "rounds": 2, "seconds": 10.0}
 
 
@@ -50,8 +50,8 @@ def measured(speed: float, **others: Any) -> Measured:
     return Measured(speed, **(usual | {"examples": 1000} | others))
 
 
-def outcome(*speeds: float, **others: Any) -> Outcome:
-    return Outcome({number: measured(speed, **others) for number, speed in enumerate(speeds)})
+def outcome(*speeds: float, **others: Any) -> BenchResult:
+    return BenchResult({number: measured(speed, **others) for number, speed in enumerate(speeds)})
 
 
 @pytest.mark.parametrize(
@@ -66,18 +66,18 @@ def test_strong_scaling_keeps_the_batch_and_weak_that_of_each() -> None:
         (line.scaling, line.case, line.base)
         for line in lines((1, 2, 4), ("dp", "ddp"), (64,), (0,))
     ]
-    one = Case(1, "single", 64, 0)
+    one = BenchCase(1, "single", 64, 0)
     assert table == [
         ("strong", one, one),
-        ("strong", Case(2, "dp", 64, 0), one),
-        ("strong", Case(2, "ddp", 64, 0), one),
-        ("strong", Case(4, "dp", 64, 0), one),
-        ("strong", Case(4, "ddp", 64, 0), one),
+        ("strong", BenchCase(2, "dp", 64, 0), one),
+        ("strong", BenchCase(2, "ddp", 64, 0), one),
+        ("strong", BenchCase(4, "dp", 64, 0), one),
+        ("strong", BenchCase(4, "ddp", 64, 0), one),
         ("weak", one, one),
-        ("weak", Case(2, "dp", 128, 0), one),
-        ("weak", Case(2, "ddp", 128, 0), one),
-        ("weak", Case(4, "dp", 256, 0), one),
-        ("weak", Case(4, "ddp", 256, 0), one),
+        ("weak", BenchCase(2, "dp", 128, 0), one),
+        ("weak", BenchCase(2, "ddp", 128, 0), one),
+        ("weak", BenchCase(4, "dp", 256, 0), one),
+        ("weak", BenchCase(4, "ddp", 256, 0), one),
     ]
 
 
@@ -88,10 +88,10 @@ def test_without_one_the_fewest_are_the_base_of_the_same_strategy() -> None:
         if line.scaling == "weak"
     }
     assert found == {
-        Case(2, "dp", 128, None): Case(2, "dp", 128, None),
-        Case(2, "ddp", 128, None): Case(2, "ddp", 128, None),
-        Case(4, "dp", 256, None): Case(2, "dp", 128, None),
-        Case(4, "ddp", 256, None): Case(2, "ddp", 128, None),
+        BenchCase(2, "dp", 128, None): BenchCase(2, "dp", 128, None),
+        BenchCase(2, "ddp", 128, None): BenchCase(2, "ddp", 128, None),
+        BenchCase(4, "dp", 256, None): BenchCase(2, "dp", 128, None),
+        BenchCase(4, "ddp", 256, None): BenchCase(2, "ddp", 128, None),
     }
 
 
@@ -104,14 +104,14 @@ def test_one_count_has_one_table_and_no_batch_no_weak_scaling() -> None:
 def test_a_case_of_two_tables_is_measured_once() -> None:
     found = cases(lines((1, 2), ("ddp",), (64, 128), (None,)))
     assert found == [
-        Case(n, "single" if n == 1 else "ddp", b, None)
+        BenchCase(n, "single" if n == 1 else "ddp", b, None)
         for n, b in [(1, 64), (2, 64), (1, 128), (2, 128), (2, 256)]
     ]
 
 
 def test_what_was_measured_besides_has_a_table_without_scaling() -> None:
     table = [Line("strong", ONE, ONE), Line("strong", TWO, ONE)]
-    more = Case(2, "ddp", 128, 4)
+    more = BenchCase(2, "ddp", 128, 4)
     assert with_others(table, [ONE, TWO, more]) == [*table, Line("", more, more)]
 
 
@@ -135,13 +135,15 @@ LENGTH = f"{FOREVER} --measure-seconds 2.5 --runs-dir d --run case --nnodes 1"
     [
         (TWO, ["mnist", "--set", "width=8"], False,
          f"mnist --set width=8 --gpus 2 --batch-size 64 --workers 4 {LENGTH} --strategy ddp"),
-        (Case(1, "single", None, None), [], True,
+        (BenchCase(1, "single", None, None), [], True,
          f"--device cpu --processes 1 {LENGTH} --strategy single"),
-        (Case(2, "ddp", None, 0), ["digits"], True,
+        (BenchCase(2, "ddp", None, 0), ["digits"], True,
          f"digits --device cpu --processes 2 --workers 0 {LENGTH} --strategy ddp"),
     ],
 )  # fmt: skip
-def test_the_words_of_a_training(case: Case, words: list[str], cpu: bool, expected: str) -> None:
+def test_the_words_of_a_training(
+    case: BenchCase, words: list[str], cpu: bool, expected: str
+) -> None:
     assert training_words(case, words, cpu, "d", 2.5) == expected.split()
 
 
@@ -168,7 +170,7 @@ def test_what_the_bench_chooses_where_nobody_else_does(
 )
 def test_what_the_bench_sets_itself_is_refused(word: str) -> None:
     with pytest.raises(
-        WrongUse,
+        InvalidRequest,
         match=f"bench sets {word.partition('=')[0]} itself for each of its trainings: drop it",
     ):
         check_words(["digits", "--lr", "0.1", word])
@@ -189,7 +191,7 @@ def test_strategies(text: str, cpu: bool, answer: tuple[str, ...] | str) -> None
     if isinstance(answer, tuple):
         assert check_strategies(text, cpu) == answer
         return
-    with pytest.raises(WrongUse, match=f"--strategies {text}: {answer}"):
+    with pytest.raises(InvalidRequest, match=f"--strategies {text}: {answer}"):
         check_strategies(text, cpu)
 
 
@@ -220,7 +222,7 @@ def test_a_row_has_medians_and_ratios_of_the_same_round() -> None:
 
 
 def test_the_memory_is_the_most_of_the_rounds_of_each_gpu() -> None:
-    both = Outcome(
+    both = BenchResult(
         {0: measured(1.0, memory_mib=[90.0, 85.0]), 1: measured(1.0, memory_mib=[80.0, 95.0])}
     )
     (row,) = rows([Line("", TWO, TWO)], {TWO: both})
@@ -229,15 +231,15 @@ def test_the_memory_is_the_most_of_the_rounds_of_each_gpu() -> None:
 
 
 def test_the_efficiency_is_against_the_base_count() -> None:
-    four = Case(4, "ddp", 64, 4)
+    four = BenchCase(4, "ddp", 64, 4)
     (row,) = rows([Line("strong", four, TWO)], {TWO: outcome(100.0), four: outcome(150.0)})
     assert (row.speed_up, row.efficiency) == (Spread(1.5, 1.5, 1.5), 0.75)
 
 
 @pytest.mark.parametrize(
-    "failed", [Outcome(failure="out"), Outcome({0: measured(5.0)}, "out"), Outcome()]
+    "failed", [BenchResult(failure="out"), BenchResult({0: measured(5.0)}, "out"), BenchResult()]
 )
-def test_a_case_that_failed_has_no_figures_and_is_no_base(failed: Outcome) -> None:
+def test_a_case_that_failed_has_no_figures_and_is_no_base(failed: BenchResult) -> None:
     table = [Line("strong", ONE, ONE), Line("strong", TWO, ONE)]
     one, two = rows(table, {ONE: failed, TWO: outcome(150.0)})
     assert (one.failure, one.samples_per_second) == (failed.failure or "not measured", None)
@@ -268,7 +270,7 @@ What gives at least 1.05 times the samples/s of less, and more in every round:
 
 
 def test_markdown() -> None:
-    three = Case(3, "ddp", 64, 4)
+    three = BenchCase(3, "ddp", 64, 4)
     outcomes = {
         ONE: outcome(1000.0, 1200.0),
         TWO: outcome(
@@ -278,7 +280,7 @@ def test_markdown() -> None:
             exchange_seconds=[0.1, 0.1],
             memory_mib=[90.0, 80.0],
         ),
-        three: Outcome(failure="asked for 3 GPUs, found 2", exit_code=3),
+        three: BenchResult(failure="asked for 3 GPUs, found 2", exit_code=3),
     }
     table = [Line("strong", case, ONE) for case in (ONE, TWO, three)]
     facts = FACTS | {"hardware": "H100", "torch": "2.15.0"}
@@ -296,7 +298,7 @@ def test_one_count_has_no_speed_up_and_parts_and_idle_workers_are_told() -> None
 
 
 def test_the_json_has_rows_and_rounds() -> None:
-    outcomes = {ONE: outcome(1.0, 2.0), TWO: Outcome(failure="out of memory", exit_code=5)}
+    outcomes = {ONE: outcome(1.0, 2.0), TWO: BenchResult(failure="out of memory", exit_code=5)}
     found = json.loads(
         json.dumps(as_json(rows([Line("strong", TWO, ONE)], outcomes), outcomes, FACTS, ["this"]))
     )

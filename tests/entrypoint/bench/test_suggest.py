@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from entrypoint.bench.suggest import further, pays, suggestions
-from entrypoint.bench.tables import Case, Measured, Outcome
+from entrypoint.bench.tables import BenchCase, BenchResult, Measured
 
 CPUS = 8
 
 
-def measured(case: Case, speed: float, **others: Any) -> Measured:
+def measured(case: BenchCase, speed: float, **others: Any) -> Measured:
     usual: dict[str, Any] = {
         "steps": 10,
         "seconds": 2.0,
@@ -31,20 +31,22 @@ def measured(case: Case, speed: float, **others: Any) -> Measured:
     return Measured(speed, **(usual | others))
 
 
-def outcome(case: Case, *speeds: float, **others: Any) -> Outcome:
-    return Outcome({number: measured(case, speed, **others) for number, speed in enumerate(speeds)})
+def outcome(case: BenchCase, *speeds: float, **others: Any) -> BenchResult:
+    return BenchResult(
+        {number: measured(case, speed, **others) for number, speed in enumerate(speeds)}
+    )
 
 
-def by_batch(**speeds: float) -> dict[Case, Outcome]:
+def by_batch(**speeds: float) -> dict[BenchCase, BenchResult]:
     """Of one GPU, by `b<batch>w<workers>`."""
     named = {
-        Case(1, "single", *map(int, name.lstrip("b").split("w"))): speed
+        BenchCase(1, "single", *map(int, name.lstrip("b").split("w"))): speed
         for name, speed in speeds.items()
     }
     return {case: outcome(case, speed) for case, speed in named.items()}
 
 
-ONE, TWO = Case(1, "single", 64, 4), Case(2, "ddp", 64, 4)
+ONE, TWO = BenchCase(1, "single", 64, 4), BenchCase(2, "ddp", 64, 4)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_the_largest_batch_and_the_most_workers_that_pay(
 
 def test_reasons() -> None:
     outcomes = by_batch(b64w0=100, b128w0=150, b64w4=100, b128w4=151)
-    outcomes[Case(1, "single", 256, 0)] = Outcome(
+    outcomes[BenchCase(1, "single", 256, 0)] = BenchResult(
         failure="the GPU's memory is used up", exit_code=5
     )
     assert suggestions(outcomes, "GPU", 2, CPUS) == [
@@ -97,45 +99,45 @@ def test_reasons() -> None:
     ("case", "others", "words"),
     [
         (
-            Case(1, "single", 64, 2),
+            BenchCase(1, "single", 64, 2),
             {},
             "a larger batch was not tried; it waits for data 10% "
             "of the time, "
             "and more workers were not tried",
         ),  # a signal came first
         (
-            Case(1, "single", 64, 2),
+            BenchCase(1, "single", 64, 2),
             {"examples": 127},
             "twice its batch is more than the 127 examples; it waits for data 10%",
         ),
         (
-            Case(1, "single", 64, 2),
+            BenchCase(1, "single", 64, 2),
             {"data_seconds": [0.09]},
             "it waits for data 4% of the time, and more workers cannot pay",
         ),
         (
-            Case(1, "single", 64, None),
+            BenchCase(1, "single", 64, None),
             {},
             "and the data is held in memory, where no worker loads it",
         ),
         # one process loads for all its GPUs
-        (Case(4, "dp", 64, 4), {}, ", and more workers were not tried"),
-        (Case(4, "dp", 64, 5), {}, ", and twice the workers are more than the 8 CPUs"),
-        (Case(1, "single", 64, 4), {}, ", and more workers were not tried"),
-        (Case(1, "single", 500, 2), {}, "a larger batch was not tried"),
+        (BenchCase(4, "dp", 64, 4), {}, ", and more workers were not tried"),
+        (BenchCase(4, "dp", 64, 5), {}, ", and twice the workers are more than the 8 CPUs"),
+        (BenchCase(1, "single", 64, 4), {}, ", and more workers were not tried"),
+        (BenchCase(1, "single", 500, 2), {}, "a larger batch was not tried"),
         (
-            Case(1, "single", 64, 2),
+            BenchCase(1, "single", 64, 2),
             {"workers": 0},
             "and the data is held in memory, where no worker loads it",
         ),
         (
-            Case(2, "ddp", 64, 3),
+            BenchCase(2, "ddp", 64, 3),
             {},
             "it waits for data 10% of the time, and twice the workers are more than the 8 CPUs",
         ),
     ],
 )
-def test_why_there_is_no_more(case: Case, others: dict[str, Any], words: str) -> None:
+def test_why_there_is_no_more(case: BenchCase, others: dict[str, Any], words: str) -> None:
     assert words in suggestions({case: outcome(case, 100.0, **others)}, "GPU", 1, CPUS)[0]
 
 
@@ -167,19 +169,19 @@ def test_whether_more_gpus_pay(speed: float, told: str) -> None:
 
 
 def test_nothing_is_suggested_of_what_has_no_result() -> None:
-    failed = {ONE: Outcome(failure="out of memory")}
+    failed = {ONE: BenchResult(failure="out of memory")}
     assert suggestions(failed, "GPU", 1, CPUS) == ["1 GPU single: no case has a result"]
-    assert suggestions({ONE: Outcome()}, "GPU", 1, CPUS) == []
-    assert further(failed, 1, CPUS) == further({ONE: Outcome()}, 1, CPUS) == []
+    assert suggestions({ONE: BenchResult()}, "GPU", 1, CPUS) == []
+    assert further(failed, 1, CPUS) == further({ONE: BenchResult()}, 1, CPUS) == []
 
 
 def searched(
-    given: list[Case], measure: Callable[[Case], Measured | str], rounds: int = 2
-) -> tuple[dict[Case, Outcome], list[list[Case]]]:
+    given: list[BenchCase], measure: Callable[[BenchCase], Measured | str], rounds: int = 2
+) -> tuple[dict[BenchCase, BenchResult], list[list[BenchCase]]]:
     """Measure `given`, then what is asked for until nothing is, on a machine that is `measure`; a
     failure is a text.
     """
-    outcomes: dict[Case, Outcome] = {}
+    outcomes: dict[BenchCase, BenchResult] = {}
     asked, history = given, []
     while asked:
         history.append(asked)
@@ -187,17 +189,17 @@ def searched(
         for case in asked:
             result = measure(case)
             if isinstance(result, str):
-                outcomes[case] = Outcome(failure=result)
+                outcomes[case] = BenchResult(failure=result)
             else:
-                outcomes.setdefault(case, Outcome()).rounds.update(
+                outcomes.setdefault(case, BenchResult()).rounds.update(
                     dict.fromkeys(range(first, first + rounds), result)
                 )
         asked = further(outcomes, rounds, CPUS)
     return outcomes, history
 
 
-def of_one(batch_size: int | None, workers: int | None) -> Case:
-    return Case(1, "single", batch_size, workers)
+def of_one(batch_size: int | None, workers: int | None) -> BenchCase:
+    return BenchCase(1, "single", batch_size, workers)
 
 
 def test_it_goes_on_to_twice_the_batch_while_that_pays() -> None:
@@ -222,7 +224,7 @@ def test_it_goes_on_to_twice_the_batch_while_that_pays() -> None:
 
 
 def test_it_ends_where_a_batch_does_not_fit() -> None:
-    def machine(case: Case) -> Measured | str:
+    def machine(case: BenchCase) -> Measured | str:
         return "too large" if case.batch_size == 256 else measured(case, case.batch_size or 0)
 
     _, history = searched([of_one(64, 0)], machine)
@@ -243,7 +245,7 @@ def test_it_goes_on_to_twice_the_workers_while_it_waits_for_data() -> None:
     nothing.
     """
 
-    def machine(case: Case) -> Measured:
+    def machine(case: BenchCase) -> Measured:
         workers = case.workers or 0
         return measured(
             case, 100.0 * min(workers + 1, 4), data_seconds=[2.0 * (1 - min(workers + 1, 4) / 4)]
@@ -264,9 +266,9 @@ def test_it_goes_on_to_twice_the_workers_while_it_waits_for_data() -> None:
 
 
 def test_it_ends_with_the_cpus() -> None:
-    case = Case(2, "ddp", 64, 4)
+    case = BenchCase(2, "ddp", 64, 4)
     outcomes, history = searched([case], lambda case: measured(case, 10.0, data_seconds=[1.5]))
-    assert history == [[case], [case, Case(2, "ddp", 128, 4)]]
+    assert history == [[case], [case, BenchCase(2, "ddp", 128, 4)]]
     assert (
         "and twice the workers are more than the 8 CPUs" in suggestions(outcomes, "GPU", 2, CPUS)[0]
     )
@@ -277,15 +279,15 @@ def test_each_count_goes_its_own_way_and_the_bests_meet_in_the_last_rounds() -> 
         1: {64: 100.0, 128: 101.0},
         2: {64: 120.0, 128: 160.0, 256: 200.0, 512: 190.0},
     }
-    given = [Case(1, "single", 64, None), Case(2, "ddp", 64, None)]
+    given = [BenchCase(1, "single", 64, None), BenchCase(2, "ddp", 64, None)]
     outcomes, history = searched(
         given,
         lambda case: measured(case, speeds[case.count][case.batch_size or 0], data_seconds=[0]),
     )
     assert history[-1] == [
-        Case(1, "single", 64, None),
-        Case(2, "ddp", 256, None),
-        Case(2, "ddp", 512, None),
+        BenchCase(1, "single", 64, None),
+        BenchCase(2, "ddp", 256, None),
+        BenchCase(2, "ddp", 512, None),
     ]
     told = suggestions(outcomes, "GPU", 2, CPUS)
     assert (
@@ -303,7 +305,7 @@ def test_where_more_of_both_pays_it_finds_the_most_of_both(
     enough.
     """
 
-    def machine(case: Case) -> Measured | str:
+    def machine(case: BenchCase) -> Measured | str:
         batch, loaders = case.batch_size or 32, case.workers or 2
         if batch > 512:
             return "too large"
@@ -328,8 +330,8 @@ def test_the_best_that_fails_later_gives_way_to_what_was_measured_beside_it() ->
     small, best, more = of_one(64, None), of_one(128, None), of_one(256, None)
     outcomes = {
         small: outcome(small, 100.0),
-        best: Outcome({0: measured(best, 200.0), 1: measured(best, 200.0)}, failure="lost"),
-        more: Outcome({1: measured(more, 400.0)}),
+        best: BenchResult({0: measured(best, 200.0), 1: measured(best, 200.0)}, failure="lost"),
+        more: BenchResult({1: measured(more, 400.0)}),
     }
     (told,) = suggestions(outcomes, "GPU", 1, CPUS)
     assert told.startswith("1 GPU single: --batch-size 256; --batch-size 128 has no result (lost)")
@@ -340,7 +342,7 @@ def test_a_signal_in_a_later_round_leaves_the_best_of_before() -> None:
     outcomes = {
         small: outcome(small, 100.0),
         best: outcome(best, 200.0),
-        more: Outcome({1: measured(more, 400.0)}),
+        more: BenchResult({1: measured(more, 400.0)}),
     }
     (told,) = suggestions(outcomes, "GPU", 1, CPUS)
     assert told.startswith(
@@ -352,8 +354,8 @@ def test_all_that_was_tried_last_has_failed() -> None:
     small, best, more = of_one(64, None), of_one(128, None), of_one(256, None)
     outcomes = {
         small: outcome(small, 100.0),
-        best: Outcome({0: measured(best, 200.0)}, "lost"),
-        more: Outcome(failure="lost"),
+        best: BenchResult({0: measured(best, 200.0)}, "lost"),
+        more: BenchResult(failure="lost"),
     }
     assert suggestions(outcomes, "GPU", 1, CPUS)[0].startswith(
         "1 GPU single: --batch-size 64; --batch-size 128 has no result (lost)"
@@ -365,8 +367,8 @@ def test_what_fails_half_way_is_out_of_the_choice() -> None:
     outcomes = {
         of_one(64, 1): outcome(of_one(64, 1), 100.0, 100.0),
         best: outcome(best, 200.0, 200.0, 200.0, 200.0),
-        fails: Outcome({2: measured(fails, 900.0)}, failure="lost"),
-        more: Outcome({2: measured(more, 300.0), 3: measured(more, 300.0)}),
+        fails: BenchResult({2: measured(fails, 900.0)}, failure="lost"),
+        more: BenchResult({2: measured(more, 300.0), 3: measured(more, 300.0)}),
     }
     assert suggestions(outcomes, "GPU", 2, CPUS)[0].startswith(
         "1 GPU single: --batch-size 128 --workers 2; "

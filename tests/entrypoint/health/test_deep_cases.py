@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from entrypoint.health.deep.cases import (
-    Case,
     Device,
-    Outcome,
+    Probe,
+    ProbeOutput,
     argv_of,
     devices_of,
     ended,
@@ -27,7 +27,7 @@ _H100 = "NVIDIA H100 80GB HBM3"
 _GPUS = tuple(Device(str(number), f"GPU-{number}", _H100) for number in range(4))
 _CPUS = (Device("0"), Device("1"), Device("2"))
 _SLICES = (Device("0:0", "MIG-a", "1g.10gb"), Device("0:1", "MIG-b", "1g.10gb"))
-_PAIR = Case(_GPUS[:2])
+_PAIR = Probe(_GPUS[:2])
 
 
 def line(
@@ -40,26 +40,26 @@ def text(*lines: dict[str, Any]) -> str:
     return "".join(f"{json.dumps(each)}\n" for each in lines)
 
 
-def found(outcome: Outcome) -> list[Finding]:
+def found(outcome: ProbeOutput) -> list[Finding]:
     return [reading.finding for reading in readings(outcome)]
 
 
 def judged(
-    *outcomes: Outcome, devices: tuple[Device, ...] = _GPUS, **limits: float
+    *outcomes: ProbeOutput, devices: tuple[Device, ...] = _GPUS, **limits: float
 ) -> list[Finding]:
     every = [reading for outcome in outcomes for reading in readings(outcome)]
     return findings(every, devices, Limits(**limits))  # type: ignore[arg-type]
 
 
-def memory(device: Device, speed: float, right: bool = True) -> Outcome:
-    case = Case((device,))
-    return ended(case, text(line("matmul", 1e12), line("memory", speed, right)), "", 0)
+def memory(device: Device, speed: float, right: bool = True) -> ProbeOutput:
+    probe = Probe((device,))
+    return ended(probe, text(line("matmul", 1e12), line("memory", speed, right)), "", 0)
 
 
-def exchange(*devices: Device, speed: float = 41.2e9) -> Outcome:
-    case = Case(devices)
+def exchange(*devices: Device, speed: float = 41.2e9) -> ProbeOutput:
+    probe = Probe(devices)
     return ended(
-        case, text(*(line("all-reduce", speed, rank=rank) for rank in range(len(devices)))), "", 0
+        probe, text(*(line("all-reduce", speed, rank=rank) for rank in range(len(devices)))), "", 0
     )
 
 
@@ -84,18 +84,18 @@ def test_devices_are_the_verdicts_gpus_or_cpu_processes() -> None:
     ],
 )
 def test_each_pair_then_all_and_no_slices(devices: tuple[Device, ...], places: list[str]) -> None:
-    assert [case.place for case in exchanges(devices)] == places
+    assert [probe.place for probe in exchanges(devices)] == places
 
 
 def test_a_device_alone_is_a_process_and_several_are_ranks() -> None:
-    assert argv_of(Case(_GPUS[:1]), "python") == [
+    assert argv_of(Probe(_GPUS[:1]), "python") == [
         "python",
         "-P",
         "-m",
         "trainer.checks.selftest",
         "compute",
     ]
-    assert " ".join(argv_of(Case(_GPUS[:3]), "python")) == (
+    assert " ".join(argv_of(Probe(_GPUS[:3]), "python")) == (
         "python -P -m trainer.launch.torchrun --standalone --nproc-per-node=3 -m -- "
         "trainer.checks.selftest exchange"
     )
@@ -117,18 +117,18 @@ def test_a_child_sees_its_gpus_and_no_other_job() -> None:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "TRAINBOX_DEVICE": "cuda",
     }
-    on_cpus = env_of(Case(_CPUS), {"CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "6"}, cpus=2)
+    on_cpus = env_of(Probe(_CPUS), {"CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "6"}, cpus=2)
     assert (
         on_cpus["CUDA_VISIBLE_DEVICES"],
         on_cpus["TRAINBOX_DEVICE"],
         on_cpus["OMP_NUM_THREADS"],
     ) == ("", "cpu", "6")
-    assert env_of(Case(_CPUS), {}, cpus=2)["OMP_NUM_THREADS"] == "1"
+    assert env_of(Probe(_CPUS), {}, cpus=2)["OMP_NUM_THREADS"] == "1"
 
 
 def test_what_is_right_passes_with_its_figure() -> None:
     alone = ended(
-        Case(_GPUS[2:3]), text(line("matmul", 51.23e12), line("memory", 3012e9)), "a warning", 0
+        Probe(_GPUS[2:3]), text(line("matmul", 51.23e12), line("memory", 3012e9)), "a warning", 0
     )
     assert found(alone) == [
         Finding(
@@ -162,35 +162,35 @@ def test_what_is_right_passes_with_its_figure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "test", "advice"),
+    ("probe", "test", "advice"),
     [
-        (Case(_GPUS[1:2]), "matmul", "replace: take the GPU out of service and have it replaced"),
-        (Case(_GPUS[1:2]), "memory", "replace: take the GPU out of service and have it replaced"),
+        (Probe(_GPUS[1:2]), "matmul", "replace: take the GPU out of service and have it replaced"),
+        (Probe(_GPUS[1:2]), "memory", "replace: take the GPU out of service and have it replaced"),
         (
             _PAIR,
             "all-reduce",
             "reset_gpu: stop what runs on the GPU, then `nvidia-smi --gpu-reset -i 0,1` as root",
         ),
         (
-            Case(_CPUS[:1]),
+            Probe(_CPUS[:1]),
             "memory",
             "drain: take the node out of service and test its memory and CPUs",
         ),
         (
-            Case(_CPUS[:2]),
+            Probe(_CPUS[:2]),
             "all-reduce",
             "drain: take the node out of service and test its memory and CPUs",
         ),
     ],
 )
-def test_a_wrong_value_is_critical_whatever_its_speed(case: Case, test: str, advice: str) -> None:
+def test_a_wrong_value_is_critical_whatever_its_speed(probe: Probe, test: str, advice: str) -> None:
     lines = [
         line(each, rank=rank, right=each != test)
-        for each in case.tests
-        for rank in range(len(case.devices))
+        for each in probe.tests
+        for rank in range(len(probe.devices))
     ]
     (finding,) = [
-        each for each in found(ended(case, text(*lines), "", 0)) if each.result is not Result.PASS
+        each for each in found(ended(probe, text(*lines), "", 0)) if each.result is not Result.PASS
     ]
     assert (finding.check, finding.result, finding.advice) == (
         f"deep-{test}",
@@ -202,10 +202,10 @@ def test_a_wrong_value_is_critical_whatever_its_speed(case: Case, test: str, adv
 
 def test_of_a_pair_the_one_that_has_wrong_values_is_named() -> None:
     lines = text(line("all-reduce"), line("all-reduce", rank=1, right=False, told="3 wrong values"))
-    (on_gpus,) = readings(ended(Case((_GPUS[0], _GPUS[3])), lines, "", 0))
+    (on_gpus,) = readings(ended(Probe((_GPUS[0], _GPUS[3])), lines, "", 0))
     assert on_gpus.finding.read == "WRONG: GPU 3: 3 wrong values"
     assert on_gpus.line == "all-reduce GPU 0 and 3: WRONG: GPU 3: 3 wrong values"
-    (on_cpus,) = readings(ended(Case((_CPUS[0], _CPUS[2])), lines, "", 0))
+    (on_cpus,) = readings(ended(Probe((_CPUS[0], _CPUS[2])), lines, "", 0))
     assert on_cpus.finding.read == "CPU processes 0 and 2: WRONG: CPU process 2: 3 wrong values"
     assert on_cpus.line == f"all-reduce {on_cpus.finding.read}"
 
@@ -222,17 +222,17 @@ def test_a_pair_that_does_not_end_is_named_with_the_deadline() -> None:
         action="reset_gpu",
     )
     assert reading.line == "all-reduce GPU 0 and 1: no end after 120 s: killed"
-    assert readings(out_of_time(Case(_CPUS[:1]), "", 1.5))[0].finding.action == "make_room"
+    assert readings(out_of_time(Probe(_CPUS[:1]), "", 1.5))[0].finding.action == "make_room"
 
 
 def test_what_was_done_before_a_fault_counts_and_what_comes_after_is_not_tested() -> None:
-    case = Case(_GPUS[:1])
+    probe = Probe(_GPUS[:1])
     for outcome in (
-        out_of_time(case, text(line("matmul")), 5),
-        ended(case, text(line("matmul")), "Segmentation fault", -11),
+        out_of_time(probe, text(line("matmul")), 5),
+        ended(probe, text(line("matmul")), "Segmentation fault", -11),
     ):
         assert [finding.result for finding in found(outcome)] == [Result.PASS, Result.CRITICAL]
-    first, second = found(out_of_time(case, "", 5))
+    first, second = found(out_of_time(probe, "", 5))
     assert (first.result, first.read, first.action) == (
         Result.CRITICAL,
         "no end after 5 s: killed",
@@ -385,7 +385,7 @@ def test_where_nothing_can_be_exchanged_that_is_said(
 
 
 def test_a_device_that_was_left_out_is_unknown_and_closes() -> None:
-    hung = out_of_time(Case(_GPUS[2:3]), "", 120)
+    hung = out_of_time(Probe(_GPUS[2:3]), "", 120)
     given = judged(
         memory(_GPUS[0], 1e9), memory(_GPUS[1], 1e9), hung, exchange(*_GPUS[:2]), devices=_GPUS[:3]
     )

@@ -390,7 +390,7 @@ def test_a_training_that_ends_itself_with_code_0_has_not_finished(
     with pytest.raises(SystemExit) as ended:
         cli._supervised(plan, cli.Checked(health=False, health_limits=None))
     assert ended.value.code == expected
-    assert ("ended itself with code 0 before it was finished" in capfd.readouterr().err) is (
+    assert ("exited with code 0 before it was finished" in capfd.readouterr().err) is (
         expected == 1
     )
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from entrypoint.bench.tables import check_words
-from entrypoint.errors import WrongUse
+from entrypoint.errors import InvalidRequest
 from entrypoint.system.hints import _OF_MAKE, command
-from trainer.errors import WrongUse as WrongSetting
+from trainer.errors import WrongUse
 from trainer.settings.environment import check_names
 
 COMPOSE = "docker compose run --rm --no-deps train"
@@ -55,9 +55,9 @@ def test_make_has_each_verb_that_is_recommended_for_it() -> None:
 
 def test_messages_name_the_command_that_make_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINBOX_COMMAND", "make")
-    with pytest.raises(WrongUse, match=r'drop it \(`make bench ARGS="--help"`\)'):
+    with pytest.raises(InvalidRequest, match=r'drop it \(`make bench ARGS="--help"`\)'):
         check_words(["--run"])
-    with pytest.raises(WrongSetting, match=r'`make train ARGS="--help"` lists the settings'):
+    with pytest.raises(WrongUse, match=r'`make train ARGS="--help"` lists the settings'):
         check_names(["TRAINBOX_API_KEY"], {"TRAINBOX_EPOCHS"})
 
 
