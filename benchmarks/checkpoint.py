@@ -4,12 +4,13 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 
-from trainer.records.checkpoint import Checkpoints, _tensors
+from trainer.records.checkpoint import Checkpoints
+from trainer.records.snapshot import tensors_of
 
 TURNS = 11
 
@@ -20,7 +21,7 @@ def measure() -> Iterator[str]:
     inputs = torch.ones(64, 1120)
     _train(model, optimizer, inputs)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    tensors = [tensor for tensor in _tensors(state) if tensor.ndim]
+    tensors = [tensor for tensor in tensors_of(state) if tensor.ndim]
     buffers = [torch.zeros_like(tensor) for tensor in tensors]
     plain, copied, ours, durable = [], [], [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -67,7 +68,7 @@ def _train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: tor
         optimizer.zero_grad()
 
 
-def _plain(state: dict[str, object], path: Path) -> float:
+def _plain(state: Mapping[str, object], path: Path) -> float:
     begin = time.perf_counter()
     with path.open("wb") as file:
         torch.save(state, file)

@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.loop import RandomMnist
 from trainer.loop import fit as loop
 from trainer.loop.build import build, settle
+from trainer.loop.state import Job
 from trainer.parallel.world import Process
 from trainer.records.run_log import RunLog
 from trainer.settings.config import Config
@@ -37,7 +38,7 @@ def _trained(task: Task, epochs: int) -> tuple[float, float]:
     times: list[float] = []
     record = loop._record_digests
 
-    def timed(job: loop.Job, kind: str) -> None:
+    def timed(job: Job, kind: str) -> None:
         begin = time.perf_counter()
         record(job, kind)
         times.append(time.perf_counter() - begin)
