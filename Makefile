@@ -157,23 +157,24 @@ folders:
 
 ##@ Work on Trainbox
 
-# worksteal: a file's tests stay on one worker, and with them what they share, until another worker has nothing left.
-pytest = $(VENV)/bin/python -P -m pytest -n auto --maxprocesses=4 --dist worksteal $(PYTEST_ARGS)
+# Lint and two pytest processes beside each other; PYTEST_ARGS reach both pytest processes.
+suite = $(VENV)/bin/python -P -m tests.support.suite
+fast = $(suite) -m "not slow" --ignore=tests/image $(PYTEST_ARGS)
 
-test: lint ## Lint, then every test but the slow ones and the image's (PYTEST_ARGS=)
-	$(pytest) -m "not slow" --ignore=tests/image
+test: $(VENV)/.dev ## Lint, and every test except the slow ones and those of the image (PYTEST_ARGS=)
+	$(fast) --lint
 
-test-all: lint ## test, test-faults and test-slow in one go, each test once (PYTEST_ARGS=)
-	$(pytest) --ignore=tests/image
+test-all: $(VENV)/.dev ## test, test-faults and test-slow together, each test once (PYTEST_ARGS=)
+	$(suite) --lint --ignore=tests/image $(PYTEST_ARGS)
 
-test-faults: $(VENV)/.dev ## Every fault of docs/faults.md, the slow ones too; as root, those of mounts and users as well (PYTEST_ARGS=)
-	$(pytest) tests/faults
+test-faults: $(VENV)/.dev ## Every fault of docs/faults.md, also the slow ones; run as root for mounts and users (PYTEST_ARGS=)
+	$(suite) tests/faults $(PYTEST_ARGS)
 
-test-slow: $(VENV)/.dev ## The other slow tests: the drill on each task (PYTEST_ARGS=)
-	$(pytest) -m slow --ignore=tests/faults --ignore=tests/image
+test-slow: $(VENV)/.dev ## The other slow tests: the drill on each task, tests with more real starts (PYTEST_ARGS=)
+	$(suite) -m slow --ignore=tests/faults --ignore=tests/image $(PYTEST_ARGS)
 
-test-load: $(VENV)/.dev ## test beside busy processes, for tests that depend on speed (CORES=2, PYTEST_ARGS=)
-	$(VENV)/bin/python -P -m tests.support.load --cores $(or $(CORES),2) -- $(pytest) -m "not slow" --ignore=tests/image
+test-load: $(VENV)/.dev ## The tests of test beside busy processes, to find tests that depend on speed (CORES=2, PYTEST_ARGS=)
+	$(VENV)/bin/python -P -m tests.support.load --cores $(or $(CORES),2) -- $(fast)
 
 test-image: $(VENV)/.dev ## Build the image and run it in Docker: minutes, and 7 GB of disk (BASE_IMAGE=, PYTEST_ARGS=)
 	$(VENV)/bin/python -P -m pytest -m image -rs $(PYTEST_ARGS) tests/image
