@@ -1,20 +1,17 @@
-"""Each rule of `trainbox health`, red and green: what is put into the driver, and what must come of
-it.
+"""Cases for each rule of `trainbox health`: what the driver reports, and the expected result.
 
-`python -m tests.support.health_cases` runs them all through the NVML stub and prints the table of
+`python -m tests.support.health_cases` runs all cases on the NVML stub and prints the table of
 docs/health.md.
 """
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.commands import Trainbox
 from tests.support.nvml_stub.build import build_stub, stub_env, write_config
 
 PASS, INFO, NA, WARN, UNKNOWN, CRITICAL = "PASS", "INFO", "NA", "WARN", "UNKNOWN", "CRITICAL"
@@ -22,8 +19,9 @@ PASS, INFO, NA, WARN, UNKNOWN, CRITICAL = "PASS", "INFO", "NA", "WARN", "UNKNOWN
 
 @dataclass(frozen=True)
 class Case:
-    """`keys` are put into `profile`, and `check` must come to `result` on GPU 1 of two (or wherever
-    it is worst).
+    """A fault for the NVML stub and the result that one check must give.
+
+    `keys` change `profile`; `result` is the worst result of `check` on any of the two GPUs.
     """
 
     check: str
@@ -40,7 +38,7 @@ class Case:
         return f"{self.check}-{self.injected}"
 
 
-NEW_ENOUGH = {"cuda": 13000}  # an old driver's NVML, under a CUDA that would do
+NEW_ENOUGH = {"cuda": 13000}  # for an old driver's profile, whose CUDA would fail the gate
 
 
 def on_gpu_1(
@@ -225,8 +223,8 @@ CASES = (
     Case("cuda", "`cuda=12080`", CRITICAL, 1, keys={"cuda": 12080}),
     Case("cuda", "`ret.cuda=999`", UNKNOWN, 1, keys={"ret.cuda": 999}),
 )
-# What a healthy machine of each kind has not: NA, and nothing else but PASS (and WARN for what is
-# off on a desktop).
+# The checks that are NA on a healthy machine of each kind. All others are PASS, except WARN for
+# what is switched off on a desktop.
 PROFILES: dict[str, set[str]] = {
     "geforce": {
         *(
@@ -274,32 +272,25 @@ PROFILES: dict[str, set[str]] = {
 }
 
 
-def run_case(case: Case, library_dir: Path, folder: Path) -> tuple[dict[str, Any], int]:
-    """(verdict, exit code) of a real `trainbox health --gate`."""
+def run_case(case: Case, library_dir: Path, trainbox: Trainbox) -> tuple[dict[str, Any], int]:
+    """Run `trainbox health --gate` on the case; return the verdict and the exit code."""
     config = write_config(
-        folder / "nvml.conf",
+        trainbox.folder / "nvml.conf",
         case.profile,
         dict(case.keys),
         **({} if "mig" in case.profile else {"count": 2}),
     )
     words = ["health", "--gate", "--json", *case.words]
     if case.limits:
-        (folder / "limits.toml").write_text(case.limits + "\n")
+        (trainbox.folder / "limits.toml").write_text(case.limits + "\n")
         words += ["--limits", "limits.toml"]
-    ended = subprocess.run(
-        [sys.executable, "-P", "-m", "entrypoint", *words],
-        cwd=folder,
-        env={**os.environ, **stub_env(library_dir, config), **case.env},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.stderr == "", ended.stderr
-    return json.loads(ended.stdout), ended.returncode
+    ended = trainbox(*words, env={**stub_env(library_dir, config), **case.env})
+    assert ended.err == "", ended.err
+    return json.loads(ended.out), ended.code
 
 
 def result_of(verdict: Mapping[str, Any], check: str) -> str:
-    """The worst result that the check came to."""
+    """Return the worst result of the check."""
     order = [NA, PASS, INFO, WARN, UNKNOWN, CRITICAL]
     return max((f["result"] for f in verdict["findings"] if f["check"] == check), key=order.index)
 
@@ -320,12 +311,12 @@ def row(case: Case, result: str, code: int) -> str:
 
 
 def main() -> None:
-    """Print the table's rows, from real runs."""
+    """Print the rows of the table, from real runs."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         library = build_stub(folder / "stub")
         for case in CASES:
-            verdict, code = run_case(case, library.parent, folder)
+            verdict, code = run_case(case, library.parent, Trainbox(folder))
             print(row(case, result_of(verdict, case.check), code), flush=True)
 
 

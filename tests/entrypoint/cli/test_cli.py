@@ -19,6 +19,7 @@ import trainer.cli.commands
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.nvml import Detection
 from tests.support.commands import Ended, Trainbox, clean_environment
+from tests.support.forked import CHECKS_HERE
 from trainer.task import built_in_tasks
 
 _TASKS = f"there are {', '.join(built_in_tasks())}. Your own is file.py:Class or module:Class"
@@ -59,8 +60,9 @@ def in_this_process(
 
 @pytest.fixture
 def plan(in_this_process: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """`trainbox plan` on a host of four GPUs, whatever this one has."""
+    """Run `trainbox plan` in this process, as on a host with four GPUs."""
     monkeypatch.setattr(entrypoint.cli.commands, "Driver", FourGpus)
+    monkeypatch.setattr(entrypoint.cli.commands, "subprocess", CHECKS_HERE)
     return lambda *words, **env: in_this_process(
         entrypoint.cli.commands.main, ["plan", *words], env
     )
@@ -625,7 +627,7 @@ def test_a_hostile_task_is_only_a_wrong_name(check: Command, tmp_path: Path, tas
     assert list(tmp_path.iterdir()) == []
 
 
-BIG = "x" * 10_000_000
+BIG = "x" * 1_000_000
 YAML = '!!python/object/apply:os.system ["touch x"]'
 
 

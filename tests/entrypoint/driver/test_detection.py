@@ -1,7 +1,6 @@
 """From the driver to the plan: real commands and the real nvidia-ml-py on the NVML stub."""
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.commands import Ended, Trainbox
-from tests.support.nvml_stub.build import build_stub, stub_env, write_config
+from tests.support.nvml_stub.build import stub_env, write_config
 
 LOST = {"gpu1.ret": 15}
 GPU_1_LOST = (
@@ -71,20 +70,13 @@ class Host:
         return ended.code, ended.err.removeprefix("trainbox: ").removesuffix("\n")
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("cc") is None:
-        pytest.skip("the NVML stub needs a C compiler: there is no cc on PATH")
-    return build_stub(tmp_path_factory.mktemp("nvml"))
-
-
 @pytest.fixture
-def host(library: Path, trainbox: Trainbox, tmp_path: Path) -> Callable[..., Host]:
+def host(library: Path, forked: Trainbox, tmp_path: Path) -> Callable[..., Host]:
     """Make a host: `host("h100", {"gpu1.ret": 15}, count=4)`."""
 
     def make(profile: str, keys: dict[str, object] | None = None, **more: object) -> Host:
         return Host(
-            trainbox,
+            forked,
             stub_env(library.parent, write_config(tmp_path / "nvml.conf", profile, keys, **more)),
         )
 

@@ -1,5 +1,7 @@
-"""`trainbox health` as a real process on the NVML stub: each rule red and green, each kind of GPU,
-drivers that misbehave.
+"""`trainbox health` on the NVML stub: each rule red and green, each kind of GPU, broken drivers.
+
+One process that has imported `trainbox` forks for each case. The tests of a driver that hangs and
+of the monitor start real processes.
 """
 
 import json
@@ -38,14 +40,8 @@ from tests.support.nvml_stub.build import build_stub, stub_env, write_config
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("cc") is None:
-        pytest.skip("the NVML stub needs a C compiler: there is no cc on PATH")
-    return build_stub(tmp_path_factory.mktemp("nvml"))
-
-
 def put(folder: Path, profile: str, keys: dict[str, object] | None = None, **more: object) -> Path:
+    """Write the file that the NVML stub reads at each call."""
     return write_config(folder / "nvml.conf", profile, keys, **more)
 
 
@@ -56,13 +52,13 @@ def health(
 
 
 def on_stub(library: Path, config: Path) -> dict[str, str]:
-    """Its environment, and a place of its own for what probes leave there."""
+    """Return the environment of a process on the stub, with its own folder for probes' files."""
     return stub_env(library.parent, config) | {"TMPDIR": str(config.parent)}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_rule(case: Case, library: Path, tmp_path: Path) -> None:
-    verdict, code = run_case(case, library.parent, tmp_path)
+def test_a_rule(case: Case, library: Path, forked: Trainbox) -> None:
+    verdict, code = run_case(case, library.parent, forked)
     assert (result_of(verdict, case.check), code) == (case.result, case.code), verdict["findings"]
     assert verdict["open"] == (code == 0)
     for finding in verdict["findings"]:
@@ -74,26 +70,26 @@ def test_a_rule(case: Case, library: Path, tmp_path: Path) -> None:
 
 
 def test_each_check_has_a_red_and_a_green_case() -> None:
-    """Those that need several looks have theirs below."""
+    """Rules that need several samples are tested with the monitor below."""
     several = {"xid", "pcie-replays", "nvlink-crc"}
     for check in set(check_names()) - several:
         results = {case.result for case in CASES if case.check == check}
         assert PASS in results and results & {WARN, CRITICAL}, check
 
 
-def test_the_page_has_the_table() -> None:
+def test_the_page_contains_the_table_of_cases() -> None:
     page = (ROOT / "docs" / "health.md").read_text()
     missing = [line for case in CASES if (line := row(case, case.result, case.code)) not in page]
-    assert missing == [], "python -m tests.support.health_cases makes it"
+    assert missing == [], "make the table with python -m tests.support.health_cases"
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_a_healthy_machine_of_each_kind(library: Path, tmp_path: Path, profile: str) -> None:
+def test_a_healthy_machine_of_each_kind(library: Path, forked: Trainbox, profile: str) -> None:
     keys = NEW_ENOUGH if profile == "old-driver" else {}
     verdict, code = run_case(
         Case("", "", "", profile=profile, keys=keys, words=("--processes", "1")),
         library.parent,
-        tmp_path,
+        forked,
     )
     results: dict[str, set[str]] = {}
     for finding in verdict["findings"]:
@@ -104,8 +100,8 @@ def test_a_healthy_machine_of_each_kind(library: Path, tmp_path: Path, profile: 
     assert not results.keys() & {UNKNOWN, CRITICAL}
 
 
-def test_an_old_driver_under_a_new_image_is_told(library: Path, tmp_path: Path) -> None:
-    verdict, code = run_case(Case("", "", "", profile="old-driver"), library.parent, tmp_path)
+def test_an_image_too_new_for_the_driver_closes_the_gate(library: Path, forked: Trainbox) -> None:
+    verdict, code = run_case(Case("", "", "", profile="old-driver"), library.parent, forked)
     (finding,) = (f for f in verdict["findings"] if f["closes"])
     assert (code, finding["check"], finding["action"]) == (1, "cuda", "update_driver")
     assert re.fullmatch(
@@ -115,7 +111,7 @@ def test_an_old_driver_under_a_new_image_is_told(library: Path, tmp_path: Path) 
     )
 
 
-def test_a_library_without_a_symbol_is_an_old_driver(tmp_path: Path) -> None:
+def test_a_library_without_a_symbol_is_an_old_driver(trainbox: Trainbox, tmp_path: Path) -> None:
     if shutil.which("cc") is None:
         pytest.skip("the NVML stub needs a C compiler: there is no cc on PATH")
     absent = [
@@ -125,7 +121,7 @@ def test_a_library_without_a_symbol_is_an_old_driver(tmp_path: Path) -> None:
         "nvmlDeviceGetMarginTemperature",
     ]
     old = build_stub(tmp_path / "old", without=absent)
-    verdict, code = run_case(Case("", "", "", words=("--processes", "1")), old.parent, tmp_path)
+    verdict, code = run_case(Case("", "", "", words=("--processes", "1")), old.parent, trainbox)
     assert code == 0
     assert {
         c: result_of(verdict, c)
@@ -138,16 +134,16 @@ def test_a_library_without_a_symbol_is_an_old_driver(tmp_path: Path) -> None:
     }
 
 
-# What people and programs see.
+# Output.
 
 
-def test_the_screen(trainbox: Trainbox, library: Path, tmp_path: Path) -> None:
+def test_the_screen(forked: Trainbox, library: Path, tmp_path: Path) -> None:
     config = put(
         tmp_path, "h100", {"gpu1.ecc.volatile.uncorrected": 2, "gpu0.persistence_mode": 0}, count=2
     )
     limits = tmp_path / "limits.toml"
     limits.write_text("disk_mib = 1\nmemory_mib_per_process = 1\n")
-    ended = health(trainbox, library, config, "--gate", "--limits", str(limits), "--processes", "1")
+    ended = health(forked, library, config, "--gate", "--limits", str(limits), "--processes", "1")
     assert (ended.code, ended.err) == (1, "")
     lines = ended.out.splitlines()
     assert lines[0] == "NVIDIA driver 580.95.05 (stub)"
@@ -181,14 +177,14 @@ def test_the_screen(trainbox: Trainbox, library: Path, tmp_path: Path) -> None:
     assert lines[-1] == "CLOSED, CRITICAL: 2 GPUs; ecc-uncorrected (GPU 1)"
 
 
-def test_the_json_is_what_its_schema_says(library: Path, tmp_path: Path) -> None:
+def test_the_json_matches_its_schema(library: Path, forked: Trainbox) -> None:
     schema = json.loads((ROOT / "docs" / "health.schema.json").read_text())
     for case in (
         Case("", "", ""),
         Case("", "", "", keys={"ret.init": 999}),
         Case("", "", "", limits="disk_mib = 1"),
     ):
-        verdict, _ = run_case(case, library.parent, tmp_path)
+        verdict, _ = run_case(case, library.parent, forked)
         assert mismatches(verdict, schema) == []
     verdict["findings"][0]["result"] = "GOOD"
     del verdict["open"]
@@ -199,8 +195,9 @@ def test_the_json_is_what_its_schema_says(library: Path, tmp_path: Path) -> None
 
 
 def mismatches(value: Any, schema: dict[str, Any], place: str = "$") -> list[str]:
-    """Where `value` is not what the schema says, for the few words of JSON Schema that ours
-    uses.
+    """Return the differences between `value` and the schema.
+
+    Only the keywords of JSON Schema that docs/health.schema.json uses are checked.
     """
     kinds = {
         "object": dict,
@@ -284,11 +281,11 @@ def mismatches(value: Any, schema: dict[str, Any], place: str = "$") -> list[str
         ),
     ],
 )
-def test_what_cannot_be_judged_is_exit_2(
-    trainbox: Trainbox, library: Path, tmp_path: Path, words: list[str], limits: str, text: str
+def test_wrong_use_exits_with_code_2(
+    forked: Trainbox, library: Path, tmp_path: Path, words: list[str], limits: str, text: str
 ) -> None:
     (tmp_path / "limits.toml").write_text(limits)
-    ended = health(trainbox, library, put(tmp_path, "h100"), *words)
+    ended = health(forked, library, put(tmp_path, "h100"), *words)
     assert (ended.code, ended.out) == (2, "")
     assert text in ended.err and len(ended.err.splitlines()) == 1
 
@@ -297,7 +294,7 @@ def test_what_cannot_be_judged_is_exit_2(
 
 
 def processes_of(config: Path) -> list[int]:
-    """The processes that were started with this configuration of the stub, and live."""
+    """Return the living processes that were started with this configuration of the stub."""
     found = []
     for environ in Path("/proc").glob("[0-9]*/environ"):
         try:
@@ -309,42 +306,45 @@ def processes_of(config: Path) -> list[int]:
     return found
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize(
     "words", [["health", "--gate"], ["health", "--live"], ["train", "--gpus", "1"]], ids=" ".join
 )
 def test_a_driver_that_hangs_is_given_up(
-    trainbox: Trainbox, library: Path, tmp_path: Path, words: list[str]
+    forked: Trainbox, library: Path, tmp_path: Path, words: list[str]
 ) -> None:
     config = put(tmp_path, "h100", {"hang.init": 1})
-    ended = health(trainbox, library, config, *words[1:], verb=words[0])
-    told = ended.out if words[0] == "health" else ended.err
-    assert "the NVIDIA driver does not answer: waited 10 s" in told
+    ended = health(forked, library, config, *words[1:], verb=words[0])
+    printed = ended.out if words[0] == "health" else ended.err
+    assert "the NVIDIA driver does not answer: waited 10 s" in printed
     assert ended.code == (1 if words[0] == "health" else 3)
-    # a killed process takes its moment to die on a busy machine
+    wait_until_none(config)
+
+
+def wait_until_none(config: Path) -> None:
+    """Wait until no process uses this configuration: a killed process needs time to end."""
     deadline_s = time.monotonic() + 120
-    while processes_of(config):
-        assert time.monotonic() < deadline_s, "the process that asked the driver lives on"
-        time.sleep(0.05)
+    while left := processes_of(config):
+        assert time.monotonic() < deadline_s, f"still running: {left}"
+        time.sleep(0.02)
 
 
+@pytest.mark.waits
 def test_probes_of_a_driver_that_hangs_do_not_pile_up(
     trainbox: Trainbox, library: Path, tmp_path: Path
 ) -> None:
-    """The process of an earlier probe that cannot be ended, by one that is stopped and holds what
-    it would hold.
-    """
+    """While the process of an earlier probe holds the lock, a second probe does not ask."""
     config = put(tmp_path, "h100", {"hang.init": 1})
     first = trainbox.start("health", "--live", env=on_stub(library, config))
     wait_until(lambda: len(processes_of(config)) == 2, first)
-    (asking,) = set(processes_of(config)) - {first.pid}
     second = trainbox.start("health", "--live", env=on_stub(library, config))
-    # it waits, and asks the driver nothing
+    # the second probe waits for the lock and has no process that asks the driver
     wait_until(lambda: len(processes_of(config)) == 3, first)
     ended = finish(second)
     assert ended.code == 1
     assert "does not answer: " in ended.out
     finish(first)
-    assert not Path(f"/proc/{asking}").exists()
+    wait_until_none(config)
 
 
 # Liveness.
@@ -365,9 +365,9 @@ def test_probes_of_a_driver_that_hangs_do_not_pile_up(
     ids=str,
 )
 def test_a_liveness_probe_ends_nothing_for_a_warning(
-    trainbox: Trainbox, library: Path, tmp_path: Path, keys: dict[str, object], code: int
+    forked: Trainbox, library: Path, tmp_path: Path, keys: dict[str, object], code: int
 ) -> None:
-    ended = health(trainbox, library, put(tmp_path, "h100", keys, count=2), "--live", "--gpus", "2")
+    ended = health(forked, library, put(tmp_path, "h100", keys, count=2), "--live", "--gpus", "2")
     assert ended.code == code, ended.out
 
 
@@ -375,22 +375,22 @@ def test_a_liveness_probe_ends_nothing_for_a_warning(
 
 
 class Monitor:
-    """`trainbox health --monitor`, looking ten times a second."""
+    """A running `trainbox health --monitor` that samples ten times a second."""
 
     def __init__(self, trainbox: Trainbox, library: Path, config: Path, *words: str) -> None:
         fast = ("--listen", "127.0.0.1:0", "--interval-s", "0.1", "--processes", "1")
         self.process = trainbox.start(
             "health", "--monitor", *fast, *words, env=on_stub(library, config)
         )
-        self.address = re.search(r"http://\S+?:\d+", self.said("http://"))[0]  # type: ignore[index]
+        self.address = re.search(r"http://\S+?:\d+", self.next_line("http://"))[0]  # type: ignore[index]
 
-    def said(self, text: str) -> str:
-        """The next line with `text`."""
+    def next_line(self, text: str) -> str:
+        """Return the next line with `text`."""
         assert self.process.stdout
         for line in self.process.stdout:
             if text in line:
                 return line
-        pytest.fail(f"it ended before it said {text!r}")
+        pytest.fail(f"the monitor ended before it printed {text!r}")
 
     def get(self, path: str) -> tuple[int, str]:
         try:
@@ -402,7 +402,7 @@ class Monitor:
                 return error.code, error.read().decode()
 
     def wait_for(self, status: int) -> str:
-        """Until /healthz answers `status`; returns its text."""
+        """Wait until /healthz answers with `status`; return the text."""
         deadline_s = time.monotonic() + 120
         while (answer := self.get("/healthz"))[0] != status or "no look" in answer[1]:
             assert time.monotonic() < deadline_s, answer
@@ -428,9 +428,7 @@ def check_metric(check: str, gpu: int) -> str:
     return f'trainbox_health_check{{check="{check}",gpu="{gpu}",uuid="{uuid}"}}'
 
 
-def test_the_monitor_closes_and_opens_with_what_it_sees(
-    monitor: Callable[..., Monitor], tmp_path: Path
-) -> None:
+def test_the_monitor_closes_and_opens(monitor: Callable[..., Monitor], tmp_path: Path) -> None:
     watching = monitor({})
     assert watching.wait_for(200) == "OPEN, PASS: 2 GPUs\n"
     assert watching.metric("trainbox_health_open") == "1.0"
@@ -443,7 +441,7 @@ def test_the_monitor_closes_and_opens_with_what_it_sees(
     assert watching.metric(power) == "71.0"
     put(tmp_path, "h100", {"gpu1.ecc.volatile.uncorrected": 3}, count=2)
     assert watching.wait_for(503) == "CLOSED, CRITICAL: 2 GPUs; ecc-uncorrected (GPU 1)\n"
-    assert "3 uncorrected memory errors" in watching.said("GPU 1")
+    assert "3 uncorrected memory errors" in watching.next_line("GPU 1")
     assert watching.metric("trainbox_health_open") == "0.0"
     assert watching.metric(check_metric("ecc-uncorrected", 1)) == "4.0"
     put(tmp_path, "h100", {"gpu1.persistence_mode": 0, "gpu0.ret.ecc": 999}, count=2)
@@ -456,21 +454,21 @@ def test_the_monitor_closes_and_opens_with_what_it_sees(
     assert finish(watching.process).code == 0
 
 
-def test_the_monitor_keeps_an_xid_in_mind(monitor: Callable[..., Monitor], tmp_path: Path) -> None:
+def test_the_monitor_remembers_an_xid(monitor: Callable[..., Monitor], tmp_path: Path) -> None:
     watching = monitor({"gpu1.xid": 79})
-    assert watching.wait_for(200) == "OPEN, PASS: 2 GPUs\n", "what was before is no news"
-    told: dict[int, str] = {}
+    assert watching.wait_for(200) == "OPEN, PASS: 2 GPUs\n", "an older Xid must not count"
+    printed: dict[int, str] = {}
     seen = "79"
     for xid in (*NOTE, *PROGRAM, 7777, *FATAL):
         seen += f",{xid}"
         put(tmp_path, "h100", {"gpu1.xid": seen}, count=2)
         if xid not in NOTE:
-            told[xid] = watching.said(f"Xid {xid}:")
+            printed[xid] = watching.next_line(f"Xid {xid}:")
         if xid == 7777:
             assert watching.wait_for(200) == "OPEN, WARN: 2 GPUs; xid (GPU 1)\n"
-    assert all("xid CRITICAL" in told[xid] for xid in FATAL)
-    assert all("xid WARN" in told[xid] and "restart_app" in told[xid] for xid in PROGRAM)
-    assert "xid WARN" in told[7777]
+    assert all("xid CRITICAL" in printed[xid] for xid in FATAL)
+    assert all("xid WARN" in printed[xid] and "restart_app" in printed[xid] for xid in PROGRAM)
+    assert "xid WARN" in printed[7777]
     put(tmp_path, "h100", count=2)
     assert watching.wait_for(503).startswith("CLOSED, CRITICAL: 2 GPUs; xid (GPU 1")
 
@@ -484,7 +482,7 @@ def test_the_monitor_keeps_an_xid_in_mind(monitor: Callable[..., Monitor], tmp_p
         ("nvlink-errors", "gpu1.nvlink3.replay", 1, CRITICAL, 503),
     ],
 )
-def test_rates_are_of_what_rises_while_it_looks(
+def test_the_monitor_judges_the_rate_of_a_counter(
     monitor: Callable[..., Monitor],
     tmp_path: Path,
     check: str,
@@ -498,7 +496,7 @@ def test_rates_are_of_what_rises_while_it_looks(
     watching.wait_for(200)
     level = {PASS: "0.0", WARN: "2.0", CRITICAL: "4.0"}[result]
     count, deadline_s = begin, time.monotonic() + 120
-    while True:  # as the counter of a device rises, until the monitor has seen enough of it
+    while True:  # raise the counter until the monitor has judged several samples of it
         count += step
         put(tmp_path, "h100", {key: count}, count=2)
         age_s = float(watching.metric("trainbox_health_age_seconds"))
@@ -520,9 +518,7 @@ def test_a_driver_that_hangs_and_comes_back(
     watching.wait_for(200)
     config = put(tmp_path, "h100", {"hang": 1}, count=2)
     assert "driver (node)" in watching.wait_for(503)
-    assert len(processes_of(config)) == 2, (
-        "the monitor and the process that asks: it starts no other"
-    )
+    assert len(processes_of(config)) == 2, "only the monitor and one process that asks the driver"
     put(tmp_path, "h100", count=2)
     assert watching.wait_for(200) == "OPEN, PASS: 2 GPUs\n"
 
@@ -534,7 +530,7 @@ def test_the_monitor_ends_when_the_process_that_asks_has_died(
     watching.wait_for(200)
     (asking,) = set(processes_of(tmp_path / "nvml.conf")) - {watching.process.pid}
     os.kill(asking, signal.SIGSEGV)
-    assert "the monitor ends, to be started again" in watching.said("has died: ")
+    assert "the monitor ends, to be started again" in watching.next_line("has died: ")
     assert finish(watching.process).code == 1
 
 

@@ -6,6 +6,8 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).resolve().parent
 FLAGS = [
     "-std=c11",
@@ -36,6 +38,14 @@ def build_stub(folder: Path, without: Iterable[str] = ()) -> Path:
     if result.returncode != 0:
         raise RuntimeError(f"the NVML stub does not compile:\n{result.stderr}")
     return library
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the path of the NVML stub, compiled once for each pytest process."""
+    if shutil.which("cc") is None:
+        pytest.skip("the NVML stub needs a C compiler: there is no cc on PATH")
+    return build_stub(tmp_path_factory.mktemp("nvml"))
 
 
 def stub_env(library_dir: Path, config_file: Path) -> dict[str, str]:
