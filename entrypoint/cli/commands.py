@@ -541,8 +541,8 @@ def _checked_plan(
     if checked.health_limits:
         from entrypoint.health.limits import read_limits
 
-        # a mistake there is told before anything is looked at
-        read_limits(checked.health_limits, "--health-limits")
+        # report a wrong file before the GPUs are examined
+        read_limits(checked.health_limits)
     checking = subprocess.Popen(
         command_of("trainer", verb, "--check", "--device-on-stdin", *training),
         stdin=subprocess.PIPE,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from entrypoint.cli.options import GpuCount
+from entrypoint.cli.options import GpuCount, health_limits_option
 from entrypoint.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -59,13 +59,7 @@ _CPU_PROCESSES = 2  # of --deep without a GPU: the fewest that can exchange anyt
     default="",
     help="Checks that must be readable here, as in ecc-uncorrected,nvlink.",
 )
-@click.option(
-    "--limits",
-    type=click.Path(path_type=Path),
-    envvar="HEALTH_LIMITS",
-    metavar="FILE",
-    help="Other limits, in TOML.",
-)
+@health_limits_option
 @click.option(
     "--processes",
     type=click.IntRange(1),
@@ -106,7 +100,7 @@ def health(
     mode: str | None,
     as_json: bool,
     require: str,
-    limits: Path | None,
+    health_limits: Path | None,
     processes: int | None,
     runs_dir: Path,
     deadline_s: float,
@@ -123,7 +117,7 @@ def health(
       trainbox health --live                   as a liveness probe
       trainbox health --monitor                /metrics and /healthz on 127.0.0.1:9400
       trainbox health --deep --processes 2     also without a GPU: on two CPU processes
-      trainbox health --limits limits.toml --require ecc-uncorrected
+      trainbox health --health-limits limits.toml --require ecc-uncorrected
     """
     import tempfile
 
@@ -139,9 +133,9 @@ def health(
         raise InvalidRequest(
             f"--require {require}: there is no check {unknown[0]}; there are {', '.join(known)}"
         )
-    used, overridden = read_limits(limits)
+    limits, overridden = read_limits(health_limits)
     question = Question(
-        kind, limits=used, overridden=overridden, required=required, runs_dir=runs_dir
+        kind, limits=limits, overridden=overridden, required=required, runs_dir=runs_dir
     )
     lock = None
     if kind is Mode.LIVE:
@@ -163,7 +157,7 @@ def health(
 
         verdict = deepened(
             verdict,
-            used,
+            limits,
             processes or _CPU_PROCESSES,
             deadline_s,
             lambda line: click.echo(line, err=True),
@@ -173,7 +167,7 @@ def health(
     sys.exit(verdict.exit_code)
 
 
-_OF_THE_QUESTION = ("gpus", "gpu_ids", "limits", "runs_dir")
+_OF_THE_QUESTION = ("gpus", "gpu_ids", "health_limits", "runs_dir")
 
 
 @click.command(
@@ -181,7 +175,7 @@ _OF_THE_QUESTION = ("gpus", "gpu_ids", "limits", "runs_dir")
     params=[option for option in health.params if option.name in _OF_THE_QUESTION],
 )
 def doctor(
-    gpus: int | str | None, gpu_ids: str | None, limits: Path | None, runs_dir: Path
+    gpus: int | str | None, gpu_ids: str | None, health_limits: Path | None, runs_dir: Path
 ) -> None:
     """Print all that a helper will ask for, in one page to paste: what is here, what is wrong, what
     to do; no secrets.
@@ -200,8 +194,8 @@ def doctor(
         if sys.stderr.isatty():
             click.echo("looking at torch ...", err=True)
 
-    used, overridden = read_limits(limits)
-    question = Question(Mode.GATE, limits=used, overridden=overridden, runs_dir=runs_dir)
+    limits, overridden = read_limits(health_limits)
+    question = Question(Mode.GATE, limits=limits, overridden=overridden, runs_dir=runs_dir)
     click.echo(examined(question, gpus, gpu_ids, on_wait=tell))
 
 

@@ -92,21 +92,22 @@ _DEVICE_OPTIONS = [
         help="Default: auto, which is cuda where there are GPUs.",
     ),
 ]
+health_limits_option = click.option(
+    "--health-limits",
+    type=click.Path(path_type=Path),
+    envvar="HEALTH_LIMITS",
+    metavar="FILE",
+    help="TOML file with other limits: docs/health.md.",
+)
 _HEALTH_OPTIONS = [
     click.option(
         "--health/--no-health",
         default=True,
         envvar="HEALTH",
-        help="Check the GPUs before, watch them beside the training, and end with 3 if they "
-        "fail. Default: yes.",
+        help="Check the GPUs before the training, watch them during it, and exit with code 3 if "
+        "they fail. Default: yes.",
     ),
-    click.option(
-        "--health-limits",
-        type=click.Path(path_type=Path),
-        envvar="HEALTH_LIMITS",
-        metavar="FILE",
-        help="Other limits than the usual, in TOML: docs/health.md.",
-    ),
+    health_limits_option,
 ]
 _JOB_OPTIONS = [
     click.option(

@@ -33,7 +33,7 @@ def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Itera
     Raises:
         HardwareUnfit: a finding closes the gate.
     """
-    limits, overridden = read_limits(limits_file, "--health-limits")
+    limits, overridden = read_limits(limits_file)
     per_gpu = max(1, plan.nproc_per_node // len(plan.gpus))
     question = Question(
         Mode.GATE,

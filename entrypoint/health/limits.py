@@ -1,6 +1,4 @@
-"""The limits that the rules hold readings against, whose they are, and a file that overrides
-them.
-"""
+"""The limits of the health rules, their sources, and the file that overrides them."""
 
 import dataclasses
 import tomllib
@@ -16,21 +14,21 @@ class Limits:
     """Each field is a number or a result, and can be overridden by a line of a TOML file."""
 
     ecc_uncorrected: int = 0  # errors since the driver was loaded; more is CRITICAL
-    remapped_rows: int = 512  # as many or more is WARN
+    remapped_rows: int = 512  # this number or more is WARN
     remap_pending: str = "WARN"  # WARN or CRITICAL: what a pending row remap is
-    retired_pages: int = 63  # as many or more is CRITICAL
-    slowdown_samples: int = 6  # of the last 10: as many or more is CRITICAL
-    shutdown_margin_c: int = 3  # degrees below the device's shutdown: from there CRITICAL
+    retired_pages: int = 63  # this number or more is CRITICAL
+    slowdown_samples: int = 6  # of the last 10; this number or more is CRITICAL
+    shutdown_margin_c: int = 3  # °C below the device's shutdown; CRITICAL from there
     pcie_replays_per_minute: float = 8  # more is WARN
-    # or WARN: what links are that are down here and not on the other GPUs in use
+    # or WARN: for links that are down on this GPU and not on the others in use
     nvlink_inactive: str = "CRITICAL"
-    # replays and recoveries of a link while one looks: as many or more is CRITICAL
+    # new replays and recoveries of a link; this number or more is CRITICAL
     nvlink_errors: int = 1
-    nvlink_crc_per_second: float = 100  # as many or more is CRITICAL
+    nvlink_crc_per_second: float = 100  # this number or more is CRITICAL
     shm_mib_per_process: int = 64  # less is WARN: Docker's own /dev/shm has 64 in all
     memory_mib_per_process: int = 2048  # less is WARN
     disk_mib: int = 2048  # free where runs are written; less is WARN
-    # speed of a GPU or pair against the median of its like; less is WARN
+    # speed relative to the median of similar GPUs or pairs; less is WARN
     deep_slowest_of_median: float = 0.8
 
 
@@ -55,12 +53,11 @@ SOURCES = {
 _RESULTS = ("remap_pending", "nvlink_inactive")
 
 
-def read_limits(file: Path | None, option: str = "--limits") -> tuple[Limits, dict[str, Any]]:
-    """The limits with those of `file` (TOML: `remapped_rows = 100`), and which of them are not the
-    usual ones.
+def read_limits(file: Path | None) -> tuple[Limits, dict[str, Any]]:
+    """Return the limits, with those of `file` (TOML: `remapped_rows = 100`), and the changed ones.
 
     Raises:
-        InvalidRequest: no such file, no TOML, no such limit, or a value of another kind.
+        InvalidRequest: the file is missing or not TOML, or has an unknown limit or a wrong value.
     """
     if file is None:
         return Limits(), {}
@@ -68,27 +65,27 @@ def read_limits(file: Path | None, option: str = "--limits") -> tuple[Limits, di
         given = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidRequest(
-            f"{option} {file}: {getattr(error, 'strerror', None) or error}: lines such as "
+            f"--health-limits {file}: {getattr(error, 'strerror', None) or error}: lines such as "
             "remapped_rows = 100"
         ) from error
     usual = dataclasses.asdict(Limits())
     for name, value in given.items():
         if name not in usual:
             raise InvalidRequest(
-                f"{option} {file}: there is no limit {name}; there are {', '.join(usual)}"
+                f"--health-limits {file}: there is no limit {name}; there are {', '.join(usual)}"
             )
         if name in _RESULTS:
             if value not in ("WARN", "CRITICAL"):
                 raise InvalidRequest(
-                    f'{option} {file}: {name} is "WARN" or "CRITICAL", not {value!r}'
+                    f'--health-limits {file}: {name} is "WARN" or "CRITICAL", not {value!r}'
                 )
         elif name == "slowdown_samples" and value == 0:
             raise InvalidRequest(
-                f"{option} {file}: slowdown_samples = 0 would close for every GPU: give 1 or more"
+                f"--health-limits {file}: slowdown_samples = 0 would fail every GPU: give 1 or more"
             )
         elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
             raise InvalidRequest(
-                f"{option} {file}: {name} is a number from 0 up (usually {usual[name]}), "
+                f"--health-limits {file}: {name} is a number from 0 up (usually {usual[name]}), "
                 f"not {value!r}"
             )
     changed = {name: value for name, value in given.items() if value != usual[name]}

@@ -283,7 +283,7 @@ def run_case(case: Case, library_dir: Path, trainbox: Trainbox) -> tuple[dict[st
     words = ["health", "--gate", "--json", *case.words]
     if case.limits:
         (trainbox.folder / "limits.toml").write_text(case.limits + "\n")
-        words += ["--limits", "limits.toml"]
+        words += ["--health-limits", "limits.toml"]
     ended = trainbox(*words, env={**stub_env(library_dir, config), **case.env})
     assert ended.err == "", ended.err
     return json.loads(ended.out), ended.code

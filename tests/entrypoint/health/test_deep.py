@@ -134,7 +134,7 @@ def test_two_processes(trainbox: Trainbox) -> None:
 def test_three_processes_each_slower_than_the_limit(trainbox: Trainbox) -> None:
     limits = trainbox.folder / "limits.toml"
     limits.write_text("deep_slowest_of_median = 1000\n")
-    ended = trainbox(*_ON_CPUS, "--processes", "3", "--limits", str(limits))
+    ended = trainbox(*_ON_CPUS, "--processes", "3", "--health-limits", str(limits))
     assert ended.code == 0, ended.out + ended.err
     places = re.findall(r"^deep: ([a-z-]+ CPU process(?:es)? [^:]+): ", ended.err, re.MULTILINE)
     alone = [f"{test} CPU process {number}" for number in range(3) for test in ("matmul", "memory")]

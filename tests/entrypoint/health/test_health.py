@@ -143,7 +143,9 @@ def test_the_screen(forked: Trainbox, library: Path, tmp_path: Path) -> None:
     )
     limits = tmp_path / "limits.toml"
     limits.write_text("disk_mib = 1\nmemory_mib_per_process = 1\n")
-    ended = health(forked, library, config, "--gate", "--limits", str(limits), "--processes", "1")
+    ended = health(
+        forked, library, config, "--gate", "--health-limits", str(limits), "--processes", "1"
+    )
     assert (ended.code, ended.err) == (1, "")
     lines = ended.out.splitlines()
     assert lines[0] == "NVIDIA driver 580.95.05 (stub)"
@@ -256,20 +258,28 @@ def mismatches(value: Any, schema: dict[str, Any], place: str = "$") -> list[str
         ),
         (["--gpus", "two"], "", "'two' is neither a number of GPUs nor `all`"),
         (["--gpu-ids", "0,0"], "", "--gpu-ids=0,0 names GPU 0 twice"),
-        (["--limits", "none.toml"], "", "--limits none.toml: No such file or directory"),
         (
-            ["--limits", "limits.toml"],
+            ["--health-limits", "none.toml"],
+            "",
+            "--health-limits none.toml: No such file or directory",
+        ),
+        (
+            ["--health-limits", "limits.toml"],
             "rows = 3",
             "there is no limit rows; there are ecc_uncorrected, remapped_rows",
         ),
-        (["--limits", "limits.toml"], "remapped_rows =", "--limits limits.toml: Invalid value"),
         (
-            ["--limits", "limits.toml"],
+            ["--health-limits", "limits.toml"],
+            "remapped_rows =",
+            "--health-limits limits.toml: Invalid value",
+        ),
+        (
+            ["--health-limits", "limits.toml"],
             'remapped_rows = "3"',
             "remapped_rows is a number from 0 up (usually 512), not '3'",
         ),
         (
-            ["--limits", "limits.toml"],
+            ["--health-limits", "limits.toml"],
             'remap_pending = "PASS"',
             'remap_pending is "WARN" or "CRITICAL", not \'PASS\'',
         ),
