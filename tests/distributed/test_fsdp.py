@@ -229,10 +229,7 @@ def test_one_process_goes_on_if_told_to(runs: Trainbox, here: Here, alone: Here)
     _copy(runs.folder / "runs" / "on4", here.path("r"), 8)
     code, _, err = here.command(*_command("r"))
     assert code == 2
-    assert (
-        "cannot go on to the same bits, since it was started with plan.strategy: fsdp -> single"
-        in err
-    )
+    assert "cannot be resumed with the same bits (plan.strategy: fsdp -> single" in err
     code, out, err = here.command(*_command("r", "--resume", "anyway"))
     assert (code, err) == (0, "")
     assert "resume     from step 8" in out
@@ -243,10 +240,7 @@ def test_a_run_of_one_process_goes_on_shared_out_if_told_to(ranks: Ranks, alone:
     _copy(alone.path(), ranks.folder / "runs/1to2", 8)
     refused = ranks(2, *_command("1to2"))
     assert refused.codes[0] == 2
-    assert (
-        "cannot go on to the same bits, since it was started with plan.strategy: single -> fsdp"
-        in refused.errs[0]
-    )
+    assert "cannot be resumed with the same bits (plan.strategy: single -> fsdp" in refused.errs[0]
     ended = ranks(2, *_command("1to2", "--resume", "anyway"))
     assert ended.codes == [0, 0], ended.errs
     assert "resume     from step 8" in ended.out

@@ -707,7 +707,7 @@ def test_best_weights_that_are_lost_are_written_again_from_their_checkpoint(
         weights.write_bytes(content)
     out = here.train(best_by="max:loss")
     assert (
-        "runs/r/model.safetensors was missing or damaged: written again from the "
+        "runs/r/model.safetensors was missing or damaged: rewritten from the "
         "checkpoint of step 6" in out
     )
     before, after = load_file(here.path("undisturbed") / "model.safetensors"), load_file(weights)
@@ -770,7 +770,7 @@ def test_a_run_that_does_not_know_its_source_files_is_refused_unless_wanted(here
     )
     code, _, err = here.command(*_AGAIN)
     assert code == 2
-    assert "since it was started with task_source_sha256: 000000000000... -> nothing" in err
+    assert "the same bits (task_source_sha256: 000000000000... -> nothing)" in err
     assert here.command(*_AGAIN, "--resume", "anyway")[0] == 0
 
 
@@ -868,11 +868,11 @@ def test_a_run_without_its_sidecars_does_not_restart(here: Here) -> None:
     code, out, err = here.command(*_AGAIN)
     assert code == 4
     assert err.startswith(
-        "trainbox: no whole checkpoint in runs/r/checkpoints (step-00000005.pt: its "
+        "trainbox: no valid checkpoint in runs/r/checkpoints (step-00000005.pt: its "
         "sidecar step-00000005.json is missing; "
     )
     assert (
-        "restore the missing or damaged files from a backup, or train anew under another --run name"
+        "restore the missing or damaged files from a backup, or start a new run with --run NAME"
         in err
     )
     assert _snapshot(here) == before

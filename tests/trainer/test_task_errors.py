@@ -367,7 +367,7 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "a dataset of a negative length": (
         Tiny,
         {"train_dataset": lambda *_args: Negative()},
-        "the dataset Negative has no length (__len__() should return >= 0): give a map-style one",
+        "the dataset Negative has no length (__len__() should return >= 0): use a map-style",
     ),
     "an example that raises StopIteration": (
         Tiny,

@@ -1,6 +1,6 @@
-"""Which examples a step sees, and how they get to the device.
+"""Select the examples of each step and move them to the device.
 
-Positions are integers: a resume needs no sampler state.
+A position in a run is an integer, so a resume needs no sampler state.
 """
 
 import copy
@@ -19,17 +19,18 @@ from trainer.errors import WrongUse
 from trainer.system.signals import leave_signals_to_the_parent
 from trainer.system.sources import loaded_sources
 
-# Of the device's free memory, how much a dataset may take; the rest is for the model.
+# The share of the device's free memory for a dataset. The rest is for the model.
 DATA_SHARE_OF_DEVICE = 0.4
 _SAMPLED_BATCHES = 4
 
-_SOURCES = (-1, -1)  # the position that asks a loader worker which source files it has loaded
+_SOURCES = (-1, -1)  # the position at which a loader worker returns the source files it has loaded
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward sees: part `part` of shard `shard`, the examples `start` to `stop` of the
-    global batch.
+    """The examples of one forward pass.
+
+    They are part `part` of shard `shard`, and examples `start` to `stop` of the global batch.
     """
 
     shard: int
@@ -45,8 +46,9 @@ class MicroBatch:
 def micro_batches(
     batch_size: int, shards: int, accumulation: int, owned: Iterable[int]
 ) -> tuple[MicroBatch, ...]:
-    """The micro-batches of the shards `owned`: shards are equal but for one example, parts of a
-    shard too.
+    """Return the micro-batches of the shards `owned`.
+
+    The sizes of shards differ by at most one example, and so do the sizes of a shard's parts.
     """
     cut = []
     for shard in owned:
@@ -58,7 +60,10 @@ def micro_batches(
 
 
 def epoch_order(seed: int, epoch: int, size: int) -> Tensor:
-    """The order of the examples in `epoch`: a permutation that depends on its arguments only."""
+    """Return the order of the examples in `epoch`, a permutation of shape (size,).
+
+    The permutation depends only on the arguments.
+    """
     return torch.randperm(
         size, generator=torch.Generator().manual_seed(derive_seed(seed, "order", epoch))
     )
@@ -66,8 +71,10 @@ def epoch_order(seed: int, epoch: int, size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The steps of a run over `examples` examples; an epoch's last incomplete batch is left out,
-    each time another.
+    """The steps of a run over `examples` examples.
+
+    Each epoch drops its last incomplete batch. Epochs have different orders, so each epoch drops
+    different examples.
     """
 
     seed: int
@@ -83,7 +90,7 @@ class Schedule:
     def indices(
         self, start_step: int, device: torch.device | str = "cpu"
     ) -> Iterator[tuple[int, Tensor]]:
-        """(epoch, indices) of each of this process's micro-batches from `start_step` to the end."""
+        """Yield (epoch, indices) of this rank's micro-batches from `start_step` to the end."""
         known, order = -1, torch.empty(0)
         for step in range(start_step, self.total_steps):
             epoch, position = divmod(step, self.steps_per_epoch)
@@ -95,8 +102,9 @@ class Schedule:
 
 
 def place_tensors(dataset: Dataset[Any], device: torch.device) -> Dataset[Any]:
-    """A `TensorDataset` moved to the GPU if it fits there beside a model; anything else as it
-    is.
+    """Return a `TensorDataset` on the GPU if it fits there beside a model.
+
+    Other datasets are returned unchanged.
     """
     if not isinstance(dataset, TensorDataset) or device.type != "cuda":
         return dataset
@@ -110,9 +118,7 @@ def place_tensors(dataset: Dataset[Any], device: torch.device) -> Dataset[Any]:
 def training_batches(
     dataset: Dataset[Any], schedule: Schedule, start_step: int, device: torch.device, workers: int
 ) -> Iterator[Any]:
-    """This process's micro-batches on `device`, in the order of its steps, from `start_step` to the
-    end of the run.
-    """
+    """Yield this rank's micro-batches on `device`, from `start_step` to the end of the run."""
     if isinstance(dataset, TensorDataset):
         tensors = dataset.tensors
         placed = tensors[0].device == device
@@ -128,12 +134,11 @@ def training_batches(
 def read_examples(
     dataset: Dataset[Any], seed: int, indices: list[int], workers: int
 ) -> tuple[list[Any], dict[str, str]]:
-    """Return examples as batches of one, read by a loader worker where they come through those, and
-    its `loaded_sources`.
+    """Return examples as batches of one, and the `loaded_sources` of the process that read them.
 
-    This process then stays as it is: a file that a dataset opens at its first example must not be
-    shared with the workers that are forked later. Each is copied out of the shared memory that it
-    comes in, which may be small.
+    If the training uses workers, a worker reads the examples. A file that the dataset opens at its
+    first example is then not shared with workers that are forked later. Each example is copied out
+    of shared memory, which may be small.
     """
     positions = [[(0, index)] for index in indices] + [[_SOURCES]]
     loader = _loader(SeededExamples(dataset, seed), positions, torch.device("cpu"), min(workers, 1))
@@ -144,10 +149,10 @@ def read_examples(
 def read_twice(
     dataset: Dataset[Any], seed: int, workers: int, seconds: float
 ) -> Iterator[tuple[int, Any]]:
-    """Yield (index, example as a batch of one) of examples that are spread over the dataset, then
-    the same ones backwards.
+    """Yield (index, example as a batch of one) twice for examples spread over the dataset.
 
-    There are as many as can be read twice in `seconds`, and at least the first and the last.
+    The second pass is in reverse order. The number of examples is what can be read twice in
+    `seconds`, but at least the first and the last example are read.
     """
     order: list[int] = []
 
@@ -172,20 +177,21 @@ def read_twice(
 
 
 def spread(count: int) -> Iterator[int]:
-    """Yield the numbers below `count`, the first and the last one first, such that any first few
-    are spread evenly.
+    """Yield the numbers below `count` in an order whose every prefix is spread evenly.
+
+    The first and the last number come first. The others follow van der Corput's sequence.
     """
     yield from dict.fromkeys((0, count - 1))
     bits = (count - 1).bit_length()
     for k in range(1, 1 << bits):
-        # the halves, the quarters, ...: van der Corput's sequence
+        # The reversed bits of 1, 2, 3, ... give the halves, then the quarters, and so on.
         index = int(f"{k:0{bits}b}"[::-1], 2)
         if index < count - 1:
             yield index
 
 
 class EvaluationBatches:
-    """Batches number `own` of the validation set, in order, again at each call of `iterate`."""
+    """The batches `own` of the validation set, in order. Each call of `iterate` restarts."""
 
     def __init__(
         self,
@@ -206,8 +212,10 @@ class EvaluationBatches:
         return number * self.batch_size, min((number + 1) * self.batch_size, self.size)
 
     def sample(self) -> "EvaluationBatches":
-        """A few of all batches, read once: the first and the last, or of a dataset that is read,
-        some examples of four.
+        """Return a few of all batches, read once.
+
+        The sample of a `TensorDataset` is its first and its last batch. The sample of another
+        dataset is two or three examples from each of at most four batches.
         """
         batch_count = evaluation_batch_count(self.size, self.batch_size)
         sample = copy.copy(self)
@@ -239,7 +247,7 @@ class EvaluationBatches:
         return sample
 
     def iterate(self) -> Iterator[tuple[int, Any]]:
-        """(number of examples, batch on the device) of each own batch."""
+        """Yield (number of examples, batch on the device) of each own batch."""
         counts = [stop - start for start, stop in map(self._bounds, self.own)]
         if isinstance(self.dataset, TensorDataset):
             tensors = self.dataset.tensors
@@ -253,7 +261,7 @@ class EvaluationBatches:
             yield from zip(counts, _ahead(self._loader, self.device), strict=True)
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
-        """Return the batches `numbers` on the device, whichever process they belong to."""
+        """Return the batches `numbers` on the device, including those of other ranks."""
         if isinstance(self.dataset, TensorDataset):
             slices = [slice(*self._bounds(number)) for number in numbers]
             return [
@@ -268,8 +276,9 @@ class EvaluationBatches:
 
 
 def _some_of_each(bounds: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Two or three examples of each batch, the first and the last among them; a last batch that is
-    smaller stays smaller.
+    """Return two or three examples of each batch, including its first and its last.
+
+    If the last batch is smaller than the others, its sample is smaller too.
     """
     sizes = [stop - start for start, stop in bounds]
     counts = [min(2, size) for size in sizes]
@@ -288,8 +297,9 @@ def evaluation_batch_count(examples: int, batch_size: int) -> int:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The tensors of a tuple, list or dict on `device`; pinned ones are copied while the device
-    computes.
+    """Return the batch with its tensors on `device`.
+
+    Pinned tensors are copied while the device computes.
     """
     return _mapped(
         lambda tensor: tensor if tensor.device == device else tensor.to(device, non_blocking=True),
@@ -303,8 +313,9 @@ def take(batch: Any, indices: Tensor) -> Any:
 
 
 def joined(parts: Sequence[Any], most: int) -> Any:
-    """Return the first `most` examples of several batches as one; parts whose examples have other
-    shapes are left out.
+    """Return the first `most` examples of several batches as one batch.
+
+    Batches whose examples differ in shape from those of the last batch are left out.
     """
     tensors = [tensors_in(part) for part in parts]
     shapes = [[tensor.shape[1:] for tensor in part] for part in tensors]
@@ -314,14 +325,14 @@ def joined(parts: Sequence[Any], most: int) -> Any:
 
 
 def tensors_in(batch: Any) -> list[Tensor]:
-    """The tensors of a tuple, list or dict, and of those in it."""
+    """Return the tensors in nested tuples, lists and dicts."""
     found: list[Tensor] = []
     _mapped(found.append, batch)
     return found
 
 
 def _mapped(function: Callable[[Tensor], Any], batch: Any) -> Any:
-    """What `function` makes of each tensor of a tuple, list or dict, and of those in it."""
+    """Return nested tuples, lists and dicts with `function` applied to each tensor."""
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, dict):
@@ -333,8 +344,9 @@ def _mapped(function: Callable[[Tensor], Any], batch: Any) -> Any:
 
 
 class _EpochIndices(Sampler[list[tuple[int, int]]]):
-    """Lists of (epoch, index), one a micro-batch, over all epochs: workers live on from one epoch
-    to the next.
+    """A list of (epoch, index) for each micro-batch, over all epochs.
+
+    One sampler serves all epochs, so the workers stay alive between epochs.
     """
 
     def __init__(self, schedule: Schedule, start_step: int) -> None:
@@ -346,8 +358,9 @@ class _EpochIndices(Sampler[list[tuple[int, int]]]):
 
 
 class SeededExamples(Dataset[Any]):
-    """Seeds Python's, NumPy's and torch's generators for each example by (seed, epoch, index), in
-    whatever worker.
+    """A dataset that seeds the generators of Python, NumPy and torch before each example.
+
+    The seed depends on (seed, epoch, index) and not on the worker.
     """
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
@@ -365,9 +378,8 @@ class SeededExamples(Dataset[Any]):
         torch.default_generator.manual_seed(seed)
         try:
             return self.dataset[index]
-        except (
-            StopIteration
-        ) as error:  # a loop over the loader would end there as if all had been read
+        except StopIteration as error:
+            # A loop over the loader would end here as if it had read all examples.
             raise RuntimeError(f"example {index} raised StopIteration") from error
 
 
@@ -390,14 +402,15 @@ def _start_worker(_worker: int) -> None:
 
 
 def _ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
-    """The batches on `device`, each one's copy started before the one before it is used."""
+    """Yield the batches on `device`, and start each copy before the previous batch is used."""
     waiting: list[Any] = []
     try:
         for batch in batches:
             waiting.append(to_device(batch, device))
             if len(waiting) == 2:
                 yield waiting.pop(0)
-    except ConnectionError as error:  # from its socket, if it dies while it hands a batch over
+    except ConnectionError as error:
+        # A worker that is killed while it sends a batch closes its socket.
         raise RuntimeError(
             "DataLoader worker exited unexpectedly: killed, perhaps for its memory"
         ) from error
@@ -405,20 +418,15 @@ def _ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
 
 
 def length(dataset: Dataset[Any]) -> int:
-    """How many examples it holds.
+    """Return the number of examples in the dataset.
 
     Raises:
-        WrongUse: it cannot tell: an IterableDataset, say.
+        WrongUse: the dataset has no valid length, as an IterableDataset.
     """
     try:
         return len(dataset)  # type: ignore[arg-type]
-    except (
-        TypeError,
-        ValueError,
-        OverflowError,
-    ) as error:  # not there, not a whole number, negative, or too large
+    except (TypeError, ValueError, OverflowError) as error:
         raise WrongUse(
-            f"the dataset {type(dataset).__name__} has no length ({error}): give a "
-            "map-style one, with __len__ and "
-            "__getitem__, whose examples can be had in any order"
+            f"the dataset {type(dataset).__name__} has no length ({error}): use a map-style "
+            "dataset with __len__ and __getitem__"
         ) from error

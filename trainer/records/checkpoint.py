@@ -101,7 +101,7 @@ class Checkpoints:
                 path.unlink()
             elif os.path.lexists(path):
                 self.report(
-                    f"{path} is not a temporary file of Trainbox (a folder, a link or a "
+                    f"{path} is not a temporary file of Trainbox (it is a folder, a link or a "
                     "FIFO): set aside"
                 )
                 _set_aside(path)
@@ -142,8 +142,7 @@ class Checkpoints:
     def _refuse_to_restart(self, problems: Mapping[int, str]) -> None:
         """Raise StorageFailure if there is any sign that this run had a checkpoint."""
         cure = (
-            "restore the missing or damaged files from a backup, or train anew under "
-            "another --run name"
+            "restore the missing or damaged files from a backup, or start a new run with --run NAME"
         )
         if problems:
             named = [
@@ -152,11 +151,11 @@ class Checkpoints:
             ]
             more = f"; and {len(named) - _NAMED} more" * (len(named) > _NAMED)
             raise StorageFailure(
-                f"no whole checkpoint in {self.folder} ({'; '.join(named[:_NAMED])}{more}): {cure}"
+                f"no valid checkpoint in {self.folder} ({'; '.join(named[:_NAMED])}{more}): {cure}"
             )
         if damaged := len(list(self.folder.glob("step-*.damaged*"))):
             raise StorageFailure(
-                f"no whole checkpoint in {self.folder} ({damaged} file(s) set aside as "
+                f"no valid checkpoint in {self.folder} ({damaged} file(s) set aside as "
                 f"damaged): {cure}"
             )
         if os.path.lexists(self._first):
@@ -313,7 +312,7 @@ class Checkpoints:
             ):
                 raise NotFinite(
                     f"the weights {name!r} are not finite at step {step}: lower --lr, or add "
-                    "--warmup-epochs or --clip-norm; the checkpoints saved before are whole"
+                    "--warmup-epochs or --clip-norm; older checkpoints are valid"
                 )
         if self._folder_seen and not self.folder.exists():
             self.report(
@@ -372,8 +371,8 @@ class Checkpoints:
         if problem is not None:
             raise StorageFailure(
                 f"{self._best} is missing or damaged, and so is the checkpoint of the best step "
-                f"{best_step} ({problem}): restore one of them from a backup, or train "
-                "anew under another --run name"
+                f"{best_step} ({problem}): restore one of them from a backup, or start a new "
+                "run with --run NAME"
             )
         state = self.load(best_step)["model"]
         try:
@@ -384,8 +383,8 @@ class Checkpoints:
         except OSError as error:
             raise storage_failure(self._best, error) from error
         self.report(
-            f"{self._best} was missing or damaged: written again from the checkpoint of "
-            f"step {best_step}"
+            f"{self._best} was missing or damaged: rewritten from the checkpoint of step "
+            f"{best_step}"
         )
 
     def _prune(self, best_step: int | None) -> None:
@@ -402,7 +401,7 @@ class Checkpoints:
         """Return what is wrong with the checkpoint of `step`, or None.
 
         Raises:
-            StorageFailure: its digest is right, and loading it could run code.
+            StorageFailure: the digest is right, but loading the file could run code.
         """
         try:
             sidecar = read_object(self._path(step))
@@ -414,12 +413,12 @@ class Checkpoints:
             with open_regular(self._path(step, ".pt")) as file:
                 size = os.fstat(file.fileno()).st_size
                 if size != sidecar.get("bytes"):  # first, because reading a huge file takes long
-                    return f"{size} bytes, its sidecar says {_short(sidecar.get('bytes'))}"
+                    return f"{size} bytes instead of {_short(sidecar.get('bytes'))}"
                 found = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             return f"its tensors cannot be read: {error.strerror or error}"
         if found != sidecar.get("sha256"):
-            return f"sha256 {found[:12]}..., its sidecar says {_short(sidecar.get('sha256'))}"
+            return f"sha256 {found[:12]}... instead of {_short(sidecar.get('sha256'))}"
         # An earlier version did not write the identity.
         identity = self._load(step, mmap=True).get("checkpoint")
         return self._not_this("content", {"step": step} if identity is None else identity, step)

@@ -1,7 +1,4 @@
-"""Two runs side by side: where their digests part first, and which manifest entries differ.
-
-No torch here.
-"""
+"""Compare the digests and manifests of two runs, without torch."""
 
 import json
 import re
@@ -14,10 +11,10 @@ from trainer.errors import Changed
 from trainer.settings.secret_rule import NOT_SHOWN, is_secret, without_secrets
 from trainer.system.files import open_regular, parse_object
 
-_LONGEST = 2400  # characters of a text that the manifest has
+_LONGEST = 2400  # characters of a string in the manifest
 
-# A resume with another value of these may give other bits, so it is refused; the others are named
-# and allowed.
+# A resume with another value of one of these may give other bits, so it is refused. Changes of
+# other entries are reported and allowed.
 _CHANGE_BITS = {
     "plan.strategy",
     "threads",
@@ -28,7 +25,7 @@ _CHANGE_BITS = {
     "device.names",
     "machine.cpu_model",
     "machine.cpu_capability",
-    "task_source_sha256",  # all that earlier versions noted of the source files
+    "task_source_sha256",  # the only source digest of earlier versions
 }
 _CHANGE_BITS_PREFIXES = (
     "data.",
@@ -41,7 +38,7 @@ _CHANGE_BITS_PREFIXES = (
     "environment.CUDNN_",
     "environment.NVIDIA_TF32",
 )
-# Differ from start to start and tell nothing of the bits.
+# These differ between starts and do not affect the bits.
 _OF_THE_START = (
     "argv",
     "plan.",
@@ -55,16 +52,15 @@ _OF_THE_START = (
 
 @dataclass(frozen=True)
 class Parting:
-    """The first step whose digests differ, the step before it that both have and agree on, and what
-    differs there.
-    """
+    """The first step at which the digests of two runs differ."""
 
     step: int
-    agreed_step: int | None
-    tensors: tuple[str, ...]  # in the model's order, then the optimizer's
-    parts: tuple[str, ...] = ()  # what differs as a whole
+    agreed_step: int | None  # the last common step with equal digests
+    tensors: tuple[str, ...]  # in the order of the model, then of the optimizer
+    parts: tuple[str, ...] = ()  # descriptions of the combined digests that differ
 
     def in_words(self) -> str:
+        """Return the difference as a sentence for people."""
         since = (
             "there is no earlier step to compare"
             if self.agreed_step is None
@@ -79,8 +75,9 @@ class Parting:
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """The whole entries of a .jsonl file, without the torn last line of a crash; none if there is
-    no file.
+    """Return the valid entries of a .jsonl file, or none if the file is missing.
+
+    Damaged lines are skipped, such as the incomplete last line after a crash.
 
     Raises:
         OSError: the file cannot be read.
@@ -109,9 +106,7 @@ _PARTS = {
 
 
 def first_parting(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> Parting | None:
-    """Where two runs' digests differ first; None if they are the same at each step that both
-    have.
-    """
+    """Return where the digests of two runs differ first, or None if all common steps agree."""
     of_one, of_other = ({entry["step"]: entry for entry in entries} for entries in (one, other))
     agreed = None
     for step in sorted(of_one.keys() & of_other.keys()):
@@ -121,7 +116,7 @@ def first_parting(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]
             for name in {**a["tensors"], **b["tensors"]}
             if a["tensors"].get(name) != b["tensors"].get(name)
         )
-        parts = tuple(words for name, words in _PARTS.items() if a[name] != b[name])
+        parts = tuple(label for name, label in _PARTS.items() if a[name] != b[name])
         if tensors or parts:
             return Parting(step, agreed, tensors, parts)
         agreed = step
@@ -131,9 +126,7 @@ def first_parting(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]
 def first_other_validation(
     one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]
 ) -> str | None:
-    """The first validation, of those in both runs' metrics.jsonl, whose figures differ; None if all
-    are the same.
-    """
+    """Describe the first common validation whose metrics differ, or return None."""
     of_one, of_other = (
         {entry["step"]: entry for entry in entries if entry.get("kind") == "validation"}
         for entries in (one, other)
@@ -147,26 +140,27 @@ def first_other_validation(
         ]:
             name = names[0]
             return (
-                f"the validation at step {step} gave another {name} ({_short(a.get(name))} -> "
+                f"the validation at step {step} has another {name} ({_short(a.get(name))} -> "
                 f"{_short(b.get(name))})"
             )
     return None
 
 
 def _text(figure: Any) -> str:
-    """For a comparison: two tables with NaN in the same place are the same."""
+    """Return `figure` as JSON, in which NaN is equal to NaN."""
     return json.dumps(figure, sort_keys=True)
 
 
 def manifest_differences(
     old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """The entries, by dotted name, that two manifests do not share, but for those that belong to
-    one start.
+    """Return the entries that differ between two manifests, as {dotted name: (old, new)}.
 
-    A source file that only one of them has loaded is no difference: a start may end before it is
-    needed. Under --strategy fsdp the strategy and the number of processes are none of these: the
-    bits depend on them.
+    Entries that belong to a single start are left out, such as the arguments. The strategy and the
+    number of processes are among them, except under FSDP, where the bits depend on them.
+
+    A source file that only one manifest lists is not a difference, because a start may end before
+    it loads that file.
     """
     before, after = _flat(old), _flat(new)
     sharded = "fsdp" in (before.get("plan.strategy"), after.get("plan.strategy"))
@@ -182,19 +176,19 @@ def manifest_differences(
 
 
 def shown_value(name: str, value: Any) -> Any:
-    """Return `value` as the manifest has it: a text without its secrets, anything else as it is."""
+    """Return `value` as the manifest records it: strings are cut and have no secrets."""
     if not isinstance(value, str):
         return value
     return NOT_SHOWN if is_secret(name, value) else without_secrets(value[:_LONGEST])
 
 
-def shown_words(argv: Sequence[str]) -> list[str]:
-    """Return the arguments of a command as the manifest has them."""
-    return [without_secrets(word[:_LONGEST]) for word in argv]
+def shown_arguments(argv: Sequence[str]) -> list[str]:
+    """Return the arguments of a command as the manifest records them, without secrets."""
+    return [without_secrets(argument[:_LONGEST]) for argument in argv]
 
 
 def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's settings as the manifest has them: the task's fields without their secrets."""
+    """Return the settings as the manifest records them, without secrets of the task's fields."""
     fields = settings.get("fields")
     if not isinstance(fields, dict):
         return dict(settings)
@@ -207,10 +201,10 @@ def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def edited_settings(
     manifest: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """The settings, by dotted name, in which a run's config.json differs from what its manifest
-    says.
+    """Return the settings that differ between a run's manifest and its config.json.
 
-    A secret in a task's field is compared as the manifest has it, so another secret is not an edit.
+    The result is {dotted name: (manifest, config)}. Secrets are removed before the comparison, so
+    another secret in a task's field is not an edit.
     """
     settings = manifest.get("settings", {})
     before = _flat(settings, "settings.")
@@ -223,21 +217,20 @@ def edited_settings(
 
 
 def changes_bits(name: str) -> bool:
-    """Whether another value of the entry `name` may give other bits."""
+    """Return whether another value of the manifest entry `name` may give other bits."""
     return name in _CHANGE_BITS or name.startswith(_CHANGE_BITS_PREFIXES)
 
 
 def cannot_resume(run: Path, changed: Mapping[str, tuple[Any, Any]]) -> Changed:
     """Return the error for a run whose manifest differs from this start in `changed`."""
     return Changed(
-        f"{run} cannot go on to the same bits, since it was started with {in_words(changed)}: "
-        "restore that, or go on all the same with --resume anyway, or train anew under "
-        "another --run name"
+        f"{run} cannot be resumed with the same bits ({in_words(changed)}): restore the first "
+        "of these values, or accept other bits with --resume anyway"
     )
 
 
 def in_words(changed: Mapping[str, tuple[Any, Any]]) -> str:
-    """`threads: 1 -> 2; cudnn: 9 -> 10`, long values cut."""
+    """Return the changes as in `threads: 1 -> 2; cudnn: 9 -> 10`, with long values cut."""
     return "; ".join(
         f"{name}: {_short(old)} -> {_short(new)}" for name, (old, new) in changed.items()
     )

@@ -1,4 +1,4 @@
-"""What people see of a running training: lines, the progress bar, the rank's log and heartbeat."""
+"""The output of a running training: lines, the progress bar, the rank's log and heartbeat."""
 
 import contextlib
 import logging
@@ -20,7 +20,7 @@ _BAR = "{desc}{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaini
 
 
 class Console:
-    """The terminal and the log file of one rank. Only if `speaks` does it print."""
+    """The terminal and the log file of one rank, which prints only if `speaks` is true."""
 
     def __init__(self, log: Path, speaks: bool) -> None:
         """Open `log`, which also receives this process's warnings and tracebacks.
@@ -46,7 +46,7 @@ class Console:
     def say(self, text: str) -> None:
         """Print a line on the terminal and write it to the log."""
         if self._speaks:
-            text = printable(text, keep="\n\t")  # other nodes' texts are among it
+            text = printable(text, keep="\n\t")  # it may contain text from other nodes
             tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
             self._log.write(text + "\n")
@@ -70,7 +70,7 @@ class Console:
             self._bar.update(self._batch_size)
 
     def say_now_and_then(self, line: str, speed: str) -> None:
-        """Show `line` on the bar, which knows the speed; without a bar, print both every 10 s."""
+        """Show `line` on the bar. Without a bar, print `line` and `speed` every 10 seconds."""
         if self._bar is not None:
             self._bar.set_description_str(line + "  ", refresh=False)
         elif time.monotonic() - self._plain_at > _PLAIN_LINE_EVERY_S:
@@ -78,13 +78,13 @@ class Console:
             self.say(line + speed)
 
     def beat(self) -> None:
-        """Touch the file whose age the image's health check reads."""
+        """Touch the heartbeat file, whose age the image's health check reads."""
         if self._heartbeat is not None:
             with contextlib.suppress(OSError):
                 self._heartbeat.touch()
 
     def end_bar(self) -> None:
-        """Close the bar; `say` still works."""
+        """Close the bar. `say` still works."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

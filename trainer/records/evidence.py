@@ -1,6 +1,6 @@
-"""The record of a run, read strictly, and the verdict on two of them. No torch here.
+"""Read the record of a run strictly, and compare two records, without torch.
 
-A record that was changed, cut or damaged is an error, and never just a shorter one.
+A changed, cut or damaged record is an error. Lines are never skipped.
 """
 
 import json
@@ -22,7 +22,7 @@ _CHECKPOINT = re.compile(r"step-(\d{8,})\.(?:pt|json)")
 
 @dataclass(frozen=True)
 class Evidence:
-    """The record of one run. `digests` and `validations` have one entry for each step, in order."""
+    """The record of one run. `digests` and `validations` have one entry per step, in order."""
 
     name: str
     folder: Path
@@ -31,14 +31,14 @@ class Evidence:
     digests: Sequence[dict[str, Any]]
     metrics: Sequence[dict[str, Any]]
     checkpoints: tuple[int, ...]  # the steps of the files in checkpoints/
-    best_step: int | None = None  # that of model.safetensors, once it is checked
+    best_step: int | None = None  # the step of model.safetensors, set by `check_files`
 
     @classmethod
     def of(cls, run: Path, name: str | None = None) -> "Evidence":
         """Read the folder of a run.
 
         Raises:
-            WrongUse: a file is missing, or damaged.
+            WrongUse: a file is missing or damaged.
             Differs: metrics.jsonl is missing, a resume did not restore the digests, or config.json
                 was edited.
         """
@@ -47,13 +47,12 @@ class Evidence:
             raise WrongUse(f"{run}/manifest.json is damaged ({problem}): restore it")
         if edited := edited_settings(manifest, config):
             raise Differs(
-                f"DIFFERENT SETTINGS: {run}/config.json is not what the run was started "
-                "with: restore it; manifest entries "
-                f"that differ: {in_words(edited)}"
+                f"DIFFERENT SETTINGS: {run}/config.json was edited after the run was started "
+                f"({in_words(edited)}): restore it"
             )
-        # what it has beside the manifest's settings
+        # Check the settings that the manifest does not have, too.
         parse_config(json.dumps(config), run / "config.json")
-        digests = _one_a_step(
+        digests = _one_per_step(
             run / "digests.jsonl", _entries(run / "digests.jsonl", _digest_problem)
         )
         if not (run / "metrics.jsonl").exists():
@@ -83,16 +82,16 @@ class Evidence:
 
     @property
     def validations(self) -> dict[int, dict[str, Any]]:
-        """By step."""
+        """The validation entries of metrics.jsonl by step."""
         return {entry["step"]: entry for entry in self.metrics if entry["kind"] == "validation"}
 
     @property
     def end(self) -> int:
-        """The step of the last digest; 0 without any."""
+        """The step of the last digest, or 0 if there is none."""
         return max((entry["step"] for entry in self.digests), default=0)
 
     def refuse_open_end(self) -> None:
-        """Raises WrongUse if another file goes further than digests.jsonl."""
+        """Raise WrongUse if another file has a later step than digests.jsonl."""
         trained = max(
             (entry["step"] for entry in self.metrics if entry["kind"] != "health"), default=0
         )
@@ -102,31 +101,30 @@ class Evidence:
         ):
             if step > self.end:
                 raise WrongUse(
-                    f"{self.name}: the record has no end: digests.jsonl ends at step "
-                    f"{self.end} and {name} at step {step}: "
-                    "restore digests.jsonl; if the run was killed, resume it, or verify "
-                    f"its first part with --steps {self.end}"
+                    f"the record of {self.name} is incomplete (digests.jsonl ends at step "
+                    f"{self.end}, {name} at step {step}): restore digests.jsonl; if the run was "
+                    f"killed, resume it, or verify its first part with --steps {self.end}"
                 )
 
     def refuse_unfinished(self) -> None:
-        """Raises WrongUse if the run has not come to the validation that ends it."""
+        """Raise WrongUse if the run does not have its last validation."""
         self.refuse_open_end()
         if self.end not in self.validations:
             raise WrongUse(
-                f"{self.name} is not finished (it ends at step {self.end}, without a "
-                "validation): resume it with the same "
-                f"command, or verify its first part with --steps {self.end}"
+                f"{self.name} is not finished (it ends at step {self.end} without a "
+                "validation): resume it with the same command, or verify its first part with "
+                f"--steps {self.end}"
             )
 
 
 def verdict(run: Evidence, again: Evidence, manifests: str, until: int | None = None) -> str:
-    """Compare two runs, up to step `until` or whole; return `SAME BITS` in a sentence.
+    """Return the `SAME BITS` line of two runs, compared up to step `until` or to their ends.
 
-    `manifests` names the manifest entries in which they differ, if any.
+    `manifests` lists the manifest entries that differ, and may be empty.
 
     Raises:
-        Differs: their digests, their validations, their best steps or their ends differ.
-        WrongUse: there is no trained step of which both have digests, or one has no end.
+        Differs: the digests, validations, best steps or ends differ.
+        WrongUse: the runs have no digest of a trained step in common, or one record is incomplete.
     """
     one, other = run.name, again.name
     entries = (
@@ -140,9 +138,8 @@ def verdict(run: Evidence, again: Evidence, manifests: str, until: int | None = 
     if not any(common):
         trained = next((entry["step"] for entry in run.digests if entry["step"]), None)
         raise WrongUse(
-            f"{one} and {other} have no digest of a trained step in common: nothing is "
-            f"compared (the first of {one} is of "
-            f"step {trained}; --digest-steps N writes more)"
+            f"{one} and {other} have no digest of a trained step in common (the first digest of "
+            f"{one} is of step {trained}): train with --digest-steps N for more digests"
         )
     if parting := first_parting(run.digests, again.digests):
         raise Differs(f"DIFFERENT BITS: {one} against {other}: {parting.in_words()}{entries}")
@@ -157,14 +154,13 @@ def verdict(run: Evidence, again: Evidence, manifests: str, until: int | None = 
         if run.end != again.end:
             raise Differs(
                 f"DIFFERENT ENDS: {one} ends at step {run.end} and {other} at step "
-                f"{again.end}: the same bits up to step "
-                f"{common[-1]}, and nothing to compare after it{entries}"
+                f"{again.end}: the same bits up to step {common[-1]}, the last step that both "
+                f"have{entries}"
             )
         if run.best_step != again.best_step:
             raise Differs(
                 f"DIFFERENT BEST WEIGHTS: the model.safetensors of {one} is of step "
-                f"{run.best_step}, that of {other} of step "
-                f"{again.best_step}{entries}"
+                f"{run.best_step}, that of {other} of step {again.best_step}{entries}"
             )
     last = next(entry["model"] for entry in reversed(run.digests) if entry["step"] == common[-1])
     return (
@@ -174,9 +170,9 @@ def verdict(run: Evidence, again: Evidence, manifests: str, until: int | None = 
 
 
 def _other_validation(run: Evidence, again: Evidence, until: int | None) -> str | None:
-    """The first validation that one of them lacks or that gave another figure.
+    """Describe the first validation that one run lacks or that has other metrics, or return None.
 
-    A run that stopped at a step may have stopped before the validation there.
+    A run may have stopped at a step before the validation of that step.
     """
     ends = min(until or run.end, run.end, again.end)
     for step in sorted(run.validations.keys() ^ again.validations.keys()):
@@ -191,7 +187,7 @@ def _text_in(path: Path) -> str:
         return read_text(path)
     except OSError as error:
         raise WrongUse(
-            f"{path} cannot be read ({error.strerror}): is {path.parent} a run's folder?"
+            f"{path} cannot be read ({error.strerror}): give the folder of a run"
         ) from error
     except ValueError as error:
         raise WrongUse(f"{path} is damaged ({error}): restore it") from error
@@ -207,14 +203,16 @@ def _object_in(path: Path) -> dict[str, Any]:
 def _entries(
     path: Path, problem_of: Callable[[dict[str, Any], dict[str, Any] | None], str | None]
 ) -> list[dict[str, Any]]:
-    """The entries of a .jsonl file.
+    """Return the entries of a .jsonl file.
+
+    `problem_of(entry, entry before)` returns what is wrong with an entry, or None.
 
     Raises:
-        WrongUse: a line is none, or `problem_of` it and the one before has an answer.
+        WrongUse: a line is not an entry, or it has a problem.
     """
     entries: list[dict[str, Any]] = []
     lines = _text_in(path).split("\n")
-    whole = lines.pop() == ""  # the last line ends too
+    whole = lines.pop() == ""  # the last line ends with a newline
     for number, line in enumerate(lines if whole else [*lines, ""], 1):
         try:
             entry = parse_object(line)
@@ -224,8 +222,7 @@ def _entries(
         if problem:
             raise WrongUse(
                 f"line {number} of {path} is damaged ({problem}): restore the file; if the "
-                "run was killed, the same command "
-                "resumes it and repairs the file"
+                "run was killed, resume it with the same command, which repairs the file"
             )
         entries.append(entry)
     return entries
@@ -239,7 +236,7 @@ def _step_problem(entry: Mapping[str, Any]) -> str | None:
 
 
 def _digest_problem(entry: dict[str, Any], before: dict[str, Any] | None) -> str | None:
-    """What is wrong with an entry of digests.jsonl after the entry `before`; None if nothing is."""
+    """Return what is wrong with an entry of digests.jsonl after the entry `before`, or None."""
     if problem := _step_problem(entry):
         return problem
     tensors = entry.get("tensors")
@@ -254,7 +251,7 @@ def _digest_problem(entry: dict[str, Any], before: dict[str, Any] | None) -> str
         wrong += ["kind"]
     if wrong:
         return f"{wrong[0]} is missing or malformed"
-    # A resume records where it begins, which may be recorded already.
+    # A resume records the digests of its first step, which may be recorded already.
     if before and entry["step"] < before["step"] + (entry["kind"] != "resume"):
         return f"step {entry['step']} comes after step {before['step']}"
     return None
@@ -268,11 +265,13 @@ def _metrics_problem(entry: dict[str, Any], _before: dict[str, Any] | None) -> s
     return _step_problem(entry)
 
 
-def _one_a_step(path: Path, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the entries of resumes at steps that have one.
+def _one_per_step(path: Path, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the first entry of each step.
+
+    A step has a second entry if the run was resumed there.
 
     Raises:
-        Differs: at a resume the digests were others than before.
+        Differs: the second entry of a step has other digests.
     """
     by_step: dict[int, dict[str, Any]] = {}
     for number, entry in enumerate(entries, 1):
@@ -281,14 +280,14 @@ def _one_a_step(path: Path, entries: Sequence[dict[str, Any]]) -> list[dict[str,
             if entry[name] != before[name]:
                 raise Differs(
                     f"DIFFERENT BITS: line {number} of {path}: the resume at step "
-                    f"{entry['step']} has another digest of {name} "
-                    "than the entry before it: restore the file, or train the run again"
+                    f"{entry['step']} has another digest of {name} than the entry before it: "
+                    "restore the file, or train the run again"
                 )
     return list(by_step.values())
 
 
 def _manifest_problem(manifest: Mapping[str, Any]) -> str | None:
-    """What verify and diff read of it and is not of its type."""
+    """Return what is wrong with the entries that verify and diff read, or None."""
     resumes = manifest.get("resumes", [])
     if not isinstance(manifest.get("settings"), dict):
         return "it has no settings"

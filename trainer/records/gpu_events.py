@@ -1,5 +1,6 @@
-"""What the entrypoint sees of the GPUs while this process trains: it appends a JSON object a line
-to a file that it names.
+"""Read the hardware events that the entrypoint appends to a file while this process trains.
+
+Each line of the file is a JSON object. The variable TRAINBOX_HEALTH_EVENTS has its path.
 """
 
 import contextlib
@@ -14,17 +15,18 @@ EVENT = ("time_unix_s", "gpu", "uuid", "check", "result", "read", "do")
 
 
 class HardwareEvents:
-    """The events in the file at `path`, each given once; none without a path, or while there is no
-    file.
+    """The events in the file at `path`, each returned once.
+
+    If `path` is None or the file is missing, there are no events.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path, self._seen_bytes = path, 0
 
     def new(self) -> list[dict[str, Any]]:
-        """What EVENT names of those since the last call.
+        """Return the events since the last call, with the keys of EVENT.
 
-        A line without its end waits; a damaged one is passed over.
+        An incomplete last line is read by a later call. Damaged lines are skipped.
         """
         if self._path is None:
             return []
@@ -32,16 +34,17 @@ class HardwareEvents:
             with self._path.open("rb") as file:
                 file.seek(self._seen_bytes)
                 whole, end, _half_written = file.read().rpartition(b"\n")
-        except OSError:  # the entrypoint has not begun it, or has removed it
+        except OSError:  # the entrypoint has not created the file yet, or has removed it
             return []
         self._seen_bytes += len(whole + end)
         return [event for line in whole.split(b"\n") if (event := _event(line)) is not None]
 
 
 def hardware_events() -> HardwareEvents:
-    """Those of the file named in the environment, the same object at each call for the same file.
+    """Return the events of the file that the environment names.
 
-    A sweep's worker trains many times: what one of its runs was given is not given to the next.
+    Each call for the same file returns the same object. A sweep's worker trains many times, and
+    events that one of its runs has recorded are then not recorded by the next.
     """
     return _events_in(os.environ.get("TRAINBOX_HEALTH_EVENTS", ""))
 
@@ -52,15 +55,16 @@ def _events_in(path: str) -> HardwareEvents:
 
 
 def note_run(metrics: Path) -> None:
-    """Say beside the file of events which metrics.jsonl they belong to, for `record_left_over`."""
+    """Write the path of metrics.jsonl next to the events file, for `record_left_over`."""
     if path := os.environ.get("TRAINBOX_HEALTH_EVENTS"):
         with contextlib.suppress(OSError):
             Path(f"{path}.run").write_bytes(os.fsencode(metrics.absolute()))
 
 
 def record_left_over(events: Path) -> None:
-    """Put the events that a training which has ended did not take over into its metrics.jsonl, at
-    its last step.
+    """Append the events that an ended training did not record to its metrics.jsonl.
+
+    They are recorded at the last step of the training.
     """
     try:
         metrics = Path(os.fsdecode(Path(f"{events}.run").read_bytes()))
@@ -75,15 +79,15 @@ def record_left_over(events: Path) -> None:
             last = max(
                 entries, key=lambda entry: int(entry["step"]), default={"step": 0, "epoch": 0}
             )
-            place = {"kind": "health", "step": last["step"], "epoch": last["epoch"]}
+            position = {"kind": "health", "step": last["step"], "epoch": last["epoch"]}
             left = [event for event in HardwareEvents(events).new() if event not in known]
-            torn = b"\n" if lines[-1] else b""  # by the kill; readers pass over such a line
-            file.write(
-                torn * bool(left)
-                + b"".join(json.dumps(place | event).encode() + b"\n" for event in left)
-            )
+            # End a line that the kill left incomplete. Readers skip it.
+            if left and lines[-1]:
+                file.write(b"\n")
+            file.write(b"".join(json.dumps(position | event).encode() + b"\n" for event in left))
     except (OSError, ValueError, KeyError, TypeError):
-        # it had not begun, or its place is gone: the entrypoint has told them on the terminal
+        # The training had not started to record, or its folder is gone. The entrypoint has printed
+        # the events.
         return
 
 

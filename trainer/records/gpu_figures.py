@@ -9,9 +9,10 @@ from trainer.parallel.world import Process
 
 
 def gpu_figures(process: Process) -> dict[str, Any]:
-    """Return the memory of all ranks' GPUs and the utilisation of this rank's; empty on a CPU.
+    """Return the memory of all ranks' GPUs and the utilisation of this rank's GPU.
 
-    All ranks must call it. `gpu_memory_mib` is the largest of `gpu_memory_mib_each`.
+    The result is empty on a CPU. All ranks must call this function. `gpu_memory_mib` is the largest
+    of `gpu_memory_mib_each`.
     """
     if process.device.type != "cuda":
         return {}

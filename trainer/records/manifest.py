@@ -1,4 +1,4 @@
-"""What is run, on what: all that can change a bit or explain one."""
+"""Describe everything that can affect the bits of a run: settings, sources, data and machine."""
 
 import functools
 import hashlib
@@ -21,16 +21,16 @@ from trainer.records.compare import (
     cannot_resume,
     in_words,
     manifest_differences,
+    shown_arguments,
     shown_settings,
     shown_value,
-    shown_words,
 )
 from trainer.records.digest import value_digest
 from trainer.records.run_log import RunLog
 from trainer.system.sources import loaded_sources
 
 _PACKAGES = ("trainbox", "torch", "torchvision", "numpy", "tensorboard", "safetensors")
-# Read by the libraries that compute; a name of these that is set belongs to the run.
+# Prefixes of the environment variables that affect computing libraries.
 _ENVIRONMENT = (
     "ATEN_",
     "ONEDNN_",
@@ -47,7 +47,7 @@ _ENVIRONMENT = (
     "PYTHONHASHSEED",
 )
 _SAMPLED_EXAMPLES = 16
-# a larger set in memory would hold a start up for seconds: every so-many-th example of it counts
+# Of larger datasets in memory, only every n-th example is hashed. Hashing all would take seconds.
 _WHOLE_BYTES = 2**30
 
 
@@ -58,9 +58,9 @@ def describe(
     data_digests: Mapping[str, str],
     sources: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The manifest of a run about to start, as primitives for JSON."""
+    """Return the manifest of a run that is about to start, as JSON values."""
     return {
-        "argv": shown_words(argv),
+        "argv": shown_arguments(argv),
         "plan": {
             "reason": os.environ.get("TRAINBOX_REASON"),
             "strategy": process.strategy,
@@ -93,12 +93,13 @@ def describe(
 class SourceRecord:
     """The source files that a run's manifest lists.
 
-    A module that is loaded later than the start is compared with the list, and added to it.
+    Modules that are loaded after the start are compared with the list and added to it.
     """
 
     def __init__(self, run: RunLog, known: Mapping[str, str], anyway: bool) -> None:
-        """`known` are the files that the manifest lists; with `anyway`, a changed one is only
-        reported.
+        """Start with `known`, the files that the manifest lists.
+
+        If `anyway` is true, a changed file is reported and not refused.
         """
         self._run, self._known, self._anyway = run, dict(known), anyway
         self._asked: set[str] = set()
@@ -112,11 +113,12 @@ class SourceRecord:
         return found
 
     def compare_and_add(self, found: Sequence[Mapping[str, str]]) -> None:
-        """Compare what each process, the first one first, has newly loaded, and add it to the
-        manifest.
+        """Compare the files that each rank has newly loaded, and add them to the manifest.
+
+        `found` has one entry per rank, in the order of the ranks.
 
         Raises:
-            Changed: a file is not the one that the run was started with.
+            Changed: a file has changed since the run was started.
             WrongUse: the processes have loaded different files.
         """
         known = len(self._known)
@@ -130,15 +132,14 @@ class SourceRecord:
                 if self._known.setdefault(name, digest) != digest:
                     raise WrongUse(
                         f"the source file of module {name} differs between process 0 and "
-                        f"process {rank}: copy the same files "
-                        "to all machines"
+                        f"process {rank}: copy the same files to all machines"
                     )
         if self._run.writes and (changed or len(self._known) > known):
             self._write(changed)
 
     def _write(self, changed: Mapping[str, tuple[Any, Any]]) -> None:
         if (stored := self._run.folder.read_json("manifest.json")) is None:
-            return  # somebody has removed it, and a resume will report that
+            return  # the file was removed, and a resume will report that
         stored["sources"] = dict(sorted({**self._known, **stored.get("sources", {})}.items()))
         if changed:
             self._run.say(f"changed since the run's start: {in_words(changed)}")
@@ -148,10 +149,9 @@ class SourceRecord:
 
 
 def sampled_examples(dataset: Dataset[Any], workers: int) -> tuple[list[Any], dict[str, str]]:
-    """Return some examples spread over the dataset, as batches of one, and the source files that
-    were loaded to read them.
+    """Return examples spread over the dataset, and the source files that were loaded to read them.
 
-    There are none where the dataset is held in memory.
+    Each example is a batch of one. A dataset in memory gives no examples.
     """
     if isinstance(dataset, TensorDataset):
         return [], {}
@@ -163,8 +163,10 @@ def sampled_examples(dataset: Dataset[Any], workers: int) -> tuple[list[Any], di
 
 
 def dataset_digest(dataset: Dataset[Any], examples: list[Any]) -> str:
-    """sha256 of the content: of all of it where it is held in memory, else of the length and of
-    `sampled_examples`.
+    """Return the SHA-256, in hex, of the dataset's content.
+
+    For a dataset in memory, this covers its tensors. For another dataset, it covers the length and
+    `examples`, the result of `sampled_examples`.
     """
     if isinstance(dataset, TensorDataset):
         tensors = dataset.tensors
@@ -176,13 +178,13 @@ def dataset_digest(dataset: Dataset[Any], examples: list[Any]) -> str:
 
 
 def revision() -> str:
-    """The commit that runs; unknown where neither the image nor git tells."""
+    """Return the commit of the running code, or "unknown" outside of an image and of git."""
     return str(_build().get("revision") or "unknown")
 
 
-@functools.cache  # a sweep's worker asks for each trial
+@functools.cache  # a sweep's worker needs it for each trial
 def _build() -> dict[str, Any]:
-    """Revision and lock digest: baked into the image, else asked of git beside this file."""
+    """Return the revision and the digest of the lock file, from the image or from git."""
     if baked := os.environ.get("TRAINBOX_BUILD_INFO"):
         try:
             info = json.loads(Path(baked).read_text(encoding="utf-8"))
@@ -200,10 +202,10 @@ def _build() -> dict[str, Any]:
     }
 
 
-def _git(root: Path, *words: str) -> str | None:
+def _git(root: Path, *arguments: str) -> str | None:
     try:
         return subprocess.run(
-            ["git", "-C", str(root), *words], capture_output=True, text=True, check=True
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -39,7 +39,7 @@ class RunFolder:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise Busy(
-                    f"another process trains in {path} now: wait until it ends, or choose another "
+                    f"another process trains in {path}: wait until it ends, or choose another "
                     "folder with --run NAME"
                 ) from None
 
@@ -116,7 +116,10 @@ class RunFolder:
         return lost
 
     def _should_have_entries(self, name: str) -> bool:
-        """Return whether an empty record `name` has lost entries; metrics.jsonl may be empty."""
+        """Return whether an empty record `name` has lost entries.
+
+        An existing metrics.jsonl may be empty.
+        """
         path = self.path / name
         return name == DIGESTS or not path.exists() or path.stat().st_size > 0
 
@@ -131,7 +134,7 @@ class RunFolder:
         return self._metrics is not None
 
     def append_entry(self, entry: Mapping[str, Any]) -> None:
-        """Append an entry to metrics.jsonl. JSON has no infinity: such a number becomes null.
+        """Append an entry to metrics.jsonl. JSON has no infinity and no NaN, so both become null.
 
         Raises:
             StorageFailure: the file cannot be written.

@@ -1,4 +1,4 @@
-"""Everything that a training writes while it runs: the run's folder, the console, TensorBoard."""
+"""Write the output of a running training to the run's folder, the console and TensorBoard."""
 
 import contextlib
 import time
@@ -17,7 +17,7 @@ _LOOK_EVERY_S = 5.0
 
 
 class RunLog:
-    """The record of one run. Only the first rank writes; on the others most methods do nothing."""
+    """The record of one run. On ranks other than the first, most methods do nothing."""
 
     def __init__(self, path: Path, rank: int) -> None:
         """Open the run in `path`.
@@ -39,7 +39,7 @@ class RunLog:
         self._step, self._steps_per_epoch, self._look_at = 0, 1, 0.0
 
     def begin(self, step: int, evaluated_step: int, schedule: Schedule) -> None:
-        """Start to record at `step`, without the entries of steps that will be done again."""
+        """Start to record at `step`, and drop the entries of steps that will be repeated."""
         if not self.writes:
             return
         for name in self.folder.cut_records(step, evaluated_step):
@@ -76,7 +76,7 @@ class RunLog:
     ) -> None:
         """Write an entry to metrics.jsonl and TensorBoard, and `line` to the terminal.
 
-        An entry with `speed` is one of many: its line is shown on the bar or every few seconds.
+        The line of an entry with `speed` is shown on the bar or every few seconds.
 
         Raises:
             StorageFailure: metrics.jsonl cannot be written.
@@ -106,7 +106,7 @@ class RunLog:
         self._show_events(events)
 
     def _show_events(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Write `events` to TensorBoard at the present step, one text for each check."""
+        """Write `events` to TensorBoard at the current step, one text per check."""
         by_check: dict[Any, list[Mapping[str, Any]]] = {}
         for event in events:
             by_check.setdefault(event.get("check"), []).append(event)
@@ -119,8 +119,9 @@ class RunLog:
             self.board.text(f"health/{check}", "\n\n".join(texts), self._step, time_unix_s)
 
     def end_progress(self) -> None:
-        """Close the bar, TensorBoard's files and metrics.jsonl; `say` still works."""
-        with contextlib.suppress(StorageFailure):  # the training's end is what matters now
+        """Close the bar, TensorBoard's files and metrics.jsonl. `say` still works."""
+        # The training has a result or an error of its own, which must not be hidden.
+        with contextlib.suppress(StorageFailure):
             self._record_events()
         self.console.end_bar()
         self.board.close()

@@ -1,6 +1,4 @@
-"""The files that a run ships, its best weights and its checkpoints, compared with what
-digests.jsonl says of their steps.
-"""
+"""Compare a run's best weights and checkpoints with the digests in digests.jsonl."""
 
 import dataclasses
 import re
@@ -18,16 +16,17 @@ from trainer.records.digest import digest_of_digests, tensor_digests
 from trainer.records.evidence import Evidence
 from trainer.system.files import open_regular
 
-_OPTIMIZER = "optimizer."  # before the names of its tensors in digests.jsonl
-_EXTRA_STATE = "_extra_state"  # of a module, in no .safetensors
+_OPTIMIZER = "optimizer."  # the prefix of the optimizer's tensors in digests.jsonl
+_EXTRA_STATE = "_extra_state"  # a module's extra state, which a .safetensors file cannot hold
 
 
 def check_files(run: Evidence) -> Evidence:
-    """Return `run` with the step of its best weights, if model.safetensors and each checkpoint have
-    the recorded digests.
+    """Check the digests of model.safetensors and of each checkpoint.
+
+    Returns `run` with the step of its best weights.
 
     Raises:
-        Differs: a file's content is not what was saved at its step, or a file is missing.
+        Differs: a file differs from what the run saved at its step, or a file is missing.
         WrongUse: a file cannot be read.
     """
     best_step, weights = None, run.folder / "model.safetensors"
@@ -41,7 +40,7 @@ def check_files(run: Evidence) -> Evidence:
 
 
 def _check_weights(run: Evidence, path: Path) -> int:
-    """Return the step of the best weights."""
+    """Check the best weights, and return their step."""
     try:
         open_regular(path).close()
         with safe_open(path, "pt") as file:
@@ -54,15 +53,14 @@ def _check_weights(run: Evidence, path: Path) -> int:
         raise _unreadable(path, error) from error
     if not re.fullmatch(r"\d{1,18}", text):
         raise Differs(
-            f"{path} does not say of which step it is: it is not the file that the run "
-            "saved: restore it"
+            f"{path} has no valid step ({text!r}), so the run did not save it: restore it"
         )
     _compare(run, path, int(text), digests, whole=False)
     return int(text)
 
 
 def _check_checkpoint(run: Evidence, path: Path, step: int) -> Mapping[str, Any]:
-    """Return the progress that the checkpoint holds."""
+    """Check the checkpoint of `step`, and return its progress."""
     try:
         open_regular(path).close()
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -79,15 +77,15 @@ def _check_checkpoint(run: Evidence, path: Path, step: int) -> Mapping[str, Any]
         ]
         found, _, _ = progress["step"], progress["evaluated_step"], progress["best_step"]
     except FileNotFoundError as error:
-        raise Differs(f"{path} is missing, and its .json is there: restore it") from error
-    except Exception as error:  # a file of anybody's; torch raises all kinds
+        raise Differs(f"{path} is missing, but its .json exists: restore it") from error
+    except Exception as error:  # torch raises many types for a file with unexpected content
         raise _unreadable(path, error) from error
     entry = _compare(run, path, step, digests, whole=True)
     recorded = Counter(digest for name, digest in entry["tensors"].items() if name not in digests)
     if recorded - Counter(digest[:16] for digest in moments) or found != step:
         raise Differs(
-            f"{path} differs from the entry of step {step} in digests.jsonl in the "
-            "optimizer's state: restore it"
+            f"the optimizer's state in {path} differs from the entry of step {step} in "
+            "digests.jsonl: restore it"
         )
     return progress
 
@@ -95,12 +93,13 @@ def _check_checkpoint(run: Evidence, path: Path, step: int) -> Mapping[str, Any]
 def _compare(
     run: Evidence, path: Path, step: int, digests: Mapping[str, str], whole: bool
 ) -> dict[str, Any]:
-    """Return the entry of `step`, whose tensors have `digests`; not `whole`: but for the modules'
-    extra state.
+    """Return the entry of `step` after comparing its tensors with `digests`.
+
+    If `whole` is false, `digests` need not have the modules' extra state.
 
     Raises:
         Differs: a tensor differs.
-        WrongUse: the entry contradicts itself.
+        WrongUse: the entry's digest of all weights does not match its digests of tensors.
     """
     entry = next((entry for entry in run.digests if entry["step"] == step), None)
     if entry is None:
@@ -124,45 +123,44 @@ def _compare(
     if different:
         raise Differs(
             f"DIFFERENT BITS: {path} against the entry of step {step} in "
-            f"{run.folder}/digests.jsonl: first tensor "
-            f"{different[0]}, {len(different)} in all: the file is not the one that the "
-            "run saved: restore it"
+            f"{run.folder}/digests.jsonl (first tensor {different[0]}, {len(different)} in "
+            "all): restore the file that the run saved"
         )
     if not left_out and digest_of_digests(digests) != entry["model"]:
         raise WrongUse(
-            f"the entry of step {step} in {run.folder}/digests.jsonl is damaged (model, "
-            "the digest of the weights, is not that "
-            f"of its tensors, which are those of {path.name}): restore it"
+            f"the entry of step {step} in {run.folder}/digests.jsonl is damaged (model, the "
+            f"digest of all weights, does not match its tensors, but {path.name} does): "
+            "restore it"
         )
     return entry
 
 
 def _check_progress(run: Evidence, newest: Mapping[str, Any], best_step: int | None) -> None:
-    """Hold what the newest checkpoint says of the run against metrics.jsonl and the best
-    weights.
+    """Compare the newest checkpoint's progress with metrics.jsonl and the best weights.
+
+    Raises:
+        Differs: a validation or the best weights are missing or of another step.
     """
     validated = [
         step for step in (newest.get("evaluated_step"), newest.get("best_step"), best_step) if step
     ]
     for step in sorted(set(validated) - run.validations.keys()):
         raise Differs(
-            f"{run.folder}/metrics.jsonl has no validation at step {step}, and a saved "
-            "file says that there was one: restore it"
+            f"{run.folder}/metrics.jsonl has no validation at step {step}, but a saved file "
+            "refers to one: restore it"
         )
     expected = newest.get("best_step") if newest else next(iter(run.validations), None)
     if best_step is None and expected is not None:
         raise Differs(
-            f"{run.folder}/model.safetensors is missing, and the run has validations: "
-            "restore it (the "
-            f"best weights are those of step {expected} or later)"
+            f"{run.folder}/model.safetensors is missing, but the run has validations (the best "
+            f"step is {expected} or later): restore it"
         )
-    # A save that was cut short has replaced the weights, and not written the checkpoint that says
-    # so.
+    # A save that was interrupted may have replaced the weights but not written its checkpoint. The
+    # weights are then of a later step than the checkpoint.
     if newest and best_step is not None and best_step <= newest["step"] and best_step != expected:
         raise Differs(
-            f"{run.folder}/model.safetensors is of step {best_step}, and the newest "
-            "checkpoint says that the best is step "
-            f"{expected}: restore it"
+            f"{run.folder}/model.safetensors is of step {best_step}, but the best step of the "
+            f"newest checkpoint is {expected}: restore it"
         )
 
 

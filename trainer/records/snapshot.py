@@ -1,4 +1,4 @@
-"""The copy of a training's state that a checkpoint is written from."""
+"""Copy the state of a training, so that a thread can write it to a checkpoint."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

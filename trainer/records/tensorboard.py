@@ -1,4 +1,7 @@
-"""A run in TensorBoard, which is a view of metrics.jsonl. The only importer of tensorboard."""
+"""Write a run to TensorBoard, which is a view of metrics.jsonl.
+
+Only this file imports tensorboard.
+"""
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 class TensorBoardLog:
     """TensorBoard's files of one run, opened at the first write.
 
-    If they cannot be written, `say` gets one line and later calls do nothing: training goes on.
+    If they cannot be written, this is reported once with `say`. Later calls then do nothing.
     """
 
     def __init__(self, run: Path, writes: bool, say: Callable[[str], None]) -> None:
@@ -36,11 +39,11 @@ class TensorBoardLog:
         self._write(lambda board: _write_scalars(board, numbers, step))
 
     def text(self, name: str, text: str, step: int, time_unix_s: float | None) -> None:
-        """Write `text` at `step`; TensorBoard shows one text of a name at each step."""
+        """Write `text` at `step`. TensorBoard shows one text per name and step."""
         self._write(lambda board: board.add_text(name, text, step, time_unix_s))
 
     def pictures(self, step: int, figures: Mapping[str, Tensor]) -> None:
-        """Write pictures, (3, H, W) uint8."""
+        """Write pictures of shape (3, H, W) and type uint8."""
 
         def write(board: "SummaryWriter") -> None:
             for name, picture_3HW in figures.items():
@@ -57,16 +60,16 @@ class TensorBoardLog:
     ) -> None:
         """Write the run's row of the HParams tab: its settings and its best metrics.
 
-        The settings `swept`, which a sweep varies, are the first columns.
+        The first columns are the settings in `swept`, which the sweep varies.
         """
-        # The table has few columns: untouched settings would hide those that a sweep is about.
+        # The table has few columns, so settings with their default value are left out.
         usual, hidden = vars(Config()), FREE_AT_RESUME | {"fields", "best_by"}
         shown = {"task", "optimizer", "seed"} | {
             name
             for name, value in vars(config).items()
             if value != usual[name] and name not in hidden
         }
-        # In each trial: TensorBoard would leave out the trials with a usual value.
+        # TensorBoard hides trials that lack a swept setting, even if its value is the default.
         shown |= set(swept) & vars(config).keys()
         settings = {name: _plain(value) for name, value in vars(config).items() if name in shown}
         settings |= {
@@ -78,7 +81,7 @@ class TensorBoardLog:
         def write(board: "SummaryWriter") -> None:
             from torch.utils.tensorboard.summary import hparams
 
-            # Not add_hparams: it starts a run of its own and gives the metrics step 0.
+            # add_hparams would create a separate run and write the metrics at step 0.
             experiment, *session = hparams(settings, best)
             _put_first(experiment, {*swept, *(f"task.{name}" for name in swept)})
             for summary in (experiment, *session):
@@ -124,10 +127,7 @@ def write_picture(folder: Path, name: str, file: Path) -> None:
 
 
 def _put_first(experiment: Any, names: Collection[str]) -> None:
-    """Mark the hyperparameters `names` as those that differ.
-
-    TensorBoard shows them first, and sorts the others by name.
-    """
+    """Mark the hyperparameters `names` as varying, so that TensorBoard shows them first."""
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData  # type: ignore[import-untyped]
 
     plugin = experiment.value[0].metadata.plugin_data
@@ -138,7 +138,7 @@ def _put_first(experiment: Any, names: Collection[str]) -> None:
 
 
 def _write_scalars(board: "SummaryWriter", scalars: Mapping[str, float], step: int) -> None:
-    """Write all scalars of a step in one event; one event for each takes four times as long."""
+    """Write all scalars of a step in one event. One event per scalar takes four times as long."""
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]

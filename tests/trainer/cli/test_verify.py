@@ -152,7 +152,7 @@ def test_the_verdict_on_two_runs_with_the_same_bits() -> None:
             [4],
             4,
             None,
-            "DIFFERENT ENDS: A ends at step 8 and B at step 4: the same bits up to step 4, and ",
+            "DIFFERENT ENDS: A ends at step 8 and B at step 4: the same bits up to step 4, the",
         ),
         (
             _DIGESTS,
@@ -183,7 +183,7 @@ def test_without_a_common_trained_step_nothing_is_compared() -> None:
     one = _evidence("A", _DIGESTS, 4, 8)
     with pytest.raises(
         WrongUse,
-        match="A and B have no digest of a trained step in common: .*the first of A is of step 4",
+        match="no digest of a trained step in common .the first digest of A is of step 4",
     ):
         verdict(one, _evidence("B", _DIGESTS[:1]), "")  # the first weights alone prove nothing
 
@@ -317,13 +317,13 @@ def _without_validations(run: Path) -> None:
 _CHANGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
     (
         _swap_weights,
-        "runs/r/model.safetensors against the entry of step 18 in runs/r/digests.jsonl: "
-        "first tensor linear.weight",
+        "runs/r/model.safetensors against the entry of step 18 in runs/r/digests.jsonl "
+        "(first tensor linear.weight",
     ),
     (
         _swap_checkpoint,
         "runs/r/checkpoints/step-00000015.pt against the entry of step 15 in "
-        "runs/r/digests.jsonl: first tensor",
+        "runs/r/digests.jsonl (first tensor",
     ),
     (
         _rename_checkpoint,
@@ -331,10 +331,10 @@ _CHANGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
     ),
     (
         _swap_moments,
-        "runs/r/checkpoints/step-00000015.pt differs from the entry of step 15 in "
-        "digests.jsonl in the optimizer",
+        "the optimizer's state in runs/r/checkpoints/step-00000015.pt differs from the entry of "
+        "step 15 in digests.jsonl",
     ),
-    (_older_weights, "runs/r/model.safetensors is of step 12, and "),
+    (_older_weights, "runs/r/model.safetensors is of step 12, but "),
     (_swap_digests, "runs/r/checkpoints/step-00000012.pt against the entry of step 12"),
     (lambda run: (run / "model.safetensors").unlink(), "runs/r/model.safetensors is missing"),
     (
@@ -349,7 +349,7 @@ _CHANGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
     (_without_validations, "runs/r/metrics.jsonl has no validation at step 18"),
     (
         lambda run: _change(run / "config.json", epochs=4),
-        "manifest entries that differ: settings.epochs: 3 -> 4",
+        "was edited after the run was started (settings.epochs: 3 -> 4)",
     ),
 ]
 
@@ -445,8 +445,8 @@ _DAMAGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
     ),
     (
         _with_entry(7, model="0" * 64),
-        "the entry of step 18 in runs/r/digests.jsonl is damaged (model, the digest of the "
-        "weights, is not",
+        "the entry of step 18 in runs/r/digests.jsonl is damaged (model, the digest of all "
+        "weights, does not match",
     ),
     (_as_fifo("metrics.jsonl"), "runs/r/metrics.jsonl cannot be read (not a regular file)"),
     (_as_fifo("model.safetensors"), "runs/r/model.safetensors cannot be read (not a regular file)"),
@@ -525,10 +525,13 @@ def test_a_record_that_was_cut_has_no_end(finished: Here) -> None:
     _without_validations(finished.path())
     code, out, err = finished.command("verify", "runs/r", "--device", "cpu")
     assert (code, out) == (2, "")
-    assert "the record has no end: digests.jsonl ends at step 5 and metrics.jsonl at step 18" in err
+    assert (
+        "record of runs/r is incomplete (digests.jsonl ends at step 5, metrics.jsonl at step 18)"
+        in err
+    )
     code, out, err = finished.command("diff", "runs/r", "runs/twin")
     assert (code, out) == (2, "")
-    assert "digests.jsonl ends at step 5 and metrics.jsonl at step 18" in err
+    assert "digests.jsonl ends at step 5, metrics.jsonl at step 18" in err
     (finished.path() / "metrics.jsonl").write_text("")
     assert (
         "is not finished (it ends at step 5"
@@ -547,7 +550,7 @@ def test_the_first_part_of_a_stopped_run_can_be_verified(here: Here) -> None:
         here.train(max_steps=15, stop=StopAfter(5))
     code, _, err = here.command("verify", "runs/r", "--device", "cpu")
     assert code == 2
-    assert "runs/r is not finished (it ends at step 5, without a validation): resume it" in err
+    assert "runs/r is not finished (it ends at step 5 without a validation): resume it" in err
     code, out, err = here.command("verify", "runs/r", "--device", "cpu", "--steps", "5")
     assert (code, err) == (0, "")
     assert "2 digests up to step 5" in out
@@ -658,7 +661,7 @@ def test_validations_are_compared_too(here: Here) -> None:
     path.write_text("\n".join([*lines[:-1], json.dumps(last | {"loss": 9.0})]) + "\n")
     code, _, err = here.command("diff", "runs/r", "runs/other")
     assert code == 8
-    assert "the weights are the same, and the validation at step 12 gave another loss (" in err
+    assert "the weights are the same, and the validation at step 12 has another loss (" in err
     assert first_other_validation([last], [last | {"time_unix_s": 1.0}]) is None
 
 
@@ -683,9 +686,9 @@ def test_verify_names_each_altered_setting(here: Here, name: str, value: Any) ->
     code, _, err = here.command("verify", "runs/r", "--device", "cpu")
     assert code == 8
     assert err.startswith(
-        "trainbox: DIFFERENT SETTINGS: runs/r/config.json is not what the run was started with"
+        "trainbox: DIFFERENT SETTINGS: runs/r/config.json was edited after the run was started "
+        f"(settings.{name}: "
     )
-    assert f"; manifest entries that differ: settings.{name}: " in err
 
 
 @pytest.mark.parametrize("words", [["verify", "runs/none"], ["diff", "runs/none", "runs/none"]])
@@ -737,10 +740,8 @@ def test_a_resume_under_what_changes_bits_is_refused_unless_wanted(
     _change(path, **{entry: value})
     with pytest.raises(WrongUse) as refused:
         here.train(**_STOPPED)
-    assert f"runs/r cannot go on to the same bits, since it was started with {words}" in str(
-        refused.value
-    )
-    assert "or go on all the same with --resume anyway" in str(refused.value)
+    assert f"runs/r cannot be resumed with the same bits ({words}" in str(refused.value)
+    assert "or accept other bits with --resume anyway" in str(refused.value)
     assert words in here.train(**_STOPPED, resume="anyway")
     (start,) = json.loads(path.read_text())["resumes"]
     assert start["step"] == 5
@@ -828,7 +829,7 @@ def test_a_resume_with_another_neighbour_of_the_task_is_refused(trainbox: Trainb
     (trainbox.folder / "helper.py").write_text("SCALE = 2.0\n")
     ended = trainbox(*words, env=env)
     assert ended.code == 2
-    assert "it was started with sources.helper: " in ended.err
+    assert "same bits (sources.helper: " in ended.err
 
 
 _TASK = """
@@ -936,7 +937,7 @@ def test_a_resume_with_another_source_file_is_refused_before_it_saves(
         file.write("# another text\n")
     with pytest.raises(
         Changed,
-        match=f"runs/r cannot go on to the same bits, since it was started with sources.{name}: ",
+        match=rf"runs/r cannot be resumed with the same bits \(sources.{name}: ",
     ):
         here.train(**settings)
     helpers()
@@ -958,7 +959,7 @@ def test_a_source_file_that_a_resume_cannot_find_before_it_is_imported_is_compar
         here.train(**settings, stop=StopAfter(8))
     helpers()
     Path("imported_late.py").write_text("SCALE = 2.0\n")
-    with pytest.raises(Changed, match="it was started with sources.imported_late: "):
+    with pytest.raises(Changed, match=r"same bits \(sources.imported_late: "):
         here.train(**settings)
     helpers()
     assert here.steps()[-1] == 8

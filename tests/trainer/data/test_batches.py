@@ -294,6 +294,6 @@ class Endless(IterableDataset[int]):
 
 def test_a_dataset_without_a_length_is_told() -> None:
     with pytest.raises(
-        WrongUse, match=r"the dataset Endless has no length \(.*\): give a map-style one"
+        WrongUse, match=r"the dataset Endless has no length \(.*\): use a map-style dataset"
     ):
         length(Endless())

@@ -320,12 +320,14 @@ def _change_sidecar(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path],
 
 
 _DAMAGES = [
-    pytest.param(_truncate, "[0-9]+ bytes, its sidecar says [0-9]+", id="truncated"),
-    pytest.param(lambda path: os.truncate(path, 0), "0 bytes, its sidecar says [0-9]+", id="empty"),
-    pytest.param(lambda path: os.truncate(path, 2**40), "1099511627776 bytes, its", id="huge"),
+    pytest.param(_truncate, "[0-9]+ bytes instead of [0-9]+", id="truncated"),
+    pytest.param(lambda path: os.truncate(path, 0), "0 bytes instead of [0-9]+", id="empty"),
+    pytest.param(
+        lambda path: os.truncate(path, 2**40), "1099511627776 bytes instead of", id="huge"
+    ),
     pytest.param(
         lambda path: path.write_bytes(path.read_bytes()[::-1]),
-        "sha256 [0-9a-f]{12}..., its sidecar",
+        "sha256 [0-9a-f]{12}... instead of",
         id="other bytes",
     ),
     pytest.param(
@@ -382,7 +384,7 @@ _DAMAGES = [
     ),
     pytest.param(
         _change_sidecar(lambda _: {"step": 3, "run_id": "0123"}),
-        "[0-9]+ bytes, its sidecar says None",
+        "[0-9]+ bytes instead of None",
         id="too little",
     ),
     pytest.param(
@@ -392,7 +394,7 @@ _DAMAGES = [
     ),
     pytest.param(
         _change_sidecar(lambda old: old | {"sha256": None}),
-        "sha256 .*, its sidecar says None",
+        "sha256 .* instead of None",
         id="sha256 is null",
     ),
     pytest.param(
@@ -543,9 +545,9 @@ def test_with_all_damaged_it_fails_and_does_not_start_over(saver: Saver) -> None
         with pytest.raises(StorageFailure) as failure:
             saver.checkpoints.newest()
         assert re.fullmatch(
-            rf"no whole checkpoint in {saver.folder} \(step-00000002.pt: [0-9]+ bytes, .*; "
+            rf"no valid checkpoint in {saver.folder} \(step-00000002.pt: [0-9]+ bytes instead of .*; "
             r"step-00000001.pt: .*\): restore the "
-            "missing or damaged files from a backup, or train anew under another --run name",
+            "missing or damaged files from a backup, or start a new run with --run NAME",
             str(failure.value),
         )
         assert _files(saver.folder) == before
@@ -553,7 +555,7 @@ def test_with_all_damaged_it_fails_and_does_not_start_over(saver: Saver) -> None
         path.rename(path.with_name(path.name + ".damaged"))
     with pytest.raises(
         StorageFailure,
-        match=r"no whole checkpoint in .* \(4 file\(s\) set aside as damaged\): restore",
+        match=r"no valid checkpoint in .* \(4 file\(s\) set aside as damaged\): restore",
     ):
         saver.checkpoints.newest()
 
@@ -690,7 +692,7 @@ def test_a_crash_while_a_step_is_saved_again_damages_nothing(
 
     after = Saver(saver.folder.parent)
     after.checkpoints.remove_leftovers()
-    # with nothing else saved this once said: no whole checkpoint, restore a backup
+    # with nothing else saved this once said: no valid checkpoint, restore a backup
     newest = after.checkpoints.newest()
     assert after.reports == []
     assert newest in [*before, 2] or (newest is None and not before)

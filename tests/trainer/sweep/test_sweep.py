@@ -276,7 +276,8 @@ def test_a_trial_begun_on_another_machine_is_begun_anew(trainbox: Trainbox) -> N
     assert ended.code == 0, ended.out + ended.err
     run = trainbox.folder / "runs/s"
     assert len(list(run.glob("trial-00000.aside-*"))) == 1
-    assert "cannot go on to the same bits" in (run / "trial-00000/logs/output.log").read_text()
+    output = (run / "trial-00000/logs/output.log").read_text()
+    assert "cannot be resumed with the same bits" in output
     assert [entry["step"] for entry in trainbox.entries("s/trial-00000", "train")] == list(
         range(1, 61)
     )
