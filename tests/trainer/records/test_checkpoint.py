@@ -545,7 +545,7 @@ def test_with_all_damaged_it_fails_and_does_not_start_over(saver: Saver) -> None
         with pytest.raises(StorageFailure) as failure:
             saver.checkpoints.newest()
         assert re.fullmatch(
-            rf"no valid checkpoint in {saver.folder} \(step-00000002.pt: [0-9]+ bytes instead of .*; "
+            rf"no valid checkpoint in {saver.folder} \(step-00000002.pt: [0-9]+ bytes .*; "
             r"step-00000001.pt: .*\): restore the "
             "missing or damaged files from a backup, or start a new run with --run NAME",
             str(failure.value),
