@@ -1,1 +1,1 @@
-"""Decides: which GPUs, which strategy, how many processes. Never imports torch."""
+"""The launcher, which decides on GPUs, strategy and processes. It never imports torch."""

@@ -1,7 +1,8 @@
 import sys
 
 if not sys.flags.safe_path:
-    del sys.path[0]  # the current folder, put there by -m: a click.py of a user's is not ours
+    # `-m` puts the current folder first, where a user's click.py would replace the library.
+    del sys.path[0]
 
 from entrypoint.cli.commands import main
 

@@ -8,7 +8,7 @@ PREEMPTED = 75
 
 
 class LaunchError(Exception):
-    """A launch that is impossible; the message says what is wrong and how to fix it."""
+    """An error that ends the launcher with `exit_code`."""
 
     exit_code: int
 

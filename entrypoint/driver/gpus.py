@@ -1,4 +1,4 @@
-"""GPUs as values, and how people name them: pure, no driver."""
+"""GPUs as values, and how users select them. Pure: nothing here asks the driver."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,14 @@ from entrypoint.errors import HardwareMissing, InvalidRequest
 class Gpu:
     """One device that a process can compute on: a whole GPU, or a MIG slice of one.
 
-    `index` is NVML's, which is the order of the PCI bus and of nvidia-smi; `memory_mib` is the
-    total. A slice carries its own `uuid`, its position `mig_index` on its GPU, and the GPU's uuid
-    as `mig_parent`. `fault` says why a GPU that the driver lists cannot be used; `fault_code` is
-    NVML's number for it, if it has one.
+    Attributes:
+        index: NVML's index, in the order of the PCI bus and of nvidia-smi.
+        uuid: the UUID of the GPU or of the slice.
+        memory_mib: the total memory in MiB, 0 if it is shared with the host.
+        mig_index: the position of a slice on its GPU.
+        mig_parent: the UUID of the GPU that a slice is part of.
+        fault: why a GPU that the driver lists cannot be used.
+        fault_code: NVML's number of this fault, if it has one.
     """
 
     index: int
@@ -27,7 +31,7 @@ class Gpu:
 
     @property
     def label(self) -> str:
-        """The short name people may use for it: `2`, or `2:1` for the second slice of GPU 2."""
+        """The short name that users write: `2`, or `2:1` for the second slice of GPU 2."""
         return f"{self.index}" if self.mig_index is None else f"{self.index}:{self.mig_index}"
 
 
@@ -36,59 +40,64 @@ def labels(gpus: Sequence[Gpu]) -> str:
 
 
 def select(gpus: Sequence[Gpu], ids: str, source: str) -> tuple[Gpu, ...]:
-    """The GPUs that `ids` names, in its order: indices, slices as `0:1`, UUIDs or unique beginnings
-    of them.
+    """Return the GPUs that `ids` lists, in its order.
 
-    `source` is what the list came from (`--gpu-ids`), for the message.
+    Args:
+        gpus: the GPUs to select from.
+        ids: indices, slices as `0:1`, UUIDs or unique beginnings of UUIDs, separated by commas.
+        source: the option or variable that `ids` came from, for messages.
 
     Raises:
-        InvalidRequest: malformed, named twice or ambiguous; torch would use fewer GPUs silently.
-        HardwareMissing: well-formed, but no such GPU here.
+        InvalidRequest: an entry is malformed, repeated or ambiguous. torch would train on fewer
+            GPUs without an error.
+        HardwareMissing: an entry is well-formed, but this machine has no such GPU.
     """
     chosen: list[Gpu] = []
-    for position, word in enumerate(ids.split(","), start=1):
-        gpu = _find(gpus, word.strip(), f"{source}={ids}", position)
+    for position, entry in enumerate(ids.split(","), start=1):
+        gpu = _find(gpus, entry.strip(), f"{source}={ids}", position)
         if gpu in chosen:
             raise InvalidRequest(f"{source}={ids} names GPU {gpu.label} twice: name each GPU once")
         chosen.append(gpu)
     return tuple(chosen)
 
 
-def _find(gpus: Sequence[Gpu], word: str, asked: str, position: int) -> Gpu:
-    if not word:
+def _find(gpus: Sequence[Gpu], entry: str, asked: str, position: int) -> Gpu:
+    if not entry:
         raise InvalidRequest(
-            f"{asked}: entry {position} is empty: write indices or UUIDs with single "
-            "commas, as in 0,2"
+            f"{asked}: entry {position} is empty: write indices or UUIDs with single commas, as in "
+            "0,2"
         )
-    if word.startswith(("GPU-", "MIG-")):
-        matches = [gpu for gpu in gpus if gpu.uuid.startswith(word)]
+    if entry.startswith(("GPU-", "MIG-")):
+        matches = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
         if len(matches) > 1:
             raise InvalidRequest(
-                f"{asked}: {word} fits {len(matches)} GPUs ({labels(matches)}): write "
-                "more of the UUID"
+                f"{asked}: {entry} matches {len(matches)} GPUs ({labels(matches)}): write more of "
+                "the UUID"
             )
-    elif all(part.isascii() and part.isdigit() for part in word.split(":", 1)):
-        matches = [gpu for gpu in gpus if word in (gpu.label, f"{gpu.index}")]
+    elif all(part.isascii() and part.isdigit() for part in entry.split(":", 1)):
+        matches = [gpu for gpu in gpus if entry in (gpu.label, f"{gpu.index}")]
         if len(matches) > 1:
             raise InvalidRequest(
-                f"{asked}: GPU {word} is cut into MIG slices {labels(matches)}: name one "
+                f"{asked}: GPU {entry} is divided into MIG slices ({labels(matches)}): name one "
                 f"slice, as in {matches[0].label}"
             )
     else:
         raise InvalidRequest(
-            f"{asked}: '{word}' is no GPU: write indices or UUIDs separated by commas, as "
-            "in 0,2 or GPU-8f3a"
+            f"{asked}: '{entry}' is not a GPU: write indices or UUIDs separated by commas, as in "
+            "0,2 or GPU-8f3a"
         )
     if not matches:
-        raise HardwareMissing(f"{asked}: no GPU {word} here; found {len(gpus)}: {labels(gpus)}")
+        raise HardwareMissing(
+            f"{asked}: GPU {entry} was not found: choose from the GPUs found ({labels(gpus)})"
+        )
     return matches[0]
 
 
 def visible_gpus(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> tuple[Gpu, ...]:
-    """The GPUs left by CUDA_VISIBLE_DEVICES: unset means all; empty, `-1` and SLURM's `NoDevFiles`
-    mean none.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES selects.
 
-    Integers count in NVML's order; the plan therefore also sets CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    If it is unset, all GPUs are visible. If it is empty, `-1` or SLURM's `NoDevFiles`, none is.
+    Integers are NVML's indices, which is why the plan also sets CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
     Raises:
         InvalidRequest, HardwareMissing: as `select`.

@@ -1,6 +1,6 @@
-"""What the NVIDIA driver says: the only importer of pynvml.
+"""Readings from the NVIDIA driver through NVML.
 
-It may hang, so it is asked in a process of its own: driver.py.
+A call may hang, so `entrypoint.driver.process` runs this module in a process of its own.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from entrypoint.driver.readings import Readings, Sample, Unread, Value
 
 @dataclass(frozen=True)
 class Detection:
-    """What was found: the GPUs, the driver's version, and in `absent` or `broken` why there are
-    none.
+    """The GPUs and the driver's version, or the reason why there are none.
 
-    `absent` is a host without an NVIDIA driver: training on the CPU is fine there. `broken` is a
-    driver that is there and does not work: training on the CPU instead would hide it; `code` is
-    then NVML's.
+    Attributes:
+        absent: set on a host without an NVIDIA driver, where training on the CPU is fine.
+        broken: set if the driver is installed but does not work. Training on the CPU would hide it.
+        code: NVML's error number if the driver is broken.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -44,7 +44,7 @@ _REMEDIES = {
 
 
 class Session:
-    """NVML in this process, with the event set that collects Xids from the first sample on."""
+    """NVML in this process, with an event set that collects Xids after the first sample."""
 
     def __init__(self) -> None:
         self._initialized = False
@@ -52,7 +52,7 @@ class Session:
         self._registered: dict[str, Unread | None] = {}
 
     def detect(self) -> Detection:
-        """Ask the driver which GPUs there are."""
+        """Return the GPUs that the driver lists, or why it lists none."""
         try:
             self._init()
         except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded) as error:
@@ -76,23 +76,27 @@ class Session:
             )
 
     def sample(self, uuids: Sequence[str], names: Sequence[str], events: bool = False) -> Sample:
-        """Read `names` (of `READERS`) from each GPU, and with `events` its Xids since the last
-        sample.
+        """Read the values `names` (keys of `READERS`) from each GPU.
+
+        With `events`, the sample also has the Xids since the last one.
         """
         now_s = time.monotonic()
         try:
             self._init()
             driver = {name: _try(read) for name, read in _OF_THE_DRIVER.items()}
-            pynvml.nvmlDeviceGetCount()  # a container that has lost its GPUs fails here
+            # If the container has lost its GPUs, this call fails.
+            pynvml.nvmlDeviceGetCount()
         except pynvml.NVMLError as error:
-            self._end()  # the next look starts anew
+            # The next sample initializes NVML again.
+            self._end()
             return Sample(now_s, fault=_unread(error))
         gpus = {uuid: self._read_gpu(uuid, names, events) for uuid in uuids}
         return Sample(now_s, gpus, self._new_xids(uuids) if events else (), driver)
 
     def xids(self, uuids: Sequence[str]) -> Sample:
-        """The Xids since the last call and nothing else: for a process that no slow reading can
-        keep from them.
+        """Return a sample with the Xids since the last call and no other readings.
+
+        The watch calls it in a second process, where a slow reading cannot delay an Xid.
         """
         try:
             self._init()
@@ -102,8 +106,9 @@ class Session:
         return Sample(time.monotonic(), gpus, self._new_xids(uuids))
 
     def _listening(self, uuid: str) -> int | Unread:
-        """0, or why the GPU's Xids cannot be heard; one that could not be had before is tried
-        again.
+        """Register for the Xids of a GPU, and return 0 or why this failed.
+
+        If the GPU could not be found, the next call tries again.
         """
         if uuid not in self._registered:
             handle = _try(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
@@ -135,8 +140,9 @@ class Session:
         return None
 
     def _new_xids(self, uuids: Sequence[str]) -> tuple[tuple[str, int], ...]:
-        """The Xids that wait in the event set; reading a lost GPU's is an error, and its handle
-        tells of that.
+        """Return the Xids that wait in the event set.
+
+        For a lost GPU this is an error, which is ignored here: its handle reports the loss.
         """
         found: list[tuple[str, int]] = []
         with contextlib.suppress(pynvml.NVMLError):
@@ -162,19 +168,19 @@ def _unread(error: pynvml.NVMLError) -> Unread:
 
 
 def _try(read: Callable[[], Any]) -> Any:
-    """What `read` returns, or the error that it ends in as a value."""
+    """Return the result of `read`, or the error that it raises as a value."""
     try:
         return read()
     except pynvml.NVMLError as error:
         return _unread(error)
 
 
-# ---- One value of a GPU each. What a driver or a GPU has not raises an NVMLError. ----
+# ---- Readers of one value of a GPU. If a GPU or driver lacks the value, NVMLError is raised. ----
 
 
 def _field(handle: Any, number: int) -> int:
     (value,) = pynvml.nvmlDeviceGetFieldValues(handle, [number])
-    # so says a driver that has never heard of this field
+    # A driver that does not know the field answers with an invalid argument.
     if value.nvmlReturn == pynvml.NVML_ERROR_INVALID_ARGUMENT:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     if value.nvmlReturn != pynvml.NVML_SUCCESS:
@@ -207,12 +213,15 @@ def _clocks_event_reasons(handle: Any) -> int:
     try:
         return int(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
     except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NotSupported):
-        # its name before driver 535
+        # Before driver 535 the function had this name.
         return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
 
 
 def _each_link(read: Callable[[int], int]) -> tuple[int, ...]:
-    """`read` of each NVLink; past the last link drivers answer with an invalid argument."""
+    """Return the result of `read` for each NVLink.
+
+    After the last link, drivers answer with an invalid argument.
+    """
     values = []
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
@@ -220,7 +229,7 @@ def _each_link(read: Callable[[int], int]) -> tuple[int, ...]:
         except pynvml.NVMLError_InvalidArgument:
             break
         except pynvml.NVMLError_NotSupported:
-            continue  # one that this model does not use
+            continue  # this model does not use the link
     if not values:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     return tuple(values)
@@ -264,7 +273,7 @@ READERS: dict[str, Callable[[Any], Value]] = {
     "slowdown_c": _threshold(pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
     "working_c": _threshold(pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX),
     "shutdown_c": _threshold(pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
-    # Newer GPUs tell degrees left until they slow down, and the same of their limits.
+    # Newer GPUs report temperatures and limits as degrees below the slowdown.
     "margin_c": lambda h: int(pynvml.nvmlDeviceGetMarginTemperature(h)),
     "slowdown_margin_c": lambda h: _field(h, pynvml.NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT),
     "shutdown_margin_c": lambda h: _field(h, pynvml.NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT),
@@ -300,13 +309,14 @@ _OF_THE_DRIVER: dict[str, Callable[[], Value]] = {
 
 
 def _devices(index: int) -> list[Gpu]:
-    """The GPU at `index`, or its MIG slices if it is cut into some."""
+    """Return the GPU at `index`, or its MIG slices if MIG mode is on."""
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         whole = _describe(handle, index)
         return _slices(handle, whole) if _mig_enabled(handle) else [whole]
     except pynvml.NVMLError as error:
-        # Kept in the list, so that a plan that would use it is refused and indices do not shift.
+        # The GPU stays in the list, so that a plan that would use it fails and indices do not
+        # shift.
         return [
             Gpu(
                 index,
@@ -325,10 +335,10 @@ def _slices(handle: object, whole: Gpu) -> list[Gpu]:
         try:
             mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, position)
         except pynvml.NVMLError_NotFound:
-            continue  # a free place
+            continue  # no slice at this position
         slices.append(_describe(mig, whole.index, len(slices), whole.uuid))
     return slices or [
-        Gpu(whole.index, whole.uuid, whole.name, 0, fault="MIG mode is on and no slice is made")
+        Gpu(whole.index, whole.uuid, whole.name, 0, fault="MIG mode is on without a slice")
     ]
 
 
@@ -336,7 +346,7 @@ def _memory_mib(handle: object) -> int:
     try:
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // 2**20
     except pynvml.NVMLError_NotSupported:
-        return 0  # it shares the host's
+        return 0  # the GPU shares the host's memory
 
 
 def _describe(

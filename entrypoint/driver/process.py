@@ -1,5 +1,6 @@
-"""The NVIDIA driver behind a deadline: a forked process asks it, since a driver that hangs takes
-its caller with it.
+"""The NVIDIA driver behind a deadline.
+
+A call into a broken driver may hang forever. A forked process therefore makes all calls.
 """
 
 import atexit
@@ -22,8 +23,8 @@ from entrypoint.system.processes import die_with_parent
 if TYPE_CHECKING:
     from entrypoint.driver.nvml import Detection
 
-# Of an answer. A healthy driver takes milliseconds; without persistence mode it wakes each GPU
-# first, which takes seconds.
+# The time for one answer. A healthy driver takes milliseconds. Without persistence mode it first
+# wakes each GPU, which takes seconds.
 DEADLINE_S = 10.0
 DEADLINE_NAME = "TRAINBOX_DRIVER_DEADLINE_S"
 _REVIVED_AFTER_S = 10.0
@@ -31,54 +32,52 @@ _POLL_S = 0.05
 
 
 class NoAnswer(Exception):
-    """The driver did not answer within the deadline, or the process that asked it died or
-    failed.
-    """
+    """A driver that did not answer within the deadline, or whose process died or failed."""
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """What the asking process sends where it has no answer."""
+    """The error that the forked process sends instead of an answer."""
 
     text: str
 
 
 def deadline_s() -> float:
-    """The seconds to wait for the driver: DEADLINE_S, or what the environment says.
+    """Return the seconds to wait for the driver, from the environment or DEADLINE_S.
 
     Raises:
-        InvalidRequest: that is no number of seconds.
+        InvalidRequest: the variable is not a number of seconds.
     """
-    said = os.environ.get(DEADLINE_NAME) or str(DEADLINE_S)
+    text = os.environ.get(DEADLINE_NAME) or str(DEADLINE_S)
     try:
-        seconds = float(said)
+        seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 3600:
         raise InvalidRequest(
-            f"{DEADLINE_NAME}={said} is no number of seconds up to 3600: write it as in "
+            f"{DEADLINE_NAME}={text} is not a number of seconds up to 3600: set it as in "
             f"{DEADLINE_NAME}=60"
         )
     return seconds
 
 
 class Driver:
-    """A process that asks the driver on request, one question at a time.
+    """A forked process that answers questions about the driver, one at a time.
 
-    It is forked and not started anew, since a start of Python would take longer than all the
-    questions of a launch. A question that was given up stays under way: `answer` waits for it
-    before the next is asked, so that no second process can pile up.
+    A fork is used because starting Python takes longer than all questions of a launch. If a caller
+    gives up on a question, the question stays open. `answer` waits for it before the next one is
+    sent, so hanging processes cannot pile up.
     """
 
     def __init__(self, lock: Path | None = None) -> None:
-        """Fork. With `lock`, wait first until the process of an earlier caller is gone.
+        """Fork. With `lock`, first wait until the process of an earlier caller is gone.
 
         Raises:
-            NoAnswer: that one still waits for the driver.
+            NoAnswer: the earlier process still waits for the driver.
         """
         self.deadline_s = deadline_s()
         self._fork(_acquire(lock, self.deadline_s) if lock else None)
-        # the kernel would end the process too, but only after this program has exited
+        # The kernel ends the process as well, but only after this program has exited.
         atexit.register(self.close)
 
     def _fork(self, held: int | None = None) -> None:
@@ -91,27 +90,27 @@ class Driver:
         os.close(asked)
         os.close(answered)
         if held is not None:
-            # the child has it for as long as it lives, and be it that it cannot even be killed
+            # The child keeps the lock while it exists, even if it hangs and cannot be killed.
             os.close(held)
         self._closed = False
         self.waiting_since_s: float | None = None
         self.died_at_s: float | None = None
 
     def ask(self, question: str, *arguments: Any) -> None:
-        """Send a question, the name of a method of nvml.Session; `answer` has what comes back.
+        """Send a question, which is the name of a method of nvml.Session, and its arguments.
 
-        One at a time.
+        Call `answer` for the result before you ask again.
         """
         self.waiting_since_s = time.monotonic()
-        with contextlib.suppress(BrokenPipeError):  # `answer` tells
+        # `answer` raises if the process has died.
+        with contextlib.suppress(BrokenPipeError):
             os.write(self._questions, _framed((question, arguments)))
 
     def answer(self, within_s: float | None = None) -> Any:
-        """What came back to the question under way, in at most `within_s` (the deadline, if that is
-        None).
+        """Return the answer to the open question. Wait at most `within_s`, or the deadline if None.
 
         Raises:
-            NoAnswer: nothing yet; or the asking process died in the driver's library, or failed.
+            NoAnswer: no answer yet, or the process died in the driver's library, or failed.
         """
         ready, _, _ = select.select(
             [self._answers], [], [], self.deadline_s if within_s is None else max(0.0, within_s)
@@ -119,9 +118,8 @@ class Driver:
         if not ready:
             waited_s = time.monotonic() - (self.waiting_since_s or 0)
             raise NoAnswer(
-                f"the NVIDIA driver does not answer: waited {waited_s:.0f} s (without "
-                "persistence mode it may only be slow: "
-                f"{DEADLINE_NAME} sets how long)"
+                f"the NVIDIA driver does not answer: waited {waited_s:.0f} s (without persistence "
+                f"mode it may only be slow: {DEADLINE_NAME} sets how long)"
             )
         try:
             came = _read_frame(self._answers)
@@ -136,10 +134,9 @@ class Driver:
         return came
 
     def revive(self) -> bool:
-        """Fork anew for a process that has died, some seconds after that; whether there is one to
-        ask.
+        """Replace a process that died some seconds ago, and return whether one can be asked.
 
-        Not where this program has threads.
+        Do not call it in a program with threads: it forks.
         """
         if self.died_at_s is None:
             return True
@@ -150,22 +147,19 @@ class Driver:
         return True
 
     def detect(self) -> "Detection":
-        """The GPUs that there are; NoAnswer after the deadline."""
+        """Return the GPUs that the driver lists. Raise NoAnswer after the deadline."""
         self.ask("detect")
         found: Detection = self.answer()
         return found
 
     def sample(self, uuids: Sequence[str], names: Sequence[str], events: bool = False) -> Sample:
-        """One look at the GPUs; NoAnswer after the deadline."""
+        """Return one sample of the GPUs. Raise NoAnswer after the deadline."""
         self.ask("sample", tuple(uuids), tuple(names), events)
         seen: Sample = self.answer()
         return seen
 
     def close(self) -> None:
-        """End the process.
-
-        If it hangs in the kernel, it ends later, when the driver lets go of it.
-        """
+        """Kill the process. If it hangs in the kernel, it ends once its call returns."""
         if self._closed:
             return
         self._closed = True
@@ -180,18 +174,17 @@ class Driver:
 
 
 def _serve(asked: int, answered: int) -> NoReturn:
-    """The forked process: answer until the other end is closed.
+    """Answer questions until the other end is closed, then exit.
 
-    It never returns into its parent's code.
+    This is the forked process. It never returns into its parent's code.
     """
     try:
-        # Who waits for the end of the parent's output must not wait for a process that hangs in the
-        # driver.
-        nothing = os.open(os.devnull, os.O_RDWR)
+        # Otherwise, a reader of the parent's output would wait for a process that hangs.
+        null = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
-            os.dup2(nothing, stream)
+            os.dup2(null, stream)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
-            # a scheduler signals all of a job; the parent says when this one ends
+            # A scheduler signals all processes of a job. The parent ends this one.
             signal.signal(number, signal.SIG_IGN)
         if sys.platform == "linux":
             die_with_parent()
@@ -203,14 +196,14 @@ def _serve(asked: int, answered: int) -> NoReturn:
             os.write(answered, _framed(getattr(session, question)(*arguments)))
     except (EOFError, BrokenPipeError):
         os._exit(0)
-    except BaseException as error:  # noqa: BLE001 - told to the parent
+    except BaseException as error:  # noqa: BLE001 - sent to the parent
         with contextlib.suppress(OSError):
             os.write(answered, _framed(_Failure(f"{type(error).__name__}: {error}")))
         os._exit(1)
 
 
 def _close_all_but(*kept: int) -> None:
-    """Other ends of pipes, say: while one is open here, its reader waits for more."""
+    """Close all inherited files but `kept`. A pipe's reader waits while a copy is open here."""
     try:
         open_ends = [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - numbers
     except OSError:
@@ -221,17 +214,18 @@ def _close_all_but(*kept: int) -> None:
 
 
 def _acquire(lock: Path, within_s: float) -> int:
-    """A descriptor that holds the lock.
+    """Return a file descriptor that holds the lock.
 
     Raises:
-        NoAnswer: another process holds it all the time.
+        NoAnswer: another process held the lock for `within_s`.
     """
     import fcntl
 
     try:
         held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:
-        return os.open(os.devnull, os.O_RDONLY)  # no place to keep count: go on without
+        # The lock cannot be made, for example on a read-only disk. Continue without it.
+        return os.open(os.devnull, os.O_RDONLY)
     deadline_s = time.monotonic() + within_s
     while True:
         try:
@@ -253,7 +247,7 @@ def _framed(value: Any) -> bytes:
 
 
 def _read_frame(end: int) -> Any:
-    """One value from the pipe: both ends are this program. EOFError at its end."""
+    """Return the next value from the pipe, or raise EOFError at its end."""
     size = int.from_bytes(_read_exactly(end, 4), "big")
     return pickle.loads(_read_exactly(end, size))  # noqa: S301
 

@@ -1,4 +1,4 @@
-"""What was read from the driver, as values."""
+"""Values that were read from the driver."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ Value = int | str | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Unread:
-    """A value that could not be had: NVML's error number and text."""
+    """A value that could not be read, with NVML's error number and text."""
 
     code: int
     text: str
@@ -22,10 +22,12 @@ Readings = Mapping[str, Value | Unread]
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at some GPUs, by UUID.
+    """The readings of some GPUs at one time, by UUID.
 
-    `time_s` is of a clock that never jumps; `xids` are (uuid, Xid) since the look before; `fault`
-    says why nothing was read.
+    Attributes:
+        time_s: seconds of the monotonic clock.
+        xids: (uuid, Xid) of each event since the previous sample.
+        fault: why nothing was read.
     """
 
     time_s: float

@@ -1,6 +1,4 @@
-"""Where the kernel keeps the limits of this process: its cgroup and those above, of both
-versions.
-"""
+"""The cgroups of this process, in which the kernel keeps its limits."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +9,10 @@ def levels(
     root: Path = Path("/sys/fs/cgroup"),
     own_cgroup: Path = Path("/proc/self/cgroup"),
 ) -> Iterator[tuple[Path, bool]]:
-    """(folder, whether it is of version 2), from this process's own cgroup up to the root; a folder
-    may be missing.
+    """Yield the folder of each cgroup of this process, from its own up to the root.
 
-    Inside a container the path may be the host's and missing here; the root then holds the
-    container's own limits.
+    Each item is (folder, whether the cgroup is of version 2). A folder may be missing: inside a
+    container the path may be the host's. The root then has the container's own limits.
     """
     for line in file_text(own_cgroup).splitlines():
         _, controllers, path = line.split(":", 2)
@@ -30,7 +27,7 @@ def levels(
 
 
 def file_text(path: Path) -> str:
-    """What the file holds; nothing if it cannot be read."""
+    """Return the contents of the file, or "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,6 +1,4 @@
-"""How Trainbox starts its own modules: the command, the environment, and whether the modules are
-its own.
-"""
+"""How Trainbox starts its own modules: the command, its environment, and a check of sys.path."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,8 +9,8 @@ from entrypoint.errors import InvalidRequest
 
 _PACKAGES = ("entrypoint", "trainbox", "trainer")
 _HOME = Path(__file__).resolve().parents[2]
-# Set by torchrun for each of its processes. What another launcher left in a shell is not about
-# ours: a single process would wait for peers that do not exist.
+# Variables that torchrun sets for each of its processes. If a shell still has the values of another
+# launch, a single process would wait for peers that do not exist.
 _RANK_NAMES = frozenset(
     [
         "RANK",
@@ -51,8 +49,9 @@ def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_packages(search_path: Sequence[str]) -> None:
-    """Refuse a `search_path`, as sys.path, on which another module has the name of one of
-    Trainbox's packages.
+    """Check that no other module on `search_path` has the name of one of Trainbox's packages.
+
+    `search_path` has the form of sys.path.
 
     Raises:
         InvalidRequest: PYTHONPATH or an installed package would replace Trainbox's own code.
@@ -65,7 +64,6 @@ def check_packages(search_path: Sequence[str]) -> None:
             and Path(spec.origin).resolve().parent != _HOME / name
         ):
             raise InvalidRequest(
-                f"{spec.origin} has the name of Trainbox's own package {name} and comes "
-                "before it in sys.path: "
-                "rename it, or remove its folder from PYTHONPATH"
+                f"{spec.origin} has the name of Trainbox's own package {name} and comes before it "
+                "in sys.path: rename it, or remove its folder from PYTHONPATH"
             )

@@ -1,4 +1,4 @@
-"""How many CPUs this process may really use: the cgroup's quota, not the host's count."""
+"""The number of CPUs that this process may use, which in a container is below the host's."""
 
 import os
 from pathlib import Path
@@ -9,8 +9,9 @@ from entrypoint.system.cgroup import file_text, levels
 def usable_cpus(
     cgroup_root: Path = Path("/sys/fs/cgroup"), own_cgroup: Path = Path("/proc/self/cgroup")
 ) -> int:
-    """The smaller of the CPU affinity and the tightest cgroup quota (v1 or v2) above this process,
-    at least 1.
+    """Return the number of CPUs that this process may use, at least 1.
+
+    This is the smaller of the CPU affinity and the tightest quota (cgroup v1 or v2).
     """
     affinity = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -19,16 +20,16 @@ def usable_cpus(
 
 
 def _quotas(root: Path, own_cgroup: Path) -> list[int]:
-    """Whole CPUs allowed by each cgroup from this process's own up to the root."""
+    """Return the whole CPUs that each cgroup allows, from this process's own up to the root."""
     quotas = []
     for level, version_2 in levels("cpu", root, own_cgroup):
         if version_2:
-            words = file_text(level / "cpu.max").split()
+            numbers = file_text(level / "cpu.max").split()
         else:
-            words = [
+            numbers = [
                 file_text(level / "cpu.cfs_quota_us").strip(),
                 file_text(level / "cpu.cfs_period_us").strip(),
             ]
-        if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
-            quotas.append(int(words[0]) // int(words[1]))
+        if len(numbers) == 2 and numbers[0].isdigit() and numbers[1].isdigit():
+            quotas.append(int(numbers[0]) // int(numbers[1]))
     return quotas

@@ -1,7 +1,6 @@
-"""Commands that messages recommend, spelled as they work where the user typed the one that runs
-now.
+"""Commands that messages recommend, in the form that works where the user typed the current one.
 
-`trainer.system.hints` is its twin: the packages do not import each other.
+`trainer.system.hints` has the same function, because the packages do not import each other.
 """
 
 import os

@@ -10,7 +10,7 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent() -> None:
     """Ask Linux to send SIGKILL to this process when its parent ends.
 
-    Called in the child before it executes its program, so that no orphan trains on.
+    Call it in the child before it executes its program. Otherwise, an orphan would keep training.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -1,6 +1,6 @@
 """Standard streams that are always open, and lines without control characters.
 
-`trainer.system.streams` does the same: the packages do not import each other.
+`trainer.system.streams` has the same functions, because the packages do not import each other.
 """
 
 import contextlib
@@ -12,19 +12,19 @@ _LONGEST_MESSAGE = 1000
 
 
 def open_streams() -> None:
-    """Make standard input, output and error usable, whatever the caller has done to them.
+    """Open closed standard streams on /dev/null, and escape characters that they cannot encode.
 
-    A closed one becomes /dev/null, here and in what is started from here: otherwise the next file
-    that is opened, a checkpoint for example, would take its number and receive what is printed. A
+    If a stream stayed closed, the next file that is opened would get its number. Printed lines
+    would then land in this file, which may be a checkpoint. Child processes inherit /dev/null. A
     character that the encoding does not have is written as \\xe4.
     """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            # takes the lowest free number, which is this one
-            nothing = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(nothing, True)
+            # The system gives the lowest free number, which is this one.
+            null = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(null, True)
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout, sys.stderr = _opened(1, sys.stdout), _opened(2, sys.stderr)
@@ -40,8 +40,8 @@ def _opened(number: int, stream: Any) -> Any:
 def say(text: str, file: TextIO | None = None) -> None:
     """Print the line `text`, by default to standard error, with control characters as escapes.
 
-    A reader that has left or a full disk does not stop what is supervised: from then on the stream
-    is /dev/null.
+    A closed pipe or a full disk must not stop the training that this process supervises. If
+    writing fails, the stream becomes /dev/null.
     """
     file = file or sys.stderr
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

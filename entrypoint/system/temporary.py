@@ -1,7 +1,7 @@
 """Temporary folders whose owner holds a lock in them.
 
-trainer/system/temporary.py makes its folders in the same way, and removes those of both when their
-owner is dead.
+trainer/system/temporary.py makes its folders in the same way. It removes the folders of both
+packages whose owner is dead.
 """
 
 import contextlib
@@ -19,28 +19,26 @@ _OWNER = ".owner"
 
 @contextlib.contextmanager
 def temporary_folder(purpose: str) -> Iterator[Path]:
-    """Make a folder `trainbox-PURPOSE...` that is removed at the end, or by a training that is
-    started after a kill.
+    """Make a folder `trainbox-PURPOSE...`, and remove it at the end unless `keep` was called.
 
-    After `keep` it stays.
+    If this process is killed, a later training removes the folder.
 
     Raises:
-        NoPlace: there is no place for one.
+        NoPlace: the folder cannot be made.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix=f"trainbox-{purpose}"))
     except OSError as error:
         raise NoPlace(
-            f"no temporary folder can be made ({error.strerror or error}): give the "
-            "container one, as in --tmpfs /tmp, or "
-            "set TMPDIR"
+            f"a temporary folder cannot be made ({error.strerror or error}): give the container "
+            "one, as in --tmpfs /tmp, or set TMPDIR"
         ) from error
-    # The lock is taken before the file has its name: nobody may take a new folder for an abandoned
-    # one.
+    # Take the lock before the file gets its name. Otherwise, another process could see the new
+    # folder without a lock and remove it.
     unnamed = folder / f"{_OWNER}.new"
     lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        # a file system without locks: after a kill the folder stays
+        # On a file system without locks, the folder stays after a kill.
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             unnamed.rename(folder / _OWNER)
@@ -52,6 +50,6 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
 
 
 def keep(folder: Path) -> None:
-    """Let a temporary folder outlive its owner, for somebody to look into."""
+    """Keep a temporary folder after its owner ends, so that the user can look into it."""
     for name in (_OWNER, f"{_OWNER}.new"):
         (folder / name).unlink(missing_ok=True)

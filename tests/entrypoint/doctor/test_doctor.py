@@ -201,9 +201,9 @@ def test_a_torch_that_does_not_start(
         (
             {},
             {"CUDA_VISIBLE_DEVICES": "5"},
-            "- node: count CRITICAL: CUDA_VISIBLE_DEVICES=5: no GPU 5 here; found 2",
+            "- node: count CRITICAL: CUDA_VISIBLE_DEVICES=5: GPU 5 was not found: ",
         ),
-        ({}, {"GPU_IDS": "0;1"}, "- node: count CRITICAL: --gpu-ids=0;1: '0;1' is no GPU"),
+        ({}, {"GPU_IDS": "0;1"}, "- node: count CRITICAL: --gpu-ids=0;1: '0;1' is not a GPU"),
         ({}, {"GPUS": "3"}, "- node: count CRITICAL: 2 of 3 GPUs asked for"),
     ],
 )

@@ -122,12 +122,12 @@ def test_slices_are_listed_in_place_of_their_gpu(host: Callable[..., Host]) -> N
 def test_a_gpu_in_mig_mode_without_slices_cannot_be_used(host: Callable[..., Host]) -> None:
     bare = host("h100", {"gpu0.mig": 1}, count=2)
     assert bare("gpus").out.splitlines()[1:] == [
-        f"GPU 0  NVIDIA H100 80GB HBM3  0 MiB  {uuid(0)}  MIG mode is on and no slice is made",
+        f"GPU 0  NVIDIA H100 80GB HBM3  0 MiB  {uuid(0)}  MIG mode is on without a slice",
         f"GPU 1  NVIDIA H100 80GB HBM3  81559 MiB  {uuid(1)}",
     ]
     assert bare.refusal("--gpus", "1") == (
         3,
-        "GPU 0 cannot be used (MIG mode is on and no slice is made): name others with "
+        "GPU 0 cannot be used (MIG mode is on without a slice): name others with "
         "--gpu-ids, or mend it (reset, reboot)",
     )
 
@@ -202,11 +202,11 @@ def test_cuda_visible_devices_that_cannot_be_obeyed(host: Callable[..., Host]) -
     )
     assert four.refusal(CUDA_VISIBLE_DEVICES="0,4") == (
         3,
-        "CUDA_VISIBLE_DEVICES=0,4: no GPU 4 here; found 4: 0 1 2 3",
+        "CUDA_VISIBLE_DEVICES=0,4: GPU 4 was not found: choose from the GPUs found (0 1 2 3)",
     )
     assert four.refusal(CUDA_VISIBLE_DEVICES="0,1", GPU_IDS="2") == (
         3,
-        "--gpu-ids=2: no GPU 2 here; found 2: 0 1",
+        "--gpu-ids=2: GPU 2 was not found: choose from the GPUs found (0 1)",
     )
 
 

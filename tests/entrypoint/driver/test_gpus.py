@@ -54,58 +54,68 @@ REFUSED = [
     ("0,,1", FOUR, 2, f": entry 2 is empty: {_WRITE} with single commas, as in 0,2"),
     ("0,1,", FOUR, 2, f": entry 3 is empty: {_WRITE} with single commas, as in 0,2"),
     (",", FOUR, 2, f": entry 1 is empty: {_WRITE} with single commas, as in 0,2"),
-    ("0;1", FOUR, 2, f": '0;1' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
-    ("0 1", FOUR, 2, f": '0 1' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
-    ("0-3", FOUR, 2, f": '0-3' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
-    ("0,-1", FOUR, 2, f": '-1' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
-    ("abc", FOUR, 2, f": 'abc' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
-    ("all", FOUR, 2, f": 'all' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
+    ("0;1", FOUR, 2, f": '0;1' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
+    ("0 1", FOUR, 2, f": '0 1' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
+    ("0-3", FOUR, 2, f": '0-3' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
+    ("0,-1", FOUR, 2, f": '-1' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
+    ("abc", FOUR, 2, f": 'abc' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
+    ("all", FOUR, 2, f": 'all' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
     (
         "gpu-8f3a11",
         FOUR,
         2,
-        f": 'gpu-8f3a11' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
+        f": 'gpu-8f3a11' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
     ),
     (
         "8f3a11",
         FOUR,
         2,
-        f": '8f3a11' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
+        f": '8f3a11' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
     ),
-    ("1.0", FOUR, 2, f": '1.0' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
-    ("0:", SLICES, 2, f": '0:' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
+    ("1.0", FOUR, 2, f": '1.0' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
+    ("0:", SLICES, 2, f": '0:' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
     (
         "0:1:2",
         SLICES,
         2,
-        f": '0:1:2' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
+        f": '0:1:2' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
     ),
     (
         "\u0661",
         FOUR,
         2,
-        f": '\u0661' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
+        f": '\u0661' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
     ),
     (
         "\u00b2",
         FOUR,
         2,
-        f": '\u00b2' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
+        f": '\u00b2' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
     ),
-    ("0\n1", FOUR, 2, f": '0\n1' is no GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a"),
-    ("GPU-8f3", FOUR, 2, ": GPU-8f3 fits 2 GPUs (0 1): write more of the UUID"),
-    ("MIG-", SLICES, 2, ": MIG- fits 4 GPUs (0:0 0:1 1:0 1:1): write more of the UUID"),
-    ("0", SLICES, 2, ": GPU 0 is cut into MIG slices 0:0 0:1: name one slice, as in 0:0"),
-    ("0,1", MIXED, 2, ": GPU 1 is cut into MIG slices 1:0 1:1: name one slice, as in 1:0"),
-    ("9", FOUR, 3, ": no GPU 9 here; found 4: 0 1 2 3"),
-    ("00", FOUR, 3, ": no GPU 00 here; found 4: 0 1 2 3"),
-    ("0", (), 3, ": no GPU 0 here; found 0: none"),
-    ("0:0", FOUR, 3, ": no GPU 0:0 here; found 4: 0 1 2 3"),
-    ("0:7", SLICES, 3, ": no GPU 0:7 here; found 4: 0:0 0:1 1:0 1:1"),
-    ("GPU-beef", FOUR, 3, ": no GPU GPU-beef here; found 4: 0 1 2 3"),
-    ("GPU-0", SLICES, 3, ": no GPU GPU-0 here; found 4: 0:0 0:1 1:0 1:1"),
-    ("MIG-GPU-0/7/0", SLICES, 3, ": no GPU MIG-GPU-0/7/0 here; found 4: 0:0 0:1 1:0 1:1"),
-    (LONG, FOUR, 3, ": no GPU 4 here; found 4: 0 1 2 3"),
+    (
+        "0\n1",
+        FOUR,
+        2,
+        f": '0\n1' is not a GPU: {_WRITE} separated by commas, as in 0,2 or GPU-8f3a",
+    ),
+    ("GPU-8f3", FOUR, 2, ": GPU-8f3 matches 2 GPUs (0 1): write more of the UUID"),
+    ("MIG-", SLICES, 2, ": MIG- matches 4 GPUs (0:0 0:1 1:0 1:1): write more of the UUID"),
+    ("0", SLICES, 2, ": GPU 0 is divided into MIG slices (0:0 0:1): name one slice, as in 0:0"),
+    ("0,1", MIXED, 2, ": GPU 1 is divided into MIG slices (1:0 1:1): name one slice, as in 1:0"),
+    ("9", FOUR, 3, ": GPU 9 was not found: choose from the GPUs found (0 1 2 3)"),
+    ("00", FOUR, 3, ": GPU 00 was not found: choose from the GPUs found (0 1 2 3)"),
+    ("0", (), 3, ": GPU 0 was not found: choose from the GPUs found (none)"),
+    ("0:0", FOUR, 3, ": GPU 0:0 was not found: choose from the GPUs found (0 1 2 3)"),
+    ("0:7", SLICES, 3, ": GPU 0:7 was not found: choose from the GPUs found (0:0 0:1 1:0 1:1)"),
+    ("GPU-beef", FOUR, 3, ": GPU GPU-beef was not found: choose from the GPUs found (0 1 2 3)"),
+    ("GPU-0", SLICES, 3, ": GPU GPU-0 was not found: choose from the GPUs found (0:0 0:1 1:0 1:1)"),
+    (
+        "MIG-GPU-0/7/0",
+        SLICES,
+        3,
+        ": GPU MIG-GPU-0/7/0 was not found: choose from the GPUs found (0:0 0:1 1:0 1:1)",
+    ),
+    (LONG, FOUR, 3, ": GPU 4 was not found: choose from the GPUs found (0 1 2 3)"),
 ]
 TEXTS = [f"CUDA_VISIBLE_DEVICES={value}{rest}" for value, *_, rest in REFUSED]
 
@@ -136,7 +146,9 @@ def test_names_count_from_the_host_and_not_from_what_is_visible() -> None:
     assert labels(select(visible, "3", "--gpu-ids")) == "3"
     with pytest.raises(LaunchError) as refused:
         select(visible, "0", "--gpu-ids")
-    assert str(refused.value) == "--gpu-ids=0: no GPU 0 here; found 2: 3 1"
+    assert (
+        str(refused.value) == "--gpu-ids=0: GPU 0 was not found: choose from the GPUs found (3 1)"
+    )
 
 
 def test_a_gpu_keeps_all_that_is_known_of_it() -> None:

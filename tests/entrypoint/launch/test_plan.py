@@ -1168,7 +1168,13 @@ REFUSALS = [
         "--strategy dp splits batches over GPUs, found none in use: use a GPU host, or "
         "drop --strategy",
     ),
-    (ask(gpu_ids="9"), FOUR, LOCAL, 3, "--gpu-ids=9: no GPU 9 here; found 4: 0 1 2 3"),
+    (
+        ask(gpu_ids="9"),
+        FOUR,
+        LOCAL,
+        3,
+        "--gpu-ids=9: GPU 9 was not found: choose from the GPUs found (0 1 2 3)",
+    ),
     # A lost GPU in the plan.
     (
         ask(),
@@ -1236,7 +1242,7 @@ REFUSALS = [
         SLICES,
         LOCAL,
         2,
-        "--gpu-ids=0: GPU 0 is cut into MIG slices 0:0 0:1 0:2: name one slice, as in 0:0",
+        "--gpu-ids=0: GPU 0 is divided into MIG slices (0:0 0:1 0:2): name one slice, as in 0:0",
     ),
 ]
 # fmt: on

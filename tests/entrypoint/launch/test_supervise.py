@@ -400,7 +400,9 @@ def test_a_missing_temporary_folder_is_a_storage_failure(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with (
-        pytest.raises(NoPlace, match="no temporary folder can be made .*: give the container one"),
+        pytest.raises(
+            NoPlace, match="a temporary folder cannot be made .*: give the container one"
+        ),
         temporary_folder("run-"),
     ):
         pass
