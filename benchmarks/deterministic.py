@@ -12,7 +12,7 @@ import torch
 from benchmarks.loop import RandomMnist
 from trainer.loop.build import build, settle
 from trainer.loop.fit import fit
-from trainer.parallel.world import Process
+from trainer.parallel.strategy import join
 from trainer.records.run_log import RunLog
 from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
@@ -46,11 +46,11 @@ def _seconds(task: Task, steps: int, deterministic: bool) -> float:
     """Of `steps` training steps."""
     torch.set_deterministic_debug_mode("default")
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
-        process = Process.start("cpu")
+        strategy = join("cpu")
         run = RunLog(Path(folder) / "r", 0)
         settings = Config(max_steps=steps, eval_every=steps, workers=0, deterministic=deterministic)
-        config = settle(settings, task, process, run)
-        job = build(config, task, process, run, Path(folder))
+        config = settle(settings, task, strategy, run)
+        job = build(config, task, strategy, run, Path(folder))
         run.begin(0, 0, job.schedule)
         fit(job, StopRequest())
         run.close()

@@ -12,7 +12,7 @@ from benchmarks.loop import RandomMnist
 from trainer.loop import fit as loop
 from trainer.loop.build import build, settle
 from trainer.loop.state import Job
-from trainer.parallel.world import Process
+from trainer.parallel.strategy import join
 from trainer.records.run_log import RunLog
 from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
@@ -44,10 +44,10 @@ def _trained(task: Task, epochs: int) -> tuple[float, float]:
         times.append(time.perf_counter() - begin)
 
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
-        process = Process.start("cpu")
+        strategy = join("cpu")
         run = RunLog(Path(folder) / "r", 0)
-        config = settle(Config(epochs=epochs), task, process, run)
-        job = build(config, task, process, run, Path(folder))
+        config = settle(Config(epochs=epochs), task, strategy, run)
+        job = build(config, task, strategy, run, Path(folder))
         run.begin(0, 0, job.schedule)
         loop._record_digests = timed
         try:

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from trainer.loop.build import build, settle
 from trainer.loop.fit import fit
-from trainer.parallel.world import Process
+from trainer.parallel.strategy import join
 from trainer.records.run_log import RunLog
 from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
@@ -91,7 +91,7 @@ def _in_turns(task: RandomMnist, steps: int) -> tuple[list[float], list[float]]:
     validates.
     """
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
-        process = Process.start("cpu")
+        strategy = join("cpu")
         run = _RunInTurns(Path(folder) / "r", _by_hand(task, steps), steps)
         total_steps = (TURNS + WARM_UP) * steps
         settings = Config(
@@ -101,8 +101,8 @@ def _in_turns(task: RandomMnist, steps: int) -> tuple[list[float], list[float]]:
             eval_every=total_steps,
             learning_rate=LEARNING_RATE,
         )
-        config = settle(settings, task, process, run)
-        job = build(config, task, process, run, Path(folder))
+        config = settle(settings, task, strategy, run)
+        job = build(config, task, strategy, run, Path(folder))
         run.begin(0, 0, job.schedule)
         run.resume_ours()
         fit(job, StopRequest())

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from trainer.data.batches import micro_batches
 from trainer.parallel.exchange import Reduction
-from trainer.parallel.world import Process
+from trainer.parallel.world import World
 from trainer.tasks.mnist import Mnist
 
 TURNS = 16
@@ -56,14 +56,14 @@ def _model() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
 
 
-def _plain(process: Process, inputs: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
+def _plain(world: World, inputs: torch.Tensor, labels: torch.Tensor) -> Callable[[], None]:
     model, optimizer = _model()
     wrapped = (
         nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-        if process.world_size > 1
+        if world.world_size > 1
         else model
     )
-    own = process.owned(BATCH_SIZE)
+    own = world.owned(BATCH_SIZE)
 
     def step() -> None:
         F.cross_entropy(
@@ -76,11 +76,11 @@ def _plain(process: Process, inputs: torch.Tensor, labels: torch.Tensor) -> Call
 
 
 def _in_shards(
-    process: Process, inputs: torch.Tensor, labels: torch.Tensor, shards: int
+    world: World, inputs: torch.Tensor, labels: torch.Tensor, shards: int
 ) -> Callable[[], None]:
     model, optimizer = _model()
-    reduction = Reduction(process, shards, 1, model)
-    micros = micro_batches(BATCH_SIZE, shards, 1, process.owned(shards))
+    reduction = Reduction(world, shards, 1, model, list(model.parameters()))
+    micros = micro_batches(BATCH_SIZE, shards, 1, world.owned(shards))
     weights_B = [torch.full((micro.size,), 1 / BATCH_SIZE) for micro in micros]
 
     def step() -> None:
@@ -99,39 +99,38 @@ def _in_shards(
     return step
 
 
-def _seconds(step: Callable[[], None], process: Process) -> float:
-    process.barrier()
+def _seconds(step: Callable[[], None], world: World) -> float:
+    world.barrier()
     begin = time.perf_counter()
     for _ in range(STEPS):
         step()
-    process.barrier()
+    world.barrier()
     return (time.perf_counter() - begin) / STEPS
 
 
 def _run() -> None:
-    process = Process.start("cpu")
+    world = World.start("cpu")
     generator = torch.Generator().manual_seed(0)
     inputs, labels = (
         torch.randn(BATCH_SIZE, 1, 28, 28, generator=generator),
         torch.randint(0, 10, (BATCH_SIZE,)),
     )
     counts = [
-        process.world_size * factor
-        for factor in ((1, 2, 4) if process.world_size > 1 else (2, 4, 8))
+        world.world_size * factor for factor in ((1, 2, 4) if world.world_size > 1 else (2, 4, 8))
     ]
     steps = {
-        "DistributedDataParallel" if process.world_size > 1 else "the whole batch at once": _plain(
-            process, inputs, labels
+        "DistributedDataParallel" if world.world_size > 1 else "the whole batch at once": _plain(
+            world, inputs, labels
         )
     }
-    steps |= {f"V = {shards}": _in_shards(process, inputs, labels, shards) for shards in counts}
+    steps |= {f"V = {shards}": _in_shards(world, inputs, labels, shards) for shards in counts}
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(TURNS + 1):
         for name, step in steps.items():
-            seconds = _seconds(step, process)
+            seconds = _seconds(step, world)
             if turn:  # the first warms up
                 times[name].append(seconds)
-    if process.is_first:
+    if world.is_first:
         print(json.dumps(times))
     dist.destroy_process_group()
 

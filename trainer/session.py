@@ -33,7 +33,13 @@ from trainer.loop.preflight_labels import try_labels
 from trainer.loop.report import closing, header, samples_per_second, smaller_parts
 from trainer.loop.shared_memory import check_room, too_small
 from trainer.loop.state import Job
-from trainer.parallel.world import Process, is_network_error, launched_as
+from trainer.parallel.strategy import (
+    Strategy,
+    bits_depend_on_processes,
+    join,
+    launched_as,
+)
+from trainer.parallel.world import World, is_network_error
 from trainer.records import manifest
 from trainer.records.compare import (
     cannot_resume,
@@ -84,29 +90,28 @@ def train_task(
         Failure: any end but the good one, with its exit code.
     """
     with _told_as_failures(runs_dir):
-        process = Process.start(device_name)
+        strategy = join(device_name)
+        world = strategy.world
         # Each machine reads its own words and environment; other software may have other settings.
         _refuse_unlike(
-            process, {"torch": torch.__version__, "trainbox": manifest.revision()}, _SAME_WORDS
+            world, {"torch": torch.__version__, "trainbox": manifest.revision()}, _SAME_WORDS
         )
-        _refuse_unlike(process, {"device": process.device.type}, _SAME_HARDWARE)
+        _refuse_unlike(world, {"device": world.device.type}, _SAME_HARDWARE)
         _refuse_unlike(
-            process, {"run": run_name, "resume": resume, **dataclasses.asdict(config)}, _SAME_WORDS
+            world, {"run": run_name, "resume": resume, **dataclasses.asdict(config)}, _SAME_WORDS
         )
         task = load_task(config.task, config.fields)
-        run = RunLog(
-            runs_dir / (run_name or _default_name(config, process, runs_dir)), process.rank
-        )
+        run = RunLog(runs_dir / (run_name or _default_name(config, strategy, runs_dir)), world.rank)
         # The same on each rank: what several have to say is printed once.
-        log = run.path / "logs" / f"rank-{0 if process.world_size == 1 else '*'}.log"
+        log = run.path / "logs" / f"rank-{0 if world.world_size == 1 else '*'}.log"
         with contextlib.closing(run), _told_as_failures(runs_dir, type(task).__name__, log):
-            settled = settle(config, task, process, run)
-            _refuse_unlike(process, dataclasses.asdict(settled), _SAME_HARDWARE)
-            _refuse_edited(settled, process, run, resume == "anyway")
-            check(settled, process.device.type)
+            settled = settle(config, task, strategy, run)
+            _refuse_unlike(world, dataclasses.asdict(settled), _SAME_HARDWARE)
+            _refuse_edited(settled, strategy, run, resume == "anyway")
+            check(settled, world.device.type)
             did_not_fit: list[str] = []
             while True:
-                job = build(settled, task, process, run, data_dir)
+                job = build(settled, task, strategy, run, data_dir)
                 job.until_step, job.validated, job.swept = until_step, validated, swept
                 meter = Meter(job, measure_s) if measure_s else None
                 _resume(job, resume)
@@ -127,7 +132,7 @@ def train_task(
                 run.end_progress()
                 del job, meter
                 free_memory()
-        process.leave()
+        world.leave()
         _, chosen = split_metric(settled.best_by, "--best-by")
         metrics = dict(
             sorted(job.progress.best_metrics.items(), key=lambda item: item[0] != chosen)
@@ -142,10 +147,10 @@ _SAME_HARDWARE = (
 )
 
 
-def _refuse_unlike(process: Process, found: Mapping[str, Any], cure: str) -> None:
+def _refuse_unlike(world: World, found: Mapping[str, Any], cure: str) -> None:
     """Raises WrongUse where not all processes have found the same."""
     digests = [hashlib.sha256(repr(value).encode()).hexdigest()[:16] for value in found.values()]
-    if (place := process.first_difference(digests)) is not None:
+    if (place := world.first_difference(digests)) is not None:
         name, value = list(found.items())[place]
         raise WrongUse(
             f"{name} is {value} on {socket.gethostname()}, and not on all machines: {cure}"
@@ -165,18 +170,19 @@ def _manifest_of(run: RunLog) -> dict[str, Any] | None:
     )
 
 
-def _refuse_edited(settled: Config, process: Process, run: RunLog, anyway: bool) -> None:
+def _refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool) -> None:
     """Compare the settings with those of the run's start: config.json, or the manifest, may have
     been edited since.
 
     Raises:
         WrongUse: a setting that changes the result differs.
     """
-    manifest = process.from_first(_manifest_of(run)) or {}
+    world = strategy.world
+    manifest = world.from_first(_manifest_of(run)) or {}
     changed = edited_settings(manifest, dataclasses.asdict(settled))
-    if process.is_sharded or changed.get("settings.shards", (0,))[0] is None:
+    if not strategy.keeps_shards or changed.get("settings.shards", (0,))[0] is None:
         changed.pop("settings.shards", None)  # as many as processes: the plans are compared
-    if anyway or not process.from_first(run.folder.has_had_a_checkpoint()):
+    if anyway or not world.from_first(run.folder.has_had_a_checkpoint()):
         changed.pop("settings.accumulation", None)  # found by the memory at each start
     if changed:
         raise WrongUse(
@@ -221,7 +227,7 @@ def verify_run(
 
 
 def _refuse_another_plan(path: Path, manifest: Mapping[str, Any], steps: int | None) -> None:
-    """The bits of a run by --strategy fsdp are those of its number of processes."""
+    """Raise WrongUse if the run's bits depend on the world size, and that of now is another."""
     resumes = [
         resume["plan"]
         for resume in manifest.get("resumes", [])
@@ -233,7 +239,7 @@ def _refuse_another_plan(path: Path, manifest: Mapping[str, Any], steps: int | N
         )
     )
     now = launched_as()
-    if "fsdp" not in [strategy for strategy, _ in [*starts, now]]:
+    if not any(bits_depend_on_processes(name) for name, _ in [*starts, now]):
         return
     if len(starts) > 1:
         raise WrongUse(
@@ -250,18 +256,17 @@ def _refuse_another_plan(path: Path, manifest: Mapping[str, Any], steps: int | N
         )
 
 
-def _default_name(config: Config, process: Process, runs_dir: Path) -> str:
-    """The task and a digest of the settings; for more processes than that run has shards, or for
-    fsdp, a run of their own.
-    """
+def _default_name(config: Config, strategy: Strategy, runs_dir: Path) -> str:
+    """Return the task and a digest of the settings, and a suffix if the same bits cannot follow."""
     name = f"{config.task.rpartition(':')[2].lower()}-{config.fingerprint()}"
-    if process.is_sharded:
-        return f"{name}-fsdp"
-    shards = process.from_first(_shards_of(runs_dir / name))
+    if not strategy.keeps_shards:
+        return f"{name}-{strategy.name}"
+    world = strategy.world
+    shards = world.from_first(_shards_of(runs_dir / name))
     return (
         name
-        if config.shards is not None or shards is None or shards >= process.world_size
-        else f"{name}-x{process.world_size}"
+        if config.shards is not None or shards is None or shards >= world.world_size
+        else f"{name}-x{world.world_size}"
     )
 
 
@@ -278,9 +283,7 @@ def _resume(job: Job, resume: str) -> None:
     """Restore the newest whole checkpoint, if there is one; all processes take the first one's
     choice.
     """
-    step = job.process.from_first(
-        _newest(job, resume == "anyway") if job.process.is_first else None
-    )
+    step = job.world.from_first(_newest(job, resume == "anyway") if job.world.is_first else None)
     if step is None:
         return
     if resume == "never":
@@ -289,7 +292,7 @@ def _resume(job: Job, resume: str) -> None:
             "choose another --run name, or remove the folder"
         )
     job.restore(job.checkpoints.load(step))
-    if job.process.is_first and job.progress.best_step is not None:
+    if job.world.is_first and job.progress.best_step is not None:
         job.checkpoints.restore_best(job.progress.best_step)
 
 
@@ -326,7 +329,7 @@ def _newest(job: Job, anyway: bool) -> int | None:
 
 def _why_parts_stay(job: Job, asked: Config, resume: str) -> str | None:
     """Why the batch may not be cut into smaller parts than it is; None if it may."""
-    if resume != "anyway" and (steps := job.process.from_first(job.checkpoints.steps())):
+    if resume != "anyway" and (steps := job.world.from_first(job.checkpoints.steps())):
         return (
             f"{job.run.path} holds a checkpoint of step {steps[-1]}, and in smaller parts "
             "other bits follow: go on where there "
@@ -358,7 +361,7 @@ def _start(job: Job, stop: StopRequest, resume: str, did_not_fit: Sequence[str])
         check_room(job, *example_bytes)
     if run.writes:
         sources = _describe(job, data, sources, resume == "anyway", did_not_fit, complete)
-    job.sources = manifest.SourceRecord(run, job.process.from_first(sources), resume == "anyway")
+    job.sources = manifest.SourceRecord(run, job.world.from_first(sources), resume == "anyway")
     run.folder.write_json("config.json", _stored(job).to_json())
     if did_not_fit:
         smaller_parts(job, did_not_fit[-1])
@@ -371,7 +374,7 @@ def _start(job: Job, stop: StopRequest, resume: str, did_not_fit: Sequence[str])
         )
     else:
         run.begin(first_step, progress.evaluated_step, job.schedule)
-        with all_fit(job.process):
+        with all_fit(job.strategy):
             try_task(job)
         fit(job, stop)
         run.board.hyperparameters(
@@ -384,7 +387,7 @@ def _start(job: Job, stop: StopRequest, resume: str, did_not_fit: Sequence[str])
 def _stored(job: Job) -> Config:
     """Return what config.json holds: no shards under fsdp, where each start has its own number."""
     settings = dataclasses.asdict(job.config)
-    return Config(**{**settings, "shards": None}) if job.process.is_sharded else job.config
+    return job.config if job.strategy.keeps_shards else Config(**{**settings, "shards": None})
 
 
 def _look_at_data(job: Job) -> tuple[dict[str, str], dict[str, str], list[int]]:
@@ -404,7 +407,7 @@ def _look_at_data(job: Job) -> tuple[dict[str, str], dict[str, str], list[int]]:
         digests[name] = manifest.dataset_digest(dataset, examples)
         example_bytes.append(sum(tensor.nbytes for tensor in tensors_in(examples[:1])))
     if (
-        place := job.process.first_difference([digest[:16] for digest in digests.values()])
+        place := job.world.first_difference([digest[:16] for digest in digests.values()])
     ) is not None:
         raise WrongUse(
             f"task {type(job.task).__name__}: the processes have not the same "
@@ -437,7 +440,7 @@ def _describe(
         for n, v in dataclasses.asdict(_stored(job)).items()
         if n not in FREE_AT_RESUME | {"threads"}
     }
-    found = manifest.describe(job.process, sys.argv[1:], settings, data, sources)
+    found = manifest.describe(job.strategy, sys.argv[1:], settings, data, sources)
     tried = {"did_not_fit": list(did_not_fit)} if did_not_fit else {}
     stored = _manifest_of(run)
     if stored is None and complete:

@@ -141,9 +141,9 @@ CHECKS = (_values, _sends_a_pickle, _sends_other_bytes, _uses_objects)
 
 def _rank(check: Callable[[Any], Any]) -> None:
     try:
-        from trainer.parallel.world import Process
+        from trainer.parallel.world import World
 
-        process = Process.start("cpu")
+        process = World.start("cpu")
         found = check(process)
         if process.is_first:
             print(json.dumps(found), flush=True)
@@ -194,7 +194,7 @@ def test_a_pickle_from_a_peer_is_not_loaded(ran: Found) -> None:
 
 def test_sizes_and_bytes_that_a_peer_chose_are_refused(ran: Found) -> None:
     sizes = [
-        f"another process announced {size} bytes, and 1 to 16777216 are possible"
+        f"another process announced {size} bytes instead of 1 to 16777216"
         for size in (-1, 0, 2**40)
     ]
     garbled = ["another process sent bytes that are not JSON"] * 3
@@ -205,8 +205,8 @@ def test_objects_of_torchs_own_collectives_are_refused_between_machines(ran: Fou
     plain, refused = ran[1]["_uses_objects"]
     assert plain == "[0.5, 'a', {'b': (1, None)}]"
     assert re.fullmatch(
-        r"a collective of torch.distributed received an object of _?io.open from another machine: "
-        r"exchange tensors or plain values, since an unpickled object runs code",
+        r"a collective of torch.distributed received an object of _?io.open from another machine, "
+        r"and unpickling an object runs code: exchange tensors or plain values",
         refused,
     )
 

@@ -27,10 +27,11 @@ from trainer.loop.build import _default_precision
 from trainer.loop.losses import LossModule
 from trainer.loop.out_of_memory import DoesNotFit, all_fit
 from trainer.parallel import fsdp as sharding
-from trainer.parallel.fsdp import blocks, moves_noted, shard, whole
-from trainer.parallel.world import Process
+from trainer.parallel.fsdp import blocks, lost_writes, shard, whole
+from trainer.parallel.strategy import STRATEGIES, Sharded, Strategy
+from trainer.parallel.world import World
 from trainer.session import _default_name, _refuse_another_plan, _told_as_failures
-from trainer.settings.config import Config, check_sharded
+from trainer.settings.config import Config
 
 _TASK = f"{Path(sharded.__file__)}:Sharded"
 _SETTINGS: dict[str, Any] = {
@@ -61,7 +62,7 @@ def _command(run: str, *words: str, **others: Any) -> list[str]:
     return ["train", _TASK, *options, "--device", "cpu", "--run", run, *words]
 
 
-_COMPILE = "--compile with --strategy fsdp has not been tried: drop one of them"
+_COMPILE = "--strategy fsdp is not tested with --compile: drop one of the two options"
 _LAUNCH = ("--strategy", "fsdp", "--processes", "2")
 
 
@@ -89,7 +90,7 @@ def runs(ranks: Ranks) -> Trainbox:
         ended = ranks(processes, *_command(f"on{processes}"))
         assert (ended.codes, ended.errs) == ([0] * processes, [""] * processes)
         held = json.loads((trainbox.folder / f"held-{processes}-0.json").read_text())["model"]
-        assert f"sharded    {held:,} of them on the first process\n" in ended.out
+        assert f"sharded    {held:,} of them on rank 0\n" in ended.out
         assert f"(ended early at step {_LAST})\n" in ended.out
         # nobody measures it
         assert not any(
@@ -379,20 +380,20 @@ def test_bf16_with_batch_norm_is_near_to_one_process_with_two_shards(
     [
         (
             {"shards": 2},
-            "--shards 2 promises the same bits on 1 to 2 processes, and --strategy fsdp "
+            "--shards 2 promises the same bits on 1 to 2 processes, but --strategy fsdp "
             "adds in another order on each number "
             "of them: drop --shards, or use --strategy ddp",
         ),
         (
             {"precision": "fp16"},
-            "--precision fp16 scales gradients, which --strategy fsdp shares out: use bf16 or fp32",
+            "--strategy fsdp cannot scale gradients, as --precision fp16 needs: use bf16 or fp32",
         ),
         ({"compile": True}, _COMPILE),
     ],
 )
 def test_what_it_cannot_keep_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(WrongUse) as refused:
-        check_sharded(Config(**settings))
+        Sharded.check(Config(**settings))
     assert str(refused.value) == message
 
 
@@ -411,9 +412,8 @@ def test_it_is_refused_before_anything_starts_and_by_ranks_that_others_have_star
     [
         (
             "keeps=rows",
-            "--strategy fsdp: OneARow keeps rows of shape (41,) for a parameter of (41, "
-            "10), which cannot be shared out as "
-            "that is: use another optimizer",
+            "--strategy fsdp cannot divide rows of OneARow, of shape (41,) for a parameter of "
+            "(41, 10): use another optimizer",
         ),
         (
             "keeps=factors",
@@ -424,8 +424,7 @@ def test_it_is_refused_before_anything_starts_and_by_ranks_that_others_have_star
         (
             "seeded=false",
             "task Sharded: build_model gives other weights on each process, first in "
-            "embedding.weight: it draws random numbers "
-            "of its own; torch's generators are seeded for it",
+            "embedding.weight: draw random numbers only from torch's generators, which are seeded",
         ),
         (
             "moves=true",
@@ -443,8 +442,8 @@ def test_what_cannot_be_shared_out_is_refused_by_all(
     assert not list((ranks.folder / "runs" / setting).glob("checkpoints/*"))
 
 
-def _process(device: str, strategy: str, rank: int = 0) -> Process:
-    return Process(rank, 0, 1, torch.device(device), strategy)
+def _strategy(device: str, name: str, rank: int = 0) -> Strategy:
+    return STRATEGIES[name](name, World(rank, 1, torch.device(device)))
 
 
 @pytest.mark.parametrize(("strategy", "precision"), [("single", "fp16"), ("fsdp", "fp32")])
@@ -452,20 +451,20 @@ def test_a_gpu_without_bf16_does_not_scale_what_is_shared_out(
     monkeypatch: pytest.MonkeyPatch, strategy: str, precision: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
-    assert _default_precision(_process("cuda:0", strategy)) == precision
+    assert _default_precision(_strategy("cuda:0", strategy)) == precision
 
 
 @pytest.mark.parametrize(("strategy", "raised"), [("single", DoesNotFit), ("fsdp", MemoryError)])
 def test_used_up_memory_is_no_matter_for_all_where_they_wait_in_a_forward(
     strategy: str, raised: type[Exception]
 ) -> None:
-    with pytest.raises(raised), all_fit(_process("cpu", strategy)):
+    with pytest.raises(raised), all_fit(_strategy("cpu", strategy)):
         raise MemoryError
 
 
 def test_it_has_a_default_name_of_its_own(tmp_path: Path) -> None:
     single, fsdp = (
-        _default_name(Config(), _process("cpu", strategy), tmp_path)
+        _default_name(Config(), _strategy("cpu", strategy), tmp_path)
         for strategy in ("single", "fsdp")
     )
     assert fsdp == f"{single}-fsdp"
@@ -537,12 +536,12 @@ def test_a_gathered_state_is_a_copy_on_the_first_process_alone(a_group_of_one: N
     shard(module, torch.device("cpu"), 1, None)
     weight, step = module.get_parameter("student.weight"), torch.ones(())
     state = {"weight": weight, "steps": [step], "name": "AdamW"}
-    found = _process("cpu", "fsdp").gathered(state)
+    found = _strategy("cpu", "fsdp").gathered(state)
     assert torch.equal(found["weight"], whole(weight).detach())
     assert type(found["weight"]) is Tensor
     step += 1  # as a training goes on while it is written
     assert (found["steps"], found["name"]) == ([torch.ones(())], "AdamW")
-    assert _process("cpu", "fsdp", rank=1).gathered(state) == {
+    assert _strategy("cpu", "fsdp", rank=1).gathered(state) == {
         "weight": None,
         "steps": [None],
         "name": "AdamW",
@@ -576,7 +575,7 @@ def test_a_forward_that_moves_what_is_not_trained_is_noted(
     module = _Teacher(moves)
     module.inner = nn.Sequential(_Teacher(moves))  # type: ignore[assignment]
     shard(module, torch.device("cpu"), 1, None)
-    with moves_noted(module) as moved:
+    with lost_writes(module) as moved:
         module.inner(module(torch.ones(2, 3)))
     assert moved == (["teacher.bias", "teacher.bias"] if moves else [])
 
@@ -597,10 +596,10 @@ def test_weights_used_outside_their_block_are_explained(
 @pytest.mark.parametrize(
     ("parameter", "message"),
     [
-        (torch.zeros(()), "cannot share out scale, a single number: give it the shape (1,)"),
+        (torch.zeros(()), "cannot divide scale, a single number: give it the shape (1,)"),
         (
             torch.zeros(1, dtype=torch.float64),
-            "needs all parameters of one type, and these are torch.float32, torch.float64",
+            "needs parameters of one type (torch.float32, torch.float64): convert them",
         ),
     ],
 )

@@ -34,7 +34,8 @@ from trainer.errors import (
 )
 from trainer.loop.build import settle
 from trainer.loop.report import batch_equation
-from trainer.parallel.world import Process, choose_device
+from trainer.parallel.strategy import STRATEGIES, Replicated
+from trainer.parallel.world import World, choose_device
 from trainer.records.compare import manifest_differences
 from trainer.records.run_log import RunLog
 from trainer.session import _refuse_unlike, _told_as_failures
@@ -49,11 +50,9 @@ def _equation(
     device: str = "cpu",
     strategy: str = "ddp",
 ) -> str:
-    process = Process(
-        0, 0, world, torch.device(device), strategy if world > 1 or strategy == "dp" else "single"
-    )
+    divided = STRATEGIES[strategy](strategy, World(0, world, torch.device(device)))
     config = Config(batch_size=batch, accumulation=accumulation, shards=shards)
-    return batch_equation(SimpleNamespace(config=config, process=process))  # type: ignore[arg-type]
+    return batch_equation(SimpleNamespace(config=config, strategy=divided))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_the_batch_equation(settings: dict[str, Any], expected: str) -> None:
     assert _equation(**settings) == expected
 
 
-class _Second(Process):
+class _Second(World):
     """The second of two, beside a first one that had what this one was asked for before."""
 
     seen: Sequence[str] = ()
@@ -113,12 +112,12 @@ def test_threads_are_those_of_the_first_process_and_other_choices_of_the_hardwar
     says what the first one did.
     """
     process, run, told = (
-        _Second(1, 0, 2, torch.device("cpu"), "ddp"),
+        _Second(1, 2, torch.device("cpu")),
         RunLog(tmp_path / "r", 1),
         iter([None, 7]),
     )
     monkeypatch.setattr(_Second, "from_first", lambda *_: next(told))
-    settled = settle(Config(), Tiny(), process, run)
+    settled = settle(Config(), Tiny(), Replicated("ddp", process), run)
     run.close()
     assert (settled.threads, settled.precision) == (7, "fp32")
     _refuse_unlike(process, {"threads": 7, "precision": "bf16"}, "be alike")
@@ -146,7 +145,7 @@ def test_the_batch_equation_is_true(world: int, shards: int, accumulation: int) 
             64,
             shards,
             accumulation,
-            Process(rank, rank, world, torch.device("cpu"), "ddp").owned(shards),
+            World(rank, world, torch.device("cpu")).owned(shards),
         )
         for rank in range(world)
     ]
@@ -796,7 +795,7 @@ def test_unlike_machines_are_named_before_a_setting_that_seems_edited(
     here.train(max_steps=2)
     _edit(here.path() / "config.json", learning_rate=0.5)
 
-    def unlike(_process: Process, found: dict[str, Any], _cure: str) -> None:
+    def unlike(_process: World, found: dict[str, Any], _cure: str) -> None:
         if "precision" in found and "resume" not in found:
             raise WrongUse("precision is fp32 here, and not on all machines")
 

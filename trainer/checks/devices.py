@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.parallel.world import Process
+from trainer.parallel.world import World
 
 _MIB = 2**20
 _PATTERN = 0x5A5A5A5A
@@ -104,31 +104,31 @@ def _pattern(start: int, stop: int, device: torch.device) -> Tensor:
     return torch.arange(start, stop, dtype=torch.int32, device=device).bitwise_xor_(_PATTERN)
 
 
-def all_reduce(process: Process) -> Measured:
+def all_reduce(world: World) -> Measured:
     """A sum over all processes whose value is exactly known at each position; bytes/s are NCCL's
     bus bandwidth.
 
     That is 2 (n - 1) / n of the buffer's bytes for n processes (nccl-tests, doc/PERFORMANCE.md).
     """
-    size_mib = 256 if process.device.type == "cuda" else 4
+    size_mib = 256 if world.device.type == "cuda" else 4
     count = size_mib * _MIB // 4
-    own_N = _part(process.rank, count, process.device)
+    own_N = _part(world.rank, count, world.device)
     right_N = torch.zeros_like(own_N)
-    for rank in range(process.world_size):
-        right_N += _part(rank, count, process.device)
+    for rank in range(world.world_size):
+        right_N += _part(rank, count, world.device)
     sum_N = torch.empty_like(own_N)
     wrong, best_s = 0, float("inf")
     for _ in range(1 + _REPEATS):  # the first sets up the connections
         sum_N.copy_(own_N)
-        process.barrier()
-        _finish(process.device)
+        world.barrier()
+        _finish(world.device)
         begin_s = time.perf_counter()
-        process.all_reduce(sum_N)
-        _finish(process.device)
+        world.all_reduce(sum_N)
+        _finish(world.device)
         best_s = min(best_s, time.perf_counter() - begin_s)
         wrong += int((sum_N != right_N).sum())
     told = f"{wrong} wrong values in {1 + _REPEATS} sums of {size_mib} MiB"
-    moved = 2 * (process.world_size - 1) / process.world_size * count * 4
+    moved = 2 * (world.world_size - 1) / world.world_size * count * 4
     return Measured("all-reduce", wrong == 0, told, moved / best_s)
 
 

@@ -40,12 +40,12 @@ def main() -> int:
 
 def _tests(kind: str, device_name: str) -> "Iterator[Measured]":
     from trainer.checks.devices import all_reduce, matrix_product, memory_copy
-    from trainer.parallel.world import Process, choose_device
+    from trainer.parallel.world import World, choose_device
 
     if kind == "exchange":
-        process = Process.start(device_name)
-        yield all_reduce(process)
-        process.leave()
+        world = World.start(device_name)
+        yield all_reduce(world)
+        world.leave()
     else:
         device = choose_device(device_name, 0)
         yield matrix_product(device)

@@ -14,7 +14,8 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from trainer.errors import MESSAGES, Failure, WrongUse, called_exit
-from trainer.settings.config import Config, check, check_sharded, load_config_file
+from trainer.parallel.strategy import STRATEGIES
+from trainer.settings.config import Config, check, load_config_file
 from trainer.settings.environment import PREFIX, check_names
 from trainer.settings.optimizers import OPTIMIZERS
 from trainer.settings.task_source import overruled
@@ -426,8 +427,8 @@ def train(
         device = sys.stdin.readline().strip() or device
     config = Config(task=task, fields=_fields(task, pairs), **_overridden(settings))
     check(config, device)
-    if device_on_stdin and sys.stdin.readline().strip() == "fsdp":
-        check_sharded(config)
+    if device_on_stdin and (strategy := sys.stdin.readline().strip()):
+        STRATEGIES[strategy].check(config)
     _check_run_name(run)
     if config.compile and not any(map(shutil.which, ("cc", "gcc", "clang"))):
         raise WrongUse(

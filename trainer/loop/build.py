@@ -4,7 +4,6 @@ optimizer.
 
 import dataclasses
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,8 @@ from trainer.loop.task_checks import (
 )
 from trainer.parallel.exchange import Reduction
 from trainer.parallel.loss_sums import RunningLosses
-from trainer.parallel.world import Process
+from trainer.parallel.strategy import Strategy
+from trainer.parallel.world import World
 from trainer.records.checkpoint import Checkpoints
 from trainer.records.digest import tensor_digests
 from trainer.records.run_log import RunLog
@@ -40,7 +40,6 @@ from trainer.settings.config import (
     DEFAULT_LEARNING_RATE,
     Config,
     Settings,
-    check_sharded,
     differences,
     parse_config,
     scaled_learning_rate,
@@ -50,39 +49,38 @@ from trainer.task import Task
 _MOST_LOADER_WORKERS = 8
 
 
-def settle(config: Config, task: Task, process: Process, run: RunLog) -> Settings:
+def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Settings:
     """`config` with every open choice made: as the run was started, else by the task, the hardware,
     the processes.
 
     Raises:
         WrongUse: the run was started with other settings.
     """
+    world = strategy.world
     check_task(task)
-    stored_text = process.from_first(run.folder.read_config_text())
+    stored_text = world.from_first(run.folder.read_config_text())
     stored = (
         parse_config(stored_text, run.path / "config.json") if stored_text is not None else None
     )
-    if process.is_sharded:
-        check_sharded(config)
-    # each start has as many as processes
-    if stored is not None and (process.is_sharded or stored.shards is None):
-        stored = dataclasses.replace(stored, shards=process.world_size)
+    strategy.check(config)
+    if stored is not None and (not strategy.keeps_shards or stored.shards is None):
+        stored = dataclasses.replace(stored, shards=world.world_size)
     given = dataclasses.asdict(config) | {"batch_size_per_gpu": None}
     if config.batch_size_per_gpu is not None:
-        given["batch_size"] = config.batch_size_per_gpu * process.world_size
+        given["batch_size"] = config.batch_size_per_gpu * world.world_size
     if stored is not None and config.max_steps is None and config.epochs is None:
         given |= {"epochs": stored.epochs, "max_steps": stored.max_steps}
     elif config.max_steps is None and config.epochs is None:
         given["epochs"] = task.epochs or DEFAULT_EPOCHS
     # machines may have other CPUs, and bits depend on it
-    threads = process.from_first(_default_threads(config))
+    threads = world.from_first(_default_threads(config))
     fallback = stored or Config(
         batch_size=task.batch_size or DEFAULT_BATCH_SIZE,
         learning_rate=task.learning_rate or DEFAULT_LEARNING_RATE,
-        precision=_default_precision(process),
+        precision=_default_precision(strategy),
         best_by=task.best_by,
         accumulation=1,
-        shards=process.world_size,
+        shards=world.world_size,
         threads=threads,
     )
     for name in (
@@ -108,12 +106,12 @@ def settle(config: Config, task: Task, process: Process, run: RunLog) -> Setting
     return settled
 
 
-def _default_precision(process: Process) -> str:
-    if process.device.type != "cuda":
+def _default_precision(strategy: Strategy) -> str:
+    if strategy.world.device.type != "cuda":
         return "fp32"
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return "bf16"
-    return "fp32" if process.is_sharded else "fp16"
+    return "fp16" if strategy.allows_fp16 else "fp32"
 
 
 def _default_threads(config: Config) -> int:
@@ -129,18 +127,19 @@ def _cpus() -> int:
     return int(os.environ.get("TRAINBOX_CPUS") or os.cpu_count() or 1)
 
 
-def build(config: Settings, task: Task, process: Process, run: RunLog, data_dir: Path) -> Job:
+def build(config: Settings, task: Task, strategy: Strategy, run: RunLog, data_dir: Path) -> Job:
     """Data, model and optimizer; raises WrongUse where the sizes cannot be."""
+    world = strategy.world
     _set_arithmetic(config)
-    process.seed(config.seed, "data")
-    with process.first_goes_first():
+    world.seed(config.seed, "data")
+    with world.first_goes_first():
         task = checked_task(task, task.with_data(data_dir))
         check_classes(task)
         train = checked_dataset(task, "train_dataset", task.train_dataset(data_dir))
-        train = batches.place_tensors(train, process.device)
+        train = batches.place_tensors(train, world.device)
         validation = checked_dataset(task, "validation_dataset", task.validation_dataset(data_dir))
-        validation = batches.place_tensors(validation, process.device)
-    schedule = _schedule(config, process, batches.length(train))
+        validation = batches.place_tensors(validation, world.device)
+    schedule = _schedule(config, world, batches.length(train))
     if batches.length(validation) == 0:
         raise WrongUse(
             f"task {config.task}: the validation set is empty: nothing to choose the best model by"
@@ -149,12 +148,13 @@ def build(config: Settings, task: Task, process: Process, run: RunLog, data_dir:
     # has what.
     size = examples_at_once(config)
     workers = _workers(config, train)
-    ranks = range(process.world_size)
-    own = _validated(process, batches.evaluation_batch_count(batches.length(validation), size))
-    process.seed(config.seed, "model")
+    ranks = range(world.world_size)
+    own = strategy.validation_batches(
+        batches.evaluation_batch_count(batches.length(validation), size)
+    )
+    world.seed(config.seed, "model")
     model = checked_model(task, task.build_model())
-    if process.is_sharded:
-        _refuse_other_weights(task, model, process)
+    _refuse_other_weights(task, model, strategy)
     if config.compile:
         model.compile()
     else:
@@ -163,59 +163,47 @@ def build(config: Settings, task: Task, process: Process, run: RunLog, data_dir:
     peak = scaled_learning_rate(
         config.learning_rate, config.lr_scaling, config.batch_size, config.base_batch_size
     )
-    loss_module = process.wrap(
-        LossModule(task, model, process.device.type, autocast_dtype), autocast_dtype
+    loss_module = strategy.wrap(
+        LossModule(task, model, world.device.type, autocast_dtype), autocast_dtype
     )
     optimizer = _build_optimizer(task, config, model, peak)
     read_here = {} if workers else {"train_dataset": train, "validation_dataset": validation}
     return Job(
         task=task,
         config=config,
-        process=process,
+        strategy=strategy,
         run=run,
         checkpoints=Checkpoints(
-            run.path / "checkpoints", config.keep, run.writes, run.say, process.is_sharded
+            run.path / "checkpoints", config.keep, run.writes, run.say, strategy.gathers_states
         ),
         model=model,
         loss_module=loss_module,
         optimizer=optimizer,
-        scaler=torch.amp.GradScaler(process.device.type, enabled=config.precision == "fp16"),
+        scaler=torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16"),
         autocast_dtype=autocast_dtype,
         train=train,
-        evaluation=EvaluationBatches(validation, size, own, process.device, workers),
+        evaluation=EvaluationBatches(validation, size, own, world.device, workers),
         schedule=schedule,
         workers=workers,
         watch=Stopwatch(),
         running=RunningLosses(
-            process, [len(process.owned_by(r, config.shards)) * config.accumulation for r in ranks]
+            world, [len(world.owned_by(r, config.shards)) * config.accumulation for r in ranks]
         ),
-        reduction=Reduction(process, config.shards, config.accumulation, model),
+        reduction=Reduction(
+            world, config.shards, config.accumulation, model, strategy.summed_parameters(model)
+        ),
         attributes=Attributes(task, model, optimizer, read_here),
     )
 
 
-def _refuse_other_weights(task: Task, model: nn.Module, process: Process) -> None:
-    """Each process keeps a share of its own weights: they must be one model's."""
-    digests = tensor_digests(model.state_dict())
-    if (
-        place := process.first_difference([digest[:16] for digest in digests.values()])
-    ) is not None:
+def _refuse_other_weights(task: Task, model: nn.Module, strategy: Strategy) -> None:
+    """Raise WrongUse if the strategy needs equal weights on all ranks and a weight differs."""
+    name = strategy.differing_weight(lambda: tensor_digests(model.state_dict()))
+    if name is not None:
         raise WrongUse(
-            f"task {type(task).__name__}: build_model gives other weights on each process, "
-            f"first in {list(digests)[place]}: "
-            "it draws random numbers of its own; torch's generators are seeded for it"
+            f"task {type(task).__name__}: build_model gives other weights on each process, first "
+            f"in {name}: draw random numbers only from torch's generators, which are seeded"
         )
-
-
-def _validated(process: Process, batch_count: int) -> Sequence[int]:
-    """The numbers of the validation batches that this process computes.
-
-    Under --strategy fsdp all compute as many, since each forward asks all for their shares: the
-    last one again, uncounted.
-    """
-    own = process.owned(batch_count)
-    most = len(process.owned_by(0, batch_count))
-    return [*own, *[batch_count - 1] * (most - len(own))] if process.is_sharded else own
 
 
 def _build_optimizer(
@@ -231,7 +219,7 @@ def _build_optimizer(
     return optimizer
 
 
-def _schedule(config: Settings, process: Process, examples: int) -> Schedule:
+def _schedule(config: Settings, world: World, examples: int) -> Schedule:
     if examples == 0:
         raise WrongUse(
             f"task {config.task}: the training set is empty: look into --data-dir, or at "
@@ -242,12 +230,12 @@ def _schedule(config: Settings, process: Process, examples: int) -> Schedule:
             f"--batch-size {config.batch_size} is more than the training set's {examples} "
             f"examples: lower it to {examples}"
         )
-    if process.world_size > config.shards:
+    if world.world_size > config.shards:
         raise WrongUse(
             f"this run cuts a batch into {config.shards} shard(s), and "
-            f"{process.world_size} processes are given: "
+            f"{world.world_size} processes are given: "
             f"use at most {config.shards}, or train anew under another --run name with "
-            f"--shards {process.world_size}"
+            f"--shards {world.world_size}"
         )
     if config.batch_size < config.shards * config.accumulation:
         raise WrongUse(
@@ -256,7 +244,7 @@ def _schedule(config: Settings, process: Process, examples: int) -> Schedule:
             "each must get an example; raise the batch size"
         )
     micros = batches.micro_batches(
-        config.batch_size, config.shards, config.accumulation, process.owned(config.shards)
+        config.batch_size, config.shards, config.accumulation, world.owned(config.shards)
     )
     steps_per_epoch = examples // config.batch_size
     total_steps = config.max_steps or (config.epochs or 0) * steps_per_epoch

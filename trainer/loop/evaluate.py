@@ -12,7 +12,7 @@ from trainer.errors import WrongUse
 from trainer.loop.losses import autocast
 from trainer.loop.task_checks import checked_batch, checked_metrics, checked_statistics
 from trainer.parallel.buffers import evaluating
-from trainer.parallel.world import Process
+from trainer.parallel.world import World
 from trainer.task import Task
 
 
@@ -35,20 +35,20 @@ def evaluate(
     task: Task,
     model: nn.Module,
     batches: EvaluationBatches,
-    process: Process,
+    world: World,
     autocast_dtype: torch.dtype | None,
     seed_parts: tuple[int | str, ...],
     stopped: Callable[[], bool],
     inside: Callable[[Callable[[], dict[str, Tensor]]], dict[str, Tensor]],
 ) -> Evaluation | None:
     """Validate: the metrics of what `add_up` returns; None if that is None."""
-    found = add_up(task, model, batches, process, autocast_dtype, seed_parts, stopped, inside)
+    found = add_up(task, model, batches, world, autocast_dtype, seed_parts, stopped, inside)
     if found is None:
         return None
     totals, first_batch, by_batch = found
     # The first process's, by which all then decide: one that decides otherwise would be waited for
     # in vain.
-    metrics = process.from_first(checked_metrics(task, task.metrics(totals)))
+    metrics = world.from_first(checked_metrics(task, task.metrics(totals)))
     return Evaluation(metrics, totals, first_batch, by_batch)
 
 
@@ -57,7 +57,7 @@ def add_up(
     task: Task,
     model: nn.Module,
     batches: EvaluationBatches,
-    process: Process,
+    world: World,
     autocast_dtype: torch.dtype | None,
     seed_parts: tuple[int | str, ...],
     stopped: Callable[[], bool],
@@ -77,30 +77,30 @@ def add_up(
     rows: list[dict[str, Tensor]] = []
     first_batch = None
     batch_count = evaluation_batch_count(batches.size, batches.batch_size)
-    asked_of_all, counted = batch_count // process.world_size, len(process.owned(batch_count))
+    asked_of_all, counted = batch_count // world.world_size, len(world.owned(batch_count))
     with evaluating(model):
         for number, (count, raw_batch) in zip(batches.own, batches.iterate(), strict=True):
-            process.seed(*seed_parts, number)
+            world.seed(*seed_parts, number)
             batch = checked_batch(task, task.prepare(raw_batch, training=False))
             first_batch = batch if first_batch is None else first_batch
-            with autocast(process.device.type, autocast_dtype):
+            with autocast(world.device.type, autocast_dtype):
                 sums = checked_statistics(
                     task,
                     inside(lambda batch=batch: task.statistics(model, batch)),  # type: ignore[misc]
                 )
             if len(rows) == counted:
                 break  # only its share of the weights was wanted, by those that have a batch more
-            rows.append({**sums, "examples": torch.tensor(count, device=process.device)})
+            rows.append({**sums, "examples": torch.tensor(count, device=world.device)})
             if len(rows) <= asked_of_all and stopped():
                 return None
-    totals, by_batch = _add(task, rows, batch_count, process)
+    totals, by_batch = _add(task, rows, batch_count, world)
     return totals, first_batch, by_batch
 
 
 def _add(
-    task: Task, rows: list[dict[str, Tensor]], batch_count: int, process: Process
+    task: Task, rows: list[dict[str, Tensor]], batch_count: int, world: World
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    shapes = process.from_first(
+    shapes = world.from_first(
         [[name, list(value.shape)] for name, value in rows[0].items()] if rows else None
     )
     for row in rows:
@@ -116,8 +116,8 @@ def _add(
         for row in rows
     ]
     rows_NK = torch.stack(flat) if flat else torch.zeros(0, width, dtype=torch.float64)
-    counts = [len(process.owned_by(rank, batch_count)) for rank in range(process.world_size)]
-    all_NK = process.gather_rows(rows_NK, counts)
+    counts = [len(world.owned_by(rank, batch_count)) for rank in range(world.world_size)]
+    all_NK = world.gather_rows(rows_NK, counts)
     widths = [torch.Size(shape).numel() for _, shape in shapes]
     totals = all_NK.sum(0).split(widths)
     by_batch = all_NK.split(widths, 1)

@@ -41,15 +41,15 @@ def fit(job: Job, stop: StopRequest) -> None:
         StorageFailure: a checkpoint or the metrics could not be written.
         DoesNotFit: the memory was used up at the first steps; the job is not fit for use any more.
     """
-    config, process, progress, schedule = job.config, job.process, job.progress, job.schedule
-    batches = training_batches(job.train, schedule, progress.step, process.device, job.workers)
+    config, world, progress, schedule = job.config, job.world, job.progress, job.schedule
+    batches = training_batches(job.train, schedule, progress.step, world.device, job.workers)
     if job.around_batches is not None:
         batches = job.around_batches(batches)
     warmup_steps = round(config.warmup_epochs * schedule.steps_per_epoch)
     # Sums over the global batch's size, so that every number of processes and parts has the same
     # gradient.
     weights_B = [
-        torch.full((micro.size,), 1 / schedule.batch_size, device=process.device)
+        torch.full((micro.size,), 1 / schedule.batch_size, device=world.device)
         for micro in schedule.micros
     ]
     digest_steps = config.digest_steps or schedule.steps_per_epoch
@@ -75,10 +75,10 @@ def fit(job: Job, stop: StopRequest) -> None:
             [buffer.clone() for buffer in _statistics(job.model)] if config.skip_nonfinite else []
         )
         job.reduction.overlaps = progress.step >= first_step + FIRST_STEPS
-        with contextlib.nullcontext() if job.reduction.overlaps else all_fit(process):
+        with contextlib.nullcontext() if job.reduction.overlaps else all_fit(job.strategy):
             for micro, weight_B in zip(schedule.micros, weights_B, strict=True):
                 batch = next(batches)
-                process.seed(config.seed, "forward", progress.step, micro.shard, micro.part)
+                world.seed(config.seed, "forward", progress.step, micro.shard, micro.part)
                 with job.reduction.of(micro):
                     losses_B = job.loss_module(batch)
                     trained_B = [loss_B for loss_B in losses_B.values() if loss_B.requires_grad]
@@ -123,7 +123,7 @@ def _record_digests(job: Job, kind: str) -> None:
         for tensors in (job.model.state_dict(), _named(names, job.optimizer.state))
     )
     short = [digest[:16] for digest in (*model.values(), *optimizer.values())]
-    if (place := job.process.first_difference(short)) is not None:
+    if (place := job.world.first_difference(short)) is not None:
         raise WrongUse(
             f"task {type(job.task).__name__}: the processes differ at step "
             f"{job.progress.step}, first in "
@@ -170,7 +170,7 @@ def _evaluation_due(job: Job) -> bool:
 
 def _save_or_stop(job: Job, stop: StopRequest) -> None:
     """A checkpoint if one is due on any process, and the end if any was told to stop."""
-    stop_now, save_now = job.process.vote(
+    stop_now, save_now = job.world.vote(
         bool(stop), job.checkpoints.due(job.config.checkpoint_minutes)
     )
     if stop_now:
@@ -187,7 +187,7 @@ def _save_or_stop(job: Job, stop: StopRequest) -> None:
 def _save_and_stop(job: Job, stop: StopRequest) -> NoReturn:
     _save(job, {})
     job.checkpoints.wait()
-    job.process.leave()
+    job.world.leave()
     raise Preempted(
         f"stopped by {stop.signal_name or 'a signal to another process'} at step "
         f"{job.progress.step} of "
@@ -211,7 +211,7 @@ def _validated(job: Job, stop: StopRequest) -> bool:
     progress, config = job.progress, job.config
 
     def stopped() -> bool:
-        stop_now, save_now = job.process.vote(bool(stop), False)
+        stop_now, save_now = job.world.vote(bool(stop), False)
         job.save_due |= save_now  # the answer to a wish of the step before
         return stop_now
 
@@ -220,7 +220,7 @@ def _validated(job: Job, stop: StopRequest) -> bool:
         job.task,
         job.model,
         job.evaluation,
-        job.process,
+        job.world,
         job.autocast_dtype,
         seed_parts,
         stopped,
@@ -257,13 +257,13 @@ def _validated(job: Job, stop: StopRequest) -> bool:
         {**result.metrics, **tables},
         f"epoch {epoch:g}: {figures}{' (best)' if best else ''}",
     )
-    progress.ended_early |= job.process.from_first(
+    progress.ended_early |= job.world.from_first(
         checked_end(job.task, job.task.finished(result.metrics))
     )
     last = progress.step >= job.schedule.total_steps or progress.ended_early
     if best or last:
         _save(job, result.metrics)
-        if job.run.writes or job.process.is_sharded:  # then each forward asks all for their shares
+        if job.run.writes or job.strategy.forward_is_collective:
             job.run.board.pictures(progress.step, draw(job, result))
     if job.validated is not None:
         job.validated(progress.step, result.metrics)
@@ -276,10 +276,8 @@ def draw(job: Job, result: Evaluation) -> dict[str, Tensor]:
 
     A Classification gets its wrong examples first, of all batches of the validation set.
     """
-    # Whole weights are float32; those that are gathered may be of the type that only autocast
-    # brings together with a batch.
-    dtype = job.autocast_dtype if job.process.is_sharded else None
-    with evaluating(job.model), autocast(job.process.device.type, dtype):
+    dtype = job.strategy.inference_dtype(job.autocast_dtype)
+    with evaluating(job.model), autocast(job.world.device.type, dtype):
         batch = _with_mistakes_first(job, result)
         drawn = job.inside(lambda: job.task.figures(job.model, batch, result.totals))
     return checked_figures(job.task, drawn)
@@ -301,7 +299,7 @@ def _with_mistakes_first(job: Job, result: Evaluation) -> Any:
         if number == 0:
             parts.append(take(result.first_batch, mistaken_B.nonzero().flatten()))
             continue
-        job.process.seed(job.config.seed, "validation", job.progress.step, number)
+        job.world.seed(job.config.seed, "validation", job.progress.step, number)
         batch = job.task.prepare(next(read), training=False)
         wrong_B = job.inside(lambda batch=batch: wrong(job.model, batch))  # type: ignore[misc]
         parts.append(take(batch, wrong_B.nonzero().flatten()))
@@ -412,5 +410,5 @@ def _gradient_norm(job: Job) -> Tensor:
         norm = torch.nn.utils.get_total_norm(
             [p.grad for p in job.model.parameters() if p.grad is not None]
         )
-    whole: Tensor = job.process.whole(norm)
+    whole: Tensor = job.strategy.whole(norm)
     return whole

@@ -19,7 +19,7 @@ def check_unchanged(job: Job) -> None:
     """
     lost = {name: lost_state(name, pair) for name, pair in job.attributes.moved().items()}
     loaded = job.sources.newly_loaded() if job.sources is not None else {}
-    found = job.process.from_each([lost, loaded])
+    found = job.world.from_each([lost, loaded])
     if lost := {name: text for lost, _ in found for name, text in lost.items()}:
         if job.config.deterministic:
             raise WrongUse(

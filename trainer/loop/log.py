@@ -47,7 +47,7 @@ def write_entry(job: Job, norm: Tensor) -> None:
         **({"skipped_steps": progress.skipped} if progress.skipped else {}),
         "samples_per_second": speed,
         **({"exchange_share": statistics.fmean(shares)} if shares else {}),
-        **gpu_figures(job.process),
+        **gpu_figures(job.strategy),
     }
     remaining_s = (job.schedule.total_steps - progress.step) * job.schedule.batch_size / speed
     line = (
@@ -96,15 +96,13 @@ def _exchange_shares(job: Job, seconds: float) -> list[float]:
     None of the first entry, since connections are made there, and under --strategy fsdp, where each
     forward exchanges.
     """
-    if job.process.world_size == 1 or job.process.is_sharded:
+    if job.world.world_size == 1 or job.strategy.forward_is_collective:
         return []
     before, job.exchange_seconds = job.exchange_seconds, job.reduction.exchange_time.seconds()
     if before is None:
         return []
     own = torch.tensor([[(job.exchange_seconds - before) / seconds]])
-    shares: list[float] = (
-        job.process.gather_rows(own, [1] * job.process.world_size).flatten().tolist()
-    )
+    shares: list[float] = job.world.gather_rows(own, [1] * job.world.world_size).flatten().tolist()
     return shares
 
 
@@ -113,7 +111,7 @@ def _warn_of_a_slow_network(job: Job, least_share: float, steps: int, seconds: f
 
     A process that is slow itself has a small share, and then it is not the network.
     """
-    if least_share < _SLOW_NETWORK or job.process.nnodes == 1:
+    if least_share < _SLOW_NETWORK or job.world.nnodes == 1:
         job.slow_network_seconds = 0.0
         return
     before = job.slow_network_seconds

@@ -27,7 +27,7 @@ class Meter:
 
     def __init__(self, job: Job, seconds: float) -> None:
         self._job, self._seconds = job, seconds
-        self._cuda = job.process.device.type == "cuda"
+        self._cuda = job.world.device.type == "cuda"
         self._micro = 0
         self._look_at = 1  # step
         self._warm_since: float | None = None
@@ -57,7 +57,7 @@ class Meter:
         if step != self._look_at or self._end is not None:
             return
         now = self._now()
-        phase, steps = self._job.process.from_first(list(self._decide(step, now)))
+        phase, steps = self._job.world.from_first(list(self._decide(step, now)))
         self._look_at = step + steps
         if phase == _BEGIN:
             self._data_s, self._exchange_before_s = 0.0, self._job.reduction.exchange_time.seconds()
@@ -87,7 +87,7 @@ class Meter:
 
     def _now(self) -> float:
         if self._cuda:
-            torch.cuda.synchronize(self._job.process.device)
+            torch.cuda.synchronize(self._job.world.device)
         return time.perf_counter()
 
     def write(self) -> None:
@@ -95,10 +95,10 @@ class Meter:
         it.
         """
         assert self._begin is not None and self._end is not None
-        process, config, schedule = self._job.process, self._job.config, self._job.schedule
+        world, config, schedule = self._job.world, self._job.config, self._job.schedule
         (first_step, begin), (last_step, end) = self._begin, self._end
         own = torch.tensor([self._waited], dtype=torch.float64)
-        rows = process.gather_rows(own, [1] * process.world_size).tolist()
+        rows = world.gather_rows(own, [1] * world.world_size).tolist()
         steps, seconds = last_step - first_step, end - begin
         measured = {
             "samples_per_second": steps * schedule.batch_size / seconds,
@@ -107,9 +107,9 @@ class Meter:
             "data_seconds": [row[0] for row in rows],
             # DataParallel exchanges within forward and backward, where nobody can look; one process
             # has none.
-            "exchange_seconds": [row[1] for row in rows] if process.world_size > 1 else None,
-            "memory_mib": process.peak_memory_mib(),
-            "device": process.device.type,
+            "exchange_seconds": [row[1] for row in rows] if world.world_size > 1 else None,
+            "memory_mib": self._job.strategy.peak_memory_mib(),
+            "device": world.device.type,
             "batch_size": schedule.batch_size,
             "accumulation": config.accumulation,
             "workers": self._job.workers,

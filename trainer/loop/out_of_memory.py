@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainer.errors import OutOfMemory
-from trainer.parallel.world import Process
+from trainer.parallel.strategy import Strategy
 from trainer.settings.config import Settings
 
 # from the second on the optimizer's state is there, and with it all that a step needs
@@ -47,14 +47,14 @@ def memory_used_up(error: BaseException) -> str | None:
 
 
 @contextlib.contextmanager
-def all_fit(process: Process) -> Iterator[None]:
+def all_fit(strategy: Strategy) -> Iterator[None]:
     """Around work that exchanges nothing: the processes agree at its end on whether it fitted on
     each.
 
     Raises:
         DoesNotFit: on all of them.
     """
-    if process.is_sharded:  # each forward exchanges: the others wait in one, and cannot answer
+    if strategy.forward_is_collective:  # the other ranks wait in a forward and cannot answer
         yield
         return
     found = None
@@ -65,9 +65,9 @@ def all_fit(process: Process) -> Iterator[None]:
         if found is None:
             raise
     # Only here, so that the error, which holds the step's memory, is gone.
-    for rank, text in enumerate(process.from_each(found)):
+    for rank, text in enumerate(strategy.world.from_each(found)):
         if text is not None:
-            raise DoesNotFit(f"process {rank}: {text}" if process.world_size > 1 else text)
+            raise DoesNotFit(f"process {rank}: {text}" if strategy.world.world_size > 1 else text)
 
 
 def in_smaller_parts(config: Settings, model: nn.Module, found: str, fixed: str | None) -> Settings:

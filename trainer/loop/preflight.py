@@ -46,7 +46,7 @@ def try_task(job: Job) -> None:
     count = 2 if job.config.deterministic else 1
     schedule = dataclasses.replace(job.schedule, micros=(micro,), total_steps=step + count)
     batch, *others = training_batches(
-        job.train, schedule, step, job.process.device, min(job.workers, 1)
+        job.train, schedule, step, job.world.device, min(job.workers, 1)
     )
     job.model.train()
     job.attributes.moved()  # from here on: a large tensor that this check moves is not put back
@@ -89,9 +89,9 @@ def _moved_parameters(job: Job, batch: Any) -> list[Place]:
     before = [(home[name]._version, home[name].clone()) for home, name in frozen]
     with (
         kept([*buffer_places(job.model), *frozen]),
-        job.process.moves_noted(job.loss_module) as lost,
+        job.strategy.lost_writes(job.loss_module) as lost,
     ):
-        job.process.seed(job.config.seed, "trial", 0)
+        job.world.seed(job.config.seed, "trial", 0)
         job.loss_module(batch)
         if lost:
             raise WrongUse(
@@ -181,7 +181,7 @@ def _compute_again(
         refuse_moved_weights()
     moving = {name for _, values in found for name in attributes.differing(start, values)}
     pairs = [(found[0], found[2])]
-    if any(job.process.from_each(bool(moving))) if job.process.is_sharded else moving:
+    if any(job.world.from_each(bool(moving))) if job.strategy.forward_is_collective else moving:
         put_back()
         stuck = attributes.differing(start, attributes.values())
         for name, pair in stuck.items():
@@ -205,7 +205,7 @@ def _computed(job: Job, batch: Any, number: int, size: int, moved: list[Place]) 
     `moved` are put back.
     """
     before = {name: buffer.clone() for name, buffer in _unsaved(job.model).items()}
-    job.process.seed(job.config.seed, "trial", number)
+    job.world.seed(job.config.seed, "trial", number)
     with kept([*buffer_places(job.model), *moved]):
         losses_B = job.loss_module(batch)
         check_losses(job.task, losses_B, size)

@@ -30,11 +30,11 @@ def try_labels(job: Job, part: str, dataset: Dataset[Any], examples: list[Any]) 
     task = job.task
     if not isinstance(task, Classification) or not counts_by_class(task):
         return
-    job.process.seed(job.config.seed, "trial", "labels")
+    job.world.seed(job.config.seed, "trial", "labels")
     tensors = dataset.tensors if isinstance(dataset, TensorDataset) else ()
     for raw_batch in [tuple(tensor[:_FIRST_ROWS] for tensor in tensors)] if tensors else examples:
         batch = checked_batch(
-            task, task.prepare(to_device(raw_batch, job.process.device), training=False)
+            task, task.prepare(to_device(raw_batch, job.world.device), training=False)
         )
         labels_B = _labels(task, part, batch)
         if len(tensors) > 1 and torch.equal(labels_B.to(raw_batch[1].device), raw_batch[1]):

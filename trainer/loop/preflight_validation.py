@@ -13,7 +13,7 @@ from trainer.loop.fit import compare, draw
 from trainer.loop.out_of_memory import memory_used_up
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_end, checked_metrics
-from trainer.parallel.world import Process
+from trainer.parallel.world import World
 from trainer.records.digest import tensor_digests
 
 # A task that raises one of these does so for any batch. Another error may come from a batch in
@@ -47,7 +47,7 @@ def try_validation(job: Job) -> list[dict[str, str]]:
         if isinstance(error, _FOR_ANY_BATCH) or memory_used_up(error):
             raise
         enough = False
-    if not all(job.process.from_each(enough)):
+    if not all(job.world.from_each(enough)):
         job.run.say(
             "a sample of the validation set is not enough to try the validation: all of it "
             "is computed now"
@@ -78,7 +78,7 @@ def _whole(job: Job) -> Evaluation:
         job.task,
         job.model,
         job.evaluation,
-        job.process,
+        job.world,
         job.autocast_dtype,
         _seed_parts(job),
         lambda: False,
@@ -94,13 +94,13 @@ def _use(job: Job, result: Evaluation) -> None:
     compare(result.metrics, job.config.best_by, "--best-by", None)
     if job.config.early_stopping is not None:
         compare(result.metrics, job.config.early_stopping, "--early-stopping", None)
-    if job.run.writes or job.process.is_sharded:  # as in a validation
+    if job.run.writes or job.strategy.forward_is_collective:  # as in a validation
         draw(job, result)
 
 
-def _alone(job: Job) -> Process:
+def _alone(job: Job) -> World:
     """This process as if it were the only one."""
-    return dataclasses.replace(job.process, rank=0, world_size=1)
+    return dataclasses.replace(job.world, rank=0, world_size=1)
 
 
 def _seed_parts(job: Job) -> tuple[int | str, ...]:

@@ -18,29 +18,25 @@ from trainer.system.hints import tensorboard
 
 def header(job: Job) -> None:
     """What is about to be trained, on what."""
-    config, process, schedule, say = job.config, job.process, job.schedule, job.run.say
+    config, world, schedule, say = job.config, job.world, job.schedule, job.run.say
     rows = {
         "run": str(job.run.path),
         "plan": os.environ.get("TRAINBOX_REASON")
-        or f"{process.world_size} process(es) on {process.device}",
+        or f"{world.world_size} process(es) on {world.device}",
         **({"settings": settings} if (settings := os.environ.get("TRAINBOX_SETTINGS")) else {}),
         "batch": batch_equation(job),
         **(
             {
-                "shards": f"{config.shards} on {process.world_size} process(es), the "
+                "shards": f"{config.shards} on {world.world_size} process(es), the "
                 "same bits on 1 "
                 f"to {config.shards}"
             }
-            if (config.shards or 1) > 1 and not process.is_sharded
+            if (config.shards or 1) > 1 and job.strategy.keeps_shards
             else {}
         ),
         "model": f"{type(job.task).__name__}, "
         f"{sum(p.numel() for p in job.model.parameters()):,} parameters",
-        **(
-            {"sharded": f"{process.own_numel(job.model):,} of them on the first process"}
-            if process.is_sharded
-            else {}
-        ),
+        **job.strategy.header(job.model),
         "data": _data_sizes(job),
         **checked_notes(job.task, job.task.notes(job.train, job.evaluation.dataset)),
         **_optimizer_of_the_task(job),
@@ -81,26 +77,12 @@ def smaller_parts(job: Job, did_not_fit: str) -> None:
 
 
 def batch_equation(job: Job) -> str:
-    """`384 = 3 GPUs x 128 x 1 accumulation`: how a step's examples are shared out."""
-    config, process = job.config, job.process
-    if process.strategy == "dp":
-        parts, noun, ending = torch.cuda.device_count(), "GPU", "s"
-        most, rest = divmod(config.batch_size, parts * config.accumulation)
-        each = f"up to {most + 1}" if rest else f"{most}"  # scattered as torch.chunk cuts
-    else:
-        parts, noun, ending = config.shards, "shard", "s"
-        if config.shards == process.world_size:
-            noun, ending = ("GPU", "s") if process.device.type == "cuda" else ("process", "es")
-        each = _share(config.batch_size, config.shards * config.accumulation)
-    return (
-        f"{config.batch_size} = {parts} {noun}{ending * (parts > 1)} x {each} x "
-        f"{config.accumulation} accumulation"
+    """Return how a step's examples are divided, such as `384 = 3 GPUs x 128 x 1 accumulation`."""
+    config = job.config
+    count, noun, each = job.strategy.batch_parts(
+        config.batch_size, config.shards, config.accumulation
     )
-
-
-def _share(whole: int, parts: int) -> str:
-    least, rest = divmod(whole, parts)
-    return f"{least} or {least + 1}" if rest else f"{least}"
+    return f"{config.batch_size} = {count} {noun} x {each} x {config.accumulation} accumulation"
 
 
 def _data_sizes(job: Job) -> str:

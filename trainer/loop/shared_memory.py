@@ -58,9 +58,7 @@ def check_room(job: Job, train_example_bytes: int, validation_example_bytes: int
     train = Handed(
         (schedule.total_steps - step) * len(schedule.micros), micro_batch_size * train_example_bytes
     )
-    batches = (
-        evaluation_batch_count(evaluation.size, evaluation.batch_size) // job.process.world_size
-    )
+    batches = evaluation_batch_count(evaluation.size, evaluation.batch_size) // job.world.world_size
     validation = Handed(
         batches, min(evaluation.batch_size, evaluation.size) * validation_example_bytes
     )
@@ -70,7 +68,7 @@ def check_room(job: Job, train_example_bytes: int, validation_example_bytes: int
 
     def need(workers: int) -> int:
         return processes * least_bytes(
-            train, validation, workers, between, job.process.device.type == "cuda"
+            train, validation, workers, between, job.world.device.type == "cuda"
         )
 
     if (needed := need(job.workers)) > shm.free:

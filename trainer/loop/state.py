@@ -19,7 +19,8 @@ from trainer.errors import WrongUse
 from trainer.loop.attributes import Attributes
 from trainer.parallel.exchange import Reduction
 from trainer.parallel.loss_sums import RunningLosses
-from trainer.parallel.world import Process
+from trainer.parallel.strategy import Strategy
+from trainer.parallel.world import World
 from trainer.records.checkpoint import Checkpoints
 from trainer.records.digest import value_digest
 from trainer.records.manifest import SourceRecord
@@ -83,7 +84,7 @@ class Job:
 
     task: Task
     config: Settings
-    process: Process
+    strategy: Strategy
     run: RunLog
     checkpoints: Checkpoints
     model: nn.Module
@@ -113,24 +114,23 @@ class Job:
     recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_ENTRIES))
 
     @property
+    def world(self) -> World:
+        return self.strategy.world
+
+    @property
     def end_step(self) -> int:
         """Where this training ends: the schedule's end, unless it is told to leave off before."""
         return min(self.schedule.total_steps, self.until_step or self.schedule.total_steps)
 
     def inside(self, compute: Callable[[], T]) -> T:
-        """What `compute()` gives, which uses the model outside a training forward; under --strategy
-        fsdp all must call this.
-        """
-        if not self.process.is_sharded:
-            return compute()
-        computed: T = self.loss_module.inside(compute)  # type: ignore[operator]
-        return computed
+        """Return `compute()`, which uses the model outside a training forward."""
+        return self.strategy.inside(self.loss_module, compute)
 
     def digests(self, tensors: Mapping[str, Any]) -> dict[str, str]:
         """For each tensor its sha256, of the whole where it is shared out: all processes must call
         this.
         """
-        return {name: value_digest(self.process.whole(value)) for name, value in tensors.items()}
+        return {name: value_digest(self.strategy.whole(value)) for name, value in tensors.items()}
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds.
@@ -140,7 +140,7 @@ class Job:
         Raises:
             WrongUse: what the optimizer keeps cannot be shared out again at a resume.
         """
-        self._refuse_unshareable()
+        self.strategy.check_optimizer(self.optimizer)
         state = {
             "model": self.model.state_dict(),
             "buffers": [name for name, _ in self.model.named_buffers()],
@@ -151,30 +151,13 @@ class Job:
             "running": self.running.gather(),
             "running_steps": self.running.steps,
         }
-        return self.process.gathered(state)
-
-    def _refuse_unshareable(self) -> None:
-        if not self.process.is_sharded:
-            return
-        for parameter, values in self.optimizer.state.items():
-            for name, value in values.items():
-                if (
-                    isinstance(value, torch.Tensor)
-                    and value.numel() > 1
-                    and value.shape != parameter.shape
-                ):
-                    raise WrongUse(
-                        f"--strategy fsdp: {type(self.optimizer).__name__} keeps {name} of "
-                        f"shape {tuple(value.shape)} for a "
-                        f"parameter of {tuple(parameter.shape)}, which cannot be shared "
-                        "out as that is: use another optimizer"
-                    )
+        return self.strategy.gathered(state)
 
     def _restore_optimizer(self, state: Mapping[str, Any]) -> None:
         parameters = [
             parameter for group in self.optimizer.param_groups for parameter in group["params"]
         ]
-        share = self.process.share
+        share = self.strategy.share
         saved = {
             i: {n: share(v, parameters[i]) for n, v in values.items()}
             for i, values in state["state"].items()
@@ -212,7 +195,10 @@ class Job:
                 "undo the change of the task, or train anew under another --run name"
             )
         self.model.load_state_dict(
-            {name: self.process.share(value, model[name]) for name, value in state["model"].items()}
+            {
+                name: self.strategy.share(value, model[name])
+                for name, value in state["model"].items()
+            }
         )
         self._restore_optimizer(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])

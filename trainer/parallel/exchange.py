@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from trainer.data.batches import MicroBatch
 from trainer.errors import WrongUse
 from trainer.parallel.buffers import Place, buffer_places
-from trainer.parallel.world import Process, Transfer
+from trainer.parallel.world import Transfer, World
 from trainer.system.elapsed import Elapsed
 
 T = TypeVar("T")
@@ -75,26 +75,30 @@ class Reduction:
     moved.
     """
 
-    def __init__(self, process: Process, shards: int, accumulation: int, module: nn.Module) -> None:
-        self._process, self._shards, self._accumulation = process, shards, accumulation
-        self._last_shard = process.owned(shards)[-1]
+    def __init__(
+        self,
+        world: World,
+        shards: int,
+        accumulation: int,
+        module: nn.Module,
+        parameters: Sequence[nn.Parameter],
+    ) -> None:
+        """Sum the gradients of `parameters`, and average the buffers of `module`."""
+        self._world, self._shards, self._accumulation = world, shards, accumulation
+        self._last_shard = world.owned(shards)[-1]
         self._idle = shards == 1  # one shard's gradient is the sum, and its buffers are the mean
-        # then torch adds the gradients while a backward runs, each process its share
-        shared_out = process.is_sharded
         self._buckets = (
-            []
-            if self._idle or shared_out
-            else [_Bucket(process, shards, group) for group in _grouped(module)]
+            [] if self._idle else [_Bucket(world, shards, group) for group in _grouped(parameters)]
         )
         self._module = module
-        self._moved = _MovedBuffers(process, shards, buffer_places(module))
+        self._moved = _MovedBuffers(world, shards, buffer_places(module))
         self._launched = 0
         self._armed = False
         # exchanges during the last shard's backward; else all of them in `finish`
         self.overlaps = True
         # from a step's last backward until all is summed: what it does not hide
-        self.exchange_time = Elapsed(process.device)
-        if process.world_size > 1:
+        self.exchange_time = Elapsed(world.device)
+        if world.world_size > 1:
             for bucket in self._buckets:
                 for parameter in bucket.parameters:
                     parameter.register_post_accumulate_grad_hook(self._hook(bucket))
@@ -104,7 +108,7 @@ class Reduction:
         move.
         """
         self._moved = _MovedBuffers(
-            self._process, self._shards, [*buffer_places(self._module), *places]
+            self._world, self._shards, [*buffer_places(self._module), *places]
         )
 
     def of(self, micro: MicroBatch) -> contextlib.AbstractContextManager[None]:
@@ -132,7 +136,7 @@ class Reduction:
         """
         if self._idle:
             return
-        with self.exchange_time() if self._process.world_size > 1 else contextlib.nullcontext():
+        with self.exchange_time() if self._world.world_size > 1 else contextlib.nullcontext():
             for bucket in self._buckets[self._launched :]:
                 bucket.exchange.start()
             self._moved.start()
@@ -168,10 +172,10 @@ class Reduction:
 class _Bucket:
     """Parameters whose gradients are exchanged together."""
 
-    def __init__(self, process: Process, shards: int, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, world: World, shards: int, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
         self.ready: set[int] = set()  # the ids of those that the last shard's backward is done with
-        self.exchange = _Exchange(process, shards, parameters)
+        self.exchange = _Exchange(world, shards, parameters)
 
     @property
     def is_ready(self) -> bool:
@@ -201,8 +205,8 @@ class _MovedBuffers:
     infinity are masks, and flags have no mean: both are only put back.
     """
 
-    def __init__(self, process: Process, shards: int, places: Sequence[Place]) -> None:
-        self._shards, self._first_shard = shards, process.owned(shards)[0]
+    def __init__(self, world: World, shards: int, places: Sequence[Place]) -> None:
+        self._shards, self._first_shard = shards, world.owned(shards)[0]
         filled = [(home, name) for home, name in places if home[name] is not None]
         self._places = sorted(filled, key=lambda place: not _has_a_mean(_buffer(place)))
         self._moving = sum(_has_a_mean(_buffer(place)) for place in filled)  # the first so many
@@ -212,7 +216,7 @@ class _MovedBuffers:
         for dtype in types:
             indices = [i for i in range(self._moving) if _buffer(self._places[i]).dtype == dtype]
             likes = [_buffer(self._places[i]) for i in indices]
-            self._groups.append(_Group(indices, _Exchange(process, shards, likes)))
+            self._groups.append(_Group(indices, _Exchange(world, shards, likes)))
 
     @torch.no_grad()
     def begin(self, shard: int) -> None:
@@ -276,24 +280,24 @@ class _Exchange:
     process has one subtree.
     """
 
-    def __init__(self, process: Process, shards: int, likes: Sequence[Tensor]) -> None:
+    def __init__(self, world: World, shards: int, likes: Sequence[Tensor]) -> None:
         """`likes`: at least one tensor; all of one type and device, of the shapes that are
         summed.
         """
-        self._process, self._shards, self._likes = process, shards, likes
+        self._world, self._shards, self._likes = world, shards, likes
         self._own = TreeSum(shards, _add_lists)
         self._nodes = [
-            subtrees(process.owned_by(rank, shards), shards) for rank in range(process.world_size)
+            subtrees(world.owned_by(rank, shards), shards) for rank in range(world.world_size)
         ]
         self._alone: list[Tensor] = []
         self._transfer: Transfer | None = None
-        if process.world_size == 1:
+        if world.world_size == 1:
             return
         step = _ALIGNMENT_BYTES // likes[0].element_size()
         sizes = [-(-like.numel() // step) * step for like in likes]
-        self._slice = -(-sum(sizes) // (process.world_size * step)) * step
-        width = self._slice * process.world_size
-        own = len(self._nodes[process.rank])
+        self._slice = -(-sum(sizes) // (world.world_size * step)) * step
+        width = self._slice * world.world_size
+        own = len(self._nodes[world.rank])
         new = likes[0].new_zeros
         self._sent_MN = new((own, width))
         self._received = new(sum(map(len, self._nodes)) * self._slice)
@@ -318,15 +322,15 @@ class _Exchange:
     def start(self) -> None:
         """Send each process its slice of this one's subtrees."""
         waiting, self._own.waiting = self._own.waiting, []
-        if self._process.world_size == 1:
+        if self._world.world_size == 1:
             ((_root, self._alone),) = waiting
             return
         for views, (_node, tensors) in zip(self._sent_views, waiting, strict=True):
             torch._foreach_copy_(views, tensors)
-        world_size, slice_ = self._process.world_size, self._slice
+        world_size, slice_ = self._world.world_size, self._slice
         sent = self._sent_MN.view(len(waiting), world_size, slice_).transpose(0, 1).contiguous()
         counts = [len(nodes) * slice_ for nodes in self._nodes]
-        self._transfer = self._process.all_to_all(
+        self._transfer = self._world.all_to_all(
             self._received, sent.view(-1), counts, [len(waiting) * slice_] * world_size
         )
 
@@ -341,7 +345,7 @@ class _Exchange:
         for node, part in zip(nodes, self._received.split(self._slice), strict=True):
             tree.push(node, part)
         ((_root, total),) = tree.waiting
-        self._transfer = self._process.all_gather(self._total_N, total)
+        self._transfer = self._world.all_gather(self._total_N, total)
 
     def totals(self) -> list[Tensor]:
         """The sums, each shaped and laid out as its like; they hold until the next `start`."""
@@ -356,13 +360,11 @@ class _Exchange:
         ]
 
 
-def _grouped(module: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """The trained parameters in buckets of one type, the last first: a backward is done with them
-    in about that order.
-    """
+def _grouped(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Return the parameters in buckets of one type, in about the order of a backward."""
     group: list[nn.Parameter] = []
     size = 0
-    for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
+    for parameter in reversed(parameters):
         if group and (size + parameter.nbytes > _BUCKET_BYTES or parameter.dtype != group[0].dtype):
             yield group
             group, size = [], 0

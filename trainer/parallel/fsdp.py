@@ -1,8 +1,8 @@
-"""What --strategy fsdp does: weights, gradients and the optimizer's state shared out over the
-processes by torch's fully_shard.
+"""The mechanics of --strategy fsdp: each rank keeps a share of the weights, of the gradients and of
+the optimizer's state, by torch's fully_shard.
 
-Imported by runs that do so alone: it brings a part of torch that takes as long to load as a fifth
-of the rest. docs/decisions/0011-shares-of-a-large-model.md.
+Only runs with this strategy import this file, because it loads a large part of torch. See
+docs/decisions/0011-shares-of-a-large-model.md.
 """
 
 import contextlib
@@ -22,36 +22,36 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainer.errors import WrongUse
 
-# Their running statistics are float32, and their kernels want weights of the same type.
+# The running statistics of these modules are float32, and the kernels need weights of that type.
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def shard(
     module: nn.Module, device: torch.device, world_size: int, gathered_dtype: torch.dtype | None
 ) -> None:
-    """Leave each process its share of each parameter of `module`, on `device`.
+    """Keep on this rank its share of each parameter of `module`, on `device`.
 
-    A block's weights are gathered while it computes, in `gathered_dtype`; they are kept and updated
-    in their own type.
+    The weights of a block are gathered in `gathered_dtype` while the block computes. They are kept
+    and updated in their own type.
 
     Raises:
-        WrongUse: its parameters cannot be shared out.
+        WrongUse: The parameters cannot be divided into shares.
     """
     for name, parameter in module.named_parameters():
         if parameter.ndim == 0:
             raise WrongUse(
-                f"--strategy fsdp cannot share out {name.removeprefix('model.')}, a single "
+                f"--strategy fsdp cannot divide {name.removeprefix('model.')}, a single "
                 "number: give it the shape (1,)"
             )
     if len(types := {str(parameter.dtype) for parameter in module.parameters()}) > 1:
         raise WrongUse(
-            "--strategy fsdp needs all parameters of one type, and these are "
-            f"{', '.join(sorted(types))}"
+            "--strategy fsdp needs parameters of one type "
+            f"({', '.join(sorted(types))}): convert them in build_model"
         )
     mesh = init_device_mesh(device.type, (world_size,))
     policy = own = MixedPrecisionPolicy()
     if gathered_dtype is not None:
-        # Inputs are cast by autocast, where that is right.
+        # Autocast casts the inputs where this is safe.
         policy = MixedPrecisionPolicy(
             param_dtype=gathered_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
@@ -60,43 +60,58 @@ def shard(
     for block in blocks(module):
         if not isinstance(block, FSDPModule):
             fully_shard(block, mesh=mesh, mp_policy=policy)
-    # True: gathered for the forward and again for the backward, and never there between them.
+    # True: weights are gathered for the forward and again for the backward, to save memory.
     fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
     for part in module.modules():
         if isinstance(part, FSDPModule):
-            # the losses are weighted: the gradient is their sum
+            # The losses are weighted, so the gradient is their sum.
             part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+            part.set_force_sum_reduction_for_comms(True)  # gloo supports only sums
     register_fsdp_forward_method(module, "inside")
 
 
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer whose state cannot be divided again at a resume.
+
+    Raises:
+        WrongUse: A tensor of the state has another shape than its parameter.
+    """
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.numel() > 1 and value.shape != parameter.shape:
+                raise WrongUse(
+                    f"--strategy fsdp cannot divide {name} of {type(optimizer).__name__}, of "
+                    f"shape {tuple(value.shape)} for a parameter of {tuple(parameter.shape)}: use "
+                    "another optimizer"
+                )
+
+
 def blocks(module: nn.Module) -> list[nn.Module]:
-    """The modules that are gathered one at a time: each part of a ModuleList or Sequential.
+    """Return the modules that are gathered one at a time: the parts of ModuleList and Sequential.
 
-    The rest is gathered as one.
-
-    A part that shares a parameter with another place is none: it would have two copies.
+    All other modules are gathered together. A part that shares a parameter with a module outside
+    is not a block, because the parameter would have two copies.
     """
     owners: dict[nn.Parameter, set[nn.Module]] = {}
     for owner in module.modules():
         for parameter in owner.parameters(recurse=False):
             owners.setdefault(parameter, set()).add(owner)
 
-    def stands_alone(block: nn.Module) -> bool:
+    def is_self_contained(block: nn.Module) -> bool:
         inside = set(block.modules())
         return all(owners[parameter] <= inside for parameter in block.parameters())
 
     return [
         part
         for part in _parts(module)
-        if any(True for _ in part.parameters()) and stands_alone(part)
+        if any(True for _ in part.parameters()) and is_self_contained(part)
     ]
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
     lists = nn.ModuleList | nn.Sequential
     for child in module.children():
-        # which nobody can call
+        # A module cannot call these containers, so their parts are the blocks.
         if isinstance(module, lists) and not isinstance(child, lists | nn.ModuleDict):
             yield child
         else:
@@ -104,9 +119,10 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextlib.contextmanager
-def moves_noted(module: nn.Module) -> Iterator[list[str]]:
-    """The names of untrained parameters that a forward in the body writes to, which is lost with
-    what was gathered.
+def lost_writes(module: nn.Module) -> Iterator[list[str]]:
+    """Collect the names of untrained parameters that a forward in the body writes.
+
+    Such a write is lost, because it changes only the gathered copy.
     """
     moved: list[str] = []
     before: dict[nn.Parameter, Tensor] = {}
@@ -127,7 +143,7 @@ def moves_noted(module: nn.Module) -> Iterator[list[str]]:
 
     hooks = []
     for part in module.modules():
-        # after its own hook that gathers, and before the one that lets go
+        # Run after FSDP's hook that gathers and before its hook that frees.
         if isinstance(part, FSDPModule):
             hooks += [
                 part.register_forward_pre_hook(keep),
@@ -141,34 +157,33 @@ def moves_noted(module: nn.Module) -> Iterator[list[str]]:
 
 
 def whole(value: Any) -> Any:
-    """A tensor that is shared out, put together; all processes must call this.
+    """Return the whole tensor that `value` is a share of, and any other value unchanged.
 
-    Anything else as it is.
+    All ranks must call this.
     """
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def own_numel(value: Tensor) -> int:
-    """How many numbers of it this process holds."""
+    """Return how many elements of `value` this rank keeps."""
     return (value.to_local() if isinstance(value, DTensor) else value).numel()
 
 
 def share(value: Any, like: Any) -> Any:
-    """This process's share of the whole tensor `value`, where `like` has its shape and is shared
-    out; else `value`.
+    """Return this rank's share of the whole tensor `value`, divided as `like` is divided.
+
+    Return `value` unchanged if `like` is not divided or has another shape.
     """
     if not (isinstance(like, DTensor) and isinstance(value, Tensor) and value.shape == like.shape):
         return value
-    # Each process has the whole at hand, and asks no other; a copy, so that the whole is not kept
-    # with it.
+    # Each rank has the whole tensor, so no communication is needed. The copy lets go of the whole.
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None).clone()
 
 
 def gathered(tree: Any, keeps: bool) -> Any:
-    """A copy of `tree` on the CPU, its tensors put together one at a time; where `keeps` is false
-    there is None for each.
+    """Return a copy of `tree` on the CPU with whole tensors, which are gathered one at a time.
 
-    All processes must call this.
+    If `keeps` is false, the copy has None instead of each tensor. All ranks must call this.
     """
     if isinstance(tree, Tensor):
         tensor = whole(tree).detach()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.errors import WrongUse
-from trainer.parallel.world import Process
+from trainer.parallel.world import World
 
 
 class RunningLosses:
@@ -17,9 +17,9 @@ class RunningLosses:
     an append alone.
     """
 
-    def __init__(self, process: Process, micro_counts: list[int]) -> None:
+    def __init__(self, world: World, micro_counts: list[int]) -> None:
         """`micro_counts`: how many micro-batches of a step each process has, the first's first."""
-        self._process, self._micro_counts = process, micro_counts
+        self._world, self._micro_counts = world, micro_counts
         self._names: list[str] | None = None
         self._own: list[list[Tensor]] = []
         self._carried: dict[str, list[float]] = {}
@@ -50,8 +50,8 @@ class RunningLosses:
         sums_NK = torch.stack(
             [torch.stack([loss_B.sum() for loss_B in losses]) for losses in self._own]
         )
-        steps = len(self._own) // self._micro_counts[self._process.rank]
-        gathered_NK = self._process.gather_rows(
+        steps = len(self._own) // self._micro_counts[self._world.rank]
+        gathered_NK = self._world.gather_rows(
             sums_NK, [steps * count for count in self._micro_counts]
         )
         return {
@@ -70,7 +70,7 @@ class RunningLosses:
 
     def drop_step(self) -> None:
         """Forget the newest step, which is left out of the training."""
-        del self._own[-self._micro_counts[self._process.rank] :]
+        del self._own[-self._micro_counts[self._world.rank] :]
         self.steps -= 1
 
     def clear(self) -> None:

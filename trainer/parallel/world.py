@@ -1,5 +1,6 @@
-"""This process among its equals: the only importer of torch.distributed besides torchrun.py and
-sharding.py.
+"""This rank's view of the process group.
+
+Only this file, `trainer.parallel.fsdp` and `trainer.launch.torchrun` import torch.distributed.
 """
 
 import contextlib
@@ -7,8 +8,6 @@ import json
 import os
 import pickle
 import random
-import resource
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,56 +16,61 @@ from typing import Any
 import numpy
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from trainer.data.seeding import derive_seed
 from trainer.errors import STORE, DeviceMissing, NetworkFailure, WrongUse
 from trainer.system.hints import command
 
-Transfer = dist.Work  # under way; `wait` for it
+Transfer = dist.Work  # an unfinished exchange; call its `wait`
 
 _LONGEST_VALUE = 2**24  # bytes of JSON: settings, metrics and short texts
 _SAME_VERSION = "start the same version of Trainbox on each machine"
 
-TIMEOUT = timedelta(minutes=10)  # of one exchange; gloo would wait 30 minutes
+TIMEOUT = timedelta(minutes=10)  # of one collective; gloo's default is 30 minutes
 
 
 @dataclass
-class Process:
-    """One of `world_size` processes that train together; `strategy` is single, ddp, fsdp or dp."""
+class World:
+    """This rank's view of the process group: its position, its device and the collectives."""
 
     rank: int
-    local_rank: int
     world_size: int
     device: torch.device
-    strategy: str
     _pending_vote: "tuple[dist.Work, Tensor] | None" = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        # Asked at each step: torch makes a new string for each look at a device's type.
+        # `seed` needs the type in each step, and torch makes a new string at each access.
         self._seeds_cuda, self._seeds_mps = self.device.type == "cuda", self.device.type == "mps"
 
     @classmethod
-    def start(cls, device_name: str) -> "Process":
-        """Join the others, as torchrun's variables say; without them this process is alone.
+    def start(cls, device_name: str) -> "World":
+        """Join the process group that torchrun's variables describe; without them, be alone.
 
         Raises:
-            DeviceMissing: the device asked for is not there; it is never replaced by the CPU.
+            DeviceMissing: `device_name` is not available; the CPU never replaces it.
         """
-        strategy, world_size = launched_as()
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        rank, local_rank, world_size, nnodes = (
+            int(os.environ.get(name, default))
+            for name, default in (
+                ("RANK", "0"),
+                ("LOCAL_RANK", "0"),
+                ("WORLD_SIZE", "1"),
+                ("GROUP_WORLD_SIZE", "1"),
+            )
+        )
         device = choose_device(device_name, local_rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        if strategy in ("ddp", "fsdp"):
+        if "LOCAL_RANK" in os.environ:
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             file = os.environ.get(STORE)
-            meeting = f"file://{file}" if file else "env://"
-            if int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1:
+            rendezvous = f"file://{file}" if file else "env://"
+            if nnodes > 1:
                 _refuse_foreign_objects()
-            dist.init_process_group(backend, meeting, TIMEOUT, world_size, int(os.environ["RANK"]))
-        return cls(int(os.environ.get("RANK", "0")), local_rank, world_size, device, strategy)
+            dist.init_process_group(backend, rendezvous, TIMEOUT, world_size, rank)
+        return cls(rank, world_size, device)
 
     @property
     def is_first(self) -> bool:
@@ -74,41 +78,24 @@ class Process:
 
     @property
     def nnodes(self) -> int:
-        """How many machines train together."""
+        """The number of machines in the process group."""
         return int(os.environ.get("GROUP_WORLD_SIZE", "1"))
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether each process holds a share of each parameter, and not the whole."""
-        return self.strategy == "fsdp"
-
     def owned(self, count: int) -> range:
-        """The contiguous block of `count` shards or batches that this process owns."""
+        """Return the contiguous block of `count` shards or batches that this rank owns."""
         return self.owned_by(self.rank, count)
 
     def owned_by(self, rank: int, count: int) -> range:
-        """The block of the process `rank`; the first process never goes without."""
+        """Return the block of `rank`; the block of rank 0 is one of the largest."""
         start, stop = (-(-count * bound // self.world_size) for bound in (rank, rank + 1))
         return range(start, stop)
-
-    def wrap(self, module: nn.Module, autocast_dtype: torch.dtype | None) -> nn.Module:
-        """`module` on this process's device, such that one forward of it uses all its GPUs, or the
-        shares of all processes.
-        """
-        if self.is_sharded:
-            from trainer.parallel.fsdp import shard
-
-            # puts share by share on the device
-            shard(module, self.device, self.world_size, autocast_dtype)
-            return module
-        module.to(self.device)
-        return nn.DataParallel(module) if self.strategy == "dp" else module
 
     def all_to_all(
         self, received_N: Tensor, sent_N: Tensor, received_counts: list[int], sent_counts: list[int]
     ) -> Transfer:
-        """Send each process its part of `sent_N`; the parts of all come to stand in `received_N`,
-        the first's first.
+        """Send each rank its part of `sent_N`, and receive the parts of all ranks in `received_N`.
+
+        The parts are in the order of the ranks, and the counts are numbers of elements.
         """
         work = dist.all_to_all_single(
             _bytes(received_N),
@@ -121,21 +108,19 @@ class Process:
         return work
 
     def all_gather(self, received_N: Tensor, sent_N: Tensor) -> Transfer:
-        """The `sent_N` of all processes, one behind the other."""
+        """Receive the `sent_N` of all ranks in `received_N`, in the order of the ranks."""
         work = dist.all_gather_into_tensor(_bytes(received_N), _bytes(sent_N), async_op=True)
         assert work is not None
         return work
 
     def all_reduce(self, values_N: Tensor) -> None:
-        """Put the sum over all processes in the place of each value; on a GPU it may be under way
-        yet.
-        """
+        """Replace each value by its sum over all ranks; on a GPU this does not wait for the end."""
         dist.all_reduce(values_N)
 
     def gather_rows(self, rows_NK: Tensor, counts: Sequence[int]) -> Tensor:
-        """The rows of all processes, those of the first on top; `counts` tells each one's number.
+        """Return the rows of all ranks on the CPU, those of rank 0 first.
 
-        On the CPU.
+        `counts` has the number of rows of each rank.
         """
         rows_NK = rows_NK.cpu()
         if self.world_size == 1:
@@ -146,93 +131,26 @@ class Process:
         dist.all_gather(parts, padded)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
-    def peak_memory_mib(self) -> list[float]:
-        """The most that tensors took on each GPU, of all processes; without a GPU, the most RAM of
-        each. All must call it.
-        """
-        if self.device.type == "cuda":
-            used = (
-                range(torch.cuda.device_count()) if self.strategy == "dp" else [self.device.index]
-            )
-            own = [torch.cuda.max_memory_allocated(index) / 2**20 for index in used]
-        else:
-            own = [
-                resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-                / 2 ** (20 if sys.platform == "darwin" else 10)
-            ]
-        found: list[float] = (
-            self.gather_rows(torch.tensor([own]), [1] * self.world_size).flatten().tolist()
-        )
-        return found
-
-    def whole(self, value: Any) -> Any:
-        """A tensor that is shared out, put together on each process, all of which must call this;
-        anything else as it is.
-        """
-        if not self.is_sharded:
-            return value
-        from trainer.parallel.fsdp import whole
-
-        return whole(value)
-
-    def share(self, value: Any, like: Any) -> Any:
-        """This process's share of the whole tensor `value`, where `like` is one that is shared out;
-        else `value`.
-        """
-        if not self.is_sharded:
-            return value
-        from trainer.parallel.fsdp import share
-
-        return share(value, like)
-
-    def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Where tensors are shared out, a copy of `state` with whole ones, on the first process;
-        all must call this.
-        """
-        if not self.is_sharded:
-            return state
-        from trainer.parallel.fsdp import gathered
-
-        whole: dict[str, Any] = gathered(state, self.is_first)
-        return whole
-
-    def moves_noted(self, module: nn.Module) -> contextlib.AbstractContextManager[list[str]]:
-        """Notes what a forward in the body writes to shared-out parameters that are not trained: it
-        is lost.
-        """
-        if not self.is_sharded:
-            return contextlib.nullcontext([])
-        from trainer.parallel.fsdp import moves_noted
-
-        return moves_noted(module)
-
-    def own_numel(self, module: nn.Module) -> int:
-        """How many numbers of the parameters of `module` this process holds."""
-        if not self.is_sharded:
-            return sum(parameter.numel() for parameter in module.parameters())
-        from trainer.parallel.fsdp import own_numel
-
-        return sum(map(own_numel, module.parameters()))
-
     def first_difference(self, digests: Sequence[str]) -> int | None:
-        """The place of the first digest (16 hex digits) that is not the same on all processes; None
-        if all are.
+        """Return the index of the first digest that differs between ranks, or None.
+
+        Each digest has 16 hexadecimal digits.
         """
         if self.world_size == 1:
             return None
         counts_N1 = self.gather_rows(torch.tensor([[len(digests)]]), [1] * self.world_size)
         if (counts_N1 != counts_N1[0]).any():
-            # some have more: it is the last that all have, or one after it
+            # The numbers of digests differ: name the last one that all ranks have.
             return int(counts_N1.min()) - 1
         if not digests:
             return None
         row_K = torch.tensor([int(digest, 16) - 2**63 for digest in digests])
         rows_NK = self.gather_rows(row_K[None], [1] * self.world_size)
-        places = (rows_NK != rows_NK[0]).any(0).nonzero()
-        return int(places[0]) if len(places) else None
+        differing = (rows_NK != rows_NK[0]).any(0).nonzero()
+        return int(differing[0]) if len(differing) else None
 
     def from_first(self, value: Any) -> Any:
-        """Return the first process's `value` (plain JSON) on each process."""
+        """Return the `value` (plain JSON) of rank 0 on each rank."""
         if self.world_size == 1:
             return value
         packed_N = _packed(value) if self.is_first else torch.empty(0, dtype=torch.uint8)
@@ -244,10 +162,10 @@ class Process:
         return _unpacked(packed_N)
 
     def vote(self, *wishes: bool) -> list[bool]:
-        """Whether any process had each wish; all get the same answer in the same step.
+        """Return for each wish whether any rank has it; all ranks get the same answer.
 
-        The answer is to the wishes of the call before, so that the exchange runs beside a training
-        step and costs none.
+        The answer is for the wishes of the previous call. The exchange thus overlaps a training
+        step and costs no time.
         """
         if self.world_size == 1:
             return list(wishes)
@@ -263,9 +181,7 @@ class Process:
         return answer
 
     def from_each(self, value: Any) -> list[Any]:
-        """Return every process's `value` (plain JSON) in the order of ranks; each process waits for
-        the slowest.
-        """
+        """Return the `value` (plain JSON) of each rank, in the order of the ranks."""
         if self.world_size == 1:
             return [value]
         packed_N = _packed(value)
@@ -279,30 +195,26 @@ class Process:
         return [_unpacked(part_M[:count]) for part_M, count in zip(parts, counts, strict=True)]
 
     def seed(self, *parts: int | str) -> None:
-        """Seed all generators that a task may draw from by what is computed, never by who computes
-        it.
-        """
+        """Seed all generators that a task may use, by what is computed and never by the rank."""
         value = derive_seed(*parts)
         random.seed(value)
         numpy.random.seed(value % 2**32)
         torch.default_generator.manual_seed(value)
         if self._seeds_cuda:
-            # more than one under DataParallel
+            # DataParallel computes on several GPUs.
             for index, generator in enumerate(torch.cuda.default_generators):
                 generator.manual_seed(value + index - (self.device.index or 0))
         elif self._seeds_mps:
             torch.mps.manual_seed(value)
 
     def barrier(self) -> None:
-        """Wait until all are here."""
+        """Wait until all ranks have called this."""
         if self.world_size > 1:
             dist.all_reduce(torch.zeros(1))
 
     @contextlib.contextmanager
     def first_goes_first(self) -> Iterator[None]:
-        """The first process runs the body alone (it may download), then the others do (they find it
-        there).
-        """
+        """Run the body on rank 0, which may download files, and then on the other ranks."""
         if not self.is_first:
             self.barrier()
         yield
@@ -310,8 +222,9 @@ class Process:
             self.barrier()
 
     def leave(self) -> None:
-        """Wait until all have done their work; `trainer.cli.commands` then ends the process without
-        tearing the group down.
+        """Wait until all ranks have finished their work.
+
+        `trainer.cli.commands` then ends the process and does not destroy the process group.
         """
         if self._pending_vote is not None:
             self._pending_vote[0].wait()
@@ -320,16 +233,15 @@ class Process:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """As bytes, which every backend moves, whatever numbers they are."""
+    """Return a view as bytes, which every backend can move."""
     return tensor.view(torch.uint8)
 
 
 def _packed(value: Any) -> Tensor:
-    """`value` as bytes (N,) of JSON: torch's object collectives would unpickle, which runs code
-    that a peer chooses.
+    """Return `value` as bytes (N,) of JSON.
 
-    JSON as Python writes it: floats come back bit by bit, and so do NaN and infinities, which a
-    metric may be.
+    Torch's object collectives would unpickle, which runs code that a peer chooses. Python's JSON
+    preserves the bits of floats. It also preserves NaN and infinities, which a metric may be.
     """
     text = json.dumps(value)
     assert repr(json.loads(text)) == repr(value), (
@@ -339,10 +251,10 @@ def _packed(value: Any) -> Tensor:
 
 
 def _unpacked(packed_N: Tensor) -> Any:
-    """The value that another process has packed.
+    """Return the value that another rank has packed.
 
     Raises:
-        NetworkFailure: it is not JSON.
+        NetworkFailure: The bytes are not JSON.
     """
     try:
         return json.loads(packed_N.numpy().tobytes())
@@ -355,44 +267,36 @@ def _unpacked(packed_N: Tensor) -> Any:
 def _checked_size(size: int) -> int:
     if not 0 < size <= _LONGEST_VALUE:
         raise NetworkFailure(
-            f"another process announced {size} bytes, and 1 to {_LONGEST_VALUE} are "
-            f"possible: {_SAME_VERSION}"
+            f"another process announced {size} bytes instead of 1 to {_LONGEST_VALUE}: "
+            f"{_SAME_VERSION}"
         )
     return size
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Loads numbers, texts and containers; a name that would import and call code is refused."""
+    """An unpickler of numbers, texts and containers that refuses names, which would run code."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         raise WrongUse(
             "a collective of torch.distributed received an object of "
-            f"{module_name}.{global_name} from another machine: "
-            "exchange tensors or plain values, since an unpickled object runs code"
+            f"{module_name}.{global_name} from another machine, and unpickling an object runs "
+            "code: exchange tensors or plain values"
         )
 
 
 def _refuse_foreign_objects() -> None:
-    """Let torch's object collectives, which a task or torch.compile may call, load plain values
+    """Make torch's object collectives, which a task or torch.compile may call, load plain values
     only.
     """
     distributed_c10d._unpickler = _PlainUnpickler
 
 
-def launched_as() -> tuple[str, int]:
-    """(strategy, world_size) as the launcher has set them: torchrun's ranks are ddp's or fsdp's."""
-    strategy = os.environ.get("TRAINBOX_STRATEGY", "single")
-    if "LOCAL_RANK" in os.environ and strategy != "fsdp":
-        strategy = "ddp"
-    return strategy, int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def choose_device(name: str, local_rank: int) -> torch.device:
-    """The torch device for `auto`, `cuda`, `mps` or `cpu`.
+    """Return the torch device for `auto`, `cuda`, `mps` or `cpu`.
 
     Raises:
-        DeviceMissing: torch does not have it here.
-        WrongUse: several processes on one Apple GPU.
+        DeviceMissing: Torch does not find the device.
+        WrongUse: Several processes would use one Apple GPU.
     """
     if name == "auto":
         name = (
@@ -415,21 +319,21 @@ def choose_device(name: str, local_rank: int) -> torch.device:
     if name == "mps":
         if not torch.backends.mps.is_available():
             raise DeviceMissing(
-                "--device mps asked, and torch finds no Apple GPU here: use --device cpu"
+                "--device mps requested, but torch finds no Apple GPU: use --device cpu"
             )
         if local_rank > 0:
             raise WrongUse(
-                "--device mps is one GPU, and several processes are asked: use --device "
+                "--device mps is one GPU, but several processes are requested: use --device "
                 "cpu, or 1 process"
             )
     return torch.device(name)
 
 
 def is_network_error(error: BaseException) -> bool:
-    """Whether `error` is another process's end or a broken network, seen from this one."""
+    """Return whether `error` shows that another process ended or that the network broke."""
     if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
         return True
-    # gloo says it in plain RuntimeErrors
+    # gloo raises plain RuntimeErrors.
     signs = (
         "Connection closed by peer",
         "Connection reset by peer",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import Changed
+from trainer.parallel.strategy import bits_depend_on_processes
 from trainer.settings.secret_rule import NOT_SHOWN, is_secret, without_secrets
 from trainer.system.files import open_regular, parse_object
 
@@ -163,9 +164,11 @@ def manifest_differences(
     it loads that file.
     """
     before, after = _flat(old), _flat(new)
-    sharded = "fsdp" in (before.get("plan.strategy"), after.get("plan.strategy"))
+    plan_matters = any(
+        bits_depend_on_processes(entries.get("plan.strategy")) for entries in (before, after)
+    )
     loaded_by_one = {name for name in before.keys() ^ after.keys() if name.startswith("sources.")}
-    of_the_run = ("plan.strategy", "plan.world_size") if sharded else ()
+    of_the_run = ("plan.strategy", "plan.world_size") if plan_matters else ()
     return {
         name: (before.get(name), after.get(name))
         for name in {**before, **after}

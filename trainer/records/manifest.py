@@ -16,7 +16,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from trainer.data.batches import length, read_examples
 from trainer.errors import WrongUse
-from trainer.parallel.world import Process
+from trainer.parallel.strategy import Strategy
+from trainer.parallel.world import World
 from trainer.records.compare import (
     cannot_resume,
     in_words,
@@ -52,7 +53,7 @@ _WHOLE_BYTES = 2**30
 
 
 def describe(
-    process: Process,
+    strategy: Strategy,
     argv: list[str],
     settings: Mapping[str, Any],
     data_digests: Mapping[str, str],
@@ -63,8 +64,8 @@ def describe(
         "argv": shown_arguments(argv),
         "plan": {
             "reason": os.environ.get("TRAINBOX_REASON"),
-            "strategy": process.strategy,
-            "world_size": process.world_size,
+            "strategy": strategy.name,
+            "world_size": strategy.world.world_size,
         },
         "settings": shown_settings(settings),
         "build": _build(),
@@ -73,7 +74,7 @@ def describe(
         "packages": {name: _version(name) for name in _PACKAGES},
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
-        "device": _device(process),
+        "device": _device(strategy.world),
         "machine": {
             "system": platform.platform(),
             "cpu_model": _cpu_model(),
@@ -229,9 +230,9 @@ def _cpu_model() -> str | None:
     )
 
 
-def _device(process: Process) -> dict[str, Any]:
-    if process.device.type != "cuda":
-        return {"type": process.device.type}
+def _device(world: World) -> dict[str, Any]:
+    if world.device.type != "cuda":
+        return {"type": world.device.type}
     own = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     driver = Path("/proc/driver/nvidia/version")
     return {

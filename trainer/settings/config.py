@@ -62,7 +62,7 @@ class Config:
     deterministic: bool = True
     compile: bool = False
     # Of a batch and of the CPU: by the number of processes at the run's first start, then for good.
-    # No shards are those of --strategy fsdp: as many as processes, at each start.
+    # None in a stored run: each start has one shard for each process (--strategy fsdp).
     shards: int | None = None
     threads: int | None = None
 
@@ -135,22 +135,6 @@ def check(config: Config, device: str) -> None:
     ):
         if name is not None:
             split_metric(name, option)
-
-
-def check_sharded(config: Config) -> None:
-    """Raise WrongUse for settings that --strategy fsdp cannot keep."""
-    if config.shards is not None:
-        raise WrongUse(
-            f"--shards {config.shards} promises the same bits on 1 to {config.shards} "
-            "processes, and --strategy fsdp adds in "
-            "another order on each number of them: drop --shards, or use --strategy ddp"
-        )
-    if config.precision == "fp16":
-        raise WrongUse(
-            "--precision fp16 scales gradients, which --strategy fsdp shares out: use bf16 or fp32"
-        )
-    if config.compile:
-        raise WrongUse("--compile with --strategy fsdp has not been tried: drop one of them")
 
 
 def split_metric(text: str, option: str) -> tuple[str, str]:

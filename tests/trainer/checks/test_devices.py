@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainer.checks import devices as device_tests
 from trainer.checks.devices import all_reduce, matrix_product, memory_copy
-from trainer.parallel.world import Process
+from trainer.parallel.world import World
 
 _CPU = torch.device("cpu")
 
@@ -114,7 +114,7 @@ def test_a_wrong_copy(
     assert (measured.right, measured.told) == (False, f"{wrong} wrong values in 5 copies of 64 MiB")
 
 
-class _OneOfThree(Process):
+class _OneOfThree(World):
     """The second of three processes, whose sum is made of `parts`, by rank."""
 
     parts: tuple[int, ...] = (0, 1, 2)
@@ -133,7 +133,7 @@ class _OneOfThree(Process):
 
 
 def _one_of_three() -> _OneOfThree:
-    return _OneOfThree(rank=1, local_rank=1, world_size=3, device=_CPU, strategy="ddp")
+    return _OneOfThree(rank=1, world_size=3, device=_CPU)
 
 
 def test_a_sum_of_all_parts() -> None:

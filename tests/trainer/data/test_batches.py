@@ -26,13 +26,13 @@ from trainer.data.batches import (
     training_batches,
 )
 from trainer.errors import WrongUse
-from trainer.parallel.world import Process
+from trainer.parallel.world import World
 
 CPU = torch.device("cpu")
 
 
-def _process(rank: int, world_size: int) -> Process:
-    return Process(rank, rank, world_size, CPU, "ddp" if world_size > 1 else "single")
+def _process(rank: int, world_size: int) -> World:
+    return World(rank, world_size, CPU)
 
 
 def _schedule(

@@ -350,15 +350,15 @@ def test_a_large_tensor_that_a_validation_moves_is_refused(
 
 
 def test_all_processes_end_when_an_attribute_moves_on_one() -> None:
-    attributes, process = Mock(), Mock()
+    attributes, world = Mock(), Mock()
     attributes.moved.return_value = {}
-    process.from_each.side_effect = lambda own: [
+    world.from_each.side_effect = lambda own: [
         own,
         [{"scale": "scale, which checkpoints leave out"}, {}],
     ]
     job: Any = SimpleNamespace(
         attributes=attributes,
-        process=process,
+        world=world,
         sources=None,
         task=Tiny(),
         config=SimpleNamespace(deterministic=True),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainer.loop import log
-from trainer.parallel.world import Process
+from trainer.parallel.world import World
 from trainer.system.elapsed import Elapsed
 
 
@@ -20,12 +20,12 @@ def _job(nnodes: int, least: list[float], said: list[str]) -> Any:
     taken = itertools.accumulate(least, initial=3.0)  # connections were made before
     others = torch.tensor([[0.0]] + [[1 / 6]] * 3)
     return SimpleNamespace(
-        process=SimpleNamespace(
+        world=SimpleNamespace(
             nnodes=nnodes,
             world_size=4,
-            is_sharded=False,
             gather_rows=lambda own, _counts: own + others,
         ),
+        strategy=SimpleNamespace(forward_is_collective=False),
         reduction=SimpleNamespace(exchange_time=SimpleNamespace(seconds=lambda: next(taken))),
         run=SimpleNamespace(say=said.append),
         progress=SimpleNamespace(step=100),
@@ -67,7 +67,7 @@ def test_one_machine_has_no_network_to_tell_of() -> None:
 
 
 def test_the_number_of_machines_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Process(0, 0, 4, torch.device("cpu"), "ddp")
+    process = World(0, 4, torch.device("cpu"))
     monkeypatch.delenv("GROUP_WORLD_SIZE", raising=False)
     assert process.nnodes == 1
     monkeypatch.setenv("GROUP_WORLD_SIZE", "3")

@@ -12,7 +12,8 @@ import torch
 import trainer.loop.fit
 from tests.support.here import Here
 from tests.support.tiny import TINY
-from trainer.parallel.world import Process
+from trainer.parallel.strategy import STRATEGIES, Replicated
+from trainer.parallel.world import World
 from trainer.records.gpu_figures import gpu_figures
 
 FOREVER = (
@@ -100,10 +101,10 @@ def test_the_log_has_the_memory_of_each_gpu(
         torch.cuda, "max_memory_allocated", lambda index: (100 + 10 * index) * 2**20
     )
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 73)
-    figures = gpu_figures(Process(0, 0, 1, torch.device("cuda", 0), strategy))
+    figures = gpu_figures(STRATEGIES[strategy](strategy, World(0, 1, torch.device("cuda", 0))))
     assert figures == {
         "gpu_memory_mib": each[-1],
         "gpu_memory_mib_each": each,
         "gpu_utilization_percent": 73.0,
     }
-    assert gpu_figures(Process(0, 0, 1, torch.device("cpu"), "single")) == {}
+    assert gpu_figures(Replicated("single", World(0, 1, torch.device("cpu")))) == {}

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import StepCounter, Tiny
 from trainer.errors import NotFinite, Preempted, WrongUse
-from trainer.parallel.world import Process
+from trainer.parallel.world import World
 from trainer.records.checkpoint import Checkpoints
 from trainer.settings.config import warmup_then_cosine
 
@@ -392,12 +392,12 @@ def test_a_checkpoint_that_falls_due_before_a_validation_is_not_lost(
     """
     votes: list[tuple[bool, ...]] = [(False, False)]
 
-    def one_later(_process: Process, *wishes: bool) -> list[bool]:
+    def one_later(_process: World, *wishes: bool) -> list[bool]:
         votes.append(wishes)
         return list(votes[-2])
 
     asked = iter(range(1, 99))
-    monkeypatch.setattr(Process, "vote", one_later)
+    monkeypatch.setattr(World, "vote", one_later)
     # of two epochs of 6 steps
     monkeypatch.setattr(Checkpoints, "due", lambda _self, _minutes: next(asked) == 12)
     here.train(max_steps=18, best_by="max:loss", keep=99)  # never better than the first time

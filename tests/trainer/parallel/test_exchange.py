@@ -10,13 +10,13 @@ from torch.utils.checkpoint import checkpoint
 from trainer.data.batches import micro_batches
 from trainer.errors import WrongUse
 from trainer.parallel.exchange import Reduction, TreeSum, subtrees
-from trainer.parallel.world import Process
+from trainer.parallel.world import World
 
 CPU = torch.device("cpu")
 
 
-def _process(rank: int, world_size: int) -> Process:
-    return Process(rank, rank, world_size, CPU, "single")
+def _process(rank: int, world_size: int) -> World:
+    return World(rank, world_size, CPU)
 
 
 def _tree(shards: int) -> TreeSum[str]:
@@ -81,7 +81,7 @@ def test_gradients_are_the_trees_sum_and_buffers_the_mean_over_shards() -> None:
     net, inputs_B3 = _Net(), torch.randn(12, 3)
     shards, accumulation = 3, 2
     micros = micro_batches(12, shards, accumulation, range(shards))
-    reduction = Reduction(_process(0, 1), shards, accumulation, net)
+    reduction = Reduction(_process(0, 1), shards, accumulation, net, list(net.parameters()))
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}
     gradients, buffers = [], []
     for shard in range(shards):
@@ -114,7 +114,7 @@ def test_gradients_are_the_trees_sum_and_buffers_the_mean_over_shards() -> None:
 
 def test_one_shard_costs_nothing() -> None:
     net = _Net()
-    reduction = Reduction(_process(0, 1), 1, 1, net)
+    reduction = Reduction(_process(0, 1), 1, 1, net, list(net.parameters()))
     (micro,) = micro_batches(4, 1, 1, range(1))
     with reduction.of(micro):
         net(torch.randn(4, 3)).sum().backward()
@@ -130,7 +130,7 @@ def test_a_gradient_that_comes_in_parts_is_refused(
     """The first part would be sent as the whole."""
     layer, inputs_B3 = nn.Linear(3, 3), torch.randn(4, 3, requires_grad=True)
     # Alone, but with the hooks that a process among several has, and nobody to send to.
-    reduction = Reduction(_process(0, 2), 2, 1, layer)
+    reduction = Reduction(_process(0, 2), 2, 1, layer, list(layer.parameters()))
     monkeypatch.setattr("trainer.parallel.exchange._Exchange.start", lambda _self: None)
     (micro,) = micro_batches(8, 2, 1, range(1))
     with contextlib.ExitStack() as stack:
@@ -151,7 +151,7 @@ def test_flags_and_masks_are_put_back_and_empty_buffers_are_no_trouble() -> None
         ("empty", torch.zeros(0)),
     ):
         net.register_buffer(name, buffer)
-    reduction = Reduction(_process(0, 1), 2, 1, net)
+    reduction = Reduction(_process(0, 1), 2, 1, net, list(net.parameters()))
     for micro in micro_batches(4, 2, 1, range(2)):
         with reduction.of(micro):
             net.flag.fill_(True)  # type: ignore[operator]

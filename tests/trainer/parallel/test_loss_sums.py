@@ -12,11 +12,11 @@ from tests.support.here import Here
 from tests.support.tiny import Tiny
 from trainer.errors import WrongUse
 from trainer.parallel.loss_sums import RunningLosses
-from trainer.parallel.world import Process
+from trainer.parallel.world import World
 
 
 def _running(micro_count: int = 1) -> RunningLosses:
-    return RunningLosses(Process(0, 0, 1, torch.device("cpu"), "single"), [micro_count])
+    return RunningLosses(World(0, 1, torch.device("cpu")), [micro_count])
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([1e8, 1.0, -1e8, 3e-5])))

@@ -1,0 +1,296 @@
+"""The launch strategies: how a model and its batches are divided among GPUs and processes.
+
+To add a strategy, add its class here and a line to `STRATEGIES`. The rest of the trainer asks a
+`Strategy` object and never its name. Importing this file does not load torch, because
+`trainer.records.compare` asks `bits_depend_on_processes` without torch.
+"""
+
+import contextlib
+import os
+import resource
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from trainer.errors import WrongUse
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from trainer.parallel.world import World
+    from trainer.settings.config import Config
+
+T = TypeVar("T")
+
+
+class Strategy:
+    """What depends on the strategy; by default each process has the whole model.
+
+    Attributes:
+        name: The strategy's name in the launch plan and in the manifest.
+        world: This rank's view of the process group.
+        keeps_shards: Whether a run keeps its number of shards, and so its bits, on any number of
+            processes. If not, each start has one shard for each process.
+        allows_fp16: Whether gradients may be scaled, as fp16 needs.
+        forward_is_collective: Whether a forward communicates, so that all ranks must call it.
+        gathers_states: Whether `gathered` returns a copy of a state instead of the state itself.
+    """
+
+    keeps_shards: ClassVar[bool] = True
+    allows_fp16: ClassVar[bool] = True
+    forward_is_collective: ClassVar[bool] = False
+    gathers_states: ClassVar[bool] = False
+
+    def __init__(self, name: str, world: "World") -> None:
+        self.name, self.world = name, world
+
+    @classmethod
+    def check(cls, config: "Config") -> None:
+        """Raise WrongUse for settings that the strategy does not support."""
+
+    def wrap(self, module: "nn.Module", autocast_dtype: "torch.dtype | None") -> "nn.Module":
+        """Return `module` on this rank's device, so that one forward uses all GPUs of this rank."""
+        raise NotImplementedError
+
+    def differing_weight(self, digests: Callable[[], Mapping[str, str]]) -> str | None:
+        """Return the name of a weight that must be equal on all ranks before `wrap` and is not.
+
+        `digests` returns hexadecimal digests of the weights by name; all ranks must call this.
+        """
+        return None
+
+    def check_optimizer(self, optimizer: "torch.optim.Optimizer") -> None:
+        """Raise WrongUse if a checkpoint could not restore the state of `optimizer`."""
+
+    def inside(self, module: "nn.Module", compute: Callable[[], T]) -> T:
+        """Return `compute()`, which uses the model of the wrapped `module` outside its forward.
+
+        All ranks must call this if `forward_is_collective`.
+        """
+        return compute()
+
+    def summed_parameters(self, module: "nn.Module") -> "list[nn.Parameter]":
+        """Return the trained parameters whose gradients the tree of shards adds."""
+        return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+    def inference_dtype(self, autocast_dtype: "torch.dtype | None") -> "torch.dtype | None":
+        """Return the autocast type for code that expects weights in their own type, or None."""
+        return None
+
+    def validation_batches(self, batch_count: int) -> Sequence[int]:
+        """Return the numbers of the validation batches that this rank computes."""
+        return self.world.owned(batch_count)
+
+    def batch_parts(self, batch_size: int, shards: int, accumulation: int) -> tuple[int, str, str]:
+        """Return the number of parts of a batch, what a part is, and the examples in one."""
+        noun, plural = "shard", "shards"
+        if shards == self.world.world_size:
+            noun, plural = ("GPU", "GPUs") if self._on_gpu else ("process", "processes")
+        least, rest = divmod(batch_size, shards * accumulation)
+        return (
+            shards,
+            plural if shards > 1 else noun,
+            f"{least} or {least + 1}" if rest else f"{least}",
+        )
+
+    def header(self, module: "nn.Module") -> dict[str, str]:
+        """Return the rows that the strategy adds to the header of a training."""
+        return {}
+
+    def whole(self, value: Any) -> Any:
+        """Return the whole tensor that `value` is a share of, and any other value unchanged.
+
+        All ranks must call this.
+        """
+        return value
+
+    def share(self, value: Any, like: Any) -> Any:
+        """Return this rank's share of the whole tensor `value`, divided as `like` is divided."""
+        return value
+
+    def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return `state` with whole tensors on rank 0; all ranks must call this."""
+        return state
+
+    def lost_writes(self, module: "nn.Module") -> contextlib.AbstractContextManager[list[str]]:
+        """Collect the names of untrained parameters whose values a forward writes in vain."""
+        return contextlib.nullcontext([])
+
+    def peak_memory_mib(self) -> list[float]:
+        """Return the peak memory of tensors on each GPU of all ranks, in MiB.
+
+        Without a GPU, return the peak resident memory of each rank. All ranks must call this.
+        """
+        import torch
+
+        if self._on_gpu:
+            own = [torch.cuda.max_memory_allocated(index) / 2**20 for index in self._gpus()]
+        else:
+            unit = 2**20 if sys.platform == "darwin" else 2**10
+            own = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit]
+        each = self.world.gather_rows(torch.tensor([own]), [1] * self.world.world_size)
+        found: list[float] = each.flatten().tolist()
+        return found
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.world.device.type == "cuda"
+
+    def _gpus(self) -> Sequence[int]:
+        """Return the ordinals of the GPUs that this rank computes on."""
+        return [self.world.device.index]
+
+
+class Replicated(Strategy):
+    """The whole model on each rank: one process, or the ranks of DDP."""
+
+    def wrap(self, module: "nn.Module", autocast_dtype: "torch.dtype | None") -> "nn.Module":
+        return module.to(self.world.device)
+
+
+class DataParallel(Strategy):
+    """One process that splits each micro-batch over all visible GPUs."""
+
+    def wrap(self, module: "nn.Module", autocast_dtype: "torch.dtype | None") -> "nn.Module":
+        from torch import nn
+
+        return nn.DataParallel(module.to(self.world.device))
+
+    def batch_parts(self, batch_size: int, shards: int, accumulation: int) -> tuple[int, str, str]:
+        count = len(self._gpus())
+        most, rest = divmod(batch_size, count * accumulation)
+        # torch.chunk gives the last GPUs fewer examples.
+        return count, "GPUs" if count > 1 else "GPU", f"up to {most + 1}" if rest else f"{most}"
+
+    def _gpus(self) -> Sequence[int]:
+        import torch
+
+        return range(torch.cuda.device_count())
+
+
+class Sharded(Strategy):
+    """A share of each parameter on each rank, by torch's fully_shard.
+
+    The methods that compute are in `trainer.parallel.fsdp`, which is slow to import. Only a run
+    that uses this strategy imports it.
+    """
+
+    keeps_shards = False  # torch adds the gradients in an order that depends on the world size
+    allows_fp16 = False
+    forward_is_collective = True
+    gathers_states = True
+
+    @classmethod
+    def check(cls, config: "Config") -> None:
+        if config.shards is not None:
+            raise WrongUse(
+                f"--shards {config.shards} promises the same bits on 1 to {config.shards} "
+                "processes, but --strategy fsdp adds in another order on each number of them: drop "
+                "--shards, or use --strategy ddp"
+            )
+        if config.precision == "fp16":
+            raise WrongUse(
+                "--strategy fsdp cannot scale gradients, as --precision fp16 needs: use bf16 or "
+                "fp32"
+            )
+        if config.compile:
+            raise WrongUse(
+                "--strategy fsdp is not tested with --compile: drop one of the two options"
+            )
+
+    def wrap(self, module: "nn.Module", autocast_dtype: "torch.dtype | None") -> "nn.Module":
+        from trainer.parallel import fsdp
+
+        fsdp.shard(module, self.world.device, self.world.world_size, autocast_dtype)
+        return module
+
+    def differing_weight(self, digests: Callable[[], Mapping[str, str]]) -> str | None:
+        found = digests()
+        index = self.world.first_difference([digest[:16] for digest in found.values()])
+        return None if index is None else list(found)[index]
+
+    def check_optimizer(self, optimizer: "torch.optim.Optimizer") -> None:
+        from trainer.parallel import fsdp
+
+        fsdp.check_optimizer(optimizer)
+
+    def inside(self, module: "nn.Module", compute: Callable[[], T]) -> T:
+        computed: T = module.inside(compute)  # type: ignore[operator]
+        return computed
+
+    def summed_parameters(self, module: "nn.Module") -> "list[nn.Parameter]":
+        return []  # torch adds the gradients during the backward
+
+    def inference_dtype(self, autocast_dtype: "torch.dtype | None") -> "torch.dtype | None":
+        return autocast_dtype  # gathered weights are of this type
+
+    def validation_batches(self, batch_count: int) -> Sequence[int]:
+        # Each forward needs all ranks, so a rank with fewer batches repeats the last batch. The
+        # statistics of the repetitions are not counted.
+        own = self.world.owned(batch_count)
+        most = len(self.world.owned_by(0, batch_count))
+        return [*own, *[batch_count - 1] * (most - len(own))]
+
+    def header(self, module: "nn.Module") -> dict[str, str]:
+        from trainer.parallel import fsdp
+
+        own = sum(map(fsdp.own_numel, module.parameters()))
+        return {"sharded": f"{own:,} of them on rank 0"}
+
+    def whole(self, value: Any) -> Any:
+        from trainer.parallel import fsdp
+
+        return fsdp.whole(value)
+
+    def share(self, value: Any, like: Any) -> Any:
+        from trainer.parallel import fsdp
+
+        return fsdp.share(value, like)
+
+    def gathered(self, state: dict[str, Any]) -> dict[str, Any]:
+        from trainer.parallel import fsdp
+
+        whole: dict[str, Any] = fsdp.gathered(state, self.world.is_first)
+        return whole
+
+    def lost_writes(self, module: "nn.Module") -> contextlib.AbstractContextManager[list[str]]:
+        from trainer.parallel import fsdp
+
+        return fsdp.lost_writes(module)
+
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    "single": Replicated,
+    "ddp": Replicated,
+    "dp": DataParallel,
+    "fsdp": Sharded,
+}
+
+
+def launched_as() -> tuple[str, int]:
+    """Return the strategy's name and the world size that the launcher has set.
+
+    The ranks of torchrun use ddp or fsdp, whatever the environment says.
+    """
+    name = os.environ.get("TRAINBOX_STRATEGY", "single")
+    if "LOCAL_RANK" in os.environ and name != "fsdp":
+        name = "ddp"
+    return name, int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def join(device_name: str) -> Strategy:
+    """Join the process group and return the strategy that the launcher has set.
+
+    Raises:
+        DeviceMissing: `device_name` is not available; the CPU never replaces it.
+    """
+    from trainer.parallel.world import World
+
+    name, _ = launched_as()
+    return STRATEGIES[name](name, World.start(device_name))
+
+
+def bits_depend_on_processes(name: Any) -> bool:
+    """Return whether another number of processes gives other bits under the strategy `name`."""
+    return name in STRATEGIES and not STRATEGIES[name].keeps_shards
