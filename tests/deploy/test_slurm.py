@@ -372,6 +372,7 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
         wait_for(idle, lambda: f"nodes are not idle: {sinfo()}")
 
 
+@pytest.mark.waits
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # they wait for one another, and the machine may be busy
 def test_two_nodes_warned_before_their_time_is_up_go_on_to_the_bits_of_one(slurm: Slurm) -> None:
@@ -396,6 +397,7 @@ def test_two_nodes_warned_before_their_time_is_up_go_on_to_the_bits_of_one(slurm
     assert slurm.digest(number) == slurm.digest(on_one_node)
 
 
+@pytest.mark.waits
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # they wait for one another, and the machine may be busy
 def test_a_node_cut_off_is_lost_and_the_rest_goes_on_with_the_same_bits(slurm: Slurm) -> None:
@@ -422,6 +424,7 @@ def test_a_node_cut_off_is_lost_and_the_rest_goes_on_with_the_same_bits(slurm: S
     )
 
 
+@pytest.mark.waits
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # they wait for one another, and the machine may be busy
 def test_a_sweep_is_shared_by_an_array_and_a_task_that_is_stopped_goes_on(slurm: Slurm) -> None:

@@ -1,6 +1,4 @@
-"""A resume that is not like the start: on fewer processes, with other loader workers, on too
-many.
-"""
+"""Resumes on other numbers of processes and workers, small shared memory, and no examples."""
 
 import itertools
 import json
@@ -21,13 +19,14 @@ from tests.support.faults import (
     trainer,
 )
 from tests.support.processes import Job
+from tests.support.ranks import Ranks
 from trainer.data.batches import epoch_order
 
-_TRIALS = 3  # forwards before the first step of a start
+_TRIALS = 3  # forwards of the preflight check before the first step
 
 
 def _seen(folder: Path, rank: int, start: int = 0) -> list[list[int]]:
-    """What each of a start's forwards has seen; `start` is the line it begins at."""
+    """Return the examples of each step of a start, whose log begins at line `start`."""
     lines = (folder / f"seen-{rank}.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines[start + _TRIALS :]]
 
@@ -66,7 +65,7 @@ def test_row_46_resumed_on_fewer_processes_each_example_is_seen_once(trainbox: T
 
 
 def _with_shared_memory(folder: Path, size: str, *words: str) -> Ended:
-    """A training whose batches are of 16 x 400 kB, in a /dev/shm of its own."""
+    """Train with batches of 16 x 400 kB and a /dev/shm of `size`."""
     command = trainer(
         f"{TASKS}:Loaded", *GATED[1:], "--set", "padding=100000", "--workers", "2", *words
     )
@@ -77,9 +76,7 @@ def _with_shared_memory(folder: Path, size: str, *words: str) -> Ended:
 
 @needs_root
 def test_row_28_shared_memory_too_small(tmp_path: Path) -> None:
-    """Each worker makes 2 batches ahead and the training holds 2: 37 MiB, which it would have come
-    to by step 5.
-    """
+    """Two workers prefetch 2 batches each, and the training uses 2: they need 37 MiB by step 5."""
     ended = _with_shared_memory(tmp_path, "30m", "--max-steps", "45")
     assert ended.code == 4
     assert messages(ended) == [
@@ -90,8 +87,13 @@ def test_row_28_shared_memory_too_small(tmp_path: Path) -> None:
     ]
     assert "Traceback" not in ended.err
     assert not (tmp_path / "runs/r/metrics.jsonl").exists()
-    for size, more_words in (("30m", ["--workers", "0"]), ("64m", [])):
-        assert _with_shared_memory(tmp_path, size, "--max-steps", "45", *more_words).code == 0
+
+
+@pytest.mark.slow
+@needs_root
+@pytest.mark.parametrize(("size", "words"), [("30m", ["--workers", "0"]), ("64m", [])])
+def test_row_28_shared_memory_that_suffices(tmp_path: Path, size: str, words: list[str]) -> None:
+    assert _with_shared_memory(tmp_path, size, "--max-steps", "45", *words).code == 0
 
 
 @needs_root
@@ -104,9 +106,9 @@ def test_row_28_shared_memory_too_small_for_one_example(tmp_path: Path) -> None:
     assert "Traceback" not in ended.err
 
 
-def test_row_29_an_empty_dataset(trainbox: Trainbox) -> None:
-    ended = trainbox("train", f"{TASKS}:Empty", *GATED[1:])
-    assert ended.code == 2
+def test_row_29_an_empty_dataset(ranks: Ranks) -> None:
+    ended = ranks(1, "train", f"{TASKS}:Empty", *GATED[1:])
+    assert ended.codes == [2]
     assert messages(ended) == [
         f"trainbox: task {TASKS}:Empty: the training set is empty: look into --data-dir, "
         "or at the task's train_dataset"

@@ -20,7 +20,7 @@ from tests.support.nvml_stub.build import build_stub, stub_env, write_config
 from tests.support.paths import SUPPORT
 from tests.support.processes import Job
 
-pytestmark = [needs_linux, pytest.mark.slow]
+pytestmark = [needs_linux, pytest.mark.slow, pytest.mark.waits]
 WATCHED = SUPPORT / "watched.py"
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
 _ON_TWO_GPUS = ("train", GATED[0], *GATED[3:], "--gpus", "2", "--checkpoint-steps", "1000")

@@ -84,6 +84,7 @@ def clean_on_three(tmp_path_factory: pytest.TempPathFactory) -> str:
     return clean_digest(tmp_path_factory.mktemp("clean-on-three"), (*_WORDS, "--processes", "3"))
 
 
+@pytest.mark.waits
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_row_40_a_late_node_and_row_48_who_can_reach_what(
@@ -111,6 +112,7 @@ def test_row_40_a_late_node_and_row_48_who_can_reach_what(
     assert ended[1].err == f"trainbox: 2 nodes met at {hosts.endpoint} over eth0: 2 + 1 processes\n"
 
 
+@pytest.mark.waits
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_row_38_a_pulled_cable_and_row_39_a_slow_link(

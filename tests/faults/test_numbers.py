@@ -1,4 +1,4 @@
-"""Losses that are not finite, once and for good, and one that leaps."""
+"""Losses that are not finite, once or for the rest of the run, and a loss that leaps."""
 
 import math
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.commands import Trainbox
 from tests.support.faults import GATED, TASKS, messages
+from tests.support.ranks import Ranks
 
 _SICK = (
     f"{TASKS}:Sick",
@@ -22,7 +22,7 @@ _SICK = (
 
 
 def _finite(folder: Path) -> list[int]:
-    """The steps of the checkpoints, each of which holds finite numbers only."""
+    """Return the steps of the checkpoints; fail if one contains a number that is not finite."""
     paths = sorted((folder / "runs/r/checkpoints").glob("*.pt"))
     for path in paths:
         state = torch.load(path, weights_only=True)
@@ -34,37 +34,37 @@ def _finite(folder: Path) -> list[int]:
     return [int(path.stem.removeprefix("step-")) for path in paths]
 
 
-@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
-def test_row_24_one_loss_is_nan(trainbox: Trainbox, processes: str) -> None:
-    """On one rank: all of them leave the step out, the entry counts it, and nothing of it stays."""
-    ended = trainbox.train(*_SICK, "--processes", processes)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_row_24_one_loss_is_nan(ranks: Ranks, processes: int) -> None:
+    """If the loss is NaN on one rank, all ranks skip the step, and the log counts it."""
+    ended = ranks.train(processes, *_SICK)
     assert (
         ended.out.count("step 50: the gradient is not finite, the step is skipped (1 so far)") == 1
     )
-    entries = trainbox.entries("r", "train")
+    entries = ranks.entries("r", "train")
     assert [entry["step"] for entry in entries] == [step for step in range(1, 401) if step != 50]
     assert all(
         math.isfinite(entry["loss"]) and math.isfinite(entry["gradient_norm"]) for entry in entries
     )
     assert {entry.get("skipped_steps", 0) for entry in entries if entry["step"] > 50} == {1}
-    assert _finite(trainbox.folder)[-1] == 400
+    assert _finite(ranks.folder)[-1] == 400
 
 
-def test_row_25_all_losses_are_nan(trainbox: Trainbox) -> None:
-    ended = trainbox("train", *_SICK, "--set", "last=400")
-    assert ended.code == 6
-    assert len(messages(ended)) == 1
-    assert "the gradient of 4 steps in a row is not finite by step 53: lower --lr" in ended.err
+def test_row_25_all_losses_are_nan(ranks: Ranks) -> None:
+    ended = ranks(1, "train", *_SICK, "--set", "last=400")
+    assert ended.codes == [6]
+    (message,) = messages(ended)
+    assert "the gradient of 4 steps in a row is not finite by step 53: lower --lr" in message
     assert ended.out.count("the step is skipped") == 3
-    assert _finite(trainbox.folder)[-1] == 50
-    # it starts from a finite state, and tells the same
-    again = trainbox("train", *_SICK, "--set", "last=400")
-    assert again.code == 6
+    assert _finite(ranks.folder)[-1] == 50
+    # The next start resumes from a finite state and fails in the same way.
+    again = ranks(1, "train", *_SICK, "--set", "last=400")
+    assert again.codes == [6]
     assert "from step 50, " in again.out
 
 
-def test_row_26_a_loss_leaps(trainbox: Trainbox) -> None:
-    ended = trainbox.train(*_SICK, "--set", "factor=10000")
+def test_row_26_a_loss_leaps(ranks: Ranks) -> None:
+    ended = ranks.train(1, *_SICK, "--set", "factor=10000")
     (line,) = [line for line in ended.out.splitlines() if "times the usual" in line]
     assert line.startswith("step 50: the loss ")
     assert "--clip-norm or a lower --lr" in line

@@ -1,6 +1,4 @@
-"""Processes that are killed or stand still, ports that are taken, neighbours, and no memory
-left.
-"""
+"""Processes that are killed or stop, ports in use, other jobs, and memory that is used up."""
 
 import os
 import random
@@ -9,17 +7,17 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Trainbox, clean_environment, finish
-from tests.support.faults import GATED, TASKS, Gate, clean_digest, messages, needs_linux, needs_root
-from tests.support.paths import SUPPORT
+from tests.support.commands import Trainbox, finish
+from tests.support.faults import GATED, TASKS, Gate, messages, needs_linux, needs_root
 from tests.support.processes import Job, listening
+from tests.support.ranks import Ranks
 
+_SLOW = pytest.mark.slow
 _ON_TWO = (*GATED, "--processes", "2", "--checkpoint-steps", "10")
 
 
@@ -32,9 +30,7 @@ def _step_of_resume(out: str) -> int:
 @needs_linux
 @pytest.mark.timeout(1200)
 def test_row_01_a_rank_killed_again_and_again(trainbox: Trainbox, clean_on_two: str) -> None:
-    """Twenty times, one of the two at a step drawn by lot: never more than the steps since the last
-    checkpoint are lost.
-    """
+    """Kill one of two ranks at random steps; at most the steps after a checkpoint are lost."""
     draw = random.Random(1)  # noqa: S311
     for first in range(10, 370, 18):
         rank, step = draw.choice("01"), draw.randrange(first, first + 18)
@@ -52,7 +48,7 @@ def test_row_01_a_rank_killed_again_and_again(trainbox: Trainbox, clean_on_two: 
         job.wait_until_gone()
         gate.release()
         lost = trainbox.entries("r", "train")[-1]["step"] - max(_saved(trainbox.folder), default=0)
-        assert 0 <= lost <= 20  # the checkpoint of the last ten may not be whole yet
+        assert 0 <= lost <= 20  # the newest checkpoint may be incomplete
     ended = trainbox.train(*_ON_TWO)
     assert ended.digest == clean_on_two
 
@@ -85,13 +81,13 @@ def _saved(folder: Path) -> list[int]:
 
 
 def _listening(pids: list[int]) -> set[str]:
-    """The sockets, by inode, on which these processes wait for connections."""
+    """Return the inodes of the sockets on which these processes wait for connections."""
     links = set()
     for pid in pids:
         for number in Path(f"/proc/{pid}/fd").iterdir():
             try:
                 links.add(str(number.readlink()))
-            except FileNotFoundError:  # closed meanwhile
+            except FileNotFoundError:  # just closed
                 continue
     return {inode for inode in _all_listening() if f"socket:[{inode}]" in links}
 
@@ -102,12 +98,18 @@ def _all_listening() -> set[str]:
 
 
 @needs_linux
-def test_row_03_the_agent_killed(trainbox: Trainbox) -> None:
-    """torchrun's agent is gone: no rank trains on unseen, no port stays taken."""
-    gate = Gate(trainbox.folder, 100, 1)  # rank 0 is at work, and waits for this one
+def test_row_03_the_agent_killed_and_row_48_only_loopback_listens(trainbox: Trainbox) -> None:
+    """If torchrun's agent is killed, its ranks end and no port stays in use.
+
+    Before that, the ranks listen on loopback only, and the launcher and the agent do not listen.
+    """
+    gate = Gate(trainbox.folder, 100, 1)  # rank 0 waits for rank 1
     process = trainbox.start("train", *_ON_TWO)
     gate.wait_for(process)
     job = Job(process, 2)
+    assert listening(process.pid) == listening(job.launcher) == set()
+    for rank in job.ranks.values():
+        assert listening(rank) <= {"127.0.0.1"}
     held = _listening(job.living())
     assert held
     os.kill(job.launcher, signal.SIGKILL)
@@ -119,33 +121,39 @@ def test_row_03_the_agent_killed(trainbox: Trainbox) -> None:
 
 
 @needs_linux
-def test_row_04_killed_fifty_times_at_random_moments_and_during_saves(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+@pytest.mark.parametrize(("kills", "steps"), [(8, 240), pytest.param(50, 1500, marks=_SLOW)])
+def test_row_04_killed_at_random_moments_and_during_saves(
+    ranks: Ranks, digest_of: Callable[..., str], kills: int, steps: int
 ) -> None:
-    """One process that has torch forks fifty trainings of one run: each is killed, half of them
-    while a save is written.
-    """
-    words = (*GATED, "--max-steps", "1500", "--eval-every", "9")  # more than fifty forks come to
-    killed = str(SUPPORT / "killed.py")
-    done = subprocess.run(
-        [sys.executable, killed, "50", *words],
-        cwd=tmp_path,
-        env=clean_environment(OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    moments = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("killed ")]
-    assert len(moments) == 50
-    assert moments.count("saving") >= 15  # a temporary file lay there when it was dead
-    assert "damaged" not in done.stdout
-    match = re.search(r"^digest +(\w+)", done.stdout, re.MULTILINE)
-    assert match and match[1] == clean_digest(tmp_path_factory.mktemp("clean"), words)
-    assert not list((tmp_path / "runs/r").rglob("*.tmp"))
+    """Kill half of the starts of one run in a step, and half of them while a file is written."""
+    words = (f"{TASKS}:HeldInSaves", *GATED[1:], "--max-steps", str(steps), "--eval-every", "9")
+    saving = 0
+    for number in range(kills):
+        draw = random.Random(number)  # noqa: S311
+        step = "save" if number % 2 == 0 else _newest(ranks.folder) + draw.randint(1, 9)
+        gate = Gate(ranks.folder, step)
+        env = {"HELD_FSYNC": str(draw.randint(1, 20))}
+        training = ranks.start(1, "train", *words, "--checkpoint-steps", "3", env=env)
+        gate.wait_for(training)
+        training.send_signal(signal.SIGKILL)
+        assert training.wait().codes == [-signal.SIGKILL]
+        gate.release()
+        saving += any((ranks.folder / "runs/r").rglob("*.tmp"))
+    assert saving >= kills // 2
+    ended = ranks.train(1, *words)
+    assert "damaged" not in ended.out
+    assert ended.digest == digest_of(1, *words)
+    assert not list((ranks.folder / "runs/r").rglob("*.tmp"))
 
 
-@pytest.mark.slow  # torchrun gives a rank that does not hear 30 s before it kills it
+def _newest(folder: Path) -> int:
+    """Return the largest step of any file of a checkpoint, also of an incomplete one."""
+    files = (folder / "runs/r/checkpoints").glob("step-*")
+    return max((int(file.name.split(".")[0].removeprefix("step-")) for file in files), default=0)
+
+
+@pytest.mark.waits
+@pytest.mark.slow  # torchrun waits 30 s before it kills a stopped rank
 @needs_linux
 @pytest.mark.timeout(600)
 def test_row_10_a_rank_that_stands_still(trainbox: Trainbox, clean_on_two: str) -> None:
@@ -179,7 +187,7 @@ def taken_port() -> Iterator[int]:
 
 
 def test_row_21_the_port_to_meet_at_is_taken(trainbox: Trainbox, taken_port: int) -> None:
-    """By a program that is no rendezvous."""
+    """The port is used by a program that is not a rendezvous."""
     endpoint = f"127.0.0.1:{taken_port}"
     nodes = ("--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", endpoint, "--rdzv-id", "x")
     ended = trainbox("train", *GATED, *nodes)
@@ -219,57 +227,37 @@ def test_row_22_four_jobs_on_one_host(trainbox: Trainbox, clean_on_two: str) -> 
 
 
 @needs_linux
-def test_row_48_nobody_outside_can_write_to_the_store_of_one_machine(trainbox: Trainbox) -> None:
-    """What listens, listens on loopback; and it is the ranks' gloo alone, since they meet in a
-    file.
-    """
-    gate = Gate(trainbox.folder, 40)
-    process = trainbox.start("train", *_ON_TWO)
-    gate.wait_for(process)
-    job = Job(process, 2)
-    assert listening(process.pid) == listening(job.launcher) == set()
-    for rank in job.ranks.values():
-        assert listening(rank) <= {"127.0.0.1"}
-    gate.release()
-    assert finish(process).code == 0
-
-
-@needs_linux
 @needs_root
-def test_row_47_the_hosts_memory_used_up(trainbox: Trainbox) -> None:
-    """Rank 1 may have 4 GiB of addresses from step 40 on; it wants 16."""
-    words = (f"{TASKS}:Hungry", *GATED[1:], "--processes", "2", "--checkpoint-steps", "10")
-    gate = Gate(trainbox.folder, 40, 1)
-    process = trainbox.start("train", *words)
-    gate.wait_for(process)
-    job = Job(process, 2)
-    for pid in job.ranks.values():
+def test_row_47_the_hosts_memory_used_up(ranks: Ranks) -> None:
+    """From step 40 on, a rank may have 1 GiB more of addresses; rank 1 asks for 16 GiB."""
+    words = (f"{TASKS}:Hungry", *GATED[1:], "--checkpoint-steps", "10")
+    gate = Gate(ranks.folder, 40, 1)
+    training = ranks.start(2, "train", *words)
+    gate.wait_for(training)
+    for pid in training.pids:
         size_kib = re.search(
             r"^VmSize:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
         )
         assert size_kib
-        limit = (int(size_kib[1]) + 2**20) * 1024  # a GiB more than it has
+        limit = (int(size_kib[1]) + 2**20) * 1024
         subprocess.run(
             [shutil.which("prlimit") or "prlimit", f"--pid={pid}", f"--as={limit}"], check=True
         )
     gate.release()
-    ended = finish(process)
-    assert ended.code == 5, ended.err
-    assert len(messages(ended)) == 1
-    assert "the host's memory is used up" in ended.err
-    assert "lower --batch-size or --workers" in ended.err
-    assert "Traceback" not in ended.err
-    job.wait_until_gone()
-    assert 40 in _saved(trainbox.folder)
+    ended = training.wait()
+    assert ended.codes[1] == 5, ended
+    (message,) = [line for line in ended.errs[1].splitlines() if line.startswith("trainbox: ")]
+    assert "the host's memory is used up" in message
+    assert "lower --batch-size or --workers" in message
+    assert "Traceback" not in "".join(ended.errs)
+    assert 40 in _saved(ranks.folder)
 
 
 @needs_linux
-def test_row_47_a_batch_that_does_not_fit(trainbox: Trainbox) -> None:
-    """Alone it has no room for 16 examples at once; of two processes, one has none for 16 in its
-    second step.
-    """
+def test_row_47_a_batch_that_does_not_fit(ranks: Ranks) -> None:
+    """One process has no memory for 16 examples; of two, one has none from its second step on."""
     words = (f"{TASKS}:Cramped", "--device", "cpu", "--batch-size", "16", "--max-steps", "45")
-    alone = trainbox.train(*words, "--batch-size", "auto", "--run", "alone")
+    alone = ranks.train(1, *words, "--batch-size", "auto", "--run", "alone")
     line = (
         r"^the host's memory is used up \(.*DefaultCPUAllocator: can't allocate memory: .*\) "
         r"with 16 examples at once: cut into"
@@ -280,9 +268,9 @@ def test_row_47_a_batch_that_does_not_fit(trainbox: Trainbox) -> None:
         in alone.out
     )
 
-    two = (*words, "--batch-size", "32", "--processes", "2")
-    asked = trainbox.train(*two, "--accumulation", "2", "--run", "asked")
-    ended = trainbox.train(*two, "--set", "first=2", "--run", "cut")
+    two = (*words, "--batch-size", "32")
+    asked = ranks.train(2, *two, "--accumulation", "2", "--run", "asked")
+    ended = ranks.train(2, *two, "--set", "first=2", "--run", "cut")
     assert "\nprocess 1: the host's memory is used up (" in ended.out
     assert ended.out.count("cut into smaller parts, the batch stays") == 1
     assert "\nbatch      32 = 2 processes x 8 x 2 accumulation\n" in ended.out

@@ -1,37 +1,36 @@
-"""Told to stop at the worst moment: while it saves, twice, and while it hangs."""
+"""Signals during a save, signals that come twice, and signals while a worker hangs."""
 
 import os
 import re
 import signal
 import subprocess
+from collections.abc import Callable
 
 import pytest
 
 from tests.support.commands import Trainbox, finish, wait_until
-from tests.support.faults import (
-    GATED,
-    TASKS,
-    Gate,
-    checkpoints,
-    clean_digest,
-    messages,
-    needs_linux,
-)
+from tests.support.faults import GATED, TASKS, Gate, checkpoints, messages, needs_linux
 from tests.support.processes import Job
+from tests.support.ranks import Ranks
 
 
 def test_row_06_a_signal_during_a_save(
-    trainbox: Trainbox, tmp_path_factory: pytest.TempPathFactory
+    trainbox: Trainbox, ranks: Ranks, digest_of: Callable[..., str]
 ) -> None:
-    """It comes twice, as `docker compose run` delivers it; the checkpoint under way and that of the
-    last step are whole.
+    """Send SIGTERM twice, as `docker compose run` does, while a checkpoint is written.
+
+    This checkpoint and the one of the last step are complete.
     """
-    words = (*GATED, "--set", "width=1000", "--max-steps", "20", "--keep", "99")
-    process = trainbox.start("train", *words, "--checkpoint-steps", "1")
+    words = (f"{TASKS}:HeldInSaves", *GATED[1:], "--max-steps", "20", "--keep", "99")
+    gate = Gate(trainbox.folder, "save")
+    env = {"HELD_FSYNC": "12"}
+    process = trainbox.start("train", *words, "--checkpoint-steps", "1", env=env)
+    gate.wait_for(process)
     folder = trainbox.folder / "runs/r/checkpoints"
-    wait_until(lambda: any(folder.glob("*.pt.tmp")), process)
+    assert any(folder.glob("*.tmp")) and any(folder.glob("*.pt"))
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
+    gate.release()
     ended = finish(process)
     assert ended.code == 75, ended.err
     assert "Traceback" not in ended.err
@@ -40,26 +39,24 @@ def test_row_06_a_signal_during_a_save(
         f"step-{step:08d}{suffix}" for step in steps for suffix in (".json", ".pt")
     ]
     assert f"at step {steps[-1]} of 20, checkpoint saved" in ended.err
-    resumed = trainbox.train(*words)
+    resumed = ranks.train(1, *words)
     assert f"resume     from step {steps[-1]}, " in resumed.out
     assert "damaged" not in resumed.out
-    assert resumed.digest == clean_digest(tmp_path_factory.mktemp("clean"), words)
+    assert resumed.digest == digest_of(1, *words)
 
 
 @needs_linux
-def test_row_07_a_second_signal(trainbox: Trainbox, clean: str) -> None:
-    """The first finds a step that does not end, so that nothing can be saved; the second ends it at
-    once.
-    """
+def test_row_07_a_second_signal(trainbox: Trainbox, ranks: Ranks, clean: str) -> None:
+    """The first signal finds a step that does not end; the second one kills the training."""
     words = (*GATED, "--checkpoint-steps", "30")
     gate = Gate(trainbox.folder, 100)
     process = trainbox.start("train", *words)
     gate.wait_for(process)
     job = Job(process, 0)
-    for _ in range(40):  # far fewer seconds than the launcher would wait by itself
+    for _ in range(40):  # the launcher alone would wait longer than these 20 s
         process.send_signal(signal.SIGINT)
         try:
-            process.wait(0.5)  # what comes sooner is taken for an echo of the one before
+            process.wait(0.5)  # an earlier signal counts as an echo of the first one
         except subprocess.TimeoutExpired:
             continue
         break
@@ -70,16 +67,15 @@ def test_row_07_a_second_signal(trainbox: Trainbox, clean: str) -> None:
     assert "killed; the newest checkpoint before it is whole" in messages(ended)[1]
     job.wait_until_gone()
     gate.release()
-    resumed = trainbox.train(*words)
+    resumed = ranks.train(1, *words)
     assert re.search("^resume +from step [89]0, ", resumed.out, re.MULTILINE)
     assert resumed.digest == clean
 
 
+@pytest.mark.waits
 @needs_linux
 def test_row_08_a_signal_and_a_loader_worker_that_hangs(trainbox: Trainbox) -> None:
-    """Both ranks wait for an example that never comes: killed when the budget is used up, the
-    workers too.
-    """
+    """Ranks that wait for an example for ever are killed after the budget, with their workers."""
     os.mkfifo(trainbox.folder / "gate-example")
     words = (
         f"{TASKS}:Loaded",

@@ -1,6 +1,4 @@
-"""Files that are damaged, gone, in the way or hostile; disks that are full, read-only or somebody
-else's.
-"""
+"""Files that are damaged, missing or hostile, and disks that are full or cannot be written."""
 
 import hashlib
 import json
@@ -17,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.commands import Ended, Trainbox, clean_environment, finish, wait_until
+from tests.support.commands import Ended, clean_environment, wait_until
 from tests.support.faults import (
     GATED,
     Gate,
@@ -28,6 +26,7 @@ from tests.support.faults import (
     trainer,
 )
 from tests.support.here import Here, StopAfter
+from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
 from trainer.errors import Preempted
 from trainer.records.checkpoint import Checkpoints
@@ -36,7 +35,7 @@ _EACH_STEP: dict[str, Any] = {"checkpoint_steps": 1, "keep": 99, "log_steps": 1}
 
 
 def _stopped_at_10(here: Here) -> list[Path]:
-    """The tensors of the checkpoints of steps 1 to 10, and a clean run beside it."""
+    """Make checkpoints of steps 1 to 10, and a clean run; return the files of tensors."""
     here.train("clean")
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(10), **_EACH_STEP)
@@ -131,9 +130,7 @@ echo "second $?"
 
 @needs_root
 def test_row_15_the_disk_full_while_saving(tmp_path: Path, clean: str) -> None:
-    """It ends; when somebody has made room the same command goes on from the last checkpoint that
-    fitted.
-    """
+    """The training ends; with more space, the same command resumes from the last checkpoint."""
     ended = in_a_mount_namespace(
         tmp_path, _FULL, *trainer(*GATED, "--checkpoint-steps", "10", "--keep", "40")
     )
@@ -174,33 +171,35 @@ def test_row_16_a_read_only_disk(tmp_path: Path) -> None:
     assert not (tmp_path / "asked for data").exists()
 
 
-def test_row_17_the_checkpoints_deleted_under_a_training(trainbox: Trainbox, clean: str) -> None:
+def test_row_17_the_checkpoints_deleted_under_a_training(ranks: Ranks, clean: str) -> None:
     words = (*GATED, "--checkpoint-steps", "60", "--keep", "1", "--eval-every", "10")
-    gate = Gate(trainbox.folder, 150)
-    process = trainbox.start("train", *words)
-    gate.wait_for(process)
-    folder = trainbox.folder / "runs/r/checkpoints"
-    # The last thing that the save of step 120 does is to remove the one before.
-    wait_until(lambda: [path.name for path in folder.glob("*.pt")] == ["step-00000120.pt"], process)
+    gate = Gate(ranks.folder, 150)
+    training = ranks.start(1, "train", *words)
+    gate.wait_for(training)
+    folder = ranks.folder / "runs/r/checkpoints"
+    # The save of step 120 ends when it has removed the checkpoint before.
+    only = ["step-00000120.pt"]
+    wait_until(lambda: [path.name for path in folder.glob("*.pt")] == only, training)
     shutil.rmtree(folder)
     gate.release()
-    ended = finish(process)
-    assert ended.code == 0, ended.err
-    told = (
+    ended = training.wait()
+    assert ended.codes == [0], ended
+    warning = (
         "runs/r/checkpoints was removed with all its checkpoints: created again for the checkpoint "
         "of step 180\n"
     )
-    assert ended.out.count(told) == 1
+    assert ended.out.count(warning) == 1
     assert ended.digest == clean
-    assert "step-00000400.json" in checkpoints(trainbox.folder)
-    again = trainbox.train(*words)
+    assert "step-00000400.json" in checkpoints(ranks.folder)
+    again = ranks.train(1, *words)
     assert "this run is complete" in again.out
     assert again.digest == clean
 
 
 def _as_user(folder: Path, uid: int, *words: str) -> Ended:
-    """As a user without a name, a home or rights; it may read all, since the interpreter may lie in
-    root's home.
+    """Train as a user without a name, a home or rights.
+
+    The user may read all files, because the interpreter may be in root's home.
     """
     may_read = [
         f"--{kind}=-all,+dac_read_search" for kind in ("inh-caps", "ambient-caps", "bounding-set")
@@ -255,9 +254,7 @@ def test_row_19_a_disk_of_somebody_else(tmp_path: Path) -> None:
 
 
 def test_row_41_a_clock_that_jumps(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host's clock cannot be moved for a test: the process's own answer is, an hour to and fro,
-    and the files' times.
-    """
+    """The clock of the process jumps by an hour, and the files have old times."""
     saved = _stopped_at_10(here)
     for age, path in enumerate(saved):  # the newest looks like the oldest
         for file in (path, path.with_suffix(".json")):

@@ -1,5 +1,6 @@
-"""Tasks that faults are injected into; named on the command line by this file's path."""
+"""Tasks for the tests of faults, named on the command line by the path of this file."""
 
+import itertools
 import json
 import os
 import re
@@ -18,15 +19,13 @@ _EXAMPLES = 650  # 40 steps of 16 an epoch
 
 
 def _wait_at(gate: Path) -> None:
-    """Where a test has made this FIFO: until it opens that and closes it again."""
+    """If a test has made this FIFO, wait until the test has opened and closed it."""
     if gate.exists():
         gate.read_bytes()
 
 
 class CountingNet(nn.Module):
-    """Drops out and normalises by batch; counts its training forwards, which are the steps where a
-    step has one.
-    """
+    """A model with dropout and batch norm that counts its training forwards."""
 
     forwards: Tensor
 
@@ -51,8 +50,9 @@ class CountingNet(nn.Module):
 
 @dataclass(frozen=True)
 class Gated(Task):
-    """Each rank waits in its step N while the FIFO `gate-RANK-N` is in the working folder: a fault
-    then has its moment.
+    """A task whose ranks wait in step N while the FIFO `gate-RANK-N` exists.
+
+    A test injects its fault while the rank waits.
     """
 
     epochs: ClassVar[int] = 10
@@ -84,6 +84,25 @@ class Gated(Task):
     def _rows(self, count: int, seed: int) -> tuple[Tensor, ...]:
         inputs_N8 = torch.randn(count, 8, generator=torch.Generator().manual_seed(seed))
         return inputs_N8, inputs_N8.sin().sum(1), torch.arange(count)
+
+
+@dataclass(frozen=True)
+class HeldInSaves(Gated):
+    """A task that waits in a save while the FIFO `gate-0-save` exists.
+
+    It waits in the fsync number HELD_FSYNC of those during which a temporary file exists.
+    """
+
+    def train_dataset(self, data_dir: Path) -> Dataset[Any]:
+        held, calls, fsync = int(os.environ.get("HELD_FSYNC", "0")), itertools.count(1), os.fsync
+
+        def fsync_at_the_gate(descriptor: int) -> None:
+            if any(Path("runs").rglob("*.tmp")) and next(calls) == held:
+                _wait_at(Path("gate-0-save"))
+            fsync(descriptor)
+
+        os.fsync = fsync_at_the_gate
+        return super().train_dataset(data_dir)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,4 @@
-"""What the tests of faults share: a training held at a chosen step, namespaces of their own, and
-the clean run.
-"""
+"""Helpers of the tests of faults: gates in a training, mount namespaces and clean digests."""
 
 import os
 import shutil
@@ -12,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import Ended, Running, Trainbox, clean_environment, wait_until
+from tests.support.ranks import EndedRanks
 
 TASKS = Path(__file__).with_name("fault_tasks.py")
-# 400 steps, 40 an epoch, in half a second: dropout and batch norm, so that a step more or less
-# shows in the weights.
+# 400 steps, 40 in each epoch, in half a second. Dropout and batch norm make a missing or an extra
+# step visible in the weights.
 GATED = (f"{TASKS}:Gated", "--device", "cpu", "--log-steps", "1", "--run", "r")
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
@@ -28,9 +27,12 @@ needs_root = pytest.mark.skipif(
 
 
 class Gate:
-    """Where a rank of the task `Gated` waits in its step `step`."""
+    """A FIFO at which a rank of the task `Gated` waits in its step `step`.
 
-    def __init__(self, folder: Path, step: int, rank: int = 0) -> None:
+    The step "save" is a call of fsync; see `fault_tasks.HeldInSaves`.
+    """
+
+    def __init__(self, folder: Path, step: int | str, rank: int = 0) -> None:
         self.path = folder / f"gate-{rank}-{step}"
         self._writer: int | None = None
         os.mkfifo(self.path)
@@ -40,6 +42,7 @@ class Gate:
         wait_until(self._reached, process)
 
     def release(self) -> None:
+        """Let the rank continue, if it lives, and remove the gate."""
         self.path.unlink()
         assert self._writer is not None
         os.close(self._writer)
@@ -49,15 +52,13 @@ class Gate:
         if self._writer is None:
             try:
                 self._writer = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
-            except OSError:  # nobody reads it yet
+            except OSError:  # no process reads it yet
                 return False
         return True
 
 
 def in_a_mount_namespace(folder: Path, script: str, *words: str) -> Ended:
-    """Run a shell script, as root, whose mounts nobody else sees and which end with it; `words` are
-    its "$@".
-    """
+    """Run a shell script as root, with mounts that only it sees; `words` are its "$@"."""
     if subprocess.run(
         ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True
     ).returncode:
@@ -74,12 +75,14 @@ def in_a_mount_namespace(folder: Path, script: str, *words: str) -> Ended:
 
 
 def trainer(*words: str) -> list[str]:
-    """The trainer alone: without the launcher a second less."""
+    """Return the command of the trainer alone, which starts a second faster than the launcher."""
     return [sys.executable, "-P", "-m", "trainer", "train", *words]
 
 
-def messages(ended: Ended) -> list[str]:
-    return [line for line in ended.err.splitlines() if line.startswith("trainbox: ")]
+def messages(ended: Ended | EndedRanks) -> list[str]:
+    """Return the messages of Trainbox on standard error, of all ranks."""
+    text = ended.err if isinstance(ended, Ended) else "".join(ended.errs)
+    return [line for line in text.splitlines() if line.startswith("trainbox: ")]
 
 
 def checkpoints(folder: Path) -> list[str]:
@@ -87,5 +90,5 @@ def checkpoints(folder: Path) -> list[str]:
 
 
 def clean_digest(folder: Path, words: Sequence[str]) -> str:
-    """That of the same training, which nothing happens to."""
+    """Return the digest of the same training without a fault, from a real start."""
     return Trainbox(folder).train(*words).digest
