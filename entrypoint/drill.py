@@ -121,8 +121,8 @@ def _drilled(
         keep(folder)
         raise BitsDiffer(
             f"drill {task}: {len(different)} of {len(outcomes)} trainings ended with other "
-            "bits; to see where they part: "
-            + command("diff", f"{folder}/case-0/run {folder}/case-{different[0]}/run")
+            "bits; to find the first difference: "
+            + command("verify", f"{folder}/case-0/run {folder}/case-{different[0]}/run")
         )
     yield f"  the same bits in all {len(outcomes)} trainings"
 

@@ -1,4 +1,4 @@
-"""The docker command that does a run again: the same image by its digest, the same settings,
+"""The docker command that repeats a run: the same image by its digest, the same settings,
 processes and GPUs.
 """
 
@@ -12,58 +12,54 @@ from entrypoint.system.hints import command
 
 
 def read_run(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(config.json, manifest.json) of the run's folder.
+    """Return config.json and manifest.json of the run's folder.
 
     Raises:
-        InvalidRequest: it holds none, or the run was not started from an image.
+        InvalidRequest: a file is missing or damaged, or the run was not started from an image.
     """
     config, manifest = (_object_in(run / name) for name in ("config.json", "manifest.json"))
     for name, found in (("plan", manifest.get("plan")), ("device", manifest.get("device"))):
         if not isinstance(found, dict):
-            raise InvalidRequest(
-                f"replay {run}: manifest.json is damaged (it has no {name}): restore it"
-            )
+            raise _refused(run, f"manifest.json is damaged (it has no {name}): restore it")
     digest = str(manifest.get("image_digest") or "")
     if digest.startswith("sif:"):
-        raise InvalidRequest(
-            f"replay {run}: it was started from Apptainer's image {digest}, which docker "
-            "does not have; to do it again with "
-            f"that image: deploy/apptainer/trainbox.sh verify {run}"
+        raise _refused(
+            run,
+            f"the run was started from the Apptainer image {digest}: "
+            f"repeat it with deploy/apptainer/trainbox.sh verify {run}",
         )
     if not digest:
-        raise InvalidRequest(
-            f"replay {run}: it was not started from an image whose digest is known; to do "
-            "it again with what is here: " + command("verify", str(run))
+        raise _refused(
+            run,
+            "the run was not started from an image with a known digest: "
+            f"repeat it without docker with `{command('verify', str(run))}`",
         )
     return config, manifest
+
+
+def _refused(run: Path, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"verify {run} --print-docker: {reason}")
 
 
 def _object_in(path: Path) -> dict[str, Any]:
     run = path.parent
     if not path.is_file():  # a FIFO would block
-        raise InvalidRequest(
-            f"replay {run}: no {path.name} there: give the folder of a run, such as "
-            "runs/digits-7d2c1a90"
+        raise _refused(
+            run, f"no {path.name} there: give the folder of a run, such as runs/digits-7d2c1a90"
         )
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InvalidRequest(
-            f"replay {run}: {path.name} is damaged ({error}): restore it"
-        ) from error
+        raise _refused(run, f"{path.name} is damaged ({error}): restore it") from error
     if not isinstance(value, dict):
-        raise InvalidRequest(
-            f"replay {run}: {path.name} is damaged (not a JSON object): restore it"
-        )
+        raise _refused(run, f"{path.name} is damaged (not a JSON object): restore it")
     return value
 
 
-def replay_command(
+def docker_command(
     run: Path, config: dict[str, Any], manifest: dict[str, Any], data_dir: Path, user: str
 ) -> list[str]:
-    """`docker run ...` for a new run beside `run`, named `NAME-replay`; the paths are made
-    absolute.
-    """
+    """Return `docker run ...` with absolute paths, for a new run `NAME-replay` beside `run`."""
     run = run.absolute()
     command = ["docker", "run", "--rm", "--user", user, "--read-only", "--cap-drop", "ALL"]
     command += ["--tmpfs", "/tmp:exec,mode=1777"]  # noqa: S108 - in the container
@@ -79,8 +75,8 @@ def replay_command(
     ]
     file, _, _ = str(config["task"]).rpartition(":")
     if file.endswith(".py"):
-        # Where the path in config.json leads to from the container's working folder; alone, it must
-        # not hide that folder.
+        # The path in config.json is relative to the container's working folder. The mount must not
+        # hide that folder.
         inside = Path(os.path.normpath(Path("/workspace") / file))
         outside = Path(os.path.abspath(file))  # noqa: PTH100 - pathlib's own leaves `..` in
         if inside.parent not in (Path("/workspace"), Path("/")):

@@ -46,6 +46,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
     "tensorboard": {"trainer.records.tensorboard"},
     "prometheus_client": {"entrypoint.health.monitor"},
     "click": {
+        "entrypoint.cli.bench",
         "entrypoint.cli.commands",
         "entrypoint.cli.health",
         "entrypoint.cli.options",

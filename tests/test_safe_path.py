@@ -80,7 +80,7 @@ def test_no_file_of_the_current_folder_runs_and_no_rank_of_another_job_counts(
         "train", *task, "--run", "two", "--processes", "2"
     )
     assert "SAME BITS" in run("verify", "runs/two", "--device", "cpu")
-    assert "SAME BITS" in run("diff", "runs/one", "runs/two")
+    assert "SAME BITS" in run("verify", "runs/one", "runs/two")
     assert "trials     1, 1 to do" in run("sweep", *task, "--processes", "1")
 
 

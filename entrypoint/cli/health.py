@@ -1,4 +1,4 @@
-"""`trainbox health`: the checks for people, before a run, beside it, and in depth."""
+"""`trainbox health` and `trainbox doctor`."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from entrypoint.health.check import Question
     from entrypoint.health.verdict import Verdict
 
-_CPU_PROCESSES = 2  # of --deep without a GPU: the fewest that can exchange anything
+_CPU_PROCESSES = 2  # of --deep without a GPU: the fewest that can communicate
 
 
 @click.command(short_help="Check whether GPUs, driver and node are fit to train on.")
@@ -26,38 +26,46 @@ _CPU_PROCESSES = 2  # of --deep without a GPU: the fewest that can exchange anyt
     "--gpus",
     type=GpuCount(),
     envvar="GPUS",
-    help="How many GPUs there must be. Default: judge those that are there.",
+    help="Required number of GPUs. Default: any number.",
 )
 @click.option(
-    "--gpu-ids", metavar="IDS", envvar="GPU_IDS", help="Which ones there must be, and are judged."
+    "--gpu-ids", metavar="IDS", envvar="GPU_IDS", help="Required GPUs; only these are judged."
 )
 @click.option(
-    "--gate", "mode", flag_value="gate", help="For before a run: one look, under a second."
+    "--gate", "mode", flag_value="gate", help="Before a run: one sample, in less than a second."
 )
 @click.option(
     "--live",
     "mode",
     flag_value="live",
-    help="For a liveness probe: does the driver answer, are all GPUs there?",
+    help="Liveness probe: check that the driver answers and all GPUs are there.",
 )
 @click.option(
     "--monitor",
     "mode",
     flag_value="monitor",
-    help="For beside runs: look again and again, and serve what is found.",
+    help="Beside runs: sample periodically, and serve the findings over HTTP.",
 )
 @click.option(
     "--deep",
     "mode",
     flag_value="deep",
-    help="Compute and exchange on each GPU and each pair: takes minutes.",
+    help="Compute on each GPU and communicate between each pair; takes minutes.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: docs/health.schema.json.")
+@click.option(
+    "--list",
+    "mode",
+    flag_value="list",
+    help="List the visible GPUs and MIG slices; judge nothing.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON: docs/health.schema.json; --list: an array."
+)
 @click.option(
     "--require",
     metavar="CHECKS",
     default="",
-    help="Checks that must be readable here, as in ecc-uncorrected,nvlink.",
+    help="Checks that must be readable here, such as ecc-uncorrected,nvlink.",
 )
 @health_limits_option
 @click.option(
@@ -65,7 +73,7 @@ _CPU_PROCESSES = 2  # of --deep without a GPU: the fewest that can exchange anyt
     type=click.IntRange(1),
     metavar="N",
     envvar="PROCESSES",
-    help="To start here. Default: one a GPU.",
+    help="Processes to start here. Default: one per GPU.",
 )
 @click.option(
     "--runs-dir",
@@ -73,26 +81,26 @@ _CPU_PROCESSES = 2  # of --deep without a GPU: the fewest that can exchange anyt
     default=Path("runs"),
     envvar="TRAINBOX_RUNS_DIR",
     metavar="FOLDER",
-    help="Where runs are to be written. Default: runs.",
+    help="Folder for runs. Default: runs.",
 )
 @click.option(
     "--deadline-s",
     type=click.FloatRange(1),
     default=120.0,
     metavar="S",
-    help="--deep: of each of its programs. Default: 120.",
+    help="--deep: seconds for each of its programs. Default: 120.",
 )
 @click.option(
     "--listen",
     metavar="HOST:PORT",
     default="127.0.0.1:9400",
-    help="--monitor: where. Default: 127.0.0.1:9400.",
+    help="--monitor: address to listen on. Default: 127.0.0.1:9400.",
 )
 @click.option(
     "--interval-s",
     type=click.FloatRange(0.1),
     default=5.0,
-    help="--monitor: between two looks. Default: 5.",
+    help="--monitor: seconds between two samples. Default: 5.",
 )
 def health(
     gpus: int | str | None,
@@ -107,16 +115,17 @@ def health(
     listen: str,
     interval_s: float,
 ) -> None:
-    """Judge GPUs, driver and node; exit 0 if a run may start, 1 if not, 2 if that could not be
-    found out.
+    """Judge GPUs, driver and node; exit with code 0 if a run may start, 1 if not, 2 if the check
+    was not possible.
 
     \b
     Examples:
-      trainbox health                          one screen, after a second of looking
+      trainbox health                          one screen, after a second of sampling
       trainbox health --gate --gpus 4 --json   in a script, an init container or a SLURM prolog
       trainbox health --live                   as a liveness probe
+      trainbox health --list --json            the visible GPUs
       trainbox health --monitor                /metrics and /healthz on 127.0.0.1:9400
-      trainbox health --deep --processes 2     also without a GPU: on two CPU processes
+      trainbox health --deep --processes 2     without a GPU: on two CPU processes
       trainbox health --health-limits limits.toml --require ecc-uncorrected
     """
     import tempfile
@@ -126,6 +135,9 @@ def health(
     from entrypoint.health.limits import read_limits
     from entrypoint.health.verdict import Mode
 
+    if mode == "list":
+        _list_gpus(as_json)
+        return
     kind = Mode(mode or "check")
     required = tuple(filter(None, require.split(",")))
     known = check_names(kind)
@@ -139,7 +151,7 @@ def health(
     )
     lock = None
     if kind is Mode.LIVE:
-        # nowhere to write: without it probes of a driver that hangs may pile up
+        # Without a folder for the lock, probes of a driver that hangs may pile up.
         with contextlib.suppress(OSError):
             lock = Path(tempfile.gettempdir()) / f"trainbox-live-{os.getuid()}.lock"
     try:
@@ -167,6 +179,24 @@ def health(
     sys.exit(verdict.exit_code)
 
 
+def _list_gpus(as_json: bool) -> None:
+    from entrypoint.driver.process import Driver, detect, visible_to_cuda
+
+    found = detect(Driver())
+    visible = visible_to_cuda(found)
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(gpu) for gpu in visible], indent=2))
+        return
+    if found.driver_version:
+        click.echo(f"NVIDIA driver {found.driver_version}")
+    for gpu in visible:
+        fault = f"  {gpu.fault}" if gpu.fault else ""
+        click.echo(f"GPU {gpu.label}  {gpu.name}  {gpu.memory_mib} MiB  {gpu.uuid}{fault}")
+    if not visible:
+        reason = found.absent or "the driver lists none, or CUDA_VISIBLE_DEVICES hides them"
+        click.echo(f"no GPU visible: {reason}")
+
+
 _OF_THE_QUESTION = ("gpus", "gpu_ids", "health_limits", "runs_dir")
 
 
@@ -177,8 +207,8 @@ _OF_THE_QUESTION = ("gpus", "gpu_ids", "health_limits", "runs_dir")
 def doctor(
     gpus: int | str | None, gpu_ids: str | None, health_limits: Path | None, runs_dir: Path
 ) -> None:
-    """Print all that a helper will ask for, in one page to paste: what is here, what is wrong, what
-    to do; no secrets.
+    """Print a report to paste into an issue: the environment, its problems and their remedies,
+    without secrets.
 
     \b
     Examples:

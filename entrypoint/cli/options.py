@@ -9,6 +9,8 @@ import click
 
 from entrypoint.launch.cluster import RDZV_TIMEOUT_S
 
+PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
+PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 # of a machine, as nodes believe it of each other: trainer/launch/rendezvous.py
 MOST_PROCESSES = 4096
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from entrypoint.driver.gpus import Gpu, visible_gpus
 from entrypoint.driver.readings import Sample
-from entrypoint.errors import InvalidRequest
+from entrypoint.errors import HardwareMissing, InvalidRequest
 from entrypoint.system.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 DEADLINE_S = 10.0
 DEADLINE_NAME = "TRAINBOX_DRIVER_DEADLINE_S"
 _REVIVED_AFTER_S = 10.0
+_WITHOUT_GPUS = "to train without GPUs all the same: --device cpu"
 _POLL_S = 0.05
 
 
@@ -260,3 +262,25 @@ def _read_exactly(end: int, size: int) -> bytes:
             raise EOFError
         parts += part
     return parts
+
+
+def detect(driver: Driver) -> "Detection":
+    """Return the GPUs that the driver lists.
+
+    Raises:
+        HardwareMissing: the driver is broken or does not answer.
+    """
+    try:
+        found = driver.detect()
+    except NoAnswer as error:
+        raise HardwareMissing(
+            f"{error}: see `nvidia-smi` on the host, or reboot it; {_WITHOUT_GPUS}"
+        ) from error
+    if found.broken:
+        raise HardwareMissing(f"{found.broken}; {_WITHOUT_GPUS}")
+    return found
+
+
+def visible_to_cuda(found: "Detection") -> tuple[Gpu, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves."""
+    return visible_gpus(found.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))

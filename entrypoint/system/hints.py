@@ -5,8 +5,6 @@
 
 import os
 
-_OF_MAKE = frozenset({"train", "plan", "sweep", "drill", "bench", "verify", "health", "doctor"})
-
 
 def command(verb: str, arguments: str = "") -> str:
     """Return the command line that runs `trainbox VERB ARGUMENTS`.
@@ -17,8 +15,9 @@ def command(verb: str, arguments: str = "") -> str:
     typed = os.environ.get("TRAINBOX_COMMAND") or "trainbox"
     if typed != "make":
         return f"{typed} {verb} {arguments}".rstrip()
-    if verb not in _OF_MAKE:
-        return f"trainbox {verb} {arguments}".rstrip() + " (in `make shell`)"
     if not arguments:
         return f"make {verb}"
-    return f"make verify RUN={arguments}" if verb == "verify" else f'make {verb} ARGS="{arguments}"'
+    if verb != "verify":
+        return f'make {verb} ARGS="{arguments}"'
+    run, _, others = arguments.partition(" ")
+    return f"make verify RUN={run}" + (f' ARGS="{others}"' if others else "")

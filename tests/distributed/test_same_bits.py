@@ -100,7 +100,7 @@ def test_models_of_all_kinds_have_the_same_bits_also_after_a_stop(trainbox: Trai
         in trainbox.train(_MIXED, *_MIXED_WORDS, "--run", "again", "--processes", "2").out
     )
     for other in ("three", "again"):
-        compared = trainbox("diff", "runs/one", f"runs/{other}")
+        compared = trainbox("verify", "runs/one", f"runs/{other}")
         assert "SAME BITS" in compared.out, compared.err
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from entrypoint.errors import InvalidRequest
-from entrypoint.replay import read_run, replay_command
+from entrypoint.replay import docker_command, read_run
 from tests.support.commands import Trainbox
 
 _CONFINED = (
@@ -99,7 +99,7 @@ def test_the_command(
     monkeypatch.setattr(os, "getcwd", lambda: "/w")
     manifest = {"device": device, "plan": plan, "image_digest": "sha256:abc"}
     assert (
-        shlex.join(replay_command(Path("runs/r"), {"task": task}, manifest, Path("/d"), "1000:100"))
+        shlex.join(docker_command(Path("runs/r"), {"task": task}, manifest, Path("/d"), "1000:100"))
         == expected
     )
 
@@ -126,7 +126,7 @@ def test_a_damaged_file_is_wrong_use(tmp_path: Path, name: str, text: bytes, mes
     assert message in str(refused.value)
 
 
-def test_it_is_printed_or_run_and_a_run_without_an_image_is_told(trainbox: Trainbox) -> None:
+def test_the_command_is_printed_and_a_run_without_an_image_is_refused(trainbox: Trainbox) -> None:
     folder = trainbox.folder / "runs" / "r"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"task": "digits"}')
@@ -136,23 +136,19 @@ def test_it_is_printed_or_run_and_a_run_without_an_image_is_told(trainbox: Train
         "image_digest": "sha256:abc",
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    printed = trainbox("replay", "runs/r")
-    assert printed.code == 0
-    assert f"--user {os.getuid()}:{os.getgid()} " in printed.out
-    tools = trainbox.folder / "tools"
-    tools.mkdir()
-    (tools / "docker").write_text('#!/bin/sh\necho "ran docker $*"\nexit 7\n')
-    (tools / "docker").chmod(0o755)
-    ran = trainbox("replay", "runs/r", "--execute", env={"PATH": f"{tools}:{os.environ['PATH']}"})
-    assert ran.code == 7
-    assert ran.out == "ran " + " ".join(shlex.split(printed.out)) + "\n"
+    printed = trainbox("verify", "runs/r", "--print-docker", "--data-dir", "/d")
+    assert (printed.code, printed.err) == (0, "")
+    arguments = shlex.split(printed.out)
+    assert arguments[:3] == ["docker", "run", "--rm"]
+    assert arguments[arguments.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"
+    assert "/d:/workspace/data" in arguments
     (folder / "manifest.json").write_text(json.dumps(manifest | {"image_digest": None}))
-    refused = trainbox("replay", "runs/r")
+    refused = trainbox("verify", "runs/r", "--print-docker")
     assert refused.code == 2
-    assert refused.err.endswith("to do it again with what is here: trainbox verify runs/r\n")
+    assert refused.err.endswith("repeat it without docker with `trainbox verify runs/r`\n")
     (folder / "manifest.json").write_text(json.dumps(manifest | {"image_digest": "sif:abc"}))
-    refused = trainbox("replay", "runs/r")
+    refused = trainbox("verify", "runs/r", "--print-docker")
     assert refused.code == 2
-    assert "Apptainer's image sif:abc" in refused.err
+    assert "the Apptainer image sif:abc" in refused.err
     assert refused.err.endswith("deploy/apptainer/trainbox.sh verify runs/r\n")
-    assert trainbox("replay", "runs/none").code == 2
+    assert trainbox("verify", "runs/none", "--print-docker").code == 2

@@ -58,8 +58,8 @@ def test_trainings_that_part_end_with_code_8(
         "DIFFERENT",
     ]
     assert (
-        "trainbox: drill digits: 2 of 6 trainings ended with other bits; to see where they "
-        "part: trainbox diff " in err
+        "trainbox: drill digits: 2 of 6 trainings ended with other bits; to find the first "
+        "difference: trainbox verify " in err
     )
     assert err.strip().endswith("case-2/run")
 

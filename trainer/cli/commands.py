@@ -447,8 +447,9 @@ def train(
 
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path))
+@click.argument("other", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "--steps", type=_COUNT, metavar="N", help="Only the first N steps. Default: the whole run."
+    "--steps", type=_COUNT, metavar="N", help="Repeat the first N steps. Default: the whole run."
 )
 @_option(
     "--data-dir",
@@ -466,20 +467,26 @@ def train(
 @click.option("--device-on-stdin", is_flag=True, hidden=True)
 def verify(
     run: Path,
+    other: Path | None,
     steps: int | None,
     data_dir: Path,
     device: str,
     only_check: bool,
     device_on_stdin: bool,
 ) -> None:
-    """Do RUN, a run's folder, again and compare the digests; exit 8 if they differ, naming the
-    first step and tensor.
+    """Repeat RUN and compare the digests, or compare RUN with the run OTHER without training.
+
+    If they differ, the exit code is 8, and the message names the first step and tensor.
 
     \b
     Examples:
       trainbox verify runs/digits-7d2c1a90
       trainbox verify runs/digits-7d2c1a90 --steps 100
+      trainbox verify runs/digits-7d2c1a90 runs/digits-7d2c1a90-replay
     """
+    if other is not None:
+        _compare(run, other)
+        return
     if device_on_stdin:
         device = sys.stdin.readline().strip() or device
     for name in ("config.json", "manifest.json", "digests.jsonl"):
@@ -497,12 +504,12 @@ def verify(
     verify_run(run, steps, stop, device, data_dir)
 
 
-@cli.command()
-@click.argument("one", metavar="RUN_A", type=click.Path(path_type=Path))
-@click.argument("other", metavar="RUN_B", type=click.Path(path_type=Path))
-def diff(one: Path, other: Path) -> None:
-    """Compare two runs' digests: the first step and tensor that differ, and the settings; exit 8 if
-    they do.
+def _compare(one: Path, other: Path) -> None:
+    """Print that two runs have the same bits, with their differences in settings.
+
+    Raises:
+        WrongUse: a folder is not a run, or both are the same folder.
+        Differs: the digests differ, or a run's files contradict each other.
     """
     from trainer.records.compare import (  # their patterns take milliseconds to compile
         in_words,
@@ -513,20 +520,20 @@ def diff(one: Path, other: Path) -> None:
     for run in (one, other):
         for name in ("digests.jsonl", "manifest.json"):
             if not (run / name).is_file():
-                raise WrongUse(f"diff {run}: no {name} there: give the folders of two runs")
+                raise WrongUse(f"verify {run}: no {name} there: give the folders of two runs")
     if one.samefile(other):
         raise WrongUse(
-            f"diff {one} {other}: both are the same folder: give the folders of two runs"
+            f"verify {one} {other}: both are the same folder: give the folders of two runs"
         )
     runs = [Evidence.of(run) for run in (one, other)]
     from trainer.records.shipped import check_files
 
     a, b = (check_files(run) for run in runs)
     same = verdict(a, b, in_words(manifest_differences(a.manifest, b.manifest)))
-    copied = bool(a.metrics) and a.metrics == b.metrics  # with the time of each entry
-    click.echo(
-        same + f"; {other} is a copy of {one}: this is one training, compared with itself" * copied
-    )
+    # Entries have a time: equal files are copies, not two trainings.
+    copied = bool(a.metrics) and a.metrics == b.metrics
+    note = f"; {other} is a copy of {one}: this is one training, compared with itself"
+    click.echo(same + (note if copied else ""))
 
 
 def _overridden(settings: dict[str, Any]) -> dict[str, Any]:

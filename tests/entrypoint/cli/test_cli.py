@@ -87,10 +87,7 @@ def refused(ended: Ended) -> str:
 
 # What is no verb is run as it stands.
 
-VERBS = (
-    "the verbs are bench, diff, doctor, drill, gpus, health, plan, replay, sweep, tasks, "
-    "train, verify"
-)
+VERBS = "the verbs are bench, doctor, drill, health, plan, sweep, tasks, train, verify"
 PROGRAM = "import os, sys; print(os.getpid(), sys.argv[1:], sys.stdin.read()); sys.exit(41)"
 
 
@@ -127,6 +124,29 @@ def test_neither_a_verb_nor_a_program(
     (tmp_path / "file").touch(mode=0o600)
     ended = in_this_process(entrypoint.cli.commands.main, words, {})
     assert refused(ended) == f"'{words[0]}' is neither a verb nor a program that can be run {text}"
+
+
+@pytest.mark.parametrize(
+    ("verb", "replacement"),
+    [
+        ("diff", "trainbox verify RUN_A RUN_B"),
+        ("gpus", "trainbox health --list"),
+        ("replay", "trainbox verify RUN --print-docker"),
+    ],
+)
+def test_a_renamed_verb_is_refused_with_its_replacement(
+    in_this_process: Callable[..., Ended], verb: str, replacement: str
+) -> None:
+    ended = in_this_process(entrypoint.cli.commands.main, [verb, "a", "b"], {})
+    assert refused(ended) == f"the verb {verb} was renamed: use `{replacement}`"
+
+
+@pytest.mark.parametrize("option", [["--steps", "3"], ["--print-docker"]])
+def test_the_comparison_of_two_runs_takes_no_option_of_one(
+    in_this_process: Callable[..., Ended], option: list[str]
+) -> None:
+    ended = in_this_process(entrypoint.cli.commands.main, ["verify", "a", "b", *option], {})
+    assert refused(ended) == "verify a b compares two runs: drop --steps and --print-docker"
 
 
 # Pages.
@@ -758,7 +778,7 @@ def test_the_list_of_verbs_fits_in_80_columns(in_this_process: Callable[..., End
     assert all(text.endswith(".") and not text.endswith("...") for text in verbs.values()), verbs
 
 
-@pytest.mark.parametrize("verb", ["train", "verify", "diff", "tasks", "sweep-show"])
+@pytest.mark.parametrize("verb", ["train", "verify", "tasks", "sweep-show"])
 def test_the_usage_of_a_verb_is_what_is_typed(
     in_this_process: Callable[..., Ended], verb: str
 ) -> None:

@@ -86,16 +86,16 @@ def host(library: Path, forked: Trainbox, tmp_path: Path) -> Callable[..., Host]
 # Listing.
 
 
-def test_gpus_as_json(host: Callable[..., Host]) -> None:
-    ended = host("geforce")("gpus", "--json")
+def test_the_list_as_json(host: Callable[..., Host]) -> None:
+    ended = host("geforce")("health", "--list", "--json")
     assert (ended.code, ended.err) == (0, "")
     common = {"name": "NVIDIA GeForce RTX 3080", "memory_mib": 10240}
     whole = {"mig_index": None, "mig_parent": None, "fault": None, "fault_code": None}
     assert json.loads(ended.out) == [{"index": i, "uuid": uuid(i)} | common | whole for i in (0, 1)]
 
 
-def test_gpus_as_lines(host: Callable[..., Host]) -> None:
-    ended = host("geforce")("gpus")
+def test_the_list_as_lines(host: Callable[..., Host]) -> None:
+    ended = host("geforce")("health", "--list")
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.splitlines() == [
         "NVIDIA driver 580.95.05 (stub)",
@@ -106,7 +106,7 @@ def test_gpus_as_lines(host: Callable[..., Host]) -> None:
 
 def test_slices_are_listed_in_place_of_their_gpu(host: Callable[..., Host]) -> None:
     free_place = {"gpu0.mig3.memory_mib": ""}
-    found = json.loads(host("h100-mig", free_place)("gpus", "--json").out)
+    found = json.loads(host("h100-mig", free_place)("health", "--list", "--json").out)
     assert [(gpu["index"], gpu["mig_index"], gpu["uuid"], gpu["mig_parent"]) for gpu in found] == [
         *(
             (0, label, mig_uuid(0, place), uuid(0))
@@ -121,7 +121,7 @@ def test_slices_are_listed_in_place_of_their_gpu(host: Callable[..., Host]) -> N
 
 def test_a_gpu_in_mig_mode_without_slices_cannot_be_used(host: Callable[..., Host]) -> None:
     bare = host("h100", {"gpu0.mig": 1}, count=2)
-    assert bare("gpus").out.splitlines()[1:] == [
+    assert bare("health", "--list").out.splitlines()[1:] == [
         f"GPU 0  NVIDIA H100 80GB HBM3  0 MiB  {uuid(0)}  MIG mode is on without a slice",
         f"GPU 1  NVIDIA H100 80GB HBM3  81559 MiB  {uuid(1)}",
     ]
@@ -215,7 +215,7 @@ def test_cuda_visible_devices_that_cannot_be_obeyed(host: Callable[..., Host]) -
 
 def test_a_lost_gpu_is_listed_and_refused_and_can_be_avoided(host: Callable[..., Host]) -> None:
     four = host("h100", LOST, count=4)
-    assert four("gpus").out.splitlines()[1:4] == [
+    assert four("health", "--list").out.splitlines()[1:4] == [
         f"GPU 0  NVIDIA H100 80GB HBM3  81559 MiB  {uuid(0)}",
         "GPU 1  unknown  0 MiB  unknown-1  NVML 15: GPU is lost",
         f"GPU 2  NVIDIA H100 80GB HBM3  81559 MiB  {uuid(2)}",
@@ -251,7 +251,7 @@ def test_a_broken_driver_is_told_with_its_remedy(
 ) -> None:
     broken = host("h100", {"ret.init": error})
     assert broken.refusal() == (3, text)
-    ended = broken("gpus")
+    ended = broken("health", "--list")
     assert (ended.code, ended.out, ended.err) == (3, "", f"trainbox: {text}\n")
     judged = broken("health")
     assert (judged.code, judged.err, judged.out.splitlines()[-1]) == (
@@ -282,7 +282,7 @@ def test_a_host_without_a_driver_trains_on_the_cpu(
     if broken == "library":  # found before a real one, and cannot be loaded
         (tmp_path / "libnvidia-ml.so.1").touch()
         bare.environment["LD_LIBRARY_PATH"] = str(tmp_path)
-    listed = bare("gpus")
+    listed = bare("health", "--list")
     assert (listed.code, listed.err, listed.out) == (
         0,
         "",
@@ -301,7 +301,7 @@ def test_a_host_without_a_driver_trains_on_the_cpu(
 
 def test_a_driver_that_lists_no_gpu(host: Callable[..., Host]) -> None:
     empty = host("h100", count=0)
-    assert empty("gpus").out.splitlines() == [
+    assert empty("health", "--list").out.splitlines() == [
         "NVIDIA driver 580.95.05 (stub)",
         "no GPU visible: the driver lists none, or CUDA_VISIBLE_DEVICES hides them",
     ]

@@ -27,7 +27,13 @@ except ChildProcessError:
 @pytest.mark.skipif(sys.platform != "linux", reason="a subreaper is a Linux feature")
 @pytest.mark.parametrize(
     "arguments",
-    [("health", "--gpus", "0"), ("health", "--live"), ("gpus",), ("plan", "digits"), ("doctor",)],
+    [
+        ("health", "--gpus", "0"),
+        ("health", "--live"),
+        ("health", "--list"),
+        ("plan", "digits"),
+        ("doctor",),
+    ],
 )
 def test_no_process_is_left_when_a_command_ends(arguments: tuple[str, ...], tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "entrypoint", *arguments]

@@ -72,7 +72,7 @@ def test_a_resumed_runs_digests_are_those_of_one_never_stopped(here: Here) -> No
     assert first_parting(_digests(here), _digests(here, "whole")) is None
     assert (
         "SAME BITS: runs/r and runs/whole, 9 digests up to step 15"
-        in here.command("diff", "runs/r", "runs/whole")[1]
+        in here.command("verify", "runs/r", "runs/whole")[1]
     )
 
 
@@ -228,7 +228,7 @@ def test_each_checkpoint_has_a_digest_and_so_has_the_last_step(finished: Here) -
     assert entries[5]["model"] == tensors_digest(state["model"])
     assert (
         "SAME BITS: runs/r and runs/twin, 7 digests up to step 18"
-        in finished.command("diff", "runs/r", "runs/twin")[1]
+        in finished.command("verify", "runs/r", "runs/twin")[1]
     )
 
 
@@ -259,7 +259,7 @@ def test_a_resume_that_did_not_restore_the_digests_differs(finished: Here) -> No
     for changes, code in (({}, 0), ({"optimizer": "0" * 64}, 8)):
         with path.open("a") as file:
             file.write(json.dumps(last | changes) + "\n")
-        ended, _, err = finished.command("diff", "runs/r", "runs/twin")
+        ended, _, err = finished.command("verify", "runs/r", "runs/twin")
         assert ended == code, err
     assert (
         "line 9 of runs/r/digests.jsonl: the resume at step 18 has another digest of "
@@ -361,8 +361,8 @@ def test_a_run_whose_files_contradict_each_other_differs(
     change(finished.path())
     for words in (
         ("verify", "runs/r", "--device", "cpu"),
-        ("diff", "runs/r", "runs/twin"),
-        ("diff", "runs/twin", "runs/r"),
+        ("verify", "runs/r", "runs/twin"),
+        ("verify", "runs/twin", "runs/r"),
     ):
         code, out, err = finished.command(*words)
         assert (code, out, err.count("\n")) == (8, "", 1), err
@@ -507,7 +507,7 @@ def test_a_damaged_record_is_wrong_use(
     finished: Here, change: Callable[[Path], object], message: str
 ) -> None:
     change(finished.path())
-    for words in (("verify", "runs/r", "--device", "cpu"), ("diff", "runs/twin", "runs/r")):
+    for words in (("verify", "runs/r", "--device", "cpu"), ("verify", "runs/twin", "runs/r")):
         code, out, err = finished.command(*words)
         assert (code, out, err.count("\n")) == (2, "", 1), err
         assert message in err
@@ -516,7 +516,7 @@ def test_a_damaged_record_is_wrong_use(
 def test_a_record_that_was_cut_has_no_end(finished: Here) -> None:
     lines = (finished.path() / "digests.jsonl").read_text().splitlines(keepends=True)
     (finished.path() / "digests.jsonl").write_text("".join(lines[:2]))
-    for words in (("verify", "runs/r", "--device", "cpu"), ("diff", "runs/r", "runs/twin")):
+    for words in (("verify", "runs/r", "--device", "cpu"), ("verify", "runs/r", "runs/twin")):
         code, out, err = finished.command(*words)
         assert (code, out) == (8, "")
         assert "step-00000012.pt is of step 12, which has no entry in digests.jsonl" in err
@@ -529,7 +529,7 @@ def test_a_record_that_was_cut_has_no_end(finished: Here) -> None:
         "record of runs/r is incomplete (digests.jsonl ends at step 5, metrics.jsonl at step 18)"
         in err
     )
-    code, out, err = finished.command("diff", "runs/r", "runs/twin")
+    code, out, err = finished.command("verify", "runs/r", "runs/twin")
     assert (code, out) == (2, "")
     assert "digests.jsonl ends at step 5, metrics.jsonl at step 18" in err
     (finished.path() / "metrics.jsonl").write_text("")
@@ -537,7 +537,7 @@ def test_a_record_that_was_cut_has_no_end(finished: Here) -> None:
         "is not finished (it ends at step 5"
         in finished.command("verify", "runs/r", "--device", "cpu")[2]
     )
-    code, out, err = finished.command("diff", "runs/r", "runs/twin")
+    code, out, err = finished.command("verify", "runs/r", "runs/twin")
     assert (code, out) == (8, "")
     assert (
         "DIFFERENT ENDS: runs/r ends at step 5 and runs/twin at step 18: the same bits up to step 5"
@@ -625,18 +625,18 @@ def test_a_resume_drops_damaged_lines_and_refuses_what_is_no_file(here: Here) ->
 def test_a_run_compared_with_itself_is_refused_and_a_copy_is_named(finished: Here) -> None:
     Path("link").symlink_to("runs/r")
     for other in ("runs/r", "link"):
-        code, out, err = finished.command("diff", "runs/r", other)
+        code, out, err = finished.command("verify", "runs/r", other)
         assert (code, out) == (2, "")
         assert "both are the same folder" in err
     shutil.copytree("runs/r", "runs/copy")
-    code, out, _ = finished.command("diff", "runs/r", "runs/copy")
+    code, out, _ = finished.command("verify", "runs/r", "runs/copy")
     assert code == 0
     assert out.endswith(
         "; runs/copy is a copy of runs/r: this is one training, compared with itself\n"
     )
-    assert "is a copy" not in finished.command("diff", "runs/r", "runs/twin")[1]
+    assert "is a copy" not in finished.command("verify", "runs/r", "runs/twin")[1]
     shutil.copy("runs/other/model.safetensors", "runs/copy")
-    assert finished.command("diff", "runs/r", "runs/copy")[0] == 8
+    assert finished.command("verify", "runs/r", "runs/copy")[0] == 8
 
 
 def test_verify_does_a_run_again(here: Here) -> None:
@@ -653,13 +653,13 @@ def test_verify_does_a_run_again(here: Here) -> None:
 def test_validations_are_compared_too(here: Here) -> None:
     here.train(max_steps=12)
     here.train("other", max_steps=12)
-    assert here.command("diff", "runs/r", "runs/other")[0] == 0
+    assert here.command("verify", "runs/r", "runs/other")[0] == 0
     path = here.path("other") / "metrics.jsonl"
     lines = path.read_text().splitlines()
     last = json.loads(lines[-1])
     assert (last["kind"], last["step"]) == ("validation", 12)
     path.write_text("\n".join([*lines[:-1], json.dumps(last | {"loss": 9.0})]) + "\n")
-    code, _, err = here.command("diff", "runs/r", "runs/other")
+    code, _, err = here.command("verify", "runs/r", "runs/other")
     assert code == 8
     assert "the weights are the same, and the validation at step 12 has another loss (" in err
     assert first_other_validation([last], [last | {"time_unix_s": 1.0}]) is None
@@ -691,17 +691,17 @@ def test_verify_names_each_altered_setting(here: Here, name: str, value: Any) ->
     )
 
 
-@pytest.mark.parametrize("words", [["verify", "runs/none"], ["diff", "runs/none", "runs/none"]])
+@pytest.mark.parametrize("words", [["verify", "runs/none"], ["verify", "runs/none", "runs/none"]])
 def test_a_folder_that_is_no_run_is_told(here: Here, words: list[str]) -> None:
     code, _, err = here.command(*words)
     assert code == 2
     assert err.startswith(f"trainbox: {words[0]} runs/none: no ")
 
 
-def test_diff_names_the_settings(here: Here) -> None:
+def test_a_comparison_names_the_settings(here: Here) -> None:
     here.train("one", max_steps=6)
     here.train("other", max_steps=6, seed=1)
-    code, _, err = here.command("diff", "runs/one", "runs/other")
+    code, _, err = here.command("verify", "runs/one", "runs/other")
     assert code == 8
     assert (
         "first difference at step 0 (there is no earlier step to compare): first tensor "

@@ -252,11 +252,11 @@ def test_a_run_that_was_cut_is_verified_and_its_config_repeats_it(here: Here, ro
     assert "batch      8 = 1 process x 1 x 8 accumulation\n" in out
 
 
-def test_diff_names_the_parts(here: Here, room: Any) -> None:
+def test_a_comparison_names_the_micro_batches(here: Here, room: Any) -> None:
     here.train("whole", task=LARGE)
     room(2)
     here.train(task=LARGE)
-    code, _, err = here.command("diff", "runs/whole", "runs/r")
+    code, _, err = here.command("verify", "runs/whole", "runs/r")
     assert code == 8
     assert "; manifest entries that differ: settings.accumulation: 1 -> 4\n" in err
 

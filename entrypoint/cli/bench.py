@@ -1,0 +1,236 @@
+"""`trainbox bench` and `trainbox drill`: programs that run many trainings."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from entrypoint.cli.options import PAGE, PASS_ON, Numbers
+from entrypoint.driver.process import Driver, detect, visible_to_cuda
+from entrypoint.errors import PREEMPTED, HardwareMissing, InvalidRequest
+from entrypoint.system.cpus import usable_cpus
+from entrypoint.system.streams import message
+
+
+@click.command(short_help="Check that a task trains to the same bits through kills.")
+@click.argument("tasks", nargs=-1, envvar="TASK")
+@click.option(
+    "--shards",
+    type=click.IntRange(1),
+    default=4,
+    metavar="V",
+    help="Shards of a batch. Default: 4.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(10),
+    default=60,
+    metavar="N",
+    help="Length of each training. Default: 60.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Seed of the random kills. Default: random.",
+)
+@click.option("--cpu", is_flag=True, help="Train on CPU processes even if there are GPUs.")
+def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu: bool) -> None:
+    """Check that TASKS (default: digits and digits_augmented) train to the same bits through kills.
+
+    Each task is trained on 1 to V processes (or GPUs), then killed at random steps and resumed on
+    other numbers of processes. Training options come from the environment: TRAINBOX_BATCH_SIZE=256
+    trainbox drill my.py:Gestures
+
+    \b
+    Examples:
+      trainbox drill
+      trainbox drill my_tasks/gestures.py:Gestures --steps 200
+    """
+    import random
+    import secrets
+
+    from entrypoint.drill import drill_task  # takes 6 ms
+
+    seed = secrets.randbelow(10**6) if seed is None else seed
+    gpus = () if cpu else visible_to_cuda(detect(driver := Driver()))
+    if not cpu:
+        driver.close()  # the trainings query it themselves
+    most = min(shards, len(gpus) or 4)
+    device = (
+        ["--gpus", "{processes}"] if gpus else ["--device", "cpu", "--processes", "{processes}"]
+    )
+    click.echo(
+        f"drill on up to {most} {'GPUs' if gpus else 'CPU processes'}, {steps} steps of "
+        f"{shards} shards, --seed {seed}"
+    )
+    for task in tasks or ("digits", "digits_augmented"):
+        # for the steps of the kills, not for secrets
+        for line in drill_task(task, shards, steps, device, most, random.Random(seed)):  # noqa: S311
+            click.echo(line)
+
+
+@click.command(
+    context_settings=PASS_ON | PAGE,
+    options_metavar="[OPTIONS]",
+    short_help="Measure the training speed by GPUs, batch size and workers.",
+)
+@click.option(
+    "--gpus",
+    "counts",
+    type=Numbers(1),
+    envvar="GPUS",
+    help="How many GPUs. Default: 1, 2, 4 ... and all visible.",
+)
+@click.option(
+    "--processes",
+    type=Numbers(1),
+    envvar="PROCESSES",
+    help="How many CPU processes. Default without GPUs: 1, 2 ... up to 4.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    envvar=["DEVICE", "TRAINBOX_DEVICE"],
+    help="Default: auto.",
+)
+@click.option(
+    "--strategies",
+    metavar="ddp,dp",
+    default="ddp",
+    envvar="STRATEGY",
+    help="Strategies on several GPUs. Default: ddp.",
+)
+@click.option(
+    "--batch-size",
+    "batch_sizes",
+    type=Numbers(1),
+    envvar="TRAINBOX_BATCH_SIZE",
+    help="Examples per step (strong scaling) and per GPU (weak scaling). Default: the task's, "
+    "without weak scaling.",
+)
+@click.option(
+    "--workers",
+    type=Numbers(0),
+    envvar="TRAINBOX_WORKERS",
+    help="Loader workers of each process. Default: as train.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=3,
+    metavar="N",
+    help="Measurements of each case. Default: 3.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.1, 3600),
+    default=10.0,
+    metavar="S",
+    help="Measured seconds of each case, after a warm-up. Default: 10.",
+)
+@click.option(
+    "--suggest",
+    is_flag=True,
+    help="Try larger batches and more workers while the speed rises, and recommend settings.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Also write bench.md, bench.json, bench.svg there.",
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="TASK")
+def bench(
+    words: tuple[str, ...],
+    counts: tuple[int, ...] | None,
+    processes: tuple[int, ...] | None,
+    device: str | None,
+    strategies: str,
+    batch_sizes: tuple[int, ...] | None,
+    workers: tuple[int, ...] | None,
+    rounds: int,
+    seconds: float,
+    suggest: bool,
+    out: Path | None,
+) -> None:
+    """Measure the training speed of TASK on 1, 2, 4 or more GPUs, by batch size and workers.
+
+    Each case is a real `trainbox train`; the cases take turns in each round. Other options of
+    `train` apply to all cases.
+
+    \b
+    Examples:
+      trainbox bench mnist --gpus 1,2,4 --strategies dp,ddp --batch-size 64,128
+      trainbox bench mnist --gpus 1,2 --set in_memory=false --workers 0,4,8 --suggest
+      trainbox bench digits --processes 1,2 --device cpu --out tables
+    """
+    from entrypoint.bench import tables
+    from entrypoint.bench.runs import Bench, NoCase, prepare_folder, write_files
+    from entrypoint.bench.suggest import further, suggestions
+
+    tables.check_words(words)
+    cpu, asked = _bench_counts(counts, processes, device)
+    named = tables.check_strategies(strategies, cpu)
+    table = tables.lines(asked, named, batch_sizes or (None,), workers or (None,))
+    if out is not None:
+        prepare_folder(out)
+    unit = "process" if cpu else "GPU"
+    cpus = usable_cpus()
+    chosen = tables.with_choices(words, os.environ, cpu, max(1, cpus // max(asked)))
+    runs = Bench(
+        tables.cases(table),
+        lambda case, folder: tables.training_words(case, chosen, cpu, folder, seconds),
+        lambda case: tables.describe(case, unit),
+    )
+    runs.run(rounds, (lambda outcomes: further(outcomes, rounds, cpus)) if suggest else None)
+    found = tables.rows(tables.with_others(table, runs.outcomes), runs.outcomes)
+    advice = suggestions(runs.outcomes, unit, rounds, cpus) if suggest else []
+    outside = [f"{name}={os.environ[name]}" for name in ("TASK", "SET") if os.environ.get(name)]
+    facts = {
+        "command": shlex.join([*outside, "trainbox", *sys.argv[1:]]),
+        "unit": unit,
+        "rounds": rounds,
+        "seconds": seconds,
+        **runs.facts,
+    }
+    text = tables.markdown(found, facts, advice)
+    click.echo(text)
+    if out is not None:
+        write_files(out, text, tables.as_json(found, runs.outcomes, facts, advice))
+    if runs.stopped_by:
+        message(f"{runs.stopped_by} received: the tables show the cases measured before it")
+        sys.exit(PREEMPTED)
+    failed = [outcome for outcome in runs.outcomes.values() if outcome.failure]
+    if len(failed) == len(runs.outcomes):
+        raise NoCase(failed[0].exit_code, f"bench: no case was measured: {failed[0].failure}")
+
+
+def _bench_counts(
+    counts: tuple[int, ...] | None, processes: tuple[int, ...] | None, device: str | None
+) -> tuple[bool, tuple[int, ...]]:
+    """Return whether the bench runs on the CPU, and the numbers of GPUs or processes."""
+    from entrypoint.bench.tables import doubling
+
+    if counts and (processes or device == "cpu"):
+        raise InvalidRequest(
+            "--gpus and the CPU (--processes, --device cpu) contradict each other: drop one of them"
+        )
+    if processes and device == "cuda":
+        raise InvalidRequest(
+            "--processes is for CPU runs, and --device cuda is asked: drop one of them"
+        )
+    if counts:
+        return False, counts
+    found = 0
+    if not processes and device != "cpu":
+        found = len(visible_to_cuda(detect(driver := Driver())))
+        driver.close()  # the trainings query it themselves
+        if device == "cuda" and not found:
+            raise HardwareMissing(
+                "--device cuda asked, no GPU found: run on a GPU host with its driver, or "
+                "use --device cpu"
+            )
+    return found == 0, processes or doubling(found or min(4, usable_cpus()))
