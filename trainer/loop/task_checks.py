@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset
 from trainer.errors import WrongUse
 from trainer.task import Task
 
-# What each entry of metrics.jsonl has already: a resume, `verify` and `diff` read entries by them.
+# What each entry of metrics.jsonl has already: a resume and `verify` read entries by them.
 _KEYS_OF_ENTRIES = ("kind", "step", "epoch", "time_unix_s")
 
 _NEEDED = {

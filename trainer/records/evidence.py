@@ -287,7 +287,7 @@ def _one_per_step(path: Path, entries: Sequence[dict[str, Any]]) -> list[dict[st
 
 
 def _manifest_problem(manifest: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the entries that verify and diff read, or None."""
+    """Return what is wrong with the entries that `verify` reads, or None."""
     resumes = manifest.get("resumes", [])
     if not isinstance(manifest.get("settings"), dict):
         return "it has no settings"
