@@ -213,3 +213,18 @@ def test_a_fresh_process_does_not_load(module: str, absent: set[str]) -> None:
     ).stdout.split()
     assert module.partition(".")[0] in loaded
     assert set(loaded) & absent == set()
+
+
+def test_no_text_is_multiplied_by_a_condition() -> None:
+    """Write `"s" if count > 1 else ""`: a reader should not have to multiply."""
+    found = [
+        f"{module}:{node.lineno}"
+        for module, path in FILES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
+        if isinstance(node.left, ast.JoinedStr)
+        or (isinstance(node.left, ast.Constant) and isinstance(node.left.value, str))
+        if isinstance(node.right, ast.Compare | ast.BoolOp)
+        or (isinstance(node.right, ast.Call) and ast.unparse(node.right.func) == "bool")
+    ]
+    assert found == []

@@ -547,7 +547,7 @@ def _known(error: MemoryError | RuntimeError) -> Failure | None:
     """What torch says in no class of its own; None if it may be anything."""
     text, first_line = str(error), str(error).partition("\n")[0]
     if found := memory_used_up(error):
-        workers = " or --workers" * ("host" in found.partition("(")[0])
+        workers = " or --workers" if "host" in found.partition("(")[0] else ""
         return OutOfMemory(
             f"{found}: lower --batch-size{workers}, or raise --accumulation, which keeps "
             "the batch and cuts it into smaller "

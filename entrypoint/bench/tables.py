@@ -396,9 +396,8 @@ def _share(batch: int | None, count: int, accumulation: int) -> str:
     if batch is None:
         return "-"
     least, rest = divmod(batch, count * accumulation)
-    return (f"{least} or {least + 1}" if rest else f"{least}") + f" x {accumulation}" * (
-        accumulation > 1
-    )
+    each = f"{least} or {least + 1}" if rest else f"{least}"
+    return f"{each} x {accumulation}" if accumulation > 1 else each
 
 
 def describe(case: BenchCase, unit: str) -> str:

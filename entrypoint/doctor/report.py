@@ -361,7 +361,8 @@ def _ulimit_words(name: str, soft: int, hard: int) -> str:
             return "unlimited"
         return f"{limit // 1024} KiB" if name in ("memlock", "core") else str(limit)
 
-    return f"{name} {words(soft)}" + f" (may be raised to {words(hard)})" * (soft != hard)
+    raised = f" (may be raised to {words(hard)})" if soft != hard else ""
+    return f"{name} {words(soft)}{raised}"
 
 
 def _size(mib: int) -> str:

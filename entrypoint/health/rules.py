@@ -158,7 +158,9 @@ def _slowdown(values: Values, limits: Limits) -> Judgement:
     )
     if slow >= limits.slowdown_samples and span_s >= SUSTAINED_S:
         return Judgement(Result.CRITICAL, read, says, "cool")
-    return Judgement(Result.WARN if slow else Result.PASS, read, says, "cool" * bool(slow))
+    if slow:
+        return Judgement(Result.WARN, read, says, "cool")
+    return Judgement(Result.PASS, read, says)
 
 
 def _temperature(values: Values, limits: Limits) -> Judgement:

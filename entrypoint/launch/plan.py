@@ -110,7 +110,7 @@ def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> Lau
                 "GPU(s) are in use: use --per-gpu"
             )
         slots = [(f"GPU {gpu.label}", gpu.uuid) for gpu in chosen for _ in range(per_gpu)]
-        shared = f", {per_gpu} trials on each" * (per_gpu > 1)
+        shared = f", {per_gpu} trials on each" if per_gpu > 1 else ""
     else:
         if per_gpu > 1:
             raise InvalidRequest(
@@ -407,7 +407,7 @@ def _found(
     """What was asked for, and what is there."""
     if chosen:
         kind = "MIG slice" if chosen[0].mig_parent else "GPU"
-        noun, named = (kind + "s" * (len(some) > 1) for some in (visible, chosen))
+        noun, named = (kind if len(some) == 1 else f"{kind}s" for some in (visible, chosen))
         of_them = f"{len(chosen)} of {len(visible)}"
         return {
             "requested": f"{of_them} visible {noun} requested",

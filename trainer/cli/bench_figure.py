@@ -87,7 +87,7 @@ def figure(rows: Sequence[Mapping[str, Any]], unit: str) -> "Figure":
         if axes.get_legend_handles_labels()[1]:
             axes.legend(frameon=False, fontsize="small")
     panels[0].set_ylim(bottom=0)  # of all, and only when all have their points
-    panels[0].set_ylabel("samples/s, median and range" + "; dots: linear" * bool(scalings[0]))
+    panels[0].set_ylabel("samples/s, median and range" + ("; dots: linear" if scalings[0] else ""))
     return picture
 
 

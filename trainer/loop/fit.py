@@ -248,7 +248,7 @@ def _validated(job: Job, stop: StopRequest) -> bool:
         progress.ended_early = progress.patience_used >= config.patience
     epoch = progress.step / job.schedule.steps_per_epoch
     shown = [f"{name} {value:.4f}" for name, value in result.metrics.items()][:_FIGURES_OF_A_LINE]
-    figures = ", ".join(shown) + ", ..." * (len(shown) < len(result.metrics))
+    figures = ", ".join(shown if len(shown) == len(result.metrics) else [*shown, "..."])
     tables = {name: total.tolist() for name, total in result.totals.items() if total.ndim}
     job.run.record(
         "validation",

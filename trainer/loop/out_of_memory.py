@@ -36,7 +36,7 @@ def memory_used_up(error: BaseException) -> str | None:
     """
     text = str(error).partition("\n")[0]
     if isinstance(error, MemoryError):
-        return "the host's memory is used up" + f" ({text})" * bool(text)
+        return f"the host's memory is used up ({text})" if text else "the host's memory is used up"
     if not isinstance(error, RuntimeError):
         return None
     if _HOST_SIGN in text:

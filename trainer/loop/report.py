@@ -114,11 +114,11 @@ def closing(job: Job) -> None:
         if progress.best_metrics
         else "none"
     )
+    best_weights = f"{path}/model.safetensors (the best), " if progress.best_step else ""
     rows = {
         "best": best + (f" (ended early at step {steps})" if progress.ended_early else ""),
         "trained": f"{steps:,} steps in {progress.train_seconds:.1f} s, {speed:,.0f} samples/s",
-        "weights": f"{path}/model.safetensors (the best), " * bool(progress.best_step)
-        + f"{path}/checkpoints/ (to go on)",
+        "weights": f"{best_weights}{path}/checkpoints/ (to go on)",
         "digest": f"{digest_of_digests(job.digests(job.model.state_dict()))} (of the last weights)",
         "figures": f"{path}/metrics.jsonl; to look at them: {tensorboard(path.parent)}",
     }

@@ -149,7 +149,7 @@ class Checkpoints:
                 f"{self._path(step, '.pt').name}: {problems[step]}"
                 for step in sorted(problems, reverse=True)
             ]
-            more = f"; and {len(named) - _NAMED} more" * (len(named) > _NAMED)
+            more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
             raise StorageFailure(
                 f"no valid checkpoint in {self.folder} ({'; '.join(named[:_NAMED])}{more}): {cure}"
             )

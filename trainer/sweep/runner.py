@@ -476,12 +476,14 @@ def show(
 
 
 def _header(study: Study, folder: Path, sweep: Sweep) -> str:
+    earlier = ""
+    if sweep.total < study.total:
+        earlier = f" ({sweep.total} asked for now, {study.total} before)"
     rows = {
         "sweep": str(folder),
         "plan": os.environ.get("TRAINBOX_REASON", "1 trial at a time"),
         **({"settings": settings} if (settings := os.environ.get("TRAINBOX_SETTINGS")) else {}),
-        "trials": f"{study.total}, {study.unfinished()} to do"
-        + f" ({sweep.total} asked for now, {study.total} before)" * (sweep.total < study.total),
+        "trials": f"{study.total}, {study.unfinished()} to do{earlier}",
     }
     return "\n".join(f"{name:<10} {value}" for name, value in rows.items())
 

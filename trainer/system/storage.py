@@ -62,12 +62,12 @@ def _of_space(existing: Path, needed_bytes: int) -> tuple[str, str]:
     found = os.statvfs(existing)
     if found.f_files and not found.f_favail:
         return "no inodes left", "delete some files"
-    needed = f"{_mib(needed_bytes)}, " * bool(needed_bytes)
+    needed = f"{_mib(needed_bytes)}, " if needed_bytes else ""
     return f"{needed}{shutil.disk_usage(existing).free // 2**20} MiB free", "free some space"
 
 
 def _mib(needed_bytes: int) -> str:
-    return f"{-(-needed_bytes // 2**20)} MiB needed" * bool(needed_bytes)
+    return f"{-(-needed_bytes // 2**20)} MiB needed" if needed_bytes else ""
 
 
 def _exists(path: Path) -> bool:
