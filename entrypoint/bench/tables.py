@@ -358,7 +358,7 @@ def _preamble(table: Sequence[Row], facts: Mapping[str, Any]) -> str:
     on = [f"{facts['hardware']}, torch {facts['torch']}"] if "hardware" in facts else []
     settings = sorted({row.arithmetic for row in table if row.arithmetic})
     rounds = (
-        f"{facts['rounds']} round{'s' * (facts['rounds'] > 1)} of {facts['seconds']:g} s "
+        f"{facts['rounds']} round{'s' if facts['rounds'] > 1 else ''} of {facts['seconds']:g} s "
         "each, medians"
     )
     return f"`{facts['command']}`: " + "; ".join([*on, *settings, rounds]) + "."

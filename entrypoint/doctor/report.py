@@ -157,7 +157,7 @@ def difference(seen: Examination) -> str:
         return ""
     left = "" if visible == len(driver.gpus) else f", CUDA_VISIBLE_DEVICES leaves {visible}"
     counts = (
-        f"driver sees {len(driver.gpus)} GPU{'s' * (len(driver.gpus) != 1)}{left}, torch "
+        f"driver sees {len(driver.gpus)} GPU{'s' if len(driver.gpus) != 1 else ''}{left}, torch "
         f"sees {its.count}"
     )
     return f"{counts}: {_reason(seen)}"

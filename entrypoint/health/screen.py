@@ -38,7 +38,7 @@ def screen(verdict: Verdict) -> str:
 
 def closing_line(verdict: Verdict) -> str:
     """The verdict in a line that can be pasted."""
-    gpus = f"{len(verdict.gpus)} GPU{'s' * (len(verdict.gpus) != 1)}"
+    gpus = f"{len(verdict.gpus)} GPU{'s' if len(verdict.gpus) != 1 else ''}"
     if verdict.open:
         warned = grouped(f for f in verdict.findings if f.result in (Result.WARN, Result.UNKNOWN))
         return f"OPEN, {verdict.result}: {gpus}{f'; {warned}' if warned else ''}"

@@ -120,7 +120,7 @@ def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> Lau
             ("Apple GPU", 1) if request.device == "mps" else ("CPU", request.cpus)
         )  # Apple's one GPU is not for several at a time
         slots = [(f"{kind} slot {number}", "") for number in range(request.processes or most)]
-        shared = f", {len(slots)} slot{'s' * (len(slots) > 1)}"
+        shared = f", {len(slots)} slot{'s' if len(slots) > 1 else ''}"
     found = _found(chosen, gpus, asked, len(slots), request)
     reason = f"{found} -> sweep{shared}"
     cpus = max(1, request.cpus // len(slots))
@@ -393,7 +393,10 @@ def _reason(
         return f"{found} -> 1 process on {where}"
     backend = "" if chosen else " over gloo"
     total = nproc * nodes.count
-    reason = f"{found} -> torchrun {strategy.upper()}{backend}, {total} process{'es' * (total > 1)}"
+    reason = (
+        f"{found} -> torchrun {strategy.upper()}{backend}, {total} "
+        f"process{'es' if total > 1 else ''}"
+    )
     if nodes.count > 1:
         reason += (
             f" on {nodes.count} nodes; this is node {nodes.rank}, they meet at {nodes.endpoint}"
@@ -415,7 +418,7 @@ def _found(
             "visible": f"{of_them} {noun} visible",
         }[asked]
     if request.processes:
-        return f"{nproc} CPU process{'es' * (nproc > 1)} requested"
+        return f"{nproc} CPU process{'es' if nproc > 1 else ''} requested"
     if visible:
         return f"{len(visible)} visible GPU(s) set aside by request"
     return "no NVIDIA GPU visible" if request.device == "mps" else "no GPU visible"

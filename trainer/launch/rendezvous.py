@@ -582,7 +582,7 @@ def _refuse_name(node: Node, error: socket.gaierror) -> None:
 
 
 def _names(ranks: Collection[int]) -> str:
-    return f"node{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    return f"node{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _interface(address: str) -> str | None:
