@@ -1,11 +1,10 @@
-"""The default command: digits, to a good accuracy, with everything about it in metrics.jsonl and
-TensorBoard alike.
-"""
+"""The default task, digits: its accuracy, its entries in metrics.jsonl and in TensorBoard."""
 
 import hashlib
 import json
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,18 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
 
 from tests.support.commands import Trainbox
+from tests.support.here import training_here
 from trainer.tasks.digits import Digits
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The run's folder after `trainbox train`, and what it printed."""
-    runner = Trainbox(tmp_path_factory.mktemp("digits"))
-    ended = runner.train("--device", "cpu")
-    (run,) = (runner.folder / "runs").iterdir()
-    return run, ended.out
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """The run's folder after 5 epochs of the default command, and what the command printed."""
+    with training_here(tmp_path_factory.mktemp("digits")) as here:
+        code, out, err = here.command("train", "--device", "cpu", "--epochs", "5")
+        assert (code, err) == (0, "")
+        (run,) = (here.folder / "runs").iterdir()
+        yield run, out
 
 
 def _entries(run: Path, kind: str) -> list[dict[str, Any]]:
@@ -39,19 +40,33 @@ def board(trained: tuple[Path, str]) -> EventAccumulator:
     return board
 
 
-def test_it_is_right_on_more_than_97_of_100(trained: tuple[Path, str]) -> None:
-    run, out = trained
+@pytest.mark.slow
+def test_the_default_command_reaches_97_percent(trainbox: Trainbox) -> None:
+    ended = trainbox.train("--device", "cpu")
+    (run,) = (trainbox.folder / "runs").iterdir()
+    _assert_learnt(run, ended.out, epochs=20, accuracy=0.97)
+    environment = json.loads((run / "manifest.json").read_text())["environment"]
+    assert environment["PYTHONHASHSEED"] == "0"  # Python's sets have the same order each time
+
+
+def test_five_epochs_reach_95_percent(trained: tuple[Path, str]) -> None:
+    _assert_learnt(*trained, epochs=5, accuracy=0.95)
+
+
+def _assert_learnt(run: Path, out: str, epochs: int, accuracy: float) -> None:
     assert run.name.startswith("digits-")
     entries = _entries(run, "validation")
-    assert [entry["epoch"] for entry in entries] == list(range(1, 21))
+    assert [entry["epoch"] for entry in entries] == list(range(1, epochs + 1))
     best = max(entry["accuracy"] for entry in entries)
-    assert best > 0.97
+    assert best > accuracy
     match = re.search(r"^best +accuracy (0\.\d{4}|1\.0000), step (\d+)$", out, re.MULTILINE)
     assert match
     assert float(match[1]) == pytest.approx(best, abs=5e-5)
 
 
-def test_the_best_weights_are_right_as_often_when_used_elsewhere(trained: tuple[Path, str]) -> None:
+def test_the_exported_weights_have_the_accuracy_of_the_best_validation(
+    trained: tuple[Path, str],
+) -> None:
     model = Digits().build_model().eval()
     model.load_state_dict(load_file(trained[0] / "model.safetensors"))
     data = Digits().validation_dataset(Path())
@@ -70,15 +85,8 @@ def test_training_and_validation_examples_are_1797_different_pictures() -> None:
     assert int(pictures.max()) == 16
     assert len(pictures.unique(dim=0)) == 1797
     for dataset in (train, validation):
-        # each class stands in both parts
+        # Each class is in both parts.
         assert dataset.tensors[1].bincount(minlength=10).min() >= 0.07 * len(dataset)
-
-
-def test_pythons_sets_have_the_same_order_each_time(trained: tuple[Path, str]) -> None:
-    assert (
-        json.loads((trained[0] / "manifest.json").read_text())["environment"]["PYTHONHASHSEED"]
-        == "0"
-    )
 
 
 def test_each_validation_counts_all_examples_and_agrees_with_its_own_matrix(
@@ -95,7 +103,7 @@ def test_each_validation_counts_all_examples_and_agrees_with_its_own_matrix(
 def test_a_line_of_metrics_holds_what_is_needed_to_follow_a_run(trained: tuple[Path, str]) -> None:
     entries = _entries(trained[0], "train")
     assert [entry["step"] for entry in entries] == sorted(
-        {*range(50, 441, 50), *range(22, 441, 22)}
+        {*range(50, 111, 50), *range(22, 111, 22)}
     )
     for entry in entries:
         assert {
@@ -110,7 +118,7 @@ def test_a_line_of_metrics_holds_what_is_needed_to_follow_a_run(trained: tuple[P
         } == set(entry)
         assert entry["samples_per_second"] > 0
         assert entry["epoch"] == math.ceil(entry["step"] / 22)
-    assert entries[-1]["loss"] < 0.1 * entries[0]["loss"]
+    assert entries[-1]["loss"] < 0.2 * entries[0]["loss"]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +152,7 @@ def test_tensorboard_holds_the_pictures_of_each_best(
     assert set(tags) == {"confusion_matrix", "examples"}
     best, steps = 0.0, []
     for entry in _entries(trained[0], "validation"):
-        if entry["accuracy"] > best or entry["step"] == 440:
+        if entry["accuracy"] > best or entry["step"] == 110:
             best = max(best, entry["accuracy"])
             steps.append(entry["step"])
     for tag in tags.values():

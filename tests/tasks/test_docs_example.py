@@ -1,4 +1,4 @@
-"""The tasks that docs/tasks.md shows work as they are there."""
+"""The tasks in docs/tasks.md work as printed."""
 
 import re
 import sys
@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.support.commands import Trainbox
 from tests.support.here import Here
 
 _PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
 
 
-def test_the_example_trains_as_the_page_says(trainbox: Trainbox) -> None:
+def test_the_example_trains_as_the_page_says(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     page = _PAGE.read_text()
     (code,) = [
         block
@@ -24,17 +23,18 @@ def test_the_example_trains_as_the_page_says(trainbox: Trainbox) -> None:
     (command,) = re.findall(
         r"^trainbox (train my_tasks/gestures\.py:Gestures --set width=64)", page, re.MULTILINE
     )
-    (trainbox.folder / "my_tasks").mkdir()
-    (trainbox.folder / "my_tasks/gestures.py").write_text(code)
-    ended = trainbox(*command.split(), "--device", "cpu", "--run", "r")
-    assert ended.code == 0, ended.err
-    assert ended.err == ""
-    best = max(entry["accuracy"] for entry in trainbox.entries("r", "validation"))
+    (here.folder / "my_tasks").mkdir()
+    (here.folder / "my_tasks/gestures.py").write_text(code)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "gestures", raising=False)
+    ended, out, err = here.command(*command.split(), "--device", "cpu", "--run", "r")
+    assert (ended, err) == (0, "")
+    best = max(entry["accuracy"] for entry in here.entries("validation"))
     assert 0.9 < best <= 1
-    assert "Gestures, " in ended.out
-    listed = trainbox("tasks", "my_tasks/gestures.py:Gestures")
-    assert listed.code == 0
-    assert "--set width=...  int, default 32" in listed.out
+    assert "Gestures, " in out
+    ended, out, _ = here.command("tasks", "my_tasks/gestures.py:Gestures")
+    assert ended == 0
+    assert "--set width=...  int, default 32" in out
 
 
 def test_the_example_of_pictures_in_folders_trains_with_their_classes(

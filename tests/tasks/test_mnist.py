@@ -1,6 +1,4 @@
-"""MNIST and Fashion-MNIST from small files in their own format: digits of 8x8 drawn at 28x28, which
-a right model learns.
-"""
+"""MNIST and Fashion-MNIST from small files in their own format: digits of 8x8, drawn at 28x28."""
 
 import gzip
 import hashlib
@@ -80,16 +78,24 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("task", "folder"), [("mnist", "MNIST"), ("fashion_mnist", "FashionMNIST")]
 )
-def test_it_learns_from_plain_files(here: Here, files: Path, task: str, folder: str) -> None:
+def test_a_model_learns_from_plain_files(here: Here, files: Path, task: str, folder: str) -> None:
     shutil.copytree(files, here.folder / "data" / folder / "raw")
-    out = here.train(task=task, epochs=4, fields={"width": 8, "hidden": 64, "dropout": 0.1})
+    out = here.train(
+        task=task,
+        epochs=3,
+        eval_every=3,
+        batch_size=32,
+        learning_rate=5e-3,
+        threads=1,
+        fields={"width": 4, "hidden": 32, "dropout": 0.0},
+    )
     assert "1,437 training and 360 validation examples, held on cpu" in out
     entries = here.entries("validation")
     assert entries[-1]["accuracy"] > 0.9
     assert sum(map(sum, entries[-1]["confusion"])) == 360
 
 
-def test_read_by_loader_workers_it_learns_the_same(here: Here, files: Path) -> None:
+def test_loader_workers_do_not_change_the_bits(here: Here, files: Path) -> None:
     shutil.copytree(files, here.folder / "data" / "MNIST" / "raw")
     for run, fields, workers in (("held", {}, None), ("read", {"in_memory": False}, 2)):
         out = here.train(
@@ -135,15 +141,26 @@ def test_the_defaults_are_those_of_the_classic_example() -> None:
     assert len(FashionMnist.class_names) == len(Mnist.class_names) == 10
 
 
-def test_offline_it_says_once_which_files_to_put_where(trainbox: Trainbox) -> None:
-    ended = trainbox("train", "mnist", "--device", "cpu", "--processes", "2")
-    assert ended.code == 2
-    messages = [line for line in ended.err.splitlines() if line.startswith("trainbox:")]
-    assert len(messages) == 1, ended.err
+def test_without_network_a_message_names_the_missing_files(here: Here) -> None:
+    code, _, err = here.command("train", "mnist", "--device", "cpu")
+    assert code == 2
+    messages = [line for line in err.splitlines() if line.startswith("trainbox:")]
+    assert len(messages) == 1, err
     assert "MNIST is not in data/MNIST/raw and cannot be downloaded" in messages[0]
     assert messages[0].endswith(
         f"put these files there, as they are or with .gz: {', '.join(_NAMES)}"
     )
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["har", "mnist", "ssvae"])
+def test_without_network_several_processes_print_one_message(trainbox: Trainbox, task: str) -> None:
+    ended = trainbox("train", task, "--device", "cpu", "--processes", "2")
+    assert ended.code == 2
+    messages = [line for line in ended.err.splitlines() if line.startswith("trainbox:")]
+    assert len(messages) == 1, ended.err
+    assert " and cannot be downloaded (" in messages[0]
     assert "Traceback" not in ended.err
 
 

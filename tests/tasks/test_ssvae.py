@@ -1,11 +1,10 @@
-"""The semi-supervised VAE: that it learns from pictures without labels, and that its bound and its
-corruptions are right.
-"""
+"""The semi-supervised VAE: learning from pictures without labels, its bound and its corruptions."""
 
 import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,14 +16,32 @@ from torch.nn import functional as F
 from tests.support.commands import Trainbox
 from tests.support.here import Here, training_here
 from tests.tasks.test_mnist import files  # noqa: F401 - a fixture
+from trainer.tasks.fashion_mnist import FashionMnist
 from trainer.tasks.ssvae import M2, Ssvae, corrupted, first_of_each_class, style_grid
 
 _FIELDS = {"dataset": "digits", "labelled": 0.1, "num_style": 10, "hidden": 256}
+_SMALL_FIELDS = _FIELDS | {"num_style": 4, "hidden": 128}
 _KINDS, _STRENGTHS = ("noise", "blur", "occlusion"), (0.2, 0.4, 0.6)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
+    """A short training of a small model, with 2 validations."""
+    with training_here(tmp_path_factory.mktemp("ssvae")) as here:
+        here.train(
+            task="ssvae",
+            epochs=8,
+            batch_size=64,
+            learning_rate=5e-3,
+            eval_every=4,
+            threads=1,
+            fields=_SMALL_FIELDS,
+        )
+        yield here
+
+
+@pytest.fixture(scope="module")
+def trained_long(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
     with training_here(tmp_path_factory.mktemp("ssvae")) as here:
         here.train(
             task="ssvae",
@@ -39,9 +56,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
 
 
 def _accuracy_from_the_labelled_alone() -> float:
-    """Of the same classifier after 300 steps on the 148 pictures that have a label, in which it has
-    learnt them.
-    """
+    """Return the accuracy of the same classifier after 300 steps on the 148 labelled pictures."""
     task = Ssvae(**_FIELDS)  # type: ignore[arg-type]
     images, labels, labelled = task.prepare(task.train_dataset(Path()).tensors, training=True)
     torch.manual_seed(0)
@@ -55,28 +70,39 @@ def _accuracy_from_the_labelled_alone() -> float:
     return float((model(images).argmax(1) == labels).double().mean())
 
 
-def test_with_a_tenth_of_the_labels_it_is_right_on_more_than_93_of_100(trained: Here) -> None:
-    """As pictures without labels teach it something, more often than from the labelled ones
-    alone.
-    """
-    best = max(entry["accuracy"] for entry in trained.entries("validation"))
+def test_a_short_training_improves_the_bound_and_the_accuracy(trained: Here) -> None:
+    validations = trained.entries("validation")
+    assert validations[-1]["accuracy"] > 0.85
+    assert validations[-1]["elbo"] > validations[0]["elbo"] + 1
+    _assert_losses_fall(trained)
+
+
+def _assert_losses_fall(trained: Here) -> None:
+    entries = trained.entries("train")
+    for name in ("loss_reconstruction", "loss_classification"):
+        assert entries[-1][name] < entries[0][name]
+
+
+@pytest.mark.slow
+def test_unlabelled_pictures_raise_the_accuracy_above_93_percent(trained_long: Here) -> None:
+    """A tenth of the pictures is labelled. Training on these alone gives a lower accuracy."""
+    best = max(entry["accuracy"] for entry in trained_long.entries("validation"))
     alone = _accuracy_from_the_labelled_alone()
     assert 0.85 < alone < 0.93
     assert best > 0.935
     assert best > alone + 0.015
 
 
-def test_the_bound_gets_better_by_more_than_three_nats_and_the_losses_fall(trained: Here) -> None:
-    elbo = [entry["elbo"] for entry in trained.entries("validation")]
+@pytest.mark.slow
+def test_a_long_training_improves_the_bound_by_more_than_three_nats(trained_long: Here) -> None:
+    elbo = [entry["elbo"] for entry in trained_long.entries("validation")]
     assert elbo[-1] > max(-24, elbo[0] + 3)
-    entries = trained.entries("train")
-    for name in ("loss_reconstruction", "loss_classification"):
-        assert entries[-1][name] < entries[0][name]
-    # the styles are used, and the classes told apart
-    assert entries[-1]["loss_kl"] > math.log(10) + 0.2
+    _assert_losses_fall(trained_long)
+    # The model uses the styles and separates the classes.
+    assert trained_long.entries("train")[-1]["loss_kl"] > math.log(10) + 0.2
 
 
-def test_each_validation_has_its_accuracies_from_its_own_counts(trained: Here) -> None:
+def test_the_accuracies_of_a_validation_follow_from_its_counts(trained: Here) -> None:
     for entry in trained.entries("validation"):
         confusion = torch.tensor(entry["confusion"])
         assert confusion.sum() == 360
@@ -86,7 +112,7 @@ def test_each_validation_has_its_accuracies_from_its_own_counts(trained: Here) -
                 assert entry[f"accuracy_{kind}_{strength}"] == pytest.approx(right / 360)
 
 
-def test_the_stronger_a_corruption_the_fewer_are_right(trained: Here) -> None:
+def test_a_stronger_corruption_lowers_the_accuracy(trained: Here) -> None:
     entry = trained.entries("validation")[-1]
     for kind in _KINDS:
         accuracy = [
@@ -96,7 +122,7 @@ def test_the_stronger_a_corruption_the_fewer_are_right(trained: Here) -> None:
         assert accuracy[3] < accuracy[2] - 0.05 < accuracy[0] - 0.05
 
 
-def test_tensorboard_holds_the_figures_and_the_accuracies(trained: Here) -> None:
+def test_tensorboard_shows_the_figures_and_the_accuracies(trained: Here) -> None:
     board = EventAccumulator(str(trained.path() / "tensorboard"), {IMAGES: 0})
     board.Reload()
     tags = {tag.removeprefix("validation/") for tag in board.Tags()["images"]}
@@ -107,9 +133,10 @@ def test_tensorboard_holds_the_figures_and_the_accuracies(trained: Here) -> None
     )
 
 
-def test_a_class_and_a_style_make_a_picture_of_that_class(trained: Here) -> None:
+@pytest.mark.slow
+def test_a_picture_made_of_a_class_and_a_style_is_of_that_class(trained_long: Here) -> None:
     model = M2(8, 10, 10, 256).eval()
-    model.load_state_dict(trained.weights())
+    model.load_state_dict(trained_long.weights())
     images, _, _ = Ssvae(**_FIELDS).prepare(
         Ssvae(**_FIELDS).validation_dataset(Path()).tensors, False
     )  # type: ignore[arg-type]
@@ -244,22 +271,44 @@ def test_occlusion_blackens_one_square_at_another_place_in_each_picture() -> Non
         assert set(lines[:, 0].int().argmax(1).tolist()) == set(range(28 - side + 1))
 
 
-def test_fashion_mnist_is_read_as_that_task_reads_it(here: Here, files: Path) -> None:  # noqa: F811
+def _copy_fashion_mnist(here: Here, files: Path) -> dict[str, Any]:  # noqa: F811
+    """Put the files into the data folder and return the fields that select them."""
     shutil.copytree(files, here.folder / "data/FashionMNIST/raw")
-    fields = {"dataset": "fashion_mnist", "hidden": 32, "num_style": 4, "labelled": 0.5}
-    out = here.train(task="ssvae", epochs=8, batch_size=64, learning_rate=3e-3, fields=fields)
+    return {"dataset": "fashion_mnist", "hidden": 32, "num_style": 4, "labelled": 0.5}
+
+
+def test_fashion_mnist_has_the_examples_of_the_task_of_that_name(
+    here: Here,
+    files: Path,  # noqa: F811
+) -> None:
+    fields = _copy_fashion_mnist(here, files)
+    task, data = Ssvae(**fields), here.folder / "data"
+    for found, source in (
+        (task.train_dataset(data), FashionMnist().train_dataset(data)),
+        (task.validation_dataset(data), FashionMnist().validation_dataset(data)),
+    ):
+        images, labels, _ = found.tensors
+        assert images.equal(source.tensors[0])
+        assert labels.equal(source.tensors[1])
+    out = here.train(task="ssvae", max_steps=1, batch_size=8, fields=fields)
     assert "1,437 training and 360 validation examples, held on cpu" in out
+    assert task.class_names[:2] == ("t-shirt", "trouser")
+
+
+@pytest.mark.slow
+def test_a_model_learns_fashion_mnist(here: Here, files: Path) -> None:  # noqa: F811
+    fields = _copy_fashion_mnist(here, files)
+    here.train(task="ssvae", epochs=8, batch_size=64, learning_rate=3e-3, fields=fields)
     assert here.entries("validation")[-1]["accuracy"] > 0.7
-    assert Ssvae(dataset="fashion_mnist").class_names[:2] == ("t-shirt", "trouser")
 
 
-def test_offline_it_says_once_which_files_to_put_where(trainbox: Trainbox) -> None:
-    ended = trainbox("train", "ssvae", "--device", "cpu", "--processes", "2")
-    assert ended.code == 2
-    messages = [line for line in ended.err.splitlines() if line.startswith("trainbox:")]
-    assert len(messages) == 1, ended.err
+def test_without_network_a_message_names_the_missing_files(here: Here) -> None:
+    code, _, err = here.command("train", "ssvae", "--device", "cpu")
+    assert code == 2
+    messages = [line for line in err.splitlines() if line.startswith("trainbox:")]
+    assert len(messages) == 1, err
     assert "MNIST is not in data/MNIST/raw and cannot be downloaded" in messages[0]
-    assert "Traceback" not in ended.err
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What proves a run: digests, the manifest that is compared at a resume, verify and diff."""
+"""Digests, the comparison of manifests at a resume, verify and diff."""
 
 import hashlib
 import importlib
@@ -18,8 +18,8 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from tests.support import tiny
-from tests.support.commands import Trainbox
 from tests.support.here import Here, StopAfter, training_here
+from tests.support.ranks import Ranks
 from tests.support.tiny import TEXTS, Tiny
 from trainer.errors import Changed, Differs, Preempted, StorageFailure, WrongUse
 from trainer.loop import fit
@@ -639,14 +639,14 @@ def test_a_run_compared_with_itself_is_refused_and_a_copy_is_named(finished: Her
     assert finished.command("verify", "runs/r", "runs/copy")[0] == 8
 
 
-def test_verify_does_a_run_again(here: Here) -> None:
-    here.train(task="digits", max_steps=30, threads=1)
+def test_verify_trains_again_and_compares(here: Here) -> None:
+    here.train(task="digits", max_steps=3, digest_steps=2, threads=1)
     code, out, err = here.command("verify", "runs/r", "--device", "cpu")
     assert (code, err) == (0, "")
-    assert "SAME BITS: runs/r and the same settings done again, 3 digests up to step 30" in out
-    code, out, _ = here.command("verify", "runs/r", "--device", "cpu", "--steps", "22")
+    assert "SAME BITS: runs/r and the same settings done again, 3 digests up to step 3" in out
+    code, out, _ = here.command("verify", "runs/r", "--device", "cpu", "--steps", "2")
     assert code == 0
-    assert "2 digests up to step 22" in out
+    assert "2 digests up to step 2" in out
     assert [path.name for path in Path("runs").iterdir()] == ["r"]
 
 
@@ -666,13 +666,14 @@ def test_validations_are_compared_too(here: Here) -> None:
 
 
 def test_verify_names_the_altered_entry_the_first_step_and_the_first_tensor(here: Here) -> None:
-    here.train(task="digits", max_steps=30, threads=1)
+    """Another number of threads adds in another order."""
+    here.train(task="digits", max_steps=2, digest_steps=1, threads=1)
     _change(here.path() / "config.json", threads=2)
     code, _, err = here.command("verify", "runs/r", "--device", "cpu")
     assert code == 8
     assert err.startswith(
         "trainbox: DIFFERENT BITS: runs/r against the same settings done again: "
-        "first difference at step 22 (step 0 is the same): first tensor "
+        "first difference at step 1 (step 0 is the same): first tensor "
     )
     assert err.endswith("manifest entries that differ: threads: 1 -> 2\n")
 
@@ -801,9 +802,9 @@ def test_nothing_is_trained_where_nothing_could_be_compared(here: Here) -> None:
     )
 
 
-def test_a_resume_with_another_neighbour_of_the_task_is_refused(trainbox: Trainbox) -> None:
-    (trainbox.folder / "helper.py").write_text("SCALE = 1.0\n")
-    (trainbox.folder / "mine.py").write_text(
+def test_a_resume_with_another_file_beside_the_task_is_refused(ranks: Ranks) -> None:
+    (ranks.folder / "helper.py").write_text("SCALE = 1.0\n")
+    (ranks.folder / "mine.py").write_text(
         "from dataclasses import dataclass\n\nimport helper\nfrom tests.support.tiny "
         "import Tiny\n\n\n"
         "@dataclass(frozen=True)\nclass Mine(Tiny):\n"
@@ -822,14 +823,13 @@ def test_a_resume_with_another_neighbour_of_the_task_is_refused(trainbox: Trainb
         "--run",
         "r",
     )
-    env = {"PYTHONPATH": str(Path(__file__).parents[3])}
-    assert trainbox(*words, env=env).code == 0
-    for path in (trainbox.folder / "runs/r/checkpoints").glob("step-00000006*"):
+    assert ranks(1, *words).codes == [0]
+    for path in (ranks.folder / "runs/r/checkpoints").glob("step-00000006*"):
         path.unlink()
-    (trainbox.folder / "helper.py").write_text("SCALE = 2.0\n")
-    ended = trainbox(*words, env=env)
-    assert ended.code == 2
-    assert "same bits (sources.helper: " in ended.err
+    (ranks.folder / "helper.py").write_text("SCALE = 2.0\n")
+    ended = ranks(1, *words)
+    assert ended.codes == [2]
+    assert "same bits (sources.helper: " in ended.errs[0]
 
 
 _TASK = """

@@ -1,20 +1,42 @@
-"""A training that compiles nothing does not import torch's compiler; any other use finds it."""
+"""Torch's compiler: a training that compiles nothing does not import it."""
 
-import re
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.support.commands import Trainbox, clean_environment
+from tests.support.commands import clean_environment
+from tests.support.paths import ROOT
+from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
-from trainer.loop import compiler
 
-ROOT = Path(__file__).parents[3]
+# Runs each program of standard input in a fork. The parent has torch, but not its compiler.
+_FORK_EACH = """
+import json, os, sys, traceback
+import torch
+import torch.utils.tensorboard
+import trainer.session
 
-PLAIN = """
+def run(name, program):
+    if pid := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), 2)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        exec(compile(program, name, "exec"), {"__name__": "program"})
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+assert [name for name in sys.modules if name.startswith("torch._dynamo")] == []
+print(json.dumps({name: run(name, program) for name, program in json.load(sys.stdin).items()}))
+"""
+
+_PLAIN = """
 import inspect, sys
 import torch
 from trainer.loop import compiler
@@ -35,7 +57,7 @@ inspect.getsource(torch.optim.AdamW), inspect.getmodule(step)  # look at all mod
 assert [name for name in sys.modules if name.startswith("torch._dynamo.")] == []
 """
 
-COMPILES = """
+_COMPILES = """
 import importlib.util
 
 assert importlib.util.find_spec("torch._dynamo").origin.endswith("__init__.py")
@@ -46,17 +68,17 @@ def backend(graph, inputs):
     return graph.forward
 
 def moved(x):
-    optimizer.zero_grad()  # excluded from tracing
+    optimizer.zero_grad()  # disabled for the compiler
     return x + 1
 
 assert torch.compile(moved, backend=backend)(torch.zeros(2)).tolist() == [1.0, 1.0]
 assert len(graphs) == 1
-told = vars(torch.optim.Optimizer.zero_grad.__wrapped__)["__dynamo_disable"]
-assert told._torchdynamo_disable
+disabled = vars(torch.optim.Optimizer.zero_grad.__wrapped__)["__dynamo_disable"]
+assert disabled._torchdynamo_disable
 step()
 """
 
-PARTS = """
+_IMPORTS_A_PART = """
 import torch._dynamo.config
 from torch._dynamo import optimize
 assert torch._dynamo.config.recompile_limit > 0
@@ -67,99 +89,88 @@ assert type(torch._dynamo).__name__ == type(sys.modules["torch._dynamo"]).__name
 step()
 """
 
-
-OTHER_ARGUMENTS = """
+_OTHER_ARGUMENTS = """
 assert torch._dynamo.disable(abs, wrapping=False)._torchdynamo_disable
 step()
 """
 
+_TRAIN = """
+import functools, os, sys
+import torch
+from tests.support.tiny import TINY
+from trainer.cli.commands import main
 
-@pytest.mark.parametrize(
-    ("version", "replaced"),
-    [("2.15.0", True), ("2.15.0+cu132", True), ("2.15.1", False), ("2.16.0", False)],
-)
-def test_another_torch_version_gets_the_real_module(
-    version: str, replaced: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = object()
-    monkeypatch.setitem(vars(torch), "_dynamo", before)
-    monkeypatch.setitem(sys.modules, "torch._dynamo", torch)  # so that both are restored afterwards
-    monkeypatch.delitem(sys.modules, "torch._dynamo")
-    monkeypatch.setattr(torch, "__version__", version)
-    compiler.postpone()
-    assert ("torch._dynamo" in sys.modules) is replaced
-    assert (torch._dynamo is not before) is replaced
+def train(task, *options):
+    sys.argv = ["trainer", "train", task, *options, "--device", "cpu", "--threads", "1"]
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code, ended.code
+
+os._exit, leave = sys.exit, os._exit
+"""
+
+_TRAINS_WITHOUT = """
+train("digits", "--max-steps", "1", "--run", "without")
+assert [name for name in sys.modules if name.startswith("torch._dynamo.")] == []
+leave(0)
+"""
+
+# The eager backend traces the model with the compiler and generates no code.
+_TRAINS_COMPILED = """
+graphs = []
+
+def backend(graph, inputs):
+    graphs.append(graph)
+    return graph.forward
+
+torch.compile = functools.partial(torch.compile, backend=backend)
+train(TINY, "--max-steps", "3", "--log-steps", "1", "--run", "plain")
+assert graphs == []
+train(TINY, "--max-steps", "3", "--log-steps", "1", "--run", "compiled", "--compile")
+assert graphs
+leave(0)
+"""
+
+_PROGRAMS = {
+    "compile": _PLAIN + _COMPILES,
+    "import a part": _PLAIN + _IMPORTS_A_PART,
+    "call disable with other arguments": _PLAIN + _OTHER_ARGUMENTS,
+    "train without": _TRAIN + _TRAINS_WITHOUT,
+    "train compiled": _TRAIN + _TRAINS_COMPILED,
+}
 
 
-def test_the_torch_version_of_the_lock_is_tested() -> None:
-    (locked,) = re.findall(r"^torch==(\S+)", (ROOT / "requirements.lock").read_text(), re.M)
-    assert locked in compiler.TESTED_TORCH
+def _losses(run: Path) -> list[float]:
+    entries = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [entry["loss"] for entry in entries if entry["kind"] == "train"]
 
 
-def run(*parts: str) -> None:
-    program = "\n".join(parts)
+def test_only_programs_that_need_the_compiler_import_it(tmp_path: Path) -> None:
+    """Each program asserts its own values; see `_PROGRAMS`."""
     ended = subprocess.run(
-        [sys.executable, "-c", program],
-        env=clean_environment(),
+        [sys.executable, "-c", _FORK_EACH],
+        cwd=tmp_path,
+        env=clean_environment(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT)),
+        input=json.dumps(_PROGRAMS),
         capture_output=True,
         text=True,
-        check=False,
-        timeout=120,
     )
     assert (ended.returncode, ended.stderr) == (0, "")
+    codes = json.loads(ended.stdout)
+    found = {name: (code, (tmp_path / name).read_text()) for name, code in codes.items()}
+    assert found == dict.fromkeys(_PROGRAMS, (0, ""))
+    plain, compiled = (_losses(tmp_path / "runs" / run) for run in ("plain", "compiled"))
+    assert compiled == pytest.approx(plain, rel=1e-5)
+    assert len(plain) == 3
 
 
-def test_a_later_compilation_gets_the_real_module() -> None:
-    run(PLAIN, COMPILES)
-
-
-def test_the_import_of_a_part_gets_the_real_module() -> None:
-    run(PLAIN, PARTS)
-
-
-def test_other_arguments_get_the_real_module() -> None:
-    run(PLAIN, OTHER_ARGUMENTS)
-
-
-def test_a_training_does_not_import_the_compiler(tmp_path: Path) -> None:
-    words = ["train", "digits", "--max-steps", "1", "--device", "cpu", "--runs-dir", str(tmp_path)]
-    ended = subprocess.run(
-        [sys.executable, "-P", "-X", "importtime", "-m", "trainer", *words],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert ended.returncode == 0, ended.stderr
-    imported = {
-        line.rpartition("|")[2].strip()
-        for line in ended.stderr.splitlines()
-        if line.startswith("import time:")
-    }
-    assert "torch" in imported
-    assert sorted(name for name in imported if name.startswith("torch._dynamo")) == []
-
-
-def test_a_compiled_model_has_the_losses_of_the_plain_one(trainbox: Trainbox) -> None:
-    words = [
-        "train",
-        TINY,
-        "--max-steps",
-        "5",
-        "--log-steps",
-        "1",
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-    ]
+@pytest.mark.slow
+def test_a_compiled_model_trains_like_the_plain_one(ranks: Ranks) -> None:
+    words = (TINY, "--max-steps", "5", "--log-steps", "1", "--device", "cpu", "--threads", "1")
     losses = []
-    for run, more in (("plain", []), ("compiled", ["--compile"])):
-        ended = trainbox(
-            *words, "--run", run, *more, module="trainer", env={"PYTHONPATH": str(ROOT)}
-        )
-        assert ended.code == 0, ended.err
-        losses.append([entry["loss"] for entry in trainbox.entries(run, "train")])
+    for run, more in (("plain", ()), ("compiled", ("--compile",))):
+        ranks.train(1, *words, "--run", run, *more)
+        losses.append([entry["loss"] for entry in ranks.entries(run, "train")])
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert len(losses[0]) == 5

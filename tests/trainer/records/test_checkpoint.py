@@ -854,6 +854,7 @@ exit $code
     os.geteuid() != 0 or not shutil.which("unshare"),
     reason="a private mount namespace needs root and unshare",
 )
+@pytest.mark.slow
 def test_a_full_disk_ends_the_training_with_code_4_and_keeps_what_was_saved(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     if subprocess.run(
