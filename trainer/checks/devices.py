@@ -20,6 +20,7 @@ _PIECE_N = 16 * _MIB
 # place show
 _PRIME = 251
 _REPEATS = 5
+_CPU_BYTES = 64 * _MIB  # of the copy in the host's memory
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def memory_copy(device: torch.device) -> Measured:
     """A big buffer copied within the device's memory, and each value checked; bytes/s count reading
     and writing.
     """
-    free = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else 64 * _MIB
+    free = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else _CPU_BYTES
     count = min(1024 * _MIB, free) // 4
     source_N, target_N = (
         _pattern(0, count, device),

@@ -1,4 +1,4 @@
-"""What each training option does to the numbers, in trainings of a few milliseconds."""
+"""The effect of each training option on the numbers, in trainings of a few milliseconds."""
 
 import json
 import math
@@ -273,21 +273,22 @@ def test_checkpoints_come_every_few_minutes(here: Here) -> None:
     assert here.digest("rare") == here.digest()
 
 
-@pytest.mark.parametrize("start", [*range(1, 19)])
-def test_resumed_from_any_step_the_weights_and_the_log_are_the_same(here: Here, start: int) -> None:
+def test_a_resume_from_any_step_has_the_same_weights_and_the_same_log(here: Here) -> None:
     settings: dict[str, Any] = {"log_steps": 4, "accumulation": 2, "early_stopping": "loss"}
     here.train("undisturbed", **settings)
-    with pytest.raises(Preempted):
-        here.train(stop=StopAfter(start), **settings)
-    assert here.steps()[-1] == start
-    here.train(**settings)
-    assert here.digest() == here.digest("undisturbed")
-    for kind in ("train", "validation"):
-        ours, theirs = (
-            [(e["step"], e["loss"]) for e in here.entries(kind, run)]
-            for run in ("r", "undisturbed")
-        )
-        assert ours == theirs
+    undisturbed = _digest_and_losses(here, "undisturbed")
+    for start in range(1, 19):
+        run = f"from-{start}"
+        with pytest.raises(Preempted):
+            here.train(run, stop=StopAfter(start), **settings)
+        assert here.steps(run)[-1] == start
+        here.train(run, **settings)
+        assert _digest_and_losses(here, run) == undisturbed, f"resumed from step {start}"
+
+
+def _digest_and_losses(here: Here, run: str) -> tuple[str, list[tuple[int, float]]]:
+    entries = [*here.entries("train", run), *here.entries("validation", run)]
+    return here.digest(run), [(entry["step"], entry["loss"]) for entry in entries]
 
 
 @pytest.mark.parametrize("log_steps", [1, 50])
@@ -330,16 +331,19 @@ def test_a_loss_that_is_not_finite_between_two_entries_is_told_at_the_next(here:
 def test_a_save_under_way_is_finished_when_the_training_fails(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank of torchrun's ends without waiting for threads: a checkpoint half written then would
-    be lost.
-    """
-    save = torch.save
+    """A rank exits without waiting for threads, which would lose a save under way."""
+    save, finish, failed = torch.save, Checkpoints.finish, threading.Event()
 
-    def slowly(*arguments: Any, **options: Any) -> None:
-        threading.Event().wait(0.5)  # the loop comes to its failing step long before
+    def save_after_the_failure(*arguments: Any, **options: Any) -> None:
+        assert failed.wait(60)
         save(*arguments, **options)
 
-    monkeypatch.setattr(torch, "save", slowly)
+    def note_the_failure(checkpoints: Checkpoints) -> None:
+        failed.set()
+        finish(checkpoints)
+
+    monkeypatch.setattr(torch, "save", save_after_the_failure)
+    monkeypatch.setattr(Checkpoints, "finish", note_the_failure)
     with pytest.raises(NotFinite):
         here.train(fields={"nan_at": 4}, checkpoint_steps=3, log_steps=1)
     assert here.saving == []

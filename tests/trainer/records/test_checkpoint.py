@@ -175,20 +175,29 @@ def test_training_goes_on_while_the_save_is_written(saver: Saver, writer: thread
     assert _equal(saver.checkpoints.load(1), simple(1))
 
 
-def test_the_next_save_waits_for_the_one_under_way(saver: Saver, writer: threading.Event) -> None:
+def test_the_next_save_waits_for_the_one_under_way(
+    saver: Saver, writer: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = simple(1)
     saver.checkpoints.save(1, first, {}, None)
     order: list[bool] = []
+    waits, wait, take = threading.Event(), saver.checkpoints.wait, saver.checkpoints._snapshot.take
 
-    def save_again() -> None:
-        saver.checkpoints.save(2, simple(2), {}, None)
+    def note_wait() -> None:
+        waits.set()
+        wait()
+
+    def note_copy(state: dict[str, Any]) -> dict[str, Any]:
+        # The first save is written from the buffers that this copy overwrites.
         order.append(saver.path(1, ".json").exists())
+        return take(state)
 
-    thread = threading.Thread(target=save_again)
+    monkeypatch.setattr(saver.checkpoints, "wait", note_wait)
+    monkeypatch.setattr(saver.checkpoints._snapshot, "take", note_copy)
+
+    thread = threading.Thread(target=saver.checkpoints.save, args=(2, simple(2), {}, None))
     thread.start()
-    thread.join(0.3)
-    # it cannot have copied into the buffers that the first is written from
-    assert thread.is_alive()
+    assert waits.wait(60)
     writer.set()
     thread.join()
     saver.checkpoints.wait()
