@@ -25,7 +25,8 @@ from entrypoint.system.temporary import temporary_folder
 _POLL_S = 0.1
 _END_S = 10.0  # of a training that is told to stop: what it saves is not wanted
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-_OWN_NAMES = {"TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}  # the bench says how long, and that it is new
+# Settings that the bench chooses for its trainings.
+_OWN_NAMES = {"STRATEGY", "TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
 
 Words = Callable[[BenchCase, str], list[str]]
 Further = Callable[[Mapping[BenchCase, BenchResult]], list[BenchCase]]

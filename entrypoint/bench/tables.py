@@ -249,8 +249,9 @@ def training_words(
         for word in (name, _FOREVER)
     ]
     ends = [*never, "--measure-seconds", f"{seconds:g}"]
-    where = ["--runs-dir", runs_dir, "--run", "case", "--nnodes", "1", "--strategy", case.strategy]
-    return [*words, *place, *batch, *loading, *ends, *where]
+    where = ["--runs-dir", runs_dir, "--run", "case", "--nnodes", "1"]
+    strategy = ["--strategy", case.strategy] if case.count > 1 else []
+    return [*words, *place, *batch, *loading, *ends, *where, *strategy]
 
 
 def rows(table: Iterable[Line], outcomes: Mapping[BenchCase, BenchResult]) -> list[Row]:

@@ -114,11 +114,10 @@ _HEALTH_OPTIONS = [
 _JOB_OPTIONS = [
     click.option(
         "--strategy",
-        type=click.Choice(["ddp", "fsdp", "dp", "single"]),
+        type=click.Choice(["ddp", "fsdp", "dp"]),
         envvar="STRATEGY",
-        help="ddp: torchrun, a process a GPU. fsdp: so too, each with a share of a model too "
-        "large for one. dp: DataParallel. "
-        "Default: ddp on 2 GPUs or more.",
+        help="ddp: torchrun, one process per GPU. fsdp: the same, each with a share of a model "
+        "that is too large for one GPU. dp: DataParallel. Default: ddp on 2 GPUs or more.",
     ),
     click.option(
         "--nnodes",

@@ -76,8 +76,6 @@ def plan_launch(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -
     chosen, asked = _choose_gpus(request, gpus, cluster)
     nproc = _processes(request, chosen, cluster)
     strategy = _strategy(request, chosen, nproc, nodes)
-    if strategy == "single" and len(chosen) > 1:
-        chosen, nproc = chosen[:1], 1
     _refuse_faults(chosen)
     _refuse_mig_groups(chosen)
     return LaunchPlan(
@@ -306,21 +304,6 @@ def _strategy(request: LaunchRequest, chosen: Sequence[Gpu], nproc: int, nodes: 
                 "--strategy dp needs 2 GPUs or more, found 1: drop --strategy to train on the one"
             )
         return "dp"
-    if wanted == "single":
-        if nodes.count > 1:
-            raise InvalidRequest(
-                f"--strategy single and {nodes.count} nodes contradict each other: drop one of them"
-            )
-        many = (
-            request.gpu_ids or request.gpus not in (None, 1) or request.processes not in (None, 1)
-        )
-        if nproc > 1 and many:
-            what = f"{len(chosen)} GPUs" if chosen else f"{nproc} processes"
-            raise InvalidRequest(
-                f"--strategy single and {what} contradict each other: ask for 1, or use "
-                "--strategy ddp"
-            )
-        return "single"
     if wanted == "fsdp" and nproc * nodes.count == 1:
         found = "1 GPU" if chosen else "1 CPU process"
         raise InvalidRequest(

@@ -257,7 +257,7 @@ def test_row_47_the_hosts_memory_used_up(ranks: Ranks) -> None:
 def test_row_47_a_batch_that_does_not_fit(ranks: Ranks) -> None:
     """One process has no memory for 16 examples; of two, one has none from its second step on."""
     words = (f"{TASKS}:Cramped", "--device", "cpu", "--batch-size", "16", "--max-steps", "45")
-    alone = ranks.train(1, *words, "--batch-size", "auto", "--run", "alone")
+    alone = ranks.train(1, *words, "--run", "alone")
     line = (
         r"^the host's memory is used up \(.*DefaultCPUAllocator: can't allocate memory: .*\) "
         r"with 16 examples at once: cut into"

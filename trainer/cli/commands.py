@@ -78,19 +78,6 @@ class _Whole(click.ParamType[int]):
         return number
 
 
-class _BatchSize(_Whole):
-    """A count, or `auto`: none is given, and that was meant."""
-
-    def convert(  # type: ignore[override]
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | None:
-        if value == "auto":
-            return None
-        if not str(value).lstrip("-").isdecimal():
-            self.fail(f"{value!r} is not a whole number, and not auto", param, ctx)
-        return super().convert(value, param, ctx)
-
-
 _COUNT = _Whole(1)
 _CHECKED_TRIALS = 10_000
 _PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
@@ -140,10 +127,9 @@ _OPTIONS = [
     _option("--max-steps", type=_COUNT, metavar="N", help="Optimizer steps, instead of --epochs."),
     _option(
         "--batch-size",
-        type=_BatchSize(1),
-        metavar="N|auto",
-        help="Examples in one optimizer step, over all GPUs. Default: the task's. auto: as "
-        "without it, in parts that fit.",
+        type=_COUNT,
+        metavar="N",
+        help="Examples per optimizer step, over all GPUs. Default: the task's.",
     ),
     _option("--batch-size-per-gpu", type=_COUNT, metavar="N", help="The same, for each process."),
     _option(
@@ -537,26 +523,12 @@ def _compare(one: Path, other: Path) -> None:
 
 
 def _overridden(settings: dict[str, Any]) -> dict[str, Any]:
-    """A setting of the --config file gives way to its other spelling on the command line or in the
-    environment.
+    """Return the settings without those of the --config file that an option replaces.
 
-    `--batch-size auto` is the batch that there would be without it, cut as the memory asks for and
-    not as the file does.
+    --max-steps replaces the file's epochs, and --batch-size-per-gpu its batch size, and vice versa.
     """
     ctx = click.get_current_context()
     source, from_file = ctx.get_parameter_source, click.core.ParameterSource.DEFAULT_MAP
-    if settings["batch_size"] is None and source("batch_size") not in (
-        from_file,
-        click.core.ParameterSource.DEFAULT,
-    ):
-        if settings["accumulation"] is not None and source("accumulation") != from_file:
-            raise WrongUse(
-                f"--batch-size auto and --accumulation {settings['accumulation']} both cut "
-                "the batch: drop one"
-            )
-        in_file = (ctx.default_map or {}).get("batch_size")
-        size = None if in_file is None else _BatchSize(1).convert(in_file, None, ctx)
-        settings = settings | {"batch_size": size, "accumulation": None}
     for one, other in (("epochs", "max_steps"), ("batch_size", "batch_size_per_gpu")):
         for kept, dropped in ((one, other), (other, one)):
             if (
@@ -865,8 +837,6 @@ def _converted(
         return written, [parse_fields(task, optional, {written: text})[written] for text in texts]
     if getattr(option, "is_flag", False):
         raise WrongUse(f"{given}: {flag} is a switch; a sweep needs values")
-    if isinstance(option.type, _BatchSize) and "auto" in texts:
-        raise WrongUse(f"{given}: auto is the task's batch: give its number")
     if ctx.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE:
         raise WrongUse(f"{given}: {flag} is given a value of its own as well: drop one")
     return option.name, [option.type_cast_value(ctx, text) for text in texts]

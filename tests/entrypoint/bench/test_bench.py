@@ -136,7 +136,7 @@ LENGTH = f"{FOREVER} --measure-seconds 2.5 --runs-dir d --run case --nnodes 1"
         (TWO, ["mnist", "--set", "width=8"], False,
          f"mnist --set width=8 --gpus 2 --batch-size 64 --workers 4 {LENGTH} --strategy ddp"),
         (BenchCase(1, "single", None, None), [], True,
-         f"--device cpu --processes 1 {LENGTH} --strategy single"),
+         f"--device cpu --processes 1 {LENGTH}"),
         (BenchCase(2, "ddp", None, 0), ["digits"], True,
          f"digits --device cpu --processes 2 --workers 0 {LENGTH} --strategy ddp"),
     ],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import entrypoint.bench.runs
 from tests.support.commands import Trainbox, finish
 
 TASK = '''
@@ -223,3 +224,12 @@ def test_what_cannot_be_is_told_at_once(
     (line,) = ended.err.splitlines()
     assert text in line
     assert [path.name for path in Path(trainbox.folder).iterdir()] == []
+
+
+def test_a_training_does_not_inherit_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training on one GPU has none; those on several have it as an option."""
+    monkeypatch.setenv("STRATEGY", "dp")
+    monkeypatch.setenv("TASK", "digits")
+    environment = entrypoint.bench.runs._environment()
+    assert environment["TASK"] == "digits"
+    assert "STRATEGY" not in environment

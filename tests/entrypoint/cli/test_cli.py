@@ -364,7 +364,7 @@ _NEITHER = "is neither a number of GPUs nor `all`; to name GPUs use --gpu-ids"
         (["--gpus"], "Option '--gpus' requires an argument."),
         (
             ["--strategy", "zero3"],
-            "Invalid value for '--strategy': 'zero3' is not one of 'ddp', 'fsdp', 'dp', 'single'.",
+            "Invalid value for '--strategy': 'zero3' is not one of 'ddp', 'fsdp', 'dp'.",
         ),
         (
             ["--device", "tpu"],

@@ -247,7 +247,7 @@ def test_a_run_that_was_cut_is_verified_and_its_config_repeats_it(here: Here, ro
     code, _, err = here.command("train", *config, "--run", "smaller")
     assert code == 5
     assert "--accumulation 4 (or the config.json that was given) says in how many parts" in err
-    code, out, err = here.command("train", *config, "--run", "smaller", "--batch-size", "auto")
+    code, out, err = here.command("train", *config, "--run", "smallest", "--accumulation", "8")
     assert code == 0, err
     assert "batch      8 = 1 process x 1 x 8 accumulation\n" in out
 
@@ -261,57 +261,21 @@ def test_a_comparison_names_the_micro_batches(here: Here, room: Any) -> None:
     assert "; manifest entries that differ: settings.accumulation: 1 -> 4\n" in err
 
 
-@pytest.mark.parametrize(
-    ("file", "words", "batch", "accumulation"),
-    [
-        (None, ["--batch-size", "auto"], 8, 1),
-        (None, ["--batch-size", "auto", "--batch-size-per-gpu", "5"], 5, 1),
-        ({"batch_size": 6, "accumulation": 2}, [], 6, 2),
-        ({"batch_size": 6, "accumulation": 2}, ["--batch-size", "auto"], 6, 1),
-        ({"batch_size": 6, "accumulation": 2}, ["--batch-size", "4"], 4, 2),
-        ({"batch_size_per_gpu": 6, "accumulation": 2}, ["--batch-size", "auto"], 6, 1),
-        ({"batch_size": "auto"}, [], 8, 1),
-        ({"batch_size": "auto"}, ["--batch-size", "auto"], 8, 1),
-    ],
-)
-def test_auto_is_the_batch_as_it_would_be_cut_as_needed(
-    here: Here, file: dict[str, Any] | None, words: list[str], batch: int, accumulation: int
+@pytest.mark.parametrize(("words", "batch"), [([], 6), (["--batch-size", "4"], 4)])
+def test_the_accumulation_of_a_config_file_is_kept(
+    here: Here, words: list[str], batch: int
 ) -> None:
-    if file is not None:
-        Path("c.json").write_text(json.dumps(file))
-        words = [*words, "--config", "c.json"]
+    Path("c.json").write_text(json.dumps({"batch_size": 6, "accumulation": 2}))
     code, _, err = here.command(
-        "train", TINY, "--max-steps", "1", "--device", "cpu", "--run", "r", *words
+        *("train", TINY, "--max-steps", "1", "--device", "cpu", "--run", "r"),
+        *("--config", "c.json", *words),
     )
     assert code == 0, err
-    assert (_config(here)["batch_size"], _config(here)["accumulation"]) == (batch, accumulation)
+    assert (_config(here)["batch_size"], _config(here)["accumulation"]) == (batch, 2)
 
 
-def test_auto_changes_no_runs_name(here: Here) -> None:
-    for words in ([], ["--batch-size", "auto"]):
-        assert here.command("train", TINY, "--max-steps", "1", "--device", "cpu", *words)[0] == 0
-    assert len(list(Path("runs").iterdir())) == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (
-            ["train", TINY, "--batch-size", "auto", "--accumulation", "2"],
-            "--batch-size auto and --accumulation 2 both cut the batch",
-        ),
-        (
-            ["sweep", TINY, "--grid", "batch_size=auto,8"],
-            "--grid batch_size=auto,8: auto is the task's batch: give its number",
-        ),
-        (
-            ["train", TINY, "--batch-size", "automatic"],
-            "'automatic' is not a whole number, and not auto",
-        ),
-        (["train", TINY, "--batch-size-per-gpu", "auto"], "'auto' is not a whole number"),
-    ],
-)
-def test_what_auto_contradicts_is_told(here: Here, words: list[str], text: str) -> None:
-    code, _, err = here.command(*words, "--device", "cpu")
+@pytest.mark.parametrize("option", ["--batch-size", "--batch-size-per-gpu"])
+def test_a_batch_size_is_a_number(here: Here, option: str) -> None:
+    code, _, err = here.command("train", TINY, option, "auto", "--device", "cpu")
     assert code == 2
-    assert text in err
+    assert "'auto' is not a whole number" in err
