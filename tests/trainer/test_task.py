@@ -533,16 +533,16 @@ def test_neighbours_of_a_task_are_imported_and_never_shadow_a_library(
     warnings = err.splitlines()
     assert code == 0
     assert warnings[0] == (
-        "trainbox: `import statistics` in my/task_among_others.py takes the standard "
+        "trainbox: `import statistics` in my/task_among_others.py loads the standard "
         "library's module statistics, not "
         "my/statistics.py: rename my/statistics.py to use it"
     )
     assert warnings[1].startswith(
-        "trainbox: `import prometheus_client` in my/near_the_task.py takes the module "
+        "trainbox: `import prometheus_client` in my/near_the_task.py loads the module "
         "prometheus_client ("
     )
     assert warnings[2].startswith(
-        "trainbox: `import secrets` in my/near_the_task.py takes the standard library's "
+        "trainbox: `import secrets` in my/near_the_task.py loads the standard library's "
         "module secrets"
     )
     assert len(warnings) == 3
@@ -562,7 +562,7 @@ def test_a_module_of_the_current_folder_comes_last(
     assert sys.path == [*before, str(here.folder)]
     code, _, err = here.command("train", "--check", "sklearn:T")
     assert code == 0
-    assert err.startswith("trainbox: task sklearn is taken from the module sklearn (")
+    assert err.startswith("trainbox: task sklearn is loaded from the module sklearn (")
     assert err.endswith("), not from sklearn.py: rename sklearn.py to use it\n")
 
 

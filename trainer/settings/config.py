@@ -1,4 +1,4 @@
-"""What can be set for a run, and which values contradict each other: no torch here."""
+"""Define the settings of a run, and check them without torch."""
 
 import dataclasses
 import hashlib
@@ -16,7 +16,7 @@ DEFAULT_EPOCHS = 10
 DEFAULT_BATCH_SIZE = 128
 DEFAULT_LEARNING_RATE = 1e-3
 
-# A resumed run may differ in these: none of them changes a weight or the choice of the best.
+# A resume may change these settings. They affect neither the weights nor the best checkpoint.
 FREE_AT_RESUME = frozenset(
     {"workers", "checkpoint_steps", "checkpoint_minutes", "keep", "log_steps", "digest_steps"}
 )
@@ -24,12 +24,13 @@ FREE_AT_RESUME = frozenset(
 
 @dataclass(frozen=True)
 class Config:
-    """One run's settings.
+    """The settings of a run as requested.
 
     None leaves the choice to the task, the hardware or the number of processes.
 
-    `batch_size` is global: the examples of one optimizer step over all processes and accumulation.
-    `accumulation`, the parts that a process's share is computed in, is left to the memory by None.
+    `batch_size` is global. It counts the examples of one optimizer step over all processes and
+    micro-batches. `accumulation` is the number of micro-batches per process, and None chooses the
+    smallest number that fits in memory.
     """
 
     task: str = "digits"
@@ -56,13 +57,13 @@ class Config:
     checkpoint_minutes: float = 5.0
     keep: int = 3
     log_steps: int = 50
-    digest_steps: int | None = None  # an epoch
+    digest_steps: int | None = None  # None: once per epoch
     workers: int | None = None
     seed: int = 0
     deterministic: bool = True
     compile: bool = False
-    # Of a batch and of the CPU: by the number of processes at the run's first start, then for good.
-    # None in a stored run: each start has one shard for each process (--strategy fsdp).
+    # None chooses by the number of processes at the first start, and the run keeps the choice.
+    # Under FSDP, the number of shards stays None and is the number of processes of each start.
     shards: int | None = None
     threads: int | None = None
 
@@ -70,10 +71,11 @@ class Config:
         return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
 
     def fingerprint(self) -> str:
-        """Eight hex digits that differ when anything that changes the result does: names a run
-        directory.
+        """Return eight hex digits that identify the settings which affect the result.
+
+        They are part of the default name of a run.
         """
-        # left out, so that a setting that is new tomorrow renames no run of today
+        # Settings with their default are left out, so that a new setting does not rename old runs.
         default = dataclasses.asdict(Config())
         settings = {
             name: value
@@ -85,7 +87,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Settings(Config):
-    """A configuration in which every choice is made, so that nothing but the length is optional.
+    """The settings of a run after every choice has been made.
 
     A run ends after `epochs` or after `max_steps`; the other one is None. `clip_norm`,
     `early_stopping`, `checkpoint_steps`, `digest_steps` and `workers` are None where the loop's own
@@ -103,29 +105,30 @@ class Settings(Config):
 
 
 def check(config: Config, device: str) -> None:
-    """Raise WrongUse for values that contradict each other, as far as that can be known without
-    torch.
+    """Check settings for contradictions that can be found without torch.
+
+    Raises:
+        WrongUse: two settings contradict each other.
     """
     if config.epochs is not None and config.max_steps is not None:
         raise WrongUse(
-            f"--epochs {config.epochs} and --max-steps {config.max_steps} both say when to "
-            "end: drop one"
+            f"--epochs {config.epochs} and --max-steps {config.max_steps} both set the length "
+            "of the run: drop one"
         )
     if config.batch_size is not None and config.batch_size_per_gpu is not None:
         raise WrongUse(
             f"--batch-size {config.batch_size} (global) and --batch-size-per-gpu "
-            f"{config.batch_size_per_gpu} "
-            "both set the batch: drop one"
+            f"{config.batch_size_per_gpu} both set the batch: drop one"
         )
     batch = config.batch_size or config.batch_size_per_gpu
     if batch is not None and (config.accumulation or 1) > batch:
         raise WrongUse(
-            f"--accumulation {config.accumulation} cuts a batch of {batch} into empty "
-            "parts: lower it"
+            f"--accumulation {config.accumulation} splits a batch of {batch} into empty "
+            "micro-batches: lower it"
         )
     if device in ("cpu", "mps") and config.precision in ("tf32", "fp16"):
         raise WrongUse(
-            f"--precision {config.precision} needs an NVIDIA GPU, the device is {device}: "
+            f"--precision {config.precision} needs an NVIDIA GPU (the device is {device}): "
             "use fp32 or bf16"
         )
     check_optimizer(config.optimizer)
@@ -138,8 +141,13 @@ def check(config: Config, device: str) -> None:
 
 
 def split_metric(text: str, option: str) -> tuple[str, str]:
-    """(`min` or `max`, name) of `max:accuracy`; without a direction, losses and errors count as
-    lower is better.
+    """Return (`min` or `max`, name) of a metric such as `max:accuracy`.
+
+    Without a direction, lower is better for names that end with loss, error or perplexity. Higher
+    is better for other names.
+
+    Raises:
+        WrongUse: the direction is unknown, or the name is missing.
     """
     direction, colon, name = text.rpartition(":")
     if not colon:
@@ -150,10 +158,10 @@ def split_metric(text: str, option: str) -> tuple[str, str]:
 
 
 def load_config_file(path: Path) -> dict[str, Any]:
-    """The settings in a JSON file such as a run's config.json, checked for unknown names.
+    """Return the settings in a JSON file such as a run's config.json.
 
     Raises:
-        WrongUse: not there, not a JSON object, or a name that is no setting.
+        WrongUse: the file cannot be read, is not a JSON object, or has an unknown setting.
     """
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
@@ -163,13 +171,12 @@ def load_config_file(path: Path) -> dict[str, Any]:
         raise WrongUse(f"--config {path} is not JSON: {error}") from error
     if not isinstance(settings, dict):
         raise WrongUse(
-            f"--config {path} holds no settings: it must be a JSON object, as a run's "
-            "config.json is"
+            f"--config {path} is not a JSON object: give a file such as a run's config.json"
         )
     known = {f.name for f in dataclasses.fields(Config)}
     if unknown := sorted(settings.keys() - known):
         raise WrongUse(
-            f"--config {path}: no setting {', '.join(unknown)}; known are "
+            f"--config {path} has unknown settings ({', '.join(unknown)}): use some of "
             f"{', '.join(sorted(known))}"
         )
     if not isinstance(settings.get("fields", {}), dict):
@@ -181,7 +188,7 @@ def load_config_file(path: Path) -> dict[str, Any]:
 
 
 def parse_config(text: str, path: Path) -> Config:
-    """The configuration in `text`, a run's config.json at `path`.
+    """Return the configuration in `text`, the content of a run's config.json at `path`.
 
     Raises:
         WrongUse: the file is damaged.
@@ -192,18 +199,18 @@ def parse_config(text: str, path: Path) -> Config:
         raise WrongUse(
             f"{path} is not a configuration ({error}): restore it or use another --run"
         ) from error
-    # The others are compared with what is given, or with the manifest.
+    # All other settings are compared with the command's settings or with the manifest.
     for name, number in {name: getattr(config, name) for name in sorted(FREE_AT_RESUME)}.items():
         whole = type(number) is int or (type(number) is float and name == "checkpoint_minutes")
         if not (whole and number >= 0) and not (number is None and getattr(Config, name) is None):
             raise WrongUse(
-                f"{path} is damaged ({name} is {number!r}, and not a number from 0): restore it"
+                f"{path} is damaged ({name} is {number!r}, not a number from 0): restore it"
             )
     return config
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    """`name: old -> new` for each setting that may not change at a resume and did."""
+    """Return `name: old -> new` for each changed setting that a resume must not change."""
     before, after = dataclasses.asdict(old), dataclasses.asdict(new)
     return [
         f"{name}: {before[name]} -> {after[name]}"
@@ -215,16 +222,19 @@ def differences(old: Config, new: Config) -> list[str]:
 def scaled_learning_rate(
     learning_rate: float, scaling: str, batch_size: int, base_batch_size: int
 ) -> float:
-    """The peak learning rate for `batch_size`: linear (Goyal et al., 2017) or square-root scaling
-    against the base.
+    """Return the peak learning rate for `batch_size`.
+
+    `learning_rate` is that of `base_batch_size`. `scaling` is none, linear (Goyal et al., 2017) or
+    sqrt.
     """
     ratio = batch_size / base_batch_size
     return learning_rate * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[scaling]
 
 
 def warmup_then_cosine(step: int, total_steps: int, warmup_steps: int) -> float:
-    """The share of the peak learning rate at `step` (from 0): linear warm-up, then half a cosine
-    down to 0.
+    """Return the learning rate at `step` (from 0) as a fraction of the peak.
+
+    It rises linearly during the warm-up. Then it falls to 0 along half a cosine.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps

@@ -1,4 +1,4 @@
-"""The TRAINBOX_ names in the environment: a misspelt one is refused, as a misspelt option is."""
+"""Refuse unknown TRAINBOX_ variables in the environment, as unknown options are refused."""
 
 import difflib
 import re
@@ -8,7 +8,7 @@ from trainer.errors import WrongUse
 from trainer.system.hints import command
 
 PREFIX = "TRAINBOX_"
-# Not settings: what the launcher, the image, make and a deployment hand on.
+# Variables that the launcher, the image, make and deployments set. They are not settings.
 HANDED_ON = frozenset(
     PREFIX + name
     for name in (
@@ -27,7 +27,7 @@ HANDED_ON = frozenset(
         *("SETTINGS", "SLOTS", "STORE", "STRATEGY"),
     )
 )
-# Read without the prefix, by the launcher.
+# The launcher's settings, which have no prefix.
 LAUNCH_NAMES = (
     *(
         "DEVICE",
@@ -43,17 +43,17 @@ LAUNCH_NAMES = (
     ),
     *("RDZV_TIMEOUT_S", "STRATEGY", "TASK"),
 )
-# Kubernetes sets these for each Service, here of one called trainbox or trainbox-...
+# Kubernetes sets these for a Service that is called trainbox or trainbox-...
 _OF_A_SERVICE = re.compile(
     r"(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$"
 )
 
 
 def check_names(names: Iterable[str], settings: Collection[str]) -> None:
-    """Refuse a TRAINBOX_ name that is neither one of `settings` nor handed on.
+    """Check that each TRAINBOX_ name is one of `settings` or in HANDED_ON.
 
     Raises:
-        WrongUse: names the first one, and the nearest setting.
+        WrongUse: a name is unknown. The message suggests the nearest setting.
     """
     for name in sorted(names):
         if (
@@ -67,8 +67,8 @@ def check_names(names: Iterable[str], settings: Collection[str]) -> None:
 
 def _remedy(name: str, settings: Collection[str]) -> str:
     if name.removeprefix(PREFIX) in LAUNCH_NAMES:
-        return f"its name is {name.removeprefix(PREFIX)}"
-    # Without the prefix, which would make all of them alike.
+        return f"use {name.removeprefix(PREFIX)}"
+    # Compare without the prefix, which would make all names similar.
     known = {setting.removeprefix(PREFIX): setting for setting in settings}
     near = difflib.get_close_matches(name.removeprefix(PREFIX).upper(), sorted(known), n=1)
     return (

@@ -1,6 +1,4 @@
-"""The optimizers that `--optimizer` names: one table for the option, for the check of settings and
-for the construction.
-"""
+"""The table of optimizers for the option `--optimizer`, its check and the construction."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +10,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-# By name: the class in torch.optim, and what it is given beside the learning rate. Torch is not
-# imported for the names.
+# The class in torch.optim and its options for each name. The table does not import torch, because
+# the command line reads it.
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw": ("AdamW", {}),
     "adam": ("Adam", {}),
@@ -33,10 +31,12 @@ def make_optimizer(
     learning_rate: float,
     weight_decay: float | None,
 ) -> "Optimizer":
-    """Return the optimizer `name` of the table; a `weight_decay` of None is the optimizer's own.
+    """Return the optimizer `name` of the table.
+
+    If `weight_decay` is None, the default of the optimizer's class is used.
 
     Raises:
-        WrongUse: there is no such optimizer.
+        WrongUse: the optimizer does not exist.
     """
     check_optimizer(name)
     import torch

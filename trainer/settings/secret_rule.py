@@ -1,7 +1,7 @@
-"""What looks like a secret, by its name, its shape or its look: pure.
+"""Recognize secrets by their name, their format or their randomness.
 
-The same file is in `entrypoint/health` and in `trainer`, which never import each other: the report
-of `trainbox doctor` and a run's manifest must hide the same. A test compares the two.
+The report of `trainbox doctor` and a run's manifest must hide the same secrets. entrypoint/doctor
+and trainer/settings never import each other, so both have this file. A test compares them.
 """
 
 import itertools
@@ -10,11 +10,10 @@ import re
 NOT_SHOWN = "(set, not shown)"
 _CUT = "(not shown)"
 
-# no password
 _SECRET_WORDS = "KEY|TOKEN|SECRET|PASS|CRED|AUTH|PWD|_PW|_PIN|_TOK|LICENSE|HOOK|DSN|SIGNATURE"  # noqa: S105
 _SECRET_NAME = re.compile(rf"{_SECRET_WORDS}|SLURM_\w*(?:USER|ACCOUNT)", re.IGNORECASE)
-# api_key=abc, "token": "abc", --password abc. Possessive: what backtracks here takes minutes on a
-# long value.
+# Matches api_key=abc, "token": "abc" and --password abc. The quantifiers are possessive, because
+# backtracking would take minutes on a long value.
 _PAIR = re.compile(
     rf"""(?<![\w.-])(?=[\w.-]*(?:{_SECRET_WORDS}))([\w.-]++["']?\s*+[=:]\s*+|--[\w-]++\s++)("[^"]*"|'[^']*'|\S++)""",
     re.IGNORECASE,
@@ -26,8 +25,7 @@ _TOKEN = re.compile(
     r"(?:hf_|gh[oprsu]_|github_pat_|glpat-|xox[a-z]-|AKIA|ASIA|AIza|eyJ|npm_|pypi-|nvapi-|ya29\.|hvs\.|dckr_pat_)[\w.+/=-]{6,}"
     r"|sk-[\w-]{16,})"
 )
-# Public names that look random: a GPU's, an image's digest, and the commit that trainbox was built
-# from.
+# Public values that look random: a GPU's UUID, an image's digest, and the commit of this build.
 _KNOWN = re.compile(
     r"(?:GPU-|MIG-){1,2}[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
     r"|sha256:[0-9a-f]{64}|\brevision [0-9a-f]{40}(?![0-9a-f])"
@@ -35,18 +33,18 @@ _KNOWN = re.compile(
 _WORD = re.compile(r"[\w+=-]{20,}", re.ASCII)
 _WORD_WITH_SLASHES = re.compile(r"[\w+/=-]{32,}", re.ASCII)
 _HEX = re.compile(r"[0-9a-f-]{32,}", re.IGNORECASE)
-# of kind from character to character: 0.4 to 0.6 in random letters and digits, under 0.2 in
-# people's names
+# The share of characters that differ in kind (digit, upper or lower case) from the one before.
+# It is 0.4 to 0.6 in random letters and digits, and below 0.2 in people's names.
 _CHANGES = 0.25
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether nothing of the value of `name` may be shown."""
+    """Return whether the value of `name` must be hidden completely."""
     return bool(_SECRET_NAME.search(name) or _TOKEN.search(value) or _random_words(value))
 
 
 def without_secrets(text: str) -> str:
-    """Return `text` with each secret in it cut out."""
+    """Return `text` with each secret replaced."""
     text = _BEARER.sub(rf"\1 {_CUT}", text)
     text = _PAIR.sub(rf"\1{_CUT}", text)
     text = _LOGIN.sub(lambda match: f"{match[1] or ''}{_CUT}@", text)
@@ -57,7 +55,7 @@ def without_secrets(text: str) -> str:
 
 
 def _random_words(text: str) -> list[str]:
-    """The words that a machine has drawn, as far as their look tells."""
+    """Return the words that look randomly generated."""
     text = _KNOWN.sub(" ", text)
     return [
         word

@@ -1,5 +1,6 @@
-"""Which file an import of a task takes: a task's own modules never come in place of the standard
-library, torch or Trainbox.
+"""Check which files the imports of a task load.
+
+A task's own modules never replace those of the standard library, torch or Trainbox.
 """
 
 import ast
@@ -12,11 +13,10 @@ from trainer.errors import WrongUse
 
 
 def check_name(path: Path) -> None:
-    """Refuse a task file that cannot be imported under its name without taking another module's
-    place.
+    """Check that a task file can be imported under its name without replacing another module.
 
     Raises:
-        WrongUse: the name has a dot, or belongs to another module.
+        WrongUse: the name has a dot, or another module has this name.
     """
     if "." in path.stem:
         raise WrongUse(
@@ -28,8 +28,9 @@ def check_name(path: Path) -> None:
 
 
 def make_importable(folder: Path | None = None) -> None:
-    """Append `folder` and the current folder to sys.path: last, so that nothing in them shadows a
-    library.
+    """Append `folder` and the current folder to sys.path.
+
+    They come last, so that their modules do not shadow a library.
     """
     for place in (folder, Path()):
         if place is not None and str(place.resolve()) not in sys.path:
@@ -37,31 +38,30 @@ def make_importable(folder: Path | None = None) -> None:
 
 
 def overruled(place: Path | str) -> Iterator[str]:
-    """Yield a line for each module beside a task that an import of the task does not take, since a
-    library has its name.
+    """Yield a warning for each module next to a task that a library of the same name replaces.
 
-    `place` is the task's file, or its dotted module, which is looked for in the current folder.
+    `place` is the task's file, or its dotted module in the current folder.
     """
     if isinstance(place, str):
         name = place.partition(".")[0]
         if (own := _module_in(Path(), name)) and (winner := _winner(name, own, Path())):
-            yield f"task {place} is taken from {winner}, not from {own}: rename {own} to use it"
+            yield f"task {place} is loaded from {winner}, not from {own}: rename {own} to use it"
         return
     waiting, seen = [place], {place}
-    for file in waiting:  # it grows meanwhile
+    for file in waiting:  # the loop body appends to this list
         for name in sorted(_imported(file)):
             own = _module_in(place.parent, name)
             if own is None or own in seen:
                 continue
             seen.add(own)
             if winner := _winner(name, own, place.parent):
-                yield f"`import {name}` in {file} takes {winner}, not {own}: rename {own} to use it"
+                yield f"`import {name}` in {file} loads {winner}, not {own}: rename {own} to use it"
             else:
                 waiting.append(own)
 
 
 def _module_in(folder: Path, name: str) -> Path | None:
-    """The file that defines the module `name` in `folder`, if there is one."""
+    """Return the file that defines the module `name` in `folder`, or None."""
     return next(
         (file for file in (folder / name / "__init__.py", folder / f"{name}.py") if file.is_file()),
         None,
@@ -69,8 +69,9 @@ def _module_in(folder: Path, name: str) -> Path | None:
 
 
 def _imported(file: Path) -> set[str]:
-    """The top-level names of the modules that `file` imports; none if it cannot be parsed, which
-    its import reports.
+    """Return the top-level names of the modules that `file` imports.
+
+    If the file cannot be parsed, the set is empty, and the file's import reports the error.
     """
     try:
         tree = ast.parse(file.read_bytes())
@@ -86,8 +87,9 @@ def _imported(file: Path) -> set[str]:
 
 
 def _winner(name: str, own: Path, folder: Path) -> str | None:
-    """What `import name` takes where `folder`, which has the module as `own`, is last in sys.path;
-    None if that is `own`.
+    """Return the module that `import name` loads instead of the file `own`, or None.
+
+    `folder` contains `own` and is last in sys.path.
     """
     if name in sys.stdlib_module_names:
         return f"the standard library's module {name}"

@@ -1,4 +1,4 @@
-"""How long a device spends in a part of the step, without holding the step up."""
+"""Measure the time that a device spends in a part of the step, without delaying the step."""
 
 import contextlib
 import time
@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 import torch
 
-_PENDING = 1000  # events are looked at by then
+_PENDING = 1000  # the events are read at this number, at the latest
 
 
 class Elapsed:
-    """Adds up the seconds in the bodies of `with elapsed():`, the host's, or on a GPU the GPU's
-    own.
+    """The sum of the seconds spent in the bodies of `with elapsed():`.
+
+    On a GPU, the GPU measures the time with events. Otherwise, the host's clock is used.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,7 +36,7 @@ class Elapsed:
         self._seconds += time.perf_counter() - since
 
     def seconds(self) -> float:
-        """Of all bodies until now; a GPU is waited for until it is done with the last one."""
+        """Return the seconds of all bodies until now, after the GPU has finished the last one."""
         if self._pending:
             self._pending[-1][1].synchronize()
             self._seconds += sum(begin.elapsed_time(end) for begin, end in self._pending) / 1000

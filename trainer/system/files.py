@@ -13,31 +13,33 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-_MOST_BYTES = 2**30  # a year of metrics; a sparse or endless file must not fill the memory
+_MOST_BYTES = 2**30  # more than a year of metrics; a sparse file must not fill the memory
 _MOST_OBJECT_BYTES = 2**26
 
 
 class NotRegular(OSError):
-    """A FIFO, a folder, a device or a socket has the name of a file."""
+    """An error for a path that is a FIFO, a folder, a device or a socket instead of a file."""
 
 
 def open_regular(path: Path) -> BufferedReader:
     """Open a regular file, or a link to one, for reading.
 
-    A FIFO would block, and a folder has no content.
+    Opening a FIFO would block.
 
     Raises:
-        OSError: missing, unreadable or not a regular file.
+        OSError: the file is missing, unreadable or not a regular file.
     """
     return os.fdopen(_open(path, os.O_RDONLY), "rb")
 
 
 def append_regular(path: Path) -> TextIO:
-    """Open a regular file to append lines, each written at once; make it if it is missing.
+    """Open a regular file to append lines, and create it if it is missing.
+
+    Each line is written immediately.
 
     Raises:
-        NotRegular: a FIFO or something else has this name.
-        OSError: not writable.
+        NotRegular: the path is a FIFO, a folder, a device or a socket.
+        OSError: the file is not writable.
     """
     descriptor = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     return os.fdopen(descriptor, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
@@ -47,7 +49,7 @@ def _open(path: Path, flags: int) -> int:
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # to write into a FIFO that nobody reads
+        if error.errno == errno.ENXIO:  # a FIFO without a reader, opened for writing
             raise NotRegular(errno.ENXIO, "not a regular file", str(path)) from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -60,8 +62,8 @@ def read_text(path: Path, most_bytes: int = _MOST_BYTES) -> str:
     """Return the file's text.
 
     Raises:
-        OSError: missing, unreadable or not a regular file.
-        ValueError: not UTF-8, or more than `most_bytes`.
+        OSError: the file is missing, unreadable or not a regular file.
+        ValueError: the file is not UTF-8, or has more than `most_bytes` bytes.
     """
     with open_regular(path) as file:
         data = file.read(most_bytes + 1)
@@ -74,8 +76,8 @@ def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in the file.
 
     Raises:
-        OSError: missing, unreadable or not a regular file.
-        ValueError: not UTF-8, not JSON, or not an object.
+        OSError: the file is missing, unreadable or not a regular file.
+        ValueError: the file is not UTF-8, or does not contain a JSON object.
     """
     return parse_object(read_text(path, _MOST_OBJECT_BYTES))
 
@@ -84,7 +86,7 @@ def parse_object(text: str) -> dict[str, Any]:
     """Return the JSON object in `text`.
 
     Raises:
-        ValueError: not JSON, or not an object.
+        ValueError: the text is not JSON, or not an object.
     """
     try:
         value = json.loads(text)
@@ -97,11 +99,14 @@ def parse_object(text: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file that replaces `path` atomically once it is on the disk, or not at all."""
+    """Yield a new file that atomically replaces `path` once it is on the disk.
+
+    If the body raises an error, `path` is unchanged.
+    """
     temporary = path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)
     try:
-        with temporary.open("xb") as file:  # never through a link, nor into a FIFO
+        with temporary.open("xb") as file:  # x refuses a link and a FIFO
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -1,9 +1,7 @@
-"""Commands that messages recommend, spelled as they work where the user typed the one that runs
-now.
+"""Spell the commands that messages recommend as the user has to type them.
 
-TRAINBOX_COMMAND is what stands for `trainbox` there: make, docker-compose.yml and
-deploy/apptainer/trainbox.sh set it, since a host with the image alone has no `trainbox` and no
-`tensorboard`.
+A host with only the image does not have the commands `trainbox` and `tensorboard`. So make,
+docker-compose.yml and deploy/apptainer/trainbox.sh set TRAINBOX_COMMAND, which replaces `trainbox`.
 """
 
 import os
@@ -29,7 +27,8 @@ def tensorboard(folder: Path) -> str:
 
 
 def runs_dir() -> str:
-    """Return the setting that names another folder for runs: a path of the host where this is a
-    container.
+    """Return the name of the setting for the folder of runs.
+
+    In a container, this is the setting for the host's folder.
     """
     return "RUNS_DIR" if os.environ.get("TRAINBOX_COMMAND") else "--runs-dir"

@@ -1,4 +1,4 @@
-"""The source files of the code that this process has loaded.
+"""Find the source files of the user's code that this process has loaded.
 
 If one of them changes, the bits of a training may change.
 """
@@ -19,17 +19,17 @@ _CHECKOUT = Path(__file__).parents[2]
 _OUR_TASKS = str(_CHECKOUT / "trainer" / "tasks") + os.sep
 _LIBRARY_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
-# Modules that are not the user's, by name: thousands, and this is asked at each digest and
-# checkpoint.
+# Modules that are not the user's, by name. There are thousands, and `loaded_sources` is called at
+# each digest and checkpoint.
 _of_libraries: dict[str, ModuleType] = {}
 
-# By the module, function or class: the digest of its file when it was first seen. The file may be
-# edited while the process runs, and the process still computes with the text that it has loaded.
+# The digest of a file when its module, function or class was first seen. If the file is edited
+# while the process runs, the process still computes with the version that it has loaded.
 _seen: "weakref.WeakKeyDictionary[Any, str | None]" = weakref.WeakKeyDictionary()
 
 
 def loaded_sources() -> dict[str, str]:
-    """Return `{module: sha256 of its file}` for each loaded module that is the user's.
+    """Return `{module: SHA-256 of its file}` for each loaded module that is the user's.
 
     These are the modules outside the standard library, site-packages and Trainbox, and Trainbox's
     own tasks. Code that was loaded without an entry in `sys.modules` is listed as `owner.name`.
@@ -52,7 +52,7 @@ def loaded_sources() -> dict[str, str]:
 
 
 def is_users_module(name: str) -> bool:
-    """Return whether the loaded module `name` is one that `loaded_sources` lists."""
+    """Return whether `loaded_sources` lists the module `name`."""
     module = sys.modules.get(name)
     file = vars(module).get("__file__") if _is_module(module) else None
     return isinstance(file, str) and _is_the_users(file)
@@ -61,7 +61,7 @@ def is_users_module(name: str) -> bool:
 def located_sources(names: Iterable[str]) -> dict[str, str]:
     """Return the digests of the files from which an import of `names` would load them.
 
-    Names that no file is found for are left out. Nothing is imported.
+    Names without a file are left out. Nothing is imported.
     """
     found = {}
     for name in names:
@@ -75,7 +75,7 @@ def _is_module(value: Any) -> bool:
 
 
 def _add(found: dict[str, str], name: str, value: Any, file: Any) -> bool:
-    """Add the digest of `file`, which holds `value`, if it is the user's; return whether it is."""
+    """Add the digest of `file`, which defines `value`, and return whether it is the user's."""
     if not isinstance(file, str) or not _is_the_users(file):
         return False
     if value not in _seen:
@@ -88,8 +88,9 @@ def _add(found: dict[str, str], name: str, value: Any, file: Any) -> bool:
 def _add_unregistered(
     found: dict[str, str], owner: str, module: ModuleType, files: set[str]
 ) -> None:
-    """Add what `module` holds from files of no module in `sys.modules` (`spec_from_file_location`,
-    say).
+    """Add the values in `module` that come from files of no module in `sys.modules`.
+
+    `importlib.util.spec_from_file_location` creates such modules.
     """
     for name, value in list(vars(module).items()):
         for file in _files_of(value):
@@ -105,7 +106,7 @@ def _files_of(value: Any) -> Iterator[str]:
     elif isinstance(value, FunctionType):
         yield value.__code__.co_filename
     elif isinstance(value, type):
-        # A copy: the thread that saves may import a module, which adds to a class meanwhile.
+        # Copy the values, because another thread may add to the class.
         for function in list(vars(value).values()):
             if isinstance(function, FunctionType):
                 yield function.__code__.co_filename
@@ -113,7 +114,7 @@ def _files_of(value: Any) -> Iterator[str]:
 
 @functools.cache
 def _is_the_users(file: str) -> bool:
-    """Judge by the path as it was imported and by the path behind its symlinks."""
+    """Return whether neither `file` nor the target of its symlinks is in a library."""
     for path in (str(Path(file).absolute()), os.path.realpath(file)):
         if path.startswith(_OUR_TASKS):
             return True
@@ -134,8 +135,9 @@ def _libraries() -> tuple[str, ...]:
 
 
 def _digest(file: str, loader: Any) -> str | None:
-    """Return the SHA-256 of `file`, read by `loader` where it lies in an archive; None if it cannot
-    be read.
+    """Return the SHA-256 of `file`, or None if it cannot be read.
+
+    A file in an archive is read by `loader`.
     """
     try:
         data = Path(file).read_bytes()

@@ -1,4 +1,4 @@
-"""What to do about a file or folder that cannot be written."""
+"""Explain why a file or folder cannot be written, and how to fix it."""
 
 import contextlib
 import errno
@@ -12,10 +12,9 @@ from trainer.system.hints import runs_dir
 
 
 def storage_failure(place: Path, error: OSError, needed_bytes: int = 0) -> StorageFailure:
-    """Return the failure for `error`, met while writing below `place`, with the remedy for its
-    cause.
+    """Return the failure for `error`, which was raised while writing to `place` or below it.
 
-    `needed_bytes` is the size of what was to be written, where it is known.
+    The message has a remedy for the cause. `needed_bytes` is the size of the data, or 0 if unknown.
     """
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else place
     existing = next((found for found in [path, *path.parents] if _exists(found)), Path("/"))
@@ -47,12 +46,12 @@ _OTHERS = {
 
 
 def _of_rights(existing: Path) -> tuple[str, str]:
-    """Return who owns the path that refuses, and how this user gets the right to write there."""
+    """Return the owner of the path, and a command with which this user can write there."""
     uid, gid, owner = os.geteuid(), os.getegid(), existing.stat().st_uid
     detail = f"{existing} belongs to {_user(owner)}, and this process runs as {_user(uid)}"
     if owner == uid:
         return detail, f"allow writing with `chmod -R u+rwX {existing}`"
-    # without its power over others' files, as in our containers, or on a network file system
+    # In our containers and on network file systems, root cannot write to other users' files.
     if uid == 0:
         return detail, f"run as {_user(owner)}"
     return detail, f"take the folder over with `sudo chown -R {uid}:{gid} {existing}`"
@@ -71,8 +70,9 @@ def _mib(needed_bytes: int) -> str:
 
 
 def _exists(path: Path) -> bool:
-    """Return whether there is such a path, as far as this user can see: `Path.exists` may raise an
-    error for another's.
+    """Return whether `path` exists and is visible to this user.
+
+    `Path.exists` may raise an error if the path belongs to another user.
     """
     with contextlib.suppress(OSError):
         path.stat()

@@ -10,17 +10,17 @@ _LONGEST_MESSAGE = 1000
 
 
 def open_streams() -> None:
-    """Make standard input, output and error usable, whatever the caller has done to them.
+    """Make standard input, output and error usable.
 
-    A closed one becomes /dev/null: otherwise the next file that is opened, a checkpoint for
-    example, would take its number and receive what is printed. A character that the encoding does
-    not have is written as \\xe4.
+    A closed stream becomes /dev/null. Otherwise, the next file that is opened would get its number
+    and receive the output, for example a checkpoint. A character that the encoding does not have is
+    written as an escape such as \\xe4.
     """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            # takes the lowest free number, which is this one
+            # os.open uses the lowest free number, which is this one.
             nothing = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(nothing, True)
     if sys.stdin is None:
@@ -36,14 +36,15 @@ def _opened(number: int, stream: Any) -> Any:
 
 
 def outlive_readers() -> None:
-    """From now on drop what nobody reads, or what a full disk does not take: a training goes on
-    without its output.
+    """Drop output that cannot be written from now on, so that a training continues without it.
+
+    The reader of a pipe may have ended, or the disk may be full.
     """
     sys.stdout, sys.stderr = _lasting(sys.stdout), _lasting(sys.stderr)
 
 
 class _Lasting(io.FileIO):
-    """A stream that becomes /dev/null where a write fails."""
+    """A stream that becomes /dev/null when a write fails."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -68,8 +69,9 @@ def _lasting(stream: Any) -> io.TextIOWrapper:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return `text` with control characters as escapes: a peer's name must not move the cursor or
-    colour the terminal.
+    """Return `text` with control characters as escapes, except for those in `keep`.
+
+    Text from another machine must not move the cursor or colour the terminal.
     """
     return "".join(
         c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text

@@ -1,7 +1,7 @@
-"""Temporary folders that name their owner by a lock, so that those of killed processes can be
-removed at the next start.
+"""Temporary folders with a lock that shows whether their owner is alive.
 
-entrypoint/system/temporary.py makes its folders in the same way; only the trainer removes them.
+The next start removes the folders of killed processes. entrypoint/system/temporary.py makes its
+folders in the same way, but only the trainer removes them.
 """
 
 import contextlib
@@ -15,15 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PREFIX = "trainbox-"
-# Locked as long as the owner or a fork of it lives. Unlike a process's number, a lock is also seen
-# from another container that shares /tmp.
+# Locked as long as the owner or a fork of it is alive. Unlike a process ID, a lock is visible in
+# other containers that share /tmp.
 _OWNER = ".owner"
 
 
 @contextlib.contextmanager
 def temporary_folder(purpose: str = "") -> Iterator[Path]:
-    """Make a folder `trainbox-PURPOSE...` that is removed at the end, after removing those of
-    killed processes.
+    """Remove the folders of killed processes, and yield a new folder `trainbox-PURPOSE...`.
+
+    The new folder is removed at the end.
     """
     folder, lock = _make(purpose)
     try:
@@ -35,15 +36,16 @@ def temporary_folder(purpose: str = "") -> Iterator[Path]:
 
 @contextlib.contextmanager
 def sockets_in_a_folder() -> Iterator[None]:
-    """Keep the sockets of loader workers in a temporary folder of ours: multiprocessing's `pymp-`
-    outlives a kill.
+    """Keep the sockets of loader workers in a temporary folder of ours.
+
+    The folder `pymp-...` of multiprocessing is never removed if its process is killed.
     """
     settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     before = settings.get("tempdir")
     try:
         folder, lock = _make("")
     except OSError:
-        # A container whose /tmp is not writable can train, as long as nothing needs a socket.
+        # A container whose /tmp is not writable can still train, if no worker needs a socket.
         yield
         return
     settings["tempdir"] = str(folder)
@@ -51,8 +53,8 @@ def sockets_in_a_folder() -> Iterator[None]:
         yield
     finally:
         settings["tempdir"] = before
-        # A worker that is still alive, after an error, removes its own socket. It holds the lock
-        # until it has ended, and the folder is left to the next start.
+        # After an error, a worker may still be alive. It holds the lock until it ends, and the next
+        # start removes the folder.
         if not multiprocessing.active_children():
             shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
@@ -93,12 +95,13 @@ def _remove_if_abandoned(folder: Path) -> None:
 
 
 def _claim(folder: Path) -> int:
-    """Lock the folder's owner file before it has its name, so that nobody takes a new folder for an
-    abandoned one.
+    """Lock the folder's owner file, and return the descriptor of the lock.
+
+    The file is locked before it gets its name, so that no process takes the folder for abandoned.
     """
     unnamed = folder / f"{_OWNER}.new"
     lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    # a file system without locks: the folder is then left alone for ever
+    # If the file system has no locks, the folder is never considered abandoned.
     with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         unnamed.rename(folder / _OWNER)

@@ -501,22 +501,25 @@ def test_every_number_is_in_the_table() -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ("--epochs 1 --max-steps 2", "--epochs 1 and --max-steps 2 both say when to end: drop one"),
+        (
+            "--epochs 1 --max-steps 2",
+            "--epochs 1 and --max-steps 2 both set the length of the run: drop one",
+        ),
         (
             "--batch-size 64 --batch-size-per-gpu 32",
             "--batch-size 64 (global) and --batch-size-per-gpu 32 both set the batch: drop one",
         ),
         (
             "--batch-size 4 --accumulation 5",
-            "--accumulation 5 cuts a batch of 4 into empty parts: lower it",
+            "--accumulation 5 splits a batch of 4 into empty micro-batches: lower it",
         ),
         (
             "--device cpu --precision fp16",
-            "--precision fp16 needs an NVIDIA GPU, the device is cpu: use fp32 or bf16",
+            "--precision fp16 needs an NVIDIA GPU (the device is cpu): use fp32 or bf16",
         ),
         (
             "--device mps --precision tf32",
-            "--precision tf32 needs an NVIDIA GPU, the device is mps: use fp32 or bf16",
+            "--precision tf32 needs an NVIDIA GPU (the device is mps): use fp32 or bf16",
         ),
         (
             "--best-by up:loss",
@@ -664,10 +667,10 @@ YAML = '!!python/object/apply:os.system ["touch x"]'
             b"\xff\xfe",
             "--config c.json is not JSON: 'utf-8' codec can't decode byte 0xff in position 0",
         ),
-        ("[]", "--config c.json holds "),
+        ("[]", "--config c.json is not a JSON object"),
         (
             '{"run": "../x"}',
-            "--config c.json: no setting run; known are accumulation, base_batch_size, ",
+            "--config c.json has unknown settings (run): use some of accumulation, base_batch",
         ),
         (json.dumps({"task": YAML}), f"task {YAML}: "),
         (json.dumps({"fields": {"width": YAML}}), f"--set width={YAML}: width is of type int"),
@@ -678,7 +681,7 @@ YAML = '!!python/object/apply:os.system ["touch x"]'
         ),
         (
             '{"epochs": 1, "max_steps": 2}',
-            "--epochs 1 and --max-steps 2 both say when to end: drop one",
+            "--epochs 1 and --max-steps 2 both set the length of the run: drop one",
         ),
         ('{"epochs": NaN}', "Invalid value for '--epochs': "),
         ('{"learning_rate": NaN}', "Invalid value for '--lr': nan is not a finite number above 0"),
@@ -690,7 +693,7 @@ YAML = '!!python/object/apply:os.system ["touch x"]'
         (json.dumps({"optimizer": BIG}), "Invalid value for '--optimizer': 'xxx"),
         (json.dumps({"epochs": BIG}), "Invalid value for '--epochs': 'xxx"),
         (json.dumps({"task": BIG}), "no task 'xxx"),
-        (json.dumps({BIG: 1}), "--config c.json: no setting xxx"),
+        (json.dumps({BIG: 1}), "--config c.json has unknown settings (xxx"),
     ],
     ids=lambda value: repr(value[:30]),
 )
@@ -706,7 +709,7 @@ def test_a_hostile_config_file_is_refused(
 
 
 def test_a_precision_that_the_device_has_not_is_told_before_the_launch(plan: Command) -> None:
-    text = "--precision fp16 needs an NVIDIA GPU, the device is cpu: use fp32 or bf16"
+    text = "--precision fp16 needs an NVIDIA GPU (the device is cpu): use fp32 or bf16"
     assert refused(plan("--device", "cpu", "--precision", "fp16")) == text
 
 

@@ -484,7 +484,7 @@ _DAMAGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
     ),
     (
         lambda run: _change(run / "config.json", keep="x"),
-        "runs/r/config.json is damaged (keep is 'x', and not a number",
+        "runs/r/config.json is damaged (keep is 'x', not a number",
     ),
     (
         lambda run: (run / "config.json").write_text("[" * 99_999),

@@ -185,7 +185,7 @@ def test_bf16_trains_on_a_cpu(here: Here) -> None:
 def test_precision_of_a_gpu_is_refused_on_a_cpu(here: Here) -> None:
     for precision in ("fp16", "tf32"):
         with pytest.raises(
-            WrongUse, match=f"--precision {precision} needs an NVIDIA GPU, the device is cpu"
+            WrongUse, match=f"--precision {precision} needs an NVIDIA GPU .the device is cpu"
         ):
             here.train(precision=precision)
 

@@ -95,7 +95,7 @@ def test_the_fingerprint_is_eight_hex_digits_and_the_same_for_the_same_settings(
         (
             {"epochs": 3, "max_steps": 5},
             "auto",
-            "--epochs 3 and --max-steps 5 both say when to end: drop one",
+            "--epochs 3 and --max-steps 5 both set the length of the run: drop one",
         ),
         (
             {"batch_size": 64, "batch_size_per_gpu": 32},
@@ -105,19 +105,19 @@ def test_the_fingerprint_is_eight_hex_digits_and_the_same_for_the_same_settings(
         (
             {"batch_size": 4, "accumulation": 5},
             "auto",
-            "--accumulation 5 cuts a batch of 4 into empty parts: lower it",
+            "--accumulation 5 splits a batch of 4 into empty micro-batches: lower it",
         ),
         (
             {"batch_size_per_gpu": 4, "accumulation": 5},
             "auto",
-            "--accumulation 5 cuts a batch of 4 into empty parts",
+            "--accumulation 5 splits a batch of 4 into empty micro-batches",
         ),
         (
             {"precision": "fp16"},
             "cpu",
-            "--precision fp16 needs an NVIDIA GPU, the device is cpu: use fp32 or bf16",
+            "--precision fp16 needs an NVIDIA GPU (the device is cpu): use fp32 or bf16",
         ),
-        ({"precision": "tf32"}, "mps", "--precision tf32 needs an NVIDIA GPU, the device is mps"),
+        ({"precision": "tf32"}, "mps", "--precision tf32 needs an NVIDIA GPU (the device is mps"),
         (
             {"best_by": "up:loss"},
             "auto",
@@ -205,8 +205,8 @@ def test_warm_up_is_linear_and_the_cosine_ends_at_nothing() -> None:
     ("text", "message"),
     [
         ("{", "is not JSON"),
-        ("[1, 2]", "holds no settings: it must be a JSON object"),
-        ('{"epoch": 3, "lr": 1}', "no setting epoch, lr; known are accumulation, "),
+        ("[1, 2]", "is not a JSON object"),
+        ('{"epoch": 3, "lr": 1}', "has unknown settings (epoch, lr): use some of accumulation, "),
         ("\0", "is not JSON"),
     ],
 )
@@ -399,7 +399,7 @@ def test_settings_come_from_the_environment_too(
         (["--run", "../r"], "--run '../r' is not a folder's name"),
         (["--run", ".."], "--run '..' is not a folder's name"),
         (["--run", "a\nb"], "is not a folder's name"),
-        (["--epochs", "2", "--max-steps", "3"], "both say when to end"),
+        (["--epochs", "2", "--max-steps", "3"], "both set the length of the run"),
         (["--no-such-option"], "No such option"),
         (["--precision", "fp16"], "--precision fp16 needs an NVIDIA GPU"),
     ],

@@ -27,7 +27,7 @@ _SETTINGS = {
         ("TRAINBOX_EPOCS", "did you mean TRAINBOX_EPOCHS?"),
         ("TRAINBOX_epochs", "did you mean TRAINBOX_EPOCHS?"),
         ("TRAINBOX_BATCHSIZE", "did you mean TRAINBOX_BATCH_SIZE?"),
-        ("TRAINBOX_GPUS", "its name is GPUS"),
+        ("TRAINBOX_GPUS", "use GPUS"),
         ("TRAINBOX_API_KEY", "unset it; `trainbox train --help` lists the settings"),
     ],
 )

@@ -584,7 +584,7 @@ def test_a_gpu_that_cannot_be_used_is_set_aside_before_it_costs_a_trial(trainbox
         ),
         (
             ["--grid", "precision=fp32,fp16"],
-            "--precision fp16 needs an NVIDIA GPU, the device is cpu",
+            "--precision fp16 needs an NVIDIA GPU (the device is cpu",
         ),
         (["--range", "nosuch=1:2"], "has no field nosuch"),
         (["--range", "batch-size=-3:2"], "-3 is not a whole number from 1"),
