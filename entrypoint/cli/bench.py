@@ -230,7 +230,7 @@ def _bench_counts(
         driver.close()  # the trainings query it themselves
         if device == "cuda" and not found:
             raise HardwareMissing(
-                "--device cuda asked, no GPU found: run on a GPU host with its driver, or "
+                "--device cuda requested, no GPU found: run on a GPU host with its driver, or "
                 "use --device cpu"
             )
     return found == 0, processes or doubling(found or min(4, usable_cpus()))

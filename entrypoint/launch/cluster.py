@@ -1,4 +1,4 @@
-"""Who started us: nobody, SLURM or Kubernetes, read from the environment: pure."""
+"""The scheduler that started this process, read from the environment. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ RDZV_TIMEOUT_S = 600
 
 @dataclass(frozen=True)
 class Cluster:
-    """What the scheduler has decided; None where it says nothing.
+    """The scheduler's decisions; None for each that it leaves open.
 
-    `rdzv_endpoint` is host:port of node 0.
+    `rdzv_endpoint` is HOST:PORT of node 0.
     """
 
     kind: str = "local"
@@ -26,12 +26,14 @@ class Cluster:
 
 
 def detect_cluster(env: Mapping[str, str]) -> Cluster:
-    """SLURM's variables (SLURM_*), Kubeflow Trainer's (PET_*, those of torchrun), an Indexed Job's,
-    or none.
+    """Return the cluster that the variables of a scheduler describe.
+
+    SLURM sets SLURM_*. Kubeflow Trainer sets torchrun's PET_*. An Indexed Job sets
+    JOB_COMPLETION_INDEX.
 
     Raises:
-        InvalidRequest: a SLURM job of more than one task a node, or of several nodes without srun;
-            malformed numbers.
+        InvalidRequest: a number is malformed, or a SLURM job has more than one task per node, or
+            several nodes without srun.
     """
     if "SLURM_JOB_ID" in env:
         return _slurm(env)
@@ -41,11 +43,11 @@ def detect_cluster(env: Mapping[str, str]) -> Cluster:
 
 
 def first_host(nodelist: str) -> str:
-    """The first host of SLURM's compressed list: `n[03-05,9],login` -> `n03`."""
+    """Return the first host of SLURM's compressed list: `n[03-05,9],login` -> `n03`."""
     host = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", nodelist).partition(",")[0]
     if not host:
         raise InvalidRequest(
-            f"SLURM_JOB_NODELIST={nodelist!r} names no host: set --rdzv-endpoint HOST:PORT"
+            f"SLURM_JOB_NODELIST={nodelist!r} has no host: set --rdzv-endpoint HOST:PORT"
         )
     return host
 
@@ -57,22 +59,19 @@ def _slurm(env: Mapping[str, str]) -> Cluster:
     ntasks = _number(env, "SLURM_STEP_NUM_TASKS", default=nnodes) if in_step else nnodes
     if ntasks > nnodes:
         raise InvalidRequest(
-            f"SLURM started {ntasks} tasks on {nnodes} node(s), and each would train on "
-            "all GPUs of its node: "
-            "start one task a node with --ntasks-per-node=1; Trainbox starts a process for "
-            "each GPU itself"
+            f"SLURM started {ntasks} tasks on {nnodes} node(s), and each would train on all GPUs "
+            "of its node: start one task per node with --ntasks-per-node=1"
         )
     if nnodes > 1 and not in_step:
         raise InvalidRequest(
-            f"SLURM job {job} has {nnodes} nodes, and this is its batch script, which runs "
-            "on the first only: "
-            "start Trainbox with `srun --ntasks-per-node=1 trainbox ...`"
+            f"SLURM job {job} has {nnodes} nodes, and this is its batch script, which runs on the "
+            "first only: start Trainbox with `srun --ntasks-per-node=1 trainbox ...`"
         )
     if nnodes == 1:
         return Cluster("slurm", rdzv_id=job)
     nodelist = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", "")
-    # A port of the job's own, the same on each node, above the usual services and below the
-    # ephemeral range.
+    # All nodes of a job compute the same port. It is above the ports of common services and below
+    # the ephemeral range.
     port = 20000 + _number(env, "SLURM_JOB_ID") % 10000
     return Cluster(
         "slurm", nnodes, _number(env, "SLURM_NODEID"), f"{first_host(nodelist)}:{port}", job
@@ -92,7 +91,7 @@ def _kubernetes(env: Mapping[str, str]) -> Cluster:
         _number(env, rank_name) if env.get(rank_name) else None,
         endpoint or None,
         env.get("PET_RDZV_ID") or None,
-        # auto, gpu and cpu leave the number to what is found here
+        # With auto, gpu and cpu, the number of GPUs found here decides.
         None
         if nproc in ("", "auto", "gpu", "cpu")
         else _number(env, "PET_NPROC_PER_NODE", least=1),
@@ -103,12 +102,10 @@ def _number(env: Mapping[str, str], name: str, default: int | None = None, least
     text = env.get(name) or ("" if default is None else str(default))
     if not (text.isascii() and text.isdigit()):
         raise InvalidRequest(
-            f"{name}={text!r} is not a whole number: correct what sets it, or pass the "
-            "launch options by hand"
+            f"{name}={text!r} is not a whole number: correct it, or set the launch options yourself"
         )
     if int(text) < least:
         raise InvalidRequest(
-            f"{name}={text} is less than {least}: correct what sets it, or pass the launch "
-            "options by hand"
+            f"{name}={text} is less than {least}: correct it, or set the launch options yourself"
         )
     return int(text)

@@ -1,4 +1,4 @@
-"""The launch decision: a request, the GPUs and the cluster in, a plan or an error out. Pure."""
+"""The launch decision, a pure function from a request, the GPUs and the cluster to a plan."""
 
 import ipaddress
 import json
@@ -17,10 +17,12 @@ _BY_TORCHRUN = ("ddp", "fsdp")
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What the user asked for; None where they said nothing.
+    """The user's launch options; None for each that was not given.
 
-    `gpus` is a count or "all"; `argv` is the module that one process runs and its words (`trainer
-    train digits`); `cpus` is how many this container may use.
+    Attributes:
+        argv: the module that each process runs and its arguments, such as `trainer train digits`.
+        cpus: the number of CPUs that this container may use.
+        gpus: a count, or "all".
     """
 
     argv: tuple[str, ...]
@@ -41,7 +43,10 @@ class LaunchRequest:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What will be started: `argv` with `env` added to the environment, and in one line why."""
+    """The command to start: `argv`, with `env` added to the environment.
+
+    `reason` is one line that says how the plan was made.
+    """
 
     strategy: str
     gpus: tuple[Gpu, ...]
@@ -54,23 +59,23 @@ class LaunchPlan:
 
 @dataclass(frozen=True)
 class _Nodes:
-    """Which nodes take part; `endpoint` and `rank` are set where there are several."""
+    """The nodes of the training. With one node, `rank` is 0 and `endpoint` is empty."""
 
     count: int
     rank: int
     endpoint: str
     job_id: str
-    # a name at first unknown is a mistake, unless a scheduler makes names known
+    # Under a scheduler, the endpoint's name may become known only later. Elsewhere, an unknown name
+    # is an error.
     await_name: bool = False
 
 
 def plan_launch(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -> LaunchPlan:
-    """Decide strategy, GPUs and processes; `gpus` are the visible ones.
+    """Return the plan for one training on the visible GPUs `gpus`.
 
     Raises:
-        InvalidRequest: the request contradicts itself or cannot be trained so.
-        HardwareMissing: GPUs were asked for that are not there; a CPU run is never put in their
-            place.
+        InvalidRequest: the request contradicts itself or cannot be launched.
+        HardwareMissing: requested GPUs are missing. The plan never falls back to the CPU.
     """
     nodes = _nodes(request, cluster)
     chosen, asked = _choose_gpus(request, gpus, cluster)
@@ -90,12 +95,13 @@ def plan_launch(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -
 
 
 def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> LaunchPlan:
-    """Decide on which GPUs, or CPU slots, a sweep trains one trial each; `per_gpu` trials share a
-    GPU.
+    """Return the plan for a sweep, whose slots each train one trial at a time.
+
+    A slot is a CPU slot or one of the `per_gpu` slots of a GPU.
 
     Raises:
         InvalidRequest: the request contradicts itself.
-        HardwareMissing: GPUs were asked for that are not there, or cannot be used.
+        HardwareMissing: requested GPUs are missing or cannot be used.
     """
     if request.gpus is None and request.gpu_ids is None and request.device != "cpu" and gpus:
         request = replace(request, gpus="all")
@@ -104,8 +110,8 @@ def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> Lau
     if chosen:
         if request.processes is not None:
             raise InvalidRequest(
-                f"--processes {request.processes} is for CPU slots, and {len(chosen)} "
-                "GPU(s) are in use: use --per-gpu"
+                f"--processes {request.processes} is for CPU slots, and {len(chosen)} GPU(s) are "
+                "in use: use --per-gpu"
             )
         slots = [(f"GPU {gpu.label}", gpu.uuid) for gpu in chosen for _ in range(per_gpu)]
         shared = f", {per_gpu} trials on each" if per_gpu > 1 else ""
@@ -148,7 +154,7 @@ def _nodes(request: LaunchRequest, cluster: Cluster) -> _Nodes:
             raise InvalidRequest(
                 f"node rank {request.node_rank} of 1 node: add --nnodes with the number of machines"
             )
-        # a scheduler may have one node left
+        # A scheduler may start a job of several nodes on one.
         if request.rdzv_endpoint and request.nnodes is None and cluster.kind == "local":
             raise InvalidRequest(
                 f"--rdzv-endpoint {endpoint} and 1 node: add --nnodes with the number of machines"
@@ -156,15 +162,14 @@ def _nodes(request: LaunchRequest, cluster: Cluster) -> _Nodes:
         return _Nodes(1, 0, "", job_id)
     if endpoint is None:
         raise InvalidRequest(
-            f"{count} nodes asked, and no place to meet: give the first machine's address "
-            "to each of them, "
-            f"as in --rdzv-endpoint node0.example:{DEFAULT_PORT}"
+            f"{count} nodes requested without a rendezvous endpoint: give each node the address of "
+            f"the first one, as in --rdzv-endpoint node0.example:{DEFAULT_PORT}"
         )
-    _refuse_no_place(endpoint)
+    _check_endpoint(endpoint)
     if rank is None:
         raise InvalidRequest(
-            f"{count} nodes asked, and not which one this is: add --node-rank 0 here, 1 on "
-            "the next, and so on"
+            f"{count} nodes requested without a node rank: add --node-rank 0 here, 1 on the next "
+            "node, and so on"
         )
     if rank >= count:
         raise InvalidRequest(
@@ -173,7 +178,7 @@ def _nodes(request: LaunchRequest, cluster: Cluster) -> _Nodes:
     return _Nodes(count, rank, endpoint, job_id, cluster.kind != "local")
 
 
-def _refuse_no_place(endpoint: str) -> None:
+def _check_endpoint(endpoint: str) -> None:
     """Raise InvalidRequest unless `endpoint` is the address or name of one machine, and a port."""
     parts = re.fullmatch(
         r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s\[\]/*:]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:.%]*):([0-9]{1,5})",
@@ -191,27 +196,28 @@ def _refuse_no_place(endpoint: str) -> None:
             f"node0.example:{DEFAULT_PORT}"
         )
     try:
-        # The short forms of IPv4 that the system takes as well: 0 is 0.0.0.0.
+        # inet_aton also accepts the short forms of IPv4 that the system does: 0 is 0.0.0.0.
         address = ipaddress.ip_address(host if ":" in host else socket.inet_aton(host))
     except (OSError, ValueError):
         return  # a name
     address = getattr(address, "ipv4_mapped", None) or address
     if address.is_unspecified or address.is_multicast or str(address) == "255.255.255.255":
         raise InvalidRequest(
-            f"--rdzv-endpoint {endpoint} is not the address of one machine: "
-            f"give the address by which the others reach node 0, as in 192.168.1.10:{DEFAULT_PORT}"
+            f"--rdzv-endpoint {endpoint} is not the address of one machine: give the address by "
+            f"which the others reach node 0, as in 192.168.1.10:{DEFAULT_PORT}"
         )
 
 
 def _is_host(host: str) -> bool:
-    """Return whether the resolver can be asked for `host`: it fails on a name with a part that is
-    empty or too long.
+    """Return whether the resolver accepts `host`.
+
+    The resolver fails on a name with a part that is empty or too long.
     """
     if ":" not in host:
         return all(0 < len(part) < 64 for part in host.removesuffix(".").split("."))
     try:
         ipaddress.ip_address(host)
-    except ValueError:  # such as the half of ::1 before its last colon
+    except ValueError:  # for example the part of ::1 before its last colon
         return False
     return True
 
@@ -219,9 +225,7 @@ def _is_host(host: str) -> bool:
 def _choose_gpus(
     request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster
 ) -> tuple[tuple[Gpu, ...], str]:
-    """The GPUs to use, and how they were asked for in the words of the reason: "requested", "named"
-    or "visible".
-    """
+    """Return the GPUs to use, and how they were chosen: "requested", "named" or "visible"."""
     count = cluster.nproc_per_node if request.gpus is None and gpus else request.gpus
     if request.device in ("cpu", "mps"):
         if request.gpu_ids or request.gpus not in (None, 0):
@@ -240,18 +244,17 @@ def _choose_gpus(
         named = select(gpus, request.gpu_ids, "--gpu-ids")
         if isinstance(count, int) and count != len(named):
             raise InvalidRequest(
-                f"--gpus {count} and --gpu-ids {request.gpu_ids} ({len(named)} GPUs) "
-                "differ: drop one of them"
+                f"--gpus {count} and --gpu-ids {request.gpu_ids} ({len(named)} GPUs) differ: drop "
+                "one of them"
             )
         return named, "named"
     if isinstance(count, int) and count > 0:
         if count > len(gpus):
             raise HardwareMissing(
-                f"asked for {count} GPUs, found {len(gpus)} ({labels(gpus)}): ask for at "
-                f"most {len(gpus)}, "
-                f"or run where there are {count}"
+                f"{count} GPUs requested, found {len(gpus)} ({labels(gpus)}): request at most "
+                f"{len(gpus)}, or use a host with {count}"
                 if gpus
-                else f"asked for {count} GPU(s), found none: run on a GPU host with its driver, "
+                else f"{count} GPU(s) requested, found none: run on a GPU host with its driver, "
                 "or use --device cpu"
             )
         return tuple(gpus[:count]), "requested"
@@ -260,10 +263,11 @@ def _choose_gpus(
     if not gpus and (count == "all" or request.device == "cuda"):
         wanted = "--gpus all" if count == "all" else "--device cuda"
         raise HardwareMissing(
-            f"{wanted} asked, no GPU found: run on a GPU host with its driver, or use --device cpu"
+            f"{wanted} requested, no GPU found: run on a GPU host with its driver, or use "
+            "--device cpu"
         )
     if count is None and any(gpu.mig_parent for gpu in gpus):
-        return tuple(gpus[:1]), "visible"  # a training takes one slice; which one is free to choose
+        return tuple(gpus[:1]), "visible"  # a training can use only one MIG slice
     return tuple(gpus), "visible"
 
 
@@ -271,9 +275,8 @@ def _processes(request: LaunchRequest, chosen: Sequence[Gpu], cluster: Cluster) 
     if chosen:
         if request.processes not in (None, len(chosen)):
             raise InvalidRequest(
-                f"--processes {request.processes} is for CPU runs, and {len(chosen)} "
-                "GPU(s) are in use here: "
-                "choose GPUs with --gpus, or add --device cpu"
+                f"--processes {request.processes} is for CPU runs, and {len(chosen)} GPU(s) are in "
+                "use here: choose GPUs with --gpus, or add --device cpu"
             )
         return len(chosen)
     if request.processes is not None:
@@ -286,18 +289,17 @@ def _strategy(request: LaunchRequest, chosen: Sequence[Gpu], nproc: int, nodes: 
     if wanted == "dp":
         if nodes.count > 1:
             raise InvalidRequest(
-                f"--strategy dp works within one machine, and {nodes.count} nodes are "
-                "asked: use --strategy ddp"
+                f"--strategy dp works within one machine, and {nodes.count} nodes are requested: "
+                "use --strategy ddp"
             )
         if request.device == "cpu" or request.gpus == 0:
             raise InvalidRequest(
-                "--strategy dp splits batches over GPUs, and the CPU is asked for: drop "
-                "one of the two"
+                "--strategy dp splits batches over GPUs, and the CPU is requested: drop one of them"
             )
         if not chosen:
             raise HardwareMissing(
-                "--strategy dp splits batches over GPUs, found none in use: use a GPU "
-                "host, or drop --strategy"
+                "--strategy dp splits batches over GPUs, and none is in use: use a GPU host, or "
+                "drop --strategy"
             )
         if len(chosen) == 1:
             raise InvalidRequest(
@@ -307,8 +309,8 @@ def _strategy(request: LaunchRequest, chosen: Sequence[Gpu], nproc: int, nodes: 
     if wanted == "fsdp" and nproc * nodes.count == 1:
         found = "1 GPU" if chosen else "1 CPU process"
         raise InvalidRequest(
-            f"--strategy fsdp shares a model out over 2 or more, found {found}: give more, "
-            "or drop --strategy to train on it"
+            f"--strategy fsdp splits a model over 2 processes or more, found {found}: drop "
+            "--strategy to train on it"
         )
     if wanted in _BY_TORCHRUN:
         return wanted
@@ -319,8 +321,8 @@ def _refuse_faults(chosen: Sequence[Gpu]) -> None:
     for gpu in chosen:
         if gpu.fault:
             raise HardwareMissing(
-                f"GPU {gpu.label} cannot be used ({gpu.fault}): name others with "
-                "--gpu-ids, or mend it (reset, reboot)"
+                f"GPU {gpu.label} cannot be used ({gpu.fault}): name others with --gpu-ids, or fix "
+                "it (reset, reboot)"
             )
 
 
@@ -329,10 +331,9 @@ def _refuse_mig_groups(chosen: Sequence[Gpu]) -> None:
     if slices and len(chosen) > 1:
         same = "of one GPU " if len({gpu.mig_parent for gpu in slices}) < len(slices) else ""
         raise InvalidRequest(
-            f"asked to train on {len(chosen)} devices, {len(slices)} of them MIG slices "
-            f"{same}({labels(chosen)}): "
-            "CUDA and NCCL let a process see one slice only; train on one with --gpus 1 "
-            "or --gpu-ids"
+            f"{len(chosen)} devices requested, {len(slices)} of them MIG slices "
+            f"{same}({labels(chosen)}): CUDA and NCCL let a process see one slice only; train on "
+            "one with --gpus 1 or --gpu-ids"
         )
 
 
@@ -382,7 +383,7 @@ def _reason(
     )
     if nodes.count > 1:
         reason += (
-            f" on {nodes.count} nodes; this is node {nodes.rank}, they meet at {nodes.endpoint}"
+            f" on {nodes.count} nodes; this is node {nodes.rank}, rendezvous at {nodes.endpoint}"
         )
     return reason
 
@@ -390,7 +391,7 @@ def _reason(
 def _found(
     chosen: Sequence[Gpu], visible: Sequence[Gpu], asked: str, nproc: int, request: LaunchRequest
 ) -> str:
-    """What was asked for, and what is there."""
+    """Return the part of the reason that says what was requested and what was found."""
     if chosen:
         kind = "MIG slice" if chosen[0].mig_parent else "GPU"
         noun, named = (kind if len(some) == 1 else f"{kind}s" for some in (visible, chosen))
@@ -403,7 +404,7 @@ def _found(
     if request.processes:
         return f"{nproc} CPU process{'es' if nproc > 1 else ''} requested"
     if visible:
-        return f"{len(visible)} visible GPU(s) set aside by request"
+        return f"{len(visible)} visible GPU(s) excluded by request"
     return "no NVIDIA GPU visible" if request.device == "mps" else "no GPU visible"
 
 
@@ -414,8 +415,8 @@ def _env(
         1, request.cpus // (nproc if strategy in _BY_TORCHRUN else 1)
     )
     return {
-        # UUIDs, because CUDA numbers cards by speed and NVML by bus; empty hides the GPUs of a CPU
-        # run.
+        # UUIDs are used because CUDA orders GPUs by speed and NVML by bus. An empty value hides the
+        # GPUs from a CPU run.
         "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in chosen),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "OMP_NUM_THREADS": str(per_process),

@@ -1,4 +1,4 @@
-"""Run the plan's child: forward signals to it, end it if it hangs, answer with its exit code."""
+"""The supervisor of a launched process: it forwards signals and passes on the exit code."""
 
 import os
 import signal
@@ -13,29 +13,30 @@ from entrypoint.errors import HARDWARE, PREEMPTED, WRONG_USE
 from entrypoint.system.processes import die_with_parent
 from entrypoint.system.streams import message
 
-# Of the 60 s that compose and Kubernetes give (stop_grace_period), so that our own message comes
-# before their SIGKILL.
+# Compose and Kubernetes send SIGKILL after a grace period of 60 s. This is shorter, so that the
+# supervisor can still log a message.
 STOP_BUDGET_S = 50
 _POLL_S = 0.2
-_DEATH_S = 5.0  # of a killed process; one that computes on a broken GPU may never end
-# `docker compose run` delivers each signal twice, about 10 ms apart: that is one wish
+# The wait for a killed process. A process that hangs in a GPU's driver may never end.
+_DEATH_S = 5.0
+# `docker compose run` delivers each signal twice, about 10 ms apart. The second one is ignored.
 _ECHO_S = 0.3
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-# Python makes a traceback of a SIGINT that comes before there is a handler. The trainer calls it
-# SIGINT again.
-_HANDED_ON = {signal.SIGINT: signal.SIGUSR2}
-# a lost process, a killed one: what a broken GPU can look like
-_OTHERS_FAULTS = (7, *range(129, 160))
+# Before the child has a handler, Python turns SIGINT into a traceback. The child therefore gets
+# another signal, which the trainer treats as SIGINT.
+_FORWARDED_AS = {signal.SIGINT: signal.SIGUSR2}
+# Exit codes that a broken GPU can also cause: a lost process, or one killed by a signal.
+_AMBIGUOUS_CODES = (7, *range(129, 160))
 
 
 class Watch(Protocol):
-    """Looks at the hardware beside the child."""
+    """Monitoring of the hardware while the child runs."""
 
     def fatal(self) -> str | None:
-        """Why the child must save and stop, or None; returns at once."""
+        """Return why the child must save and stop, or None. Return at once."""
 
     def last_look(self) -> str | None:
-        """The same, after it has ended: it may wait a moment."""
+        """Return the same after the child has ended. This call may wait for some seconds."""
 
 
 def supervise(
@@ -45,13 +46,16 @@ def supervise(
     watch: Watch | None = None,
     resumes: bool = True,
 ) -> int:
-    """Start `argv`, stay its parent, and return the exit code to end with.
+    """Start `argv` as a child, wait for it, and return the exit code of this process.
 
-    The first SIGTERM, SIGINT, SIGUSR1 or SIGHUP reaches the child: save and stop. A second one, or
-    `stop_budget_s` without an end, kills it. A child killed by signal N gives 128 + N, as in a
-    shell. What `watch` calls fatal is such a signal too, and the end is then the hardware's (3),
-    unless the child finished. `resumes` is False for a child whose checkpoints are removed with it,
-    as in `verify`.
+    The first SIGTERM, SIGINT, SIGUSR1 or SIGHUP is forwarded, and the child saves and stops. A
+    second signal kills the child, and so does the end of `stop_budget_s`. If signal N kills the
+    child, the code is 128 + N, as in a shell.
+
+    A fatal fault that `watch` reports stops the child in the same way. The code is then 3
+    (hardware), unless the child finished.
+
+    `resumes` is False for a child whose checkpoints are temporary, as in `verify`.
     """
     received: list[int] = []
     received_at = 0.0
@@ -64,16 +68,16 @@ def supervise(
         received_at = now
 
     for number in _STOP_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's wish stands
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, note)
     if received:
         return PREEMPTED
     child = subprocess.Popen(
         argv,
         env=dict(env),
-        # a terminal's Ctrl-C then reaches us alone, and the ranks hear of it once
+        # A terminal's Ctrl-C then reaches this process only, and the ranks get the signal once.
         start_new_session=True,
-        # there are no threads here
+        # This process has no threads, so `preexec_fn` is safe.
         preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
     )
     stopping = "saving a checkpoint, then stopping" if resumes else "stopping"
@@ -88,23 +92,20 @@ def supervise(
             forwarded, deadline, heard = True, time.monotonic() + stop_budget_s, len(received)
             name = signal.Signals(received[0]).name if received else ""
             message(
-                f"{name} received: {stopping} (again: stop at once)"
+                f"{name} received: {stopping} (send it again to stop at once)"
                 if name
-                else f"the hardware fails: {stopping} (a signal: stop at once)"
+                else f"the hardware failed: {stopping} (send a signal to stop at once)"
             )
             number = signal.Signals(received[0]) if received else signal.SIGTERM
-            child.send_signal(_HANDED_ON.get(number, number))
+            child.send_signal(_FORWARDED_AS.get(number, number))
         again = len(received) > heard
         if forwarded and (again or time.monotonic() > deadline):
             why = (
                 "second signal" if again else f"not stopped {stop_budget_s:.0f} s after the signal"
             )
-            whole = (
-                "the newest checkpoint before it is whole, and the same command resumes from there"
-            )
-            message(f"{why}: killed; {whole if resumes else _again(resumes)}")
+            message(f"{why}: killed; {_again(resumes)}")
             _kill_session(child)
-            # one more would end this process before it can exit with its code
+            # Another signal would end this process before it can exit with its code.
             for number in _STOP_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
             if broken:
@@ -115,13 +116,14 @@ def supervise(
 def _exit_code(
     code: int, forwarded: bool, watch: Watch | None, broken: str | None, resumes: bool
 ) -> int:
-    """The code to end with, of the child's: a broken GPU's if that is behind a crash, a stop or a
-    wrong number.
+    """Return this process's exit code for the child's `code`.
+
+    If a GPU failed, the code is 3 (hardware) instead of that of a crash or a stop.
     """
-    if forwarded and -code in (*_STOP_SIGNALS, *_HANDED_ON.values()):
-        code = PREEMPTED  # it had not begun, so nothing is lost
+    if forwarded and -code in (*_STOP_SIGNALS, *_FORWARDED_AS.values()):
+        code = PREEMPTED  # the child had no handler yet, so nothing is lost
     finished = code in (0, WRONG_USE)
-    looks_broken = code in (1, PREEMPTED, *_OTHERS_FAULTS) or code < 0
+    looks_broken = code in (1, PREEMPTED, *_AMBIGUOUS_CODES) or code < 0
     if not finished and (broken or (watch and looks_broken and watch.last_look())):
         return HARDWARE
     if code < 0:
@@ -140,12 +142,15 @@ def _again(resumes: bool) -> str:
 
 
 def _kill_session(child: subprocess.Popen[bytes]) -> None:
-    """The ranks are sessions of their own under torchrun; they ask the kernel to die with it."""
+    """Kill the child and its session.
+
+    Under torchrun, each rank has a session of its own. The kernel kills the ranks with torchrun.
+    """
     os.killpg(child.pid, signal.SIGKILL)
     try:
         child.wait(timeout=_DEATH_S)
     except subprocess.TimeoutExpired:
         message(
-            f"process {child.pid} does not die: it hangs in the kernel, most likely in the "
+            f"process {child.pid} cannot be killed: it hangs in the kernel, most likely in the "
             "GPU's driver"
         )

@@ -379,7 +379,7 @@ def test_two_nodes_warned_before_their_time_is_up_go_on_to_the_bits_of_one(slurm
     gate = Gate(slurm.folder, step=100)
     number = slurm.submit("several-nodes", *GATED, "--processes", "2", options=("--time=10",))
     wait_for(gate._reached, lambda: slurm.log(number))
-    assert "4 processes on 2 nodes; this is node 0, they meet at n1:" in slurm.log(number)
+    assert "4 processes on 2 nodes; this is node 0, rendezvous at n1:" in slurm.log(number)
     hours, minutes, _ = map(int, slurm.job(number)["RunTime"].split(":"))
     elapsed = 60 * hours + minutes
     # so that the two minutes of --signal have begun

@@ -114,7 +114,7 @@ def test_more_than_there_are_is_refused(gpu_host: Checkout, all_gpus: int) -> No
     )
     assert done.returncode != 0 and "unknown device" in done.stderr
     done = gpu_host.run("make", "train", GPUS=str(all_gpus + 1))
-    assert f"asked for {all_gpus + 1} GPU(s), found" in done.stderr and "Error 3" in done.stderr
+    assert f"{all_gpus + 1} GPU(s) requested, found" in done.stderr and "Error 3" in done.stderr
 
 
 def test_make_finds_the_runtime(gpu_host: Checkout) -> None:

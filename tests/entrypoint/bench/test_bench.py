@@ -260,7 +260,7 @@ TABLE = """\
 
 No result:
 
-- 3 GPUs ddp, batch 64, 4 workers: asked for 3 GPUs, found 2
+- 3 GPUs ddp, batch 64, 4 workers: 3 GPUs requested, found 2
 
 ### What pays
 
@@ -280,7 +280,7 @@ def test_markdown() -> None:
             exchange_seconds=[0.1, 0.1],
             memory_mib=[90.0, 80.0],
         ),
-        three: BenchResult(failure="asked for 3 GPUs, found 2", exit_code=3),
+        three: BenchResult(failure="3 GPUs requested, found 2", exit_code=3),
     }
     table = [Line("strong", case, ONE) for case in (ONE, TWO, three)]
     facts = FACTS | {"hardware": "H100", "torch": "2.15.0"}

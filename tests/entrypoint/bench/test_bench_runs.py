@@ -187,7 +187,7 @@ def test_a_signal_ends_the_case_and_prints_what_is_done(trainbox: Trainbox, hung
         (
             ["--gpus", "1,2"],
             3,
-            "bench: no case can be launched here: asked for 1 GPU(s), found none: run "
+            "bench: no case can be launched here: 1 GPU(s) requested, found none: run "
             "on a GPU host",
         ),
         (

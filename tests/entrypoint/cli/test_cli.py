@@ -301,7 +301,7 @@ def test_what_a_task_prints_is_not_taken_for_settings(
                 "nnodes": 2,
                 "reason": "4 of 4 GPUs visible -> torchrun DDP, 8 processes "
                 "on 2 nodes; "
-                "this is node 1, they meet at node0:29400",
+                "this is node 1, rendezvous at node0:29400",
             },
         ),
         (
@@ -310,7 +310,7 @@ def test_what_a_task_prints_is_not_taken_for_settings(
             {
                 "nnodes": 3,
                 "reason": "4 of 4 GPUs visible -> torchrun DDP, 12 processes on 3 nodes; "
-                "this is node 0, they meet at x:1",
+                "this is node 0, rendezvous at x:1",
             },
         ),
         (MEETING, ["--nnodes", "1", "--node-rank", "0"], {"nnodes": 1}),

@@ -13,7 +13,7 @@ from tests.support.nvml_stub.build import stub_env, write_config
 
 LOST = {"gpu1.ret": 15}
 GPU_1_LOST = (
-    "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or mend it "
+    "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or fix it "
     "(reset, reboot)"
 )
 ALL_THE_SAME = "to train without GPUs all the same: --device cpu"
@@ -128,7 +128,7 @@ def test_a_gpu_in_mig_mode_without_slices_cannot_be_used(host: Callable[..., Hos
     assert bare.refusal("--gpus", "1") == (
         3,
         "GPU 0 cannot be used (MIG mode is on without a slice): name others with "
-        "--gpu-ids, or mend it (reset, reboot)",
+        "--gpu-ids, or fix it (reset, reboot)",
     )
 
 
@@ -161,7 +161,7 @@ def test_plans_on_four_gpus(host: Callable[..., Host]) -> None:
     )
     assert four.refusal(GPUS="9") == (
         3,
-        "asked for 9 GPUs, found 4 (0 1 2 3): ask for at most 4, or run where there are 9",
+        "9 GPUs requested, found 4 (0 1 2 3): request at most 4, or use a host with 9",
     )
 
 
@@ -174,7 +174,7 @@ def test_plans_on_slices(host: Callable[..., Host]) -> None:
     )
     assert slices.refusal(GPUS="2") == (
         2,
-        f"asked to train on 2 devices, 2 of them MIG slices of one GPU (0:0 0:1): {ONE_SLICE}",
+        f"2 devices requested, 2 of them MIG slices of one GPU (0:0 0:1): {ONE_SLICE}",
     )
 
 
@@ -295,7 +295,7 @@ def test_a_host_without_a_driver_trains_on_the_cpu(
     )
     assert bare.refusal("--gpus", "1") == (
         3,
-        "asked for 1 GPU(s), found none: run on a GPU host with its driver, or use --device cpu",
+        "1 GPU(s) requested, found none: run on a GPU host with its driver, or use --device cpu",
     )
 
 
@@ -307,7 +307,8 @@ def test_a_driver_that_lists_no_gpu(host: Callable[..., Host]) -> None:
     ]
     assert empty.refusal("--gpus", "all") == (
         3,
-        "--gpus all asked, no GPU found: run on a GPU host with its driver, or use --device cpu",
+        "--gpus all requested, no GPU found: run on a GPU host with its driver, or use "
+        "--device cpu",
     )
 
 

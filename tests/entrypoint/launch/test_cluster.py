@@ -93,7 +93,7 @@ CLUSTERS: dict[str, tuple[dict[str, str], Cluster]] = {
     ),
 }
 
-_NO_NUMBER = "is not a whole number: correct what sets it, or pass the launch options by hand"
+_NO_NUMBER = "is not a whole number: correct it, or set the launch options yourself"
 REFUSED: dict[str, tuple[dict[str, str], str]] = {
     "slurm: a batch script on several nodes": (
         JOB,
@@ -103,18 +103,16 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     "slurm: two tasks on one node": (
         SRUN | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "2"},
         "SLURM started 2 tasks on 1 node(s), and each would train on all GPUs of its node: "
-        "start one task a node with --ntasks-per-node=1; Trainbox starts a process for "
-        "each GPU itself",
+        "start one task per node with --ntasks-per-node=1",
     ),
     "slurm: four tasks a node": (
         SRUN | {"SLURM_STEP_NUM_TASKS": "12"},
         "SLURM started 12 tasks on 3 node(s), and each would train on all GPUs of its node: "
-        "start one task a node with --ntasks-per-node=1; Trainbox starts a process for "
-        "each GPU itself",
+        "start one task per node with --ntasks-per-node=1",
     ),
     "slurm: no host": (
         JOB | STEP | {"SLURM_JOB_NODELIST": ""},
-        "SLURM_JOB_NODELIST='' names no host: set --rdzv-endpoint HOST:PORT",
+        "SLURM_JOB_NODELIST='' has no host: set --rdzv-endpoint HOST:PORT",
     ),
     "slurm: no node id": ({**SRUN, "SLURM_NODEID": ""}, f"SLURM_NODEID='' {_NO_NUMBER}"),
     "slurm: nodes in words": (
@@ -149,7 +147,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     "kubernetes: spaces": (PET | {"PET_NNODES": " 2"}, f"PET_NNODES=' 2' {_NO_NUMBER}"),
     "no nodes": (
         PET | {"PET_NNODES": "0"},
-        "PET_NNODES=0 is less than 1: correct what sets it, or pass the launch options by hand",
+        "PET_NNODES=0 is less than 1: correct it, or set the launch options yourself",
     ),
 }
 TEXTS = [text for _, text in REFUSED.values()]

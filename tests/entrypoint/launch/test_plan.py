@@ -113,7 +113,7 @@ PLANS = [
         (1, 1),
         ALONE,
         "",
-        "4 visible GPU(s) set aside by request -> 1 process on the CPU",
+        "4 visible GPU(s) excluded by request -> 1 process on the CPU",
     ),
     (
         ask(device="cpu"),
@@ -135,7 +135,7 @@ PLANS = [
         (1, 1),
         ALONE,
         "",
-        "4 visible GPU(s) set aside by request -> 1 process on the CPU",
+        "4 visible GPU(s) excluded by request -> 1 process on the CPU",
     ),
     (
         ask(device="cpu", gpus=0),
@@ -146,7 +146,7 @@ PLANS = [
         (1, 1),
         ALONE,
         "",
-        "1 visible GPU(s) set aside by request -> 1 process on the CPU",
+        "1 visible GPU(s) excluded by request -> 1 process on the CPU",
     ),
     (
         ask(processes=1),
@@ -602,8 +602,8 @@ PLANS = [
         (2, 1),
         meeting(0, "node0:29400", "trainbox", 1),
         "GPU-a",
-        "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, they "
-        "meet at node0:29400",
+        "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, "
+        "rendezvous at node0:29400",
     ),
     (
         two(strategy="fsdp"),
@@ -614,8 +614,8 @@ PLANS = [
         (2, 1),
         meeting(0, "node0:29400", "trainbox", 1),
         "GPU-a",
-        "1 of 1 GPU visible -> torchrun FSDP, 2 processes on 2 nodes; this is node 0, they "
-        "meet at node0:29400",
+        "1 of 1 GPU visible -> torchrun FSDP, 2 processes on 2 nodes; this is node 0, "
+        "rendezvous at node0:29400",
     ),
     (
         two(1, rdzv_id="run7"),
@@ -626,8 +626,8 @@ PLANS = [
         (2, 2),
         meeting(1, "node0:29400", "run7", 2),
         "GPU-a,GPU-b",
-        "2 of 2 GPUs visible -> torchrun DDP, 4 processes on 2 nodes; this is node 1, they "
-        "meet at node0:29400",
+        "2 of 2 GPUs visible -> torchrun DDP, 4 processes on 2 nodes; this is node 1, "
+        "rendezvous at node0:29400",
     ),
     (
         two(rdzv_timeout_s=90),
@@ -638,8 +638,8 @@ PLANS = [
         (2, 1),
         meeting(0, "node0:29400", "trainbox", 1, 90),
         "GPU-a",
-        "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, they "
-        "meet at node0:29400",
+        "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, "
+        "rendezvous at node0:29400",
     ),
     (
         two(1, "[fd00::1]:65535", processes=2),
@@ -652,7 +652,7 @@ PLANS = [
         "",
         "2 CPU processes requested -> torchrun DDP over gloo, 4 processes on 2 nodes; "
         "this is node 1, "
-        "they meet at [fd00::1]:65535",
+        "rendezvous at [fd00::1]:65535",
     ),
     (
         ask(nnodes=1, node_rank=0),
@@ -686,8 +686,8 @@ PLANS = [
         (2, 2),
         meeting(1, "n03:20077", "77", 2, await_name=1),
         "GPU-a,GPU-b",
-        "2 of 2 GPUs visible -> torchrun DDP, 4 processes on 2 nodes; this is node 1, they "
-        "meet at n03:20077",
+        "2 of 2 GPUs visible -> torchrun DDP, 4 processes on 2 nodes; this is node 1, "
+        "rendezvous at n03:20077",
     ),
     (
         ask(gpus=1),
@@ -699,7 +699,7 @@ PLANS = [
         meeting(1, "n03:20077", "77", 1, await_name=1),
         "GPU-a",
         "1 of 4 visible GPUs requested -> torchrun DDP, 2 processes on 2 nodes; this is node "
-        "1, they meet at n03:20077",
+        "1, rendezvous at n03:20077",
     ),
     (
         ask(),
@@ -711,7 +711,7 @@ PLANS = [
         meeting(1, "n03:20077", "77", 1, await_name=1),
         "",
         "no GPU visible -> torchrun DDP over gloo, 2 processes on 2 nodes; this is node 1, "
-        "they meet at n03:20077",
+        "rendezvous at n03:20077",
     ),
     (
         two(0, "x:1", rdzv_id="y"),
@@ -723,7 +723,7 @@ PLANS = [
         meeting(0, "x:1", "y", 1, await_name=1),
         "GPU-a",
         "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, "
-        "they meet at x:1",
+        "rendezvous at x:1",
     ),
     (
         ask(rdzv_endpoint="n03:29400"),
@@ -768,8 +768,8 @@ PLANS = [
         (2, 1),
         meeting(0, "job-0.job:29400", "trainbox", 1, await_name=1),
         "GPU-a",
-        "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, they "
-        "meet at job-0.job:29400",
+        "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, "
+        "rendezvous at job-0.job:29400",
     ),
     (
         ask(),
@@ -841,7 +841,7 @@ REFUSALS = [
         NONE,
         LOCAL,
         2,
-        "--strategy dp splits batches over GPUs, and the CPU is asked for: drop one of the two",
+        "--strategy dp splits batches over GPUs, and the CPU is requested: drop one of them",
     ),
     # Nodes.
     (
@@ -863,8 +863,8 @@ REFUSALS = [
         ONE,
         LOCAL,
         2,
-        "2 nodes asked, and no place to meet: give the first machine's address to each of them, "
-        "as in --rdzv-endpoint node0.example:29400",
+        "2 nodes requested without a rendezvous endpoint: give each node the address of the "
+        "first one, as in --rdzv-endpoint node0.example:29400",
     ),
     (two(endpoint="node0"), ONE, LOCAL, 2, f"--rdzv-endpoint node0 {_NOT_HOST_PORT}"),
     (two(endpoint="node0:port"), ONE, LOCAL, 2, f"--rdzv-endpoint node0:port {_NOT_HOST_PORT}"),
@@ -915,8 +915,8 @@ REFUSALS = [
         ONE,
         LOCAL,
         2,
-        "2 nodes asked, and not which one this is: add --node-rank 0 here, 1 on the "
-        "next, and so on",
+        "2 nodes requested without a node rank: add --node-rank 0 here, 1 on the next node, "
+        "and so on",
     ),
     (two(rank=2), ONE, LOCAL, 2, "node rank 2 of 2 nodes: ranks count from 0, so the last is 1"),
     # Words that contradict each other.
@@ -976,7 +976,7 @@ REFUSALS = [
         TWO,
         SLURM_2,
         2,
-        "--strategy dp works within one machine, and 2 nodes are asked: use --strategy ddp",
+        "--strategy dp works within one machine, and 2 nodes are requested: use --strategy ddp",
     ),
     (
         ask(strategy="dp"),
@@ -997,7 +997,7 @@ REFUSALS = [
         ONE,
         LOCAL,
         2,
-        "--strategy fsdp shares a model out over 2 or more, found 1 GPU: give more, or drop "
+        "--strategy fsdp splits a model over 2 processes or more, found 1 GPU: drop "
         "--strategy to train on it",
     ),
     (
@@ -1005,15 +1005,15 @@ REFUSALS = [
         NONE,
         LOCAL,
         2,
-        "--strategy fsdp shares a model out over 2 or more, found 1 CPU process: give more, "
-        "or drop --strategy to train on it",
+        "--strategy fsdp splits a model over 2 processes or more, found 1 CPU process: drop "
+        "--strategy to train on it",
     ),
     (
         ask(strategy="fsdp", gpus=2),
         SLICES,
         LOCAL,
         2,
-        f"asked to train on 2 devices, 2 of them MIG slices of one GPU (0:0 0:1): {_ONE_SLICE}",
+        f"2 devices requested, 2 of them MIG slices of one GPU (0:0 0:1): {_ONE_SLICE}",
     ),
     (ask(gpu_ids="2,0,2"), FOUR, LOCAL, 2, "--gpu-ids=2,0,2 names GPU 2 twice: name each GPU once"),
     # Hardware that is not there: never a CPU run in its place.
@@ -1022,49 +1022,51 @@ REFUSALS = [
         FOUR,
         LOCAL,
         3,
-        "asked for 9 GPUs, found 4 (0 1 2 3): ask for at most 4, or run where there are 9",
+        "9 GPUs requested, found 4 (0 1 2 3): request at most 4, or use a host with 9",
     ),
     (
         ask(gpus=2, processes=2),
         ONE,
         LOCAL,
         3,
-        "asked for 2 GPUs, found 1 (0): ask for at most 1, or run where there are 2",
+        "2 GPUs requested, found 1 (0): request at most 1, or use a host with 2",
     ),
     (
         ask(),
         FOUR,
         kube(8),
         3,
-        "asked for 8 GPUs, found 4 (0 1 2 3): ask for at most 4, or run where there are 8",
+        "8 GPUs requested, found 4 (0 1 2 3): request at most 4, or use a host with 8",
     ),
     (
         ask(gpus=1),
         NONE,
         LOCAL,
         3,
-        "asked for 1 GPU(s), found none: run on a GPU host with its driver, or use --device cpu",
+        "1 GPU(s) requested, found none: run on a GPU host with its driver, or use --device cpu",
     ),
     (
         ask(gpus="all"),
         NONE,
         LOCAL,
         3,
-        "--gpus all asked, no GPU found: run on a GPU host with its driver, or use --device cpu",
+        "--gpus all requested, no GPU found: run on a GPU host with its driver, or use "
+        "--device cpu",
     ),
     (
         ask(device="cuda"),
         NONE,
         LOCAL,
         3,
-        "--device cuda asked, no GPU found: run on a GPU host with its driver, or use --device cpu",
+        "--device cuda requested, no GPU found: run on a GPU host with its driver, or use "
+        "--device cpu",
     ),
     (
         ask(strategy="dp"),
         NONE,
         LOCAL,
         3,
-        "--strategy dp splits batches over GPUs, found none in use: use a GPU host, or "
+        "--strategy dp splits batches over GPUs, and none is in use: use a GPU host, or "
         "drop --strategy",
     ),
     (
@@ -1080,7 +1082,7 @@ REFUSALS = [
         LOST,
         LOCAL,
         3,
-        "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or mend it "
+        "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or fix it "
         "(reset, reboot)",
     ),
     (
@@ -1088,7 +1090,7 @@ REFUSALS = [
         LOST,
         LOCAL,
         3,
-        "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or mend it "
+        "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or fix it "
         "(reset, reboot)",
     ),
     # MIG: more than one slice, or a slice and a GPU.
@@ -1097,14 +1099,14 @@ REFUSALS = [
         SLICES,
         LOCAL,
         2,
-        f"asked to train on 2 devices, 2 of them MIG slices of one GPU (0:0 0:1): {_ONE_SLICE}",
+        f"2 devices requested, 2 of them MIG slices of one GPU (0:0 0:1): {_ONE_SLICE}",
     ),
     (
         ask(gpus="all"),
         SLICES,
         LOCAL,
         2,
-        "asked to train on 6 devices, 6 of them MIG slices of one GPU (0:0 0:1 0:2 1:0 1:1 "
+        "6 devices requested, 6 of them MIG slices of one GPU (0:0 0:1 0:2 1:0 1:1 "
         f"1:2): {_ONE_SLICE}",
     ),
     (
@@ -1112,21 +1114,21 @@ REFUSALS = [
         SLICES,
         LOCAL,
         2,
-        f"asked to train on 2 devices, 2 of them MIG slices (0:0 1:0): {_ONE_SLICE}",
+        f"2 devices requested, 2 of them MIG slices (0:0 1:0): {_ONE_SLICE}",
     ),
     (
         ask(strategy="dp", gpu_ids="0:0,0:2"),
         SLICES,
         LOCAL,
         2,
-        f"asked to train on 2 devices, 2 of them MIG slices of one GPU (0:0 0:2): {_ONE_SLICE}",
+        f"2 devices requested, 2 of them MIG slices of one GPU (0:0 0:2): {_ONE_SLICE}",
     ),
     (
         ask(gpu_ids="0,1:1"),
         MIXED,
         LOCAL,
         2,
-        f"asked to train on 2 devices, 1 of them MIG slices (0 1:1): {_ONE_SLICE}",
+        f"2 devices requested, 1 of them MIG slices (0 1:1): {_ONE_SLICE}",
     ),
     (
         ask(gpu_ids="0"),
@@ -1247,7 +1249,7 @@ SWEEPS = [
         [["CPU slot 0", ""]],
         "1",
         "cpu",
-        "4 visible GPU(s) set aside by request -> sweep, 1 slot",
+        "4 visible GPU(s) excluded by request -> sweep, 1 slot",
     ),
 ]
 SWEEP_REFUSALS = [
@@ -1270,14 +1272,14 @@ SWEEP_REFUSALS = [
         1,
         FOUR,
         3,
-        "asked for 5 GPUs, found 4 (0 1 2 3): ask for at most 4, or run where there are 5",
+        "5 GPUs requested, found 4 (0 1 2 3): request at most 4, or use a host with 5",
     ),
     (
         ask(),
         1,
         LOST,
         3,
-        "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or mend it "
+        "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or fix it "
         "(reset, reboot)",
     ),
 ]

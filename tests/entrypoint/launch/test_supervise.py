@@ -69,8 +69,8 @@ while True:
 IGNORES, IGNORES_AS_TWO = TALKS + GOES_ON, TALKS + "os.fork()" + GOES_ON
 ENDS_AFTER_A_LINE = TALKS + "say(os.getpid()); input(); raise SystemExit(7)"
 
-RECEIVED = "received: saving a checkpoint, then stopping (again: stop at once)"
-KILLED = "killed; the newest checkpoint before it is whole, and the same command resumes from there"
+RECEIVED = "received: saving a checkpoint, then stopping (send it again to stop at once)"
+KILLED = "killed; the same command resumes from the newest checkpoint"
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -333,8 +333,8 @@ def test_a_fatal_finding_stops_the_child_as_a_signal_does_and_the_end_is_the_har
     )
     assert (ended.code, ended.out.splitlines()[1:]) == (3, ["SIGTERM"])
     assert (
-        ended.err == "trainbox: the hardware fails: saving a checkpoint, then stopping (a signal: "
-        "stop at once)\n"
+        ended.err == "trainbox: the hardware failed: saving a checkpoint, then stopping (send a "
+        "signal to stop at once)\n"
     )
 
 
