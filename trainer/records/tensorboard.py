@@ -4,17 +4,16 @@ Only this file imports tensorboard.
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy
-from torch import Tensor
 
 from trainer.records.compare import shown_value
 from trainer.settings.config import FREE_AT_RESUME, Config
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.utils.tensorboard import SummaryWriter
 
 
@@ -42,7 +41,7 @@ class TensorBoardLog:
         """Write `text` at `step`. TensorBoard shows one text per name and step."""
         self._write(lambda board: board.add_text(name, text, step, time_unix_s))
 
-    def pictures(self, step: int, figures: Mapping[str, Tensor]) -> None:
+    def pictures(self, step: int, figures: "Mapping[str, Tensor]") -> None:
         """Write pictures of shape (3, H, W) and type uint8."""
 
         def write(board: "SummaryWriter") -> None:
@@ -115,15 +114,27 @@ class TensorBoardLog:
 
 
 def write_picture(folder: Path, name: str, file: Path) -> None:
-    """Show the picture in `file` in the TensorBoard of `folder`."""
-    from PIL import Image
-    from torch.utils.tensorboard import SummaryWriter
+    """Add the PNG picture in `file`, tagged `name`, to the TensorBoard log in `folder`.
 
-    with (
-        contextlib.closing(SummaryWriter(folder / "tensorboard")) as board,
-        Image.open(file) as picture,
-    ):
-        board.add_image(name, numpy.asarray(picture.convert("RGB")), dataformats="HWC")
+    torch.utils.tensorboard would import torch, which a sweep's end does not need otherwise.
+    """
+    from PIL import Image
+    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
+    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+    from tensorboard.summary.writer.event_file_writer import (  # type: ignore[import-untyped]
+        EventFileWriter,
+    )
+
+    with Image.open(file) as picture:
+        image = Summary.Image(
+            height=picture.height,
+            width=picture.width,
+            colorspace=len(picture.getbands()),
+            encoded_image_string=file.read_bytes(),
+        )
+    summary = Summary(value=[Summary.Value(tag=name, image=image)])
+    with contextlib.closing(EventFileWriter(str(folder / "tensorboard"))) as log:
+        log.add_event(Event(summary=summary, wall_time=time.time()))
 
 
 def _put_first(experiment: Any, names: Collection[str]) -> None:
@@ -139,7 +150,7 @@ def _put_first(experiment: Any, names: Collection[str]) -> None:
 
 def _write_scalars(board: "SummaryWriter", scalars: Mapping[str, float], step: int) -> None:
     """Write all scalars of a step in one event. One event per scalar takes four times as long."""
-    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+    from tensorboard.compat.proto.summary_pb2 import Summary
 
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
     board.file_writer.add_summary(Summary(value=values), step)  # type: ignore[attr-defined]

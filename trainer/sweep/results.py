@@ -1,4 +1,7 @@
-"""What came out of a sweep: a table of its combinations, CSV of its trials, and a figure."""
+"""The results of a sweep: a table of its combinations, CSV of its trials, and a figure.
+
+Pure, except that `figure` imports matplotlib when it is called.
+"""
 
 import csv
 import io
@@ -19,7 +22,7 @@ from trainer.system.hints import command
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Words in the names of metrics that are shares.
+# A metric whose name contains one of these words is a share, with values from 0 to 1.
 _SHARES = {
     "accuracy",
     "f1",
@@ -36,20 +39,18 @@ _SHARES = {
 
 @dataclass(frozen=True)
 class Row:
-    """A combination, its trials counted by state, and a metric of those that are done: mean,
-    deviation, interval.
-    """
+    """A combination: its trials counted by state, and a metric of those that are done."""
 
     point: dict[str, Value]
     counts: dict[str, int]
     mean: float
     deviation: float
-    interval: tuple[float, float]  # of the mean, at 95 %, by Student's t, within the metric's range
-    trials: tuple[int, ...] = ()  # the numbers of those that are done
+    interval: tuple[float, float]  # 95 % confidence interval of the mean (Student's t)
+    trials: tuple[int, ...] = ()  # the numbers of the trials that are done
 
 
 def metric_of(records: Sequence[Record], asked: str | None) -> str:
-    """The metric to show: the one asked for, else the first that the trials have.
+    """Return the metric to show: the requested one, or else the first of the trials.
 
     Raises:
         WrongUse: the trials have no such metric.
@@ -64,7 +65,7 @@ def metric_of(records: Sequence[Record], asked: str | None) -> str:
 
 
 def rows(records: Sequence[Record], metric: str) -> list[Row]:
-    """One row a combination, in the order of their first trials."""
+    """Return one row per combination, in the order of the first trials."""
     groups: dict[tuple[tuple[str, Value], ...], list[Record]] = {}
     for record in records:
         groups.setdefault(tuple(record.point.items()), []).append(record)
@@ -85,10 +86,9 @@ def _row(point: dict[str, Value], group: Sequence[Record], metric: str) -> Row:
     counts["not finite"] = len(found) - len(values)
     mean = statistics.fmean(values) if values else math.nan
     deviation = statistics.stdev(values) if len(values) > 1 else math.nan
-    from scipy import stats  # takes a second to import, as matplotlib does
-
-    quantile = float(stats.t.ppf(0.975, len(values) - 1)) if len(values) > 1 else math.nan
-    half = quantile * deviation / math.sqrt(max(1, len(values)))
+    half = math.nan
+    if len(values) > 1:
+        half = student_t(len(values) - 1) * deviation / math.sqrt(len(values))
     low, high = _range(metric, values)
     done = tuple(record.number for record in group if record.state == "done")
     return Row(
@@ -96,11 +96,38 @@ def _row(point: dict[str, Value], group: Sequence[Record], metric: str) -> Row:
     )
 
 
-def _range(metric: str, values: Sequence[float]) -> tuple[float, float]:
-    """Where the metric's mean must be: from 0 to 1 for a share, by its name, unless a value says
-    otherwise (97.5 %).
+def student_t(freedom: int) -> float:
+    """Return the t with P(|T| <= t) = 0.95 for Student's t with `freedom` degrees of freedom.
 
-    An interval that is cut to where the mean must be covers it as often as the whole one does.
+    The bisection is over the angle atan(t / sqrt(freedom)). scipy.stats gives the same number, but
+    its import takes most of a second.
+    """
+    low, high = 0.0, math.pi / 2
+    for _ in range(53):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _probability(middle, freedom) < 0.95 else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _probability(angle: float, freedom: int) -> float:
+    """Return P(|T| <= sqrt(freedom) * tan(angle)).
+
+    The sums are 26.7.3 and 26.7.4 of Abramowitz and Stegun (1964).
+    """
+    odd = freedom % 2
+    term, total = (math.cos(angle) if odd else 1.0), 0.0
+    for k in range(2 + odd, freedom + 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (k - 1) / k
+    inner = math.sin(angle) * total
+    return 2 / math.pi * (angle + inner) if odd else inner
+
+
+def _range(metric: str, values: Sequence[float]) -> tuple[float, float]:
+    """Return the range of the metric's mean: 0 to 1 for a share, and else unlimited.
+
+    The name marks a share, unless a value is outside 0 to 1, as in per cent. Cutting an interval to
+    this range does not change how often it covers the mean.
     """
     named = bool(_SHARES & set(metric.lower().split("_")))
     return (
@@ -109,13 +136,16 @@ def _range(metric: str, values: Sequence[float]) -> tuple[float, float]:
 
 
 def best_first(combinations: Sequence[Row], metric: str, asked: str | None) -> list[Row]:
-    """The rows by the metric's mean, the best first and those without a value last."""
+    """Return the rows sorted by the metric's mean: best first, rows without a value last."""
     sign = 1 if split_metric(asked or metric, "--metric")[0] == "min" else -1
     return sorted(combinations, key=lambda row: (math.isnan(row.mean), sign * row.mean))
 
 
 def best_line(combinations: Sequence[Row], metric: str, asked: str | None, folder: Path) -> str:
-    """The best combination, and how to train its first trial again; nothing without a value."""
+    """Return the best combination and the command that repeats its first trial.
+
+    The text is empty if no row has a value.
+    """
     rows = best_first(combinations, metric, asked)
     if not rows or math.isnan(rows[0].mean):
         return ""
@@ -132,14 +162,14 @@ def best_line(combinations: Sequence[Row], metric: str, asked: str | None, folde
 
 
 def table(combinations: Sequence[Row], metric: str) -> str:
-    """The rows for people, to be pasted into a message."""
+    """Return the rows as aligned plain text."""
     names = list(dict.fromkeys(name for row in combinations for name in row.point))
     states = [
         state
         for state in ("not finite", "failed", "pruned", "running", "pending")
         if any(row.counts[state] for row in combinations)
     ]
-    # One trial of each combination has no deviation: as a sampler draws them.
+    # A combination with one trial has no deviation. A sampler draws such combinations.
     spread = (
         ["sd", "95 % interval"]
         if any(not math.isnan(row.deviation) for row in combinations)
@@ -164,7 +194,7 @@ def table(combinations: Sequence[Row], metric: str) -> str:
 
 
 def as_csv(records: Sequence[Record]) -> str:
-    """A line for each trial, with all its metrics."""
+    """Return CSV with one line per trial and all its metrics."""
     names = list(dict.fromkeys(name for record in records for name in record.point))
     metrics = list(dict.fromkeys(name for record in records for name in record.metrics))
     text = io.StringIO()
@@ -185,10 +215,9 @@ def as_csv(records: Sequence[Record]) -> str:
 def figure(
     combinations: Sequence[Row], records: Sequence[Record], metric: str, drawn: bool
 ) -> "Figure":
-    """Means with their intervals over the first setting of a grid, a line for each choice of the
-    others.
+    """Draw the means and intervals over a grid's first setting, one line per choice of the others.
 
-    Where a sampler has `drawn` the settings, the metric over each of them.
+    If a sampler has `drawn` the settings, draw the metric over each setting instead.
     """
     from matplotlib.figure import Figure
 

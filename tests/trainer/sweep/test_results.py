@@ -1,4 +1,4 @@
-"""A sweep's table, CSV and figure, from records."""
+"""The table, the CSV and the figure of a sweep, from made-up records."""
 
 import csv
 import io
@@ -14,7 +14,16 @@ from tests.support.tiny import TINY
 from trainer.errors import WrongUse
 from trainer.session import train_task
 from trainer.settings.config import Config
-from trainer.sweep.results import as_csv, best_first, best_line, figure, metric_of, rows, table
+from trainer.sweep.results import (
+    as_csv,
+    best_first,
+    best_line,
+    figure,
+    metric_of,
+    rows,
+    student_t,
+    table,
+)
 from trainer.sweep.study import Record
 from trainer.system.signals import StopRequest
 
@@ -28,7 +37,24 @@ _RECORDS = [
 ]
 
 
-def test_the_rows_are_the_textbooks() -> None:
+@pytest.mark.parametrize(
+    ("freedom", "quantile"),  # scipy.stats.t.ppf(0.975, freedom)
+    [
+        (1, 12.706204736174694),
+        (2, 4.302652729749462),
+        (3, 3.1824463052837078),
+        (4, 2.7764451051977934),
+        (9, 2.262157162798205),
+        (30, 2.0422724563012378),
+        (99, 1.9842169515864174),
+        (1000, 1.9623390808264083),
+    ],
+)
+def test_the_quantiles_of_students_t_are_scipys(freedom: int, quantile: float) -> None:
+    assert student_t(freedom) == pytest.approx(quantile, rel=1e-11)
+
+
+def test_a_row_has_the_mean_deviation_and_interval_of_a_textbook() -> None:
     four, eight = rows(_RECORDS, "loss")
     assert (four.mean, four.deviation) == (2.0, 1.0)
     half = 4.302653 / math.sqrt(3)  # Student's t with 2 degrees of freedom, 97.5 %
@@ -42,7 +68,7 @@ def test_the_rows_are_the_textbooks() -> None:
     }
 
 
-def test_the_table() -> None:
+def test_the_table_has_a_row_per_combination() -> None:
     assert table(rows(_RECORDS, "loss"), "loss").splitlines() == [
         "width  done  failed  pending  loss  sd     95 % interval",
         "    4     3       0        0     2   1  -0.4841 to 4.484",
@@ -59,7 +85,7 @@ def test_the_table() -> None:
         ("loss", (0.9, 1.0), "0.3147 to 1.585"),
     ],
 )
-def test_an_interval_stays_within_the_metrics_range(
+def test_an_interval_stays_within_the_range_of_its_metric(
     metric: str, values: tuple[float, ...], interval: str
 ) -> None:
     records = [Record(n, "done", {}, n, {metric: value}) for n, value in enumerate(values)]
@@ -72,7 +98,7 @@ def test_an_interval_stays_within_the_metrics_range(
     assert f"{low + 0:.4g} to {high:.4g}" == interval
 
 
-def test_the_best_is_named_with_the_command_that_trains_it_again(
+def test_the_best_combination_is_shown_with_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("TRAINBOX_COMMAND", raising=False)
@@ -90,7 +116,7 @@ def test_the_best_is_named_with_the_command_that_trains_it_again(
     )
 
 
-def test_drawn_combinations_are_sorted_and_have_no_columns_of_spread() -> None:
+def test_drawn_combinations_are_sorted_and_have_no_deviation_columns() -> None:
     drawn = [
         Record(n, "done", {"lr": lr}, 0, {"loss": lr}) for n, lr in enumerate((0.3, 0.01, 0.00123))
     ]
@@ -104,7 +130,7 @@ def test_drawn_combinations_are_sorted_and_have_no_columns_of_spread() -> None:
     ]
 
 
-def test_a_value_that_is_not_finite_is_counted_and_left_out() -> None:
+def test_a_value_that_is_not_finite_is_counted_and_excluded() -> None:
     records = [
         Record(n, "done", {}, n, {"loss": value})
         for n, value in enumerate((1.0, math.nan, 3.0, math.inf))
@@ -114,7 +140,7 @@ def test_a_value_that_is_not_finite_is_counted_and_left_out() -> None:
     assert "done  not finite  loss" in table([row], "loss")
 
 
-def test_csv_has_each_trial_once_with_all_its_metrics() -> None:
+def test_csv_has_one_line_per_trial_with_all_its_metrics() -> None:
     lines = list(csv.DictReader(io.StringIO(as_csv(_RECORDS))))
     assert [line["trial"] for line in lines] == list("012345")
     assert ",".join(lines[1].values()) == "1,done,8,0,0.25,0.75,2.500,"
@@ -122,7 +148,7 @@ def test_csv_has_each_trial_once_with_all_its_metrics() -> None:
     assert lines[3]["message"] == "out, of memory"
 
 
-def test_the_metric_shown() -> None:
+def test_the_shown_metric_is_the_requested_or_the_first() -> None:
     assert metric_of(_RECORDS, None) == "loss"
     assert metric_of(_RECORDS, "max:f1") == "f1"
     assert metric_of([], None) == "metric"
@@ -147,7 +173,7 @@ def test_a_grid_is_drawn_as_lines_with_bars() -> None:
     ]
 
 
-def test_what_was_drawn_is_drawn_as_points_on_a_scale_that_fits() -> None:
+def test_drawn_settings_are_points_on_a_scale_that_fits() -> None:
     drawn = [
         Record(n, "done", {"lr": 10.0**-n, "width": n}, 0, {"loss": float(n)}) for n in range(5)
     ]
@@ -156,7 +182,7 @@ def test_what_was_drawn_is_drawn_as_points_on_a_scale_that_fits() -> None:
     assert len(by_lr.collections[0].get_offsets()) == 5
 
 
-def test_tensorboard_shows_the_swept_settings_first_also_with_their_usual_values(
+def test_tensorboard_shows_the_swept_settings_first_even_with_default_values(
     here: Here,
 ) -> None:
     config, stop = Config(task=TINY, epochs=1, fields={"noise": 0.5}), StopRequest()
