@@ -223,6 +223,10 @@ class _Server:
             import torch._dynamo  # noqa: F401
 
             import trainer.parallel.fsdp  # noqa: F401
+        if words[0] == "sweep":
+            from tests.support import sweep_forks
+
+            sweep_forks.install()
         return [
             _fork(folder, job, rank, words, environment)
             for rank, environment in enumerate(environments)
@@ -260,6 +264,8 @@ def _fork(
 
 def _serve() -> None:
     faulthandler.enable()  # a crash writes its stack to the rank's own `err`
+    # The first backward pass of a training imports sympy this way, in 0.4 s.
+    import torch.fx.experimental.symbolic_shapes
     import torch.utils.tensorboard  # noqa: F401
 
     import trainer.session  # noqa: F401

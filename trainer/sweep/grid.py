@@ -1,4 +1,4 @@
-"""What a sweep consists of: its trials' settings, by their numbers. Pure, and no torch here."""
+"""The definition of a sweep: the settings of each trial, by its number. Pure, without torch."""
 
 import dataclasses
 import hashlib
@@ -16,7 +16,7 @@ Value = str | int | float | bool
 
 @dataclass(frozen=True)
 class Range:
-    """Where a sampler may draw a setting from; whole numbers if both ends are."""
+    """The range in which a sampler draws a setting; integers if both ends are integers."""
 
     low: int | float
     high: int | float
@@ -25,8 +25,9 @@ class Range:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All trials: `config` with one value for each name of `grid`, or drawn from `ranges`, and a
-    seed of its own.
+    """All trials of a sweep.
+
+    Each trial has `config`, with values of `grid` or drawn from `ranges`, and a seed.
     """
 
     config: Config
@@ -40,7 +41,7 @@ class Sweep:
 
     @property
     def total(self) -> int:
-        """How many trials there are."""
+        """Return the number of trials."""
         return (
             self.trials
             if self.trials is not None
@@ -48,24 +49,29 @@ class Sweep:
         )
 
     def point(self, number: int) -> dict[str, Value]:
-        """The combination of the grid that trial `number` has: all of them with one seed, then with
-        the next.
+        """Return the grid's combination for trial `number`.
+
+        The trials go through all combinations with one seed, then with the next.
         """
         point = {}
         for name, values in reversed(self.grid.items()):
-            number, place = divmod(number, len(values))
-            point[name] = values[place]
+            number, index = divmod(number, len(values))
+            point[name] = values[index]
         return {name: point[name] for name in self.grid}
 
     def seed(self, number: int) -> int:
-        """A sampler's trials share the first seed: what differs is then the settings' doing."""
+        """Return the seed of trial `number`.
+
+        The trials of a sampler share one seed, so that only their settings differ.
+        """
         return self.config.seed + (
             number // math.prod(map(len, self.grid.values())) if self.sampler == "grid" else 0
         )
 
     def trial_config(self, point: Mapping[str, Value], seed: int) -> Config:
-        """The settings of a trial; a name of `point` is a setting's, or else one of the task's
-        fields.
+        """Return the settings of a trial.
+
+        Each name in `point` is a field of Config, or else a field of the task.
         """
         settings: dict[str, Any] = {
             name: value for name, value in point.items() if is_setting(name)
@@ -76,10 +82,11 @@ class Sweep:
         )
 
     def identity(self) -> dict[str, Any]:
-        """What a sweep that goes on must share with the one that was begun, as primitives: all but
-        how far it goes.
+        """Return what a resumed sweep must share with its first start, as JSON values.
+
+        The number of trials is not part of it.
         """
-        # left out, so that a setting that is new tomorrow renames no sweep of today
+        # Default values are left out, so that a new setting does not rename an old sweep.
         usual = dataclasses.asdict(Config())
         config = {
             name: value
@@ -93,25 +100,23 @@ class Sweep:
         return shared
 
     def fingerprint(self) -> str:
-        """Eight hex digits that differ when anything but the number of trials does: names a sweep's
-        folder.
-        """
+        """Return eight hex digits of the identity, for the name of the sweep's folder."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
 
 
 def from_identity(stored: Mapping[str, Any]) -> Sweep:
-    """The sweep, of one seed, that `identity` described."""
+    """Return the sweep with one seed that has this `identity`."""
     ranges = {name: Range(**drawn) for name, drawn in stored["ranges"].items()}
     return Sweep(**{**stored, "config": Config(**stored["config"]), "ranges": ranges})
 
 
 def is_setting(name: str) -> bool:
-    """Whether `name` is one of Config's own, and no field of a task."""
+    """Return whether `name` is a training setting of Config, not a field of the task."""
     return name in Config.__dataclass_fields__ and name not in ("task", "fields", "seed")
 
 
 def parse_grid(text: str) -> tuple[str, list[str]]:
-    """(name, values) of `--grid width=4,8,16`.
+    """Return (name, values) of `--grid width=4,8,16`.
 
     Raises:
         WrongUse: another form, or the same value twice.
@@ -124,7 +129,7 @@ def parse_grid(text: str) -> tuple[str, list[str]]:
 
 
 def parse_range(text: str) -> tuple[str, str, str, bool]:
-    """(name, low end, high end, on a logarithmic scale) of `--range lr=1e-4:1e-1:log`.
+    """Return (name, low end, high end, logarithmic) of `--range lr=1e-4:1e-1:log`.
 
     Raises:
         WrongUse: another form.
@@ -141,32 +146,37 @@ def parse_range(text: str) -> tuple[str, str, str, bool]:
 
 
 def choices(text: str, values: list[Value]) -> list[Value]:
-    """The converted values of a --grid; raises WrongUse if one stands there twice."""
+    """Return the converted values of a --grid.
+
+    Raises:
+        WrongUse: a value is given twice.
+    """
     if len({repr(value) for value in values}) < len(values):
         raise WrongUse(
-            f"--grid {text}: a value stands there twice, and each combination is trained "
-            "once: name each once"
+            f"--grid {text}: a value is given twice, and each combination is trained "
+            "once: give each value once"
         )
     return values
 
 
 def between(text: str, low: Value, high: Value, log: bool) -> Range:
-    """The range between two converted ends; raises WrongUse if there is nothing between them, or
-    they are no numbers.
+    """Return the range between two converted ends.
+
+    Raises:
+        WrongUse: an end is not a number, or the range is empty.
     """
     if isinstance(low, bool | str) or isinstance(high, bool | str):
-        raise WrongUse(f"--range {text}: only numbers lie in a range; for a choice use --grid")
+        raise WrongUse(f"--range {text}: an end is not a number: use --grid for a choice")
     if not (math.isfinite(low) and math.isfinite(high) and low < high) or (log and low <= 0):
-        raise WrongUse(
-            f"--range {text}: the low end must be below the high one{', and above 0' * log}"
-        )
+        and_above = ", and above 0" if log else ""
+        raise WrongUse(f"--range {text}: the low end must be below the high end{and_above}")
     return Range(low, high, log)
 
 
 def check(sweep: Sweep) -> None:
     """Raise WrongUse for choices that contradict each other."""
     if both := sweep.grid.keys() & sweep.ranges.keys():
-        raise WrongUse(f"{sorted(both)[0]} stands in --grid and in --range: drop one")
+        raise WrongUse(f"{sorted(both)[0]} is given in --grid and in --range: drop one")
     if sweep.metric is not None:
         split_metric(sweep.metric, "--metric")
     if sweep.sampler == "grid":

@@ -1,5 +1,6 @@
-"""Runs a study's trials: one worker process a slot (a GPU, part of one, or CPU threads), all fed
-from one queue.
+"""The trials of a study: one worker process per slot, and one queue that feeds them.
+
+A slot is a GPU, a part of a GPU, or some CPU threads.
 """
 
 import contextlib
@@ -47,7 +48,7 @@ _NOT_TRIED_AGAIN = (WrongUse.exit_code, NotFinite.exit_code)
 
 @dataclass(frozen=True)
 class Limits:
-    """How often a trial that failed is tried again, and how long one may take."""
+    """The number of retries of a failed trial, and the most minutes that one may take."""
 
     retries: int = 1
     trial_minutes: float | None = None
@@ -55,7 +56,7 @@ class Limits:
 
 @dataclass
 class Slot:
-    """Where one trial at a time is trained; `visible` is its CUDA_VISIBLE_DEVICES."""
+    """A place for one trial at a time; `visible` is its CUDA_VISIBLE_DEVICES."""
 
     name: str
     visible: str
@@ -71,8 +72,9 @@ class Slot:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A trial that this machine keeps for later: not on the GPU `visible` if there is another, and
-    not before `from_s`.
+    """A trial that this machine tries again at `from_s` or later.
+
+    Another GPU than `visible` takes it if there is one.
     """
 
     trial: Trial
@@ -81,7 +83,7 @@ class _Waiting:
 
 
 class SweepRun:
-    """This machine's part of a sweep in `folder`."""
+    """This machine's share of a sweep in `folder`."""
 
     def __init__(
         self,
@@ -97,25 +99,23 @@ class SweepRun:
         self._waiting: list[_Waiting] = []
         self._beat_at = 0.0
         self._ended = study.total - study.unfinished()
-        # Since this start; a trial of an earlier one may have had data that is missing now.
+        # Counts this start only: the data of an earlier start may be missing now.
         self._succeeded = False
-        # The first trial that reported wrong use, until another one shows whether all of them
-        # would.
+        # The first trial that reported wrong use. Another trial shows whether all of them would.
         self._suspect: tuple[Trial, str] | None = None
         self._bar = _Progress(study.total, self._ended)
 
     def run(self) -> None:
-        """Train until every trial has ended, here or elsewhere.
+        """Train until every trial has ended, on this machine or on others.
 
         Raises:
             Preempted: stopped by a signal; trials under way are saved and given back.
             DeviceMissing: no slot is left to train on.
-            StorageFailure: a trial says that nothing can be written.
-            WrongUse: two trials report wrong use before one succeeds, or one does and there is no
-                other.
+            StorageFailure: a trial reports that nothing can be written.
+            WrongUse: two trials report wrong use before one succeeds, or the only trial does.
         """
         try:
-            for slot in self._slots:
+            for slot in self._slots if self._count() else []:
                 self._start(slot)
             while not self._stop and self._count():
                 self._beat()
@@ -127,7 +127,7 @@ class SweepRun:
                 total, left = self._study.total, self._study.unfinished()
                 raise Preempted(
                     f"stopped by {self._stop.signal_name} with {total - left} of {total} "
-                    "trials done: the same command goes on"
+                    "trials done: repeat the command to resume"
                 )
         finally:
             for slot in self._slots:
@@ -162,8 +162,9 @@ class SweepRun:
             raise self._wrong_use(*self._suspect)  # there is no other trial to compare it with
 
     def _next_for(self, slot: Slot) -> Trial | None:
-        """A failed trial goes to another GPU than the one it failed on, unless this one would wait
-        for it.
+        """Return the next trial for the slot, or None.
+
+        A trial that failed on this GPU comes last, so that another GPU can take it first.
         """
         due = [waiting for waiting in self._waiting if waiting.from_s <= time.monotonic()]
         chosen = next((waiting for waiting in due if waiting.visible != slot.visible), None)
@@ -192,7 +193,7 @@ class SweepRun:
 
     def _tell(self, slot: Slot, order: Mapping[str, Any]) -> None:
         assert slot.connection is not None
-        with contextlib.suppress(OSError):  # it has just died, which `_look_after` finds out
+        with contextlib.suppress(OSError):  # the worker has died: `_look_after` finds out
             slot.connection.send_bytes(json.dumps(order).encode())
 
     def _listen(self) -> None:
@@ -205,7 +206,7 @@ class SweepRun:
                 self._hear(slot, answer)
 
     def _answer(self, slot: Slot) -> dict[str, Any] | None:
-        """What a worker says; None if it has died."""
+        """Return a worker's answer, or None if the worker has died."""
         assert slot.connection is not None
         try:
             answer: dict[str, Any] = json.loads(slot.connection.recv_bytes())
@@ -233,8 +234,9 @@ class SweepRun:
             self._trial_ended(slot, answer)
 
     def _look_after(self) -> None:
-        """Workers that died while something that they started holds the connection open, and those
-        that take too long.
+        """Replace workers that have died and workers that take too long.
+
+        A child of a dead worker can hold the connection open, so that `wait` reports nothing.
         """
         minutes = self._limits.trial_minutes
         for slot in list(self._slots):
@@ -265,7 +267,7 @@ class SweepRun:
             if self._stop:
                 self._study.give_back(trial)
                 return
-            self._restart(slot)  # a worker that was told to stop does so in each further trial
+            self._restart(slot)  # this worker would stop in each further trial, too
             self._failed(
                 slot,
                 trial,
@@ -285,7 +287,7 @@ class SweepRun:
         if answer["code"] == StorageFailure.exit_code:
             self._study.give_back(trial)
             raise StorageFailure(f"trial {trial.number}: {answer['message']}")
-        self._restart(slot)  # what a failed trial has left there is no part of the next one
+        self._restart(slot)  # the next trial starts without the leftovers of this one
         if answer.get("busy"):
             self._waiting.append(_Waiting(trial, None, time.monotonic() + _BUSY_S))
         else:
@@ -294,7 +296,7 @@ class SweepRun:
     def _died(self, slot: Slot) -> None:
         trial, slot.trial = slot.trial, None
         assert slot.process is not None
-        # its own end, before `_end` gives it another
+        # Let the worker end by itself, before `_end` kills it.
         with contextlib.suppress(subprocess.TimeoutExpired):
             slot.process.wait(_LAST_BREATH_S)
         self._end(slot)
@@ -313,7 +315,7 @@ class SweepRun:
 
     def _failed(self, slot: Slot, trial: Trial, message: str, code: int) -> None:
         if code == WrongUse.exit_code and not self._succeeded:
-            if self._suspect:  # two different trials: most likely each one would fail
+            if self._suspect:  # two different trials failed: probably every trial would
                 self._study.give_back(trial)
                 raise self._wrong_use(*self._suspect)
             self._suspect = trial, message
@@ -326,7 +328,7 @@ class SweepRun:
         self._waiting.append(_Waiting(self._study.attempted(trial), slot.visible, 0.0))
 
     def _settle_suspect(self) -> None:
-        """A trial has succeeded, so that what is wrong with the suspect is its own settings."""
+        """Record the suspect as failed: another trial has succeeded, so its settings are wrong."""
         self._succeeded = True
         if self._suspect:
             (trial, message), self._suspect = self._suspect, None
@@ -347,8 +349,8 @@ class SweepRun:
         self._bar.say(f"{slot.name} cannot be used and is set aside: {why}")
         if not self._slots:
             raise DeviceMissing(
-                f"nothing is left to train on ({slot.name}: {why}): the same command goes "
-                "on where there is"
+                f"nothing is left to train on ({slot.name}: {why}): repeat the command where "
+                "a device works"
             )
 
     def _restart(self, slot: Slot) -> None:
@@ -357,23 +359,15 @@ class SweepRun:
 
     def _start(self, slot: Slot) -> None:
         ours, theirs = Pipe()
-        environment = {
-            **os.environ,
-            "CUDA_VISIBLE_DEVICES": slot.visible,
-            "TRAINBOX_REASON": f"sweep -> {slot.name}",
-        }
-        slot.process = subprocess.Popen(
-            # -P: not the current folder's trainer.py
-            [sys.executable, "-P", "-m", "trainer.sweep.worker", str(theirs.fileno())],
-            env=environment,
-            pass_fds=(theirs.fileno(),),
-            start_new_session=True,  # it and what it starts can be killed together
+        slot.process = start_worker(
+            theirs,
+            {"CUDA_VISIBLE_DEVICES": slot.visible, "TRAINBOX_REASON": f"sweep -> {slot.name}"},
         )
         theirs.close()
         slot.connection, slot.ready, slot.trial, slot.since_s = ours, False, None, time.monotonic()
 
     def _end(self, slot: Slot) -> None:
-        """Kill the slot's worker and what it started: what it trains is saved, or lost with it."""
+        """Kill the slot's worker and its children, and give its trial back."""
         if slot.connection is not None:
             slot.connection.close()
             slot.connection = None
@@ -386,13 +380,24 @@ class SweepRun:
             slot.trial = None
 
     def _wind_up(self) -> None:
-        """Have the trials under way saved, and wait for them."""
+        """Ask the workers to save their trials and stop, and wait for them."""
         for slot in self._slots:
             if slot.trial is not None and slot.process is not None:
                 slot.process.terminate()
         for slot in list(self._slots):
             while slot.trial is not None and (answer := self._answer(slot)) is not None:
                 self._hear(slot, answer)
+
+
+def start_worker(connection: Connection, variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    """Start a worker on its end of the connection, with `variables` in its environment."""
+    return subprocess.Popen(
+        # -P keeps a trainer.py of the current folder out.
+        [sys.executable, "-P", "-m", "trainer.sweep.worker", str(connection.fileno())],
+        env={**os.environ, **variables},
+        pass_fds=(connection.fileno(),),
+        start_new_session=True,  # the worker and its children can be killed together
+    )
 
 
 def run_sweep(
@@ -406,12 +411,13 @@ def run_sweep(
     joins: bool,
     stop: StopRequest,
 ) -> None:
-    """Do this machine's part of a sweep, on the slots that the launcher has chosen
-    (TRAINBOX_SLOTS), and show what came out.
+    """Do this machine's share of a sweep on the launcher's slots, and show the results.
+
+    The environment variable TRAINBOX_SLOTS lists the slots.
 
     Raises:
-        TrialsFailed: some trials ended by an error, each recorded with its last words.
-        Failure: as `SweepRun.run`.
+        TrialsFailed: some trials failed; each is recorded with its error.
+        Failure: as for `SweepRun.run`.
     """
     name = name or f"{sweep.config.task.rpartition(':')[2].lower()}-sweep-{sweep.fingerprint()}"
     folder = runs_dir / name
@@ -442,19 +448,18 @@ def run_sweep(
 def show(
     folder: Path, storage: str | None, metric: str | None, as_csv: bool, figure: Path | None
 ) -> str:
-    """What came out of the sweep in `folder`, as a table or as CSV; or drawn into the file
-    `figure`.
+    """Return the results of the sweep in `folder` as a table or as CSV, or draw them into `figure`.
 
     Raises:
-        WrongUse: there is no sweep, or no such metric.
-        StorageFailure: its record is damaged.
+        WrongUse: no such sweep, or no such metric.
+        StorageFailure: the sweep's record is damaged.
     """
     from trainer.sweep import results
 
     if storage is None and not (folder / "study.journal").is_file():
         raise WrongUse(
-            f"{folder} holds no sweep: name one as it stands in the runs' folder, or give "
-            "its --storage"
+            f"{folder} contains no sweep: give the name of a folder in --runs-dir, or the "
+            "sweep's --storage"
         )
     with storage_failures(storage, folder):
         study = open_study(storage, folder, folder.absolute().name, None)
@@ -489,7 +494,10 @@ def _header(study: Study, folder: Path, sweep: Sweep) -> str:
 
 
 def _show_all(study: Study, folder: Path, storage: str | None) -> None:
-    """The table, results.csv, and the picture as a file and in TensorBoard."""
+    """Print the table; write results.csv and the picture, also for TensorBoard.
+
+    Nothing here imports torch. matplotlib draws the picture in about a second of CPU time.
+    """
     from trainer.records.tensorboard import write_picture
 
     _say(show(folder, storage, None, False, None))
@@ -502,7 +510,7 @@ def _show_all(study: Study, folder: Path, storage: str | None) -> None:
 
 
 def _write_results(study: Study, folder: Path) -> None:
-    """results.csv, whole at each moment."""
+    """Replace results.csv atomically."""
     from trainer.sweep import results
 
     part = folder / f".results-{os.getpid()}.part"
@@ -511,7 +519,11 @@ def _write_results(study: Study, folder: Path) -> None:
 
 
 def _wait_for(storage: str | None, folder: Path, stop: StopRequest) -> None:
-    """Until another machine has begun the sweep."""
+    """Wait until another machine has started the sweep.
+
+    Raises:
+        NetworkFailure: no machine has started the sweep in time.
+    """
     deadline = time.monotonic() + _JOIN_S
     said = False
     while True:
@@ -521,17 +533,17 @@ def _wait_for(storage: str | None, folder: Path, stop: StopRequest) -> None:
                 return
         if stop or time.monotonic() > deadline:
             raise NetworkFailure(
-                f"--worker: nobody began the sweep {folder} within {_JOIN_S:.0f} s: start "
-                "it without --worker"
+                f"--worker: no machine started the sweep {folder} within {_JOIN_S:.0f} s: start "
+                "it without --worker on one machine"
             )
         if not said:
-            _say(f"waiting for another machine to begin {folder}")
+            _say(f"waiting for another machine to start {folder}")
             said = True
         time.sleep(_POLL_S)
 
 
 class _Progress:
-    """One bar for the whole sweep, or a line every few seconds where no terminal shows it."""
+    """One bar for the whole sweep; without a terminal, a line every few seconds."""
 
     def __init__(self, total: int, done: int) -> None:
         self._total, self._first, self._begin = total, done, time.monotonic()
@@ -564,7 +576,7 @@ class _Progress:
 
 
 def _say(text: str) -> None:
-    """On the terminal, above the bar."""
+    """Print the text above the bar."""
     tqdm.write(text, file=sys.stdout)
     sys.stdout.flush()
 
@@ -574,7 +586,7 @@ def _signal_name(number: int) -> str:
 
 
 def _last_words_of(slot: Slot) -> str:
-    """What the trial's process printed before it ended, to be appended to how it ended."""
+    """Return the last output of the trial's process, to be appended to a message."""
     try:
         with slot.log.open("rb") as log:
             log.seek(slot.log_from)
@@ -584,11 +596,10 @@ def _last_words_of(slot: Slot) -> str:
 
 
 def last_words(output: str) -> str:
-    """Where a process crashed and the last lines that it printed, to be appended to how it ended;
-    nothing if it was silent.
+    """Return where a process crashed and its last lines, to be appended to a message.
 
-    Python's own report of a crash (faulthandler) ends with a list of all extension modules, which
-    tells nothing: of the report only the innermost place outside of the libraries is kept.
+    The text is empty if the process printed nothing. Of Python's crash report (faulthandler) it
+    keeps the innermost frame outside of the libraries, and drops the list of extension modules.
     """
     printed, crashed, report = output.rpartition("Fatal Python error: ")
     printed = printed if crashed else output

@@ -1,9 +1,7 @@
-"""A process of a sweep's: trains one trial after the other, so that not each pays for a start of
-Python and torch.
+"""The worker process of a sweep: trains one trial after the other, and imports torch once.
 
-`python -m trainer.sweep.worker FD`: orders and answers are JSON objects on the connection FD. A
-worker in which a trial went wrong in a way that may touch the next one is replaced by the sweep; it
-need not clean up.
+`python -m trainer.sweep.worker FD` reads orders from the connection FD and writes answers to it, as
+JSON objects. The sweep replaces a worker after a trial that fails, so a worker does not clean up.
 """
 
 import faulthandler
@@ -25,12 +23,12 @@ from trainer.system.storage import storage_failure
 from trainer.system.streams import open_streams, outlive_readers
 
 
-def main() -> None:
-    """Train what is ordered until the other end of the connection is closed."""
+def main(connection: Connection) -> None:
+    """Train the ordered trials until the other end of the connection is closed."""
     open_streams()
     outlive_readers()
-    connection, device = Connection(int(sys.argv[1])), os.environ["TRAINBOX_DEVICE"]
-    # once: a signal between two trials is for the next, which is given back then
+    device = os.environ["TRAINBOX_DEVICE"]
+    # Installed once: a signal between two trials stops the next trial, which is given back.
     stop = StopRequest.install()
     die_with_parent()
     terminals = os.dup(1), os.dup(2)
@@ -49,7 +47,7 @@ def main() -> None:
 def _answer(
     connection: Connection, order: Mapping[str, Any], device: str, stop: StopRequest
 ) -> dict[str, Any]:
-    """Train one trial: its best metrics, or the exit code and message of its failure."""
+    """Train one trial; return its best metrics, or the exit code and message of its failure."""
     begin, pruned = time.monotonic(), False
 
     def validated(step: int, metrics: Mapping[str, float]) -> None:
@@ -68,7 +66,7 @@ def _answer(
         if stop.signal_name == "the pruner":
             stop.signal_name = None
         return {"code": 0, "pruned": True, "metrics": {}, "seconds": time.monotonic() - begin}
-    except TaskError as error:  # tried again, and not taken for what each trial would meet
+    except TaskError as error:  # not as wrong use: the next trial, or a retry, may succeed
         return {"code": Failure.exit_code, "message": str(error)}
     except Failure as failure:
         return {
@@ -96,9 +94,9 @@ def _trained(
     from trainer.session import train_task
     from trainer.settings.config import Config
 
-    hardware_events().new()  # of the trials before
+    hardware_events().new()  # drop the events of earlier trials
     _log_to(Path(order["log"]))
-    # As in a process of its own, whatever the trial before has set.
+    # Undo what an earlier trial may have set.
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
     torch.set_default_dtype(torch.float32)
     config, path, data_dir = Config(**order["config"]), Path(order["run"]), Path(order["data_dir"])
@@ -115,11 +113,14 @@ def _trained(
             swept=order["swept"],
         )
     except Changed as changed:
-        # The trial started on another kind of GPU or CPU, for example. Only trials that share a
-        # machine can resume.
+        # For example, the trial started on another GPU or CPU model, and so cannot resume here.
         path.rename(aside := path.with_name(f"{path.name}.aside-{time.time_ns()}"))
         _log_to(Path(order["log"]))
-        print(f"begun anew, what there was is in {aside}: {changed}", file=sys.stderr, flush=True)
+        print(
+            f"restarted from step 0, the old folder is {aside}: {changed}",
+            file=sys.stderr,
+            flush=True,
+        )
         return train_task(
             config,
             stop,
@@ -134,10 +135,10 @@ def _trained(
 
 
 def _unusable(device: str) -> str | None:
-    """Why nothing can be computed here; None if it can."""
+    """Return why the device cannot compute, or None if it can."""
     import torch
 
-    # the longest part of the start, before the first order
+    # The longest part of the start is done before the first order.
     from trainer import session  # noqa: F401
 
     try:
@@ -149,9 +150,7 @@ def _unusable(device: str) -> str | None:
 
 
 def _log_to(path: Path) -> None:
-    """What a trial says, and the last words of a library that takes the process down, land in the
-    trial's own log.
-    """
+    """Redirect standard output and error to the trial's log, for libraries that crash as well."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -167,8 +166,8 @@ def _send(connection: Connection, answer: Mapping[str, Any]) -> None:
     try:
         connection.send_bytes(json.dumps(answer).encode())
     except OSError:
-        os._exit(0)  # the sweep is gone
+        os._exit(0)  # the sweep has ended
 
 
 if __name__ == "__main__":
-    main()
+    main(Connection(int(sys.argv[1])))

@@ -1,4 +1,7 @@
-"""A task whose trials go wrong as their seed and the files in the working folder say."""
+"""Tasks whose trials fail in chosen ways.
+
+`Brittle` and `Exits` derive from Task itself, so that their fields are read without an import.
+"""
 
 import os
 import re
@@ -8,86 +11,111 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset
 
 from tests.support.tiny import Tiny
-from trainbox import WrongUse
+from trainbox import Task, WrongUse
+
+HELD_STEP = 4  # where `holds` waits, of six steps an epoch
 
 
 @dataclass(frozen=True)
-class Brittle(Tiny):
-    """Tiny, which leaves a line with its process in the file `trained` at each start of a training.
+class Trivial(Task):
+    """The task Tiny, with one epoch of six steps."""
 
-    With `dies`, each tenth trial is killed at its first start. With `waits`, a training waits at
-    its start while there is a file `gate`. With `holds`, it waits in its 20th step for the wish to
-    stop, while there is a file `hold`.
+    epochs: ClassVar[int] = 1
+    batch_size: ClassVar[int] = 8
+    learning_rate: ClassVar[float] = 0.05
+
+    def train_dataset(self, data_dir: Path) -> Dataset[Any]:
+        return Tiny().train_dataset(data_dir)
+
+    def validation_dataset(self, data_dir: Path) -> Dataset[Any]:
+        return Tiny().validation_dataset(data_dir)
+
+    def build_model(self) -> nn.Module:
+        return Tiny().build_model()
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return Tiny().losses(model, batch)
+
+
+@dataclass(frozen=True)
+class Brittle(Trivial):
+    """Writes its process id to the file `trained` at each start of a training.
+
+    dies: every Nth trial kills its process at its first start; 0 for none.
+    fails: any text but "no" raises a RuntimeError with that text.
+    bad: reports missing data.
+    waits: a training waits at its start while the file `gate` exists.
+    holds: a training waits in step HELD_STEP for the request to stop, while the file `hold` exists.
+    leaves: kills its process and leaves a child that holds its open files.
+    shows: writes the visible GPU to the file `seen`.
     """
 
     width: int = 4
-    dies: bool = False
-    fails: str = ""
+    dies: int = 0
+    fails: str = "no"
     bad: bool = False
     waits: bool = False
     holds: bool = False
     leaves: bool = False
-    tells: bool = False
+    shows: bool = False
 
-    def train_dataset(self, data_dir: Path) -> TensorDataset:
+    def train_dataset(self, data_dir: Path) -> Dataset[Any]:
         if self.bad:
             raise WrongUse("no readings: put them there")
         return super().train_dataset(data_dir)
 
     def build_model(self) -> nn.Module:
         if self.waits:
-            _note("at the gate")
+            _log("at the gate")
             while Path("gate").exists():
                 time.sleep(0.01)
-        _note("trained")
+        _log("trained")
         if self.leaves:
             child = subprocess.Popen(["sleep", "600"], close_fds=False)
             Path("child").write_text(str(child.pid), encoding="utf-8")
             os.kill(os.getpid(), signal.SIGKILL)
-        gpu = os.environ["CUDA_VISIBLE_DEVICES"]
-        if self.tells:
-            _note("seen", gpu)
-        if self.fails.startswith("on "):
-            if self.fails.endswith(gpu):
-                raise RuntimeError(self.fails)
-        elif self.fails not in ("", "no"):
+        if self.shows:
+            _log("seen", os.environ["CUDA_VISIBLE_DEVICES"])
+        if self.fails != "no":
             raise RuntimeError(self.fails)
-        if self.dies and _trial() % 10 == 9 and not (died := Path(f"died {_trial()}")).exists():
-            died.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.dies and _trial() % self.dies == self.dies - 1:
+            died = Path(f"died {_trial()}")
+            if not died.exists():
+                died.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
         return super().build_model()
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         losses = super().losses(model, batch)
-        if self.holds and model.training and int(model.forwards) >= 20:
-            note = signal.getsignal(signal.SIGTERM)
-            while Path("hold").exists() and not note.__self__:  # type: ignore[union-attr]
+        if self.holds and model.training and int(model.forwards) >= HELD_STEP:
+            handler: Any = signal.getsignal(signal.SIGTERM)  # a method of the StopRequest
+            while Path("hold").exists() and not handler.__self__:
                 time.sleep(0.01)
         return losses
 
 
-def _note(file: str, *words: str) -> None:
-    """One line, whole, whoever else writes there."""
+def _log(file: str, *texts: str) -> None:
+    """Append one line with the process id; several processes may write."""
     with Path(file).open("a", encoding="utf-8") as log:
-        log.write(f"{' '.join([str(os.getpid()), *words])}\n")
+        log.write(f"{' '.join([str(os.getpid()), *texts])}\n")
 
 
 def _trial() -> int:
-    """The number of the trial, by whose log the output goes to."""
+    """Return the number of the trial, from the name of the log that is standard output."""
     match = re.search(r"/trial-(\d+)/", os.readlink("/proc/self/fd/1"))  # noqa: PTH115
     assert match
     return int(match[1])
 
 
 @dataclass(frozen=True)
-class Exits(Tiny):
-    """Ends its process in the middle: "abort", or sys.exit with the number in `how`."""
+class Exits(Trivial):
+    """Ends its process: `how` is "abort", the argument of sys.exit, or "no"."""
 
     how: str = "no"
 

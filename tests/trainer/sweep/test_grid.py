@@ -1,4 +1,4 @@
-"""What a sweep consists of, from its options."""
+"""The definition of a sweep, from its options."""
 
 import math
 from typing import Any
@@ -21,17 +21,17 @@ from trainer.sweep.grid import (
 _GRID = {"width": [4, 8], "learning_rate": [0.1, 0.2, 0.3]}
 
 
-def test_every_combination_comes_once_with_each_seed() -> None:
+def test_each_combination_is_in_the_sweep_once_with_each_seed() -> None:
     sweep = Sweep(Config(seed=5), _GRID, seeds=4)
     assert sweep.total == 24
     trials = [(*sweep.point(number).values(), sweep.seed(number)) for number in range(sweep.total)]
     assert len(set(trials)) == 24
     assert {seed for *_, seed in trials} == {5, 6, 7, 8}
-    # what is there after a quarter of the time is the whole grid
+    # A quarter of the trials is the whole grid with one seed.
     assert {seed for *_, seed in trials[:6]} == {5}
 
 
-def test_fields_and_settings_land_where_they_belong() -> None:
+def test_a_name_is_a_field_of_the_task_or_a_setting() -> None:
     config = Sweep(Config(fields={"noise": 0.5}), _GRID).trial_config(
         {"width": 8, "learning_rate": 0.2}, 7
     )
@@ -42,7 +42,7 @@ def test_fields_and_settings_land_where_they_belong() -> None:
     )
 
 
-def test_more_seeds_go_on_in_the_same_sweep_and_other_settings_begin_another() -> None:
+def test_more_seeds_resume_a_sweep_and_other_settings_start_another() -> None:
     one = Sweep(Config(), _GRID, seeds=2)
     assert one.fingerprint() == Sweep(Config(), _GRID, seeds=9).fingerprint()
     assert one.fingerprint() != Sweep(Config(epochs=3), _GRID, seeds=2).fingerprint()
@@ -53,18 +53,18 @@ def test_more_seeds_go_on_in_the_same_sweep_and_other_settings_begin_another() -
 
 
 @pytest.mark.parametrize("text", ["width", "width=", "=4", "width=4,,8"])
-def test_a_grid_of_another_form_is_told(text: str) -> None:
+def test_a_malformed_grid_is_refused(text: str) -> None:
     with pytest.raises(WrongUse, match=f"--grid {text}: write NAME=VALUE,VALUE"):
         parse_grid(text)
 
 
-def test_a_value_given_twice_is_told() -> None:
-    with pytest.raises(WrongUse, match="--grid lr=0.1,0.10: a value stands there twice"):
+def test_a_value_given_twice_is_refused() -> None:
+    with pytest.raises(WrongUse, match="--grid lr=0.1,0.10: a value is given twice"):
         choices("lr=0.1,0.10", [0.1, 0.1])
     assert choices("x=1,true", [1, True]) == [1, True]
 
 
-def test_ranges() -> None:
+def test_a_range_has_two_ends_and_a_scale() -> None:
     assert parse_range("a=1e-4:1:log") == ("a", "1e-4", "1", True)
     assert parse_range("a=-3:3") == ("a", "-3", "3", False)
     assert between("", 1e-4, 1.0, log=True) == Range(1e-4, 1.0, True)
@@ -74,31 +74,31 @@ def test_ranges() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "log", "words"),
+    ("low", "high", "log", "text"),
     [
-        (2, 1, False, "the low end must be below the high one"),
-        (math.nan, 1.0, False, "the low end must be below the high one"),
-        (0.0, 1.0, True, "the low end must be below the high one, and above 0"),
-        ("a", "b", False, "only numbers lie in a range"),
-        (False, True, False, "only numbers lie in a range"),
+        (2, 1, False, "the low end must be below the high end"),
+        (math.nan, 1.0, False, "the low end must be below the high end"),
+        (0.0, 1.0, True, "the low end must be below the high end, and above 0"),
+        ("a", "b", False, "an end is not a number"),
+        (False, True, False, "an end is not a number"),
     ],
 )
-def test_a_range_that_holds_nothing_is_told(low: Any, high: Any, log: bool, words: str) -> None:
-    with pytest.raises(WrongUse, match=words):
+def test_an_empty_range_is_refused(low: Any, high: Any, log: bool, text: str) -> None:
+    with pytest.raises(WrongUse, match=text):
         between("a=x", low, high, log)
 
 
-def test_what_is_free_at_a_resume_and_what_is_new_tomorrow_begin_no_other_sweep() -> None:
+def test_settings_free_at_a_resume_and_default_values_do_not_change_the_identity() -> None:
     assert Sweep(Config(log_steps=7), _GRID).identity() == Sweep(Config(), _GRID).identity()
     assert set(Sweep(Config(epochs=3), _GRID).identity()["config"]) == {"task", "epochs"}
 
 
 @pytest.mark.parametrize(
-    ("sweep", "words"),
+    ("sweep", "text"),
     [
         (
             Sweep(Config(), {"a": [1]}, {"a": Range(1, 2)}),
-            "a stands in --grid and in --range: drop one",
+            "a is given in --grid and in --range: drop one",
         ),
         (
             Sweep(Config(), ranges={"a": Range(1, 2)}),
@@ -114,6 +114,6 @@ def test_what_is_free_at_a_resume_and_what_is_new_tomorrow_begin_no_other_sweep(
         ),
     ],
 )
-def test_contradictions_are_told(sweep: Sweep, words: str) -> None:
-    with pytest.raises(WrongUse, match=words):
+def test_contradictory_options_are_refused(sweep: Sweep, text: str) -> None:
+    with pytest.raises(WrongUse, match=text):
         check(sweep)

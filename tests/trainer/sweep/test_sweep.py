@@ -1,87 +1,125 @@
-"""Sweeps for real: worker processes that train, die and are replaced, and what is recorded of
-it.
+"""Sweeps whose workers train, die and are replaced.
+
+Most sweeps here are forked, workers included; four tests start the real `trainbox sweep`.
 """
 
 import csv
 import fcntl
 import io
 import json
+import os
 import re
+import select
 import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
 
-from tests.support.commands import Ended, Trainbox, finish, wait_until
+from tests.support.commands import Ended, Trainbox, clean_environment, finish, logged, wait_until
+from tests.support.here import Here
+from tests.support.paths import ROOT
+from tests.support.ranks import Ranks, StartedRanks
+from tests.trainer.sweep.tasks import HELD_STEP
 from trainer.errors import WrongUse
 from trainer.records.compare import read_entries
 from trainer.settings.config import Config
 from trainer.sweep.grid import Sweep
 from trainer.sweep.runner import Limits, Slot, SweepRun, last_words
-from trainer.sweep.study import open_study
+from trainer.sweep.study import Record, Trial, open_study
 from trainer.system.signals import StopRequest
 
 _BRITTLE = "tests.trainer.sweep.tasks:Brittle"
-_ROOT = str(Path(__file__).parents[3])
-_WORDS = ("sweep", _BRITTLE, "--device", "cpu", "--processes", "2", "--epochs", "1", "--name", "s")
-_ENV = {"PYTHONPATH": _ROOT}
+# The same by its file, whose fields the launcher reads without an import of torch.
+_BRITTLE_FILE = f"{ROOT}/tests/trainer/sweep/tasks.py:Brittle"
+_ENV = {"PYTHONPATH": str(ROOT)}
 
 
-def _sweep(trainbox: Trainbox, *words: str, env: dict[str, str] | None = None) -> Ended:
-    return trainbox(*_WORDS, *words, env=_ENV | (env or {}))
-
-
-def _shown(trainbox: Trainbox) -> list[dict[str, str]]:
-    ended = trainbox("sweep", "show", "s", "--csv")
-    assert ended.code == 0, ended.err
-    return list(csv.DictReader(io.StringIO(ended.out)))
-
-
-def _states(trainbox: Trainbox) -> list[str]:
+def _records(folder: Path) -> list[Record]:
+    """Return the trials of the sweep "s", without those of a sweep that is not started yet."""
     try:
-        return [line["state"] for line in _shown(trainbox)]
-    except AssertionError:
-        return []  # it is not begun yet
+        return open_study(None, folder / "runs/s", "s", None).records()
+    except (FileNotFoundError, WrongUse):
+        return []
 
 
-def _workers(trainbox: Trainbox) -> list[int]:
-    """The processes that trained, in the order of the trials."""
-    return [int(line) for line in (trainbox.folder / "trained").read_text().split()]
+def _states(folder: Path) -> list[str]:
+    return [record.state for record in _records(folder)]
 
 
-def _at_the_gate(trainbox: Trainbox) -> set[str]:
-    path = trainbox.folder / "at the gate"
-    return set(path.read_text().split()) if path.exists() else set()
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
 
 
-def test_each_combination_and_seed_is_trained_once_by_few_processes(trainbox: Trainbox) -> None:
-    ended = _sweep(
-        trainbox,
-        "--seeds",
-        "3",
-        "--grid",
-        "width=4,8",
-        "--grid",
-        "lr=0.01,0.02",
-        env={"TRAINBOX_KEEP": "2"},
-    )
+@dataclass
+class Sweeps:
+    """Runs the sweep "s" of a task in forks."""
+
+    ranks: Ranks
+
+    @property
+    def folder(self) -> Path:
+        return self.ranks.folder
+
+    def start(
+        self,
+        *arguments: str,
+        task: str = _BRITTLE,
+        slots: Mapping[str, str] | int = 2,
+        env: Mapping[str, str] | None = None,
+    ) -> StartedRanks:
+        """Start a sweep on slots by name with their GPU, or on so many CPU slots."""
+        if isinstance(slots, int):
+            slots = {f"CPU slot {number}": "" for number in range(slots)}
+        variables = {"TRAINBOX_SLOTS": json.dumps(list(slots.items())), **(env or {})}
+        return self.ranks.start(1, "sweep", task, "--name", "s", *arguments, env=variables)
+
+    def __call__(
+        self,
+        *arguments: str,
+        task: str = _BRITTLE,
+        slots: Mapping[str, str] | int = 2,
+        env: Mapping[str, str] | None = None,
+    ) -> Ended:
+        """Run a sweep to its end."""
+        return self.end(self.start(*arguments, task=task, slots=slots, env=env))
+
+    def end(self, started: StartedRanks) -> Ended:
+        """Wait for the end of a sweep."""
+        ended = started.wait()
+        return Ended(ended.codes[0], ended.outs[0], ended.errs[0])
+
+    def trained(self) -> list[str]:
+        """Return the processes that trained, one for each start of a training."""
+        return _lines(self.folder / "trained")
+
+    def at_the_gate(self) -> set[str]:
+        """Return the processes that have come to the gate."""
+        return set(_lines(self.folder / "at the gate"))
+
+
+@pytest.fixture
+def sweeps(ranks: Ranks) -> Sweeps:
+    return Sweeps(ranks)
+
+
+def test_each_combination_and_seed_is_trained_once_by_few_processes(sweeps: Sweeps) -> None:
+    ended = sweeps("--seeds", "2", "--grid", "width=4,8", "--grid", "lr=0.01,0.02")
     assert ended.code == 0, ended.out + ended.err
-    assert "plan       2 CPU processes requested -> sweep, 2 slots" in ended.out
-    assert "settings   keep 2 (from TRAINBOX_KEEP)" in ended.out
-    shown = _shown(trainbox)
-    assert [line["trial"] for line in shown] == [str(number) for number in range(12)]
+    run = sweeps.folder / "runs" / "s"
+    shown = list(csv.DictReader(io.StringIO((run / "results.csv").read_text())))
+    assert [line["trial"] for line in shown] == [str(number) for number in range(8)]
     assert {(line["width"], line["learning_rate"], line["seed"]) for line in shown} == {
-        (width, lr, seed)
-        for width in ("4", "8")
-        for lr in ("0.01", "0.02")
-        for seed in ("0", "1", "2")
+        (width, lr, seed) for width in ("4", "8") for lr in ("0.01", "0.02") for seed in ("0", "1")
     }
     assert {line["state"] for line in shown} == {"done"}
-    assert len(_workers(trainbox)) == 12
-    assert 1 <= len(set(_workers(trainbox))) <= 2
-    run = trainbox.folder / "runs" / "s"
+    assert len(sweeps.trained()) == 8
+    assert 1 <= len(set(sweeps.trained())) <= 2
     for line in shown:
         trial = run / f"trial-{int(line['trial']):05d}"
         config = json.loads((trial / "config.json").read_text())
@@ -90,50 +128,65 @@ def test_each_combination_and_seed_is_trained_once_by_few_processes(trainbox: Tr
             {"width": int(line["width"])},
         )
         assert config["learning_rate"] == float(line["learning_rate"])
-        validation = [
-            json.loads(text) for text in (trial / "metrics.jsonl").read_text().splitlines()
-        ][-1]
+        validation = read_entries(trial / "metrics.jsonl")[-1]
         assert float(line["loss"]) == pytest.approx(validation["loss"])
         assert "best       loss" in (trial / "logs" / "rank-0.log").read_text()
-    assert (run / "results.csv").read_text() == trainbox("sweep", "show", "s", "--csv").out
     board = EventAccumulator(str(run / "tensorboard"), {IMAGES: 0})
     board.Reload()
-    assert board.Tags()["images"] == ["sweep"]
+    (picture,) = board.Images("sweep")
+    assert picture.encoded_image_string == (run / "sweep.png").read_bytes()
+    assert (picture.width, picture.height) == (770, 462)
     lines = ended.out.splitlines()
     heading = next(
-        place for place, line in enumerate(lines) if line.split()[:2] == ["width", "learning_rate"]
+        index for index, line in enumerate(lines) if line.split()[:2] == ["width", "learning_rate"]
     )
-    # after the lines of progress on a slow machine
     rows = [line.split() for line in lines[heading + 1 : heading + 5]]
     assert [row[:3] for row in rows] == [
-        ["4", "0.01", "3"],
-        ["4", "0.02", "3"],
-        ["8", "0.01", "3"],
-        ["8", "0.02", "3"],
+        ["4", "0.01", "2"],
+        ["4", "0.02", "2"],
+        ["8", "0.01", "2"],
+        ["8", "0.02", "2"],
     ]
-    assert trainbox("sweep", "show", "s", "--figure", "f.svg").out == "drawn into f.svg\n"
-    assert (trainbox.folder / "f.svg").read_text().startswith("<?xml")
 
 
-def test_a_trial_among_others_has_the_bits_of_a_training_of_its_own(trainbox: Trainbox) -> None:
-    assert _sweep(trainbox, "--seeds", "3", "--grid", "lr=0.01,0.02", "--threads", "1").code == 0
-    for number, seed, lr in ((0, "0", "0.01"), (5, "2", "0.02")):
-        words = (
-            "train",
-            _BRITTLE,
-            "--device",
-            "cpu",
-            "--epochs",
-            "1",
-            "--seed",
-            seed,
-            "--lr",
-            lr,
-            "--threads",
-            "1",
-        )
-        assert trainbox(*words, "--run", f"own-{number}", env=_ENV).code == 0
-        runs = trainbox.folder / "runs"
+def test_the_end_of_a_sweep_needs_neither_torch_nor_scipy(tmp_path: Path) -> None:
+    """The results are made up: the command finds all trials done, and starts no worker."""
+    folder = tmp_path / "runs/s"
+    folder.mkdir(parents=True)
+    study = open_study(
+        None, folder, "s", Sweep(Config(task=_BRITTLE_FILE), {"width": [4]}, seeds=3)
+    )
+    for loss in (1.0, 2.0, 3.0):
+        trial = study.claim()
+        assert trial
+        study.done(trial, {"loss": loss}, 1.0)
+    program = (
+        "import runpy, sys\n"
+        "sys.modules.update(dict.fromkeys(['torch', 'scipy']))\n"
+        f"sys.argv = ['trainer', 'sweep', {_BRITTLE_FILE!r}, '--name', 's', '--seeds', '3', "
+        "'--grid', 'width=4']\n"
+        "runpy.run_module('trainer', run_name='__main__')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        cwd=tmp_path,
+        env=clean_environment(**_ENV),
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "    4     3     2   1  -0.4841 to 4.484\n" in ended.stdout
+    assert (folder / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_trial_has_the_bits_of_a_training_of_its_own(sweeps: Sweeps) -> None:
+    ended = sweeps("--grid", "lr=0.01,0.02", "--seeds", "2", "--threads", "1", slots=1)
+    assert ended.code == 0, ended.err
+    assert len(set(sweeps.trained())) == 1  # the last trial is the fourth of its process
+    for number, seed, lr in ((0, "0", "0.01"), (3, "1", "0.02")):
+        arguments = ("--seed", seed, "--lr", lr, "--threads", "1", "--run", f"own-{number}")
+        sweeps.ranks.train(1, _BRITTLE, *arguments)
+        runs = sweeps.folder / "runs"
         own, trial = (
             read_entries(run / "digests.jsonl")[-1]
             for run in (runs / f"own-{number}", runs / f"s/trial-{number:05d}")
@@ -141,59 +194,39 @@ def test_a_trial_among_others_has_the_bits_of_a_training_of_its_own(trainbox: Tr
         assert own["model"] == trial["model"]
 
 
-def test_a_killed_worker_costs_one_try_of_one_trial(trainbox: Trainbox) -> None:
-    ended = _sweep(trainbox, "--seeds", "20", "--set", "dies=true")
+def test_a_killed_worker_costs_one_try_of_one_trial(sweeps: Sweeps) -> None:
+    ended = sweeps("--seeds", "4", "--set", "dies=2")
     assert ended.code == 0, ended.out + ended.err
     assert ended.out.count("and is tried again: its process was killed by SIGKILL") == 2
-    assert [line["state"] for line in _shown(trainbox)] == ["done"] * 20
-    assert len(_workers(trainbox)) == 22
+    assert _states(sweeps.folder) == ["done"] * 4
+    assert len(sweeps.trained()) == 6
 
 
-def test_a_trial_that_fails_each_time_is_recorded_with_its_words(trainbox: Trainbox) -> None:
-    ended = _sweep(trainbox, "--seeds", "2", "--grid", "fails=no,no such layer", "--retries", "2")
+def test_a_trial_that_fails_at_each_try_is_recorded_with_its_error(sweeps: Sweeps) -> None:
+    grid = ("--seeds", "2", "--grid", "fails=no,no such layer")
+    ended = sweeps(*grid, "--retries", "2")
     assert ended.code == 1
     failure = (
         r"task Brittle: build_model\(\) raised RuntimeError: no such layer "
         r"\(.*tasks\.py:\d+\): fix the task; traceback in "
     )
     assert re.match(f"trainbox: 2 of 4 trials failed; the first, trial 1: {failure}", ended.err)
-    shown = _shown(trainbox)
-    assert [line["state"] for line in shown] == ["done", "failed", "done", "failed"]
-    assert re.match(failure, shown[1]["message"])
-    assert len(_workers(trainbox)) == 2 + 2 * 3
-    log = (trainbox.folder / "runs/s/trial-00001/logs/rank-0.log").read_text()
+    records = _records(sweeps.folder)
+    assert [record.state for record in records] == ["done", "failed", "done", "failed"]
+    assert re.match(failure, records[1].message)
+    assert len(sweeps.trained()) == 2 + 2 * 3
+    log = (sweeps.folder / "runs/s/trial-00001/logs/rank-0.log").read_text()
     assert log.count("Traceback (most recent call last)") == 3
-    ended = _sweep(trainbox, "--seeds", "2", "--grid", "fails=no,no such layer")  # failed for good
-    assert (ended.code, len(_workers(trainbox))) == (1, 8)
-    ended = _sweep(
-        trainbox,
-        "--seeds",
-        "2",
-        "--grid",
-        "fails=no,no such layer",
-        "--retries",
-        "0",
-        "--retry-failed",
-    )
-    assert (ended.code, len(_workers(trainbox))) == (1, 10)
+    assert (sweeps(*grid).code, len(sweeps.trained())) == (1, 8)  # no trial is left
+    ended = sweeps(*grid, "--retries", "0", "--retry-failed")
+    assert (ended.code, len(sweeps.trained())) == (1, 10)
 
 
-def test_a_trial_that_ends_its_process_is_recorded_with_the_cause(trainbox: Trainbox) -> None:
-    words = (
-        "sweep",
-        "tests.trainer.sweep.tasks:Exits",
-        "--device",
-        "cpu",
-        "--processes",
-        "2",
-        "--epochs",
-        "1",
-        "--name",
-        "s",
-    )
-    ended = trainbox(*words, "--grid", "how=no,abort,0", "--retries", "0", env=_ENV)
+def test_a_trial_that_ends_its_process_is_recorded_with_the_cause(sweeps: Sweeps) -> None:
+    task = "tests.trainer.sweep.tasks:Exits"
+    ended = sweeps("--grid", "how=no,abort,0", "--retries", "0", task=task)
     assert ended.code == 1, ended.out + ended.err
-    messages = [line["message"] for line in _shown(trainbox)]
+    messages = [record.message for record in _records(sweeps.folder)]
     assert messages[0] == ""
     assert re.fullmatch(
         r"its process was killed by SIGABRT in build_model \(.*tasks.py, line \d+\); "
@@ -219,7 +252,7 @@ Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
 
 
 @pytest.mark.parametrize(
-    ("output", "words"),
+    ("output", "text"),
     [
         ("", ""),
         ("\n \n", ""),
@@ -238,125 +271,97 @@ Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
         ("Fatal Python error: Aborted\n\nCurrent thread 0x1:\n  <no Python frame>\n", ""),
     ],
 )
-def test_the_last_words_of_a_process_name_its_cause(output: str, words: str) -> None:
-    assert last_words(output) == words
+def test_the_last_words_of_a_process_name_its_cause(output: str, text: str) -> None:
+    assert last_words(output) == text
 
 
-def test_a_trial_that_takes_too_long_is_ended(trainbox: Trainbox) -> None:
-    (trainbox.folder / "gate").touch()
-    ended = _sweep(trainbox, "--set", "waits=true", "--trial-minutes", "0.02", "--retries", "0")
+def test_a_trial_that_takes_too_long_is_ended(sweeps: Sweeps) -> None:
+    (sweeps.folder / "gate").touch()
+    ended = sweeps("--set", "waits=true", "--trial-minutes", "0.001", "--retries", "0")
     assert ended.code == 1
-    assert (
-        "1 of 1 trials failed; the first, trial 0: not done within --trial-minutes 0.02"
-        in ended.err
-    )
+    message = "1 of 1 trials failed; the first, trial 0: not done within --trial-minutes 0.001"
+    assert message in ended.err
 
 
-def test_a_worker_whose_child_lives_on_is_found_dead(trainbox: Trainbox) -> None:
-    ended = _sweep(trainbox, "--set", "leaves=true", "--retries", "0")
-    assert ended.code == 1
-    assert re.search(r"trial 0 failed on CPU slot \d: its process was killed by SIGKILL", ended.out)
-    child = int((trainbox.folder / "child").read_text())
-    assert (
-        not Path(f"/proc/{child}").exists()
-        or "\nState:\tZ" in Path(f"/proc/{child}/status").read_text()
-    )
-
-
-def test_a_trial_begun_on_another_machine_is_begun_anew(trainbox: Trainbox) -> None:
-    hold = trainbox.folder / "hold"
-    hold.touch()
-    words = (*_WORDS, "--epochs", "10", "--log-steps", "1", "--set", "holds=true")
-    process = trainbox.start(*words, env=_ENV)
-    trainbox.wait_for_step(process, "s/trial-00000", 19)
+def test_a_trial_started_on_another_machine_restarts(sweeps: Sweeps) -> None:
+    (sweeps.folder / "hold").touch()
+    arguments = ("--log-steps", "1", "--set", "holds=true")
+    process = sweeps.start(*arguments)
+    _wait_until_held(sweeps.folder, process, 0)
     process.send_signal(signal.SIGTERM)
-    assert finish(process).code == 75
-    hold.unlink()
-    ended = trainbox(*words, env=_ENV | {"ATEN_CPU_CAPABILITY": "default"})
+    assert sweeps.end(process).code == 75
+    (sweeps.folder / "hold").unlink()
+    ended = sweeps(*arguments, env={"ATEN_CPU_CAPABILITY": "default"})
     assert ended.code == 0, ended.out + ended.err
-    run = trainbox.folder / "runs/s"
-    assert len(list(run.glob("trial-00000.aside-*"))) == 1
-    output = (run / "trial-00000/logs/output.log").read_text()
-    assert "cannot be resumed with the same bits" in output
-    assert [entry["step"] for entry in trainbox.entries("s/trial-00000", "train")] == list(
-        range(1, 61)
-    )
+    run = sweeps.folder / "runs/s"
+    (aside,) = run.glob("trial-00000.aside-*")
+    log = (run / "trial-00000/logs/output.log").read_text()
+    assert f"restarted from step 0, the old folder is {aside.relative_to(sweeps.folder)}: " in log
+    assert "cannot be resumed with the same bits" in log
+    assert _steps(sweeps.folder, 0) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_trial_that_another_process_trains_is_waited_for(trainbox: Trainbox) -> None:
-    run = trainbox.folder / "runs/s/trial-00000"
+def test_a_trial_that_another_process_trains_waits(sweeps: Sweeps) -> None:
+    run = sweeps.folder / "runs/s/trial-00000"
     run.mkdir(parents=True)
     with (run / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        process = trainbox.start(*_WORDS, "--seeds", "3", env=_ENV)
-        wait_until(
-            lambda: len(_states(trainbox)) == 3 and sorted(_states(trainbox))[:2] == ["done"] * 2,
-            process,
-        )
-        assert _states(trainbox)[0] == "running"
-    ended = finish(process)
+        process = sweeps.start("--seeds", "3")
+        wait_until(lambda: _states(sweeps.folder).count("done") == 2, process)
+        assert _states(sweeps.folder) == ["running", "done", "done"]
+    ended = sweeps.end(process)
     assert ended.code == 0, ended.out + ended.err
-    assert _states(trainbox) == ["done"] * 3
+    assert _states(sweeps.folder) == ["done"] * 3
 
 
-def test_a_full_disk_ends_the_sweep_and_costs_no_trial(trainbox: Trainbox) -> None:
-    (trainbox.folder / "runs/s").mkdir(parents=True)
-    (trainbox.folder / "runs/s/trial-00000").write_text("no folder can be made here")
-    ended = _sweep(trainbox, "--seeds", "2", "--processes", "1")
+def test_a_full_disk_ends_the_sweep_and_costs_no_trial(sweeps: Sweeps) -> None:
+    (sweeps.folder / "runs/s").mkdir(parents=True)
+    (sweeps.folder / "runs/s/trial-00000").write_text("no folder can be made here")
+    ended = sweeps("--seeds", "2", slots=1)
     assert ended.code == 4, ended.out + ended.err
     assert "trial-00000" in ended.err
     assert "Traceback" not in ended.err
-    (trainbox.folder / "runs/s/trial-00000").unlink()
-    assert _sweep(trainbox, "--seeds", "2", "--processes", "1").code == 0
-    assert _states(trainbox) == ["done"] * 2
+    (sweeps.folder / "runs/s/trial-00000").unlink()
+    assert sweeps("--seeds", "2", slots=1).code == 0
+    assert _states(sweeps.folder) == ["done"] * 2
 
 
-def test_a_reader_that_has_seen_enough_does_not_end_it(trainbox: Trainbox) -> None:
-    process = trainbox.start(*_WORDS, "--seeds", "2", env=_ENV)
-    assert process.stdout is not None
-    process.stdout.close()
-    assert process.wait() == 0
-    assert _states(trainbox) == ["done"] * 2
-    (trainbox.folder / "runs/s").rename(trainbox.folder / "runs/moved")
-    assert trainbox("sweep", "show", "moved").out.splitlines()[1].split()[0] == "2"
-
-
-def test_what_no_trial_can_do_ends_the_sweep_at_once(trainbox: Trainbox) -> None:
-    ended = _sweep(trainbox, "--seeds", "50", "--set", "bad=true")
+def test_wrong_use_in_two_trials_ends_the_sweep_at_once(sweeps: Sweeps) -> None:
+    ended = sweeps("--seeds", "50", "--set", "bad=true")
     assert ended.code == 2
     assert ended.err.startswith("trainbox: trial ")
     assert ended.err.endswith(": no readings: put them there\n")
-    assert {line["state"] for line in _shown(trainbox)} == {"pending"}
+    assert _states(sweeps.folder) == ["pending"] * 50
     assert "Traceback" not in ended.out + ended.err
 
 
 _WRONG = {"code": 2, "message": "no folder data/har: put it there"}
+_FAILED = {"code": 1, "message": "no such layer"}
 _GOOD = {"code": 0, "metrics": {"loss": 1.0}, "seconds": 1.0}
 
 
 @pytest.fixture
 def sweep_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepRun:
-    """A sweep that goes on after one trial of an earlier start, without worker processes."""
+    """A sweep without worker processes, in which an earlier start has trained one trial."""
     study = open_study(None, tmp_path, "s", Sweep(Config(), {"width": [4, 8, 16, 32]}))
     earlier = study.claim()
     assert earlier
     study.done(earlier, {"loss": 1.0}, 1.0)
     monkeypatch.setattr(SweepRun, "_restart", lambda self, slot: None)
-    return SweepRun(
-        study, tmp_path, tmp_path, [Slot("CPU slot 0", "", ready=True)], Limits(), StopRequest()
-    )
+    slots = [Slot("GPU 0", "GPU-a", ready=True), Slot("GPU 1", "GPU-b", ready=True)]
+    return SweepRun(study, tmp_path, tmp_path, slots, Limits(), StopRequest())
 
 
 def _answered(run: SweepRun, *answers: dict[str, Any]) -> list[tuple[str, str]]:
-    """The records after the trials that are left have ended in this way, one after the other."""
-    (slot,) = run._slots
+    """Return the records after the next trials have ended with these answers, on the first slot."""
+    slot = run._slots[0]
     for answer in answers:
         slot.trial = run._study.claim()
         run._hear(slot, answer)
     return [(record.state, record.message) for record in run._study.records()]
 
 
-def test_data_that_is_missing_now_ends_a_sweep_that_had_trained(
+def test_data_that_is_missing_now_ends_a_sweep_that_has_trained(
     sweep_run: SweepRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SweepRun, "_start", lambda self, slot: None)
@@ -396,167 +401,214 @@ def test_one_wrong_combination_that_is_the_last_ends_the_sweep(sweep_run: SweepR
         sweep_run._feed()
 
 
-def test_stopped_by_a_signal_the_same_command_goes_on(trainbox: Trainbox) -> None:
-    hold = trainbox.folder / "hold"
-    hold.touch()
-    words = (*_WORDS, "--seeds", "8", "--epochs", "10", "--log-steps", "1", "--set", "holds=true")
-    process = trainbox.start(*words, env=_ENV)
-    for number in (0, 1):
-        trainbox.wait_for_step(process, f"s/trial-0000{number}", 19)
+def _next(run: SweepRun, slot: Slot) -> Trial:
+    trial = run._next_for(slot)
+    assert trial
+    return trial
+
+
+def test_a_failed_trial_goes_to_another_gpu(sweep_run: SweepRun) -> None:
+    first, second = sweep_run._slots
+    _answered(sweep_run, _FAILED)
+    assert _next(sweep_run, first).number == 2
+    again = _next(sweep_run, second)
+    assert (again.number, again.attempts) == (1, 1)
+
+
+def test_a_failed_trial_stays_on_its_gpu_if_no_other_trial_is_left(sweep_run: SweepRun) -> None:
+    first, _ = sweep_run._slots
+    _answered(sweep_run, _FAILED)
+    numbers = [_next(sweep_run, first).number for _ in range(3)]
+    assert numbers == [2, 3, 1]
+    assert sweep_run._next_for(first) is None
+
+
+def test_a_sweep_stopped_by_a_signal_saves_its_trials_and_resumes(sweeps: Sweeps) -> None:
+    (sweeps.folder / "hold").touch()
+    arguments = ("--seeds", "3", "--log-steps", "1", "--set", "holds=true")
+    process = sweeps.start(*arguments)
+    _wait_until_held(sweeps.folder, process, 0, 1)
+    process.send_signal(signal.SIGTERM)
+    stopped = sweeps.end(process)
+    assert stopped.code == 75, stopped.err
+    _check_stopped(sweeps.folder, stopped, 3, 0, 1)
+    (sweeps.folder / "hold").unlink()
+    ended = sweeps(*arguments)
+    assert ended.code == 0, ended.out + ended.err
+    _check_resumed(sweeps.folder, 3, 0, 1)
+
+
+def test_trainbox_sweep_is_stopped_by_a_signal_and_resumes(trainbox: Trainbox) -> None:
+    """With the real launcher, sweep and worker."""
+    (trainbox.folder / "hold").touch()
+    arguments = ("sweep", _BRITTLE_FILE, "--device", "cpu", "--processes", "1", "--name", "s")
+    arguments += ("--seeds", "2", "--log-steps", "1", "--set", "holds=true")
+    process = trainbox.start(*arguments, env=_ENV)
+    _wait_until_held(trainbox.folder, process, 0)
     process.send_signal(signal.SIGTERM)
     stopped = finish(process)
     assert stopped.code == 75, stopped.err
-    assert "stopped by SIGTERM with 0 of 8 trials done: the same command goes on" in stopped.err
-    assert {line["state"] for line in _shown(trainbox)} == {"pending"}
-    reached = [trainbox.entries(f"s/trial-0000{n}", "train")[-1]["step"] for n in (0, 1)]
-    assert reached == [20, 20]
-    hold.unlink()
-    ended = trainbox(*words, env=_ENV)
+    _check_stopped(trainbox.folder, stopped, 2, 0)
+    (trainbox.folder / "hold").unlink()
+    ended = trainbox(*arguments, env=_ENV | {"TRAINBOX_KEEP": "2"})
     assert ended.code == 0, ended.out + ended.err
-    assert [line["state"] for line in _shown(trainbox)] == ["done"] * 8
-    for number, step in enumerate(reached):
-        assert (
-            f"resume     from step {step}, "
-            in (trainbox.folder / f"runs/s/trial-0000{number}/logs/rank-0.log").read_text()
-        )
-        assert [
-            entry["step"] for entry in trainbox.entries(f"s/trial-0000{number}", "train")
-        ] == list(range(1, 61))
+    _check_resumed(trainbox.folder, 2, 0)
+    assert "plan       1 CPU process requested -> sweep, 1 slot" in ended.out
+    assert "settings   keep 2 (from TRAINBOX_KEEP)" in ended.out
+    shown = trainbox("sweep", "show", "s", "--csv").out
+    assert (trainbox.folder / "runs/s/results.csv").read_text() == shown
+    trained = _lines(trainbox.folder / "trained")
+    assert (len(trained), len(set(trained))) == (3, 2)  # one process for each start
 
 
-def test_a_machine_that_dies_gives_its_trials_to_the_other(trainbox: Trainbox) -> None:
-    """Both are this one; it waits in its trials until it is killed."""
+def _wait_until_held(folder: Path, process: Any, *trials: int) -> None:
+    """Wait until these trials are in the step in which the task `holds`."""
+    for number in trials:
+        wait_until(lambda n=number: _steps(folder, n)[-1:] == [HELD_STEP - 1], process)  # type: ignore[misc]
+
+
+def _check_stopped(folder: Path, stopped: Ended, total: int, *held: int) -> None:
+    message = f"stopped by SIGTERM with 0 of {total} trials done: repeat the command to resume"
+    assert message in stopped.err
+    assert _states(folder) == ["pending"] * total
+    assert [_steps(folder, number)[-1] for number in held] == [HELD_STEP] * len(held)
+
+
+def _check_resumed(folder: Path, total: int, *held: int) -> None:
+    assert _states(folder) == ["done"] * total
+    for number in held:
+        log = (folder / f"runs/s/trial-{number:05d}/logs/rank-0.log").read_text()
+        assert f"resume     from step {HELD_STEP}, " in log
+        assert _steps(folder, number) == [1, 2, 3, 4, 5, 6]
+
+
+def _steps(folder: Path, trial: int) -> list[int]:
+    """Return the steps that the trial has logged."""
+    return [entry["step"] for entry in logged(folder / f"runs/s/trial-{trial:05d}", "train")]
+
+
+def test_a_machine_that_dies_gives_its_trials_to_the_other(
+    trainbox: Trainbox, sweeps: Sweeps
+) -> None:
+    """The first machine is the real `trainbox sweep`, killed while it waits in its trial."""
     (trainbox.folder / "gate").touch()
-    words = (*_WORDS, "--seeds", "6", "--set", "waits=true")
-    doomed = trainbox.start(*words, env=_ENV)
-    wait_until(lambda: len(_at_the_gate(trainbox)) == 2, doomed)
-    wait_until(lambda: [line["state"] for line in _shown(trainbox)].count("running") == 2, doomed)
+    arguments = ("--seeds", "3", "--set", "waits=true")
+    command = ("sweep", _BRITTLE_FILE, "--device", "cpu", "--processes", "1", "--name", "s")
+    doomed = trainbox.start(*command, *arguments, env=_ENV)
+    wait_until(lambda: len(sweeps.at_the_gate()) == 1, doomed)
+    assert _states(trainbox.folder) == ["running", "pending", "pending"]
+    (worker,) = sweeps.at_the_gate()
+    worker_end = os.pidfd_open(int(worker))
     doomed.kill()
     doomed.wait()
+    assert select.select([worker_end], [], [], 60)[0], "the worker outlives its sweep"
+    os.close(worker_end)
     (trainbox.folder / "gate").unlink()
-    ended = trainbox(*words, "--worker", env=_ENV)
+    ended = sweeps(*arguments, "--worker", task=_BRITTLE_FILE)
     assert (ended.code, "95 %" in ended.out) == (0, False), ended.err
-    assert [line["state"] for line in _shown(trainbox)] == ["done"] * 6
-    assert trainbox(*words, env=_ENV).out.count("6, 0 to do") == 1
+    assert _states(trainbox.folder) == ["done"] * 3
+    assert len(sweeps.trained()) == 3
+    assert sweeps(*arguments, task=_BRITTLE_FILE).out.count("3, 0 to do") == 1
 
 
-def test_two_machines_share_one_sweep(trainbox: Trainbox) -> None:
-    gate = trainbox.folder / "gate"
+def test_two_machines_share_one_sweep(sweeps: Sweeps) -> None:
+    gate = sweeps.folder / "gate"
     gate.touch()
-    words = (*_WORDS, "--seeds", "40", "--set", "waits=true")
-    both = trainbox.start(*words, "--worker", env=_ENV), trainbox.start(*words, env=_ENV)
-    wait_until(lambda: len(_at_the_gate(trainbox)) == 4, both[1])  # both take part
+    arguments = ("--seeds", "8", "--set", "waits=true")
+    joined = sweeps.start(*arguments, "--worker")
+    first = sweeps.start(*arguments)
+    wait_until(lambda: len(sweeps.at_the_gate()) == 4, first)
     gate.unlink()
-    for ended in map(finish, both):
+    for ended in (sweeps.end(joined), sweeps.end(first)):
         assert ended.code == 0, ended.out + ended.err
-    assert [line["state"] for line in _shown(trainbox)] == ["done"] * 40
-    assert len(_workers(trainbox)) == 40
-    assert len(set(_workers(trainbox))) == 4
+    assert _states(sweeps.folder) == ["done"] * 8
+    assert len(sweeps.trained()) == 8
+    assert set(sweeps.trained()) == sweeps.at_the_gate()
 
 
-def test_samplers_and_pruning(trainbox: Trainbox) -> None:
-    drawn = (
-        "--sampler",
-        "tpe",
-        "--trials",
-        "20",
-        "--metric",
-        "min:loss",
-        "--range",
-        "lr=1e-5:1e-1:log",
+def test_trainbox_sweep_finds_a_dead_worker_whose_child_lives_on(trainbox: Trainbox) -> None:
+    command = ("sweep", _BRITTLE_FILE, "--device", "cpu", "--processes", "1", "--name", "s")
+    ended = trainbox(*command, "--set", "leaves=true", "--retries", "0", env=_ENV)
+    assert ended.code == 1
+    assert "trial 0 failed on CPU slot 0: its process was killed by SIGKILL" in ended.out
+    assert "1 of 1 trials failed; the first, trial 0: its process was killed by" in ended.err
+    child = int((trainbox.folder / "child").read_text())
+    assert (
+        not Path(f"/proc/{child}").exists()
+        or "\nState:\tZ" in Path(f"/proc/{child}/status").read_text()
     )
-    words = (
-        "sweep",
-        _BRITTLE,
-        "--device",
-        "cpu",
-        "--processes",
-        "1",
-        "--epochs",
-        "6",
-        "--name",
-        "s",
-        *drawn,
-    )
-    ended = trainbox(*words, "--pruner", "median", env=_ENV)
+
+
+def test_the_pruner_ends_a_trial_that_is_worse_than_the_median(sweeps: Sweeps) -> None:
+    rates = ("0.05", "0.04", "0.03", "0.02", "0.01", "0.00001")  # five trials without pruning
+    grid = ("--grid", f"lr={','.join(rates)}", "--metric", "min:loss", "--pruner", "median")
+    ended = sweeps(*grid, "--epochs", "2", slots=1)
     assert ended.code == 0, ended.out + ended.err
-    shown = _shown(trainbox)
-    assert {line["state"] for line in shown} == {"done", "pruned"}
-    pruned = next(line for line in shown if line["state"] == "pruned")
-    assert len(trainbox.entries(f"s/trial-{int(pruned['trial']):05d}", "validation")) < 6
-    assert len({line["learning_rate"] for line in shown}) > 10
-    assert {line["seed"] for line in shown} == {"0"}
-    *table, best, again = trainbox("sweep", "show", "s").out.splitlines()
-    losses = [float(row.split()[-1]) for row in table[1:] if not row.endswith("-")]
+    assert _states(sweeps.folder) == ["done"] * 5 + ["pruned"]
+    validations = [
+        len(logged(sweeps.folder / f"runs/s/trial-{number:05d}", "validation"))
+        for number in range(6)
+    ]
+    assert validations == [2] * 5 + [1]
+
+
+def test_a_drawn_table_is_sorted_and_names_the_command_that_repeats_the_best(
+    sweeps: Sweeps,
+) -> None:
+    drawn = ("--sampler", "tpe", "--trials", "3", "--range", "lr=1e-5:1e-1:log")
+    ended = sweeps(*drawn, "--metric", "min:loss", slots=1)
+    assert ended.code == 0, ended.out + ended.err
+    records = _records(sweeps.folder)
+    assert [(record.state, record.seed) for record in records] == [("done", 0)] * 3
+    assert len({record.point["learning_rate"] for record in records}) == 3
+    lines = ended.out.splitlines()
+    (heading,) = (n for n, line in enumerate(lines) if line.split()[:1] == ["learning_rate"])
+    *table, best, again = lines[heading : heading + 6]
+    losses = [float(row.split()[-1]) for row in table[1:]]
     assert losses == sorted(losses)
     lr = best.split()[1].removeprefix("learning_rate=").rstrip(",")
     assert lr == table[1].split()[0] == f"{float(lr):.3g}"
     command = again.split()[2:]
-    assert trainbox.train(*command[1:], "--device", "cpu", env=_ENV).code == 0
+    sweeps.ranks.train(1, *command[1:])
     repeated, first = (
-        json.loads((trainbox.folder / "runs" / run / "config.json").read_text())
-        for run in ("s-best", command[2].split("/", 1)[1].removesuffix("/config.json"))
+        json.loads((sweeps.folder / path).read_text())
+        for path in ("runs/s-best/config.json", command[command.index("--config") + 1])
     )
     assert repeated == first
 
 
-def test_each_slot_sees_its_own_gpu_and_a_failed_trial_goes_to_another(trainbox: Trainbox) -> None:
-    """On the CPU, with the names of GPUs that are not there: what CUDA would see is in the
-    environment.
-    """
-    env = _ENV | {
-        "TRAINBOX_SLOTS": json.dumps([["GPU 0", "GPU-a"], ["GPU 1", "GPU-b"]]),
-        "TRAINBOX_DEVICE": "cpu",
-    }
-    gate = trainbox.folder / "gate"
+def test_each_worker_sees_the_gpu_of_its_slot(sweeps: Sweeps) -> None:
+    """The trials run on the CPU; the variable shows what CUDA would see."""
+    gate = sweeps.folder / "gate"
     gate.touch()
-    words = (
-        "sweep",
-        _BRITTLE,
-        "--name",
-        "s",
-        "--epochs",
-        "1",
-        "--seeds",
-        "40",
-        "--set",
-        "tells=true",
-        "--set",
-        "waits=true",
-    )
-    process = trainbox.start(*words, "--set", "fails=on GPU-a", module="trainer", env=env)
-    wait_until(lambda: len(_at_the_gate(trainbox)) == 2, process)  # on both
+    slots = {"GPU 0": "GPU-a", "GPU 1": "GPU-b"}
+    arguments = ("--seeds", "4", "--set", "shows=true", "--set", "waits=true")
+    process = sweeps.start(*arguments, slots=slots)
+    wait_until(lambda: len(sweeps.at_the_gate()) == 2, process)
     gate.unlink()
-    ended = finish(process)
+    ended = sweeps.end(process)
     assert ended.code == 0, ended.out + ended.err
-    seen = [line.split() for line in (trainbox.folder / "seen").read_text().splitlines()]
-    assert {gpu for _, gpu in seen} == {"GPU-a", "GPU-b"}
-    # a process sees one, for good
-    assert len({worker for worker, _ in seen}) == len({(worker, gpu) for worker, gpu in seen})
-    again = ended.out.count(
-        "failed on GPU 0 and is tried again: task Brittle: build_model() raised "
-        "RuntimeError: on GPU-a"
-    )
-    assert again >= 1
-    assert ended.out.count("tried again") == again
-    assert len(seen) == 40 + again
+    seen = [line.split() for line in _lines(sweeps.folder / "seen")]
+    assert len(seen) == 4
+    assert sorted({(worker, gpu) for worker, gpu in seen}, key=lambda pair: pair[1]) == [
+        (worker, gpu)
+        for gpu in ("GPU-a", "GPU-b")
+        for worker in {worker for worker, other in seen if other == gpu}
+    ]
+    assert len({worker for worker, _ in seen}) == 2
 
 
-def test_a_gpu_that_cannot_be_used_is_set_aside_before_it_costs_a_trial(trainbox: Trainbox) -> None:
-    """Straight to the trainer, which is told of GPUs that are not there."""
-    env = _ENV | {
-        "TRAINBOX_SLOTS": json.dumps([["GPU 0", "GPU-a"], ["GPU 1", "GPU-b"]]),
-        "TRAINBOX_DEVICE": "cuda",
-    }
-    ended = trainbox("sweep", _BRITTLE, "--name", "s", module="trainer", env=env)
+def test_a_gpu_that_cannot_be_used_is_set_aside_before_it_costs_a_trial(sweeps: Sweeps) -> None:
+    slots = {"GPU 0": "GPU-a", "GPU 1": "GPU-b"}  # no machine has them
+    ended = sweeps(slots=slots, env={"TRAINBOX_DEVICE": "cuda"})
     assert ended.code == 3
     assert ended.out.count("cannot be used and is set aside: ") == 2
     assert ended.err.startswith("trainbox: nothing is left to train on (GPU ")
-    assert {line["state"] for line in _shown(trainbox)} == {"pending"}
+    assert _states(sweeps.folder) == ["pending"]
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("arguments", "text"),
     [
         (
             ["--grid", "widht=1,2"],
@@ -569,7 +621,7 @@ def test_a_gpu_that_cannot_be_used_is_set_aside_before_it_costs_a_trial(trainbox
             ["--grid", "deterministic=0,1"],
             "--grid deterministic=0,1: --deterministic is a switch; a sweep needs values",
         ),
-        (["--grid", "lr=0.1,0.10"], "--grid lr=0.1,0.10: a value stands there twice"),
+        (["--grid", "lr=0.1,0.10"], "--grid lr=0.1,0.10: a value is given twice"),
         (
             ["--grid", "width=4", "--grid", "width=8"],
             "--grid width=...: width is given twice: drop one",
@@ -583,7 +635,7 @@ def test_a_gpu_that_cannot_be_used_is_set_aside_before_it_costs_a_trial(trainbox
             "--grid lr=1,2: --lr is given a value of its own as well: drop one",
         ),
         (
-            ["--grid", "precision=fp32,fp16"],
+            ["--grid", "precision=fp32,fp16", "--device", "cpu"],
             "--precision fp16 needs an NVIDIA GPU (the device is cpu",
         ),
         (["--range", "nosuch=1:2"], "has no field nosuch"),
@@ -594,33 +646,61 @@ def test_a_gpu_that_cannot_be_used_is_set_aside_before_it_costs_a_trial(trainbox
             "--run and --resume are for one training: a sweep has --name, and always goes on",
         ),
         (
-            ["--per-gpu", "2"],
-            "--per-gpu 2: no GPU is in use; --processes N sets the number of CPU slots",
-        ),
-        (
             ["--sampler", "tpe"],
             "--sampler tpe needs --trials N, --metric NAME and something to draw",
         ),
     ],
 )
-def test_wrong_words_are_told_before_anything_starts(
-    trainbox: Trainbox, words: list[str], text: str
+def test_wrong_use_is_reported_before_anything_starts(
+    here: Here, arguments: list[str], text: str
 ) -> None:
-    ended = _sweep(trainbox, *words)
+    code, _, err = here.command("sweep", _BRITTLE, *arguments)
+    assert code == 2
+    assert err.startswith("trainbox: ")
+    assert text in err
+    assert err.count("\n") == 1
+    assert not (here.folder / "runs").exists()
+
+
+def test_trainbox_sweep_reports_wrong_use_before_anything_starts(trainbox: Trainbox) -> None:
+    command = ("sweep", _BRITTLE_FILE, "--device", "cpu", "--grid", "widht=1,2")
+    ended = trainbox(*command, env=_ENV)
     assert ended.code == 2
-    assert ended.err.startswith("trainbox: ")
-    assert text in ended.err
-    assert ended.err.count("\n") == 1
+    assert re.fullmatch(
+        r"trainbox: --set widht=1: task .*:Brittle has no field widht; did you mean width\?.*\n",
+        ended.err,
+    )
     assert not (trainbox.folder / "runs").exists()
 
 
-def test_showing_what_is_not_there(trainbox: Trainbox) -> None:
+def test_the_results_of_a_moved_sweep_are_shown(here: Here) -> None:
+    folder = here.folder / "runs/s"
+    folder.mkdir(parents=True)
+    study = open_study(None, folder, "s", Sweep(Config(), {"width": [4, 8]}))
+    for loss in (0.5, 0.25):
+        trial = study.claim()
+        assert trial
+        study.done(trial, {"loss": loss}, 1.0)
+    folder.rename(here.folder / "runs/moved")
+    code, out, _ = here.command("sweep-show", "moved")
+    assert (code, out.splitlines()[:3]) == (
+        0,
+        ["width  done  loss", "    4     1   0.5", "    8     1  0.25"],
+    )
+    assert here.command("sweep-show", "moved", "--figure", "f.svg")[1] == "drawn into f.svg\n"
+    assert (here.folder / "f.svg").read_text().startswith("<?xml")
+
+
+def test_showing_a_sweep_that_does_not_exist(trainbox: Trainbox) -> None:
     ended = trainbox("sweep", "show", "none")
     assert (ended.code, ended.err) == (
         2,
-        "trainbox: runs/none holds no sweep: name one as it stands in the runs' folder, or "
-        "give its --storage\n",
+        "trainbox: runs/none contains no sweep: give the name of a folder in --runs-dir, or "
+        "the sweep's --storage\n",
     )
+
+
+def test_the_help_of_a_sweep_lists_its_options(trainbox: Trainbox) -> None:
     assert "Print what came out of the sweep NAME" in trainbox("sweep", "show", "--help").out
     page = trainbox("sweep", "--help").out
     for option in (
