@@ -1,7 +1,6 @@
-"""The drill: repeat a small training with random kills on changing numbers of processes, and
-compare the digests.
+"""The drill, which checks that kills and other numbers of processes do not change a training.
 
-Each training is a real `trainbox train`.
+The drill repeats a small `trainbox train` with random kills, and compares the digests.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ from entrypoint.system.temporary import keep, temporary_folder
 
 _POLL_S = 0.02
 _CHECKPOINT_STEPS = 5
-_END_S = 30.0  # for the ranks of a killed start
+_END_S = 30.0  # the wait for the ranks of a killed start
 # The drill's own arguments replace these.
 _LAUNCH_NAMES = {
     "TASK",
@@ -55,8 +54,10 @@ class Schedule:
 
 @dataclass(frozen=True)
 class DrillResult:
-    """The steps after which a training was killed, and the digests of weights, optimizer and
-    validations at its end.
+    """The result of a training.
+
+    `killed_after` has the steps after which the training was killed. `digest` covers weights,
+    optimizer and validations at the end.
     """
 
     case: Schedule
@@ -65,8 +66,10 @@ class DrillResult:
 
 
 def cases(most: int) -> list[Schedule]:
-    """Return schedules: uninterrupted on 1 to `most` processes, then with a kill at each change of
-    their number.
+    """Return the schedules of a drill on up to `most` processes.
+
+    First come trainings without a kill on 1 to `most` processes. Then come trainings that are
+    killed and resume on another number of processes, larger or smaller.
     """
     straight = [Schedule((count,)) for count in range(1, most + 1)]
     if most == 1:
@@ -120,8 +123,8 @@ def _drilled(
     if different:
         keep(folder)
         raise BitsDiffer(
-            f"drill {task}: {len(different)} of {len(outcomes)} trainings ended with other "
-            "bits; to find the first difference: "
+            f"drill {task}: {len(different)} of {len(outcomes)} trainings ended with other bits; "
+            "to find the first difference: "
             + command("verify", f"{folder}/case-0/run {folder}/case-{different[0]}/run")
         )
     yield f"  the same bits in all {len(outcomes)} trainings"
@@ -130,11 +133,12 @@ def _drilled(
 def run_case(
     case: Schedule, words: list[str], folder: Path, steps: int, draw: random.Random
 ) -> DrillResult:
-    """Train `case` in `folder` with `trainbox train WORDS`; each start but the last is killed after
-    a random step.
+    """Train `case` in `folder`, and kill each start but the last one after a random step.
+
+    `words` are the arguments of `trainbox train`.
 
     Raises:
-        DrillFailed: a start ended with another code than 0, or left no digest.
+        DrillFailed: a start failed or left no digest.
     """
     killed: list[int] = []
     for number, count in enumerate(case.processes):
@@ -151,7 +155,7 @@ def run_case(
                 },
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # there are no threads here
+                # This process has no threads, so `preexec_fn` is safe.
                 preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
             )
         if number < len(case.processes) - 1:
@@ -159,9 +163,9 @@ def run_case(
             after = draw.randint(begin + 1, begin + max(1, (steps - begin) // 2))
             _wait(lambda after=after: _last_step(folder) >= after, start)  # type: ignore[misc]
             if start.poll() == 0:
-                break  # it was done before its moment came; the row tells which kills there were
+                break  # the training finished before the kill; the row lists the kills
             if start.poll() is None:
-                start.send_signal(signal.SIGKILL)  # its ranks ask the kernel to die with it
+                start.send_signal(signal.SIGKILL)  # the kernel kills the ranks with it
                 start.wait()
                 _wait_until_free(folder)
                 killed.append(_last_step(folder))
@@ -176,16 +180,15 @@ def run_case(
                 )[-1],
             )
     if len(case.processes) > 1 and not killed:
-        raise DrillFailed(1, "it ended before it could be killed: give more --steps")
+        raise DrillFailed(1, "the training ended before it could be killed: give more --steps")
     return DrillResult(case, tuple(killed), final_digest(folder / "run", steps))
 
 
 def final_digest(run: Path, steps: int) -> str:
-    """Return digests of weights, optimizer and validations after `steps` steps.
+    """Return the digests of weights, optimizer and validations after `steps` steps.
 
     Raises:
-        DrillFailed: the training has no digest or no validation of its last step, or its weights
-            never moved.
+        DrillFailed: the last step has no digest or validation, or the weights did not change.
     """
     digests, metrics = (_entries(run / name) for name in ("digests.jsonl", "metrics.jsonl"))
     validations = [entry for entry in metrics if entry["kind"] == "validation"]
@@ -195,7 +198,7 @@ def final_digest(run: Path, steps: int) -> str:
     first, last = digests[0], digests[-1]
     if first["model"] == last["model"]:
         raise DrillFailed(
-            1, f"the weights after {steps} steps are those at the start: nothing was trained"
+            1, f"the weights after {steps} steps equal the initial ones: nothing was trained"
         )
     figures = [
         {name: value for name, value in entry.items() if name != "time_unix_s"}
@@ -208,7 +211,7 @@ def final_digest(run: Path, steps: int) -> str:
 def training_words(
     task: str, shards: int, steps: int, folder: Path, device: list[str]
 ) -> list[str]:
-    """The words of `trainbox train` for one case of the drill."""
+    """Return the arguments of `trainbox train` for one case of the drill."""
     words = [task, "--shards", str(shards), "--max-steps", str(steps), "--log-steps", "1"]
     words += [
         "--checkpoint-steps",
@@ -222,7 +225,7 @@ def training_words(
 
 
 def row(outcome: DrillResult, first: DrillResult) -> str:
-    """One case: processes, kills, digest, and whether it is the first case's."""
+    """Return the row of a case: processes, kills, digest, and whether it equals the first's."""
     kills = (
         f"killed after step {', '.join(map(str, outcome.killed_after))}"
         if outcome.killed_after
@@ -235,7 +238,10 @@ def row(outcome: DrillResult, first: DrillResult) -> str:
 
 
 def _last_step(folder: Path) -> int:
-    """Skip the events of the hardware, whose step may be one that a kill took back."""
+    """Return the last step in metrics.jsonl.
+
+    Events of the hardware are skipped: a kill may have undone their step.
+    """
     for line in reversed(_lines(folder / "run" / "metrics.jsonl")):
         entry = json.loads(line)
         if entry["kind"] != "health":
@@ -248,7 +254,7 @@ def _entries(path: Path) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path) -> list[str]:
-    """The whole lines of a file that a training may be writing; none if there is no file."""
+    """Return the complete lines of a file that may be growing, or none without a file."""
     try:
         return path.read_text(encoding="utf-8").split("\n")[:-1]
     except FileNotFoundError:
@@ -261,7 +267,7 @@ def _wait(condition: Callable[[], bool], process: "subprocess.Popen[bytes]") -> 
 
 
 def _wait_until_free(folder: Path) -> None:
-    """Until the ranks of a killed start are gone, and with them their lock on the run."""
+    """Wait until the ranks of a killed start are gone, and with them their lock on the run."""
     deadline = time.monotonic() + _END_S
     with (folder / "run" / "lock").open("ab") as lock:
         while time.monotonic() < deadline:

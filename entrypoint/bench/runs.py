@@ -1,5 +1,6 @@
-"""The trainings of `trainbox bench`: each a real `trainbox train` in a folder that is removed, one
-at a time.
+"""The trainings of `trainbox bench`.
+
+Each is a real `trainbox train` in a temporary folder. One runs at a time.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from entrypoint.system.streams import say
 from entrypoint.system.temporary import temporary_folder
 
 _POLL_S = 0.1
-_END_S = 10.0  # of a training that is told to stop: what it saves is not wanted
+_END_S = 10.0  # the wait for a stopped training, whose checkpoint nobody needs
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 # Settings that the bench chooses for its trainings.
 _OWN_NAMES = {"STRATEGY", "TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
@@ -33,7 +34,7 @@ Further = Callable[[Mapping[BenchCase, BenchResult]], list[BenchCase]]
 
 
 class NoCase(LaunchError):
-    """Not one case could be measured; ends with the exit code of the first."""
+    """A bench without any measured case, or a case without a result, with its exit code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -41,12 +42,13 @@ class NoCase(LaunchError):
 
 
 class Stopped(Exception):
-    """A signal came."""
+    """The end of a bench by a signal."""
 
 
 class Bench:
-    """Runs the cases; `outcomes` has what came out up to now, and `facts` what it was measured
-    on.
+    """A bench that measures cases in rounds.
+
+    `outcomes` has the results so far. `facts` describes the hardware and the build.
     """
 
     def __init__(
@@ -58,13 +60,13 @@ class Bench:
         self._words, self._describe = words, describe
 
     def run(self, rounds: int, further: Further | None = None) -> None:
-        """All rounds, then as many of what `further` asks for until it asks for no more; or up to a
-        signal.
+        """Measure all cases in `rounds` rounds, until a signal arrives.
 
-        A case that fails is left out of the rest.
+        If `further` returns more cases, measure these in as many further rounds, and ask again. A
+        case that fails is not measured again.
 
         Raises:
-            NoCase: none can be launched.
+            NoCase: no case can be launched.
         """
         with (
             self._signals_noted(),
@@ -83,9 +85,7 @@ class Bench:
                 }
 
     def _check_launches(self) -> None:
-        """Ask `trainbox plan` whether each case can be launched here: what cannot is told before
-        anything has taken time.
-        """
+        """Check with `trainbox plan` that each case can be launched, before the first training."""
         for case, outcome in self.outcomes.items():
             asked = subprocess.run(
                 command_of("entrypoint", "plan", *self._words(case, "runs")),
@@ -126,11 +126,11 @@ class Bench:
             took.append(time.monotonic() - begin)
 
     def _train(self, case: BenchCase, folder: Path) -> Measured:
-        """What one training measured.
+        """Run one training, and return its figures.
 
         Raises:
-            NoCase: it ended without that.
-            Stopped: so it was told.
+            NoCase: the training failed.
+            Stopped: a signal arrived.
         """
         folder.mkdir()
         log = folder / "output.log"
@@ -141,8 +141,8 @@ class Bench:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a terminal's Ctrl-C reaches us alone
-                # there are no threads here
+                start_new_session=True,  # a terminal's Ctrl-C then reaches this process only
+                # This process has no threads, so `preexec_fn` is safe.
                 preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
             )
         self._wait(training)
@@ -172,7 +172,7 @@ class Bench:
         try:
             training.wait(timeout=_END_S)
         except subprocess.TimeoutExpired:
-            training.kill()  # its ranks ask the kernel to die with it
+            training.kill()  # the kernel kills the ranks with it
             training.wait()
         raise Stopped
 
@@ -183,7 +183,7 @@ class Bench:
 
         before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
         for number, handler in before.items():
-            if handler is not signal.SIG_IGN:  # nohup's wish stands
+            if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, note)
         try:
             yield
@@ -193,34 +193,39 @@ class Bench:
 
 
 def write_files(folder: Path, text: str, report: Mapping[str, Any]) -> None:
-    """bench.md, bench.json and, drawn by the trainer, bench.svg."""
+    """Write bench.md and bench.json, and let the trainer draw bench.svg.
+
+    Raises:
+        NoPlace: a file cannot be written.
+        NoCase: the figure cannot be drawn.
+    """
     try:
         (folder / "bench.md").write_text(text + "\n", encoding="utf-8")
         (folder / "bench.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise NoPlace(
-            f"--out {folder}: {error.strerror}: give a folder that can be written"
+            f"--out {folder} cannot be written ({error.strerror}): give a folder that can"
         ) from error
     drawn = subprocess.run(command_of("trainer", "bench-figure", str(folder)), check=False)
     if drawn.returncode:
         raise NoCase(
             drawn.returncode,
-            f"--out {folder}: bench.svg was not drawn; bench.md and bench.json are there",
+            f"--out {folder}: bench.svg could not be drawn; bench.md and bench.json are complete",
         )
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make it, before anything has taken time.
+    """Make the folder for the tables, before the first training.
 
     Raises:
-        NoPlace: it cannot be.
+        NoPlace: the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "bench.md").touch()
     except OSError as error:
         raise NoPlace(
-            f"--out {folder}: {error.strerror}: give a folder that can be written"
+            f"--out {folder} cannot be written ({error.strerror}): give a folder that can"
         ) from error
 
 
@@ -241,10 +246,10 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _last_words(output: str) -> str:
-    """Why it ended: the last thing that Trainbox itself said, else the last line."""
-    spoken = [line.strip() for line in output.splitlines() if line.strip()] or ["it said nothing"]
-    own = [line.removeprefix("trainbox: ") for line in spoken if line.startswith("trainbox: ")]
-    return (own or spoken)[-1]
+    """Return the last message of Trainbox in `output`, or the last line if it has none."""
+    printed = [line.strip() for line in output.splitlines() if line.strip()] or ["no output"]
+    own = [line.removeprefix("trainbox: ") for line in printed if line.startswith("trainbox: ")]
+    return (own or printed)[-1]
 
 
 def _duration(seconds: float) -> str:

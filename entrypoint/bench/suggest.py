@@ -1,5 +1,7 @@
-"""What `trainbox bench --suggest` says: which batch, how many workers and GPUs pay, and which to
-try next. Pure.
+"""The suggestions of `trainbox bench --suggest`. Pure.
+
+They say which batch size and how many workers and GPUs pay, and which cases to measure next. A
+larger value pays if it is faster by the factor PAYS.
 """
 
 import dataclasses
@@ -23,20 +25,21 @@ _FLAGS = {"batch_size": "--batch-size", "workers": "--workers"}
 
 @dataclass(frozen=True)
 class _Group:
-    """The cases of one count and strategy, and the best of them."""
+    """The cases of one count and strategy, and their best case."""
 
     cases: Mapping[BenchCase, BenchResult]
     best: BenchCase
 
     @property
     def measured(self) -> Measured:
-        """One round of the best."""
+        """The figures of one round of the best case."""
         return next(iter(self.cases[self.best].rounds.values()))
 
 
 def further(outcomes: Mapping[BenchCase, BenchResult], rounds: int, cpus: int) -> list[BenchCase]:
-    """What to measure next, in `rounds` of their own: twice the batch and the workers of what is
-    best, and all that is best.
+    """Return the cases to measure in the next `rounds` rounds, or none if nothing is left to try.
+
+    For each count and strategy, these are the best case, twice its batch and twice its workers.
     """
     groups = [group for group in _groups(outcomes, rounds).values() if group is not None]
     tries = [
@@ -51,8 +54,10 @@ def further(outcomes: Mapping[BenchCase, BenchResult], rounds: int, cpus: int) -
 def suggestions(
     outcomes: Mapping[BenchCase, BenchResult], unit: str, rounds: int, cpus: int
 ) -> list[str]:
-    """For each count and strategy the largest batch and the most workers that pay; whether the
-    count does; why.
+    """Return the lines of advice.
+
+    For each count and strategy, a line has the largest batch and the most workers that pay, and
+    why. Further lines say whether more GPUs or processes pay.
     """
     groups = _groups(outcomes, rounds)
     found = []
@@ -73,7 +78,7 @@ def suggestions(
 
 
 def pays(outcome: BenchResult, against: BenchResult) -> bool:
-    """Whether it is faster, in every round and by enough."""
+    """Return whether `outcome` is faster in every round, and by the factor PAYS in the median."""
     found = ratio(outcome, against)
     return found is not None and found.median >= PAYS and found.least > 1
 
@@ -81,7 +86,10 @@ def pays(outcome: BenchResult, against: BenchResult) -> bool:
 def _groups(
     outcomes: Mapping[BenchCase, BenchResult], rounds: int
 ) -> dict[BenchCase, _Group | None]:
-    """By the place, which is a case without batch and workers; None where none has a result."""
+    """Return the groups by count and strategy, as a case without batch and workers.
+
+    A group without any result is None.
+    """
     by_place: dict[BenchCase, dict[BenchCase, BenchResult]] = {}
     for case, outcome in outcomes.items():
         if outcome.rounds or outcome.failure:
@@ -96,8 +104,10 @@ def _groups(
 
 
 def _best(own: Mapping[BenchCase, BenchResult], rounds: int) -> BenchCase | None:
-    """The best of the first `rounds`, then of each as many that follow, in which it was measured
-    beside what was tried.
+    """Return the best case.
+
+    Start with the best of the first `rounds` rounds. In each following block of rounds, the best
+    was measured together with new cases, and the best of these becomes the new best.
     """
     best: BenchCase | None = None
     for first in range(
@@ -113,7 +123,7 @@ def _best(own: Mapping[BenchCase, BenchResult], rounds: int) -> BenchCase | None
         }
         if there and (best is None or best in there or own[best].failure):
             best = _best_of(there)
-    if best is not None and own[best].failure:  # and nothing was measured after that
+    if best is not None and own[best].failure:  # the best failed in the last rounds
         good = {case: one for case, one in own.items() if one.rounds and not one.failure}
         return _best_of(good) if good else None
     return best
@@ -124,8 +134,10 @@ def _failed_in(outcome: BenchResult, numbers: set[int]) -> bool:
 
 
 def _best_of(there: Mapping[BenchCase, BenchResult]) -> BenchCase:
-    """Upwards through the batches, each with the workers that pay there: on to one that pays
-    against the last that did.
+    """Return the largest case that pays.
+
+    For each batch size, increase the workers while this pays. Then increase the batch size while
+    this pays.
     """
 
     def step(best: BenchCase, more: BenchCase) -> BenchCase:
@@ -140,7 +152,7 @@ def _best_of(there: Mapping[BenchCase, BenchResult]) -> BenchCase:
 
 
 def _more_batch(group: _Group) -> tuple[BenchCase | None, str]:
-    """Twice the batch of the best; or None, and why it is not to be tried."""
+    """Return the best case with twice the batch; or None, and why not to try it."""
     if _neighbours(group, "batch_size")[1]:
         return None, ""
     batch_size = 2 * group.measured.batch_size
@@ -150,8 +162,9 @@ def _more_batch(group: _Group) -> tuple[BenchCase | None, str]:
 
 
 def _more_workers(group: _Group, cpus: int) -> tuple[BenchCase | None, str]:
-    """Twice the workers of the best; or None, and why they are not to be tried: it waits for data
-    so much, ...
+    """Return the best case with twice the workers; or None, and why not to try it.
+
+    The reason continues the sentence on how long the case waits for data.
     """
     if _neighbours(group, "workers")[1]:
         return None, ""
@@ -173,13 +186,14 @@ def _options(case: BenchCase) -> str:
 
 
 def _neighbours(group: _Group, name: str) -> tuple[list[BenchCase], list[BenchCase]]:
-    """The cases with less and with more of `name` than the best, and else as the best: the nearest
-    first.
+    """Return the cases that differ from the best only by a smaller or a larger value of `name`.
+
+    The nearest values are first.
     """
     best = group.best
 
     def amount(case: BenchCase) -> int:
-        return getattr(case, name) or 0  # the task's own is where the search begins
+        return getattr(case, name) or 0  # the search starts with the task's own value, None
 
     same = [
         case
@@ -191,8 +205,9 @@ def _neighbours(group: _Group, name: str) -> tuple[list[BenchCase], list[BenchCa
 
 
 def _more_or_less(group: _Group, name: str, why_no_more: str) -> list[str]:
-    """How the neighbours of the best compare, the next larger and the next smaller one; or why
-    there is no larger one.
+    """Return how the next larger and the next smaller value compare with the best.
+
+    If a larger value was not measured, `why_no_more` says why.
     """
     less, more = _neighbours(group, name)
     return [
@@ -203,22 +218,22 @@ def _more_or_less(group: _Group, name: str, why_no_more: str) -> list[str]:
 
 def _comparison(group: _Group, case: BenchCase, name: str) -> str:
     value = getattr(case, name)
-    words = "the task's own" if value is None else f"{_FLAGS[name]} {value}"
+    setting = "the task's own" if value is None else f"{_FLAGS[name]} {value}"
     if failure := group.cases[case].failure:
-        return f"{words} has no result ({failure})"
+        return f"{setting} has no result ({failure})"
     found = ratio(group.cases[case], group.cases[group.best])
     if found is None:
-        return f"{words} was not measured in the same round"
+        return f"{setting} was not measured in the same round"
     return (
-        f"{words} gives {found.median:.2f}x ({found.least:.2f} to {found.most:.2f}) of "
-        "its samples/s"
+        f"{setting} gives {found.median:.2f}x ({found.least:.2f} to {found.most:.2f}) of its "
+        "samples/s"
     )
 
 
 def _count_advice(
     chosen: Sequence[BenchCase], outcomes: Mapping[BenchCase, BenchResult], unit: str
 ) -> list[str]:
-    """Whether more GPUs pay at their best settings, against the fewest."""
+    """Return whether more GPUs pay against the fewest, each count at its best settings."""
     if len(chosen) < 2:
         return []
     base = min(chosen, key=lambda case: case.count)
@@ -234,8 +249,7 @@ def _count_advice(
         poor = ", most of it lost" if verdict == "pays" and efficiency < _POOR_EFFICIENCY else ""
         place = describe(BenchCase(case.count, case.strategy, None, None), unit)
         told.append(
-            f"{place} {verdict}: {found.median:.2f}x ({found.least:.2f} to "
-            f"{found.most:.2f}) of {base.count}, each at its own "
-            f"best, an efficiency of {efficiency:.0%}{poor}"
+            f"{place} {verdict}: {found.median:.2f}x ({found.least:.2f} to {found.most:.2f}) of "
+            f"{base.count}, each at its own best, an efficiency of {efficiency:.0%}{poor}"
         )
     return told

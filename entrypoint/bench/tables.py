@@ -10,7 +10,8 @@ from typing import Any
 from entrypoint.errors import InvalidRequest
 from entrypoint.system.hints import command
 
-PAYS = 1.05  # times the samples/s, by the median of the rounds, and more than 1 in each
+# A larger value pays if the median of its speed-up is at least this, and each round is faster.
+PAYS = 1.05
 _SCALINGS = {
     "strong": "Strong scaling: the batch of a step stays",
     "weak": "Weak scaling: the share of each {unit} stays",
@@ -56,7 +57,7 @@ class BenchCase:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a table, and the case that it is compared with."""
+    """A line of a table: a case, and the case that it is compared with."""
 
     scaling: str
     case: BenchCase
@@ -96,7 +97,7 @@ class BenchResult:
 
 @dataclass(frozen=True)
 class Spread:
-    """Of the rounds."""
+    """The median and the range of a figure over the rounds."""
 
     median: float
     least: float
@@ -109,9 +110,9 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """A line with its figures; None where there is nothing to tell.
+    """A line with its figures; None for each figure that was not measured.
 
-    Shares of the time are means over the processes.
+    Shares are fractions of the time, as means over the processes.
     """
 
     line: Line
@@ -131,7 +132,7 @@ class Row:
 
 
 def doubling(most: int) -> tuple[int, ...]:
-    """1, 2, 4 ... and `most`."""
+    """Return the powers of two below `most`, and `most`."""
     return tuple(sorted({*(1 << power for power in range(most.bit_length())), most}))
 
 
@@ -141,8 +142,10 @@ def lines(
     batch_sizes: Sequence[int | None],
     workers: Sequence[int | None],
 ) -> list[Line]:
-    """The lines of all tables: strong scaling, and weak where a batch is named; one table where
-    there is one count.
+    """Return the lines of all tables.
+
+    With several counts, these are a table of strong scaling and, for each given batch size, one of
+    weak scaling. With one count, there is one table without scaling.
     """
     found = []
     scalings = ["strong", "weak"] if len(counts) > 1 else [""]
@@ -168,19 +171,20 @@ def lines(
 
 
 def cases(table: Iterable[Line]) -> list[BenchCase]:
-    """Each once, though it may stand in several tables."""
+    """Return each case once. A case may be in several tables."""
     return list(dict.fromkeys(line.case for line in table))
 
 
 def with_others(table: Sequence[Line], measured: Iterable[BenchCase]) -> list[Line]:
-    """`table` and, in one without scaling, the cases that are not in it."""
+    """Return `table` and, as lines without scaling, the measured cases that it does not have."""
     known = set(cases(table))
     return [*table, *(Line("", case, case) for case in measured if case not in known)]
 
 
 def turns(asked: Sequence[BenchCase], rounds: range) -> list[tuple[int, BenchCase]]:
-    """All cases in each round, there and back, so that a machine that grows slower does so for
-    all.
+    """Return (round, case) in the order of measurement.
+
+    Every second round is in reverse order. If the machine slows down, all cases slow down alike.
     """
     return [(number, case) for number in rounds for case in (asked[::-1] if number % 2 else asked)]
 
@@ -196,7 +200,7 @@ def check_words(words: Sequence[str]) -> None:
 
 
 def check_strategies(text: str, cpu: bool) -> tuple[str, ...]:
-    """The strategies in `text`, as in dp,ddp.
+    """Return the strategies in `text`, for example `dp,ddp`.
 
     Raises:
         InvalidRequest: there is no such strategy, or not here.
@@ -204,12 +208,12 @@ def check_strategies(text: str, cpu: bool) -> tuple[str, ...]:
     named = tuple(dict.fromkeys(text.split(",")))
     if unknown := [name for name in named if name not in ("ddp", "dp")]:
         raise InvalidRequest(
-            f"--strategies {text}: {unknown[0]!r} is neither ddp nor dp; one GPU has no strategy"
+            f"--strategies {text}: unknown strategy {unknown[0]!r}: give ddp, dp or both"
         )
     if cpu and "dp" in named:
         raise InvalidRequest(
-            f"--strategies {text}: dp splits batches over GPUs, and the CPU is measured "
-            "here: drop it"
+            f"--strategies {text}: dp splits batches over GPUs, and the CPU is measured here: drop "
+            "it"
         )
     return named
 
@@ -217,8 +221,12 @@ def check_strategies(text: str, cpu: bool) -> tuple[str, ...]:
 def with_choices(
     words: Sequence[str], environ: Mapping[str, str], cpu: bool, threads: int
 ) -> list[str]:
-    """`words` and what a bench chooses, unless they, the environment or their --config file do."""
-    chosen = {"--accumulation": "1"}  # a batch that does not fit is told, not cut
+    """Add the bench's own defaults to `words`.
+
+    An option in `words` or the environment has priority. A --config file turns the defaults off.
+    """
+    # A batch that does not fit fails. Splitting it would change what is measured.
+    chosen = {"--accumulation": "1"}
     if cpu:
         chosen["--threads"] = str(threads)
     given = {word.partition("=")[0] for word in words}
@@ -235,8 +243,9 @@ def with_choices(
 def training_words(
     case: BenchCase, words: Sequence[str], cpu: bool, runs_dir: str, seconds: float
 ) -> list[str]:
-    """The words of `trainbox train` for a case; `words` are the task and what holds for all
-    cases.
+    """Return the arguments of `trainbox train` for a case.
+
+    `words` are the arguments that all cases share, with the task first.
     """
     place = (
         ["--device", "cpu", "--processes", str(case.count)] if cpu else ["--gpus", str(case.count)]
@@ -255,8 +264,9 @@ def training_words(
 
 
 def rows(table: Iterable[Line], outcomes: Mapping[BenchCase, BenchResult]) -> list[Row]:
-    """The lines with their figures: medians of the rounds, a speed-up against the base in the same
-    round.
+    """Return the lines with their figures.
+
+    Figures are medians over the rounds. A speed-up compares a case with its base in the same round.
     """
     return [
         _row(line, outcomes.get(line.case, BenchResult()), outcomes.get(line.base, BenchResult()))
@@ -289,7 +299,7 @@ def _row(line: Line, outcome: BenchResult, base: BenchResult) -> Row:
 
 
 def ratio(outcome: BenchResult, against: BenchResult) -> Spread | None:
-    """Of their samples/s in the same round, which saw the same machine; None if there was none."""
+    """Return the ratio of the samples/s in the rounds that have both cases, or None."""
     both = outcome.rounds.keys() & against.rounds.keys()
     ratios = [
         outcome.rounds[n].samples_per_second / against.rounds[n].samples_per_second for n in both
@@ -298,8 +308,9 @@ def ratio(outcome: BenchResult, against: BenchResult) -> Spread | None:
 
 
 def data_share(outcome: BenchResult) -> float:
-    """Which part of the time the processes wait for data, in their mean and the median of the
-    rounds.
+    """Return the fraction of the time in which processes wait for data.
+
+    This is the mean over the processes and the median over the rounds.
     """
     return statistics.median(
         statistics.fmean(one.data_seconds) / one.seconds for one in outcome.rounds.values()
@@ -316,9 +327,7 @@ def _exchange_share(measured: Sequence[Measured]) -> float | None:
 
 
 def markdown(table: Sequence[Row], facts: Mapping[str, Any], advice: Sequence[str] = ()) -> str:
-    """What was measured on what, the tables, why some lines have no figures, and what is
-    suggested.
-    """
+    """Return the report in Markdown: hardware and settings, tables, failures and suggestions."""
     unit = str(facts["unit"])
     parts = [_preamble(table, facts)]
     for scaling, group in itertools.groupby(table, lambda row: row.line.scaling):
@@ -336,8 +345,8 @@ def markdown(table: Sequence[Row], facts: Mapping[str, Any], advice: Sequence[st
         parts.append(f"### {title}\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines_))
     if any(row.rounds > facts["rounds"] for row in table):
         parts.append(
-            "`--suggest` tried more in later rounds, beside the best of before; from round "
-            "to round a machine may change."
+            "`--suggest` tried more in later rounds, beside the best of before; from round to "
+            "round a machine may change."
         )
     if failed := dict.fromkeys(
         f"- {describe(row.line.case, unit)}: {row.failure}" for row in table if row.failure
@@ -402,7 +411,7 @@ def _share(batch: int | None, count: int, accumulation: int) -> str:
 
 
 def describe(case: BenchCase, unit: str) -> str:
-    """A case in words."""
+    """Return a short description of a case."""
     plural = "" if case.count == 1 else "s" if unit == "GPU" else "es"
     batch = "" if case.batch_size is None else f", batch {case.batch_size}"
     workers = "" if case.workers is None else f", {case.workers} workers"
@@ -415,7 +424,7 @@ def as_json(
     facts: Mapping[str, Any],
     advice: Sequence[str],
 ) -> dict[str, Any]:
-    """All of it for programs: the tables' rows, and each round of each case."""
+    """Return the report for programs: the rows of the tables, and each round of each case."""
     return {
         **facts,
         "suggestions": list(advice),

@@ -97,7 +97,7 @@ def test_the_digest_of_a_training(tmp_path: Path) -> None:
         (
             ("a", "a"),
             (6, 12),
-            "the weights after 12 steps are those at the start: nothing was trained",
+            "the weights after 12 steps equal the initial ones: nothing was trained",
         ),
     ],
 )

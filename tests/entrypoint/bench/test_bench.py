@@ -182,8 +182,8 @@ def test_what_the_bench_sets_itself_is_refused(word: str) -> None:
     [
         ("ddp", True, ("ddp",)),
         ("dp,ddp,dp", False, ("dp", "ddp")),
-        ("ddp,fsdq", False, "'fsdq' is neither ddp nor dp"),
-        ("", False, "'' is neither ddp nor dp"),
+        ("ddp,fsdq", False, "unknown strategy 'fsdq': give ddp, dp or both"),
+        ("", False, "unknown strategy '': give ddp, dp or both"),
         ("dp", True, "dp splits batches over GPUs, and the CPU is measured here"),
     ],
 )
@@ -318,7 +318,7 @@ def test_the_json_has_rows_and_rounds() -> None:
     [
         ("a\ntrainbox: the GPU's memory is used up\nlater\n", "the GPU's memory is used up"),
         ("Traceback\nValueError: x\n\n", "ValueError: x"),
-        ("", "it said nothing"),
+        ("", "no output"),
     ],
 )
 def test_the_last_words_of_a_training(output: str, words: str) -> None:
