@@ -5,13 +5,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import WrongUse
+from entrypoint.errors import InvalidRequest
 from entrypoint.system.commands import check_packages, command_of, without_ranks
 from tests.support.commands import clean_environment
 
@@ -40,12 +40,14 @@ LEFT_BY_A_LAUNCHER = {
 }
 
 
-@pytest.mark.timeout(900)
-def test_no_file_of_the_current_folder_runs_and_no_rank_of_another_job_counts(
-    tmp_path: Path,
-) -> None:
-    """By the real command, in a folder of modules that leave a mark and fail, with the variables of
-    a launcher that ended.
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run_among_hostile_files(tmp_path: Path) -> Run:
+    """Run the real command in a folder of modules that leave a mark and fail.
+
+    Its environment has the variables of a launcher that has ended.
     """
     fails = (
         "open({mark!r}, 'w').close()\nraise SystemExit('imported from the current folder: ' "
@@ -59,29 +61,46 @@ def test_no_file_of_the_current_folder_runs_and_no_rank_of_another_job_counts(
             fails.format(mark=str(tmp_path / f"ran-{name}-package"))
         )
 
-    def run(*arguments: str, code: int = 0) -> str:
+    def run(*arguments: str) -> str:
         ended = subprocess.run(
             [TRAINBOX, *arguments],
             cwd=tmp_path,
-            env=clean_environment(**LEFT_BY_A_LAUNCHER),
+            env=clean_environment(**LEFT_BY_A_LAUNCHER, OMP_NUM_THREADS="1"),
             capture_output=True,
             text=True,
             timeout=200,
         )
         assert [path.name for path in tmp_path.glob("ran-*")] == []
-        assert ended.returncode == code, ended.stderr
+        assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
-    task = ("digits", "--device", "cpu", "--max-steps", "1")
-    assert '"strategy": "single"' in run("plan", *task)
+    return run
+
+
+_TASK = ("digits", "--device", "cpu", "--max-steps", "1")
+
+
+def test_no_file_of_the_current_folder_runs_and_no_rank_of_another_job_counts(
+    run_among_hostile_files: Run,
+) -> None:
+    run = run_among_hostile_files
+    assert '"nproc_per_node": 1' in run("plan", *_TASK)
     assert "--set width=" in run("tasks", "digits")
-    assert "1 process on the CPU" in run("train", *task, "--run", "one", "--shards", "2")
-    assert "torchrun DDP over gloo, 2 processes" in run(
-        "train", *task, "--run", "two", "--processes", "2"
-    )
+    assert "torchrun DDP over gloo, 2 processes" in run("train", *_TASK, "--processes", "2")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_file_of_the_current_folder_runs_in_verify_or_sweep(
+    run_among_hostile_files: Run,
+) -> None:
+    run = run_among_hostile_files
+    for name, processes, text in (("one", 1, "1 process on the CPU"), ("two", 2, "2 processes")):
+        words = ("--run", name, "--shards", "2", "--processes", str(processes))
+        assert text in run("train", *_TASK, *words)
     assert "SAME BITS" in run("verify", "runs/two", "--device", "cpu")
     assert "SAME BITS" in run("verify", "runs/one", "runs/two")
-    assert "trials     1, 1 to do" in run("sweep", *task, "--processes", "1")
+    assert "trials     1, 1 to do" in run("sweep", *_TASK, "--processes", "1")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +137,7 @@ def test_a_package_that_would_replace_ours_is_refused(tmp_path: Path) -> None:
     (tmp_path / "trainer.py").touch()
     check_packages([*sys.path, str(tmp_path)])
     with pytest.raises(
-        WrongUse,
+        InvalidRequest,
         match=rf"^{tmp_path}/trainer.py has the name of Trainbox's own package trainer "
         r".*: rename it",
     ):
@@ -134,9 +153,7 @@ def test_a_package_that_would_replace_ours_is_refused(tmp_path: Path) -> None:
 
 
 def _starts(tree: ast.AST) -> Iterator[str]:
-    """The lists of arguments that start Python without -P: [sys.executable, ...] and ["-m",
-    ...].
-    """
+    """Yield the lists of arguments that start Python without -P."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.List | ast.Tuple):
             continue
@@ -178,7 +195,7 @@ def test_the_rule_finds_an_unsafe_start() -> None:
     ]
 
 
-def test_what_is_no_python_starts_modules_with_p_too() -> None:
+def test_other_files_start_modules_with_p() -> None:
     files = [
         ROOT / name
         for name in (

@@ -1,6 +1,4 @@
-"""Standard streams that are closed, full, left by their reader or unable to write a character do
-not stop a training.
-"""
+"""Standard streams that are closed or full, or that nobody reads, do not stop a training."""
 
 import os
 import subprocess
@@ -16,7 +14,7 @@ _TINY = ("train", "tests.support.tiny:Tiny", "--device", "cpu", "--max-steps", "
 
 
 def _python(program: str, redirected: str, folder: Path, **env: str) -> int:
-    """The exit code of `program`, started by a shell with its streams `redirected`."""
+    """Run `program` in a shell with its streams `redirected`; return the exit code."""
     command = ["sh", "-c", f'exec "$@" {redirected}', "sh", sys.executable, "-c", program]
     return subprocess.run(
         command, cwd=folder, env=clean_environment(PYTHONPATH=str(ROOT), **env), timeout=60
@@ -29,11 +27,11 @@ def test_no_file_takes_the_place_of_a_closed_stream(
     tmp_path: Path, package: str, redirected: str
 ) -> None:
     program = (
-        f"import subprocess, sys; from {package}.streams import open_streams; "
+        f"import subprocess, sys; from {package}.system.streams import open_streams; "
         "open_streams(); file = open('metrics', 'w');"
         "print('ä', flush=True); print('ä', file=sys.stderr); assert sys.stdin.read() == "
         "'' and file.fileno() > 2;"
-        # what is started has them, too
+        # the programs that it starts have streams as well
         "subprocess.run(['sh', '-c', 'cat && echo x && echo x >&2'], check=True)"
     )
     assert (
@@ -45,7 +43,10 @@ def test_no_file_takes_the_place_of_a_closed_stream(
 
 @pytest.mark.parametrize("package", ["entrypoint", "trainer"])
 def test_a_character_that_the_encoding_lacks_is_escaped(tmp_path: Path, package: str) -> None:
-    program = f"from {package}.streams import open_streams; open_streams(); print('lauf-ä \\ud800')"
+    program = (
+        f"from {package}.system.streams import open_streams; "
+        "open_streams(); print('lauf-ä \\ud800')"
+    )
     assert _python(program, ">out", tmp_path, PYTHONIOENCODING="ascii") == 0
     assert (tmp_path / "out").read_bytes() == b"lauf-\\xe4 \\ud800\n"
 
@@ -53,7 +54,8 @@ def test_a_character_that_the_encoding_lacks_is_escaped(tmp_path: Path, package:
 @pytest.mark.parametrize("package", ["entrypoint", "trainer"])
 def test_a_replaced_stream_takes_every_character(tmp_path: Path, package: str) -> None:
     program = (
-        f"from {package}.streams import open_streams; open_streams(); print('\\udcff', flush=True)"
+        f"from {package}.system.streams import open_streams; "
+        "open_streams(); print('\\udcff', flush=True)"
     )
     assert _python(program, ">&-", tmp_path) == 0
 
@@ -83,7 +85,7 @@ def test_a_full_disk_or_a_reader_that_left_takes_the_output_and_no_more(
 
 
 def _unread(program: str, folder: Path) -> tuple[int, bytes]:
-    """The exit code and standard error of `program`, whose standard output nobody reads."""
+    """Run `program`, whose output nobody reads; return the exit code and standard error."""
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -98,7 +100,7 @@ def _unread(program: str, folder: Path) -> tuple[int, bytes]:
 
 @pytest.mark.parametrize("verb", ["train", "verify", "sweep"])
 def test_what_takes_long_outlives_its_reader(tmp_path: Path, verb: str) -> None:
-    """A verification that lost its reader came to an end as if the network had failed."""
+    """If the reader has ended, the command continues and exits with its own code."""
     program = (
         "import runpy, sys, trainer.cli.commands\n"
         f"def main(): print('x', flush=True); open('end', 'w').close(); sys.exit(8)\n"
@@ -131,7 +133,9 @@ def test_what_is_printed_normally_arrives_as_before(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("processes", [(), ("--processes", "2")])
+@pytest.mark.parametrize(
+    "processes", [(), pytest.param(("--processes", "2"), marks=pytest.mark.slow)]
+)
 def test_a_training_whose_streams_are_closed_trains(
     trainbox: Trainbox, processes: tuple[str, ...]
 ) -> None:

@@ -1,6 +1,4 @@
-"""What the Kubernetes manifests come to: with which rights, who retries, who reaches whom, and what
-trainbox makes of it.
-"""
+"""The Kubernetes manifests: rights, retries, network policies, and the plans of Trainbox."""
 
 import json
 import re
@@ -18,7 +16,7 @@ import yaml
 
 from entrypoint.launch.supervise import STOP_BUDGET_S
 from tests.support.commands import Ended, Trainbox, clean_environment
-from tests.support.nvml_stub.build import build_stub, stub_env, write_config
+from tests.support.nvml_stub.build import stub_env, write_config
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy/kubernetes"
@@ -330,7 +328,7 @@ def test_how_often_it_is_tried() -> None:
         assert spec["failurePolicy"]["maxRestarts"] == 10
 
 
-# What trainbox is told, as the controllers and the kubelet would tell it.
+# The environment of the containers, as the controllers and the kubelet set it.
 
 
 @dataclass(frozen=True)
@@ -458,23 +456,16 @@ def _made(
     return made
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("cc") is None:
-        pytest.skip("the NVML stub needs a C compiler: there is no cc on PATH")
-    return build_stub(tmp_path_factory.mktemp("nvml"))
-
-
 Run = Callable[..., Ended]
 
 
 @pytest.fixture
-def run(library: Path, trainbox: Trainbox, tmp_path: Path) -> Run:
-    """Run trainbox's words with a container's environment on a node that hands the pod its GPUs."""
+def run(library: Path, forked: Trainbox, tmp_path: Path) -> Run:
+    """Run `trainbox` with a container's environment on a node with the pod's GPUs."""
 
     def start(pod: Pod, container: str, words: list[str], **keys: object) -> Ended:
         config = write_config(tmp_path / "nvml.conf", "h100", {"count": pod.gpus} | keys)
-        return trainbox(*words, env=stub_env(library.parent, config) | pod.env[container])
+        return forked(*words, env=stub_env(library.parent, config) | pod.env[container])
 
     return start
 

@@ -1,14 +1,26 @@
-"""`trainbox bench` for real, on CPU processes: its tables, a case that fails, a signal."""
+"""`trainbox bench` on CPU processes: its tables, a case that fails, a signal.
+
+The bench runs in the test's process, and what it starts are forks. The test of a signal starts real
+processes, and so does a slow test.
+"""
 
 import json
 import re
 import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
 import entrypoint.bench.runs
-from tests.support.commands import Trainbox, finish
+import entrypoint.cli.commands
+from tests.support.commands import Ended, Trainbox, clean_environment, finish
+from tests.support.ranks import Ranks
 
 TASK = '''
 import time
@@ -17,7 +29,7 @@ import torch
 from trainer.tasks.digits import Digits
 
 class Hungry(Digits):
-    """Its model takes no more than 32 examples at a time."""
+    """A task whose model takes at most 32 examples at a time."""
 
     def losses(self, model, batch):
         if len(batch[0]) > 32:
@@ -25,9 +37,9 @@ class Hungry(Digits):
         return super().losses(model, batch)
 
 class Steady(Hungry):
-    """A step of a small batch takes ten times as long.
+    """A task whose step of a small batch takes ten times as long.
 
-    So a larger batch pays on a busy machine too.
+    A larger batch is then faster on a busy machine too.
     """
 
     def losses(self, model, batch):
@@ -43,15 +55,96 @@ def hungry(trainbox: Trainbox) -> str:
     return "hungry.py:Hungry"
 
 
+class ForkedTraining:
+    """A training of the bench in forks, with the part of `subprocess.Popen` that the bench uses."""
+
+    returncode: int | None = None
+
+    def __init__(self, ranks: Ranks, plan: dict[str, Any], env: dict[str, str], out: IO[str]):
+        words = plan["argv"][plan["argv"].index("train") + 1 :]
+        own = {name: value for name, value in env.items() if name.startswith("TRAINBOX_")}
+        self._training = ranks.start(plan["nproc_per_node"], "train", *words, env=own | plan["env"])
+        self._out = out.name
+
+    def wait(self, timeout: float) -> int:
+        deadline_s = time.monotonic() + timeout
+        while self._training.poll() is None:
+            if time.monotonic() > deadline_s:
+                raise subprocess.TimeoutExpired("train", timeout)
+            time.sleep(0.02)
+        ended = self._training.wait()
+        Path(self._out).write_text("".join([*ended.outs, *ended.errs]))
+        self.returncode = next((code for code in ended.codes if code), 0)
+        return self.returncode
+
+
+class ForkedPrograms:
+    """What the bench uses of the module `subprocess`, with forks instead of starts."""
+
+    DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
+    TimeoutExpired = subprocess.TimeoutExpired
+
+    def __init__(self, forked: Trainbox, ranks: Ranks) -> None:
+        self._forked, self._ranks = forked, ranks
+
+    def run(self, command: list[str], **more: Any) -> "subprocess.CompletedProcess[str]":
+        _, package, *words = command[command.index("-m") :]
+        if package == "trainer":
+            return subprocess.CompletedProcess(command, self._ranks(1, *words).codes[0])
+        ended = self._forked(*words, env=more["env"])
+        return subprocess.CompletedProcess(command, ended.code, ended.out, ended.err)
+
+    def Popen(self, command: list[str], **more: Any) -> ForkedTraining:  # noqa: N802
+        words = command[command.index("train") + 1 :]
+        plan = json.loads(self._forked("plan", *words, env=more["env"]).out)
+        return ForkedTraining(self._ranks, plan, more["env"], more["stdout"])
+
+
+Bench = Callable[..., Ended]
+
+
+@pytest.fixture
+def bench(
+    forked: Trainbox,
+    ranks: Ranks,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Bench:
+    """Run `trainbox bench` in this process, with forks for all that it starts."""
+
+    def run(*words: str, env: dict[str, str] | None = None) -> Ended:
+        with monkeypatch.context() as patch:
+            patch.chdir(forked.folder)
+            patch.setattr(tempfile, "tempdir", str(forked.folder / "tmp"))
+            patch.setattr(entrypoint.bench.runs, "subprocess", ForkedPrograms(forked, ranks))
+            patch.setattr("os.environ", clean_environment(**(env or {})))
+            patch.setattr(sys, "argv", ["trainbox", "bench", *words])
+            with pytest.raises(SystemExit) as ended:
+                entrypoint.cli.commands.main()
+        streams = capfd.readouterr()
+        return Ended(int(ended.value.code or 0), streams.out, streams.err)
+
+    return run
+
+
 def left_over(trainbox: Trainbox) -> list[str]:
-    """What a bench leaves among temporary files, and in runs/."""
-    places = ("tmp/trainbox-*", "tmp/torchelastic_*", "runs/*")
-    return sorted(path.name for place in places for path in trainbox.folder.glob(place))
+    """Return what a bench has left in the temporary folder and in runs/."""
+    patterns = ("tmp/trainbox-*", "tmp/torchelastic_*", "runs/*")
+    return sorted(path.name for pattern in patterns for path in trainbox.folder.glob(pattern))
 
 
-def test_two_processes_against_one(trainbox: Trainbox, hungry: str) -> None:
+@pytest.fixture(params=["forks", pytest.param("starts", marks=pytest.mark.slow)])
+def either(request: pytest.FixtureRequest, trainbox: Trainbox, bench: Bench) -> Bench:
+    """Run `trainbox bench` in forks and, as a slow test, with real starts."""
+    if request.param == "forks":
+        return bench
+    return lambda *words, env: trainbox(
+        "bench", *words, env={"TMPDIR": str(trainbox.folder / "tmp")} | env
+    )
+
+
+def test_two_processes_against_one(trainbox: Trainbox, either: Bench, hungry: str) -> None:
     words = [
-        "bench",
         hungry,
         "--processes",
         "1,2",
@@ -64,14 +157,7 @@ def test_two_processes_against_one(trainbox: Trainbox, hungry: str) -> None:
         "--seconds",
         "0.3",
     ]
-    ended = trainbox(
-        *words,
-        "--out",
-        "tables",
-        "--lr",
-        "0.002",
-        env={"TMPDIR": str(trainbox.folder / "tmp"), "TRAINBOX_EPOCHS": "3"},
-    )
+    ended = either(*words, "--out", "tables", "--lr", "0.002", env={"TRAINBOX_EPOCHS": "3"})
     assert ended.code == 0, ended.err
     tables = trainbox.folder / "tables"
     assert sorted(path.name for path in tables.iterdir()) == ["bench.json", "bench.md", "bench.svg"]
@@ -106,11 +192,10 @@ def test_two_processes_against_one(trainbox: Trainbox, hungry: str) -> None:
     assert left_over(trainbox) == []
 
 
-def test_a_batch_that_does_not_fit_is_a_row_and_not_the_end(
-    trainbox: Trainbox, hungry: str
+def test_a_batch_that_does_not_fit_is_a_row_without_a_result(
+    trainbox: Trainbox, bench: Bench, hungry: str
 ) -> None:
     words = [
-        "bench",
         hungry,
         "--processes",
         "1",
@@ -121,7 +206,7 @@ def test_a_batch_that_does_not_fit_is_a_row_and_not_the_end(
         "--seconds",
         "0.1",
     ]
-    ended = trainbox(*words, env={"TMPDIR": str(trainbox.folder / "tmp")})
+    ended = bench(*words)
     assert ended.code == 0, ended.err
     assert re.search(r"^\| 1 \| single \| 16 \| 16 \| 0 \| [\d,]+ \| ", ended.out, re.MULTILINE)
     assert re.search(
@@ -129,14 +214,15 @@ def test_a_batch_that_does_not_fit_is_a_row_and_not_the_end(
     )
     reason = r"the GPU's memory is used up \(CUDA out of memory\)"
     assert re.search(rf"^- 1 process single, batch 64: {reason}", ended.out, re.MULTILINE)
-    assert ended.err.count("batch 64") == 1  # it is not tried again
+    assert ended.err.count("batch 64") == 1  # the second round does not try it again
     assert left_over(trainbox) == []
 
 
 @pytest.mark.usefixtures("hungry")
-def test_suggest_goes_on_to_the_largest_batch_that_fits(trainbox: Trainbox) -> None:
+def test_suggest_tries_larger_batches_until_one_does_not_fit(
+    trainbox: Trainbox, bench: Bench
+) -> None:
     words = [
-        "bench",
         "hungry.py:Steady",
         "--processes",
         "1",
@@ -148,7 +234,7 @@ def test_suggest_goes_on_to_the_largest_batch_that_fits(trainbox: Trainbox) -> N
         "1",
         "--suggest",
     ]
-    ended = trainbox(*words, "--out", "tables", env={"TMPDIR": str(trainbox.folder / "tmp")})
+    ended = bench(*words, "--out", "tables")
     assert ended.code == 0, ended.err
     tried = re.findall(r"^round (\d) of \d, 1 process single, batch (\d+)", ended.err, re.MULTILINE)
     assert sorted(tried) == [("1", "16"), ("2", "16"), ("2", "32"), ("3", "32"), ("3", "64")], (
@@ -166,18 +252,21 @@ def test_suggest_goes_on_to_the_largest_batch_that_fits(trainbox: Trainbox) -> N
     assert left_over(trainbox) == []
 
 
-def test_a_signal_ends_the_case_and_prints_what_is_done(trainbox: Trainbox, hungry: str) -> None:
+def test_a_signal_ends_the_case_and_prints_the_finished_cases(
+    trainbox: Trainbox, hungry: str
+) -> None:
     words = ["bench", hungry, "--processes", "1", "--batch-size", "16,32", "--rounds", "1"]
-    bench = trainbox.start(*words, "--seconds", "0.1", env={"TMPDIR": str(trainbox.folder / "tmp")})
-    assert bench.stderr is not None
-    lines = iter(bench.stderr.readline, "")
+    env = {"TMPDIR": str(trainbox.folder / "tmp")}
+    process = trainbox.start(*words, "--seconds", "0.1", env=env)
+    assert process.stderr is not None
+    lines = iter(process.stderr.readline, "")
     assert any("batch 32" in line for line in lines), "the second case did not begin"
-    bench.send_signal(signal.SIGTERM)
-    ended = finish(bench)
+    process.send_signal(signal.SIGTERM)
+    ended = finish(process)
     assert ended.code == 75
     assert re.search(r"^\| 1 \| single \| 16 \| 16 \| 0 \| [\d,]+ \| ", ended.out, re.MULTILINE)
     assert "- 1 process single, batch 32: not measured\n" in ended.out
-    assert ended.err == "trainbox: SIGTERM received: the tables have what was measured before it\n"
+    assert ended.err == "trainbox: SIGTERM received: the tables show the cases measured before it\n"
     assert left_over(trainbox) == []
 
 
@@ -213,17 +302,17 @@ def test_a_signal_ends_the_case_and_prints_what_is_done(trainbox: Trainbox, hung
             2,
             "--strategies dp: dp splits batches over GPUs",
         ),
-        (["--processes", "1", "--out", "/proc/none"], 4, "--out /proc/none: "),
+        (["--processes", "1", "--out", "/proc/none"], 4, "--out /proc/none cannot be written "),
     ],
 )
-def test_what_cannot_be_is_told_at_once(
-    trainbox: Trainbox, words: list[str], code: int, text: str
+def test_what_cannot_run_is_refused_at_once(
+    forked: Trainbox, words: list[str], code: int, text: str
 ) -> None:
-    ended = trainbox("bench", "digits", *words, env={"CUDA_VISIBLE_DEVICES": ""})
+    ended = forked("bench", "digits", *words, env={"CUDA_VISIBLE_DEVICES": ""})
     assert (ended.code, ended.out) == (code, "")
     (line,) = ended.err.splitlines()
     assert text in line
-    assert [path.name for path in Path(trainbox.folder).iterdir()] == []
+    assert [path.name for path in Path(forked.folder).iterdir()] == []
 
 
 def test_a_training_does_not_inherit_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,6 @@
-"""`trainbox doctor`: real reports on the NVML stub with make-believe torches, and the pure reasons
-behind them.
-"""
+"""`trainbox doctor`: reports on the NVML stub with stand-ins for torch, and the pure reasons."""
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -27,25 +24,16 @@ from entrypoint.doctor.surroundings import Surroundings, container_signs, file_s
 from entrypoint.driver.gpus import Gpu
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 from tests.support.commands import Ended, Trainbox, clean_environment
-from tests.support.nvml_stub.build import build_stub, stub_env, write_config
+from tests.support.nvml_stub.build import stub_env, write_config
 
 Doctor = Callable[..., Ended]
 NO_LIBCUDA = "libcuda.so.1: cannot open shared object file: No such file or directory"
 LONGEST_REPORT = 80  # lines, on a usual host
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("cc") is None:
-        pytest.skip("the NVML stub needs a C compiler: there is no cc on PATH")
-    return build_stub(tmp_path_factory.mktemp("nvml"))
-
-
 @pytest.fixture
-def doctor(library: Path, trainbox: Trainbox, tmp_path: Path) -> Doctor:
-    """`trainbox doctor` on a machine with the GPUs of a profile: `doctor("h100", {"gpu1.ret": 15},
-    count=4)`.
-    """
+def doctor(library: Path, forked: Trainbox, tmp_path: Path) -> Doctor:
+    """Run `trainbox doctor` on a profile's GPUs: `doctor("h100", {"gpu1.ret": 15}, count=4)`."""
 
     def run(
         profile: str,
@@ -54,13 +42,13 @@ def doctor(library: Path, trainbox: Trainbox, tmp_path: Path) -> Doctor:
         **more: Any,
     ) -> Ended:
         stub = stub_env(library.parent, write_config(tmp_path / "nvml.conf", profile, keys, **more))
-        return trainbox("doctor", env=stub | (env or {}))
+        return forked("doctor", env=stub | (env or {}))
 
     return run
 
 
 def fake_torch(folder: Path, body: str) -> dict[str, str]:
-    """The environment in which `import torch` runs `body`."""
+    """Return the environment in which `import torch` runs `body`."""
     (folder / "fake/torch").mkdir(parents=True)
     (folder / "fake/torch/__init__.py").write_text(body)
     (folder / "fake/torch/version.py").write_text('cuda = "13.2"\n')
@@ -85,7 +73,7 @@ def verdict_lines(ended: Ended) -> list[str]:
     return ended.out.split("## verdict\n")[1].split("\n\n")[0].splitlines()
 
 
-# Real reports.
+# Reports.
 
 
 def test_a_gpu_with_an_ecc_error_is_named(doctor: Doctor, tmp_path: Path) -> None:
@@ -179,9 +167,9 @@ def test_a_torch_that_hangs_is_given_up(tmp_path: Path) -> None:
     ],
 )
 def test_a_torch_that_does_not_start(
-    trainbox: Trainbox, tmp_path: Path, body: str, told: str
+    forked: Trainbox, tmp_path: Path, body: str, told: str
 ) -> None:
-    assert f"- {told}" in verdict_lines(trainbox("doctor", env=fake_torch(tmp_path, body)))
+    assert f"- {told}" in verdict_lines(forked("doctor", env=fake_torch(tmp_path, body)))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +205,8 @@ def test_the_report_comes_whatever_is_wrong(
     assert "## environment" in ended.out
 
 
-@pytest.mark.slow  # ten seconds, the driver's deadline
+@pytest.mark.waits
+@pytest.mark.slow  # the deadline of the driver is 10 s
 def test_a_driver_that_hangs_is_given_up(doctor: Doctor, tmp_path: Path) -> None:
     ended = doctor("geforce", {"hang.init": 1}, env=fake_torch(tmp_path, TWO_GPUS))
     assert verdict_lines(ended)[1].startswith(
@@ -226,7 +215,7 @@ def test_a_driver_that_hangs_is_given_up(doctor: Doctor, tmp_path: Path) -> None
     assert "    driver         gives no answer\n" in ended.out
 
 
-def test_a_person_at_a_terminal_hears_of_the_wait(tmp_path: Path) -> None:
+def test_a_terminal_shows_that_it_waits_for_torch(tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     env = clean_environment(**fake_torch(tmp_path, TWO_GPUS))
     command = [sys.executable, "-P", "-m", "entrypoint", "doctor"]

@@ -1,11 +1,8 @@
-"""`trainbox health --deep` as it is run: on CPU processes over gloo, well and with programs that
-are broken on purpose.
-"""
+"""`trainbox health --deep` on CPU processes over gloo, also with programs that fail on purpose."""
 
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +15,7 @@ import pytest
 
 from entrypoint.health.deep.run import kill_all
 from tests.support.commands import Trainbox, clean_environment, finish, wait_until
-from tests.support.nvml_stub.build import build_stub, stub_env, write_config
+from tests.support.nvml_stub.build import stub_env, write_config
 from tests.support.paths import SUPPORT
 
 _ON_CPUS = ("health", "--deep", "--gpus", "0")
@@ -30,7 +27,7 @@ Finding = dict[str, Any]
 
 
 def deep_findings(out: str) -> tuple[dict[str, Any], list[Finding]]:
-    """The verdict, and its findings that --deep has made."""
+    """Return the verdict and the findings of --deep."""
     verdict = json.loads(out)
     return verdict, [
         finding for finding in verdict["findings"] if finding["check"].startswith("deep")
@@ -38,7 +35,7 @@ def deep_findings(out: str) -> tuple[dict[str, Any], list[Finding]]:
 
 
 def broken(folder: Path, **faults: str) -> dict[str, str]:
-    """The environment in which they come about; also the mark by which the programs are found."""
+    """Return the environment for these faults, by which the programs are also found."""
     counted = folder / "programs"
     counted.mkdir()
     named = {name.replace("_", " "): fault for name, fault in faults.items()}
@@ -50,9 +47,7 @@ def broken(folder: Path, **faults: str) -> dict[str, str]:
 
 
 def marked(folder: Path, word: str = "") -> list[int]:
-    """The processes, of whatever parent or session, that were started with `broken`'s
-    environment.
-    """
+    """Return the processes that were started with the environment of `broken`."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -68,7 +63,7 @@ def marked(folder: Path, word: str = "") -> list[int]:
 
 
 def stopped(folder: Path, word: str) -> bool:
-    """Whether a marked process has stopped itself."""
+    """Return whether a marked process has stopped itself."""
     states = [
         Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         for pid in marked(folder, word)
@@ -80,7 +75,7 @@ def gone(folder: Path) -> None:
     deadline = time.monotonic() + 120
     while left := marked(folder):
         if time.monotonic() > deadline:
-            for pid in left:  # a test that fails leaves none behind either
+            for pid in left:  # also a test that fails leaves no process behind
                 os.kill(pid, signal.SIGKILL)
             pytest.fail(f"still running: {left}")
         time.sleep(0.02)
@@ -280,9 +275,7 @@ def test_stopped_it_leaves_no_program_behind(
 
 
 def test_all_that_a_program_has_started_is_killed_with_it(tmp_path: Path) -> None:
-    """Of whatever session, stopped, and before they could ask the kernel to die with their
-    parent.
-    """
+    """The processes have their own sessions, are stopped, and did not ask to die with a parent."""
     program = (
         "import os, subprocess, sys, time\n"
         "if len(sys.argv[1]) < 3:\n"
@@ -315,8 +308,8 @@ def test_killed_while_ranks_exchange_it_leaves_none_behind(trainbox: Trainbox) -
     gone(trainbox.folder)
 
 
-def test_a_closed_verdict_begins_nothing(trainbox: Trainbox) -> None:
-    ended = trainbox("health", "--deep", "--gpus", "99", env=broken(trainbox.folder))
+def test_a_closed_verdict_starts_no_test(trainbox: Trainbox, forked: Trainbox) -> None:
+    ended = forked("health", "--deep", "--gpus", "99", env=broken(trainbox.folder))
     assert (ended.code, ended.err) == (1, "")
     assert list((trainbox.folder / "programs").iterdir()) == []
     assert (
@@ -325,10 +318,7 @@ def test_a_closed_verdict_begins_nothing(trainbox: Trainbox) -> None:
     assert ended.out.splitlines()[-1].startswith("CLOSED, CRITICAL: ")
 
 
-def test_a_gpu_that_only_the_driver_sees(trainbox: Trainbox) -> None:
-    if shutil.which("cc") is None:
-        pytest.skip("the NVML stub needs a C compiler: there is no cc on PATH")
-    library = build_stub(trainbox.folder / "nvml")
+def test_a_gpu_that_only_the_driver_sees(trainbox: Trainbox, library: Path) -> None:
     config = write_config(trainbox.folder / "nvml.conf", "h100", count=1)
     ended = trainbox(
         "health", "--deep", "--json", "--processes", "1", env=stub_env(library.parent, config)
@@ -359,6 +349,6 @@ def test_a_gpu_that_only_the_driver_sees(trainbox: Trainbox) -> None:
         ),
     ],
 )
-def test_wrong_use(trainbox: Trainbox, words: list[str], text: str) -> None:
-    ended = trainbox("health", *words)
+def test_wrong_use(forked: Trainbox, words: list[str], text: str) -> None:
+    ended = forked("health", *words)
     assert (ended.code, text in ended.err) == (2, True), ended.err
