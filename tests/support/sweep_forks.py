@@ -1,13 +1,16 @@
 """Workers of a sweep that are forks of the sweep's own process, which has torch loaded."""
 
+import functools
+import gc
 import importlib
+import io
 import os
 import signal
 import traceback
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
-from trainer.sweep import runner, worker
+from trainer.sweep import results, runner, worker
 
 # Imported by the first trial of a worker, or by the end of a sweep.
 _MODULES = (
@@ -16,7 +19,6 @@ _MODULES = (
     "tensorboard.summary.writer.event_file_writer",
     "torch.utils.tensorboard.summary",
     "trainer.loop.fit",
-    "trainer.sweep.results",
 )
 
 
@@ -44,6 +46,7 @@ class _Fork:
         return self.returncode
 
 
+@functools.cache
 def install() -> None:
     """Make the sweeps of this process, and of its forks, fork their workers.
 
@@ -51,6 +54,8 @@ def install() -> None:
     """
     for module in _MODULES:
         importlib.import_module(module)
+    results.figure([], [], "loss", drawn=False).savefig(io.BytesIO())  # loads the fonts
+    gc.freeze()  # a fork then copies fewer pages
     runner.start_worker = _fork_worker  # type: ignore[assignment]
     runner._BUSY_S = 0.2
 

@@ -1,6 +1,7 @@
-"""The record of a sweep: each trial is claimed by one, and ends once, whoever dies."""
+"""The record of a sweep: one process claims each trial, and each trial ends once."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,10 +22,21 @@ _SWEEP = Sweep(Config(), {"width": [4, 8, 16]}, seeds=4)
 Open = Callable[..., Study]
 
 
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An SQLite database with Optuna's tables, whose creation takes most of a short test."""
+    folder = tmp_path_factory.mktemp("database")
+    open_storage(f"sqlite:///{folder}/study.db", folder)
+    return folder / "study.db"
+
+
 @pytest.fixture(params=["journal", "sqlite"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    """Opens the same study again, as another process does."""
-    url = None if request.param == "journal" else f"sqlite:///{tmp_path}/study.db"
+    """A function that opens the same study again, as another process does."""
+    url = None
+    if request.param == "sqlite":
+        shutil.copy(request.getfixturevalue("empty_database"), tmp_path)
+        url = f"sqlite:///{tmp_path}/study.db"
 
     def open_study(sweep: Sweep | None = _SWEEP, owner: str | None = None) -> Study:
         return Study(open_storage(url, tmp_path), "s", sweep, owner)
@@ -36,7 +48,7 @@ def _states(records: list[Record]) -> list[str]:
     return [record.state for record in records]
 
 
-def test_two_that_share_a_study_claim_each_trial_once(opened: Open) -> None:
+def test_two_processes_that_share_a_study_claim_each_trial_once(opened: Open) -> None:
     both = opened(owner="one"), opened(owner="other")
     claimed = []
     while trials := [trial for view in both if (trial := view.claim())]:
@@ -47,7 +59,7 @@ def test_two_that_share_a_study_claim_each_trial_once(opened: Open) -> None:
     }
 
 
-def test_what_ended_is_recorded_with_all_that_is_known(opened: Open) -> None:
+def test_an_ended_trial_is_recorded_with_its_metrics_or_message(opened: Open) -> None:
     view = opened()
     first, second, third = (view.claim() for _ in range(3))
     assert first and second and third
@@ -78,7 +90,7 @@ def test_a_trial_that_is_given_back_keeps_its_number_and_its_failures(opened: Op
     )
 
 
-def test_an_owner_that_is_gone_from_here_loses_its_trials_at_once(opened: Open) -> None:
+def test_an_ended_process_of_this_machine_loses_its_trials_at_once(opened: Open) -> None:
     gone = subprocess.run(
         [sys.executable, "-c", "from trainer.sweep.study import _own_place; print(_own_place())"],
         capture_output=True,
@@ -94,7 +106,7 @@ def test_an_owner_that_is_gone_from_here_loses_its_trials_at_once(opened: Open) 
     assert again and again.number == lost.number
 
 
-def test_an_owner_elsewhere_loses_its_trials_when_it_is_silent(
+def test_a_silent_process_of_another_machine_loses_its_trials(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
@@ -107,7 +119,7 @@ def test_an_owner_elsewhere_loses_its_trials_when_it_is_silent(
     for second in range(0, 61, 10):
         now[0] = second
         living.beat()
-        assert opened().give_back_of_the_lost() == 0  # heard of for the first time
+        assert opened().give_back_of_the_lost() == 0  # first sight of both
         assert view.give_back_of_the_lost() == 0
     now[0] = 61
     living.beat()
@@ -116,7 +128,7 @@ def test_an_owner_elsewhere_loses_its_trials_when_it_is_silent(
     assert _states(view.records())[:2] == ["pending", "done"]
 
 
-def test_one_that_was_taken_for_dead_records_nothing_any_more(opened: Open) -> None:
+def test_a_process_that_lost_its_trial_cannot_record_it(opened: Open) -> None:
     slow, quick = opened(owner="slow"), opened(owner="quick")
     late = slow.claim()
     assert late
@@ -130,7 +142,7 @@ def test_one_that_was_taken_for_dead_records_nothing_any_more(opened: Open) -> N
     assert quick.records()[0].metrics == {"loss": 1.0}
 
 
-def test_more_seeds_later_are_the_trials_that_were_missing(opened: Open) -> None:
+def test_more_seeds_add_the_missing_trials(opened: Open) -> None:
     view = opened()
     for _ in range(12):
         trial = view.claim()
@@ -146,7 +158,7 @@ def test_more_seeds_later_are_the_trials_that_were_missing(opened: Open) -> None
         (14, 16, 4),
     ]
     assert more.claim() is None
-    assert opened().total == 15  # fewer seeds do not forget what there is
+    assert opened().total == 15  # fewer seeds forget no trial
 
 
 def test_another_sweep_under_the_same_name_is_refused_with_the_difference(opened: Open) -> None:
@@ -175,7 +187,7 @@ def test_another_order_of_the_grid_is_the_same_sweep_with_the_same_numbers(opene
     ]
 
 
-def test_what_failed_for_good_can_be_trained_once_more_under_its_number(opened: Open) -> None:
+def test_a_failed_trial_can_be_trained_again_under_its_number(opened: Open) -> None:
     view, claimed = opened(), []
 
     def train(*failing: int) -> None:
@@ -189,7 +201,7 @@ def test_what_failed_for_good_can_be_trained_once_more_under_its_number(opened: 
 
     for _ in range(6):
         train(1, 4)
-    view.retry_failed()  # in the middle: the numbers to come count on as if nothing had been
+    view.retry_failed()  # in the middle: later trials keep their numbers
     for _ in range(8):
         train(4)
     assert claimed == [
@@ -205,7 +217,7 @@ def test_what_failed_for_good_can_be_trained_once_more_under_its_number(opened: 
     assert [r.state for r in opened(None).records()] == ["done"] * 12
 
 
-def test_without_a_finite_value_to_compare_it_by_a_trial_has_failed(opened: Open) -> None:
+def test_a_trial_without_a_finite_value_of_the_metric_has_failed(opened: Open) -> None:
     view = opened(Sweep(Config(), {"a": [1]}, seeds=2, metric="min:loss"))
     for value in (float("nan"), float("inf")):
         trial = view.claim()
@@ -217,7 +229,7 @@ def test_without_a_finite_value_to_compare_it_by_a_trial_has_failed(opened: Open
     ]
 
 
-def test_one_that_claims_what_the_lost_had_is_not_taken_for_the_lost(opened: Open) -> None:
+def test_a_process_that_claims_a_lost_trial_is_not_mistaken_for_the_lost_one(opened: Open) -> None:
     lost, third = opened(owner="x no/where 1 1"), opened(owner="third")
     trial = lost.claim()
     assert trial
@@ -227,24 +239,19 @@ def test_one_that_claims_what_the_lost_had_is_not_taken_for_the_lost(opened: Ope
     assert opened(owner="fourth").give_back_of_the_lost() == 0
 
 
-def test_there_is_nothing_to_look_at_before_it_is_begun(opened: Open) -> None:
+def test_a_study_that_is_not_started_cannot_be_shown(opened: Open) -> None:
     with pytest.raises(WrongUse, match="^there is no sweep s: "):
         opened(None)
 
 
-def test_tpe_draws_better_ones_with_time(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tpe_draws_better_settings_with_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(study, "_RoundedTPE", partial(study._RoundedTPE, seed=1))
-    view = opened(
-        Sweep(
-            Config(),
-            {"shape": ["a", "b"]},
-            {"lr": Range(1e-4, 1.0, True)},
-            1,
-            "tpe",
-            40,
-            "min:loss",
-        )
+    sweep = Sweep(
+        Config(), {"shape": ["a", "b"]}, {"lr": Range(1e-4, 1.0, True)}, 1, "tpe", 40, "min:loss"
     )
+    view = open_study(None, tmp_path, "s", sweep)
     losses = []
     while trial := view.claim():
         assert isinstance(trial.point["lr"], float)
@@ -252,7 +259,7 @@ def test_tpe_draws_better_ones_with_time(opened: Open, monkeypatch: pytest.Monke
         view.done(trial, {"loss": losses[-1]}, 0.0)
     assert len(losses) == 40
     drawn = [record.point["lr"] for record in view.records()]
-    # as the table and a command line show them
+    # A drawn number has three digits, as in the table and on a command line.
     assert drawn == [float(f"{lr:.3g}") for lr in drawn]
     assert sum(losses[20:]) < 0.75 * sum(losses[:20])
 
@@ -296,7 +303,7 @@ def test_a_line_that_a_crash_has_torn_is_dropped(tmp_path: Path) -> None:
     assert _states(view(None).records())[:3] == ["running", "running", "pending"]
 
 
-def test_a_database_that_cannot_be_opened_is_told_without_its_password(tmp_path: Path) -> None:
+def test_a_database_that_cannot_be_opened_is_reported_without_its_password(tmp_path: Path) -> None:
     with pytest.raises(WrongUse, match=r"^--storage h/db cannot be opened") as refused:
         open_storage("nosuch://me:secret@h/db", tmp_path)
     assert "secret" not in str(refused.value)
@@ -349,7 +356,7 @@ def test_a_damaged_journal_is_refused_by_file_and_line(
 
 
 @pytest.mark.parametrize("lost", [b'"op_code":4', b'"metrics":{"loss":1.0}'])
-def test_a_lost_line_takes_no_trial_with_it_in_silence(tmp_path: Path, lost: bytes) -> None:
+def test_a_lost_line_is_reported(tmp_path: Path, lost: bytes) -> None:
     lines = _journal(tmp_path)
     del lines[_line_of(lines, lost)]
     (tmp_path / "study.journal").write_bytes(b"".join(lines))
@@ -384,7 +391,7 @@ def test_a_damaged_database_is_refused(tmp_path: Path, first: int) -> None:
             open_study(url, tmp_path, "s", sweep)
 
 
-def test_a_damaged_study_ends_both_commands_with_4(here: Here) -> None:
+def test_a_damaged_study_ends_both_commands_with_code_4(here: Here) -> None:
     folder = here.folder / "runs" / "s"
     folder.mkdir(parents=True)
     lines = _journal(folder)
@@ -399,7 +406,7 @@ def test_a_damaged_study_ends_both_commands_with_4(here: Here) -> None:
         assert "Traceback" not in err
 
 
-def test_a_study_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_study_that_is_not_a_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "study.journal")
     with pytest.raises(
         StorageFailure, match=r"study\.journal is not a file: remove it, or choose another --name"
