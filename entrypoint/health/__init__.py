@@ -1,1 +1,1 @@
-"""Is the hardware fit to train on: rules as data, a pure verdict, and the commands that ask."""
+"""Checks of the hardware: rules as data, a pure verdict, and the commands that use them."""

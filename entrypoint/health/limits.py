@@ -11,21 +11,21 @@ from entrypoint.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class Limits:
-    """Each field is a number or a result, and can be overridden by a line of a TOML file."""
+    """The limits of the rules. A TOML file can override each field."""
 
     ecc_uncorrected: int = 0  # errors since the driver was loaded; more is CRITICAL
     remapped_rows: int = 512  # this number or more is WARN
-    remap_pending: str = "WARN"  # WARN or CRITICAL: what a pending row remap is
+    remap_pending: str = "WARN"  # WARN or CRITICAL: the result if a row remap is pending
     retired_pages: int = 63  # this number or more is CRITICAL
-    slowdown_samples: int = 6  # of the last 10; this number or more is CRITICAL
+    slowdown_samples: int = 6  # slow samples of the last 10; this number or more is CRITICAL
     shutdown_margin_c: int = 3  # °C below the device's shutdown; CRITICAL from there
     pcie_replays_per_minute: float = 8  # more is WARN
-    # or WARN: for links that are down on this GPU and not on the others in use
+    # WARN or CRITICAL: the result if a link is down on this GPU but not on the others in use
     nvlink_inactive: str = "CRITICAL"
     # new replays and recoveries of a link; this number or more is CRITICAL
     nvlink_errors: int = 1
     nvlink_crc_per_second: float = 100  # this number or more is CRITICAL
-    shm_mib_per_process: int = 64  # less is WARN: Docker's own /dev/shm has 64 in all
+    shm_mib_per_process: int = 64  # less is WARN; Docker's default /dev/shm has 64 in all
     memory_mib_per_process: int = 2048  # less is WARN
     disk_mib: int = 2048  # free where runs are written; less is WARN
     # speed relative to the median of similar GPUs or pairs; less is WARN
@@ -65,19 +65,20 @@ def read_limits(file: Path | None) -> tuple[Limits, dict[str, Any]]:
         given = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidRequest(
-            f"--health-limits {file}: {getattr(error, 'strerror', None) or error}: lines such as "
-            "remapped_rows = 100"
+            f"--health-limits {file} cannot be read ({getattr(error, 'strerror', None) or error}): "
+            "give a TOML file with lines such as remapped_rows = 100"
         ) from error
     usual = dataclasses.asdict(Limits())
     for name, value in given.items():
         if name not in usual:
             raise InvalidRequest(
-                f"--health-limits {file}: there is no limit {name}; there are {', '.join(usual)}"
+                f"--health-limits {file}: unknown limit {name!r}: use one of {', '.join(usual)}"
             )
         if name in _RESULTS:
             if value not in ("WARN", "CRITICAL"):
                 raise InvalidRequest(
-                    f'--health-limits {file}: {name} is "WARN" or "CRITICAL", not {value!r}'
+                    f"--health-limits {file}: {name} = {value!r} is not a result: set it to "
+                    '"WARN" or "CRITICAL"'
                 )
         elif name == "slowdown_samples" and value == 0:
             raise InvalidRequest(
@@ -85,8 +86,8 @@ def read_limits(file: Path | None) -> tuple[Limits, dict[str, Any]]:
             )
         elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
             raise InvalidRequest(
-                f"--health-limits {file}: {name} is a number from 0 up (usually {usual[name]}), "
-                f"not {value!r}"
+                f"--health-limits {file}: {name} = {value!r} is not a number of at least 0: set it "
+                f"as in {name} = {usual[name]}"
             )
     changed = {name: value for name, value in given.items() if value != usual[name]}
     return dataclasses.replace(Limits(), **changed), {

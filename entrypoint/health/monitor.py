@@ -1,5 +1,6 @@
-"""`trainbox health --monitor`: examine the GPUs periodically, log changes, and serve /healthz and
-/metrics.
+"""`trainbox health --monitor`, which examines the GPUs periodically and logs changes.
+
+It serves /healthz for probes and /metrics for Prometheus.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ from entrypoint.health.screen import closing_line
 from entrypoint.health.verdict import Result, Verdict
 from entrypoint.system.streams import message
 
-# Numbers for Prometheus, where alerts compare them: a run must not start from 3 on.
+# Prometheus alerts compare these numbers. From 3 on, a run must not start.
 LEVELS = {
     Result.NA: -1,
     Result.PASS: 0,
@@ -66,11 +67,11 @@ class Latest(Collector):
     def healthz(self) -> tuple[str, str]:
         """Return (HTTP status, text); 503 if the verdict is too old, since the monitor hangs."""
         if self._verdict is None:
-            return "503 Service Unavailable", "no look is done yet"
+            return "503 Service Unavailable", "no examination has finished yet"
         if self.age_s > self._stale_s:
             return (
                 "503 Service Unavailable",
-                f"the last look is {self.age_s:.0f} s old: the monitor or the driver hangs",
+                f"the last examination is {self.age_s:.0f} s old: the monitor or the driver hangs",
             )
         return ("200 OK" if self._verdict.open else "503 Service Unavailable"), closing_line(
             self._verdict
@@ -82,15 +83,14 @@ class Latest(Collector):
         if verdict is None:
             return
         yield GaugeMetricFamily(
-            "trainbox_health_open", "1 if a run may start or go on", value=int(verdict.open)
+            "trainbox_health_open", "1 if a run may start or continue", value=int(verdict.open)
         )
         yield GaugeMetricFamily(
-            "trainbox_health_age_seconds", "Time since the last look", value=self.age_s
+            "trainbox_health_age_seconds", "Time since the last examination", value=self.age_s
         )
         checks = GaugeMetricFamily(
             "trainbox_health_check",
-            "Result of a check: -1 NA, 0 PASS, 1 INFO, 2 WARN, 3 UNKNOWN, 4 CRITICAL; the "
-            "worst where a check found several",
+            "The worst result of a check: -1 NA, 0 PASS, 1 INFO, 2 WARN, 3 UNKNOWN, 4 CRITICAL",
             labels=["check", "gpu", "uuid"],
         )
         levels: dict[tuple[str, str, str], int] = {}
@@ -197,8 +197,9 @@ class _Looks:
         return self._judged(look(self._driver, self._question, events=True), self._question)
 
     def _awaited(self) -> Verdict | None:
-        """Return a verdict while the late answer is missing; drop it when it comes, and return
-        None.
+        """Return a verdict while a late answer is missing, or None once it has come.
+
+        The late answer itself is dropped.
         """
         try:
             self._driver.answer(0)
@@ -257,7 +258,7 @@ def _server(listen: str, latest: Latest) -> WSGIServer:
         raise InvalidRequest(f"--listen {listen} is not HOST:PORT: write it as in 127.0.0.1:9400")
     if ":" in host:
         raise InvalidRequest(
-            f"--listen {listen}: it listens on IPv4 addresses only, as in 127.0.0.1:9400"
+            f"--listen {listen} is not an IPv4 address: write it as in 127.0.0.1:9400"
         )
     registry = CollectorRegistry()
     registry.register(latest)
@@ -279,6 +280,6 @@ def _server(listen: str, latest: Latest) -> WSGIServer:
         return make_server(host, int(port), app, _Server, _QuietHandler)
     except OSError as error:
         raise InvalidRequest(
-            f"--listen {listen}: {error.strerror or error}: give an address of this host "
-            "and a free port"
+            f"--listen {listen} cannot be used ({error.strerror or error}): give an address of "
+            "this host and a free port"
         ) from error

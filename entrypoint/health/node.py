@@ -1,6 +1,4 @@
-"""The node beside its GPUs: shared memory, memory, CPUs, disk, and the driver against the wheels'
-CUDA.
-"""
+"""Checks of the node: CPUs, memory, shared memory, disk, and the driver's CUDA version."""
 
 import importlib.util
 import os
@@ -21,9 +19,12 @@ _SHM = Path("/dev/shm")  # noqa: S108 - the system's own name
 
 @dataclass(frozen=True)
 class Node:
-    """What was found; None where the system has no such thing.
+    """Readings of the node; None for each that the system does not have.
 
-    `output_fault` says why runs cannot be written.
+    Attributes:
+        output: the folder of the runs.
+        output_fault: why the folder of the runs cannot be written.
+        wheels_cuda: the CUDA version that the installed torch is built for.
     """
 
     cpus: int
@@ -36,8 +37,9 @@ class Node:
 
 
 def read_node(runs_dir: Path | None) -> Node:
-    """Look at the node; a folder for runs that is not there yet is judged by the one that it would
-    be made in.
+    """Return the readings of the node.
+
+    If the folder for runs does not exist yet, the folder that it would be made in is examined.
     """
     place = nearest(runs_dir) if runs_dir else Path("/")
     return Node(
@@ -52,10 +54,8 @@ def read_node(runs_dir: Path | None) -> Node:
 
 
 def nearest(folder: Path) -> Path:
-    """The folder itself, or where it would be made: the first above it that is there, as far as
-    this user can see.
-    """
-    # Path.exists raises where the user may not look.
+    """Return the folder itself, or the nearest folder above it that exists for this user."""
+    # Path.exists raises PermissionError in a folder that the user may not read.
     return next(
         (place for place in (folder, *folder.absolute().parents) if os.path.exists(place)),  # noqa: PTH110
         Path("/"),
@@ -65,14 +65,14 @@ def nearest(folder: Path) -> Path:
 def judge_node(
     node: Node, driver: Readings, processes: int, uses_gpus: bool, limits: Limits
 ) -> list[Finding]:
-    """The findings on the node, for `processes` to be started on it."""
+    """Return the findings on a node on which `processes` processes will be started."""
     findings = [
         _at_least(
             "cpus",
             node.cpus,
             processes,
-            "CPU(s) to use",
-            f"{processes}, one a process",
+            "usable CPU(s)",
+            f"{processes}, one per process",
             "Trainbox",
             "make_room",
         ),
@@ -81,7 +81,7 @@ def judge_node(
             node.shm_free_mib,
             limits.shm_mib_per_process * processes,
             "MiB free in /dev/shm",
-            f"{limits.shm_mib_per_process} MiB a process, for loader workers",
+            f"{limits.shm_mib_per_process} MiB per process, for loader workers",
             SOURCES["shm_mib_per_process"],
             "make_room",
         ),
@@ -90,7 +90,7 @@ def judge_node(
             node.memory_free_mib,
             limits.memory_mib_per_process * processes,
             "MiB of memory free under the cgroup's limit",
-            f"{limits.memory_mib_per_process} MiB a process",
+            f"{limits.memory_mib_per_process} MiB per process",
             SOURCES["memory_mib_per_process"],
             "make_room",
         ),
@@ -124,7 +124,7 @@ def _at_least(
     check: str, found: int | None, least: int, unit: str, limit: str, source: str, action: str
 ) -> Finding:
     if found is None:
-        return Finding(check, Result.NA, "this system does not tell")
+        return Finding(check, Result.NA, "not reported by this system")
     good = found >= least
     result = Result.PASS if good else Result.WARN
     return Finding(
@@ -138,8 +138,9 @@ def _at_least(
 
 
 def judge_cuda(wheels: str | None, driver: Readings) -> Finding:
-    """Whether the driver is new enough for the CUDA of torch's wheels: the same major version, or a
-    later one, will do.
+    """Return a finding on whether the driver supports the CUDA version that torch is built for.
+
+    The same major version or a later one is enough.
     """
     known = driver.get("cuda")
     if wheels is None:
@@ -148,14 +149,13 @@ def judge_cuda(wheels: str | None, driver: Readings) -> Finding:
         return Finding(
             "cuda",
             Result.UNKNOWN,
-            f"the driver does not tell its CUDA version ({known})",
+            f"the driver does not report its CUDA version ({known})",
             action="ask_host",
         )
     had = f"{known // 1000}.{known % 1000 // 10}"
     good = known // 1000 >= int(wheels.split(".", 1)[0])
-    read = (
-        f"driver {driver.get('driver_version')} knows CUDA up to {had}, torch is built for {wheels}"
-    )
+    version = driver.get("driver_version")
+    read = f"driver {version} supports CUDA up to {had}, torch is built for {wheels}"
     if good:
         return Finding("cuda", Result.PASS, read)
     read = f"this image is too new for this driver: {read}"
@@ -177,7 +177,7 @@ def _free_mib(place: Path) -> int | None:
 
 
 def _write_fault(place: Path) -> str | None:
-    """Why nothing can be written in `place`; asked of the system, nothing is written."""
+    """Return why nothing can be written in `place`, or None. This does not write anything."""
     if not place.is_dir():
         return f"{place} is not a folder"
     if os.statvfs(place).f_flag & os.ST_RDONLY:
@@ -188,9 +188,7 @@ def _write_fault(place: Path) -> str | None:
 
 
 def _memory_free_mib() -> int | None:
-    """What the host has available, or what is left of the tightest cgroup above, whichever is
-    less.
-    """
+    """Return the smaller of the host's available memory and the rest of the tightest cgroup."""
     available = [
         int(kib) // 1024
         for kib in re.findall(r"^MemAvailable: +(\d+) kB", file_text(Path("/proc/meminfo")), re.M)
@@ -211,14 +209,15 @@ def _memory_free_mib() -> int | None:
                     )[:1],
                 )
             )
-            # file cache makes way
+            # The kernel frees the file cache when memory is needed.
             available.append(max(0, int(limit) - int(usage) + cache) // _MIB)
     return min(available, default=None)
 
 
 def _wheels_cuda() -> str | None:
-    """The CUDA that the installed torch is built for, from its version file: importing it takes
-    seconds.
+    """Return the CUDA version that the installed torch is built for, or None.
+
+    The version file is read because importing torch takes seconds.
     """
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:

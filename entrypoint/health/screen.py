@@ -1,4 +1,4 @@
-"""A verdict as one screen for people: pure, text only."""
+"""A verdict as text for one screen. Pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,13 +8,15 @@ _SHOWN_BELOW = (Result.CRITICAL, Result.UNKNOWN, Result.WARN, Result.INFO)
 
 
 def screen(verdict: Verdict) -> str:
-    """A row for each GPU, one for the node and those of --deep; then each finding worth reading;
-    then what was not judged.
+    """Return the whole screen.
+
+    It has rows for each GPU, the node and the tests of --deep. The findings that did not pass
+    follow, then the checks that are not supported here.
     """
     lines = [f"NVIDIA driver {verdict.driver_version}"] if verdict.driver_version else []
     if verdict.stub:
         lines.append(
-            "This is the test stub of NVML and no driver: nothing here is about real hardware."
+            "This is the test stub of NVML, not a driver: the results are not about real hardware."
         )
     width = max((len(gpu["gpu"]) for gpu in verdict.gpus), default=0) + 2
     lines += [_gpu_row(gpu, verdict, width) for gpu in verdict.gpus]
@@ -26,10 +28,10 @@ def screen(verdict: Verdict) -> str:
         if finding.result in _SHOWN_BELOW:
             lines += ["", *_explained(finding)]
     if absent := grouped(f for f in verdict.findings if f.result is Result.NA):
-        lines += ["", f"not judged, since this hardware or driver has it not: {absent}"]
+        lines += ["", f"not supported by this hardware or driver: {absent}"]
     if verdict.overridden:
         changed = (
-            f"{name} {limit['value']} (usually {limit['usual']})"
+            f"{name} {limit['value']} (default {limit['usual']})"
             for name, limit in verdict.overridden.items()
         )
         lines += ["", f"limits overridden: {', '.join(changed)}"]
@@ -37,7 +39,7 @@ def screen(verdict: Verdict) -> str:
 
 
 def closing_line(verdict: Verdict) -> str:
-    """The verdict in a line that can be pasted."""
+    """Return the verdict in one line."""
     gpus = f"{len(verdict.gpus)} GPU{'s' if len(verdict.gpus) != 1 else ''}"
     if verdict.open:
         warned = grouped(f for f in verdict.findings if f.result in (Result.WARN, Result.UNKNOWN))
@@ -46,7 +48,7 @@ def closing_line(verdict: Verdict) -> str:
 
 
 def grouped(findings: Iterable[Finding]) -> str:
-    """`ecc-uncorrected (GPU 1), persistence (GPU 0 1 2), shm (node)`."""
+    """Return text such as `ecc-uncorrected (GPU 1), persistence (GPU 0 1 2), shm (node)`."""
     places: dict[str, list[str]] = {}
     for finding in findings:
         gpus = places.setdefault(finding.check, [])
@@ -70,17 +72,17 @@ def _gpu_row(gpu: dict[str, object], verdict: Verdict, width: int) -> str:
 
 
 def _node_words(findings: Sequence[Finding]) -> list[str]:
-    """What is there, in the words of the findings that hold."""
-    told_above = ("driver", "count", "same-name", "same-vbios")
+    """Return the readings of the passed checks of the node."""
+    shown_above = ("driver", "count", "same-name", "same-vbios")
     return [
         finding.read
         for finding in findings
-        if finding.result is Result.PASS and finding.check not in told_above
+        if finding.result is Result.PASS and finding.check not in shown_above
     ]
 
 
 def _deep_rows(findings: Sequence[Finding]) -> list[str]:
-    """What --deep came to, then a row for each test that went well; nothing without it."""
+    """Return a row with the summary of --deep and one for each passed test; none without --deep."""
     if not findings:
         return []
     (summary,) = (finding.read for finding in findings if finding.check == "deep")

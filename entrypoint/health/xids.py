@@ -1,7 +1,7 @@
-"""NVIDIA's Xid numbers, by what they mean for a training: data.
+"""NVIDIA's Xid numbers, by their meaning for a training.
 
-Numbers and texts: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors); what follows from
-each: NVIDIA Health Validation and the k8s-device-plugin's list.
+The numbers and texts are from NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors). The
+grouping follows NVIDIA Health Validation and the list of the k8s-device-plugin.
 """
 
 from entrypoint.health.verdict import Result
@@ -44,7 +44,7 @@ NOTE = {
 
 
 def xid_result(xid: int) -> tuple[Result, str, str]:
-    """(result, meaning, action) of an Xid; one that no list has is worth a warning."""
+    """Return (result, meaning, action) of an Xid. An unknown Xid is a warning."""
     if xid in FATAL:
         return Result.CRITICAL, FATAL[xid], "reset_gpu"
     if xid in PROGRAM:

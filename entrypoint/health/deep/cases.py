@@ -28,7 +28,7 @@ _LONGEST_WORDS = 300
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU or a MIG slice; or one of several CPU processes, which have no uuid."""
+    """A GPU or a MIG slice, or a CPU process, whose `uuid` is empty."""
 
     label: str
     uuid: str = ""
@@ -56,7 +56,7 @@ class Probe:
 
     @property
     def place(self) -> str:
-        """`GPU 0`, `GPU 0 and 1`, `CPU processes 0, 1 and 2`."""
+        """The devices as text: `GPU 0`, `GPU 0 and 1`, `CPU processes 0, 1 and 2`."""
         *others, last = [device.label for device in self.devices]
         kind = "GPU" if self.on_gpus else "CPU processes" if others else "CPU process"
         return f"{kind} {', '.join(others)} and {last}" if others else f"{kind} {last}"
@@ -75,7 +75,7 @@ class Probe:
 class ProbeOutput:
     """The lines that a probe's processes printed.
 
-    `fault` is the reason of a failure, or empty; `killed_after_s` the deadline after which they
+    `fault` is the reason of a failure, or empty. `killed_after_s` is the deadline after which they
     were killed.
     """
 
@@ -99,7 +99,7 @@ class Reading:
         """The line that is printed while the tests run."""
         if self.finding.result is Result.PASS and self.speed is not None:
             return f"{self.test} {self.probe.place}: {in_unit(self.test, self.speed)}, right"
-        # else the finding itself says where
+        # The finding of CPU processes has the place in its own text.
         where = f"{self.probe.place}: " if self.probe.on_gpus else ""
         return f"{self.test} {where}{self.finding.read}"
 
@@ -158,12 +158,12 @@ def ended(probe: Probe, out: str, err: str, code: int) -> ProbeOutput:
     lines = tuple(_parsed(out))
     if code == 0:
         return ProbeOutput(
-            probe, lines, "" if _complete(probe, lines) else "it ended and told nothing"
+            probe, lines, "" if _complete(probe, lines) else "it ended without a result"
         )
     told = [
         f"{_whose(probe, line)}{line['error']}" for line in lines if "error" in line
     ] or err.strip().splitlines()[-1:]
-    words = " ".join("; ".join(told).split())[:_LONGEST_WORDS] or "it said nothing"
+    words = " ".join("; ".join(told).split())[:_LONGEST_WORDS] or "no output"
     return ProbeOutput(
         probe,
         lines,
@@ -234,9 +234,11 @@ def _reading(outcome: ProbeOutput, test: str, after_a_fault: bool) -> Reading:
     )
     if after_a_fault:
         return Reading(
-            probe, test, probe.finding(test, Result.UNKNOWN, "not tested after that", action=action)
+            probe,
+            test,
+            probe.finding(test, Result.UNKNOWN, "not tested after the failure", action=action),
         )
-    limit, source = "it ends well", "Trainbox"
+    limit, source = "exit code 0", "Trainbox"
     if outcome.killed_after_s:
         limit, source = f"it ends within {outcome.killed_after_s:g} s", "--deadline-s"
     finding = probe.finding(
@@ -252,8 +254,10 @@ def in_unit(test: str, speed: float) -> str:
 
 
 def findings(found: Sequence[Reading], devices: Sequence[Device], limits: Limits) -> list[Finding]:
-    """Return the findings of all readings, with a WARN for each device that is slower than its
-    like, and a finding for each device without an exchange.
+    """Return the findings of all readings.
+
+    A device that is slower than similar devices is a WARN. A device without an exchange has a
+    finding of its own.
     """
     exchanged = {
         device for reading in found if reading.test in _TOGETHER for device in reading.probe.devices
@@ -275,7 +279,7 @@ def _beside_its_like(reading: Reading, found: Sequence[Reading], limits: Limits)
     median = statistics.median(like)
     if reading.speed >= least * median:
         return finding
-    limit = f"{least:g} of {in_unit(reading.test, median)}, the median of the {len(like)} like it"
+    limit = f"{least:g} of {in_unit(reading.test, median)}, the median of {len(like)} similar ones"
     source = SOURCES["deep_slowest_of_median"]
     return replace(finding, result=Result.WARN, limit=limit, source=source, action="inspect")
 
@@ -291,7 +295,7 @@ def _why_alone(device: Device, devices: Sequence[Device]) -> Finding:
     if device.is_slice:
         return probe.finding("all-reduce", Result.NA, "CUDA lets a process see one MIG slice")
     if len([each for each in devices if not each.is_slice]) == 1:
-        return probe.finding("all-reduce", Result.NA, "there is no other one to exchange with")
+        return probe.finding("all-reduce", Result.NA, "no other device to exchange with")
     read = "not tested: its own tests, or those of all others, did not end"
     return probe.finding(
         "all-reduce", Result.UNKNOWN, read, action="ask_host" if probe.on_gpus else "make_room"

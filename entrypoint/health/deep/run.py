@@ -27,7 +27,7 @@ from entrypoint.health.verdict import Finding, Result, Verdict
 from entrypoint.system.cpus import usable_cpus
 from entrypoint.system.processes import descendants, die_with_parent, parent
 
-# for killed processes to end; a process that hangs in the driver may stay longer
+# The wait for killed processes. A process that hangs in the driver may take longer.
 _END_S = 5.0
 _POLL_S = 0.02
 
@@ -40,15 +40,15 @@ def deepened(
     say: Callable[[str], None],
     look_again: Callable[[], Verdict],
 ) -> Verdict:
-    """Test the verdict's GPUs, or `processes` CPU processes if it has none, and return a new
-    verdict with the findings.
+    """Test the verdict's GPUs, or `processes` CPU processes if it has none.
 
+    Return a new verdict with the findings of the tests. A closed verdict is returned without tests.
     `say` gets a line after each test. `look_again` is called after the last test, since load
-    reveals Xids, ECC errors and overheating. A closed verdict is returned without tests.
+    reveals Xids, ECC errors and overheating.
     """
     if verdict.closing:
         return _with(
-            verdict, Finding("deep", Result.INFO, "not begun: what closes the verdict comes first")
+            verdict, Finding("deep", Result.INFO, "not started: fix the failed checks first")
         )
     devices, begin_s = devices_of(verdict.gpus, processes), time.monotonic()
 
@@ -80,7 +80,7 @@ def _run(probe: Probe, deadline_s: float) -> ProbeOutput:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        # there are no threads here
+        # This process has no threads, so `preexec_fn` is safe.
         preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
     )
     try:

@@ -150,7 +150,7 @@ def test_three_processes_each_slower_than_the_limit(trainbox: Trainbox) -> None:
     ]
     assert all(
         re.fullmatch(
-            r"1000 of [\d.,]+ (TFLOP|GB)/s, the median of the 3 like it \(Trainbox\)", limit
+            r"1000 of [\d.,]+ (TFLOP|GB)/s, the median of 3 similar ones \(Trainbox\)", limit
         )
         for *_, limit in warned
     )
@@ -239,7 +239,7 @@ def test_what_does_not_end_is_killed_at_its_deadline_and_left_out(trainbox: Trai
             "it ends within 1.5 s",
             "--deadline-s",
         ),
-        ("deep-memory", "UNKNOWN", "CPU process 0: not tested after that", "", ""),
+        ("deep-memory", "UNKNOWN", "CPU process 0: not tested after the failure", "", ""),
     ]
     left_out = "not tested: its own tests, or those of all others, did not end"
     assert [(f["result"], f["read"]) for f in findings if f["check"] == "deep-all-reduce"] == [
@@ -247,7 +247,7 @@ def test_what_does_not_end_is_killed_at_its_deadline_and_left_out(trainbox: Trai
     ]
     assert ended.err.splitlines()[2:] == [
         "deep: matmul CPU process 1: no end after 1.5 s: killed",
-        "deep: memory CPU process 1: not tested after that",
+        "deep: memory CPU process 1: not tested after the failure",
     ]
 
 
@@ -312,9 +312,7 @@ def test_a_closed_verdict_starts_no_test(trainbox: Trainbox, forked: Trainbox) -
     ended = forked("health", "--deep", "--gpus", "99", env=broken(trainbox.folder))
     assert (ended.code, ended.err) == (1, "")
     assert list((trainbox.folder / "programs").iterdir()) == []
-    assert (
-        "deep   INFO      not begun: what closes the verdict comes first" in ended.out.splitlines()
-    )
+    assert "deep   INFO      not started: fix the failed checks first" in ended.out.splitlines()
     assert ended.out.splitlines()[-1].startswith("CLOSED, CRITICAL: ")
 
 

@@ -240,7 +240,7 @@ def test_what_was_done_before_a_fault_counts_and_what_comes_after_is_not_tested(
     )
     assert (second.result, second.read, second.action) == (
         Result.UNKNOWN,
-        "not tested after that",
+        "not tested after the failure",
         "reset_gpu",
     )
 
@@ -266,8 +266,8 @@ def test_what_was_done_before_a_fault_counts_and_what_comes_after_is_not_tested(
             1,
             "ModuleNotFoundError: torch (exit code 1)",
         ),
-        ("NCCL version 2.27\n[1]\n17\n", "", -11, "it said nothing (killed by signal 11)"),
-        (text(line("all-reduce")), "", 0, "it ended and told nothing"),
+        ("NCCL version 2.27\n[1]\n17\n", "", -11, "no output (killed by signal 11)"),
+        (text(line("all-reduce")), "", 0, "it ended without a result"),
         (
             text(line("all-reduce"), line("all-reduce", rank=1)),
             "terminate called",
@@ -307,7 +307,7 @@ def test_one_that_is_slow_beside_its_like_is_a_warning() -> None:
     (warned,) = (finding for finding in slow if finding.result is Result.WARN)
     assert (warned.gpu, warned.read, warned.action) == ("1", "799 GB/s; as it should", "inspect")
     assert (warned.limit, warned.source) == (
-        "0.8 of 1,000 GB/s, the median of the 4 like it",
+        "0.8 of 1,000 GB/s, the median of 4 similar ones",
         "Trainbox",
     )
     at_the_limit = (
@@ -363,13 +363,13 @@ def test_a_wrong_value_is_no_warning_for_being_slow() -> None:
                 ("0:1", "NA", "CUDA lets a process see one MIG slice"),
             ],
         ),
-        (_GPUS[:1], [("0", "NA", "there is no other one to exchange with")]),
-        (_CPUS[:1], [(None, "NA", "CPU process 0: there is no other one to exchange with")]),
+        (_GPUS[:1], [("0", "NA", "no other device to exchange with")]),
+        (_CPUS[:1], [(None, "NA", "CPU process 0: no other device to exchange with")]),
         (
             (*_SLICES[:1], _GPUS[1]),
             [
                 ("0:0", "NA", "CUDA lets a process see one MIG slice"),
-                ("1", "NA", "there is no other one to exchange with"),
+                ("1", "NA", "no other device to exchange with"),
             ],
         ),
     ],

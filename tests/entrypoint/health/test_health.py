@@ -105,7 +105,7 @@ def test_an_image_too_new_for_the_driver_closes_the_gate(library: Path, forked: 
     (finding,) = (f for f in verdict["findings"] if f["closes"])
     assert (code, finding["check"], finding["action"]) == (1, "cuda", "update_driver")
     assert re.fullmatch(
-        r"this image is too new for this driver: driver 470.256.02 \(stub\) knows CUDA up "
+        r"this image is too new for this driver: driver 470.256.02 \(stub\) supports CUDA up "
         r"to 11.4, torch is built for 1\d\.\d+",
         finding["read"],
     )
@@ -151,7 +151,7 @@ def test_the_screen(forked: Trainbox, library: Path, tmp_path: Path) -> None:
     assert lines[0] == "NVIDIA driver 580.95.05 (stub)"
     assert (
         lines[1]
-        == "This is the test stub of NVML and no driver: nothing here is about real hardware."
+        == "This is the test stub of NVML, not a driver: the results are not about real hardware."
     )
     uuids = [f"GPU-00000000-0000-0000-0000-00000000000{gpu}" for gpu in (0, 1)]
     assert (
@@ -171,9 +171,9 @@ def test_the_screen(forked: Trainbox, library: Path, tmp_path: Path) -> None:
         "--gpu-reset -i 1` as root",
     ]
     assert lines[11].startswith("WARN      persistence on GPU 0")
-    assert "not judged, since this hardware or driver has it not: retired-pages (GPU 0 1)" in lines
+    assert "not supported by this hardware or driver: retired-pages (GPU 0 1)" in lines
     assert (
-        "limits overridden: disk_mib 1 (usually 2048), memory_mib_per_process 1 (usually 2048)"
+        "limits overridden: disk_mib 1 (default 2048), memory_mib_per_process 1 (default 2048)"
         in lines
     )
     assert lines[-1] == "CLOSED, CRITICAL: 2 GPUs; ecc-uncorrected (GPU 1)"
@@ -261,33 +261,33 @@ def mismatches(value: Any, schema: dict[str, Any], place: str = "$") -> list[str
         (
             ["--health-limits", "none.toml"],
             "",
-            "--health-limits none.toml: No such file or directory",
+            "--health-limits none.toml cannot be read (No such file or directory): give a TOML",
         ),
         (
             ["--health-limits", "limits.toml"],
             "rows = 3",
-            "there is no limit rows; there are ecc_uncorrected, remapped_rows",
+            "unknown limit 'rows': use one of ecc_uncorrected, remapped_rows",
         ),
         (
             ["--health-limits", "limits.toml"],
             "remapped_rows =",
-            "--health-limits limits.toml: Invalid value",
+            "--health-limits limits.toml cannot be read (Invalid value",
         ),
         (
             ["--health-limits", "limits.toml"],
             'remapped_rows = "3"',
-            "remapped_rows is a number from 0 up (usually 512), not '3'",
+            "remapped_rows = '3' is not a number of at least 0: set it as in remapped_rows = 512",
         ),
         (
             ["--health-limits", "limits.toml"],
             'remap_pending = "PASS"',
-            'remap_pending is "WARN" or "CRITICAL", not \'PASS\'',
+            'remap_pending = \'PASS\' is not a result: set it to "WARN" or "CRITICAL"',
         ),
         (["--monitor", "--listen", "9400"], "", "--listen 9400 is not HOST:PORT"),
         (
             ["--monitor", "--listen", "192.0.2.1:0"],
             "",
-            "--listen 192.0.2.1:0: Cannot assign requested address",
+            "--listen 192.0.2.1:0 cannot be used (Cannot assign requested address)",
         ),
     ],
 )
@@ -414,7 +414,7 @@ class Monitor:
     def wait_for(self, status: int) -> str:
         """Wait until /healthz answers with `status`; return the text."""
         deadline_s = time.monotonic() + 120
-        while (answer := self.get("/healthz"))[0] != status or "no look" in answer[1]:
+        while (answer := self.get("/healthz"))[0] != status or "no examination" in answer[1]:
             assert time.monotonic() < deadline_s, answer
             time.sleep(0.02)
         return answer[1]
@@ -540,7 +540,7 @@ def test_the_monitor_ends_when_the_process_that_asks_has_died(
     watching.wait_for(200)
     (asking,) = set(processes_of(tmp_path / "nvml.conf")) - {watching.process.pid}
     os.kill(asking, signal.SIGSEGV)
-    assert "the monitor ends, to be started again" in watching.next_line("has died: ")
+    assert "restart the monitor" in watching.next_line("driver died: ")
     assert finish(watching.process).code == 1
 
 
