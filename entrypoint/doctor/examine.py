@@ -1,4 +1,4 @@
-"""`trainbox doctor`: ask the driver, torch and the system, and make one page of it."""
+"""`trainbox doctor`, which examines the driver, torch and the system for a report."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ from entrypoint.health.verdict import Finding, Result, Verdict
 from entrypoint.system.commands import command_of
 from entrypoint.system.processes import die_with_parent
 
-TORCH_DEADLINE_S = 30.0  # of its start and its look at the GPUs; usually two to five seconds
+TORCH_DEADLINE_S = 30.0  # the wait for torch to start and to list the GPUs; usually 2 to 5 s
 _ENDING_S = 1.0
 
 
@@ -34,9 +34,9 @@ def examined(
     torch_deadline_s: float = TORCH_DEADLINE_S,
     on_wait: Callable[[], None] = lambda: None,
 ) -> str:
-    """The report on this machine; it comes whatever is broken.
+    """Return the report on this machine. A broken driver or torch becomes part of the report.
 
-    `on_wait` is called before torch is waited for.
+    `on_wait` is called before the wait for torch.
     """
     begin_s = time.monotonic()
     asked = _start_torch()
@@ -66,7 +66,7 @@ def _ask_driver(
     try:
         seen = dataclasses.replace(seen, visible=visible_gpus(found.gpus, chosen))
         decided = about(found, question, chosen, gpus, gpu_ids, None)
-    except LaunchError as error:  # GPUs are named that there are not: no reason to tell nothing
+    except LaunchError as error:  # a wrong selection of GPUs must not stop the report
         return seen, Verdict(
             question.mode, (Finding("count", Result.CRITICAL, str(error), source="you"),)
         )
@@ -81,7 +81,7 @@ def _start_torch() -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        # there are no threads here
+        # This process has no threads, so `preexec_fn` is safe.
         preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
     )
 
@@ -91,20 +91,19 @@ def _answer(asked: subprocess.Popen[str], within_s: float, deadline_s: float) ->
         out, err = asked.communicate(timeout=max(0.0, within_s))
     except subprocess.TimeoutExpired:
         asked.kill()
-        # one that hangs in the driver does not even die
+        # A process that hangs in the driver cannot be killed.
         with contextlib.suppress(subprocess.TimeoutExpired):
             asked.wait(_ENDING_S)
         return TorchSays(
-            fault=f"gave no answer within {deadline_s:g} s: it waits for the driver, or "
-            "for a slow disk"
+            fault=f"gave no answer within {deadline_s:g} s: check the driver and the disk's speed"
         )
-    last = (err.strip().splitlines() or ["it said nothing"])[-1]
+    last = (err.strip().splitlines() or ["no output"])[-1]
     if asked.returncode < 0:
         return TorchSays(
-            fault=f"died of signal {-asked.returncode} "
+            fault=f"was killed by signal {-asked.returncode} "
             f"({signal.strsignal(-asked.returncode)}): {last}"
         )
     try:
         return TorchSays(**json.loads(out.splitlines()[-1]))
     except (IndexError, ValueError, TypeError):
-        return TorchSays(fault=f"ended with {asked.returncode} and no answer: {last}")
+        return TorchSays(fault=f"exited with code {asked.returncode} and no answer: {last}")

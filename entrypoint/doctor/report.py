@@ -1,6 +1,6 @@
-"""What `trainbox doctor` found, as text that can be pasted into an issue: pure.
+"""The report of `trainbox doctor` as text. Pure.
 
-Headings and indented rows survive Markdown.
+The headings and indented rows keep their form when they are pasted into an issue.
 """
 
 import dataclasses
@@ -33,16 +33,17 @@ _NETWORK = (
 )
 _DOCKERS_RIGHTS = "00000000a80425fb"
 _MIB_PER_GIB = 1024
-_LONGEST_TROUBLE = 800  # characters: what to do stands at the end
-_NEEDED = re.compile(r"nvidia(?:ctl|-uvm|\d+)")  # to compute; others are for screens
+_LONGEST_TROUBLE = 800  # characters; the remedy at the end must not be cut off
+_NEEDED = re.compile(r"nvidia(?:ctl|-uvm|\d+)")  # devices for computing; others are for screens
 
 Rows = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class DriverSays:
-    """What the NVIDIA driver says: `gpus` are all it lists, `visible` those that
-    CUDA_VISIBLE_DEVICES leaves.
+    """The answers of the NVIDIA driver.
+
+    `gpus` are all GPUs that it lists. `visible` are those that CUDA_VISIBLE_DEVICES selects.
     """
 
     words: str
@@ -53,8 +54,9 @@ class DriverSays:
 
 @dataclass(frozen=True)
 class TorchSays:
-    """What torch says, by trainer/checks/torch_info.py; `fault` is why it said nothing, `error`
-    what keeps it or CUDA from starting.
+    """The answers of torch, as trainer/checks/torch_info.py prints them.
+
+    `fault` is why there is no answer. `error` is why torch or CUDA does not start.
     """
 
     fault: str = ""
@@ -73,7 +75,7 @@ class TorchSays:
 
 @dataclass(frozen=True)
 class Examination:
-    """All that a report tells."""
+    """All values of a report."""
 
     taken_at: str
     verdict: Verdict
@@ -85,9 +87,7 @@ class Examination:
 
 
 def report(seen: Examination) -> str:
-    """The whole page, with what is private cut out of every value that did not come from this
-    program itself.
-    """
+    """Return the whole report. Private text is removed from each value of another program."""
     sections = {
         "versions": list(seen.around.software.items()),
         "GPUs": _gpus(seen),
@@ -96,9 +96,8 @@ def report(seen: Examination) -> str:
         "limits": _limits(seen.around),
     }
     lines = [
-        f"trainbox doctor, {seen.taken_at}. Names, home folders and what looks like a "
-        "secret are left out; read it before you "
-        "paste it.",
+        f"trainbox doctor, {seen.taken_at}. Names, home folders and what looks like a secret are "
+        "left out; read it before you paste it.",
         "",
         "## verdict",
         closing_line(seen.verdict),
@@ -111,7 +110,7 @@ def report(seen: Examination) -> str:
 
 
 def findings_told(findings: Iterable[Finding], hidden: Hidden) -> list[str]:
-    """A line for what is not as it should be; GPUs of which the same is told share it."""
+    """Return a line for each finding that did not pass. GPUs with the same finding share a line."""
     alike: dict[Finding, list[str]] = {}
     for finding in by_weight([finding for finding in findings if finding.result in _TOLD]):
         alike.setdefault(dataclasses.replace(finding, gpu=None, uuid=None), []).append(
@@ -130,7 +129,7 @@ def findings_told(findings: Iterable[Finding], hidden: Hidden) -> list[str]:
 
 
 def troubles(seen: Examination) -> list[str]:
-    """What the verdict does not judge and a run may fail of, each with what to do."""
+    """Return the problems that no check of the verdict covers, each with its remedy."""
     around = seen.around
     told = [difference(seen), *seen.torch.warnings]
     if not seen.driver.there and (around.kernel_module or around.pci_gpus):
@@ -138,16 +137,14 @@ def troubles(seen: Examination) -> list[str]:
     if around.own_name_fault:
         told.append(
             f"this machine's own name cannot be looked up ({around.own_name_fault}), and "
-            "torchrun's processes meet by it: "
-            "add it to /etc/hosts (docker run: leave out --network none, or add --add-host)"
+            "torchrun's processes connect by it: add it to /etc/hosts (docker run: leave out "
+            "--network none, or add --add-host)"
         )
     return [line for line in told if line]
 
 
 def difference(seen: Examination) -> str:
-    """Why torch does not see the GPUs that the driver has for it, as far as can be told; empty
-    where it does.
-    """
+    """Return the likely reason why torch does not see the visible GPUs, or "" if it does."""
     its, driver, visible = seen.torch, seen.driver, len(seen.driver.visible)
     if its.fault:
         return f"torch {its.fault}"
@@ -179,39 +176,39 @@ def _reason(seen: Examination) -> str:
         "NVIDIA_DRIVER_CAPABILITIES=compute,utility": (its.count > len(visible)),
         f"torch {its.version} is built without CUDA; install what requirements.lock pins": its.cuda
         is None,
-        "CUDA shows a process one MIG slice, so this is as it should be": (
+        "CUDA shows a process only one MIG slice, so this is correct": (
             its.count == 1 and any(gpu.mig_index is not None for gpu in visible)
         ),
-        f"this driver is too old for torch's CUDA {its.cuda}, as said above": too_old,
-        f"CUDA's part of the driver is not here ({its.libcuda}); a container gets it by "
-        "--gpus all and "
-        "NVIDIA_DRIVER_CAPABILITIES=compute,utility, a host by the driver's "
-        "package libcuda1": its.libcuda,
-        f"this user may not read and write {' '.join(closed)}; give it the right, or the "
-        "container the device": closed,
-        "/dev/nvidia-uvm is missing; give the container that device, or load the host's "
-        "module nvidia_uvm": (devices and "nvidia-uvm" not in devices and "dxg" not in devices),
-        "CUDA reads CUDA_VISIBLE_DEVICES otherwise than the driver's list; unset it "
-        "and look again": ("CUDA_VISIBLE_DEVICES" in seen.env),
-        f"{its.error or 'it does not say why'}; recreate the container, and see "
-        "`nvidia-smi` in it and on the host": True,
+        f"this driver is too old for torch's CUDA {its.cuda}; see above": too_old,
+        f"CUDA's part of the driver is missing ({its.libcuda}); a container gets it by --gpus all "
+        "and NVIDIA_DRIVER_CAPABILITIES=compute,utility, a host by the driver's package "
+        "libcuda1": its.libcuda,
+        f"this user may not read and write {' '.join(closed)}; give it the right, or the container "
+        "the device": closed,
+        "/dev/nvidia-uvm is missing; give the container that device, or load the host's module "
+        "nvidia_uvm": (devices and "nvidia-uvm" not in devices and "dxg" not in devices),
+        "CUDA may read CUDA_VISIBLE_DEVICES differently; unset it and run this again": (
+            "CUDA_VISIBLE_DEVICES" in seen.env
+        ),
+        f"{its.error or 'no reason given'}; recreate the container, and see `nvidia-smi` in it and "
+        "on the host": True,
     }
-    return next(words for words, holds in reasons.items() if holds)
+    return next(text for text, applies in reasons.items() if applies)
 
 
 def _gpus_not_given(around: Surroundings) -> str:
     if not around.kernel_module:
         return (
-            f"{around.pci_gpus} NVIDIA GPU(s) on the PCI bus and no driver loaded: to train on "
-            "them, install it on the host"
+            f"{around.pci_gpus} NVIDIA GPU(s) on the PCI bus and no driver loaded: install the "
+            "driver on the host"
         )
     inside = (
-        "this container got none of it: start it with --gpus all (it needs "
+        "this container has no access to it: start it with --gpus all (it needs "
         "nvidia-container-toolkit on the host)"
     )
     missing = (
-        "its libraries are missing: install the driver's packages for programs "
-        "(libnvidia-compute, say)"
+        "its libraries are missing: install the driver's packages for programs, such as "
+        "libnvidia-compute"
     )
     return (
         f"the host runs NVIDIA driver {around.kernel_module} and "
@@ -251,8 +248,8 @@ def _gpus(seen: Examination) -> Rows:
     rows.append(
         (
             "seen",
-            f"by the driver {len(driver.gpus)}, visible {len(driver.visible)}, by "
-            f"torch {its.count}",
+            f"by the driver {len(driver.gpus)}, visible {len(driver.visible)}, by torch "
+            f"{its.count}",
         )
     )
     rows += (
@@ -304,7 +301,7 @@ def _runtime(around: Surroundings) -> Rows:
     return [
         (
             "inside",
-            ", ".join(around.signs) or "nothing that can be told: no container, no scheduler",
+            ", ".join(around.signs) or "no container and no scheduler detected",
         ),
         ("user", f"uid {around.uid}, gid {around.gid}{groups}{named}"),
         ("capabilities", rights),

@@ -141,7 +141,7 @@ def test_a_torch_that_hangs_is_given_up(tmp_path: Path) -> None:
         timeout=60,
     )
     assert verdict_lines(Ended(done.returncode, done.stdout, done.stderr))[-1] == (
-        "- torch gave no answer within 4 s: it waits for the driver, or for a slow disk"
+        "- torch gave no answer within 4 s: check the driver and the disk's speed"
     )
     assert "## environment" in done.stdout
     with pytest.raises(ProcessLookupError):
@@ -161,9 +161,9 @@ def test_a_torch_that_hangs_is_given_up(tmp_path: Path) -> None:
         ),
         (
             "import os, signal; os.kill(os.getpid(), signal.SIGILL)",
-            "torch died of signal 4 (Illegal instruction): it said nothing",
+            "torch was killed by signal 4 (Illegal instruction): no output",
         ),
-        ("import os; os._exit(7)", "torch ended with 7 and no answer: it said nothing"),
+        ("import os; os._exit(7)", "torch exited with code 7 and no answer: no output"),
     ],
 )
 def test_a_torch_that_does_not_start(
@@ -351,7 +351,7 @@ ZERO = "driver sees 2 GPUs, torch sees 0: "
         ),
         (
             torch(error=""),
-            f"{ZERO}it does not say why; recreate the container, and see `nvidia-smi` in "
+            f"{ZERO}no reason given; recreate the container, and see `nvidia-smi` in "
             "it and on the host",
         ),
         (
@@ -360,11 +360,11 @@ ZERO = "driver sees 2 GPUs, torch sees 0: "
         ),
         (
             replace(SEEN, verdict=Verdict(Mode.GATE, (OLD,))),
-            f"{ZERO}this driver is too old for torch's CUDA 13.2, as said above",
+            f"{ZERO}this driver is too old for torch's CUDA 13.2; see above",
         ),
         (
             torch(libcuda=NO_LIBCUDA),
-            f"{ZERO}CUDA's part of the driver is not here ({NO_LIBCUDA}); a container gets "
+            f"{ZERO}CUDA's part of the driver is missing ({NO_LIBCUDA}); a container gets "
             "it by --gpus all and "
             "NVIDIA_DRIVER_CAPABILITIES=compute,utility, a host by the driver's package libcuda1",
         ),
@@ -381,13 +381,12 @@ ZERO = "driver sees 2 GPUs, torch sees 0: "
         (
             replace(driver(visible=GPUS[:1]), env={"CUDA_VISIBLE_DEVICES": "0"}),
             "driver sees 2 GPUs, CUDA_VISIBLE_DEVICES leaves 1, torch sees 0: "
-            "CUDA reads CUDA_VISIBLE_DEVICES otherwise than the driver's list; unset it "
-            "and look again",
+            "CUDA may read CUDA_VISIBLE_DEVICES differently; unset it and run this again",
         ),
         (
             replace(torch(count=1), driver=DriverSays("", True, SLICES, SLICES)),
-            "driver sees 7 GPUs, torch sees 1: CUDA shows a process one MIG slice, so this "
-            "is as it should be",
+            "driver sees 7 GPUs, torch sees 1: CUDA shows a process only one MIG slice, so "
+            "this is correct",
         ),
         (
             replace(torch(count=1), driver=DriverSays("", False)),
@@ -412,7 +411,7 @@ WITHOUT = replace(torch(count=0), driver=DriverSays("no NVIDIA driver here", the
         (
             WITHOUT,
             [
-                "the host runs NVIDIA driver 580.95.05 and this container got none of it: "
+                "the host runs NVIDIA driver 580.95.05 and this container has no access to it: "
                 "start it with --gpus all (it needs nvidia-container-toolkit on the host)"
             ],
         ),
@@ -420,15 +419,12 @@ WITHOUT = replace(torch(count=0), driver=DriverSays("no NVIDIA driver here", the
             replace(WITHOUT, around=replace(AROUND, signs=())),
             [
                 "the host runs NVIDIA driver 580.95.05 and its libraries are missing: "
-                "install the driver's packages for programs (libnvidia-compute, say)"
+                "install the driver's packages for programs, such as libnvidia-compute"
             ],
         ),
         (
             replace(WITHOUT, around=replace(AROUND, kernel_module="")),
-            [
-                "2 NVIDIA GPU(s) on the PCI bus and no driver loaded: to train on them, "
-                "install it on the host"
-            ],
+            ["2 NVIDIA GPU(s) on the PCI bus and no driver loaded: install the driver on the host"],
         ),
         (
             replace(
@@ -436,7 +432,7 @@ WITHOUT = replace(torch(count=0), driver=DriverSays("no NVIDIA driver here", the
             ),
             [
                 "this machine's own name cannot be looked up (Name or service not known), "
-                "and torchrun's processes meet by it: "
+                "and torchrun's processes connect by it: "
                 "add it to /etc/hosts (docker run: leave out --network none, or add --add-host)"
             ],
         ),
