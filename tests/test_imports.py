@@ -51,6 +51,10 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         "entrypoint.cli.health",
         "entrypoint.cli.options",
         "trainer.cli.commands",
+        "trainer.cli.options",
+        "trainer.cli.sweep",
+        "trainer.cli.tasks",
+        "trainer.cli.train",
     },
 }
 

@@ -16,6 +16,7 @@ import pytest
 
 import entrypoint.cli.commands
 import trainer.cli.commands
+import trainer.cli.options
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.nvml import Detection
 from tests.support.commands import Ended, Trainbox, clean_environment
@@ -491,8 +492,8 @@ def test_every_number_is_in_the_table() -> None:
     numeric = (
         click.types.IntParamType,
         click.types.FloatParamType,
-        trainer.cli.commands._Whole,
-        trainer.cli.commands._Number,
+        trainer.cli.options.Whole,
+        trainer.cli.options.Number,
     )
     options = {p.opts[0] for p in trainer.cli.commands.train.params if isinstance(p.type, numeric)}
     assert options == {*WHOLE_NUMBERS, *NUMBERS}
@@ -635,9 +636,8 @@ def test_an_empty_value_in_the_environment_is_no_value(check: Command) -> None:
 )
 def test_a_run_is_a_name_and_no_path(check: Command, name: str) -> None:
     text = refused(check("--run", name))
-    assert (
-        text
-        == f"--run {name!r} is not a folder's name: letters and digits; the place is --runs-dir"
+    assert text == (
+        f"--run {name!r} must be a folder name, not a path: set the parent folder with --runs-dir"
     )
 
 

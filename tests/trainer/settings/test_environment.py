@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.here import Here
-from trainer.cli.commands import _variables, cli
+from trainer.cli.commands import cli
+from trainer.cli.options import variables
 from trainer.errors import WrongUse
 from trainer.settings.environment import HANDED_ON, LAUNCH_NAMES, check_names
 
@@ -17,7 +18,7 @@ _SETTINGS = {
     name
     for command in cli.commands.values()
     for param in command.params
-    for name in _variables(param)
+    for name in variables(param)
 }
 
 
@@ -83,7 +84,7 @@ def test_the_launchers_own_names_are_those_of_its_options() -> None:
         name
         for verb in verbs
         for param in verb.params
-        for name in _variables(param)
+        for name in variables(param)
         if not name.startswith("TRAINBOX_")
     }
     assert read | {"TASK"} == set(LAUNCH_NAMES)

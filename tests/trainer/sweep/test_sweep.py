@@ -640,10 +640,10 @@ def test_a_gpu_that_cannot_be_used_is_set_aside_before_it_costs_a_trial(sweeps: 
         ),
         (["--range", "nosuch=1:2"], "has no field nosuch"),
         (["--range", "batch-size=-3:2"], "-3 is not a whole number from 1"),
-        (["--name", "a/b"], "--name 'a/b' is not a folder's name"),
+        (["--name", "a/b"], "--name 'a/b' must be a folder name"),
         (
             ["--run", "r"],
-            "--run and --resume are for one training: a sweep has --name, and always goes on",
+            "--run and --resume are for one training: use --name; a sweep always resumes",
         ),
         (
             ["--sampler", "tpe"],

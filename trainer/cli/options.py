@@ -1,0 +1,386 @@
+"""The options of `train` and `sweep`: their types, one table, and the settings that they give."""
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainer.errors import WrongUse
+from trainer.settings.config import load_config_file
+from trainer.settings.environment import PREFIX, check_names
+from trainer.settings.optimizers import OPTIMIZERS
+from trainer.settings.task_source import overruled
+from trainer.system.streams import message
+from trainer.task import locate, parse_fields, static_fields
+
+
+class Number(click.ParamType[float]):
+    """A finite number above `low`, or from `low` on; click's ranges accept NaN."""
+
+    name = "number"
+
+    def __init__(self, low: float, open_low: bool = True, high: float = math.inf) -> None:
+        self.low, self.open_low, self.high = low, open_low, high
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        if not math.isfinite(number) or number < self.low or (self.open_low and number == self.low):
+            self.fail(
+                f"{value} is not a finite number {'above' if self.open_low else 'from'} "
+                f"{self.low:g}",
+                param,
+                ctx,
+            )
+        if number > self.high:
+            self.fail(f"{value} is more than {self.high:g}", param, ctx)
+        return number
+
+
+class Whole(click.ParamType[int]):
+    """A whole number from `low` to `high`, by default up to the largest that a float can count."""
+
+    name = "whole number"
+
+    def __init__(self, low: int, high: int = 2**53) -> None:
+        self.low, self.high = low, high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            number = int(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number", param, ctx)
+        if not self.low <= number <= self.high:
+            self.fail(f"{value} is not a whole number from {self.low} to {self.high}", param, ctx)
+        return number
+
+
+COUNT = Whole(1)
+
+
+def _read_config_file(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
+    if path is not None:
+        settings = load_config_file(path)
+        ctx.meta["fields"] = settings.pop("fields", {})
+        # As text, so that a value is parsed as on the command line: 1.5 epochs are refused.
+        ctx.default_map = {
+            name: str(value) for name, value in settings.items() if value is not None
+        }
+
+
+def make_option(*names: str, **attributes: Any) -> Any:
+    """Return an option with its environment name: `--batch-size` is TRAINBOX_BATCH_SIZE."""
+    variable = PREFIX + names[0].split("/")[0].lstrip("-").replace("-", "_").upper()
+    return click.option(*names, envvar=[*attributes.pop("also", []), variable], **attributes)
+
+
+_OPTIONS = [
+    click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        envvar="TRAINBOX_CONFIG",
+        is_eager=True,
+        expose_value=False,
+        callback=_read_config_file,
+        help="JSON file of settings, such as a run's config.json; other options override it.",
+    ),
+    make_option(
+        "--set",
+        "pairs",
+        multiple=True,
+        metavar="NAME=VALUE",
+        also=["SET"],
+        help="A field of the task; repeatable.",
+    ),
+    make_option(
+        "--epochs",
+        type=COUNT,
+        metavar="N",
+        help="Passes over the training set. Default: the task's.",
+    ),
+    make_option(
+        "--max-steps", type=COUNT, metavar="N", help="Optimizer steps, instead of --epochs."
+    ),
+    make_option(
+        "--batch-size",
+        type=COUNT,
+        metavar="N",
+        help="Examples per optimizer step, over all GPUs. Default: the task's.",
+    ),
+    make_option(
+        "--batch-size-per-gpu", type=COUNT, metavar="N", help="The same, for each process."
+    ),
+    make_option(
+        "--accumulation",
+        type=COUNT,
+        metavar="N",
+        help="Micro-batches per step on each GPU. Default: 1, and more if the first steps do not "
+        "fit.",
+    ),
+    make_option(
+        "--shards",
+        type=COUNT,
+        metavar="V",
+        help="Shards of a batch: the same bits on 1 to V processes. Default: the number of "
+        "processes of the run's first start.",
+    ),
+    make_option(
+        "--threads",
+        type=Whole(1, 1024),
+        metavar="N",
+        help="CPU threads per process; they change bits, so a run keeps them. Default: its share "
+        "of the CPUs.",
+    ),
+    make_option(
+        "--lr", "learning_rate", type=Number(0), help="Peak learning rate. Default: the task's."
+    ),
+    make_option(
+        "--lr-scaling",
+        type=click.Choice(["none", "linear", "sqrt"]),
+        default="none",
+        help="Scale --lr with the batch size. Default: none.",
+    ),
+    make_option(
+        "--base-batch-size",
+        type=COUNT,
+        metavar="N",
+        default=256,
+        help="Batch size that --lr is for. Default: 256.",
+    ),
+    make_option(
+        "--warmup-epochs",
+        type=Number(0, open_low=False, high=1e9),
+        default=0.0,
+        help="Epochs of linear warm-up. Default: 0.",
+    ),
+    make_option(
+        "--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", help="Default: adamw."
+    ),
+    make_option("--weight-decay", type=Number(0, open_low=False), help="Default: the optimizer's."),
+    make_option("--clip-norm", type=Number(0), help="Largest gradient norm. Default: no limit."),
+    make_option(
+        "--skip-nonfinite",
+        type=Whole(0),
+        metavar="N",
+        default=0,
+        help="Skip up to N steps in a row whose gradient is not finite. Default: 0, which ends the "
+        "training at the first.",
+    ),
+    make_option(
+        "--precision",
+        type=click.Choice(["fp32", "tf32", "bf16", "fp16"]),
+        help="Default: bf16 on Ampere or newer, fp16 on older GPUs, fp32 elsewhere.",
+    ),
+    make_option(
+        "--eval-every",
+        type=COUNT,
+        metavar="N",
+        default=1,
+        help="Epochs between validations. Default: 1.",
+    ),
+    make_option(
+        "--best-by",
+        metavar="METRIC",
+        help="Metric of the best checkpoint: accuracy, min:loss. Default: the task's.",
+    ),
+    make_option(
+        "--early-stopping", metavar="METRIC", help="Stop when this metric no longer improves."
+    ),
+    make_option(
+        "--patience",
+        type=COUNT,
+        metavar="N",
+        default=5,
+        help="Validations to wait for an improvement. Default: 5.",
+    ),
+    make_option(
+        "--checkpoint-steps",
+        type=COUNT,
+        metavar="N",
+        help="Steps between checkpoints, in addition to --checkpoint-minutes.",
+    ),
+    make_option(
+        "--checkpoint-minutes",
+        type=Number(0),
+        default=5.0,
+        help="Minutes between checkpoints. Default: 5.",
+    ),
+    make_option(
+        "--keep",
+        type=COUNT,
+        metavar="N",
+        default=3,
+        help="Newest checkpoints to keep, in addition to the best. Default: 3.",
+    ),
+    make_option(
+        "--log-steps",
+        type=COUNT,
+        metavar="N",
+        default=50,
+        help="Steps between entries in metrics.jsonl. Default: 50.",
+    ),
+    make_option(
+        "--digest-steps",
+        type=COUNT,
+        metavar="N",
+        help="Steps between entries in digests.jsonl. Default: one epoch.",
+    ),
+    make_option(
+        "--workers",
+        type=Whole(0, 1024),
+        metavar="N",
+        help="Loader workers per process, for data that is not in memory.",
+    ),
+    make_option("--seed", type=Whole(0, 2**63 - 1), metavar="N", default=0, help="Default: 0."),
+    make_option(
+        "--deterministic/--fast",
+        default=True,
+        help="The same bits each time (default), or the fastest kernels.",
+    ),
+    make_option(
+        "--compile/--no-compile", default=False, help="torch.compile the model; needs a C compiler."
+    ),
+    make_option(
+        "--runs-dir",
+        type=click.Path(readable=False, path_type=Path),
+        default=Path("runs"),
+        help="Default: runs.",
+    ),
+    make_option(
+        "--run",
+        metavar="NAME",
+        help="The run's folder in --runs-dir. Default: the task and a digest of the settings.",
+    ),
+    make_option(
+        "--data-dir",
+        type=click.Path(path_type=Path),
+        default=Path("data"),
+        help="Folder of the datasets. Default: data.",
+    ),
+    make_option(
+        "--resume",
+        type=click.Choice(["auto", "never", "anyway"]),
+        default="auto",
+        help="auto: resume from the run's newest checkpoint. never: refuse a run that has one. "
+        "anyway: resume even if the software, the hardware, the data or the task changed.",
+    ),
+]
+
+
+def training_options(command: Any) -> Any:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def print_options(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    """Print the options alone, for the page of `trainbox train --help`."""
+    if value:
+        formatter = ctx.make_formatter()
+        with formatter.section(
+            "Training options, each also as TRAINBOX_NAME in the environment (--epochs: "
+            "TRAINBOX_EPOCHS)"
+        ):
+            options = [
+                p for p in ctx.command.params if isinstance(p, click.Option) and p.name != "device"
+            ]
+            formatter.write_dl(
+                [record for option in options if (record := option.get_help_record(ctx))]
+            )
+        click.echo(formatter.getvalue().rstrip())
+        ctx.exit()
+
+
+class Verb(click.Command):
+    """A verb that refuses misspelt names in the environment, except with `--help`."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        root = ctx.find_root().command
+        assert isinstance(root, click.Group)
+        check_names(
+            os.environ,
+            {
+                name
+                for command in root.commands.values()
+                for p in command.params
+                for name in variables(p)
+            },
+        )
+        return super().invoke(ctx)
+
+
+def variables(param: click.Parameter) -> Sequence[str]:
+    """Return the environment variables of the option."""
+    return [param.envvar] if isinstance(param.envvar, str) else param.envvar or []
+
+
+def report_environment() -> None:
+    """Print the environment variables that set an option, for the launcher, which shows them."""
+    ctx = click.get_current_context()
+    names = [
+        next(name for name in variables(param) if os.environ.get(name))
+        for param in ctx.command.params
+        if param.name
+        and ctx.get_parameter_source(param.name) is click.core.ParameterSource.ENVIRONMENT
+    ]
+    click.echo()  # ends a line that a task may have begun
+    click.echo(" ".join(name for name in names if name != "TRAINBOX_DEVICE"))
+
+
+def without_replaced(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings without those of the --config file that an option replaces.
+
+    --max-steps replaces the file's epochs, and --batch-size-per-gpu its batch size, and vice versa.
+    """
+    ctx = click.get_current_context()
+    source, from_file = ctx.get_parameter_source, click.core.ParameterSource.DEFAULT_MAP
+    for one, other in (("epochs", "max_steps"), ("batch_size", "batch_size_per_gpu")):
+        for kept, dropped in ((one, other), (other, one)):
+            if (
+                settings[kept] is not None
+                and source(kept) != from_file
+                and source(dropped) == from_file
+            ):
+                settings = settings | {dropped: None}
+    return settings
+
+
+def task_fields(task: str, pairs: tuple[str, ...]) -> dict[str, Any]:
+    """Return the task's fields from --config and --set, checked against its source if that can be
+    read.
+    """
+    given = dict(click.get_current_context().meta.get("fields", {}))
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise WrongUse(f"--set {pair}: write NAME=VALUE, as in --set width=64")
+        given[name] = value
+    fields = static_fields(task)
+    return given if fields is None else parse_fields(task, fields, given)
+
+
+def warn_of_overruled_imports(task: str) -> None:
+    """Warn of imports that other modules replace; called in the launcher's check, not in ranks."""
+    place, _ = locate(task)
+    for line in overruled(place):
+        click.echo(message(line), err=True)
+
+
+def check_run_name(run: str | None, option: str = "--run") -> None:
+    if run is not None and (
+        run != Path(run).name
+        or run.startswith(".")
+        or not run.isprintable()
+        or len(os.fsencode(run)) > 255
+    ):
+        raise WrongUse(
+            f"{option} {run!r} must be a folder name, not a path: "
+            "set the parent folder with --runs-dir"
+        )

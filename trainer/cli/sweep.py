@@ -1,0 +1,306 @@
+"""`sweep` and `sweep show`."""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from trainer.cli.options import (
+    COUNT,
+    Number,
+    Verb,
+    Whole,
+    check_run_name,
+    make_option,
+    print_options,
+    report_environment,
+    task_fields,
+    training_options,
+    warn_of_overruled_imports,
+    without_replaced,
+)
+from trainer.errors import WrongUse
+from trainer.settings.config import Config, check
+from trainer.sweep import grid
+from trainer.system.signals import StopRequest
+from trainer.task import load_task, loaded_fields, parse_fields, static_fields
+
+_CHECKED_TRIALS = 10_000
+
+
+_SWEEP_OPTIONS = [
+    make_option(
+        "--seeds",
+        type=COUNT,
+        metavar="N",
+        default=1,
+        help="Trials of each combination, with seeds from --seed on. Default: 1.",
+    ),
+    make_option(
+        "--grid",
+        "grids",
+        multiple=True,
+        metavar="NAME=A,B,C",
+        help="Values of a field or an option; repeatable.",
+    ),
+    make_option(
+        "--range",
+        "ranges",
+        multiple=True,
+        metavar="NAME=LOW:HIGH[:log]",
+        help="Range that a sampler draws from; repeatable.",
+    ),
+    make_option(
+        "--sampler",
+        type=click.Choice(["grid", "random", "tpe"]),
+        default="grid",
+        help="Default: grid, which trains all combinations.",
+    ),
+    make_option("--trials", type=COUNT, metavar="N", help="Number of trials that a sampler draws."),
+    make_option(
+        "--metric", metavar="METRIC", help="Metric that ranks the trials: accuracy, min:loss."
+    ),
+    make_option(
+        "--pruner",
+        type=click.Choice(["none", "median"]),
+        default="none",
+        help="median: stop trials that are worse than the median. Default: none.",
+    ),
+    make_option(
+        "--retries",
+        type=Whole(0),
+        metavar="N",
+        default=1,
+        help="Retries of a failed trial, on another GPU. Default: 1.",
+    ),
+    make_option(
+        "--retry-failed", is_flag=True, help="Train trials again that failed after all retries."
+    ),
+    make_option(
+        "--trial-minutes",
+        type=Number(0),
+        metavar="N",
+        help="Stop a trial that takes longer, as failed. Default: no limit.",
+    ),
+    make_option(
+        "--name",
+        metavar="NAME",
+        help="The sweep's folder in --runs-dir. Default: the task and a digest.",
+    ),
+    make_option(
+        "--storage",
+        metavar="URL",
+        help="Database of the study. Default: a journal in the sweep's folder.",
+    ),
+    make_option(
+        "--worker",
+        is_flag=True,
+        help="Join the sweep of another machine: wait for it, and print no table.",
+    ),
+]
+
+
+def _sweep_options(command: Any) -> Any:
+    for option in reversed(_SWEEP_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command(cls=Verb)
+@click.argument("task", envvar="TASK", default="digits")
+@_sweep_options
+@training_options
+@make_option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "mps", "cpu"]),
+    default="auto",
+    help="Default: auto.",
+)
+@click.option("--check", "only_check", is_flag=True, hidden=True)
+@click.option(
+    "--device-on-stdin",
+    is_flag=True,
+    hidden=True,
+    help="For the launcher, which decides it meanwhile.",
+)
+@click.option(
+    "--help-options",
+    is_flag=True,
+    hidden=True,
+    is_eager=True,
+    expose_value=False,
+    callback=print_options,
+)
+def sweep(
+    task: str,
+    pairs: tuple[str, ...],
+    grids: tuple[str, ...],
+    ranges: tuple[str, ...],
+    seeds: int,
+    sampler: str,
+    trials: int | None,
+    metric: str | None,
+    pruner: str,
+    retries: int,
+    retry_failed: bool,
+    trial_minutes: float | None,
+    name: str | None,
+    storage: str | None,
+    worker: bool,
+    runs_dir: Path,
+    run: str | None,
+    data_dir: Path,
+    resume: str,
+    device: str,
+    only_check: bool,
+    device_on_stdin: bool,
+    **settings: Any,
+) -> None:
+    """Train TASK once for each combination and seed, each on a GPU of its own."""
+    if device_on_stdin:
+        device = sys.stdin.readline().strip() or device
+    if run is not None or resume != "auto":
+        raise WrongUse(
+            "--run and --resume are for one training: use --name; a sweep always resumes"
+        )
+    config = Config(task=task, fields=task_fields(task, pairs), **without_replaced(settings))
+    check(config, device)
+    check_run_name(name, "--name")
+    ctx = click.get_current_context()
+    asked = grid.Sweep(
+        config,
+        _once("--grid", [_values(ctx, task, text) for text in grids], config),
+        _once("--range", [_range(ctx, task, text) for text in ranges], config),
+        seeds,
+        sampler,
+        trials,
+        metric,
+        pruner,
+    )
+    grid.check(asked)
+    for number in range(min(_CHECKED_TRIALS, asked.total) if sampler == "grid" else 0):
+        check(asked.trial_config(asked.point(number), config.seed), device)
+    if only_check:
+        warn_of_overruled_imports(task)
+        report_environment()
+        return
+    stop = StopRequest.install()
+    from trainer.sweep.runner import Limits, run_sweep
+
+    run_sweep(
+        asked,
+        runs_dir,
+        name,
+        storage,
+        data_dir,
+        Limits(retries, trial_minutes),
+        retry_failed,
+        worker,
+        stop,
+    )
+
+
+class _Show(Verb):
+    """A verb that the user types as `trainbox sweep show`."""
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage("trainbox sweep show", " ".join(self.collect_usage_pieces(ctx)))
+
+
+@click.command("sweep-show", cls=_Show)
+@click.argument("name")
+@make_option(
+    "--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), help="Default: runs."
+)
+@make_option("--storage", metavar="URL", help="The study's database, if it has one.")
+@click.option(
+    "--metric",
+    metavar="NAME",
+    help="Default: the metric that ranks the sweep's trials, or the first of the trials.",
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print all trials and metrics as CSV.")
+@click.option(
+    "--figure",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a figure to this file instead: .png, .svg or .pdf.",
+)
+def sweep_show(
+    name: str,
+    runs_dir: Path,
+    storage: str | None,
+    metric: str | None,
+    as_csv: bool,
+    figure: Path | None,
+) -> None:
+    """Print the results so far of the sweep NAME (its folder, or its name in --runs-dir).
+
+    \b
+    Examples:
+      trainbox sweep show digits-sweep-7d2c1a90
+      trainbox sweep show digits-sweep-7d2c1a90 --csv > trials.csv
+      trainbox sweep show digits-sweep-7d2c1a90 --metric macro_f1 --figure sweep.png
+    """
+    folder = Path(name) if (Path(name) / "study.journal").is_file() else runs_dir / name
+    from trainer.sweep.runner import show
+
+    click.echo(show(folder, storage, metric, as_csv, figure), nl=not as_csv)
+
+
+def _values(ctx: click.Context, task: str, text: str) -> tuple[str, list[grid.Value]]:
+    """(name, values) of a --grid."""
+    written, texts = grid.parse_grid(text)
+    name, values = _converted(ctx, task, f"--grid {text}", written, texts)
+    return name, grid.choices(text, values)
+
+
+def _range(ctx: click.Context, task: str, text: str) -> tuple[str, grid.Range]:
+    """(name, range) of a --range; whole numbers where the setting is one."""
+    written, low, high, log = grid.parse_range(text)
+    name, ends = _converted(ctx, task, f"--range {text}", written, [low, high])
+    return name, grid.between(text, ends[0], ends[1], log)
+
+
+def _converted(
+    ctx: click.Context, task: str, given: str, written: str, texts: Sequence[str]
+) -> tuple[str, list[grid.Value]]:
+    """The name of a field or of a setting (`lr` is learning_rate), and its values, checked as --set
+    and the options are.
+    """
+    fields = static_fields(task)
+    if fields is None:
+        fields = loaded_fields(type(load_task(task, {})))
+    flag = f"--{written.replace('_', '-')}"
+    option = next(
+        (p for p in ctx.command.params if flag in p.opts and p.name and grid.is_setting(p.name)),
+        None,
+    )
+    if any(field.name == written for field in fields):
+        if grid.is_setting(written):
+            raise WrongUse(
+                f"{given}: task {task} has a field of the name of an option, {written}: "
+                "give the field another name"
+            )
+        option = None
+    if option is None or option.name is None:
+        optional = [dataclasses.replace(field, default=None) for field in fields]
+        return written, [parse_fields(task, optional, {written: text})[written] for text in texts]
+    if getattr(option, "is_flag", False):
+        raise WrongUse(f"{given}: {flag} is a switch; a sweep needs values")
+    if ctx.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE:
+        raise WrongUse(f"{given}: {flag} is given a value of its own as well: drop one")
+    return option.name, [option.type_cast_value(ctx, text) for text in texts]
+
+
+_T = TypeVar("_T")
+
+
+def _once(option: str, named: Sequence[tuple[str, _T]], config: Config) -> dict[str, _T]:
+    """By name; each once, and none that --set gives as well."""
+    for number, (name, _) in enumerate(named):
+        if name in dict(named[:number]) or name in config.fields:
+            raise WrongUse(f"{option} {name}=...: {name} is given twice: drop one")
+    return dict(named)

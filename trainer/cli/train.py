@@ -1,0 +1,189 @@
+"""`train` and `verify`: check the arguments before torch is imported, then run a session."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainer.cli.options import (
+    COUNT,
+    Number,
+    Verb,
+    check_run_name,
+    make_option,
+    print_options,
+    report_environment,
+    task_fields,
+    training_options,
+    warn_of_overruled_imports,
+    without_replaced,
+)
+from trainer.errors import WrongUse
+from trainer.parallel.strategy import STRATEGIES
+from trainer.settings.config import Config, check
+from trainer.system.signals import StopRequest
+
+
+@click.command(cls=Verb)
+@click.argument("task", envvar="TASK", default="digits")
+@training_options
+@make_option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "mps", "cpu"]),
+    default="auto",
+    help="Default: auto.",
+)
+@click.option("--check", "only_check", is_flag=True, hidden=True)
+@click.option(
+    "--device-on-stdin",
+    is_flag=True,
+    hidden=True,
+    help="And the strategy: the launcher decides them meanwhile.",
+)
+@click.option(
+    "--measure-seconds",
+    type=Number(0),
+    hidden=True,
+    help="For `trainbox bench`: measure, then end.",
+)
+@click.option(
+    "--help-options",
+    is_flag=True,
+    hidden=True,
+    is_eager=True,
+    expose_value=False,
+    callback=print_options,
+)
+def train(
+    task: str,
+    pairs: tuple[str, ...],
+    runs_dir: Path,
+    run: str | None,
+    data_dir: Path,
+    resume: str,
+    device: str,
+    only_check: bool,
+    device_on_stdin: bool,
+    measure_seconds: float | None,
+    **settings: Any,
+) -> None:
+    """Train TASK: a built-in name, file.py:Class or module:Class.
+
+    \b
+    Examples:
+      trainbox train digits --epochs 5 --device cpu
+      trainbox train my.py:Gestures --set width=64
+    """
+    if device_on_stdin:
+        device = sys.stdin.readline().strip() or device
+    config = Config(task=task, fields=task_fields(task, pairs), **without_replaced(settings))
+    check(config, device)
+    if device_on_stdin and (strategy := sys.stdin.readline().strip()):
+        STRATEGIES[strategy].check(config)
+    check_run_name(run)
+    if config.compile and not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        raise WrongUse(
+            "--compile needs a C compiler, and there is none on PATH: install one, or "
+            "drop --compile"
+        )
+    if only_check:
+        warn_of_overruled_imports(task)
+        report_environment()
+        return
+    stop = StopRequest.install()
+    from trainer.session import train_task
+
+    train_task(config, stop, device, runs_dir, run, data_dir, resume, measure_s=measure_seconds)
+
+
+@click.command(cls=Verb)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("other", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--steps", type=COUNT, metavar="N", help="Repeat the first N steps. Default: the whole run."
+)
+@make_option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    default=Path("data"),
+    help="Folder of the datasets. Default: data.",
+)
+@make_option(
+    "--device",
+    type=click.Choice(["auto", "cuda", "mps", "cpu"]),
+    default="auto",
+    help="Default: auto.",
+)
+@click.option("--check", "only_check", is_flag=True, hidden=True)
+@click.option("--device-on-stdin", is_flag=True, hidden=True)
+def verify(
+    run: Path,
+    other: Path | None,
+    steps: int | None,
+    data_dir: Path,
+    device: str,
+    only_check: bool,
+    device_on_stdin: bool,
+) -> None:
+    """Repeat RUN and compare the digests, or compare RUN with the run OTHER without training.
+
+    If they differ, the exit code is 8, and the message names the first step and tensor.
+
+    \b
+    Examples:
+      trainbox verify runs/digits-7d2c1a90
+      trainbox verify runs/digits-7d2c1a90 --steps 100
+      trainbox verify runs/digits-7d2c1a90 runs/digits-7d2c1a90-replay
+    """
+    if other is not None:
+        _compare(run, other)
+        return
+    if device_on_stdin:
+        device = sys.stdin.readline().strip() or device
+    for name in ("config.json", "manifest.json", "digests.jsonl"):
+        if not (run / name).is_file():
+            raise WrongUse(
+                f"verify {run}: no {name} there: give the folder of a run, such as "
+                "runs/digits-7d2c1a90"
+            )
+    if only_check:
+        report_environment()
+        return
+    stop = StopRequest.install()
+    from trainer.session import verify_run
+
+    verify_run(run, steps, stop, device, data_dir)
+
+
+def _compare(one: Path, other: Path) -> None:
+    """Print that two runs have the same bits, with their differences in settings.
+
+    Raises:
+        WrongUse: a folder is not a run, or both are the same folder.
+        Differs: the digests differ, or a run's files contradict each other.
+    """
+    from trainer.records.compare import (  # their patterns take milliseconds to compile
+        in_words,
+        manifest_differences,
+    )
+    from trainer.records.evidence import Evidence, verdict
+
+    for run in (one, other):
+        for name in ("digests.jsonl", "manifest.json"):
+            if not (run / name).is_file():
+                raise WrongUse(f"verify {run}: no {name} there: give the folders of two runs")
+    if one.samefile(other):
+        raise WrongUse(
+            f"verify {one} {other}: both are the same folder: give the folders of two runs"
+        )
+    runs = [Evidence.of(run) for run in (one, other)]
+    from trainer.records.shipped import check_files
+
+    a, b = (check_files(run) for run in runs)
+    same = verdict(a, b, in_words(manifest_differences(a.manifest, b.manifest)))
+    # Entries have a time: equal files are copies, not two trainings.
+    copied = bool(a.metrics) and a.metrics == b.metrics
+    note = f"; {other} is a copy of {one}: this is one training, compared with itself"
+    click.echo(same + (note if copied else ""))
