@@ -55,4 +55,4 @@ def _seconds(task: Task, steps: int, deterministic: bool) -> float:
         fit(job, StopRequest())
         run.close()
     torch.set_deterministic_debug_mode("default")
-    return job.progress.train_seconds
+    return job.state.progress.train_seconds

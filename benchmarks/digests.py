@@ -9,9 +9,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from benchmarks.loop import RandomMnist
-from trainer.loop import fit as loop
 from trainer.loop.build import build, settle
-from trainer.loop.state import Job
+from trainer.loop.digests import DigestLog
+from trainer.loop.fit import fit
 from trainer.parallel.strategy import join
 from trainer.records.run_log import RunLog
 from trainer.settings.config import Config
@@ -36,11 +36,11 @@ def measure() -> Iterator[str]:
 def _trained(task: Task, epochs: int) -> tuple[float, float]:
     """Median seconds of an epoch's training and of its digests."""
     times: list[float] = []
-    record = loop._record_digests
+    record = DigestLog.record
 
-    def timed(job: Job, kind: str) -> None:
+    def timed(log: DigestLog, kind: str) -> None:
         begin = time.perf_counter()
-        record(job, kind)
+        record(log, kind)
         times.append(time.perf_counter() - begin)
 
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
@@ -49,10 +49,10 @@ def _trained(task: Task, epochs: int) -> tuple[float, float]:
         config = settle(Config(epochs=epochs), task, strategy, run)
         job = build(config, task, strategy, run, Path(folder))
         run.begin(0, 0, job.schedule)
-        loop._record_digests = timed
+        DigestLog.record = timed  # type: ignore[method-assign,assignment]
         try:
-            loop.fit(job, StopRequest())
+            fit(job, StopRequest())
         finally:
-            loop._record_digests = record
+            DigestLog.record = record  # type: ignore[method-assign]
         run.close()
-    return job.progress.train_seconds / epochs, statistics.median(times)
+    return job.state.progress.train_seconds / epochs, statistics.median(times)

@@ -112,11 +112,11 @@ def train_task(
             did_not_fit: list[str] = []
             while True:
                 job = build(settled, task, strategy, run, data_dir)
-                job.until_step, job.validated, job.swept = until_step, validated, swept
+                job.until_step = until_step
                 meter = Meter(job, measure_s) if measure_s else None
                 _resume(job, resume)
                 try:
-                    _start(job, stop, resume, did_not_fit)
+                    _start(job, stop, resume, did_not_fit, validated, swept)
                     if meter is not None:
                         meter.write()
                     break
@@ -125,7 +125,7 @@ def train_task(
                 finally:
                     job.checkpoints.finish()
                 smaller = in_smaller_parts(
-                    settled, job.model, found, _why_parts_stay(job, config, resume)
+                    settled, job.state.model, found, _why_parts_stay(job, config, resume)
                 )
                 did_not_fit.append(f"{found} with {examples_at_once(settled)} examples at once")
                 settled = smaller
@@ -135,7 +135,7 @@ def train_task(
         world.leave()
         _, chosen = split_metric(settled.best_by, "--best-by")
         metrics = dict(
-            sorted(job.progress.best_metrics.items(), key=lambda item: item[0] != chosen)
+            sorted(job.state.progress.best_metrics.items(), key=lambda item: item[0] != chosen)
         )
         return {**metrics, "samples_per_second": samples_per_second(job)}
 
@@ -291,9 +291,9 @@ def _resume(job: Job, resume: str) -> None:
             f"--resume never, and {job.run.path} holds a checkpoint of step {step}: "
             "choose another --run name, or remove the folder"
         )
-    job.restore(job.checkpoints.load(step))
-    if job.world.is_first and job.progress.best_step is not None:
-        job.checkpoints.restore_best(job.progress.best_step)
+    job.state.restore(job.checkpoints.load(step), job.strategy, job.run.path)
+    if job.world.is_first and job.state.progress.best_step is not None:
+        job.checkpoints.restore_best(job.state.progress.best_step)
 
 
 def _newest(job: Job, anyway: bool) -> int | None:
@@ -344,14 +344,21 @@ def _why_parts_stay(job: Job, asked: Config, resume: str) -> str | None:
     return None
 
 
-def _start(job: Job, stop: StopRequest, resume: str, did_not_fit: Sequence[str]) -> None:
+def _start(
+    job: Job,
+    stop: StopRequest,
+    resume: str,
+    did_not_fit: Sequence[str],
+    validated: Callable[[int, Mapping[str, float]], None] | None,
+    swept: Sequence[str],
+) -> None:
     """Write down what is about to be done, do it, and close with what came out.
 
     Raises:
         DoesNotFit: not even the first steps could be done; `did_not_fit` tells of those tried
             before.
     """
-    run, progress = job.run, job.progress
+    run, progress = job.run, job.state.progress
     first_step = progress.step
     complete = (
         progress.step >= job.schedule.total_steps and progress.evaluated_step == progress.step
@@ -376,9 +383,9 @@ def _start(job: Job, stop: StopRequest, resume: str, did_not_fit: Sequence[str])
         run.begin(first_step, progress.evaluated_step, job.schedule)
         with all_fit(job.strategy):
             try_task(job)
-        fit(job, stop)
+        fit(job, stop, validated)
         run.board.hyperparameters(
-            job.config, job.progress.best_step or 0, job.progress.best_metrics, job.swept
+            job.config, job.state.progress.best_step or 0, job.state.progress.best_metrics, swept
         )
     run.end_progress()
     closing(job)
@@ -434,7 +441,7 @@ def _describe(
     Raises:
         Changed: what changes bits is not as it was at the run's start.
     """
-    step, run = job.progress.step, job.run
+    step, run = job.state.progress.step, job.run
     settings = {
         n: v
         for n, v in dataclasses.asdict(_stored(job)).items()

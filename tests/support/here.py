@@ -39,7 +39,7 @@ class StopAfter(StopRequest):
         self.left = steps
 
     def __bool__(self) -> bool:
-        if sys._getframe(1).f_code.co_name != "_save_or_stop":
+        if sys._getframe(1).f_code.co_name != "save_or_stop":
             return self.signal_name is not None  # a validation asks too
         self.left -= 1
         if self.left <= 0:

@@ -922,13 +922,13 @@ def test_a_run_that_never_had_a_checkpoint_restarts_and_says_so(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a SIGKILL: nothing could be saved."""
-    from trainer.loop import fit
+    from trainer.loop.saving import Saving
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(fit, "_save_and_stop", killed)
+        patch.setattr(Saving, "save_and_stop", killed)
         with pytest.raises(KeyboardInterrupt):
             here.train(stop=StopAfter(4), log_steps=1)
     assert here.steps() == []

@@ -19,7 +19,7 @@ from trainer.loop import compiler
 from trainer.loop.attributes import Attributes
 from trainer.loop.losses import LossModule
 from trainer.loop.out_of_memory import examples_at_once
-from trainer.loop.state import Job, Stopwatch
+from trainer.loop.state import Job, TrainState
 from trainer.loop.task_checks import (
     check_task,
     checked_dataset,
@@ -176,19 +176,20 @@ def build(config: Settings, task: Task, strategy: Strategy, run: RunLog, data_di
         checkpoints=Checkpoints(
             run.path / "checkpoints", config.keep, run.writes, run.say, strategy.gathers_states
         ),
-        model=model,
+        state=TrainState(
+            model=model,
+            optimizer=optimizer,
+            scaler=torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16"),
+            running=RunningLosses(
+                world, [len(world.owned_by(r, config.shards)) * config.accumulation for r in ranks]
+            ),
+        ),
         loss_module=loss_module,
-        optimizer=optimizer,
-        scaler=torch.amp.GradScaler(world.device.type, enabled=config.precision == "fp16"),
         autocast_dtype=autocast_dtype,
         train=train,
         evaluation=EvaluationBatches(validation, size, own, world.device, workers),
         schedule=schedule,
         workers=workers,
-        watch=Stopwatch(),
-        running=RunningLosses(
-            world, [len(world.owned_by(r, config.shards)) * config.accumulation for r in ranks]
-        ),
         reduction=Reduction(
             world, config.shards, config.accumulation, model, strategy.summed_parameters(model)
         ),

@@ -23,7 +23,7 @@ def check_unchanged(job: Job) -> None:
     if lost := {name: text for lost, _ in found for name, text in lost.items()}:
         if job.config.deterministic:
             raise WrongUse(
-                f"task {type(job.task).__name__}: by step {job.progress.step} it has "
+                f"task {type(job.task).__name__}: by step {job.state.progress.step} it has "
                 f"changed {next(iter(lost.values()))}"
             )
         _report(job, lost.keys() - job.attributes.reported)
@@ -35,7 +35,7 @@ def _report(job: Job, names: set[str]) -> None:
     if names:
         job.attributes.reported |= names
         job.run.say(
-            f"step {job.progress.step}: task {type(job.task).__name__} has changed "
+            f"step {job.state.progress.step}: task {type(job.task).__name__} has changed "
             f"{', '.join(sorted(names))}, which "
             "checkpoints leave out: a resumed run may get other bits"
         )

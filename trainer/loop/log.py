@@ -1,9 +1,8 @@
-"""One entry of the training's log: the mean losses since the last one, speed, and warnings of what
-is not as it should be.
-"""
+"""The log of a training: mean losses, speed, and warnings of what slows or harms the training."""
 
 import math
 import statistics
+from collections import deque
 
 import torch
 from torch import Tensor
@@ -12,116 +11,135 @@ from trainer.errors import NotFinite
 from trainer.loop.state import Job
 from trainer.records.gpu_figures import gpu_figures
 
-_SPIKE = 10.0  # times the median of the entries before
-_FEW_ENTRIES = 5  # tell nothing of what is usual
-_SLOW_NETWORK, _SLOW_FOR_S = 0.5, 10.0  # the share of the time of entries in a row
+_SPIKE = 10.0  # a loss that is this many times the median of the recent entries
+_RECENT_ENTRIES = 20
+_FEW_ENTRIES = 5  # fewer entries do not show what is usual
+# The least share of the time that the exchange takes, for so many seconds of entries in a row.
+_SLOW_NETWORK, _SLOW_FOR_S = 0.5, 10.0
 
 
-def write_entry(job: Job, norm: Tensor) -> None:
-    """Write it; `norm` is the gradient's. All processes must call it.
+class TrainingLog:
+    """The entries of one training, and what the warnings remember of the previous entries."""
 
-    Raises:
-        NotFinite: a loss or the gradient is not.
-    """
-    progress = job.progress
-    if not job.running.steps:
-        return  # each step since the last entry was skipped
-    losses = job.running.means(job.schedule.batch_size)
-    for name, value in losses.items():
-        if not math.isfinite(value):
-            raise not_finite(job, f"loss {name!r}")
-    if job.scaler.is_enabled():
-        if job.scaler.get_scale() < 1:  # it is halved by each gradient that is not finite
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._recent_losses: deque[float] = deque(maxlen=_RECENT_ENTRIES)
+        self._exchange_s: float | None = None  # up to the last entry
+        self._slow_network_s = 0.0  # of the last entries in a row
+        self._warned_of_network = False
+
+    def write(self, norm: Tensor) -> None:
+        """Write an entry with the gradient's `norm`; all ranks must call this.
+
+        Nothing is written if each step since the last entry was skipped.
+
+        Raises:
+            NotFinite: A loss or the gradient is infinite or NaN.
+        """
+        job, progress = self._job, self._job.state.progress
+        if not job.state.running.steps:
+            return
+        losses = job.state.running.means(job.schedule.batch_size)
+        for name, value in losses.items():
+            if not math.isfinite(value):
+                raise not_finite(job, f"loss {name!r}")
+        if job.state.scaler.is_enabled():
+            if (
+                job.state.scaler.get_scale() < 1
+            ):  # each gradient that is not finite halves the scale
+                raise not_finite(job, "the gradient")
+        elif not job.config.skip_nonfinite and not math.isfinite(norm):
             raise not_finite(job, "the gradient")
-    elif not job.config.skip_nonfinite and not math.isfinite(norm):
-        raise not_finite(job, "the gradient")
-    epoch = (progress.step - 1) // job.schedule.steps_per_epoch + 1
-    steps, seconds = job.watch.lap(progress.step)
-    speed = steps * job.schedule.batch_size / seconds
-    shares = _exchange_shares(job, seconds)
-    values = {
-        "loss": sum(losses.values()),
-        **({f"loss_{name}": value for name, value in losses.items()} if len(losses) > 1 else {}),
-        "learning_rate": job.optimizer.param_groups[0]["lr"],
-        "gradient_norm": float(norm),
-        **({"skipped_steps": progress.skipped} if progress.skipped else {}),
-        "samples_per_second": speed,
-        **({"exchange_share": statistics.fmean(shares)} if shares else {}),
-        **gpu_figures(job.strategy),
-    }
-    remaining_s = (job.schedule.total_steps - progress.step) * job.schedule.batch_size / speed
-    line = (
-        f"step {progress.step}/{job.schedule.total_steps}, epoch {epoch}, loss {values['loss']:.4f}"
-    )
-    job.run.record(
-        "train",
-        progress.step,
-        epoch,
-        values,
-        line,
-        f", {speed:,.0f} samples/s, {remaining_s:.0f} s to go",
-    )
-    _warn_of_a_spike(job, values["loss"])
-    if shares:
-        _warn_of_a_slow_network(job, min(shares), steps, seconds)
-    job.running.clear()
+        epoch = (progress.step - 1) // job.schedule.steps_per_epoch + 1
+        steps, seconds = job.state.watch.lap(progress.step)
+        speed = steps * job.schedule.batch_size / seconds
+        shares = self._exchange_shares(seconds)
+        values = {
+            "loss": sum(losses.values()),
+            **(
+                {f"loss_{name}": value for name, value in losses.items()} if len(losses) > 1 else {}
+            ),
+            "learning_rate": job.state.optimizer.param_groups[0]["lr"],
+            "gradient_norm": float(norm),
+            **({"skipped_steps": progress.skipped} if progress.skipped else {}),
+            "samples_per_second": speed,
+            **({"exchange_share": statistics.fmean(shares)} if shares else {}),
+            **gpu_figures(job.strategy),
+        }
+        remaining_s = (job.schedule.total_steps - progress.step) * job.schedule.batch_size / speed
+        position = f"step {progress.step}/{job.schedule.total_steps}, epoch {epoch}"
+        job.run.record(
+            "train",
+            progress.step,
+            epoch,
+            values,
+            f"{position}, loss {values['loss']:.4f}",
+            f", {speed:,.0f} samples/s, {remaining_s:.0f} s to go",
+        )
+        self._warn_of_a_spike(values["loss"])
+        if shares:
+            self._warn_of_a_slow_network(min(shares), steps, seconds)
+        job.state.running.clear()
+
+    def _warn_of_a_spike(self, loss: float) -> None:
+        recent, job = self._recent_losses, self._job
+        usual = statistics.median(recent) if len(recent) >= _FEW_ENTRIES else math.inf
+        if loss > _SPIKE * usual > 0:
+            job.run.say(
+                f"step {job.state.progress.step}: the loss {loss:.4g} is {loss / usual:.0f} times "
+                f"the usual {usual:.4g}: "
+                "look at the data of these steps; --clip-norm or a lower --lr bears it better"
+            )
+        recent.append(loss)
+
+    def _exchange_shares(self, seconds: float) -> list[float]:
+        """Return for each rank the share of `seconds` that the visible exchange took.
+
+        The part of an exchange that overlaps a backward is not visible. The list is empty for the
+        first entry, which includes the time to connect. It is also empty if each forward
+        communicates, because that time is not measured.
+        """
+        job = self._job
+        if job.world.world_size == 1 or job.strategy.forward_is_collective:
+            return []
+        before, self._exchange_s = self._exchange_s, job.reduction.exchange_time.seconds()
+        if before is None:
+            return []
+        own = torch.tensor([[(self._exchange_s - before) / seconds]])
+        shares: list[float] = (
+            job.world.gather_rows(own, [1] * job.world.world_size).flatten().tolist()
+        )
+        return shares
+
+    def _warn_of_a_slow_network(self, least_share: float, steps: int, seconds: float) -> None:
+        """Warn once if even the rank that waits least waits too long.
+
+        A rank that is slow itself has a small share, so the network is not the reason then.
+        """
+        job = self._job
+        if least_share < _SLOW_NETWORK or job.world.nnodes == 1:
+            self._slow_network_s = 0.0
+            return
+        before = self._slow_network_s
+        self._slow_network_s += seconds
+        if before < _SLOW_FOR_S <= self._slow_network_s and not self._warned_of_network:
+            self._warned_of_network = True
+            job.run.say(
+                f"step {job.state.progress.step}: {least_share:.0%} of the time goes by until the "
+                "machines have each other's gradients "
+                f"({least_share * seconds / steps * 1000:,.0f} ms a step): the network is slow "
+                "for this model; one machine alone "
+                "may be faster, and a larger --batch-size exchanges less often"
+            )
 
 
 def not_finite(job: Job, what: str) -> NotFinite:
-    """What is not finite, and what to do."""
-    best = f", the best at step {job.progress.best_step}" if job.progress.best_step else ""
+    """Return the error for a value that is infinite or NaN."""
+    best = (
+        f", the best at step {job.state.progress.best_step}" if job.state.progress.best_step else ""
+    )
     return NotFinite(
-        f"{what} is not finite by step {job.progress.step}: lower --lr, add "
+        f"{what} is not finite by step {job.state.progress.step}: lower --lr, add "
         "--warmup-epochs or --clip-norm, or use "
         f"--precision fp32; the checkpoints saved before are whole{best}"
     )
-
-
-def _warn_of_a_spike(job: Job, loss: float) -> None:
-    recent = job.recent_losses
-    usual = statistics.median(recent) if len(recent) >= _FEW_ENTRIES else math.inf
-    if loss > _SPIKE * usual > 0:
-        job.run.say(
-            f"step {job.progress.step}: the loss {loss:.4g} is {loss / usual:.0f} times "
-            f"the usual {usual:.4g}: "
-            "look at the data of these steps; --clip-norm or a lower --lr bears it better"
-        )
-    recent.append(loss)
-
-
-def _exchange_shares(job: Job, seconds: float) -> list[float]:
-    """Which part of the `seconds` since the last entry the exchange took that no backward hides, on
-    each process.
-
-    None of the first entry, since connections are made there, and under --strategy fsdp, where each
-    forward exchanges.
-    """
-    if job.world.world_size == 1 or job.strategy.forward_is_collective:
-        return []
-    before, job.exchange_seconds = job.exchange_seconds, job.reduction.exchange_time.seconds()
-    if before is None:
-        return []
-    own = torch.tensor([[(job.exchange_seconds - before) / seconds]])
-    shares: list[float] = job.world.gather_rows(own, [1] * job.world.world_size).flatten().tolist()
-    return shares
-
-
-def _warn_of_a_slow_network(job: Job, least_share: float, steps: int, seconds: float) -> None:
-    """Tell it once.
-
-    A process that is slow itself has a small share, and then it is not the network.
-    """
-    if least_share < _SLOW_NETWORK or job.world.nnodes == 1:
-        job.slow_network_seconds = 0.0
-        return
-    before = job.slow_network_seconds
-    job.slow_network_seconds += seconds
-    if before < _SLOW_FOR_S <= job.slow_network_seconds and not job.told_of_network:
-        job.told_of_network = True
-        job.run.say(
-            f"step {job.progress.step}: {least_share:.0%} of the time goes by until the "
-            "machines have each other's gradients "
-            f"({least_share * seconds / steps * 1000:,.0f} ms a step): the network is slow "
-            "for this model; one machine alone "
-            "may be faster, and a larger --batch-size exchanges less often"
-        )

@@ -34,7 +34,7 @@ def try_task(job: Job) -> None:
             cannot be had again.
         Exception: what the first validation would raise.
     """
-    step = job.progress.step
+    step = job.state.progress.step
     if step >= job.end_step:
         return
     micro = job.schedule.micros[0]
@@ -48,12 +48,12 @@ def try_task(job: Job) -> None:
     batch, *others = training_batches(
         job.train, schedule, step, job.world.device, min(job.workers, 1)
     )
-    job.model.train()
+    job.state.model.train()
     job.attributes.moved()  # from here on: a large tensor that this check moves is not put back
     extra = copy.deepcopy(
         {
             name: value
-            for name, value in job.model.state_dict().items()
+            for name, value in job.state.model.state_dict().items()
             if not isinstance(value, Tensor)
         }
     )
@@ -76,19 +76,19 @@ def try_task(job: Job) -> None:
         if len(statistics) == 2:
             _compare(job, *statistics)
     if extra:
-        job.model.load_state_dict(extra, strict=False)
+        job.state.model.load_state_dict(extra, strict=False)
 
 
 def _moved_parameters(job: Job, batch: Any) -> list[Place]:
     """The frozen parameters that a forward moves (a mean teacher's); where none is frozen nothing
     is computed.
     """
-    frozen = frozen_places(job.model)
+    frozen = frozen_places(job.state.model)
     if not frozen:
         return []
     before = [(home[name]._version, home[name].clone()) for home, name in frozen]
     with (
-        kept([*buffer_places(job.model), *frozen]),
+        kept([*buffer_places(job.state.model), *frozen]),
         job.strategy.lost_writes(job.loss_module) as lost,
     ):
         job.world.seed(job.config.seed, "trial", 0)
@@ -108,9 +108,9 @@ def _moved_parameters(job: Job, batch: Any) -> list[Place]:
 
 @contextlib.contextmanager
 def _no_buffer_is_made(job: Job) -> Iterator[None]:
-    names = set(job.model.state_dict())
+    names = set(job.state.model.state_dict())
     yield
-    if made := [name for name in job.model.state_dict() if name not in names]:
+    if made := [name for name in job.state.model.state_dict() if name not in names]:
         raise WrongUse(
             f"task {type(job.task).__name__}: a forward makes the buffer {made[0]}, which "
             "a new model has not: register it in "
@@ -133,7 +133,7 @@ def _weights_kept(job: Job) -> Iterator[Callable[[], None]]:
             parameter,
             _on_cpu(parameter, copy=True),
         )
-        for path, owner in job.model.named_modules()
+        for path, owner in job.state.model.named_modules()
         for name, parameter in owner._parameters.items()
         if parameter is not None and parameter.requires_grad
     ]
@@ -204,13 +204,13 @@ def _computed(job: Job, batch: Any, number: int, size: int, moved: list[Place]) 
     """Digests of the losses and gradients of `batch` under the seed `number`; buffers and what is
     `moved` are put back.
     """
-    before = {name: buffer.clone() for name, buffer in _unsaved(job.model).items()}
+    before = {name: buffer.clone() for name, buffer in _unsaved(job.state.model).items()}
     job.world.seed(job.config.seed, "trial", number)
-    with kept([*buffer_places(job.model), *moved]):
+    with kept([*buffer_places(job.state.model), *moved]):
         losses_B = job.loss_module(batch)
         check_losses(job.task, losses_B, size)
         sum(loss_B.sum() for loss_B in losses_B.values() if loss_B.requires_grad).backward()
-        for name, buffer in _unsaved(job.model).items():
+        for name, buffer in _unsaved(job.state.model).items():
             if name in before and not torch.equal(buffer, before[name]):
                 raise WrongUse(
                     f"task {type(job.task).__name__}: a forward moves the buffer {name}, "
@@ -219,7 +219,7 @@ def _computed(job: Job, batch: Any, number: int, size: int, moved: list[Place]) 
                 )
     gradients = {
         f"the gradient of {name}": p.grad
-        for name, p in job.model.named_parameters()
+        for name, p in job.state.model.named_parameters()
         if p.grad is not None
     }
     for name, gradient in gradients.items():
@@ -231,7 +231,7 @@ def _computed(job: Job, batch: Any, number: int, size: int, moved: list[Place]) 
     digests = job.digests(
         {f"the loss {name}": loss_B for name, loss_B in losses_B.items()} | gradients
     )
-    job.model.zero_grad()
+    job.state.model.zero_grad()
     return digests
 
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from trainer.data.batches import EvaluationBatches
 from trainer.loop.evaluate import Evaluation, add_up, evaluate
-from trainer.loop.fit import compare, draw
 from trainer.loop.out_of_memory import memory_used_up
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_end, checked_metrics
+from trainer.loop.validate import compare, draw
 from trainer.parallel.world import World
 from trainer.records.digest import tensor_digests
 
@@ -61,7 +61,7 @@ def _added_up(
 ) -> tuple[dict[str, Tensor], Any, dict[str, Tensor]]:
     found = add_up(
         job.task,
-        job.model,
+        job.state.model,
         batches,
         _alone(job),
         job.autocast_dtype,
@@ -76,7 +76,7 @@ def _added_up(
 def _whole(job: Job) -> Evaluation:
     result = evaluate(
         job.task,
-        job.model,
+        job.state.model,
         job.evaluation,
         job.world,
         job.autocast_dtype,

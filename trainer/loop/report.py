@@ -35,8 +35,8 @@ def header(job: Job) -> None:
             else {}
         ),
         "model": f"{type(job.task).__name__}, "
-        f"{sum(p.numel() for p in job.model.parameters()):,} parameters",
-        **job.strategy.header(job.model),
+        f"{sum(p.numel() for p in job.state.model.parameters()):,} parameters",
+        **job.strategy.header(job.state.model),
         "data": _data_sizes(job),
         **checked_notes(job.task, job.task.notes(job.train, job.evaluation.dataset)),
         **_optimizer_of_the_task(job),
@@ -44,10 +44,10 @@ def header(job: Job) -> None:
         "precision": f"{config.precision}, {'deterministic' if config.deterministic else 'fast'}, "
         f"{torch.get_num_threads()} CPU thread(s) a process",
     }
-    if job.progress.step:
+    if job.state.progress.step:
         rows["resume"] = (
-            f"from step {job.progress.step}, epoch "
-            f"{job.progress.step // schedule.steps_per_epoch + 1}"
+            f"from step {job.state.progress.step}, epoch "
+            f"{job.state.progress.step // schedule.steps_per_epoch + 1}"
         )
     say("\n".join(f"{name:<10} {value}" for name, value in rows.items()))
 
@@ -56,7 +56,7 @@ def _optimizer_of_the_task(job: Job) -> dict[str, str]:
     """A row for an optimizer that is not the one that `--optimizer` names: the task has the last
     word.
     """
-    built, named = type(job.optimizer).__name__, job.config.optimizer
+    built, named = type(job.state.optimizer).__name__, job.config.optimizer
     return (
         {}
         if built == OPTIMIZERS[named][0]
@@ -68,7 +68,7 @@ def smaller_parts(job: Job, did_not_fit: str) -> None:
     """That the batch is now cut into smaller parts, and why."""
     norm = (
         f"; batch norm sees {examples_at_once(job.config)} examples at once now"
-        * has_batch_norm(job.model)
+        * has_batch_norm(job.state.model)
     )
     job.run.say(
         f"{did_not_fit}: cut into smaller parts, the batch stays{norm}\n{'batch':<10} "
@@ -99,13 +99,13 @@ def _data_sizes(job: Job) -> str:
 
 def samples_per_second(job: Job) -> float:
     """Over the whole run, without its validations."""
-    seconds = job.progress.train_seconds
-    return job.progress.step * job.schedule.batch_size / seconds if seconds else math.nan
+    seconds = job.state.progress.train_seconds
+    return job.state.progress.step * job.schedule.batch_size / seconds if seconds else math.nan
 
 
 def closing(job: Job) -> None:
     """What came out, and where it lies."""
-    config, progress, path = job.config, job.progress, job.run.path
+    config, progress, path = job.config, job.state.progress, job.run.path
     _, name = split_metric(config.best_by, "--best-by")
     steps = progress.step
     speed = samples_per_second(job)
@@ -114,12 +114,13 @@ def closing(job: Job) -> None:
         if progress.best_metrics
         else "none"
     )
+    digest = digest_of_digests(job.digests(job.state.model.state_dict()))
     best_weights = f"{path}/model.safetensors (the best), " if progress.best_step else ""
     rows = {
         "best": best + (f" (ended early at step {steps})" if progress.ended_early else ""),
         "trained": f"{steps:,} steps in {progress.train_seconds:.1f} s, {speed:,.0f} samples/s",
         "weights": f"{best_weights}{path}/checkpoints/ (to go on)",
-        "digest": f"{digest_of_digests(job.digests(job.model.state_dict()))} (of the last weights)",
+        "digest": f"{digest} (of the last weights)",
         "figures": f"{path}/metrics.jsonl; to look at them: {tensorboard(path.parent)}",
     }
     width = min(100, shutil.get_terminal_size().columns)

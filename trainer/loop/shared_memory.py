@@ -52,7 +52,12 @@ def check_room(job: Job, train_example_bytes: int, validation_example_bytes: int
         shm = shutil.disk_usage(_SHM)
     except OSError:  # a system that hands over in another way
         return
-    config, schedule, evaluation, step = job.config, job.schedule, job.evaluation, job.progress.step
+    config, schedule, evaluation, step = (
+        job.config,
+        job.schedule,
+        job.evaluation,
+        job.state.progress.step,
+    )
     assert config.batch_size and config.shards and config.accumulation
     micro_batch_size = config.batch_size // (config.shards * config.accumulation)
     train = Handed(

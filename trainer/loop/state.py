@@ -1,13 +1,11 @@
-"""What a training is made of and where it stands: all that a checkpoint saves and a resume
-restores.
-"""
+"""The state of a training, which a checkpoint holds, and the parts that `fit` works on."""
 
 import contextlib
 import dataclasses
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -30,12 +28,13 @@ from trainer.task import Task
 
 T = TypeVar("T")
 
-_RECENT_ENTRIES = 20  # of the log
-
 
 @dataclass
 class Progress:
-    """Where a run stands: with the weights and the optimizer's state, all that a resume needs."""
+    """The numbers that a resume needs besides the weights and the optimizer's state.
+
+    `step` counts optimizer updates, `evaluated_step` is the step of the last validation.
+    """
 
     step: int = 0
     evaluated_step: int = 0
@@ -50,9 +49,7 @@ class Progress:
 
 
 class Stopwatch:
-    """Seconds of training, counted on from `start`, without the pauses, and laps of steps in
-    them.
-    """
+    """Seconds of training without pauses, counted from `start`, and laps of steps."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._offset = start - time.monotonic()
@@ -69,7 +66,7 @@ class Stopwatch:
         self._offset -= time.monotonic() - begin
 
     def lap(self, step: int) -> tuple[int, float]:
-        """Steps and seconds since the last call, or since `start` was called."""
+        """Return the steps and seconds since the last call of this method or of `start`."""
         assert self._last is not None
         (before, since), self._last = self._last, (step, self.seconds)
         return step - before, max(self._last[1] - since, 1e-9)
@@ -79,39 +76,105 @@ class Stopwatch:
 
 
 @dataclass
+class TrainState:
+    """What changes in a training: exactly what a checkpoint holds."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    running: RunningLosses
+    progress: Progress = field(default_factory=Progress)
+    watch: Stopwatch = field(default_factory=Stopwatch)
+
+    def capture(self, strategy: Strategy) -> dict[str, Any]:
+        """Return what a checkpoint holds; all ranks must call this.
+
+        Raises:
+            WrongUse: The strategy could not restore the optimizer's state.
+        """
+        strategy.check_optimizer(self.optimizer)
+        return strategy.gathered(
+            {
+                "model": self.model.state_dict(),
+                "buffers": [name for name, _ in self.model.named_buffers()],
+                "optimizer": self.optimizer.state_dict(),
+                "optimizer_class": type(self.optimizer).__name__,
+                "scaler": self.scaler.state_dict(),
+                "progress": dataclasses.asdict(self.progress)
+                | {"train_seconds": self.watch.seconds},
+                "running": self.running.gather(),
+                "running_steps": self.running.steps,
+            }
+        )
+
+    def restore(self, saved: Mapping[str, Any], strategy: Strategy, path: Path) -> None:
+        """Continue from what `capture` returned for the run in `path`, on any number of ranks.
+
+        Raises:
+            WrongUse: The saved state is of another model or optimizer.
+        """
+        model = self.model.state_dict()
+        found, here = _shapes(saved["model"]), _shapes(model)
+        found["optimizer"] = saved["optimizer_class"]
+        here["optimizer"] = type(self.optimizer).__name__
+        for name in {**found, **here}:
+            if found.get(name) != here.get(name):
+                raise WrongUse(
+                    f"{path} holds a checkpoint of another model or optimizer ({name} "
+                    f"was {found.get(name)} and is {here.get(name)}): "
+                    "undo the change of the task, or train anew under another --run name"
+                )
+        self.model.load_state_dict(
+            {name: strategy.share(value, model[name]) for name, value in saved["model"].items()}
+        )
+        self._restore_optimizer(saved["optimizer"], strategy)
+        self.scaler.load_state_dict(saved["scaler"])
+        self.progress = Progress(**saved["progress"])
+        self.watch = Stopwatch(self.progress.train_seconds)
+        self.running.restore(saved["running"], saved["running_steps"])
+
+    def _restore_optimizer(self, state: Mapping[str, Any], strategy: Strategy) -> None:
+        parameters = [
+            parameter for group in self.optimizer.param_groups for parameter in group["params"]
+        ]
+        saved = {
+            i: {n: strategy.share(v, parameters[i]) for n, v in values.items()}
+            for i, values in state["state"].items()
+        }
+        self.optimizer.load_state_dict({**state, "state": saved})
+        # Torch converts a state to the type of its parameter, so restore a moment in float64.
+        for index, values in saved.items():
+            kept = self.optimizer.state[parameters[index]]
+            for name, value in values.items():
+                if isinstance(value, torch.Tensor) and kept[name].dtype != value.dtype:
+                    kept[name] = value.to(kept[name].device, copy=True)
+
+
+@dataclass
 class Job:
-    """Everything that `fit` works on; `loss_module` holds `model`."""
+    """The parts that `fit` works on; `loss_module` wraps the model of `state`.
+
+    `until_step` ends the training before the schedule's end. `around_batches` wraps the iterator
+    of batches. `sources` is set when the run's manifest is written.
+    """
 
     task: Task
     config: Settings
     strategy: Strategy
     run: RunLog
     checkpoints: Checkpoints
-    model: nn.Module
+    state: TrainState
     loss_module: nn.Module
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
     autocast_dtype: torch.dtype | None
     train: Dataset[Any]
     evaluation: EvaluationBatches
     schedule: Schedule
     workers: int
-    watch: Stopwatch
-    running: RunningLosses
     reduction: Reduction
     attributes: Attributes
-    progress: Progress = field(default_factory=Progress)
     sources: SourceRecord | None = None
     until_step: int | None = None
-    save_due: bool = False
-    digested_step: int | None = None  # of the last entry in digests.jsonl
-    validated: Callable[[int, Mapping[str, float]], None] | None = None
-    swept: Sequence[str] = ()
     around_batches: Callable[[Iterator[Any]], Iterator[Any]] | None = None
-    exchange_seconds: float | None = None  # up to the last entry of the log
-    slow_network_seconds: float = 0.0  # of the entries in a row
-    told_of_network: bool = False
-    recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_ENTRIES))
 
     @property
     def world(self) -> World:
@@ -119,7 +182,7 @@ class Job:
 
     @property
     def end_step(self) -> int:
-        """Where this training ends: the schedule's end, unless it is told to leave off before."""
+        """The step after which this training ends."""
         return min(self.schedule.total_steps, self.until_step or self.schedule.total_steps)
 
     def inside(self, compute: Callable[[], T]) -> T:
@@ -127,88 +190,12 @@ class Job:
         return self.strategy.inside(self.loss_module, compute)
 
     def digests(self, tensors: Mapping[str, Any]) -> dict[str, str]:
-        """For each tensor its sha256, of the whole where it is shared out: all processes must call
-        this.
-        """
+        """Return the SHA-256 of each whole tensor; all ranks must call this."""
         return {name: value_digest(self.strategy.whole(value)) for name, value in tensors.items()}
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds.
-
-        On several processes all must call it: running sums and shared-out tensors are gathered.
-
-        Raises:
-            WrongUse: what the optimizer keeps cannot be shared out again at a resume.
-        """
-        self.strategy.check_optimizer(self.optimizer)
-        state = {
-            "model": self.model.state_dict(),
-            "buffers": [name for name, _ in self.model.named_buffers()],
-            "optimizer": self.optimizer.state_dict(),
-            "optimizer_class": type(self.optimizer).__name__,
-            "scaler": self.scaler.state_dict(),
-            "progress": dataclasses.asdict(self.progress) | {"train_seconds": self.watch.seconds},
-            "running": self.running.gather(),
-            "running_steps": self.running.steps,
-        }
-        return self.strategy.gathered(state)
-
-    def _restore_optimizer(self, state: Mapping[str, Any]) -> None:
-        parameters = [
-            parameter for group in self.optimizer.param_groups for parameter in group["params"]
-        ]
-        share = self.strategy.share
-        saved = {
-            i: {n: share(v, parameters[i]) for n, v in values.items()}
-            for i, values in state["state"].items()
-        }
-        self.optimizer.load_state_dict({**state, "state": saved})
-        # Torch gives a state of another type than its parameter's (a moment in float64) the
-        # parameter's.
-        for index, values in saved.items():
-            kept = self.optimizer.state[parameters[index]]
-            for name, value in values.items():
-                if isinstance(value, torch.Tensor) and kept[name].dtype != value.dtype:
-                    kept[name] = value.to(kept[name].device, copy=True)
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned, on any number of processes.
-
-        Raises:
-            WrongUse: it is of another model or optimizer.
-        """
-        model = self.model.state_dict()
-        found, here = _shapes(state["model"]), _shapes(model)
-        found["optimizer"], here["optimizer"] = (
-            state["optimizer_class"],
-            type(self.optimizer).__name__,
-        )
-        other = {
-            name: (found.get(name), here.get(name))
-            for name in {**found, **here}
-            if found.get(name) != here.get(name)
-        }
-        for name, (saved, now) in other.items():
-            raise WrongUse(
-                f"{self.run.path} holds a checkpoint of another model or optimizer ({name} "
-                f"was {saved} and is {now}): "
-                "undo the change of the task, or train anew under another --run name"
-            )
-        self.model.load_state_dict(
-            {
-                name: self.strategy.share(value, model[name])
-                for name, value in state["model"].items()
-            }
-        )
-        self._restore_optimizer(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
-        self.progress = Progress(**state["progress"])
-        self.watch = Stopwatch(self.progress.train_seconds)
-        self.running.restore(state["running"], state["running_steps"])
 
 
 def _shapes(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a state_dict's tensors; of a module's extra state, that there is some."""
+    """Return the shapes of a state_dict's tensors; a module's extra state has none."""
     return {
         name: tuple(value.shape) if isinstance(value, torch.Tensor) else "extra state"
         for name, value in model.items()

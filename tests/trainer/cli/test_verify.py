@@ -22,7 +22,7 @@ from tests.support.here import Here, StopAfter, training_here
 from tests.support.ranks import Ranks
 from tests.support.tiny import TEXTS, Tiny
 from trainer.errors import Changed, Differs, Preempted, StorageFailure, WrongUse
-from trainer.loop import fit
+from trainer.loop.digests import DigestLog
 from trainer.records import manifest
 from trainer.records.checkpoint import Checkpoints
 from trainer.records.compare import Parting, first_other_validation, first_parting, read_entries
@@ -238,14 +238,14 @@ def test_a_checkpoints_digests_are_named_before_the_next_forward(
     """Under --strategy fsdp a forward replaces the model's parameters, while a thread takes the
     digests of a checkpoint.
     """
-    recorded = fit._record_saved
+    recorded = DigestLog._record_saved
 
-    def in_a_forward(job: Any, *rest: Any) -> None:
+    def in_a_forward(log: DigestLog, *rest: Any) -> None:
         with monkeypatch.context() as forward:
-            forward.setattr(job.model, "named_parameters", list)
-            recorded(job, *rest)
+            forward.setattr(log._job.state.model, "named_parameters", list)
+            recorded(log, *rest)
 
-    monkeypatch.setattr(fit, "_record_saved", in_a_forward)
+    monkeypatch.setattr(DigestLog, "_record_saved", in_a_forward)
     monkeypatch.setattr(Checkpoints, "_start", lambda _self, work, _needed=0: work())
     here.train(max_steps=4, checkpoint_steps=3)
     _, saved, last = _digests(here)

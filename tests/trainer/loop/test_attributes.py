@@ -362,7 +362,7 @@ def test_all_processes_end_when_an_attribute_moves_on_one() -> None:
         sources=None,
         task=Tiny(),
         config=SimpleNamespace(deterministic=True),
-        progress=SimpleNamespace(step=3),
+        state=SimpleNamespace(progress=SimpleNamespace(step=3)),
     )
     with pytest.raises(
         WrongUse, match="task Tiny: by step 3 it has changed scale, which checkpoints leave out"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.loop import log
+from trainer.loop.log import TrainingLog
 from trainer.parallel.world import World
 from trainer.system.elapsed import Elapsed
 
@@ -28,21 +28,18 @@ def _job(nnodes: int, least: list[float], said: list[str]) -> Any:
         strategy=SimpleNamespace(forward_is_collective=False),
         reduction=SimpleNamespace(exchange_time=SimpleNamespace(seconds=lambda: next(taken))),
         run=SimpleNamespace(say=said.append),
-        progress=SimpleNamespace(step=100),
-        exchange_seconds=None,
-        slow_network_seconds=0.0,
-        told_of_network=False,
+        state=SimpleNamespace(progress=SimpleNamespace(step=100)),
     )
 
 
 def _said(nnodes: int, *least: float) -> tuple[list[list[float]], list[str]]:
     """The shares of the entries after the first one, each of 30 steps, and what was said."""
     said: list[str] = []
-    job, found = _job(nnodes, list(least), said), []
-    assert log._exchange_shares(job, 6.0) == []  # of the first entry
+    log, found = TrainingLog(_job(nnodes, list(least), said)), []
+    assert log._exchange_shares(6.0) == []  # of the first entry
     for _ in least:
-        found.append(log._exchange_shares(job, 6.0))
-        log._warn_of_a_slow_network(job, min(found[-1]), 30, 6.0)
+        found.append(log._exchange_shares(6.0))
+        log._warn_of_a_slow_network(min(found[-1]), 30, 6.0)
     return found, said
 
 

@@ -1,0 +1,101 @@
+"""Entries of digests.jsonl: digests of the weights, of the optimizer's state and of the order."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from trainer.data.batches import epoch_order
+from trainer.errors import WrongUse
+from trainer.loop.guard import check_unchanged
+from trainer.loop.state import Job
+from trainer.records.digest import digest_of_digests, tensor_digest, tensor_digests
+
+
+class DigestLog:
+    """The digests of one training, and the step of the last entry."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._step: int | None = None
+
+    def record(self, kind: str) -> None:
+        """Record the digests of the current step; all ranks must call this.
+
+        Raises:
+            WrongUse: The digests differ between ranks.
+        """
+        job, state = self._job, self._job.state
+        check_unchanged(job)
+        names = {parameter: name for name, parameter in state.model.named_parameters()}
+        model, optimizer = (
+            job.digests(tensors)
+            for tensors in (state.model.state_dict(), _named(names, state.optimizer.state))
+        )
+        short = [digest[:16] for digest in (*model.values(), *optimizer.values())]
+        if (index := job.world.first_difference(short)) is not None:
+            raise WrongUse(
+                f"task {type(job.task).__name__}: the processes differ at step "
+                f"{state.progress.step}, first in "
+                f"{[*model, *optimizer][index]}: it draws random numbers of its own, or does "
+                "not do the same on each process; "
+                "torch's generators are seeded for it"
+            )
+        job.checkpoints.wait_until_recorded()  # entries are in the order of the steps
+        self._write(kind, state.progress.step, model, optimizer)
+        self._step = state.progress.step
+
+    def of_checkpoint(self) -> Callable[[Mapping[str, Any]], None] | None:
+        """Return what records the digests of a saved state, or None if this step has an entry.
+
+        `verify` compares a checkpoint file with its entry. The thread that saves calls the
+        function.
+        """
+        step = self._job.state.progress.step
+        if self._step == step:
+            return None
+        self._step = step
+        # Take the names now, because a forward of fully_shard replaces the parameters for a while.
+        names = {parameter: name for name, parameter in self._job.state.model.named_parameters()}
+        return functools.partial(self._record_saved, step, names)
+
+    def _record_saved(
+        self, step: int, names: Mapping[nn.Parameter, str], saved: Mapping[str, Any]
+    ) -> None:
+        groups = self._job.state.optimizer.param_groups
+        parameters = (parameter for group in groups for parameter in group["params"])
+        moments = {
+            parameter: saved["optimizer"]["state"].get(index, {})
+            for index, parameter in enumerate(parameters)
+        }
+        model, optimizer = tensor_digests(saved["model"]), tensor_digests(_named(names, moments))
+        self._write("checkpoint", step, model, optimizer)
+
+    def _write(
+        self, kind: str, step: int, model: Mapping[str, str], optimizer: Mapping[str, str]
+    ) -> None:
+        """Write one entry; `model` and `optimizer` are digests of tensors by name."""
+        schedule = self._job.schedule
+        epoch = max(0, step - 1) // schedule.steps_per_epoch
+        whole = {
+            "model": digest_of_digests(model),
+            "optimizer": digest_of_digests(optimizer),
+            "order": tensor_digest(epoch_order(schedule.seed, epoch, schedule.examples)),
+        }
+        tensors = {name: digest[:16] for name, digest in {**model, **optimizer}.items()}
+        self._job.run.folder.append_digests(
+            {"kind": kind, "step": step, **whole, "tensors": tensors}
+        )
+
+
+def _named(
+    names: Mapping[nn.Parameter, str], state: Mapping[Any, Mapping[str, Any]]
+) -> dict[str, Tensor]:
+    """Return the tensors of an optimizer's state, in the order of the parameters' `names`."""
+    return {
+        f"optimizer.{name}.{key}": value
+        for parameter, name in names.items()
+        for key, value in state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }

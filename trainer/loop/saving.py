@@ -1,0 +1,79 @@
+"""When a training saves a checkpoint, and how it ends when it is stopped."""
+
+import math
+from collections.abc import Mapping
+from typing import NoReturn
+
+from trainer.errors import Preempted
+from trainer.loop.digests import DigestLog
+from trainer.loop.guard import check_unchanged
+from trainer.loop.log import not_finite
+from trainer.loop.state import Job
+from trainer.system.signals import StopRequest
+
+
+class Saving:
+    """The checkpoints of one training, and the ranks' agreement on when to save and to stop."""
+
+    def __init__(self, job: Job, stop: StopRequest, digests: DigestLog) -> None:
+        self._job, self._stop, self._digests = job, stop, digests
+        self._due = False  # a rank asked for a checkpoint just before a validation
+
+    def prepare(self) -> None:
+        """Reserve memory for checkpoints; all ranks must call this after a start's first step.
+
+        By then every module that a step needs is loaded, and the optimizer has its state.
+        """
+        check_unchanged(self._job)
+        self._job.checkpoints.prepare(self._job.state.capture(self._job.strategy))
+
+    def save(self, metrics: Mapping[str, float]) -> None:
+        """Start to save a checkpoint of this step; all ranks must call this, and rank 0 writes.
+
+        Raises:
+            NotFinite: A loss since the last log entry is infinite or NaN.
+        """
+        job = self._job
+        check_unchanged(job)
+        state = job.state.capture(job.strategy)
+        for name, sums in state["running"].items():
+            if not all(map(math.isfinite, sums)):
+                raise not_finite(job, f"loss {name!r}")
+        progress = job.state.progress
+        record = self._digests.of_checkpoint()
+        job.checkpoints.save(progress.step, state, metrics, progress.best_step, record)
+
+    def save_or_stop(self) -> None:
+        """Save if a checkpoint is due on any rank; stop if any rank was asked to stop.
+
+        Raises:
+            Preempted: A rank was asked to stop; the checkpoint of this step is complete.
+        """
+        config, step = self._job.config, self._job.state.progress.step
+        stop_now, save_now = self._job.world.vote(
+            bool(self._stop), self._job.checkpoints.due(config.checkpoint_minutes)
+        )
+        if stop_now:
+            self.save_and_stop()
+        every = config.checkpoint_steps
+        if save_now or self._due or (every and step % every == 0):
+            self._due = False
+            self.save({})
+
+    def stopped(self) -> bool:
+        """Return during a validation whether any rank was asked to stop; all must call this."""
+        stop_now, save_now = self._job.world.vote(bool(self._stop), False)
+        self._due |= save_now  # the answer to a wish of the step before the validation
+        return stop_now
+
+    def save_and_stop(self) -> NoReturn:
+        """Save a checkpoint, wait for the file and for the other ranks, and raise Preempted."""
+        job = self._job
+        self.save({})
+        job.checkpoints.wait()
+        job.world.leave()
+        raise Preempted(
+            f"stopped by {self._stop.signal_name or 'a signal to another process'} at step "
+            f"{job.state.progress.step} of "
+            f"{job.schedule.total_steps}, checkpoint saved: the same command goes on from there"
+        )

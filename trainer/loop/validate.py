@@ -1,0 +1,168 @@
+"""A validation during a training: evaluate, keep the best checkpoint, decide whether to end."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.classification import counts_by_class, most_mistaken, wrong
+from trainer.data.batches import joined, take, tensors_in
+from trainer.errors import WrongUse
+from trainer.loop.evaluate import Evaluation, evaluate
+from trainer.loop.guard import check_unchanged
+from trainer.loop.losses import autocast
+from trainer.loop.saving import Saving
+from trainer.loop.state import Job
+from trainer.loop.task_checks import checked_end, checked_figures
+from trainer.parallel.buffers import evaluating
+from trainer.settings.config import split_metric
+
+_METRICS_OF_A_LINE = 6  # metrics.jsonl has all of them
+
+
+def evaluation_due(job: Job) -> bool:
+    """Return whether the current step is one after which the training validates."""
+    every = job.config.eval_every * job.schedule.steps_per_epoch
+    progress = job.state.progress
+    return progress.evaluated_step < progress.step and (
+        progress.step % every == 0 or progress.step >= job.schedule.total_steps
+    )
+
+
+def validate(
+    job: Job, saving: Saving, validated: Callable[[int, Mapping[str, float]], None] | None
+) -> bool:
+    """Validate, and call `validated` with the step and the metrics; return False if stopped.
+
+    The training time does not include the validation. Plain attributes of the task and the model
+    are restored, because no training may depend on what a validation leaves in them.
+    """
+    with job.state.watch.paused():
+        check_unchanged(job)
+        with job.attributes.kept():
+            metrics = _validate(job, saving)
+            if metrics is not None and validated is not None:
+                validated(job.state.progress.step, metrics)
+    return metrics is not None
+
+
+def _validate(job: Job, saving: Saving) -> Mapping[str, float] | None:
+    """Evaluate, update the progress, record and save; return the metrics, or None if stopped."""
+    progress, config = job.state.progress, job.config
+    seed_parts = (config.seed, "validation", progress.step)
+
+    # Compute the metrics of the whole validation set.
+    result = evaluate(
+        job.task,
+        job.state.model,
+        job.evaluation,
+        job.world,
+        job.autocast_dtype,
+        seed_parts,
+        saving.stopped,
+        job.inside,
+    )
+    if result is None:
+        return None
+    progress.evaluated_step = progress.step
+
+    # Compare with the best validation, and with the best for early stopping.
+    best = compare(
+        result.metrics,
+        config.best_by,
+        "--best-by",
+        progress.best_metrics.get(split_metric(config.best_by, "")[1]),
+    )
+    if best:
+        progress.best_step, progress.best_metrics = progress.step, result.metrics
+    if config.early_stopping is not None:
+        _, name = split_metric(config.early_stopping, "--early-stopping")
+        if compare(
+            result.metrics, config.early_stopping, "--early-stopping", progress.patience_best
+        ):
+            progress.patience_best, progress.patience_used = result.metrics[name], 0
+        else:
+            progress.patience_used += 1
+        progress.ended_early = progress.patience_used >= config.patience
+
+    # Record the metrics.
+    epoch = progress.step / job.schedule.steps_per_epoch
+    shown = [f"{name} {value:.4f}" for name, value in result.metrics.items()][:_METRICS_OF_A_LINE]
+    if len(shown) < len(result.metrics):
+        shown.append("...")
+    tables = {name: total.tolist() for name, total in result.totals.items() if total.ndim}
+    job.run.record(
+        "validation",
+        progress.step,
+        math.ceil(epoch),
+        {**result.metrics, **tables},
+        f"epoch {epoch:g}: {', '.join(shown)}{' (best)' if best else ''}",
+    )
+
+    # Ask the task whether the training has reached its aim.
+    progress.ended_early |= job.world.from_first(
+        checked_end(job.task, job.task.finished(result.metrics))
+    )
+
+    # Save the best and the last step, and draw the task's pictures of both.
+    last = progress.step >= job.schedule.total_steps or progress.ended_early
+    if best or last:
+        saving.save(result.metrics)
+        if job.run.writes or job.strategy.forward_is_collective:
+            job.run.board.pictures(progress.step, draw(job, result))
+    return result.metrics
+
+
+@torch.no_grad()
+def draw(job: Job, result: Evaluation) -> dict[str, Tensor]:
+    """Return the task's pictures of `result`.
+
+    A Classification shows its wrong examples first, from all batches of the validation set. All
+    ranks must call this if the strategy's forward is collective.
+    """
+    dtype = job.strategy.inference_dtype(job.autocast_dtype)
+    with evaluating(job.state.model), autocast(job.world.device.type, dtype):
+        batch = _with_mistakes_first(job, result)
+        drawn = job.inside(lambda: job.task.figures(job.state.model, batch, result.totals))
+    return checked_figures(job.task, drawn)
+
+
+def _with_mistakes_first(job: Job, result: Evaluation) -> Any:
+    """Return a batch of the same size as the first batch, with mistaken examples first."""
+    if not counts_by_class(job.task) or "confusion" not in result.by_batch:
+        return result.first_batch
+    numbers = most_mistaken(result.by_batch["confusion"])
+    if not numbers:
+        return result.first_batch
+    mistaken_B = job.inside(lambda: wrong(job.state.model, result.first_batch))
+    read = iter(job.evaluation.read([number for number in numbers if number]))
+    parts = []
+    for number in numbers:
+        if number == 0:
+            parts.append(take(result.first_batch, mistaken_B.nonzero().flatten()))
+            continue
+        job.world.seed(job.config.seed, "validation", job.state.progress.step, number)
+        batch = job.task.prepare(next(read), training=False)
+        wrong_B = job.inside(lambda batch=batch: wrong(job.state.model, batch))  # type: ignore[misc]
+        parts.append(take(batch, wrong_B.nonzero().flatten()))
+    others = take(result.first_batch, (~mistaken_B).nonzero().flatten())
+    return joined([*parts, others], len(tensors_in(result.first_batch)[0]))
+
+
+def compare(metrics: Mapping[str, float], spec: str, option: str, best: float | None) -> bool:
+    """Return whether the metric that `spec` names is better than `best`.
+
+    Raises:
+        WrongUse: The task does not have this metric.
+    """
+    direction, name = split_metric(spec, option)
+    if name not in metrics:
+        raise WrongUse(
+            f"{option} {spec}: the task has no metric {name}; it has {', '.join(metrics)}"
+        )
+    value = metrics[name]
+    return not math.isnan(value) and (
+        best is None or (value < best if direction == "min" else value > best)
+    )
