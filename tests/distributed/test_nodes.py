@@ -1,91 +1,32 @@
-"""Nodes that look for one another before they train, and hear of one another's end: on loopback,
-without torch.
-"""
+"""Nodes that meet on loopback before they train, and learn when another node ends."""
 
-import contextlib
 import json
 import queue
 import re
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from tests.support.commands import Trainbox, clean_environment, finish
-from tests.support.paths import SUPPORT
+from tests.support.commands import Trainbox, finish, wait_until
+from tests.support.faults import GATED, SignalGate
+from tests.support.nodes import Party, free_port, node_of
 from tests.support.processes import Job
+from tests.support.ranks import Ranks, StartedRanks
+from tests.support.tiny import TINY
 from trainer.errors import Failure, NetworkFailure, WrongUse
-from trainer.launch import rendezvous as meeting
-from trainer.launch.rendezvous import Meeting, Node, meet
+from trainer.launch.rendezvous import Meeting
 
 _HOST = socket.gethostname()
 _SECRET = "0123456789abcdef"  # noqa: S105 - no password
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def _node(rank: int, port: int, nnodes: int = 2, **other: Any) -> Node:
-    return Node(
-        rank,
-        nnodes,
-        **{"processes": rank + 1, "endpoint": f"127.0.0.1:{port}", "job": "j", "timeout_s": 120}
-        | other,
-    )
-
-
-class _Party:
-    """Nodes of this process, each on a thread."""
-
-    def __init__(self, stack: contextlib.ExitStack) -> None:
-        self._stack, self._pool, self.said = (
-            stack,
-            stack.enter_context(ThreadPoolExecutor(8)),
-            queue.Queue[str](),
-        )
-
-    def start(self, node: Node, say: Callable[[str], None] | None = None) -> Callable[[], Meeting]:
-        met = self._pool.submit(meet, node, say or self.said.put)
-
-        def result() -> Meeting:
-            answer = met.result(120)
-            for connection in [line.connection for line in answer.lines] + (
-                [answer.store] if answer.store else []
-            ):
-                self._stack.callback(connection.close)
-            return answer
-
-        return result
-
-    def hear(self) -> str:
-        return self.said.get(timeout=120)
-
-
-@pytest.fixture
-def party() -> Iterator[_Party]:
-    with contextlib.ExitStack() as stack:
-        yield _Party(stack)
-
-
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A word of what is waited for each second instead of each 10 s."""
-    monkeypatch.setattr(meeting, "_REPORT_EVERY_S", 1)
-
-
-def test_three_nodes_learn_where_the_store_is_and_how_many_processes_each_has(
-    party: _Party,
+def test_three_nodes_agree_on_the_store_and_on_the_number_of_processes(
+    party: Party,
 ) -> None:
-    port = _free_port()
-    met = [each() for each in [party.start(_node(rank, port, 3)) for rank in range(3)]]
+    port = free_port()
+    met = [each() for each in [party.start(node_of(rank, port, 3)) for rank in range(3)]]
     assert {each.address for each in met} == {"127.0.0.1"}
     assert {each.processes for each in met} == {(1, 2, 3)}
     assert met[0].store is not None
@@ -101,28 +42,28 @@ def test_three_nodes_learn_where_the_store_is_and_how_many_processes_each_has(
 
 
 @pytest.mark.usefixtures("often")
-def test_a_late_node_is_waited_for_in_these_words(party: _Party) -> None:
-    port = _free_port()
-    first = party.start(_node(0, port, 3))
+def test_a_node_that_waits_logs_which_nodes_are_missing(party: Party) -> None:
+    port = free_port()
+    first = party.start(node_of(0, port, 3))
     alone = "an address that only this machine can reach"
     assert party.hear() == f"waiting for nodes 1, 2 at 127.0.0.1:{port}, 1 s of 120 s ({alone})"
     there = queue.Queue[str]()
-    second = party.start(_node(1, port, 3), there.put)
+    second = party.start(node_of(1, port, 3), there.put)
     assert (
         there.get(timeout=120) == f"waiting for the other nodes at 127.0.0.1:{port}, 1 s of 120 s"
     )
-    third = party.start(_node(2, port, 3))
+    third = party.start(node_of(2, port, 3))
     assert first().processes == second().processes == third().processes == (1, 2, 3)
 
 
 @pytest.mark.usefixtures("often")
-def test_a_late_first_node_is_waited_for_in_these_words(party: _Party) -> None:
-    port = _free_port()
-    second = party.start(_node(1, port))
+def test_a_node_that_waits_for_the_first_one_logs_the_error(party: Party) -> None:
+    port = free_port()
+    second = party.start(node_of(1, port))
     assert (
         party.hear() == f"waiting for node 0 at 127.0.0.1:{port}, 1 s of 120 s (Connection refused)"
     )
-    party.start(_node(0, port))()
+    party.start(node_of(0, port))()
     assert second().processes == (1, 2)
 
 
@@ -133,10 +74,10 @@ def test_a_late_first_node_is_waited_for_in_these_words(party: _Party) -> None:
         (1, "node 0", "Connection refused"),
     ],
 )
-def test_a_node_that_never_comes_is_named(party: _Party, rank: int, whom: str, why: str) -> None:
-    port = _free_port()
+def test_a_node_that_never_comes_is_named(party: Party, rank: int, whom: str, why: str) -> None:
+    port = free_port()
     with pytest.raises(NetworkFailure) as failure:
-        party.start(_node(rank, port, timeout_s=1))()
+        party.start(node_of(rank, port, timeout_s=1))()
     assert str(failure.value) == (
         f"waited 1 s in vain for {whom} at 127.0.0.1:{port} ({why}): start the same "
         "command on each machine, "
@@ -145,8 +86,8 @@ def test_a_node_that_never_comes_is_named(party: _Party, rank: int, whom: str, w
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_unknown_host_is_a_mistake_unless_a_scheduler_makes_names_known(
-    party: _Party, rank: int
+def test_an_unknown_host_is_refused_unless_a_scheduler_will_make_it_known(
+    party: Party, rank: int
 ) -> None:
     node = {"endpoint": "nobody.invalid:29400", "timeout_s": 1}
     with pytest.raises(
@@ -154,44 +95,44 @@ def test_an_unknown_host_is_a_mistake_unless_a_scheduler_makes_names_known(
         match=r"^--rdzv-endpoint nobody.invalid:29400: this machine knows no host "
         r"nobody.invalid \(",
     ):
-        party.start(_node(rank, 0, **node))()
+        party.start(node_of(rank, 0, **node))()
     with pytest.raises(
         NetworkFailure,
         match=r"^waited 1 s in vain for (the name of )?node 0 at nobody.invalid:29400 \(",
     ):
-        party.start(_node(rank, 0, **node, await_name=True))()
+        party.start(node_of(rank, 0, **node, await_name=True))()
 
 
-def test_node_0_on_another_machine_than_the_endpoint_is_a_mistake(party: _Party) -> None:
+def test_node_0_on_another_machine_than_the_endpoint_is_refused(party: Party) -> None:
     with pytest.raises(WrongUse) as failure:
-        party.start(_node(0, 0, endpoint="192.0.2.1:29400"))()
+        party.start(node_of(0, 0, endpoint="192.0.2.1:29400"))()
     assert str(failure.value) == (
         "192.0.2.1 is not an address of this machine: --node-rank 0 belongs on the machine "
         "that --rdzv-endpoint names"
     )
 
 
-def test_a_name_that_still_stands_for_an_old_address_is_looked_up_again(
-    party: _Party, often: None, monkeypatch: pytest.MonkeyPatch
+def test_a_name_with_an_old_address_is_looked_up_again(
+    party: Party, often: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pod made anew asks for its own name, and gets the address of the one before it for some
-    seconds.
-    """
-    real, port = socket.getaddrinfo, _free_port()
+    """A pod that replaces another one gets the old pod's address for some seconds."""
+    real, port = socket.getaddrinfo, free_port()
     addresses = iter(["192.0.2.1", "192.0.2.1"])
 
     def stale(host: str, *rest: Any, **named: Any) -> list[Any]:
         return real(next(addresses, "127.0.0.1") if host == "pod-0" else host, *rest, **named)
 
     monkeypatch.setattr(socket, "getaddrinfo", stale)
-    first = party.start(_node(0, port, endpoint=f"pod-0:{port}", await_name=True))
+    first = party.start(node_of(0, port, endpoint=f"pod-0:{port}", await_name=True))
     place = f"at pod-0:{port}"
     assert (
         party.hear()
         == f"waiting for the address of node 0 {place}, 1 s of 120 s (pod-0 (192.0.2.1) is "
         "not this machine's)"
     )
-    second = party.start(_node(1, port, endpoint=f"pod-0:{port}", await_name=True), lambda _: None)
+    second = party.start(
+        node_of(1, port, endpoint=f"pod-0:{port}", await_name=True), lambda _: None
+    )
     while (heard := party.hear()).startswith("waiting for the address of node 0 "):
         pass
     assert heard == (
@@ -207,22 +148,22 @@ def test_a_name_that_still_stands_for_an_old_address_is_looked_up_again(
         NetworkFailure,
         match=rf"^waited 1 s in vain for the address of node 0 {place} \(pod-0 \(192.0.2.1\)",
     ):
-        party.start(_node(0, port, endpoint=f"pod-0:{port}", await_name=True, timeout_s=1))()
+        party.start(node_of(0, port, endpoint=f"pod-0:{port}", await_name=True, timeout_s=1))()
 
 
-def test_a_port_in_use_is_named(party: _Party) -> None:
+def test_a_port_in_use_is_named(party: Party) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
             NetworkFailure, match=rf"^port {port} of 127.0.0.1 is in use by another program: "
         ):
-            party.start(_node(0, port))()
+            party.start(node_of(0, port))()
 
 
-def test_another_program_at_the_endpoint_is_told(party: _Party) -> None:
+def test_another_program_at_the_endpoint_is_named(party: Party) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        second = party.start(_node(1, port))
+        second = party.start(node_of(1, port))
         connection, _ = other.accept()
         connection.sendall(b"HTTP/1.1 400 Bad Request\r\n")
         with (
@@ -259,42 +200,37 @@ def test_another_program_at_the_endpoint_is_told(party: _Party) -> None:
     ],
 )
 @pytest.mark.usefixtures("often")
-def test_nodes_that_contradict_each_other(
-    party: _Party, guest: dict[str, Any], failure: type[Failure], reason: str
+def test_a_node_that_contradicts_node_0_is_refused(
+    party: Party, guest: dict[str, Any], failure: type[Failure], reason: str
 ) -> None:
-    """Both hear of it; the one that came wrong ends, and the others go on waiting for the right
-    one.
-    """
-    port = _free_port()
+    """The wrong node ends, and the other nodes keep waiting for the right one."""
+    port = free_port()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket, "gethostname", lambda: "elsewhere")
         first, second = (
-            party.start(_node(0, port, 3)),
-            party.start(_node(1, port, 3), lambda _: None),
+            party.start(node_of(0, port, 3)),
+            party.start(node_of(1, port, 3), lambda _: None),
         )
         while "waiting for node 2 at" not in party.hear():
             pass
     with pytest.raises(failure) as refused:
-        party.start(_node(**{"rank": 2, "port": port, "nnodes": 3} | guest), lambda _: None)()
+        party.start(node_of(**{"rank": 2, "port": port, "nnodes": 3} | guest), lambda _: None)()
     assert str(refused.value).startswith(reason)
     while not (heard := party.hear()).startswith(reason):
         assert heard.startswith("waiting for node 2 ")
-    party.start(_node(2, port, 3))()
+    party.start(node_of(2, port, 3))()
     assert first().processes == second().processes == (1, 2, 3)
 
 
 @pytest.mark.usefixtures("often")
-def test_a_node_started_anew_takes_the_place_of_the_dead_one(party: _Party) -> None:
-    """Whose connection stays open for a minute, since nobody has closed it.
-
-    One that lives after all hears of it and ends.
-    """
-    port = _free_port()
-    first = party.start(_node(0, port, 3))
-    older = party.start(_node(1, port, 3), lambda _: None)
+def test_a_restarted_node_replaces_the_dead_one(party: Party) -> None:
+    """The dead node's connection stays open for a minute; a node that still runs then ends."""
+    port = free_port()
+    first = party.start(node_of(0, port, 3))
+    older = party.start(node_of(1, port, 3), lambda _: None)
     while "waiting for node 2 at" not in party.hear():
         pass
-    newer = party.start(_node(1, port, 3, processes=5), lambda _: None)
+    newer = party.start(node_of(1, port, 3, processes=5), lambda _: None)
     reason = f"node 1 ({_HOST}, 127.0.0.1) takes the place of node 1 ({_HOST}, 127.0.0.1)"
     with pytest.raises(
         WrongUse, match=f"^{re.escape(reason)}: give each machine a --node-rank of its own$"
@@ -302,14 +238,14 @@ def test_a_node_started_anew_takes_the_place_of_the_dead_one(party: _Party) -> N
         older()
     while party.hear() != reason:
         pass
-    third = party.start(_node(2, port, 3), lambda _: None)
+    third = party.start(node_of(2, port, 3), lambda _: None)
     assert first().processes == newer().processes == third().processes == (1, 5, 3)
 
 
 @pytest.mark.usefixtures("often")
-def test_strangers_and_nodes_that_leave_again_do_not_count(party: _Party) -> None:
-    port = _free_port()
-    first = party.start(_node(0, port))
+def test_strangers_and_nodes_that_leave_again_do_not_count(party: Party) -> None:
+    port = free_port()
+    first = party.start(node_of(0, port))
     party.hear()
     hello = {"node_rank": 1, "nnodes": 2, "job": "j", "processes": 1, "host": "h"}
     strange = [
@@ -330,21 +266,21 @@ def test_strangers_and_nodes_that_leave_again_do_not_count(party: _Party) -> Non
     for words in [*strange, json.dumps(hello).encode()]:
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(words)
-    assert party.start(_node(1, port))().processes == first().processes == (1, 2)
+    assert party.start(node_of(1, port))().processes == first().processes == (1, 2)
 
 
 @pytest.fixture
-def three(party: _Party) -> list[Meeting]:
-    port = _free_port()
-    return [met() for met in [party.start(_node(rank, port, 3)) for rank in range(3)]]
+def three(party: Party) -> list[Meeting]:
+    port = free_port()
+    return [met() for met in [party.start(node_of(rank, port, 3)) for rank in range(3)]]
 
 
 def _watch(node: Meeting, heard: "queue.Queue[tuple[str, int]]") -> None:
     node.watch(lambda what, due: heard.put((what, due)))
 
 
-def test_a_node_that_vanishes_is_told_to_all(three: list[Meeting]) -> None:
-    """Node 2 does, and node 0 passes it on to node 1, which has no line to it."""
+def test_all_nodes_learn_that_a_node_is_lost(three: list[Meeting]) -> None:
+    """Node 0 reports the loss of node 2 to node 1, which has no connection to node 2."""
     heard = [queue.Queue[tuple[str, int]](), queue.Queue[tuple[str, int]]()]
     for node, words in zip(three, heard, strict=False):
         _watch(node, words)
@@ -354,7 +290,9 @@ def test_a_node_that_vanishes_is_told_to_all(three: list[Meeting]) -> None:
 
 
 @pytest.mark.parametrize(("code", "due"), [(0, 0), (75, 75), (5, 7), (137, 7)])
-def test_a_node_that_ends_is_told_with_its_code(three: list[Meeting], code: int, due: int) -> None:
+def test_the_other_nodes_learn_the_exit_code_of_a_node(
+    three: list[Meeting], code: int, due: int
+) -> None:
     heard = [queue.Queue[tuple[str, int]](), queue.Queue[tuple[str, int]]()]
     _watch(three[1], heard[1])
     three[0].leave(code)
@@ -364,9 +302,9 @@ def test_a_node_that_ends_is_told_with_its_code(three: list[Meeting], code: int,
     assert heard[0].get(timeout=120) == (f"node 2 ({_HOST}, 127.0.0.1) ended with {code}", due)
 
 
-# torchrun's own part ends as it is told: what counts is what is made of its error.
+# Our torchrun, with `then` in the place of torch's own part.
 _PROGRAM = """
-import sys, threading, torch.distributed, torch.distributed.run as real
+import os, signal, sys, threading, torch.distributed, torch.distributed.run as real
 from trainer.launch import torchrun
 torchrun._NOTICED_S = torchrun._FOLLOWED_S = torchrun._TOLD_S = 0.1
 def run(arguments): {then}
@@ -378,111 +316,106 @@ sys.exit(torchrun.main())
 """
 
 
-def _start(port: int, timeout_s: int, then: str) -> subprocess.Popen[str]:
+def _start(ranks: Ranks, port: int, timeout_s: int, then: str) -> StartedRanks:
+    """Start node 1 of two."""
     program = _PROGRAM.format(port=port, timeout_s=timeout_s, then=then)
-    command = [sys.executable, "-c", program]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment()
-    )
+    return ranks.start(1, program, module="tests.support.program")
 
 
-def test_a_meeting_that_fails_is_one_line_and_ends_with_7() -> None:
-    node = _start(_free_port(), 1, "print('met')")
-    out, err = node.communicate(timeout=120)
-    assert (node.returncode, out, len(err.splitlines())) == (7, "", 1)
-    assert err.startswith("trainbox: waited 1 s in vain for node 0 at 127.0.0.1:")
+def test_a_meeting_that_fails_is_one_line_and_exit_code_7(ranks: Ranks) -> None:
+    ended = _start(ranks, free_port(), 1, "print('met')").wait()
+    assert (ended.codes, ended.out, len(ended.errs[0].splitlines())) == ([7], "", 1)
+    assert ended.errs[0].startswith("trainbox: waited 1 s in vain for node 0 at 127.0.0.1:")
 
 
-def test_a_store_that_is_gone_is_a_failure_of_the_network(party: _Party) -> None:
-    port = _free_port()
-    first = party.start(_node(0, port))
-    node = _start(port, 120, "raise torch.distributed.DistStoreError('wait timeout after 60000ms')")
+def test_a_lost_store_is_a_failure_of_the_network(party: Party, ranks: Ranks) -> None:
+    port = free_port()
+    first = party.start(node_of(0, port))
+    then = "raise torch.distributed.DistStoreError('wait timeout after 60000ms')"
+    node = _start(ranks, port, 120, then)
     heard = queue.Queue[tuple[str, int]]()
     _watch(first(), heard)
-    _, err = node.communicate(timeout=120)
-    assert node.returncode == 7
-    assert err.splitlines() == [
+    ended = node.wait()
+    assert ended.codes == [7]
+    assert ended.errs[0].splitlines() == [
         f"trainbox: 2 nodes met at 127.0.0.1:{port} over lo: 1 + 1 processes",
         "trainbox: lost contact with the other nodes (wait timeout after 60000ms)",
     ]
     assert heard.get(timeout=120) == (f"node 1 ({_HOST}, 127.0.0.1) ended with 7", 7)
 
 
-def test_a_signal_before_there_are_ranks_stops_the_others_too(party: _Party) -> None:
-    port = _free_port()
-    first = party.start(_node(0, port))
-    node = _start(
-        port, 120, "import os, signal; os.kill(os.getpid(), signal.SIGTERM); print('lives on')"
-    )
+def test_a_signal_before_there_are_ranks_stops_the_others_too(party: Party, ranks: Ranks) -> None:
+    port = free_port()
+    first = party.start(node_of(0, port))
+    node = _start(ranks, port, 120, "os.kill(os.getpid(), signal.SIGTERM); print('lives on')")
     heard = queue.Queue[tuple[str, int]]()
     _watch(first(), heard)
-    out, err = node.communicate(timeout=120)
-    assert (node.returncode, out, len(err.splitlines())) == (75, "", 1)
+    ended = node.wait()
+    assert (ended.codes, ended.out, len(ended.errs[0].splitlines())) == ([75], "", 1)
     assert heard.get(timeout=120) == (f"node 1 ({_HOST}, 127.0.0.1) ended with 75", 75)
 
 
 @pytest.mark.parametrize("code", [75, None])
 def test_torchs_own_part_does_not_outlive_a_node_that_ends_or_is_lost(
-    party: _Party, code: int | None
+    party: Party, ranks: Ranks, code: int | None
 ) -> None:
-    port = _free_port()
-    first = party.start(_node(0, port))
-    node = _start(port, 120, "print('runs', flush=True); threading.Event().wait()")
-    assert node.stdout is not None
-    assert node.stdout.readline() == "runs\n"
+    port = free_port()
+    first = party.start(node_of(0, port))
+    node = _start(ranks, port, 120, "print('runs', flush=True); threading.Event().wait()")
+    wait_until(lambda: node.printed("out") == ["runs\n"], node)
     if code is None:
         first().lines[0].connection.close()
         what = "is lost (its connection was closed)"
     else:
         first().leave(code)
         what = f"ended with {code}"
-    _, err = node.communicate(timeout=120)
-    assert node.returncode == (code or 7)
-    assert err.splitlines()[1:] == [
+    ended = node.wait()
+    assert ended.codes == [code or 7]
+    assert ended.errs[0].splitlines()[1:] == [
         f"trainbox: node 0 (127.0.0.1) {what}; what runs here does not end by itself, and is ended"
     ]
 
 
-_SHAKY = (
-    f"{SUPPORT / 'jobs.py'}:Shaky",
-    "--device",
-    "cpu",
-    "--log-steps",
-    "1",
-    "--run",
-    "r",
-    "--nnodes",
-    "2",
-)
+_GATED = (*GATED, "--nnodes", "2")
 
 
-def test_machines_with_other_settings_are_told_which(trainbox: Trainbox) -> None:
-    words = ("train", *_SHAKY, "--rdzv-endpoint", f"127.0.0.1:{_free_port()}")
-    env = {"RDZV_SECRET": _SECRET}
-    nodes = [
-        trainbox.start(*words, "--node-rank", str(rank), "--lr", f"0.{rank + 1}", env=env)
-        for rank in range(2)
+def test_nodes_with_different_settings_name_the_setting(ranks: Ranks) -> None:
+    ended = ranks(
+        2,
+        "train",
+        TINY,
+        "--run",
+        "r",
+        env={"GROUP_WORLD_SIZE": "2"},
+        env_by_rank=[{"TRAINBOX_LR": "0.1"}, {"TRAINBOX_LR": "0.2"}],
+    )
+    assert ended.codes == [2, 2]
+    assert ended.errs == [
+        f"trainbox: learning_rate is {rate} on {_HOST}, and not on all machines: "
+        "start the same version with the same words and TRAINBOX_ variables on each\n"
+        for rate in (0.1, 0.2)
     ]
-    for ended, rate in zip([finish(node) for node in nodes], (0.1, 0.2), strict=True):
-        assert ended.code == 2, ended
-        assert ended.err.splitlines()[1:] == [
-            f"trainbox: learning_rate is {rate} on {_HOST}, and not on all machines: "
-            "start the same version with the same words and TRAINBOX_ variables on each"
-        ]
 
 
 def test_a_signal_to_one_node_stops_all_with_a_checkpoint(trainbox: Trainbox) -> None:
-    """The second has more CPUs, and computes with the first one's threads all the same."""
-    words = ("train", *_SHAKY, "--rdzv-endpoint", f"127.0.0.1:{_free_port()}")
+    """Node 1 has more CPUs, and computes with the number of threads of node 0."""
+    # Node 0 waits in an exchange for node 1, which waits for the signal.
+    gate = SignalGate(trainbox.folder, 10, 1)
+    words = ("train", *_GATED, "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
     nodes = [
-        trainbox.start(*words, "--node-rank", str(rank), env={"OMP_NUM_THREADS": str(rank + 1)})
+        trainbox.start(
+            *words,
+            "--node-rank",
+            str(rank),
+            env={"OMP_NUM_THREADS": str(rank + 1), "RDZV_SECRET": _SECRET},
+        )
         for rank in range(2)
     ]
-    trainbox.wait_for_step(nodes[0], "r", 1)
+    gate.wait_for(nodes[1])
     job = Job(nodes[1], [1])
     nodes[1].send_signal(signal.SIGINT)
     ended = [finish(node) for node in nodes]
     assert [each.code for each in ended] == [75, 75], ended
     assert "checkpoint saved: the same command goes on from there" in ended[0].err
     assert job.living() == []
-    assert trainbox.entries("r", "train")[-1]["step"] < 400
+    assert trainbox.entries("r", "train")[-1]["step"] == 11

@@ -1,4 +1,4 @@
-"""R3: a batch cut into shards gives the same bits on one, two, three and four processes."""
+"""A batch cut into shards gives the same bits on one, two, three and four processes."""
 
 import shutil
 from typing import Any
@@ -7,65 +7,67 @@ import pytest
 
 from tests.support.commands import Trainbox
 from tests.support.paths import SUPPORT
+from tests.support.ranks import Forks, Ranks, ranks_in
+from trainer.records.evidence import Evidence, verdict
 
 _SHAKY = f"{SUPPORT / 'jobs.py'}:Shaky"
+_WORDS = (
+    "--shards",
+    "4",
+    "--accumulation",
+    "2",
+    "--precision",
+    "bf16",
+    "--clip-norm",
+    "3",
+    "--max-steps",
+    "45",
+    "--log-steps",
+    "1",
+    "--device",
+    "cpu",
+)
 _TIMES = {"time_unix_s", "samples_per_second", "exchange_share"}
 
 
-def _train(trainbox: Trainbox, processes: int, workers: int) -> tuple[str, list[dict[str, Any]]]:
-    run = f"on{processes}"
-    words = [
-        "--shards",
-        "4",
-        "--accumulation",
-        "2",
-        "--precision",
-        "bf16",
-        "--clip-norm",
-        "3",
-        "--max-steps",
-        "45",
-    ]
-    words += [
-        "--log-steps",
-        "1",
-        "--workers",
-        str(workers),
-        "--device",
-        "cpu",
-        "--processes",
-        str(processes),
-        "--run",
-        run,
-    ]
-    ended = trainbox.train(_SHAKY, *words)
-    kinds = [trainbox.entries(run, kind) for kind in ("train", "validation")]
-    if processes == 1:
-        # there is nobody to exchange with
-        assert not any("exchange_share" in entry for entry in kinds[0])
-    else:
-        assert all(0 < entry["exchange_share"] < 1 for entry in kinds[0][1:])
-    return ended.digest, [
-        {n: v for n, v in entry.items() if n not in _TIMES}
-        for entries in kinds
-        for entry in entries
-    ]
+def _entries(ranks: Ranks, run: str) -> list[dict[str, Any]]:
+    """Return what a run has logged, without times."""
+    entries = [*ranks.entries(run, "train"), *ranks.entries(run, "validation")]
+    return [{n: v for n, v in entry.items() if n not in _TIMES} for entry in entries]
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[str, Any]]]:
-    return _train(Trainbox(tmp_path_factory.mktemp("alone")), 1, 0)
+def alone(
+    forks: Forks, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, list[dict[str, Any]]]:
+    """The digest and the entries of one process."""
+    with ranks_in(forks, tmp_path_factory.mktemp("alone")) as ranks:
+        digest = ranks.train(1, _SHAKY, *_WORDS, "--workers", "0", "--run", "r").digest
+        # One process has no exchange.
+        assert not any("exchange_share" in entry for entry in ranks.entries("r", "train"))
+        return digest, _entries(ranks, "r")
 
 
-@pytest.mark.parametrize(("processes", "workers"), [(2, 1), (3, 0), (4, 2)])
+@pytest.mark.parametrize(("processes", "workers"), [(2, "1"), (3, "0"), (4, "2")])
 def test_weights_metrics_and_gradient_norms_are_the_same(
-    trainbox: Trainbox, alone: tuple[str, list[dict[str, Any]]], processes: int, workers: int
+    ranks: Ranks, alone: tuple[str, list[dict[str, Any]]], processes: int, workers: str
 ) -> None:
-    """With batch norm, dropout, augmentation in loader workers, accumulation, bf16 and clipping."""
-    digest, entries = _train(trainbox, processes, workers)
-    assert entries == alone[1]
-    assert len(entries) == 45 + 2
-    assert digest == alone[0]
+    """Cover batch norm, dropout, augmentation in loader workers, accumulation and clipping."""
+    ended = ranks.train(processes, _SHAKY, *_WORDS, "--workers", workers, "--run", "r")
+    assert (ended.digest, _entries(ranks, "r")) == alone
+    assert len(alone[1]) == 45 + 2
+    training = ranks.entries("r", "train")
+    assert all(0 < entry["exchange_share"] < 1 for entry in training[1:])
+
+
+def test_a_launched_training_has_the_same_bits(
+    trainbox: Trainbox, alone: tuple[str, list[dict[str, Any]]]
+) -> None:
+    """Start the real command, which starts torchrun."""
+    words = (_SHAKY, *_WORDS, "--workers", "1", "--processes", "2", "--run", "r")
+    ended = trainbox.train(*words)
+    assert "-> torchrun DDP over gloo, 2 processes\n" in ended.out
+    assert ended.digest == alone[0]
 
 
 _MIXED = f"{SUPPORT / 'mixed.py'}:Mixed"
@@ -83,31 +85,26 @@ _MIXED_WORDS = [
 ]
 
 
-def test_models_of_all_kinds_have_the_same_bits_also_after_a_stop(trainbox: Trainbox) -> None:
-    """Buffers that move late, in validation or in another type, many buckets, five shards on one
-    and three processes.
+def test_models_of_all_kinds_have_the_same_bits_also_after_a_resume(ranks: Ranks) -> None:
+    """Cover buffers that move late, in validation or in another type, and many buckets.
+
+    Five shards are trained on one, two and three processes.
     """
-    trainbox.train(_MIXED, *_MIXED_WORDS, "--run", "one", "--checkpoint-steps", "3", "--keep", "99")
-    trainbox.train(_MIXED, *_MIXED_WORDS, "--run", "three", "--processes", "3")
-    run = trainbox.folder / "runs" / "one"
-    again = trainbox.folder / "runs" / "again"
-    shutil.copytree(run, again)
-    for path in (again / "checkpoints").iterdir():
+    ranks.train(1, _MIXED, *_MIXED_WORDS, "--run", "one", "--checkpoint-steps", "3", "--keep", "99")
+    ranks.train(3, _MIXED, *_MIXED_WORDS, "--run", "three")
+    runs = ranks.folder / "runs"
+    shutil.copytree(runs / "one", runs / "again")
+    for path in (runs / "again" / "checkpoints").iterdir():
         if path.stem > "step-00000009":
             path.unlink()
-    assert (
-        "resume     from step 9"
-        in trainbox.train(_MIXED, *_MIXED_WORDS, "--run", "again", "--processes", "2").out
-    )
+    resumed = ranks.train(2, _MIXED, *_MIXED_WORDS, "--run", "again")
+    assert "resume     from step 9" in resumed.out
     for other in ("three", "again"):
-        compared = trainbox("verify", "runs/one", f"runs/{other}")
-        assert "SAME BITS" in compared.out, compared.err
+        assert "SAME BITS" in verdict(Evidence.of(runs / "one"), Evidence.of(runs / other), "")
 
 
-def test_a_task_that_is_not_the_same_on_each_process_is_named(trainbox: Trainbox) -> None:
-    ended = trainbox(
-        "train", _MIXED, *_MIXED_WORDS, "--set", "by_rank=true", "--processes", "2", "--fast"
-    )
-    assert ended.code == 2
-    assert "task Mixed: the processes differ at step " in ended.err
-    assert "first in head.bias" in ended.err
+def test_a_task_that_differs_by_process_is_named(ranks: Ranks) -> None:
+    ended = ranks(2, "train", _MIXED, *_MIXED_WORDS, "--set", "by_rank=true", "--fast")
+    assert ended.codes == [2, 2]
+    assert "task Mixed: the processes differ at step " in ended.errs[0]
+    assert "first in head.bias" in ended.errs[0]

@@ -1,14 +1,15 @@
-"""One, two and three processes train the same thing: the same losses to rounding, the same
-validation examples, once each.
+"""One, two and three processes compute the same losses to rounding.
+
+They validate each example once.
 """
 
 from typing import Any
 
 import pytest
 
-from tests.support.commands import Trainbox
 from tests.support.here import Here, training_here
 from tests.support.paths import SUPPORT
+from tests.support.ranks import Ranks
 
 _JOBS = SUPPORT / "jobs.py"
 _STEPS = 20
@@ -18,47 +19,35 @@ _STEPS = 20
 def alone(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The entries of the training and of the validation of digits on one process."""
+    """The entries of training and validation of the task digits on one process."""
     with training_here(tmp_path_factory.mktemp("alone")) as here:
         here.train(task="digits", fields={"dropout": "0"}, max_steps=_STEPS, log_steps=1)
         return here.entries("train"), here.entries("validation")
 
 
-@pytest.mark.parametrize(("processes", "accumulation"), [(2, 1), (3, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("processes", "accumulation", "sizes"), [(2, 1, "32"), (3, 1, "21 or 22"), (3, 2, "10 or 11")]
+)
 def test_losses_are_the_same_step_by_step(
-    trainbox: Trainbox,
+    ranks: Ranks,
     alone: tuple[list[dict[str, Any]], list[dict[str, Any]]],
     processes: int,
     accumulation: int,
+    sizes: str,
 ) -> None:
-    words = [
-        "digits",
-        "--set",
-        "dropout=0",
-        "--max-steps",
-        str(_STEPS),
-        "--log-steps",
-        "1",
-        "--device",
-        "cpu",
-        "--run",
-        "r",
-    ]
-    ended = trainbox.train(
-        *words, "--processes", str(processes), "--accumulation", str(accumulation)
+    words = ("digits", "--set", "dropout=0", "--max-steps", str(_STEPS), "--log-steps", "1")
+    ended = ranks.train(
+        processes, *words, "--device", "cpu", "--run", "r", "--accumulation", str(accumulation)
     )
-    sizes = {(2, 1): "32", (3, 1): "21 or 22", (3, 2): "10 or 11"}[processes, accumulation]
-    assert (
-        f"batch      64 = {processes} processes x {sizes} x {accumulation} accumulation\n"
-        in ended.out
-    )
-    expected, found = alone[0], trainbox.entries("r", "train")
+    batch = f"64 = {processes} processes x {sizes} x {accumulation} accumulation"
+    assert f"batch      {batch}\n" in ended.out
+    expected, found = alone[0], ranks.entries("r", "train")
     assert [entry["step"] for entry in found] == list(range(1, _STEPS + 1))
     for name in ("loss", "gradient_norm", "learning_rate"):
         assert [entry[name] for entry in found] == pytest.approx(
             [entry[name] for entry in expected], rel=1e-3
         )
-    (validation,), (other,) = alone[1], trainbox.entries("r", "validation")
+    (validation,), (other,) = alone[1], ranks.entries("r", "validation")
     assert other["loss"] == pytest.approx(validation["loss"], rel=1e-3)
     assert other["accuracy"] == pytest.approx(validation["accuracy"], abs=1.01 / 360)
     assert sum(map(sum, other["confusion"])) == 360
@@ -80,23 +69,13 @@ def test_each_validation_example_counts_once_on_one_process(here: Here, loaded: 
 
 @pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("loaded", ["false", "true"])
-def test_each_validation_example_counts_once_on_several(
-    trainbox: Trainbox, here: Here, processes: int, loaded: str
+def test_each_validation_example_counts_once_on_several_processes(
+    ranks: Ranks, here: Here, processes: int, loaded: str
 ) -> None:
-    words = [
-        "--set",
-        f"loaded={loaded}",
-        "--workers",
-        "1",
-        "--device",
-        "cpu",
-        "--processes",
-        str(processes),
-        "--run",
-        "several",
-    ]
-    trainbox.train(f"{_JOBS}:Census", *words)  # batches of 64: of 21, 21 and 22 on three processes
-    found = trainbox.entries("several", "validation")
+    """Batches have 64 examples: 21, 21 and 22 on three processes."""
+    words = ("--set", f"loaded={loaded}", "--workers", "1", "--device", "cpu", "--run", "several")
+    ranks.train(processes, f"{_JOBS}:Census", *words)
+    found = ranks.entries("several", "validation")
     _check_census(found)
     here.train(task=f"{_JOBS}:Census", fields={"loaded": loaded}, workers=0)
     losses = [

@@ -1,29 +1,29 @@
-"""Several processes stopped, killed in part or left behind: nothing lives on, and the same command
-ends with the same bits.
-"""
+"""Two processes that are stopped or killed leave no process and resume to the same bits."""
 
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Trainbox, clean_environment, finish
+from tests.support.commands import Trainbox, finish
+from tests.support.faults import Gate, SignalGate, messages
 from tests.support.paths import SUPPORT
 from tests.support.processes import Job
+from tests.support.ranks import Forks, Ranks, ranks_in
 from trainer.launch.torchrun import _told
 
 _JOBS = SUPPORT / "jobs.py"
-# 400 steps, 40 an epoch, whose model augments in loader workers, drops out and normalises by batch.
+# 40 steps an epoch, with augmentation in loader workers, dropout and batch norm.
 _SHAKY = (
     f"{_JOBS}:Shaky",
     "--workers",
     "2",
-    "--processes",
-    "2",
+    "--max-steps",
+    "90",
+    "--checkpoint-steps",
+    "30",
     "--device",
     "cpu",
     "--log-steps",
@@ -31,27 +31,34 @@ _SHAKY = (
     "--run",
     "r",
 )
+_ON_TWO = ("train", *_SHAKY, "--processes", "2")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float]]:
-    """Digest and validation losses of the run that nothing happens to."""
-    runner = Trainbox(tmp_path_factory.mktemp("undisturbed"))
-    digest = runner.train(*_SHAKY).digest
-    return digest, [entry["loss"] for entry in runner.entries("r", "validation")]
+def undisturbed(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float]]:
+    """The digest and validation losses of the run that nothing happens to."""
+    with ranks_in(forks, tmp_path_factory.mktemp("undisturbed")) as ranks:
+        digest = ranks.train(2, *_SHAKY).digest
+        return digest, [entry["loss"] for entry in ranks.entries("r", "validation")]
 
 
-def _check(trainbox: Trainbox, digest: str, undisturbed: tuple[str, list[float]]) -> None:
-    assert digest == undisturbed[0]
-    assert [entry["loss"] for entry in trainbox.entries("r", "validation")] == undisturbed[1]
-    assert [entry["step"] for entry in trainbox.entries("r", "train")] == list(range(1, 401))
+def _check_resumed(ranks: Ranks, steps: list[int], undisturbed: tuple[str, list[float]]) -> None:
+    """Resume the run from one of `steps` and compare it with the undisturbed one."""
+    resumed = ranks.train(2, *_SHAKY)
+    assert any(f"resume     from step {step}, " in resumed.out for step in steps), resumed.out
+    assert resumed.digest == undisturbed[0]
+    losses = [entry["loss"] for entry in ranks.entries("r", "validation")]
+    assert losses == undisturbed[1]
+    assert [entry["step"] for entry in ranks.entries("r", "train")] == list(range(1, 91))
 
 
-def test_stopped_in_the_middle_of_an_epoch_it_goes_on_to_the_same_bits(
-    trainbox: Trainbox, undisturbed: tuple[str, list[float]]
+def test_a_stop_of_all_processes_in_mid_epoch_resumes_to_the_same_bits(
+    trainbox: Trainbox, ranks: Ranks, undisturbed: tuple[str, list[float]]
 ) -> None:
-    process = trainbox.start("train", *_SHAKY)
-    trainbox.wait_for_step(process, "r", 50)
+    gates = [SignalGate(trainbox.folder, 50, rank) for rank in (0, 1)]
+    process = trainbox.start(*_ON_TWO)
+    for gate in gates:
+        gate.wait_for(process)
     job = Job(process, 2)
     assert len(job.workers) >= 4
     job.signal_all(signal.SIGTERM)  # as SLURM does
@@ -63,75 +70,67 @@ def test_stopped_in_the_middle_of_an_epoch_it_goes_on_to_the_same_bits(
         len(re.findall("checkpoint saved: the same command goes on from there", stopped.err)) == 1
     )
     assert job.living() == []
-    last_step = trainbox.entries("r", "train")[-1]["step"]
-    assert last_step < 400
-    resumed = trainbox.train(*_SHAKY)
-    assert f"from step {last_step}, epoch {last_step // 40 + 1}" in resumed.out
-    _check(trainbox, resumed.digest, undisturbed)
+    assert trainbox.entries("r", "train")[-1]["step"] == 51
+    _check_resumed(ranks, [51], undisturbed)
 
 
-def test_a_killed_rank_ends_the_job_by_name_and_a_killed_entrypoint_leaves_nobody(
-    trainbox: Trainbox, undisturbed: tuple[str, list[float]]
+def test_a_killed_rank_ends_the_job_by_name_and_a_killed_command_leaves_no_process(
+    trainbox: Trainbox, ranks: Ranks, undisturbed: tuple[str, list[float]]
 ) -> None:
-    words = (*_SHAKY, "--checkpoint-steps", "30")
-    process = trainbox.start("train", *words)
-    trainbox.wait_for_step(process, "r", 70)
+    # Rank 0 waits for rank 1 in an exchange.
+    gate = Gate(trainbox.folder, 50, 1)
+    process = trainbox.start(*_ON_TWO)
+    gate.wait_for(process)
     job = Job(process, 2)
     os.kill(job.ranks["1"], signal.SIGKILL)
     ended = finish(process)
-    assert ended.code not in (0, 75)
+    assert ended.code == 137
     assert (
         "rank 1 was killed by SIGKILL: the same command goes on from the newest checkpoint"
         in ended.err
     )
     assert "rank 0" not in ended.err
     job.wait_until_gone()
-    assert trainbox.entries("r", "train")[-1]["step"] < 400
+    gate.release()
 
-    process = trainbox.start("train", *words)  # it goes on, and then its uppermost process vanishes
-    trainbox.wait_for_step(process, "r", 170)
+    gate = Gate(trainbox.folder, 70, 1)
+    process = trainbox.start(*_ON_TWO)  # it resumes, and then the command itself is killed
+    gate.wait_for(process)
     job = Job(process, 2)
     assert len(job.workers) >= 4
     process.send_signal(signal.SIGKILL)
     process.wait()
     job.wait_until_gone()
-    assert trainbox.entries("r", "train")[-1]["step"] < 400  # they did not just train to the end
+    gate.release()
+    assert trainbox.entries("r", "train")[-1]["step"] < 70
+    # The checkpoint of step 60 may not have been complete.
+    _check_resumed(ranks, [30, 40, 60], undisturbed)
 
-    resumed = trainbox.train(*words)
-    assert "resume     from step " in resumed.out
-    _check(trainbox, resumed.digest, undisturbed)
+
+def test_a_wrong_setting_has_the_same_message_on_each_process(ranks: Ranks) -> None:
+    ended = ranks(3, "train", *_SHAKY, "--batch-size", "2000")
+    message = (
+        "trainbox: --batch-size 2000 is more than the training set's 650 examples: "
+        "lower it to 650\n"
+    )
+    assert (ended.codes, ended.errs) == ([2] * 3, [message] * 3)
 
 
-def test_a_wrong_setting_is_one_message_whatever_the_number_of_processes(
-    trainbox: Trainbox,
+def test_the_launcher_prints_a_message_of_several_processes_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = trainbox(
-        "train",
-        "digits",
-        "--batch-size",
-        "2000",
-        "--device",
-        "cpu",
-        "--processes",
-        "3",
-        "--run",
-        "r",
-    )
-    assert ended.code == 2
-    assert ended.err == (
-        "trainbox: --batch-size 2000 is more than the training set's 1437 examples: lower "
-        "it to 1437\n"
-    )
+    for rank in range(3):
+        (tmp_path / f"{rank}").write_text("the same mistake")
+    assert _told({tmp_path / f"{rank}": 2 for rank in range(3)}, stopped=False) == 2
+    assert capsys.readouterr().err == "trainbox: the same mistake\n"
 
 
-def test_what_one_rank_alone_finds_wrong_is_told_once_and_sets_the_code(trainbox: Trainbox) -> None:
+def test_a_mistake_on_one_process_sets_the_message_and_the_exit_code(trainbox: Trainbox) -> None:
     ended = trainbox("train", f"{_JOBS}:Alone", "--device", "cpu", "--processes", "2", "--run", "r")
     assert ended.code == 2
-    messages = [line for line in ended.err.splitlines() if line.startswith("trainbox: ")]
-    assert len(messages) == 1
+    (message,) = messages(ended)
     assert (
-        "task Alone: loss 'error' has shape (), wanted (32,), one loss for each example"
-        in messages[0]
+        "task Alone: loss 'error' has shape (), wanted (32,), one loss for each example" in message
     )
     assert "Traceback" not in ended.err
 
@@ -139,7 +138,7 @@ def test_what_one_rank_alone_finds_wrong_is_told_once_and_sets_the_code(trainbox
 @pytest.mark.parametrize(
     "text", ["Timed out waiting 600000ms for recv", "Application timeout caused pair closure"]
 )
-def test_a_rank_that_stood_still_is_named_in_whatever_words_the_other_waited(
+def test_a_rank_that_stood_still_is_named_for_each_text_of_a_timeout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     (tmp_path / "0").write_text(f"lost contact with another process: {text}")
@@ -151,16 +150,15 @@ def test_a_rank_that_stood_still_is_named_in_whatever_words_the_other_waited(
     ]
 
 
-def test_a_signal_that_comes_when_all_is_over_breaks_nothing() -> None:
-    program = (
-        "import atexit, os, signal, sys, torch.distributed.run as real; from trainer "
-        "import torchrun\n"
-        "real.run = lambda arguments: None\n"
-        "atexit.register(os.kill, os.getpid(), signal.SIGTERM)\n"
-        "sys.argv = ['torchrun', '--standalone', 'nothing.py']; sys.exit(torchrun.main())"
-    )
-    command = [sys.executable, "-c", program]
-    ended = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=clean_environment()
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
+def test_a_signal_at_the_end_of_the_launcher_does_not_change_its_exit_code(ranks: Ranks) -> None:
+    program = """
+import os, signal, sys, torch.distributed.run as real
+from trainer.launch import torchrun
+real.run = lambda arguments: None
+sys.argv = ["torchrun", "--standalone", "nothing.py"]
+code = torchrun.main()
+os.kill(os.getpid(), signal.SIGTERM)
+sys.exit(code)
+"""
+    ended = ranks(1, program, module="tests.support.program")
+    assert (ended.codes, ended.errs) == ([0], [""])

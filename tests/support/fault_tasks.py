@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +23,19 @@ def _wait_at(gate: Path) -> None:
     """If a test has made this FIFO, wait until the test has opened and closed it."""
     if gate.exists():
         gate.read_bytes()
+
+
+def _wait_for_a_signal_at(gate: Path) -> None:
+    """If a test has made this FIFO, wait until the test opens it and this process gets a signal."""
+    if not gate.exists():
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer)
+    with gate.open("rb"):
+        while os.read(reader, 1)[0] == signal.SIGCHLD:
+            pass
+    signal.set_wakeup_fd(before)
 
 
 class CountingNet(nn.Module):
@@ -50,9 +64,10 @@ class CountingNet(nn.Module):
 
 @dataclass(frozen=True)
 class Gated(Task):
-    """A task whose ranks wait in step N while the FIFO `gate-RANK-N` exists.
+    """A task whose ranks wait where a test wants to inject a fault.
 
-    A test injects its fault while the rank waits.
+    Each rank waits in its step N while the FIFO `gate-RANK-N` is in the working folder. At the
+    FIFO `signal-RANK-N` it waits for a signal.
     """
 
     epochs: ClassVar[int] = 10
@@ -79,7 +94,9 @@ class Gated(Task):
         return {"error": losses_B}
 
     def at_step(self, step: int, batch: Any) -> None:
-        _wait_at(Path(f"gate-{os.environ.get('RANK', '0')}-{step}"))
+        rank = os.environ.get("RANK", "0")
+        _wait_at(Path(f"gate-{rank}-{step}"))
+        _wait_for_a_signal_at(Path(f"signal-{rank}-{step}"))
 
     def _rows(self, count: int, seed: int) -> tuple[Tensor, ...]:
         inputs_N8 = torch.randn(count, 8, generator=torch.Generator().manual_seed(seed))

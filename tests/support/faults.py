@@ -32,8 +32,10 @@ class Gate:
     The step "save" is a call of fsync; see `fault_tasks.HeldInSaves`.
     """
 
+    name = "gate"
+
     def __init__(self, folder: Path, step: int | str, rank: int = 0) -> None:
-        self.path = folder / f"gate-{rank}-{step}"
+        self.path = folder / f"{self.name}-{rank}-{step}"
         self._writer: int | None = None
         os.mkfifo(self.path)
 
@@ -55,6 +57,12 @@ class Gate:
             except OSError:  # no process reads it yet
                 return False
         return True
+
+
+class SignalGate(Gate):
+    """A gate that the rank leaves when it gets a signal: no step passes before the signal."""
+
+    name = "signal"
 
 
 def in_a_mount_namespace(folder: Path, script: str, *words: str) -> Ended:

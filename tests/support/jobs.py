@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
+from tests.support.fault_tasks import Gated
 from trainbox import Task
 
 _VALIDATION_EXAMPLES = 257  # prime: no number of processes or batches divides it
@@ -68,38 +69,17 @@ class Census(Task):
 
 
 @dataclass(frozen=True)
-class Shaky(Task):
+class Shaky(Gated):
     """Everything that draws or drifts: augmentation in loader workers, batch norm, dropout.
 
-    40 steps of 16 an epoch.
+    40 steps of 16 an epoch, at which a test can hold the ranks.
     """
 
-    epochs: ClassVar[int] = 10
-    batch_size: ClassVar[int] = 16
-
     def train_dataset(self, data_dir: Path) -> Dataset[Any]:
-        return self._rows(650, 1)
+        return Rows(*self._rows(650, 1), noise=0.5)
 
     def validation_dataset(self, data_dir: Path) -> Dataset[Any]:
-        return self._rows(50, 2)
-
-    def build_model(self) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(8, 300),
-            nn.BatchNorm1d(300),
-            nn.ReLU(),
-            nn.Dropout(0.3),
-            nn.Linear(300, 300),
-            nn.Linear(300, 1),
-        )
-
-    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        inputs_B8, targets_B = batch
-        return {"error": (model(inputs_B8).squeeze(1) - targets_B).square()}
-
-    def _rows(self, count: int, seed: int) -> Dataset[Any]:
-        inputs_N8 = torch.randn(count, 8, generator=torch.Generator().manual_seed(seed))
-        return Rows(inputs_N8, inputs_N8.sin().sum(1), noise=0.5)
+        return Rows(*self._rows(50, 2), noise=0.5)
 
 
 class _WithAHole(Rows):
@@ -111,17 +91,15 @@ class _WithAHole(Rows):
 
 @dataclass(frozen=True)
 class Holey(Shaky):
-    """One of its training examples cannot be read once the file `broken` is in the working
-    folder.
-    """
+    """A task with an example that cannot be read if the file `broken` exists."""
 
     def train_dataset(self, data_dir: Path) -> Dataset[Any]:
-        return _WithAHole(torch.zeros(650, 8), torch.zeros(650))
+        return _WithAHole(*self._rows(650, 1))
 
 
 @dataclass(frozen=True)
 class Alone(Census):
-    """Goes wrong on one process only, which must then be the one that is heard."""
+    """A task with a mistake on rank 1 alone, whose message must be the one that is printed."""
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         losses_B = super().losses(model, batch)["error"]

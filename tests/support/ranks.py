@@ -1,11 +1,12 @@
 """Trainings without a launcher, forked from a process that has torch loaded.
 
 A start of Python and torch takes some seconds, most of a small training's time. Each fork is
-`python -m trainer` with the variables that the launcher and torchrun would give it.
+`python -m trainer` (or another module) with the variables of the launcher and torchrun.
 """
 
 import contextlib
 import faulthandler
+import importlib
 import json
 import os
 import runpy
@@ -100,11 +101,15 @@ class StartedRanks:
     def wait(self) -> EndedRanks:
         """Wait until all ranks have ended."""
         wait_until(lambda: self.poll() is not None, self)
-        names = [
-            [f"{stream}-{rank}" for rank in range(len(self.pids))] for stream in ("out", "err")
-        ]
-        outs, errs = ([(self._folder / name).read_text() for name in each] for each in names)
-        return EndedRanks([self._codes[pid] for pid in self.pids], outs, errs)
+        return EndedRanks(
+            [self._codes[pid] for pid in self.pids], self.printed("out"), self.printed("err")
+        )
+
+    def printed(self, stream: str) -> list[str]:
+        """Return what each rank has printed to `out` or `err`, so far."""
+        files = [self._folder / f"{stream}-{rank}" for rank in range(len(self.pids))]
+        # A rank that has just been forked may not have opened its file.
+        return [file.read_text() if file.exists() else "" for file in files]
 
     def send_signal(self, number: signal.Signals, rank: int | None = None) -> None:
         """Send a signal to one rank, or to each that still runs."""
@@ -128,8 +133,13 @@ class Ranks:
         *words: str,
         strategy: str | None = None,
         env: Mapping[str, str] | None = None,
+        env_by_rank: Sequence[Mapping[str, str]] = (),
+        module: str = "trainer",
     ) -> StartedRanks:
-        """Start a command, by default with the strategy that `trainbox` chooses on the CPU."""
+        """Start a command, by default with the strategy that `trainbox` chooses on the CPU.
+
+        `env` is for all ranks, and `env_by_rank` has one mapping for each.
+        """
         strategy = strategy or ("single" if processes == 1 else "ddp")
         job = self.forks.job_folder()
         shared = {"TRAINBOX_STRATEGY": strategy, "TRAINBOX_DEVICE": "cpu", **(env or {})}
@@ -140,39 +150,30 @@ class Ranks:
                 "TRAINBOX_STORE": str(job / "store"),
                 "GLOO_SOCKET_IFNAME": _LOOPBACK,
             }
-        own = [
-            {} if strategy == "single" else {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            for rank in range(processes)
-        ]
+        environments = [dict(shared) for _ in range(processes)]
+        if strategy != "single":
+            for rank in range(processes):
+                environments[rank] |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        for rank, variables in enumerate(env_by_rank):
+            environments[rank] |= variables
         pids = self.forks.ask(
             "fork",
             folder=str(self.folder),
             job=str(job),
+            module=module,
             words=words,
-            environments=[shared | variables for variables in own],
+            environments=environments,
         )
         self.started.append(StartedRanks(self.forks, job, pids))
         return self.started[-1]
 
-    def __call__(
-        self,
-        processes: int,
-        *words: str,
-        strategy: str | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> EndedRanks:
-        """Run a command until it has ended on each rank."""
-        return self.start(processes, *words, strategy=strategy, env=env).wait()
+    def __call__(self, processes: int, *words: str, **options: Any) -> EndedRanks:
+        """Run a command until it has ended on each rank; `options` are those of `start`."""
+        return self.start(processes, *words, **options).wait()
 
-    def train(
-        self,
-        processes: int,
-        *words: str,
-        strategy: str | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> EndedRanks:
-        """Run a training that must succeed."""
-        ended = self(processes, "train", *words, strategy=strategy, env=env)
+    def train(self, processes: int, *words: str, **options: Any) -> EndedRanks:
+        """Run a training that must succeed; `options` are those of `start`."""
+        ended = self(processes, "train", *words, **options)
         assert ended.codes == [0] * processes, ended
         return ended
 
@@ -215,20 +216,20 @@ class _Server:
     """The orders of `Forks.ask`."""
 
     def fork(
-        self, folder: str, job: str, words: Sequence[str], environments: Sequence[dict[str, str]]
+        self,
+        folder: str,
+        job: str,
+        module: str,
+        words: Sequence[str],
+        environments: Sequence[dict[str, str]],
     ) -> list[int]:
         """Start a command on each rank and return the process ids."""
-        if environments[0]["TRAINBOX_STRATEGY"] == "fsdp":
-            # Sharding needs the compiler, which takes more than a second to import.
-            import torch._dynamo  # noqa: F401
-
-            import trainer.parallel.fsdp  # noqa: F401
         if words[0] == "sweep":
             from tests.support import sweep_forks
 
             sweep_forks.install()
         return [
-            _fork(folder, job, rank, words, environment)
+            _fork(folder, job, rank, module, words, environment)
             for rank, environment in enumerate(environments)
         ]
 
@@ -239,7 +240,12 @@ class _Server:
 
 
 def _fork(
-    folder: str, job: str, rank: int, words: Sequence[str], environment: dict[str, str]
+    folder: str,
+    job: str,
+    rank: int,
+    module: str,
+    words: Sequence[str],
+    environment: dict[str, str],
 ) -> int:
     if pid := os.fork():
         return pid
@@ -253,23 +259,34 @@ def _fork(
         for number, name in ((1, "out"), (2, "err")):
             file = os.open(f"{job}/{name}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(file, number)
-        sys.argv = ["trainer", *words]
-        runpy.run_module("trainer", run_name="__main__")
+        sys.argv = [module, *words]
+        runpy.run_module(module, run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
     except BaseException:  # noqa: BLE001 - a fork must not return into the server
         traceback.print_exc()
-    finally:
-        os._exit(1)  # the trainer ends the process itself
-    return 0
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _serve() -> None:
     faulthandler.enable()  # a crash writes its stack to the rank's own `err`
-    # The first backward pass of a training imports sympy this way, in 0.4 s.
-    import torch.fx.experimental.symbolic_shapes
-    import torch.utils.tensorboard  # noqa: F401
+    # All that a training imports, so that no fork has to.
+    for name in (
+        "tensorboard.plugins.custom_scalar.summary",
+        "torch._dynamo",
+        "torch.utils.tensorboard",
+        "trainer.cli.commands",
+        "trainer.parallel.fsdp",
+        "trainer.session",
+    ):
+        importlib.import_module(name)
+    from trainer.system.sources import loaded_sources
 
-    import trainer.session  # noqa: F401
-
+    loaded_sources()  # looks at each module's file, and remembers the libraries'
     server = _Server()
     for line in sys.stdin:
         order, arguments = json.loads(line)

@@ -1,6 +1,4 @@
-"""Stopped or killed in the middle, the same command ends with the same bits as a run that was never
-stopped.
-"""
+"""A stopped or killed training resumes to the bits of a run that was never stopped."""
 
 import signal
 from pathlib import Path
@@ -8,132 +6,170 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import Trainbox, finish
+from tests.support.faults import GATED, Gate, SignalGate
+from tests.support.here import Here, StopAfter
+from tests.support.ranks import Forks, Ranks, StartedRanks, ranks_in
+from tests.support.tiny import TINY
+from trainer.errors import Preempted
 
-# 22 steps an epoch: stops fall in the middle of the second and third.
-WORDS = ("--device", "cpu", "--epochs", "4", "--log-steps", "1", "--run", "r")
-
-
-def _processes(count: int) -> tuple[str, ...]:
-    return ("--processes", str(count), *WORDS)
+# 40 steps an epoch: the third epoch is cut short.
+WORDS = (*GATED, "--max-steps", "100")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[str, list[float]]]:
-    """Digest and validation losses of the run that is never stopped, by number of processes."""
+def undisturbed(
+    forks: Forks, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, tuple[str, list[float]]]:
+    """The digest and validation losses of a run that is never stopped, by number of processes."""
     results = {}
     for count in (1, 2):
-        runner = Trainbox(tmp_path_factory.mktemp(f"undisturbed-{count}"))
-        digest = runner.train(*_processes(count)).digest
-        results[count] = digest, [entry["loss"] for entry in runner.entries("r", "validation")]
+        with ranks_in(forks, tmp_path_factory.mktemp(f"undisturbed-{count}")) as ranks:
+            digest = ranks.train(count, *WORDS).digest
+            results[count] = digest, _validation_losses(ranks.folder)
     return results
 
 
+def _validation_losses(folder: Path) -> list[float]:
+    return [entry["loss"] for entry in Trainbox(folder).entries("r", "validation")]
+
+
+def _steps(folder: Path) -> list[int]:
+    return [entry["step"] for entry in Trainbox(folder).entries("r", "train")]
+
+
+def _held(ranks: Ranks, gates: list[Gate], *words: str) -> StartedRanks:
+    """Start a training and wait until each rank is at its gate."""
+    training = ranks.start(len(gates), "train", *WORDS, *words)
+    for gate in gates:
+        gate.wait_for(training)
+    return training
+
+
 @pytest.mark.parametrize(
-    ("count", "number"),
-    [(1, signal.SIGTERM), (1, signal.SIGINT), (2, signal.SIGHUP), (2, signal.SIGUSR1)],
+    ("count", "number", "last_step"),
+    [
+        (1, signal.SIGTERM, 50),
+        (1, signal.SIGINT, 50),
+        # The ranks agree on a stop while they compute the next step.
+        (2, signal.SIGHUP, 51),
+        (2, signal.SIGUSR1, 51),
+    ],
 )
-def test_a_signal_saves_and_the_same_command_goes_on(
-    trainbox: Trainbox,
+def test_a_signal_saves_and_the_same_command_resumes_to_the_same_bits(
+    ranks: Ranks,
     undisturbed: dict[int, tuple[str, list[float]]],
     count: int,
     number: signal.Signals,
+    last_step: int,
 ) -> None:
-    process = trainbox.start("train", *_processes(count))
-    trainbox.wait_for_step(process, "r", 30)
-    process.send_signal(number)
+    gates: list[Gate] = [SignalGate(ranks.folder, 50, rank) for rank in range(count)]
+    training = _held(ranks, gates)
+    training.send_signal(number)
+    stopped = training.wait()
+    assert stopped.codes == [75] * count, stopped
+    for err in stopped.errs:
+        assert f"trainbox: stopped by {number.name} at step {last_step} of 100, checkpoint" in err
+        assert "checkpoint saved: the same command goes on" in err
+        assert "Traceback" not in err
+    assert _steps(ranks.folder) == list(range(1, last_step + 1))
+    assert (ranks.folder / f"runs/r/checkpoints/step-{last_step:08d}.json").exists()
+
+    resumed = ranks.train(count, *WORDS)
+    assert f"from step {last_step}" in resumed.out
+    assert (resumed.digest, _validation_losses(ranks.folder)) == undisturbed[count]
+    assert _steps(ranks.folder) == list(range(1, 101))
+
+
+def test_ctrl_c_to_the_command_saves_and_the_same_command_resumes(
+    trainbox: Trainbox, ranks: Ranks, undisturbed: dict[int, tuple[str, list[float]]]
+) -> None:
+    """The real command, whose launcher passes the signal on."""
+    gate = SignalGate(trainbox.folder, 50)
+    process = trainbox.start("train", *WORDS)
+    gate.wait_for(process)
+    process.send_signal(signal.SIGINT)
     stopped = finish(process)
     assert stopped.code == 75, stopped.err
-    assert f"trainbox: stopped by {number.name} at step " in stopped.err
-    assert "checkpoint saved: the same command goes on" in stopped.err
+    assert "trainbox: stopped by SIGINT at step 50 of 100, checkpoint saved" in stopped.err
     assert "Traceback" not in stopped.err
-    last_step = trainbox.entries("r", "train")[-1]["step"]
-    assert (trainbox.folder / f"runs/r/checkpoints/step-{last_step:08d}.json").exists()
-
-    resumed = trainbox.train(*_processes(count))
-    assert f"from step {last_step}" in resumed.out
-    digest, losses = undisturbed[count]
-    assert resumed.digest == digest
-    assert [entry["loss"] for entry in trainbox.entries("r", "validation")] == losses
-    assert [entry["step"] for entry in trainbox.entries("r", "train")] == list(range(1, 89))
+    assert ranks.train(1, *WORDS).digest == undisturbed[1][0]
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_kill_loses_only_the_steps_since_the_last_checkpoint(
-    trainbox: Trainbox, undisturbed: dict[int, tuple[str, list[float]]], count: int
+    ranks: Ranks, undisturbed: dict[int, tuple[str, list[float]]], count: int
 ) -> None:
-    words = (*_processes(count), "--checkpoint-steps", "10")
-    process = trainbox.start("train", *words)
-    trainbox.wait_for_step(process, "r", 37)
-    process.send_signal(signal.SIGKILL)
-    assert finish(process).code == -signal.SIGKILL
-    resumed = trainbox.train(*words)
-    assert "resume" in resumed.out
+    gates = [Gate(ranks.folder, 57, rank) for rank in range(count)]
+    training = _held(ranks, gates, "--checkpoint-steps", "10")
+    training.send_signal(signal.SIGKILL)
+    assert training.wait().codes == [-signal.SIGKILL] * count
+    for gate in gates:
+        gate.release()
+    resumed = ranks.train(count, *WORDS, "--checkpoint-steps", "10")
+    # The checkpoint of step 50 may not have been complete.
+    assert any(f"resume     from step {step}, " in resumed.out for step in (40, 50)), resumed.out
     assert resumed.digest == undisturbed[count][0]
 
 
-def test_a_damaged_newest_checkpoint_is_set_aside_for_the_one_before(
-    trainbox: Trainbox, undisturbed: dict[int, tuple[str, list[float]]]
-) -> None:
-    words = (*_processes(1), "--checkpoint-steps", "10")
-    process = trainbox.start("train", *words)
-    trainbox.wait_for_step(process, "r", 40)
-    process.send_signal(signal.SIGTERM)
-    assert finish(process).code == 75
-    newest = sorted((trainbox.folder / "runs/r/checkpoints").glob("*.pt"))[-1]
+def test_a_damaged_newest_checkpoint_is_set_aside_for_the_one_before(here: Here) -> None:
+    here.train("undisturbed")
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(10), checkpoint_steps=4)
+    newest = sorted((here.path() / "checkpoints").glob("*.pt"))[-1]
+    assert newest.name == "step-00000010.pt"
     _flip_a_bit(newest)
     (newest.parent / "step-00000099.pt.tmp").write_bytes(b"left by a crash")
 
-    resumed = trainbox.train(*words)
-    assert f"{newest.name} is damaged (sha256" in resumed.out
+    out = here.train(checkpoint_steps=4)
+    assert f"{newest.name} is damaged (sha256" in out
+    assert "resume     from step 8, " in out
     assert newest.with_name(newest.name + ".damaged").exists()
     assert not list(newest.parent.glob("*.tmp"))
-    assert resumed.digest == undisturbed[1][0]
+    assert here.digest() == here.digest("undisturbed")
 
 
-def test_with_all_checkpoints_damaged_it_does_not_start_over(trainbox: Trainbox) -> None:
-    trainbox.train(*_processes(1))
-    for path in (trainbox.folder / "runs/r/checkpoints").glob("*.pt"):
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_restart(here: Here) -> None:
+    words = ("train", TINY, "--device", "cpu", "--run", "r")
+    assert here.command(*words)[0] == 0
+    for path in (here.path() / "checkpoints").glob("*.pt"):
         _flip_a_bit(path)
-    ended = trainbox("train", *_processes(1))
-    assert ended.code == 4
-    assert "no valid checkpoint" in ended.err
+    code, _, err = here.command(*words)
+    assert code == 4
+    assert "no valid checkpoint" in err
 
 
-def test_the_newest_and_the_best_are_kept(trainbox: Trainbox) -> None:
-    trainbox.train(
-        *_processes(1), "--checkpoint-steps", "5", "--keep", "2", "--best-by", "max:loss"
-    )
-    steps = sorted(path.stem for path in (trainbox.folder / "runs/r/checkpoints").glob("*.pt"))
-    # the loss is highest after the first epoch
-    assert steps == ["step-00000022", "step-00000085", "step-00000088"]
+def test_the_newest_and_the_best_checkpoints_are_kept(here: Here) -> None:
+    here.train(checkpoint_steps=5, keep=2, best_by="max:loss")
+    # The loss is highest after the first epoch of six steps.
+    assert here.steps() == [6, 15, 18]
 
 
-def test_a_complete_run_is_left_as_it_is(trainbox: Trainbox) -> None:
-    first = trainbox.train(*_processes(1))
-    before = (trainbox.folder / "runs/r/metrics.jsonl").read_text()
-    again = trainbox.train(*_processes(1))
-    assert "this run is complete" in again.out
-    assert again.digest == first.digest
-    assert (trainbox.folder / "runs/r/metrics.jsonl").read_text() == before
+def test_a_complete_run_is_left_as_it_is(here: Here) -> None:
+    here.train()
+    before = {path: path.read_bytes() for path in here.path().rglob("*") if path.is_file()}
+    assert "this run is complete" in here.train()
+    metrics = here.path() / "metrics.jsonl"
+    assert metrics.read_bytes() == before[metrics]
+    assert here.steps() == [6, 12, 18]
 
 
-def test_a_second_command_in_the_same_run_is_refused(trainbox: Trainbox) -> None:
-    words = ("--device", "cpu", "--max-steps", "1000000", "--log-steps", "1", "--run", "r")
-    process = trainbox.start("train", *words)
-    trainbox.wait_for_step(process, "r", 1)
-    second = trainbox("train", *words)
-    assert second.code == 2
-    assert "another process trains in runs/r:" in second.err
-    process.send_signal(signal.SIGTERM)
-    assert finish(process).code == 75
+def test_a_second_command_in_the_same_run_is_refused(ranks: Ranks) -> None:
+    gate = Gate(ranks.folder, 1)
+    training = _held(ranks, [gate])
+    second = ranks(1, "train", *WORDS)
+    assert second.codes == [2]
+    assert "another process trains in runs/r:" in second.errs[0]
+    gate.release()
+    assert training.wait().codes == [0]
 
 
-def test_other_settings_in_the_same_run_are_refused_with_the_difference(trainbox: Trainbox) -> None:
-    trainbox.train(*_processes(1))
-    other = trainbox("train", *_processes(1), "--lr", "0.5")
-    assert other.code == 2
-    assert "learning_rate: 0.003 -> 0.5" in other.err
-    assert trainbox("train", *_processes(1), "--resume", "never").code == 2
+def test_a_resume_with_other_settings_is_refused_with_the_difference(here: Here) -> None:
+    words = ("train", TINY, "--device", "cpu", "--run", "r")
+    assert here.command(*words)[0] == 0
+    code, _, err = here.command(*words, "--lr", "0.5")
+    assert code == 2
+    assert "learning_rate: 0.05 -> 0.5" in err
+    assert here.command(*words, "--resume", "never")[0] == 2
 
 
 def _flip_a_bit(path: Path) -> None:

@@ -1,0 +1,70 @@
+"""Nodes that meet on loopback."""
+
+import contextlib
+import queue
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from trainer.launch import rendezvous
+from trainer.launch.rendezvous import Meeting, Node, meet
+
+
+def free_port() -> int:
+    """Return a port on which no program listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def node_of(rank: int, port: int, nnodes: int = 2, **other: Any) -> Node:
+    """Return the node `rank`, which has `rank + 1` processes; `other` are fields of `Node`."""
+    fields = {
+        "processes": rank + 1,
+        "endpoint": f"127.0.0.1:{port}",
+        "job": "j",
+        "timeout_s": 120,
+    }
+    return Node(rank, nnodes, **fields | other)
+
+
+class Party:
+    """Nodes in this process, each on a thread."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._pool = stack.enter_context(ThreadPoolExecutor(8))
+        self.said = queue.Queue[str]()
+
+    def start(self, node: Node, say: Callable[[str], None] | None = None) -> Callable[[], Meeting]:
+        """Let a node meet the others; the returned function waits for the result."""
+        met = self._pool.submit(meet, node, say or self.said.put)
+
+        def result() -> Meeting:
+            answer = met.result(120)
+            for connection in [line.connection for line in answer.lines] + (
+                [answer.store] if answer.store else []
+            ):
+                self._stack.callback(connection.close)
+            return answer
+
+        return result
+
+    def hear(self) -> str:
+        """Return the next message that a node has printed."""
+        return self.said.get(timeout=120)
+
+
+@pytest.fixture
+def party() -> Iterator[Party]:
+    with contextlib.ExitStack() as stack:
+        yield Party(stack)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report each second, instead of each 10 s, which nodes are missing."""
+    monkeypatch.setattr(rendezvous, "_REPORT_EVERY_S", 1)
