@@ -1,208 +1,68 @@
-"""Values that processes send each other are JSON: they arrive unchanged, and no peer's code
-runs.
+"""Values that processes send each other are JSON.
+
+They arrive unchanged, and no code of another process runs.
 """
 
 import ast
 import json
-import math
-import os
 import pickle
 import re
-import subprocess
-import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.distributed.test_nodes import _free_port
-from tests.support.commands import Trainbox, clean_environment, finish
+from tests.support.commands import Trainbox, finish
+from tests.support.exchange_checks import VALUES
 from tests.support.hostile import Evil
+from tests.support.nodes import free_port
 from tests.support.paths import SUPPORT
+from tests.support.ranks import Ranks
+from tests.support.tiny import TINY
 
 ROOT = Path(__file__).parents[2]
 SAME_VERSION = "start the same version of Trainbox on each machine"
-VALUES: list[Any] = [
-    *(
-        None,
-        True,
-        0,
-        -(2**62),
-        0.1,
-        -0.0,
-        1e-310,
-        math.pi,
-        math.inf,
-        math.nan,
-        "",
-        "ä\n\x1b[31m\ud800",
-        [],
-        {},
-    ),
-    {"accuracy": 0.1 + 0.2, "loss": math.nan, "deep": [[1, [2.5, None]], {"x": []}]},
-]
 
 
-# Two ranks, forked from a process that has loaded torch. Each check runs on both and returns what
-# rank 0 found.
-
-
-def _values(process: Any) -> list[str]:
-    first = [
-        repr(process.from_first(value if process.is_first else "rank 1's own")) for value in VALUES
-    ]
-    each = [[repr(one) for one in process.from_each([process.rank, value])] for value in VALUES]
-    assert each == [[repr([rank, value]) for rank in range(2)] for value in VALUES]
-    return first
-
-
-def _sends_a_pickle(process: Any) -> str:
-    from tests.support import hostile
-    from trainer.parallel import world as distributed
-
-    if not process.is_first:
-        distributed._packed = hostile.packed
-    try:
-        return repr(process.from_each(Evil() if process.rank else 0))
-    except distributed.NetworkFailure as failure:
-        return str(failure)
-
-
-def _sends_other_bytes(process: Any) -> list[str]:
-    """What rank 0 makes of sizes and bytes that a peer chose."""
-    import torch
-    import torch.distributed as dist
-
-    from trainer.parallel import world as distributed
-
-    found = []
-    for size, sent in (
-        (-1, b""),
-        (0, b""),
-        (2**40, b""),
-        (8, b"[" * 8),
-        (3, b"\xff\xfe\x00"),
-        (4, b"nul]"),
-    ):
-        if process.is_first:
-            try:
-                process.from_each(None)
-            except distributed.NetworkFailure as failure:
-                found.append(str(failure))
-        else:
-            dist.all_gather(
-                [torch.empty(1, dtype=torch.int64) for _ in range(2)], torch.tensor([size])
-            )
-            if sent:
-                bytes_N = torch.zeros(max(len(sent), 4), dtype=torch.uint8)
-                bytes_N[: len(sent)] = torch.frombuffer(bytearray(sent), dtype=torch.uint8)
-                dist.all_gather([torch.empty_like(bytes_N) for _ in range(2)], bytes_N)
-    return found
-
-
-def _uses_objects(process: Any) -> list[str]:
-    """torch's own object collectives between two machines, as torch.compile may call them."""
-    import torch.distributed as dist
-
-    from trainer.errors import WrongUse
-
-    plain: list[Any] = [None, None]
-    dist.all_gather_object(plain, [0.5, "a", {"b": (1, None)}])
-    found = [repr(plain[1])]
-    values: list[Any] = [None, None]
-    try:
-        dist.all_gather_object(values, Evil() if process.rank else 0)
-    except WrongUse as refused:
-        found.append(str(refused))
-    return found
-
-
-def _serve(folder: str) -> None:
-    """Run each check on two forked ranks of its own, and print what rank 0 found."""
-    import trainer.session  # noqa: F401 - loaded once
-
-    os.environ.update(WORLD_SIZE="2", GROUP_WORLD_SIZE="2", LOCAL_RANK="0")
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
-    for check in CHECKS:
-        Evil.marker = f"{folder}/{check.__name__}"
-        os.environ["TRAINBOX_STORE"] = f"{folder}/store-{check.__name__}"
-        for rank in (0, 1):
-            if os.fork() == 0:
-                os.environ["RANK"] = str(rank)
-                _rank(check)
-        codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2)]
-        assert codes == [0, 0], (check, codes)
-
-
-CHECKS = (_values, _sends_a_pickle, _sends_other_bytes, _uses_objects)
-
-
-def _rank(check: Callable[[Any], Any]) -> None:
-    try:
-        from trainer.parallel.world import World
-
-        process = World.start("cpu")
-        found = check(process)
-        if process.is_first:
-            print(json.dumps(found), flush=True)
-        process.barrier()
-        os._exit(0)
-    except BaseException:  # noqa: BLE001 - a fork must not return into the test
-        traceback.print_exc()
-        os._exit(1)
-
-
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The folder of the markers, and what each check found."""
-    folder = tmp_path_factory.mktemp("exchange")
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"from tests.distributed.test_exchange import _serve; _serve({str(folder)!r})",
-        ],
-        cwd=ROOT,
-        env=clean_environment(OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=200,
+def _found(ranks: Ranks, check: str) -> Any:
+    """Run a check of `exchange_checks` on two ranks of two machines; no peer's code may run."""
+    marker = ranks.folder / "marker"
+    ended = ranks(
+        2,
+        check,
+        str(marker),
+        module="tests.support.exchange_checks",
+        env={"GROUP_WORLD_SIZE": "2"},
     )
-    assert done.returncode == 0, done.stderr
-    lines = map(json.loads, done.stdout.splitlines())
-    return folder, {check.__name__: line for check, line in zip(CHECKS, lines, strict=True)}
+    assert ended.codes == [0, 0], ended
+    assert not marker.exists()
+    return json.loads(ended.out)
 
 
-Found = tuple[Path, dict[str, Any]]
+def test_values_arrive_bit_by_bit(ranks: Ranks) -> None:
+    assert _found(ranks, "values") == [repr(value) for value in VALUES]
 
 
-def test_values_arrive_bit_by_bit(ran: Found) -> None:
-    assert ran[1]["_values"] == [repr(value) for value in VALUES]
-
-
-def test_no_check_ran_a_peers_code(ran: Found) -> None:
-    assert [path.name for path in ran[0].iterdir() if not path.name.startswith("store-")] == []
-
-
-def test_a_pickle_from_a_peer_is_not_loaded(ran: Found) -> None:
+def test_a_pickle_from_a_peer_is_not_loaded(ranks: Ranks) -> None:
     assert (
-        ran[1]["_sends_a_pickle"] == f"another process sent bytes that are not JSON: {SAME_VERSION}"
+        _found(ranks, "sends_a_pickle")
+        == f"another process sent bytes that are not JSON: {SAME_VERSION}"
     )
 
 
-def test_sizes_and_bytes_that_a_peer_chose_are_refused(ran: Found) -> None:
+def test_sizes_and_bytes_that_a_peer_chose_are_refused(ranks: Ranks) -> None:
     sizes = [
         f"another process announced {size} bytes instead of 1 to 16777216"
         for size in (-1, 0, 2**40)
     ]
     garbled = ["another process sent bytes that are not JSON"] * 3
-    assert ran[1]["_sends_other_bytes"] == [f"{text}: {SAME_VERSION}" for text in sizes + garbled]
+    assert _found(ranks, "sends_other_bytes") == [
+        f"{text}: {SAME_VERSION}" for text in sizes + garbled
+    ]
 
 
-def test_objects_of_torchs_own_collectives_are_refused_between_machines(ran: Found) -> None:
-    plain, refused = ran[1]["_uses_objects"]
+def test_objects_of_torchs_own_collectives_are_refused_between_machines(ranks: Ranks) -> None:
+    plain, refused = _found(ranks, "uses_objects")
     assert plain == "[0.5, 'a', {'b': (1, None)}]"
     assert re.fullmatch(
         r"a collective of torch.distributed received an object of _?io.open from another machine, "
@@ -219,17 +79,32 @@ def test_a_value_that_json_would_change_is_a_mistake(value: Any) -> None:
         _packed(value)
 
 
+def test_a_rank_that_sends_pickles_ends_the_training_with_7(ranks: Ranks) -> None:
+    marker = ranks.folder / "marker"
+    words = ("train", TINY, "--device", "cpu", "--run", "r", "--max-steps", "4")
+    ended = ranks(
+        2,
+        str(marker),
+        *words,
+        module="tests.support.hostile",
+        env={"GROUP_WORLD_SIZE": "2"},
+    )
+    assert ended.codes[0] == 7, ended
+    assert "another process sent bytes that are not JSON" in ended.errs[0]
+    assert "Traceback" not in ended.errs[0]
+    assert not marker.exists()
+
+
+@pytest.mark.slow
 def test_a_node_that_sends_pickles_ends_the_training_with_7(trainbox: Trainbox) -> None:
-    """The whole way: it joins as node 1, trains along, and sends a pickle when values are
-    exchanged.
-    """
+    """Start the real command on two nodes, where node 1 sends pickles instead of values."""
     place = (
         "--nnodes",
         "2",
         "--rdzv-timeout-s",
         "60",
         "--rdzv-endpoint",
-        f"127.0.0.1:{_free_port()}",
+        f"127.0.0.1:{free_port()}",
     )
     words = (
         "train",

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.test_nodes import _free_port, _node, _Party, often, party
 from tests.support.commands import clean_environment
+from tests.support.nodes import Party, free_port, node_of
+from tests.support.ranks import Ranks, StartedRanks
 from trainer.errors import Failure, NetworkFailure, WrongUse
 from trainer.launch import rendezvous as meeting
 from trainer.launch import torchrun
@@ -27,8 +28,6 @@ _HOST = socket.gethostname()
 _SECRET, _OTHER = b"0123456789abcdef", b"fedcba9876543210"
 _NONCE = "0" * 32
 _HELLO = {"node_rank": 1, "nnodes": 2, "job": "j", "processes": 1, "host": "h"}
-
-__all__ = ["often", "party"]  # fixtures
 
 
 class _Stranger:
@@ -71,10 +70,10 @@ def strangers() -> Iterator[Any]:
         yield start
 
 
-def _listening(party: _Party, **other: Any) -> tuple[Any, int]:
+def _listening(party: Party, **other: Any) -> tuple[Any, int]:
     """Node 0 of two, that is listening, and its port."""
-    port = _free_port()
-    first = party.start(_node(0, port, **other))
+    port = free_port()
+    first = party.start(node_of(0, port, **other))
     while True:
         with (
             contextlib.suppress(ConnectionRefusedError),
@@ -101,7 +100,7 @@ def _listening(party: _Party, **other: Any) -> tuple[Any, int]:
     ],
 )
 def test_a_hello_out_of_range_is_refused_and_node_1_still_joins(
-    party: _Party, strangers: Any, hello: dict[str, Any], reason: str
+    party: Party, strangers: Any, hello: dict[str, Any], reason: str
 ) -> None:
     first, port = _listening(party)
     stranger = strangers(port)
@@ -111,11 +110,11 @@ def test_a_hello_out_of_range_is_refused_and_node_1_still_joins(
         "refused": f"node 0 does not understand this node ({reason})",
         "code": 2,
     }
-    assert party.start(_node(1, port))().processes == first().processes == (1, 2)
+    assert party.start(node_of(1, port))().processes == first().processes == (1, 2)
 
 
 def test_garbage_at_any_point_ends_a_strangers_connection_alone(
-    party: _Party, strangers: Any
+    party: Party, strangers: Any
 ) -> None:
     first, port = _listening(party)
     infinite = json.dumps(_HELLO).replace('"processes": 1', '"processes": Infinity').encode()
@@ -143,12 +142,12 @@ def test_garbage_at_any_point_ends_a_strangers_connection_alone(
         stranger.greet()
         stranger.send(words)
         assert b"store_port" not in stranger.rest()
-    assert party.start(_node(1, port))().processes == first().processes == (1, 2)
+    assert party.start(node_of(1, port))().processes == first().processes == (1, 2)
 
 
 @pytest.mark.parametrize("begin", [b"", b"{", b'{"nonce": "00'])
 def test_a_silent_or_slow_stranger_is_dropped_in_time(
-    party: _Party, strangers: Any, monkeypatch: pytest.MonkeyPatch, begin: bytes
+    party: Party, strangers: Any, monkeypatch: pytest.MonkeyPatch, begin: bytes
 ) -> None:
     monkeypatch.setattr(meeting, "_HELLO_S", 0.3)
     monkeypatch.setattr(meeting, "_LOOK_EVERY_S", 0.1)
@@ -156,7 +155,7 @@ def test_a_silent_or_slow_stranger_is_dropped_in_time(
     stranger = strangers(port)
     stranger.send(begin)
     assert stranger.rest() == b""
-    assert party.start(_node(1, port))().processes == first().processes == (1, 2)
+    assert party.start(node_of(1, port))().processes == first().processes == (1, 2)
 
 
 _NODE_0 = """
@@ -168,9 +167,9 @@ print(meet(Node(0, 2, 1, f"127.0.0.1:{sys.argv[1]}", "j", 120), print).processes
 
 
 def test_a_thousand_silent_connections_leave_node_0_its_files_and_node_1_its_place(
-    party: _Party,
+    party: Party,
 ) -> None:
-    port = _free_port()
+    port = free_port()
     node_0 = subprocess.Popen(
         [sys.executable, "-c", _NODE_0, str(port)],
         env=clean_environment(),
@@ -189,7 +188,7 @@ def test_a_thousand_silent_connections_leave_node_0_its_files_and_node_1_its_pla
         for _ in range(300):
             silent.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
         assert len(list(Path(f"/proc/{node_0.pid}/fd").iterdir())) < 100
-        assert party.start(_node(1, port))().processes == (1, 2)
+        assert party.start(node_of(1, port))().processes == (1, 2)
     out, err = node_0.communicate(timeout=120)
     assert (node_0.returncode, out, err) == (0, "(1, 2)\n", "")
 
@@ -197,10 +196,10 @@ def test_a_thousand_silent_connections_leave_node_0_its_files_and_node_1_its_pla
 # The secret.
 
 
-def test_nodes_with_the_same_secret_meet_and_hear_of_each_others_end(party: _Party) -> None:
-    port = _free_port()
+def test_nodes_with_the_same_secret_meet_and_hear_of_each_others_end(party: Party) -> None:
+    port = free_port()
     nodes = [
-        met() for met in [party.start(_node(rank, port, 3, secret=_SECRET)) for rank in range(3)]
+        met() for met in [party.start(node_of(rank, port, 3, secret=_SECRET)) for rank in range(3)]
     ]
     assert {node.processes for node in nodes} == {(1, 2, 3)}
     heard = queue.Queue[tuple[str, int]]()
@@ -219,13 +218,13 @@ def test_nodes_with_the_same_secret_meet_and_hear_of_each_others_end(party: _Par
 )
 @pytest.mark.parametrize("job", ["j", "another"])
 def test_a_node_without_the_same_secret_is_refused_and_the_right_one_joins(
-    party: _Party, here: bytes | None, there: bytes | None, reason: str, job: str
+    party: Party, here: bytes | None, there: bytes | None, reason: str, job: str
 ) -> None:
     """A node of another job, as at a port that two jobs share, is refused with 7: its scheduler may
     try again.
     """
-    port = _free_port()
-    first = party.start(_node(0, port, secret=here))
+    port = free_port()
+    first = party.start(node_of(0, port, secret=here))
     failure: type[Failure] = WrongUse
     text = f"{reason}: set RDZV_SECRET to the same text on each node"
     if job == "another":
@@ -234,18 +233,18 @@ def test_a_node_without_the_same_secret_is_refused_and_the_right_one_joins(
             f"node 1 ({_HOST}, 127.0.0.1) is of job another, and job j meets at 127.0.0.1:{port}",
         )
     with pytest.raises(failure) as refused:
-        party.start(_node(1, port, secret=there, job=job), lambda _: None)()
+        party.start(node_of(1, port, secret=there, job=job), lambda _: None)()
     assert str(refused.value) == text
     while (heard := party.hear()) != text:
         assert heard.startswith("waiting for node 1 ")
     assert (
-        party.start(_node(1, port, secret=here), lambda _: None)().processes
+        party.start(node_of(1, port, secret=here), lambda _: None)().processes
         == first().processes
         == (1, 2)
     )
 
 
-def test_a_recorded_hello_cannot_be_sent_again(party: _Party, strangers: Any) -> None:
+def test_a_recorded_hello_cannot_be_sent_again(party: Party, strangers: Any) -> None:
     first, port = _listening(party, secret=_SECRET)
     recorder, replayer = strangers(port), strangers(port)
     nonce = recorder.greet()
@@ -287,10 +286,10 @@ def test_a_message_is_believed_once_and_in_its_own_direction() -> None:
                 lines[1 - number].read()
 
 
-def test_a_program_in_the_place_of_node_0_is_not_believed(party: _Party) -> None:
+def test_a_program_in_the_place_of_node_0_is_not_believed(party: Party) -> None:
     with socket.create_server(("127.0.0.1", 0)) as impostor:
         port = impostor.getsockname()[1]
-        second = party.start(_node(1, port, secret=_SECRET))
+        second = party.start(node_of(1, port, secret=_SECRET))
         connection, _ = impostor.accept()
         with connection:
             connection.sendall(json.dumps({"nonce": _NONCE}).encode() + b"\n")
@@ -311,10 +310,10 @@ def test_a_program_in_the_place_of_node_0_is_not_believed(party: _Party) -> None
         {"processes": [1, 2]},
     ],
 )
-def test_an_answer_out_of_range_is_not_node_0s(party: _Party, answer: dict[str, Any]) -> None:
+def test_an_answer_out_of_range_is_not_node_0s(party: Party, answer: dict[str, Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as impostor:
         port = impostor.getsockname()[1]
-        second = party.start(_node(1, port))
+        second = party.start(node_of(1, port))
         connection, _ = impostor.accept()
         with connection:
             connection.sendall(
@@ -328,7 +327,7 @@ def test_an_answer_out_of_range_is_not_node_0s(party: _Party, answer: dict[str, 
 
 
 def test_an_endpoint_that_is_every_interface_is_refused_whatever_its_name(
-    party: _Party, monkeypatch: pytest.MonkeyPatch
+    party: Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # refused
     everywhere = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("0.0.0.0", 1))]  # noqa: S104
@@ -337,7 +336,7 @@ def test_an_endpoint_that_is_every_interface_is_refused_whatever_its_name(
         WrongUse,
         match=r"^--rdzv-endpoint any:1 is 0.0.0.0, which is not the address of one machine: ",
     ):
-        party.start(_node(0, 0, endpoint="any:1"))()
+        party.start(node_of(0, 0, endpoint="any:1"))()
 
 
 def test_the_secret_is_taken_out_of_the_environment(tmp_path: Path) -> None:
@@ -351,7 +350,7 @@ def test_the_secret_is_taken_out_of_the_environment(tmp_path: Path) -> None:
         assert take_secret(env) == _SECRET
         assert env == {}
     assert take_secret({"RDZV_SECRET": ""}) is None
-    assert repr(_node(0, 1, secret=_SECRET)) == repr(_node(0, 1))
+    assert repr(node_of(0, 1, secret=_SECRET)) == repr(node_of(0, 1))
 
 
 def test_a_secret_that_cannot_protect_is_refused(tmp_path: Path) -> None:
@@ -406,35 +405,31 @@ sys.exit(torchrun.main())
 """
 
 
-def _node_0(port: int, before: str = "", **env: str) -> subprocess.Popen[str]:
-    program = [sys.executable, "-c", _PROGRAM.format(port=port, before=before)]
-    return subprocess.Popen(
-        program,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=clean_environment(**env),
-    )
+def _node_0(ranks: Ranks, port: int, before: str = "", **env: str) -> StartedRanks:
+    program = _PROGRAM.format(port=port, before=before)
+    return ranks.start(1, program, module="tests.support.program", env=env)
 
 
-def test_ranks_do_not_inherit_the_secret_and_nobody_prints_it(party: _Party) -> None:
-    port = _free_port()
-    node = _node_0(port, RDZV_SECRET=_SECRET.decode())
-    party.start(_node(1, port, secret=_SECRET), lambda _: None)()
-    out, err = node.communicate(timeout=120)
-    assert (node.returncode, out) == (0, "[]\n")
-    assert [line for line in err.splitlines() if "waiting for node 1" not in line] == [
+def test_ranks_do_not_inherit_the_secret_and_nobody_prints_it(party: Party, ranks: Ranks) -> None:
+    port = free_port()
+    node = _node_0(ranks, port, RDZV_SECRET=_SECRET.decode())
+    party.start(node_of(1, port, secret=_SECRET), lambda _: None)()
+    ended = node.wait()
+    assert (ended.codes, ended.out) == ([0], "[]\n")
+    assert [line for line in ended.errs[0].splitlines() if "waiting for node 1" not in line] == [
         f"trainbox: 2 nodes met at 127.0.0.1:{port} over lo: 1 + 2 processes"
     ]
 
 
-def test_without_a_secret_a_warning_says_who_can_join_and_a_crash_of_the_rendezvous_is_7() -> None:
+def test_without_a_secret_a_warning_says_who_can_join_and_a_crash_of_the_rendezvous_is_7(
+    ranks: Ranks,
+) -> None:
     node = _node_0(
-        29999, before="import trainer.launch.rendezvous as m; m._host = lambda *_: [][0]"
+        ranks, 29999, before="import trainer.launch.rendezvous as m; m._host = lambda *_: [][0]"
     )
-    out, err = node.communicate(timeout=120)
-    assert (node.returncode, out) == (7, "")
-    assert err.splitlines() == [
+    ended = node.wait()
+    assert (ended.codes, ended.out) == ([7], "")
+    assert ended.errs[0].splitlines() == [
         "trainbox: RDZV_SECRET is not set: every program that reaches 127.0.0.1:29999 can "
         "join this training as a node; "
         "set it to the same text on each node",

@@ -1,7 +1,9 @@
-"""A rank that sends pickles: `python hostile.py MARKER train ...` trains, and its pickles write
-MARKER when they are loaded.
+"""A training whose rank 1 sends pickles: `python hostile.py MARKER train ...`.
+
+A pickle writes the file MARKER when it is loaded.
 """
 
+import os
 import pickle
 import runpy
 import sys
@@ -14,7 +16,7 @@ from trainer.parallel import world as distributed
 
 
 class Evil:
-    """Whoever unpickles it writes the marker."""
+    """An object whose unpickling writes the marker."""
 
     marker = ""
 
@@ -28,12 +30,13 @@ def packed(_value: Any) -> torch.Tensor:
 
 
 def main() -> None:
-    """Train as the others do, and send pickles instead of values."""
+    """Train as the other ranks do; rank 1 sends pickles instead of values."""
     Evil.marker = sys.argv.pop(1)
-    real = dist.all_gather_object
-    # what a version with pickles would call
-    dist.all_gather_object = lambda values, _value: real(values, Evil())
-    distributed._packed = packed
+    if os.environ["RANK"] == "1":
+        real = dist.all_gather_object
+        # what a version with pickles would call
+        dist.all_gather_object = lambda values, _value: real(values, Evil())
+        distributed._packed = packed
     sys.argv[0] = "trainer"
     runpy.run_module("trainer", run_name="__main__")
 

@@ -1,0 +1,105 @@
+"""Checks of what two ranks send each other: `python -m tests.support.exchange_checks NAME MARKER`.
+
+Each rank runs the check, and rank 0 prints its result as JSON. Code of a peer that runs writes the
+file MARKER.
+"""
+
+import json
+import math
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tests.support import hostile
+from tests.support.hostile import Evil
+from trainer.errors import WrongUse
+from trainer.parallel import world as distributed
+
+VALUES: list[Any] = [
+    *(
+        None,
+        True,
+        0,
+        -(2**62),
+        0.1,
+        -0.0,
+        1e-310,
+        math.pi,
+        math.inf,
+        math.nan,
+        "",
+        "ä\n\x1b[31m\ud800",
+        [],
+        {},
+    ),
+    {"accuracy": 0.1 + 0.2, "loss": math.nan, "deep": [[1, [2.5, None]], {"x": []}]},
+]
+
+
+def values(process: Any) -> list[str]:
+    first = [
+        repr(process.from_first(value if process.is_first else "rank 1's own")) for value in VALUES
+    ]
+    each = [[repr(one) for one in process.from_each([process.rank, value])] for value in VALUES]
+    assert each == [[repr([rank, value]) for rank in range(2)] for value in VALUES]
+    return first
+
+
+def sends_a_pickle(process: Any) -> str:
+    if not process.is_first:
+        distributed._packed = hostile.packed
+    try:
+        return repr(process.from_each(Evil() if process.rank else 0))
+    except distributed.NetworkFailure as failure:
+        return str(failure)
+
+
+def sends_other_bytes(process: Any) -> list[str]:
+    """What rank 0 makes of sizes and bytes that a peer chose."""
+    found = []
+    for size, sent in (
+        (-1, b""),
+        (0, b""),
+        (2**40, b""),
+        (8, b"[" * 8),
+        (3, b"\xff\xfe\x00"),
+        (4, b"nul]"),
+    ):
+        if process.is_first:
+            try:
+                process.from_each(None)
+            except distributed.NetworkFailure as failure:
+                found.append(str(failure))
+        else:
+            dist.all_gather(
+                [torch.empty(1, dtype=torch.int64) for _ in range(2)], torch.tensor([size])
+            )
+            if sent:
+                bytes_N = torch.zeros(max(len(sent), 4), dtype=torch.uint8)
+                bytes_N[: len(sent)] = torch.frombuffer(bytearray(sent), dtype=torch.uint8)
+                dist.all_gather([torch.empty_like(bytes_N) for _ in range(2)], bytes_N)
+    return found
+
+
+def uses_objects(process: Any) -> list[str]:
+    """torch's own object collectives between two machines, as torch.compile may call them."""
+    plain: list[Any] = [None, None]
+    dist.all_gather_object(plain, [0.5, "a", {"b": (1, None)}])
+    found = [repr(plain[1])]
+    values: list[Any] = [None, None]
+    try:
+        dist.all_gather_object(values, Evil() if process.rank else 0)
+    except WrongUse as refused:
+        found.append(str(refused))
+    return found
+
+
+if __name__ == "__main__":
+    name, Evil.marker = sys.argv[1:]
+    process = distributed.World.start("cpu")
+    found = globals()[name](process)
+    if process.is_first:
+        print(json.dumps(found), flush=True)
+    process.barrier()
