@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -18,7 +18,8 @@ def _stat(pid: int) -> tuple[str, int, str] | None:
     return words[0], int(words[1]), words[19]
 
 
-def _children(parent: int) -> list[int]:
+def children_of(parent: int) -> list[int]:
+    """Return the ids of a process's children that run."""
     pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
     return sorted(
         pid
@@ -34,39 +35,18 @@ def _rank_of(pid: int) -> str:
     )
 
 
-class Job:
-    """What `trainbox train` has started: the launcher, its ranks by number, and their loader
-    workers.
+class Processes:
+    """Processes that run now; another process that gets one of their ids later does not count."""
 
-    `ranks` is how many, or which on a node of several. A single process is its own launcher and has
-    no ranks.
-    """
-
-    def __init__(self, process: "subprocess.Popen[str]", ranks: int | Sequence[int]) -> None:
-        # Not the one that asks the NVIDIA driver, which is in its parent's session.
-        (self.launcher,) = (pid for pid in _children(process.pid) if os.getsid(pid) == pid)
-        children = _children(self.launcher)
-        self.ranks = {rank: pid for pid in children if (rank := _rank_of(pid))}
-        assert sorted(self.ranks) == [
-            str(rank) for rank in (range(ranks) if isinstance(ranks, int) else ranks)
-        ]
-        self.workers = (
-            [worker for rank in self.ranks.values() for worker in _children(rank)]
-            if ranks
-            else children
-        )
-        self.started = {
-            pid: stat[2]
-            for pid in [self.launcher, *children, *self.workers]
-            if (stat := _stat(pid))
-        }
+    def __init__(self, pids: Iterable[int]) -> None:
+        self.started = {pid: stat[2] for pid in pids if (stat := _stat(pid))}
 
     def signal_all(self, number: signal.Signals) -> None:
         for pid in self.living():
             os.kill(pid, number)
 
     def living(self) -> list[int]:
-        """Those that still run: a zombie does not, nor another process that has got the number."""
+        """Return the ids of the processes that still run; a zombie does not."""
         return [
             pid
             for pid, started in self.started.items()
@@ -78,6 +58,29 @@ class Job:
         while self.living():
             assert time.monotonic() < deadline, f"still running: {self.living()}"
             time.sleep(0.02)
+
+
+class Job(Processes):
+    """What `trainbox train` has started: the launcher, its ranks and their loader workers.
+
+    `ranks` is their number, or a list of the ranks on this node. A single process is its own
+    launcher and has no ranks.
+    """
+
+    def __init__(self, process: "subprocess.Popen[str]", ranks: int | Sequence[int]) -> None:
+        # The process that asks the NVIDIA driver is in its parent's session.
+        (self.launcher,) = (pid for pid in children_of(process.pid) if os.getsid(pid) == pid)
+        children = children_of(self.launcher)
+        self.ranks = {rank: pid for pid in children if (rank := _rank_of(pid))}
+        assert sorted(self.ranks) == [
+            str(rank) for rank in (range(ranks) if isinstance(ranks, int) else ranks)
+        ]
+        self.workers = (
+            [worker for rank in self.ranks.values() for worker in children_of(rank)]
+            if ranks
+            else children
+        )
+        super().__init__([self.launcher, *children, *self.workers])
 
 
 def listening(pid: int) -> set[str]:

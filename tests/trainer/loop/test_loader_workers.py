@@ -1,6 +1,4 @@
-"""Loader workers that fail or die end the training with the cause: they leave signals to their
-parent, it must not wait.
-"""
+"""A loader worker that fails or dies ends the training with the cause."""
 
 import os
 import re
@@ -9,57 +7,64 @@ import sys
 
 import pytest
 
-from tests.support.commands import Trainbox, finish
+from tests.support.faults import Gate
 from tests.support.paths import SUPPORT
-from tests.support.processes import Job
+from tests.support.processes import Processes, children_of
+from tests.support.ranks import Ranks, StartedRanks
 from trainer.cli import commands as cli
 
 _JOBS = SUPPORT / "jobs.py"
-_WORDS = ("--workers", "2", "--device", "cpu", "--log-steps", "1", "--run", "r")
+
+
+def _held(ranks: Ranks, task: str) -> tuple[Gate, StartedRanks, Processes]:
+    """Start a training with two loader workers and hold it in its fifth step."""
+    gate = Gate(ranks.folder, 5)
+    words = ("--workers", "2", "--device", "cpu", "--log-steps", "1", "--run", "r")
+    training = ranks.start(1, "train", f"{_JOBS}:{task}", *words)
+    gate.wait_for(training)
+    workers = Processes(children_of(training.pids[0]))
+    assert len(workers.started) >= 2
+    return gate, training, workers
 
 
 def test_an_example_that_cannot_be_read_ends_the_training_with_the_users_error(
-    trainbox: Trainbox,
+    ranks: Ranks,
 ) -> None:
-    process = trainbox.start("train", f"{_JOBS}:Holey", *_WORDS)
-    trainbox.wait_for_step(process, "r", 1)
-    (trainbox.folder / "broken").touch()
-    job = Job(process, 0)
-    ended = finish(process, timeout_s=120)  # it once waited for its workers for good
-    assert ended.code == 2
+    gate, training, workers = _held(ranks, "Holey")
+    (ranks.folder / "broken").touch()
+    gate.release()
+    ended = training.wait()
+    assert ended.codes == [2]
     assert re.search(
         r"^trainbox: task Holey: the dataset's __getitem__\(\) raised ValueError: "
         r"recording 600 is broken "
         r"\(.*jobs\.py:\d+\): fix the task; "
         r"traceback in runs/r/logs/rank-0\.log$",
-        ended.err,
+        ended.errs[0],
         re.MULTILINE,
     )
-    assert "Traceback" not in ended.err
+    assert "Traceback" not in ended.errs[0]
     assert (
         "Caught ValueError in DataLoader worker process"
-        in (trainbox.folder / "runs/r/logs/rank-0.log").read_text()
+        in (ranks.folder / "runs/r/logs/rank-0.log").read_text()
     )
-    job.wait_until_gone()
+    workers.wait_until_gone()
 
 
-def test_a_killed_loader_worker_ends_the_training_with_the_cause(trainbox: Trainbox) -> None:
-    process = trainbox.start("train", f"{_JOBS}:Shaky", *_WORDS)
-    trainbox.wait_for_step(process, "r", 50)
-    job = Job(process, 0)
-    assert len(job.workers) >= 2
-    os.kill(job.workers[0], signal.SIGKILL)
-    ended = finish(process, timeout_s=120)
-    assert ended.code not in (0, 75)
-    words = (
-        f" (pid {job.workers[0]}) is killed by signal: Killed",
-        f" (pid(s) {job.workers[0]}) exited",
+def test_a_killed_loader_worker_ends_the_training_with_the_cause(ranks: Ranks) -> None:
+    gate, training, workers = _held(ranks, "Shaky")
+    killed = next(iter(workers.started))
+    os.kill(killed, signal.SIGKILL)
+    gate.release()
+    ended = training.wait()
+    texts = (
+        f" (pid {killed}) is killed by signal: Killed",
+        f" (pid(s) {killed}) exited",
         " exited unexpectedly",
     )
-    assert any(f"DataLoader worker{text}" in ended.err for text in words)
-    assert ended.code == 1
-    assert trainbox.entries("r", "train")[-1]["step"] < 400
-    job.wait_until_gone()
+    assert any(f"DataLoader worker{text}" in ended.errs[0] for text in texts)
+    assert ended.codes == [1]
+    workers.wait_until_gone()
 
 
 @pytest.mark.parametrize(

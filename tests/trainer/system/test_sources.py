@@ -1,0 +1,35 @@
+"""The source files that this process has loaded."""
+
+import hashlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from trainer.system.sources import loaded_sources
+
+
+def test_a_class_that_gets_an_attribute_meanwhile_does_not_end_the_search(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As when the thread that saves imports a module while the classes are searched."""
+
+    class Searched:
+        pass
+
+    class AddsAnAttribute:
+        @property
+        def __class__(self) -> type:
+            Searched.added = True  # type: ignore[attr-defined]
+            return AddsAnAttribute
+
+    Searched.first = AddsAnAttribute()  # type: ignore[attr-defined]
+    module = ModuleType("searched_module")
+    file = tmp_path / "searched_module.py"
+    file.write_text("a file of the user's")
+    vars(module).update(__file__=str(file), Searched=Searched)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    assert loaded_sources()[module.__name__] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert vars(Searched)["added"]
