@@ -1,16 +1,19 @@
 """Torch's compiler: a training that compiles nothing does not import it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.commands import clean_environment
 from tests.support.paths import ROOT
 from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
+from trainer.loop import compiler
 
 # Runs each program of standard input in a fork. The parent has torch, but not its compiler.
 _FORK_EACH = """
@@ -144,6 +147,28 @@ _PROGRAMS = {
 def _losses(run: Path) -> list[float]:
     entries = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [entry["loss"] for entry in entries if entry["kind"] == "train"]
+
+
+@pytest.mark.parametrize(
+    ("version", "replaced"),
+    [("2.15.0", True), ("2.15.0+cu132", True), ("2.15.1", False), ("2.16.0", False)],
+)
+def test_another_torch_version_gets_the_real_module(
+    version: str, replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = object()
+    monkeypatch.setitem(vars(torch), "_dynamo", before)
+    monkeypatch.setitem(sys.modules, "torch._dynamo", torch)  # so that both are restored afterwards
+    monkeypatch.delitem(sys.modules, "torch._dynamo")
+    monkeypatch.setattr(torch, "__version__", version)
+    compiler.postpone()
+    assert ("torch._dynamo" in sys.modules) is replaced
+    assert (torch._dynamo is not before) is replaced
+
+
+def test_the_torch_version_of_the_lock_is_tested() -> None:
+    (locked,) = re.findall(r"^torch==(\S+)", (ROOT / "requirements.lock").read_text(), re.M)
+    assert locked in compiler.TESTED_TORCH
 
 
 def test_only_programs_that_need_the_compiler_import_it(tmp_path: Path) -> None:
