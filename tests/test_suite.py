@@ -88,7 +88,7 @@ def test_the_parts_run_at_the_same_time(tmp_path: Path) -> None:
 def test_a_sigterm_ends_all_parts(tmp_path: Path) -> None:
     program = (
         "from tests.support.suite import Part, run\nimport sys\n"
-        "waits = 'import os, signal; os.write(1, b"1\\n"); signal.pause()'\n"
+        "import os\nwaits = 'import os, signal; os.write(1, bytes([49, 10])); signal.pause()'\n"
         "sys.exit(run([Part(name, (sys.executable, '-c', waits), True) for name in 'ab']))"
     )
     process = subprocess.Popen(
