@@ -1,11 +1,11 @@
-# The trainbox image. docs/image.md: how to run it. `make build` fills in REVISION and VERSION.
+# The trainbox image (docs/image.md). `make build` sets REVISION and VERSION.
 # Needs BuildKit 0.13 (Docker 26): mounts, here-documents, ${name%pattern}.
 
-# -base: the wheels carry CUDA, -runtime would ship it twice. 13.0: NVIDIA_REQUIRE_CUDA then lets in the most drivers.
-# Debian 12 works as well.
+# The -base image is enough, because the wheels contain CUDA. With 13.0, NVIDIA_REQUIRE_CUDA accepts
+# the most drivers. Debian 12 works as well.
 ARG BASE_IMAGE=nvidia/cuda:13.0.3-base-ubuntu24.04@sha256:7c7413a56200486f71f181cad9310f6fd31b6bb21816ade15fc9c1e1e927a5c1
 
-# uv installs the lock in seconds where pip takes minutes. Only the build sees it.
+# uv installs the lock in seconds, pip in minutes. The final image does not contain uv.
 FROM ${BASE_IMAGE} AS uv
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates python3-venv \
@@ -20,7 +20,8 @@ RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates python3 tini \
     && rm -rf /var/lib/apt/lists/*
 
-# The locked packages: 99.9 % of the bytes, rebuilt only with requirements.lock. The .pth file is where the source will be.
+# The locked packages are 99.9 % of the image and are rebuilt only with requirements.lock. The .pth
+# file adds the source.
 RUN --mount=type=bind,from=uv,source=/opt/uv/bin/uv,target=/mnt/uv \
     --mount=type=bind,source=requirements.lock,target=/mnt/requirements.lock \
     /mnt/uv venv --quiet --python /usr/bin/python3 /opt/venv \
@@ -31,12 +32,14 @@ RUN printf '%s\n' '#!/opt/venv/bin/python' 'import sys' 'from entrypoint.cli.com
         > /opt/venv/bin/trainbox \
     && chmod 755 /opt/venv/bin/trainbox
 
-# Any --user: what is written by default is writable by all, as /tmp is. A new named volume takes these modes over.
+# The image must work with any --user, so all users can write to these folders. A new named volume
+# copies their modes.
 RUN mkdir -p /workspace/runs /workspace/data && chmod 1777 /workspace /workspace/runs /workspace/data
 WORKDIR /workspace
 
-# The root may be read-only and the user may have no passwd entry: HOME and every cache under /tmp, a name for getpass.
-# Caches are named one by one since some launchers (Apptainer, Slurm) set HOME to the caller's.
+# The root may be read-only, and the user may have no passwd entry. HOME and all caches are
+# therefore in /tmp, and getpass gets a name. Each cache is set by itself, because some launchers
+# (Apptainer, Slurm) set HOME to the caller's.
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp USER=trainbox LOGNAME=trainbox \
@@ -58,7 +61,8 @@ ARG BASE_NAME=${BASE_IMAGE%@*}
 ARG BASE_DIGEST=${BASE_IMAGE#${BASE_NAME}}
 ARG REVISION=unknown
 ARG VERSION=0+unknown
-# The metadata is for `trainbox --version`. chmod: a checkout made under a strict umask would be unreadable for others.
+# `trainbox --version` reads the metadata. chmod is needed if the checkout was made under a strict
+# umask.
 RUN --mount=type=bind,source=requirements.lock,target=/mnt/requirements.lock \
     lock=$(sha256sum < /mnt/requirements.lock) \
     && printf '{"revision": "%s", "version": "%s", "lock_sha256": "%s"}\n' "$REVISION" "$VERSION" "${lock%% *}" \
@@ -76,7 +80,8 @@ LABEL org.opencontainers.image.title="trainbox" \
     org.opencontainers.image.base.name="${BASE_NAME}" \
     org.opencontainers.image.base.digest="${BASE_DIGEST#@}"
 
-# Unhealthy: the training loop has not touched its file for five minutes. No file: nothing trains, healthy.
+# The container is unhealthy if a training has not touched its file for five minutes. Without a
+# file, it is healthy.
 HEALTHCHECK --interval=30s --timeout=5s \
     CMD ["sh", "-c", "test ! -e \"$TRAINBOX_HEARTBEAT\" || test -n \"$(find \"$TRAINBOX_HEARTBEAT\" -mmin -5)\""]
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# trainbox in Apptainer, as Docker Compose runs it: read-only, as the caller, with runs/, data/ and my_tasks/ of this folder.
+# Run trainbox in Apptainer as Docker Compose does: read-only, as the caller, with runs/, data/ and
+# my_tasks/ of this folder.
 #
 #   deploy/apptainer/trainbox.sh train digits --epochs 5
 #
-# SIF is the image (trainbox.sif). The other settings are those of make: GPUS, TASK, SET, RUNS_DIR, TRAINBOX_EPOCHS ...
-# docs/clusters.md explains each choice.
+# SIF is the image (default: trainbox.sif). The other variables are those of make: GPUS, TASK, SET,
+# RUNS_DIR ... docs/clusters.md explains each choice.
 set -euo pipefail
 
 refuse() {
@@ -20,17 +21,18 @@ for word in "${TASK-}" "$@"; do # TASK=folder/file.py:Class
     if [[ -z ${TASKS_DIR-} && $word == */*.py:* ]]; then tasks=${word%/*.py:*}; fi
 done
 
-command -v apptainer >/dev/null || refuse "no apptainer on PATH: where it is a module, module load apptainer"
-[[ -e $sif ]] || refuse "SIF=$sif is not there: build it with make sif, or say where it is: SIF=/shared/trainbox.sif"
-mkdir -p "$runs" "$data" || refuse "RUNS_DIR=$runs or DATA_DIR=$data cannot be made: name folders that you may write to" 4
+command -v apptainer >/dev/null || refuse "no apptainer on PATH: install it, or load its module"
+[[ -e $sif ]] || refuse "SIF=$sif does not exist: build it with make sif, or set SIF to its path"
+mkdir -p "$runs" "$data" || refuse "RUNS_DIR=$runs or DATA_DIR=$data cannot be made: set them to folders that you may write to" 4
 
-# The host's /tmp is everybody's, and the one that Apptainer makes holds 64 MB. One for each user and node: what is
-# compiled is there for the next run, and nothing has to stay behind to clean up.
+# All users share the host's /tmp, and Apptainer's own has only 64 MB. Each user therefore gets a
+# folder on each node. It keeps compiled code for the next run, so nothing needs to be cleaned up.
 tmp=${TMPDIR:-/tmp}/trainbox-$UID
-mkdir -m 700 "$tmp" 2>/dev/null || true # it is there
-[[ -d $tmp && -O $tmp && ! -L $tmp ]] || refuse "$tmp is no folder of yours: set TMPDIR to a folder that you may write to" 4
+mkdir -m 700 "$tmp" 2>/dev/null || true # the folder may exist
+[[ -d $tmp && -O $tmp && ! -L $tmp ]] || refuse "$tmp is not a folder of yours: set TMPDIR to a folder that you may write to" 4
 
-# no-eval: a shell in the container would else expand $ and run `` in what is handed on.
+# Without --no-eval, a shell in the container would expand $ and `` in the variables that are passed
+# on.
 options=(--containall --no-eval --home "$tmp:/tmp" --pwd /workspace)
 options+=(--bind "$(realpath "$runs"):/workspace/runs" --bind "$(realpath "$data"):/workspace/data")
 if [[ $tasks == /* ]]; then inside=$(realpath -ms "$tasks"); else inside=$(realpath -ms "/workspace/$tasks"); fi
@@ -41,10 +43,11 @@ esac
 if [[ -d $tasks ]]; then options+=(--bind "$(realpath "$tasks"):$inside:ro"); fi
 if [[ -e ${NVIDIA_DEVICE:-/dev/nvidiactl} ]]; then options+=(--nv); fi
 
-# The caller's environment stays outside (a PYTHONPATH or LD_LIBRARY_PATH of a module would change what runs), but for:
+# A PYTHONPATH or LD_LIBRARY_PATH of the caller could change the training. Only these variables are
+# passed on.
 for name in $(compgen -e); do
     case $name in
-    TRAINBOX_*_DIR | TORCH_HOME | TORCH_*_DIR | TRAINBOX_HEARTBEAT | TRAINBOX_BUILD_INFO | TRAINBOX_COMMAND) ;; # paths of this machine mean nothing in there
+    TRAINBOX_*_DIR | TORCH_HOME | TORCH_*_DIR | TRAINBOX_HEARTBEAT | TRAINBOX_BUILD_INFO | TRAINBOX_COMMAND) ;; # these paths do not exist in the container
     GPUS | GPU_IDS | STRATEGY | PROCESSES | DEVICE | NNODES | NODE_RANK | RDZV_ENDPOINT | RDZV_ID | RDZV_TIMEOUT_S | RDZV_SECRET | TASK | SET | HEALTH | TRAINBOX_* | \
         SLURM_* | PET_* | CUDA_VISIBLE_DEVICES | CUDA_LAUNCH_BLOCKING | NCCL_* | GLOO_* | TORCH_* | PYTORCH_* | OMP_NUM_THREADS | \
         *_proxy | *_PROXY)
@@ -52,7 +55,7 @@ for name in $(compgen -e); do
         ;;
     esac
 done
-export APPTAINERENV_TRAINBOX_COMMAND=$0 # how messages spell the commands that they recommend
+export APPTAINERENV_TRAINBOX_COMMAND=$0 # messages recommend commands in this form
 if [[ -n ${HEALTH_LIMITS-} ]]; then
     options+=(--bind "$(realpath "$HEALTH_LIMITS"):/workspace/limits.toml:ro")
     export APPTAINERENV_HEALTH_LIMITS=/workspace/limits.toml
@@ -62,7 +65,8 @@ if [[ -n ${RDZV_SECRET_FILE-} ]]; then
     export APPTAINERENV_RDZV_SECRET_FILE=/workspace/rdzv-secret
 fi
 
-# For the manifest, from `sha256sum trainbox.sif > trainbox.sif.sha256`: to read gigabytes at each start would take too long.
+# The digest for the manifest is read from a file, because hashing gigabytes at each start takes too
+# long. Make this file with `sha256sum trainbox.sif > trainbox.sif.sha256`.
 if [[ -z ${TRAINBOX_IMAGE_DIGEST-} && $sif.sha256 -nt $sif ]]; then
     read -r digest _ <"$sif.sha256"
     export APPTAINERENV_TRAINBOX_IMAGE_DIGEST=sif:$digest

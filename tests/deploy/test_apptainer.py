@@ -241,9 +241,9 @@ def _no_runs(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "env", "code", "said"),
     [
-        (None, {"SIF": "none.sif"}, 2, "SIF=none.sif is not there: build it with make sif"),
+        (None, {"SIF": "none.sif"}, 2, "SIF=none.sif does not exist: build it with make sif"),
         (lambda folder: (folder / "bin/apptainer").unlink(), {}, 2, "no apptainer on PATH"),
-        (_foreign_tmp, {}, 4, "is no folder of yours: set TMPDIR"),
+        (_foreign_tmp, {}, 4, "is not a folder of yours: set TMPDIR"),
         (_no_runs, {}, 4, "RUNS_DIR=runs or DATA_DIR=data cannot be made"),
         *(
             (

@@ -214,7 +214,7 @@ def test_warned_before_the_step_has_begun_it_goes_back(tmp_path: Path) -> None:
     warns = {"mktemp": "kill -USR1 $PPID; exec /usr/bin/mktemp"}  # which run.sh calls just before
     code, calls, err = run_in_a_job(tmp_path, "train", programs=warns)
     assert (code, calls) == (75, [["scontrol", "requeue", "7"]])
-    assert err == "run.sh: trainbox ended with 75: back into the queue\n"
+    assert err == "run.sh: trainbox exited with code 75: the job is requeued\n"
 
 
 def test_a_job_that_is_cancelled_does_not_come_back(tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_two_nodes_warned_before_their_time_is_up_go_on_to_the_bits_of_one(slurm
     gate.release()
     job = slurm.finish(number)
     assert (job["Restarts"], job["NumNodes"]) == ("1", "2")
-    assert "run.sh: trainbox ended with 75: back into the queue" in slurm.log(number)
+    assert "run.sh: trainbox exited with code 75: the job is requeued" in slurm.log(number)
     assert "resume     from step 10" in slurm.log(number)
     assert slurm.steps() == list(range(1, 401))
     on_one_node = slurm.submit("one-node", *GATED[:-1], "one", "--processes", "4")
