@@ -1,6 +1,6 @@
-"""Measure what docs/benchmarks.md claims: `python -P -m benchmarks [PART ...]`.
+"""Measure the tables of docs/benchmarks.md with `python -P -m benchmarks [PART ...]`.
 
-Only the ratios of one run compare.
+Compare only ratios from the same run, because machines and their loads differ.
 """
 
 import importlib
@@ -31,8 +31,7 @@ def main(parts: tuple[str, ...]) -> None:
     """
     for part in parts or PARTS:
         click.echo(f"\n## {part.replace('_', ' ')}\n")
-        # A process's threads and allocator keep the marks of the part before, so each part is
-        # imported when it runs.
+        # Each part is imported when it runs, so that imports do not affect earlier parts.
         for line in importlib.import_module(f"benchmarks.{part}").measure():
             click.echo(line)
 

@@ -1,4 +1,4 @@
-"""How long training stands still for a checkpoint of 300 MB."""
+"""Measure how long a checkpoint of 300 MB pauses the training."""
 
 import os
 import statistics
@@ -36,14 +36,14 @@ def measure() -> Iterator[str]:
             ours.append(time.perf_counter() - begin)
             checkpoints.wait()
             durable.append(time.perf_counter() - begin)
-            os.sync()  # a training saves every few minutes, and finds the disk at rest
+            os.sync()  # a training saves every few minutes, so the disk is idle then
         for _turn in range(TURNS):
             _train(model, optimizer, inputs)
             plain.append(_plain(state, Path(folder) / "plain.pt"))
             os.sync()
         size_mb = (Path(folder) / "plain.pt").stat().st_size / 1e6
     yield (
-        f"| {size_mb:.0f} MB | training stands still, median ms | longest ms | durable "
+        f"| {size_mb:.0f} MB | pause of the training, median ms | longest ms | durable "
         "after, median s |"
     )
     yield "|---|---|---|---|"
@@ -61,7 +61,7 @@ def measure() -> Iterator[str]:
 
 
 def _train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor) -> None:
-    """What stands before a save in a training: three steps."""
+    """Train for three steps, as before a save."""
     for _ in range(3):
         model(inputs).square().mean().backward()
         optimizer.step()
@@ -79,7 +79,7 @@ def _plain(state: Mapping[str, object], path: Path) -> float:
 
 @torch.no_grad()
 def _copy(tensors: list[torch.Tensor], buffers: list[torch.Tensor]) -> float:
-    """The least that a copy taken between two steps can cost on this machine."""
+    """Return the seconds of a copy in memory, the least that a save between two steps can take."""
     begin = time.perf_counter()
     for buffer, tensor in zip(buffers, tensors, strict=True):
         buffer.copy_(tensor)

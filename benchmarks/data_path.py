@@ -1,6 +1,4 @@
-"""Batches of 28x28 pictures, ready for the model, on one core: ours in memory against one sample at
-a time.
-"""
+"""Measure batches of 28x28 pictures on one core: in memory, and one example at a time."""
 
 import statistics
 import time

@@ -1,4 +1,4 @@
-"""What `--deterministic` costs against `--fast`, in turns."""
+"""Measure `--deterministic` against `--fast`, in turns."""
 
 import io
 import statistics
@@ -43,7 +43,7 @@ def measure() -> Iterator[str]:
 
 
 def _seconds(task: Task, steps: int, deterministic: bool) -> float:
-    """Of `steps` training steps."""
+    """Return the seconds of `steps` training steps."""
     torch.set_deterministic_debug_mode("default")
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
         strategy = join("cpu")

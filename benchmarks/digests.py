@@ -1,4 +1,4 @@
-"""What an epoch's entry in digests.jsonl costs, against the epoch."""
+"""Measure an epoch's entry in digests.jsonl against the epoch."""
 
 import io
 import statistics
@@ -34,7 +34,7 @@ def measure() -> Iterator[str]:
 
 
 def _trained(task: Task, epochs: int) -> tuple[float, float]:
-    """Median seconds of an epoch's training and of its digests."""
+    """Return the mean seconds of an epoch's training and the median seconds of its digests."""
     times: list[float] = []
     record = DigestLog.record
 

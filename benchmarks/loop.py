@@ -1,4 +1,4 @@
-"""Training steps: our loop against one written by hand over the same tensors, in turns."""
+"""Measure training steps against a handwritten loop over the same tensors, in turns."""
 
 import io
 import itertools
@@ -24,7 +24,7 @@ from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
 from trainer.tasks.mnist import Mnist
 
-# random labels learnt by heart have gradients too small for normal floats, which are slow
+# A model that has memorised random labels has gradients of denormal floats, which are slow.
 LEARNING_RATE = 1e-6
 TURNS = 60
 WARM_UP = 4  # turns
@@ -33,7 +33,7 @@ BATCH_SIZE = 128
 
 @dataclass(frozen=True)
 class RandomMnist(Mnist):
-    """MNIST's CNN on random pictures: the speed is the same, and nothing is downloaded."""
+    """MNIST's CNN on random pictures, which has the same speed without a download."""
 
     examples: int = 12_800
 
@@ -50,7 +50,7 @@ class RandomMnist(Mnist):
 
 @dataclass(frozen=True)
 class Mlp(RandomMnist):
-    """A small perceptron, of the size that semi-supervised VAEs of MNIST have."""
+    """A small perceptron with the size of semi-supervised VAEs of MNIST."""
 
     hidden: int = 512
 
@@ -84,11 +84,11 @@ def measure() -> Iterator[str]:
 
 
 def _in_turns(task: RandomMnist, steps: int) -> tuple[list[float], list[float]]:
-    """Samples a second of `fit` and of the loop by hand, in turns of `steps` steps, so that both
-    see the same machine.
+    """Return the samples per second of `fit` and of the handwritten loop, in turns.
 
-    Each turn of ours has a log entry; the loop by hand has no log, no checks, no checkpoint. No one
-    validates.
+    A turn has `steps` steps. The turns alternate, so that both loops run under the same load. Each
+    turn of `fit` writes a log entry. The handwritten loop has no log, checks or checkpoints.
+    Neither loop validates.
     """
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
         strategy = join("cpu")
@@ -111,9 +111,7 @@ def _in_turns(task: RandomMnist, steps: int) -> tuple[list[float], list[float]]:
 
 
 class _RunInTurns(RunLog):
-    """Lets the loop by hand have its turn after each `steps` steps of ours, right behind the log
-    entry.
-    """
+    """A run log that runs the handwritten loop for a turn after each log entry."""
 
     def __init__(self, path: Path, hand: Iterator[None], steps: int) -> None:
         super().__init__(path, 0)
@@ -124,8 +122,8 @@ class _RunInTurns(RunLog):
     def resume_ours(self) -> None:
         self._since = time.perf_counter()
 
-    def record(self, kind: str, *words: Any) -> None:
-        super().record(kind, *words)
+    def record(self, kind: str, *arguments: Any) -> None:
+        super().record(kind, *arguments)
         if kind == "train":
             begin = time.perf_counter()
             self.ours.append(self._samples / (begin - self._since))
@@ -135,7 +133,7 @@ class _RunInTurns(RunLog):
 
 
 def _by_hand(task: RandomMnist, steps: int) -> Iterator[None]:
-    """The loop that one would write; gives way after each `steps` steps."""
+    """Train with a handwritten loop, and yield after each `steps` steps."""
     images, labels = task.train_dataset(Path()).tensors
     torch.manual_seed(0)
     model = task.build_model()

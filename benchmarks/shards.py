@@ -1,7 +1,6 @@
-"""What the same bits cost: a step of V shards in one tree against torch's DistributedDataParallel,
-in turns.
+"""Measure a step of V shards in one tree against torch's DistributedDataParallel, in turns.
 
-Run by `python -m benchmarks shards`, which starts this file again under torchrun for two processes.
+`python -m benchmarks shards` runs this file again under torchrun, for one and for two processes.
 """
 
 import json
@@ -128,7 +127,7 @@ def _run() -> None:
     for turn in range(TURNS + 1):
         for name, step in steps.items():
             seconds = _seconds(step, world)
-            if turn:  # the first warms up
+            if turn:  # the first turn is a warm-up
                 times[name].append(seconds)
     if world.is_first:
         print(json.dumps(times))

@@ -1,5 +1,6 @@
-"""How long a command takes to answer, and to make its first optimizer step, against what it cannot
-do without.
+"""Measure the start-up of commands, and the time to the first optimizer step.
+
+The imports that each command needs are measured for comparison.
 """
 
 import json
@@ -49,14 +50,14 @@ def measure() -> Iterator[str]:
         yield f"| {name} | {statistics.median(seconds):.3f} | {min(seconds):.3f} |"
 
 
-def _seconds(*words: str) -> float:
+def _seconds(*arguments: str) -> float:
     begin = time.perf_counter()
-    subprocess.run([sys.executable, "-P", *words], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-P", *arguments], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - begin
 
 
 def _first_step() -> float:
-    """From the command to the entry that the first step writes."""
+    """Return the seconds from the command to the log entry of the first step."""
     with tempfile.TemporaryDirectory() as folder:
         begin = time.time()
         subprocess.run(

@@ -1,4 +1,4 @@
-"""What a trial of a sweep costs: from a pool of workers, against a process of its own for each."""
+"""Measure a trial of a sweep in a pool of workers, and in a separate process for each trial."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 _SLOTS = 2
 _POOLED, _ALONE = 2000, 20
-_WORDS = (
+_ARGUMENTS = (
     "teacher_student",
     "--device",
     "cpu",
@@ -19,13 +19,13 @@ _WORDS = (
     "--batch-size",
     "16",
 )
-_SHORT = (*_WORDS, "--epochs", "10", "--eval-every", "10", "--threads", "1")
+_SHORT = (*_ARGUMENTS, "--epochs", "10", "--eval-every", "10", "--threads", "1")
 
 
 def measure() -> Iterator[str]:
-    yield f"{_SLOTS} at a time, a trial of 10 steps and one validation:"
+    yield f"Trials of 10 steps and one validation, {_SLOTS} at a time:"
     yield ""
-    yield "| | trials | s | trials a minute | s a trial and slot |"
+    yield "| | trials | s | trials per minute | s per trial and slot |"
     yield "|---|---|---|---|---|"
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
@@ -36,9 +36,9 @@ def measure() -> Iterator[str]:
             ]
             for process in both:
                 assert process.wait() == 0
-        yield _row("a process each", _ALONE, time.perf_counter() - begin)
+        yield _row("a process per trial", _ALONE, time.perf_counter() - begin)
         begin = time.perf_counter()
-        words = [
+        arguments = [
             "sweep",
             *_SHORT,
             "--seeds",
@@ -48,16 +48,17 @@ def measure() -> Iterator[str]:
             "--name",
             "s",
         ]
-        assert _start(folder, "-m", "entrypoint", *words).wait() == 0
+        assert _start(folder, "-m", "entrypoint", *arguments).wait() == 0
         yield _row(
-            "`trainbox sweep`, its start and its figure included",
+            "`trainbox sweep`, including its start and its figure",
             _POOLED,
             time.perf_counter() - begin,
         )
 
 
-def _start(folder: str, *words: str) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, "-P", *words], cwd=folder, stdout=subprocess.DEVNULL)
+def _start(folder: str, *arguments: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-P", *arguments]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
 
 
 def _row(name: str, trials: int, seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The public Python API: what a task file imports. Everything else is internal and may move."""
+"""The public Python API for task files. All other modules are internal."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,9 @@ __all__ = ["Classification", "StorageFailure", "Task", "WrongUse", "metrics", "p
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch when it is first used: `from trainbox import Task` takes
-    milliseconds.
+    """Import a name that needs torch when it is first used.
+
+    `from trainbox import Task` then takes milliseconds.
 
     Raises:
         AttributeError: the API does not have `name`.

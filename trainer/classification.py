@@ -1,4 +1,4 @@
-"""Classification: a Task whose batches are (inputs, labels). Give it the datasets and the model."""
+"""Define `Classification`, a task whose batches are (inputs, labels)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,10 +18,11 @@ _SHEET_SIZE, _SHEET_BATCHES = 32, 8
 
 @dataclass(frozen=True)
 class Classification(Task):
-    """Cross-entropy, accuracy, macro-F1, a confusion matrix, and a sheet of examples where the
-    inputs are images.
+    """A classification task with cross-entropy, accuracy, macro-F1 and a confusion matrix.
 
-    The model maps inputs to logits (B, K); `class_names` gives K.
+    Subclasses define the datasets, the model and `class_names`. The model maps inputs to logits
+    (B, K), where K is the number of `class_names`. If the inputs are images, TensorBoard also shows
+    a sheet of examples.
     """
 
     class_names: ClassVar[tuple[str, ...]] = ()
@@ -37,9 +38,8 @@ class Classification(Task):
         if logits_BK.ndim != 2 or logits_BK.shape[1] != len(self.class_names):
             raise WrongUse(
                 f"task {type(self).__name__}: the model returns shape "
-                f"{tuple(logits_BK.shape)}, wanted (B, "
-                f"{len(self.class_names)}), one output for each of class_names: change "
-                "build_model() or class_names"
+                f"{tuple(logits_BK.shape)} instead of (B, {len(self.class_names)}), one output "
+                "for each of class_names: change build_model() or class_names"
             )
         return {
             "loss": F.cross_entropy(logits_BK, labels_B, reduction="sum"),
@@ -64,7 +64,7 @@ class Classification(Task):
         inputs, labels_B = batch
         if isinstance(inputs, Tensor) and inputs.ndim == 4 and inputs.shape[1] in (1, 3):
             predictions_B = model(inputs).argmax(1)
-            # the wrong ones first
+            # Show the wrongly classified examples first.
             shown = (predictions_B == labels_B).int().argsort(stable=True)[:_SHEET_SIZE]
             figures["examples"] = pictures.example_sheet(
                 inputs[shown], labels_B[shown], predictions_B[shown], self.class_names
@@ -73,8 +73,9 @@ class Classification(Task):
 
 
 def most_mistaken(confusion_NKK: Tensor) -> list[int]:
-    """Return the numbers of the batches with wrong examples, the most first, as many as fill a
-    sheet: at most 8.
+    """Return the indices of the batches with the most wrong examples, enough to fill a sheet.
+
+    `confusion_NKK` has one confusion matrix per batch. At most 8 indices are returned.
     """
     wrong_N = (confusion_NKK.sum((1, 2)) - confusion_NKK.diagonal(dim1=1, dim2=2).sum(1)).tolist()
     found, numbers = 0.0, []
@@ -87,14 +88,14 @@ def most_mistaken(confusion_NKK: Tensor) -> list[int]:
 
 
 def wrong(model: nn.Module, batch: Any) -> Tensor:
-    """Return whether the model takes each example of a batch for another class: (B,) of bool."""
+    """Return which examples of a batch the model classifies wrongly: (B,) bool."""
     inputs, labels_B = batch
     mistaken_B: Tensor = model(inputs).argmax(1) != labels_B
     return mistaken_B
 
 
 def counts_by_class(task: Task) -> bool:
-    """Whether `task` is a Classification that takes its batches and classes as that class does."""
+    """Return whether `task` is a Classification that does not override `statistics`."""
     return isinstance(task, Classification) and type(task).statistics is Classification.statistics
 
 
@@ -105,8 +106,7 @@ def check_classes(task: Task) -> None:
     names = task.class_names
     if not names or isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise WrongUse(
-            f"task {type(task).__name__}: class_names is {names!r}, wanted a tuple with "
-            "the name of each class: write "
-            'class_names: ClassVar[tuple[str, ...]] = ("cat", "dog"), or fill a field of '
-            "that name in with_data()"
+            f"task {type(task).__name__}: class_names is {names!r}, not a tuple with the name "
+            'of each class: write class_names: ClassVar[tuple[str, ...]] = ("cat", "dog"), or '
+            "set a field of that name in with_data()"
         )

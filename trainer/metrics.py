@@ -1,17 +1,18 @@
-"""Figures computed from sums: pure."""
+"""Pure functions for metrics of a confusion matrix."""
 
 import torch
 from torch import Tensor
 
 
 def accuracy(confusion_KK: Tensor) -> float:
-    """The share of examples on the diagonal; rows are true classes, columns predicted ones."""
+    """Return the share of examples on the diagonal."""
     return float(confusion_KK.diagonal().sum() / confusion_KK.sum())
 
 
 def macro_f1(confusion_KK: Tensor) -> float:
-    """The mean of the classes' F1 scores, over the classes that occur as a label or a prediction
-    (as scikit-learn does).
+    """Return the mean F1 score of the classes that occur as a label or as a prediction.
+
+    scikit-learn computes macro-F1 in the same way.
     """
     hits_K = confusion_KK.diagonal()
     total_K = confusion_KK.sum(0) + confusion_KK.sum(1)
@@ -20,9 +21,10 @@ def macro_f1(confusion_KK: Tensor) -> float:
 
 
 def confusion_matrix(labels_B: Tensor, predictions_B: Tensor, classes: int) -> Tensor:
-    """(classes, classes) counts of a batch; rows are true classes, columns predicted ones.
+    """Return the counts of a batch, shape (classes, classes).
 
-    Deterministic on a GPU too.
+    Rows are true classes, and columns are predicted classes. The result is deterministic on a GPU,
+    too.
     """
     true_BK = torch.nn.functional.one_hot(labels_B, classes).float()
     predicted_BK = torch.nn.functional.one_hot(predictions_B, classes).float()

@@ -9,9 +9,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from matplotlib.figure import (
-        Figure,  # its import takes most of a second: where a curve is drawn, no sooner
-    )
+    # This import takes most of a second, so it is done only where a curve is drawn.
+    from matplotlib.figure import Figure
 
 # Shape suffixes: B examples, C channels, H height, W width, K classes.
 
@@ -20,8 +19,9 @@ _FULL_CELL = (23, 78, 166)
 
 
 def confusion_matrix(confusion_KK: Tensor, class_names: Sequence[str]) -> Tensor:
-    """Counts in cells shaded by their share of the row; rows are true classes, columns predicted
-    ones.
+    """Draw a confusion matrix with the counts, shaded by their share of the row.
+
+    Rows are true classes, and columns are predicted classes.
     """
     classes, cell = len(class_names), 44
     font = ImageFont.load_default(13)
@@ -57,7 +57,10 @@ def confusion_matrix(confusion_KK: Tensor, class_names: Sequence[str]) -> Tensor
 def example_sheet(
     images_BCHW: Tensor, labels_B: Tensor, predictions_B: Tensor, class_names: Sequence[str]
 ) -> Tensor:
-    """Images with their predicted class, in red where it is wrong, above the true one then."""
+    """Draw images with their predicted class below.
+
+    If the prediction is wrong, it is red, and the true class follows.
+    """
     tile, text, columns = 84, 34, 8
     font = ImageFont.load_default(12)
     rows = -(-len(images_BCHW) // columns)
@@ -79,16 +82,18 @@ def example_sheet(
             if right
             else [class_names[prediction], f"not {class_names[label]}"]
         ):
-            place = (x + tile / 2, y + tile + 4 + 14 * line)
+            position = (x + tile / 2, y + tile + 4 + 14 * line)
             draw.text(
-                place, _fit(caption, font, tile + 6), _GOOD if right else _BAD, font, anchor="ma"
+                position, _fit(caption, font, tile + 6), _GOOD if right else _BAD, font, anchor="ma"
             )
     return _to_tensor(picture)
 
 
 def from_figure(figure: "Figure") -> Tensor:
-    """A matplotlib `Figure` (made as `Figure(...)`, without pyplot), as large as its inches at its
-    dpi say.
+    """Return a matplotlib `Figure` as a picture.
+
+    Create the figure as `Figure(...)`, without pyplot. Its size in pixels is its size in inches
+    times its dpi.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -110,7 +115,7 @@ def _upright_text(
     bottom: int,
     font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
 ) -> None:
-    """`text` read from below, ending at `bottom`, around `x`."""
+    """Draw `text` rotated by 90 degrees, centred at `x` and with its start at `bottom`."""
     strip = Image.new("RGB", (round(font.getlength(text)) + 2, 18), _PAPER)
     ImageDraw.Draw(strip).text((0, 1), text, _INK, font)
     turned = strip.rotate(90, expand=True)

@@ -1,4 +1,4 @@
-"""Task: what a user writes. Finding a task by its name, and its fields, works without torch."""
+"""Define `Task`, the class that users write, and find tasks and their fields without torch."""
 
 import ast
 import dataclasses
@@ -28,12 +28,12 @@ FIELD_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": 
 
 @dataclass(frozen=True)
 class Task:
-    """One learning problem.
+    """A learning problem: its data, model, losses and metrics.
 
-    Subclass as a frozen dataclass: its fields are its hyperparameters (`--set width=64`).
+    Write a task as a frozen dataclass. Its fields are its hyperparameters (`--set width=64`).
 
-    A batch is what the dataset's examples collate to: a tuple, list or dict of tensors with the
-    examples first.
+    A batch is the collated examples of the dataset: a tuple, list or dict of tensors. The first
+    dimension of each tensor is the batch.
     """
 
     epochs: ClassVar[int | None] = None
@@ -42,62 +42,68 @@ class Task:
     best_by: ClassVar[str] = "min:loss"
 
     def with_data(self, data_dir: Path) -> Self:
-        """This task with the fields filled in that only the data can tell, such as its classes:
-        asked before all else.
+        """Return this task with the fields that depend on the data, such as its classes.
+
+        This is called before every other method.
         """
         return self
 
     def train_dataset(self, data_dir: Path) -> "Dataset[Any]":
-        """The training examples; torch is seeded by the run's seed before the call.
+        """Return the training examples. torch is seeded with the run's seed before the call.
 
-        A `TensorDataset` is held in memory, on
-        the device where it fits, and indexed in batches; any other map-style dataset goes through
-        loader workers.
+        A `TensorDataset` is kept in memory and indexed in batches. It is moved to the device if it
+        fits there. The examples of any other map-style dataset are read by loader workers.
         """
         raise NotImplementedError
 
     def validation_dataset(self, data_dir: Path) -> "Dataset[Any]":
-        """The examples that models are chosen by; each is counted once, on any number of
-        processes.
+        """Return the examples for validation, by which the best checkpoint is selected.
+
+        Each example is counted once, on any number of processes.
         """
         raise NotImplementedError
 
     def notes(self, train: "Dataset[Any]", validation: "Dataset[Any]") -> dict[str, str]:
-        """What people should know of the data before they train on it, such as class weights:
-        `{name: line}`.
+        """Return facts about the data to print before training, such as class weights.
+
+        The result is `{name: line}`.
         """
         return {}
 
     def build_model(self) -> "nn.Module":
-        """A fresh model with its initial weights, drawn from torch's generator, which is seeded
-        before the call.
+        """Return a new model with its initial weights.
+
+        torch's generator is seeded before the call.
         """
         raise NotImplementedError
 
     def losses(self, model: "nn.Module", batch: Any) -> "dict[str, Tensor]":
-        """Per-example losses `{name: (B,)}`; their sum over names is minimised, averaged over the
-        global batch.
+        """Return per-example losses `{name: (B,)}`.
+
+        Training minimises their sum over the names, averaged over the global batch.
         """
         raise NotImplementedError
 
     def prepare(self, batch: Any, training: bool) -> Any:
-        """A whole batch on the device, made ready: bytes to floats, normalised, and augmented where
-        `training`.
+        """Return the batch in the form that the model needs, on the same device.
+
+        Override this to convert bytes to floats, to normalise, and to augment if `training`.
         """
         return batch
 
     def statistics(self, model: "nn.Module", batch: Any) -> "dict[str, Tensor]":
-        """Sums over the batch's examples, of any shape: totals are their sums over the validation
-        set.
+        """Return sums over the examples of the batch, of any shape.
+
+        Their sums over the validation set are the totals for `metrics`.
         """
         per_example = self.losses(model, batch)
         total, *others = (loss_B.float().sum() for loss_B in per_example.values())
         return {"loss": sum(others, start=total)}
 
     def metrics(self, totals: "Mapping[str, Tensor]") -> dict[str, float]:
-        """Figures from the totals (float64, on the CPU), which also hold `examples`, their number.
+        """Return the metrics of the totals, which are float64 tensors on the CPU.
 
-        Pure.
+        `totals["examples"]` is the number of examples. This must be a pure function.
         """
         return {
             name: float(total / totals["examples"])
@@ -106,67 +112,68 @@ class Task:
         }
 
     def finished(self, metrics: "Mapping[str, float]") -> bool:
-        """Whether a validation's metrics are all that was wanted, and training may end here.
+        """Return whether training may end after a validation with these metrics.
 
-        Pure.
+        This must be a pure function.
         """
         return False
 
     def figures(
         self, model: "nn.Module", batch: Any, totals: "Mapping[str, Tensor]"
     ) -> "dict[str, Tensor]":
-        """Pictures `{name: (3, H, W) uint8}` for TensorBoard, from one prepared validation batch
-        and the totals.
+        """Return pictures `{name: (3, H, W) uint8}` for TensorBoard.
 
-        The batch of a Classification begins with wrong examples of the whole validation set.
+        `batch` is one prepared validation batch. For a `Classification`, it starts with wrongly
+        classified examples of the whole validation set.
         """
         return {}
 
     def build_optimizer(
         self, model: "nn.Module", name: str, learning_rate: float, weight_decay: float | None
     ) -> "Optimizer":
-        """The optimizer `--optimizer` names.
+        """Return the optimizer that `--optimizer` names.
 
-        Override it for parameter groups; the schedule scales each group's rate.
+        Override this for parameter groups. The schedule scales the learning rate of each group.
         """
         return make_optimizer(name, model.parameters(), learning_rate, weight_decay)
 
     def schedule(self, step: int, total_steps: int, warmup_steps: int) -> float:
-        """The factor on the learning rate at `step`, from 0: pure, so that a resume needs nothing
-        saved.
+        """Return the factor on the learning rate at `step`, which counts from 0.
+
+        This must be a pure function, because a resume does not restore a schedule.
         """
         return warmup_then_cosine(step, total_steps, warmup_steps)
 
 
 @dataclass(frozen=True)
 class TaskField:
-    """One hyperparameter of a task; `default` is `dataclasses.MISSING` where a value must be
-    given.
+    """One hyperparameter of a task.
+
+    If a value is required, `default` is `dataclasses.MISSING`.
     """
 
     name: str
-    type: type  # object: of a type that --set cannot give
+    type: type  # object: a type that --set does not support
     default: Any = dataclasses.MISSING
 
 
 def parse_fields(
     task: str, fields: Sequence[TaskField], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The values of `--set name=value`, converted to the fields' types.
+    """Return the values of `--set name=value`, converted to the types of the fields.
 
     Raises:
-        WrongUse: a name that the task has not, a value that does not convert, or a needed one that
-            is missing.
+        WrongUse: a name is unknown, a value cannot be converted, or a required value is missing.
     """
     known = {f.name: f for f in fields}
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}"
-            raise WrongUse(f"--set {name}={given[name]}: task {task} has no field {name}; {hint}")
+            fix = f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}"
+            raise WrongUse(f"--set {name}={given[name]}: task {task} has no field {name}: {fix}")
     missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in given]
     if missing:
-        raise WrongUse(f"task {task} needs --set {missing[0]}=... (no default)")
+        raise WrongUse(f"task {task} has no default for {missing[0]}: add --set {missing[0]}=...")
     return {name: _convert(known[name], value) for name, value in given.items()}
 
 
@@ -174,8 +181,8 @@ def _convert(field: TaskField, value: Any) -> Any:
     text = str(value)
     if field.type not in FIELD_TYPES.values():
         raise WrongUse(
-            f"--set {field.name}={text}: only fields of the types {', '.join(FIELD_TYPES)} "
-            f"can be set, {field.name} has another"
+            f"--set {field.name}={text}: {field.name} has a type that --set does not support: "
+            f"use one of {', '.join(FIELD_TYPES)}"
         )
     try:
         if field.type is bool:
@@ -185,7 +192,7 @@ def _convert(field: TaskField, value: Any) -> Any:
         return field.type(text)
     except (ValueError, KeyError):
         raise WrongUse(
-            f"--set {field.name}={text}: {field.name} is of type {field.type.__name__}"
+            f"--set {field.name}={text}: give a value of type {field.type.__name__}"
         ) from None
 
 
@@ -194,11 +201,11 @@ def built_in_tasks() -> list[str]:
 
 
 def locate(spec: str) -> tuple[Path | str, str]:
-    """(file or dotted module, class name) of `digits`, `file.py:Class` or `module:Class`.
+    """Return (file or dotted module, class name) of `digits`, `file.py:Class` or `module:Class`.
 
     Raises:
-        WrongUse: no such built-in task or file, a file with the name of another module, or a spec
-            of another form.
+        WrongUse: the task or the file does not exist, the file has the name of another module, or
+            the spec has another form.
     """
     place, colon, class_name = spec.rpartition(":")
     if not colon:
@@ -209,21 +216,25 @@ def locate(spec: str) -> tuple[Path | str, str]:
         if spec.endswith(".py"):
             raise WrongUse(f"task {spec} does not name the class: write {spec}:CLASS")
         close = difflib.get_close_matches(spec, built_in_tasks(), n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(built_in_tasks())}."
-        raise WrongUse(f"no task {spec!r}: {hint} Your own is file.py:Class or module:Class")
+        names = f"did you mean {close[0]}?" if close else f"use {', '.join(built_in_tasks())}"
+        raise WrongUse(
+            f"no task {spec!r}: {names} (a task of your own is file.py:Class or module:Class)"
+        )
     if not class_name.isidentifier():
         raise WrongUse(
-            f"task {spec}: {class_name!r} is no class name; write file.py:Class or module:Class"
+            f"task {spec}: {class_name!r} is not a class name: write file.py:Class or module:Class"
         )
     if not place.endswith(".py"):
         if not all(part.isidentifier() for part in place.split(".")):
             raise WrongUse(
-                f"task {spec}: {place!r} is neither a .py file nor a module; write "
+                f"task {spec}: {place!r} is neither a .py file nor a module: write "
                 "file.py:Class or module:Class"
             )
         return place, class_name
     if not Path(place).is_file():
-        raise WrongUse(f"task {spec}: no file {place} (looked from {Path.cwd()})")
+        raise WrongUse(
+            f"task {spec}: no file {place} in the current folder ({Path.cwd()}): check the path"
+        )
     check_name(Path(place))
     return Path(place), class_name
 
@@ -232,7 +243,7 @@ def load_task(spec: str, given: Mapping[str, Any]) -> Task:
     """Return the task `spec` with the given field values.
 
     Raises:
-        WrongUse: no such task or field, or an error in the task's file, with its place there.
+        WrongUse: the task or a field does not exist, or the task's file raised an error.
     """
     place, class_name = locate(spec)
     try:
@@ -255,7 +266,7 @@ def _loaded(spec: str, place: Path | str, class_name: str, given: Mapping[str, A
             if isinstance(value, type) and issubclass(value, Task)
         ]
         raise WrongUse(
-            f"task {spec}: {place} holds no Task named {class_name}; it holds "
+            f"task {spec}: {place} does not define a Task named {class_name}: it defines "
             f"{', '.join(tasks) or 'none'}"
         )
     fields = {f.name for f in dataclasses.fields(cls)}
@@ -273,7 +284,7 @@ def _loaded(spec: str, place: Path | str, class_name: str, given: Mapping[str, A
 
 
 def loaded_fields(cls: type[Task]) -> list[TaskField]:
-    """The fields of an imported task class."""
+    """Return the fields of an imported task class."""
     return [
         TaskField(
             f.name,
@@ -287,7 +298,7 @@ def loaded_fields(cls: type[Task]) -> list[TaskField]:
 def _import_file(path: Path) -> types.ModuleType:
     if path.parent == TASKS_FOLDER:
         return importlib.import_module(f"trainer.tasks.{path.stem}")
-    make_importable(path.parent)  # its neighbours, also for loader workers
+    make_importable(path.parent)  # for modules next to the file, and for loader workers
     return importlib.import_module(path.stem)
 
 
@@ -298,22 +309,23 @@ def _import_module(spec: str, name: str) -> types.ModuleType:
     except ModuleNotFoundError as error:
         if error.name and name.startswith(error.name):
             raise WrongUse(
-                f"task {spec}: no module {error.name} (looked in {Path.cwd()} and the "
-                "installed ones)"
+                f"task {spec}: no module {error.name} in {Path.cwd()} or among the installed "
+                "modules: check the name"
             ) from error
         raise
 
 
-# What follows reads a task's fields from its source, so that a misspelt --set is told without
-# importing torch.
+# The functions below read a task's fields from its source. A misspelt --set is then reported
+# without importing torch.
 
 
 def static_fields(spec: str) -> list[TaskField] | None:
-    """The task's fields read from its source; None where only an import can tell (bases from
-    elsewhere, say).
+    """Return the task's fields from its source, or None if the source is not enough.
+
+    This is the case if a base class is from another package, for example.
 
     Raises:
-        WrongUse: no such file or class, or a file that is not Python.
+        WrongUse: the file or the class does not exist, or the file is not Python.
     """
     place, class_name = locate(spec)
     if not isinstance(place, Path):
@@ -334,7 +346,7 @@ def _fields_in_file(spec: str, path: Path, class_name: str) -> list[TaskField] |
         if class_name in imports:
             return None
         raise WrongUse(
-            f"task {spec}: {path} holds no class {class_name}; it holds "
+            f"task {spec}: {path} does not define a class {class_name}: it defines "
             f"{', '.join(classes) or 'none'}"
         )
     fields: dict[str, TaskField] = {}
@@ -376,7 +388,7 @@ def _own_fields(node: ast.ClassDef) -> Iterator[TaskField | None]:
             )
             yield TaskField(statement.target.id, FIELD_TYPES[annotation], default)
         except (ValueError, KeyError):
-            yield None  # a computed default or a type of the user's own
+            yield None  # a computed default or another type
 
 
 def _parse(spec: str, path: Path) -> ast.Module:
@@ -384,7 +396,7 @@ def _parse(spec: str, path: Path) -> ast.Module:
         return ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
         place = path if error.lineno is None else f"{path}:{error.lineno}"
-        raise WrongUse(f"task {spec}: {place} is not Python: {error.msg}") from error
+        raise WrongUse(f"task {spec}: {place} is not Python ({error.msg}): fix it") from error
     except (RecursionError, MemoryError) as error:
         raise WrongUse(
             f"task {spec}: {path} has an expression that is nested too deeply: split it"
@@ -394,7 +406,7 @@ def _parse(spec: str, path: Path) -> ast.Module:
 
 
 def summary(spec: str) -> str:
-    """The first line of the task class's docstring."""
+    """Return the first line of the task class's docstring."""
     place, class_name = locate(spec)
     assert isinstance(place, Path)
     for node in _parse(spec, place).body:

@@ -1,6 +1,4 @@
-"""An exception that comes out of a task's own code, as one line: the task, the method, the place
-and the cure.
-"""
+"""Report an exception of a task's own code in one line: the task, the method, the line, the fix."""
 
 import re
 import sysconfig
@@ -18,7 +16,7 @@ _LIBRARIES = tuple(
     sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
 
-# An error of these kinds comes back with the same command; another one of the system's may not.
+# The same command would raise these errors again. Other errors of the system may be temporary.
 _LASTING = (
     FileExistsError,
     FileNotFoundError,
@@ -27,13 +25,12 @@ _LASTING = (
     PermissionError,
 )
 
-# A device, a driver or a loader process that failed may raise inside any method, which is not the
-# task's fault.
+# A failed device, driver or loader process may raise in any method. The task is not the cause.
 _OF_THE_MACHINE = re.compile(
     r"(?i)(cuda|cublas|cudnn|nccl|hip|mps)[ _](error|status)|^DataLoader worker \(pid"
 )
 
-# What torch and Python say of common mistakes, and the cure. The first that matches counts.
+# Patterns of torch's and Python's errors for common mistakes, with the fix. The first match counts.
 _CURES = {
     r"(?i)double.*float|float.*double": (
         "float64 meets float32: convert the inputs, the targets or the model with .float()"
@@ -44,13 +41,12 @@ _CURES = {
         "a label or an index is out of range: number the classes from 0, and give the "
         "model one output for each"
     ),
-    r"default_collate.*NoneType": "an example is None or holds it: let __getitem__ return "
-    "tensors or numbers",
-    r"default_collate": "an example cannot be batched: let __getitem__ return tensors, "
-    "arrays, numbers, "
-    "tuples or dicts",
+    r"default_collate.*NoneType": "an example is or contains None: return tensors or numbers from "
+    "__getitem__",
+    r"default_collate": "an example cannot be batched: return tensors, arrays, numbers, tuples or "
+    "dicts from __getitem__",
     r"FileNotFoundError|NotADirectoryError": (
-        "put the data there, or name its folder with --data-dir"
+        "put the data there, or set its folder with --data-dir"
     ),
     r"PermissionError": "make it readable for this user",
     r"FrozenInstanceError|cannot assign to field": (
@@ -58,18 +54,17 @@ _CURES = {
         "compute the value in a method"
     ),
     r"with_data\(\).*unexpected keyword argument": (
-        "only a field can be replaced: declare it as one (class_names: tuple[str, ...] = "
-        "()), not as a ClassVar"
+        "only fields can be replaced: declare a field (class_names: tuple[str, ...] = ()), "
+        "not a ClassVar"
     ),
-    r"unpack": "the batch has another form: it is what the dataset's examples collate to, "
-    "after prepare()",
+    r"unpack": "the batch has another form: use the form of the collated examples after prepare()",
     r"on the same device": "create tensors on the device of the batch, and register "
     "constants as buffers",
 }
 
 
 class _Frame(NamedTuple):
-    """One line of a traceback; `owner` is the object whose method it is, where that is known."""
+    """One line of a traceback. `owner` is the object of the method, if it is known."""
 
     file: str
     line: int
@@ -78,13 +73,13 @@ class _Frame(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is Trainbox's, but not a built-in task's."""
+        """Whether the file belongs to Trainbox, but not to a built-in task."""
         path = Path(self.file)
         return path.is_relative_to(_TRAINER) and not path.is_relative_to(_TRAINER / "tasks")
 
     @property
     def is_the_users(self) -> bool:
-        """Whether it is a task's: neither Trainbox's nor a library's."""
+        """Whether the file belongs to a task: neither to Trainbox nor to a library."""
         return (
             not self.is_ours and Path(self.file).is_file() and not self.file.startswith(_LIBRARIES)
         )
@@ -97,10 +92,9 @@ class _Frame(NamedTuple):
 
 
 def mistake_of(error: Exception, task: str, log: Path) -> Failure | None:
-    """The failure to report for `error` if it comes out of the code of the task named `task`; None
-    if it does not.
+    """Return the failure to report for `error`, or None if the task's code did not raise it.
 
-    `log` is the file that has the traceback.
+    `task` is the name of the task, and `log` is the file with the traceback.
     """
     text = str(error)
     if _OF_THE_MACHINE.search(text.partition("\n")[0]) and "device-side assert" not in text:
@@ -112,7 +106,7 @@ def mistake_of(error: Exception, task: str, log: Path) -> Failure | None:
     own = [frame for frame in frames if frame.is_the_users] or [
         f for f in frames if isinstance(f.owner, Task)
     ]
-    found = f"{method} raised {_last_words(error)}{f' ({own[-1]})' if own else ''}"
+    found = f"{method} raised {_in_one_line(error)}{f' ({own[-1]})' if own else ''}"
     kind: type[Failure] = TaskError
     if isinstance(error, OSError):
         kind = WrongUse if isinstance(error, _LASTING) else Failure
@@ -120,24 +114,26 @@ def mistake_of(error: Exception, task: str, log: Path) -> Failure | None:
 
 
 def import_mistake(error: Exception, spec: str, place: Path | str) -> WrongUse:
-    """What to report for `error`, raised while the task's file or module `place` was imported."""
+    """Return the failure to report for `error`, which the import of `place` raised.
+
+    `place` is the task's file or module.
+    """
     own = [frame for frame in _frames(error.__traceback__) if frame.is_the_users]
     if "cannot inherit non-frozen dataclass" in str(error):
         return WrongUse(
-            f"task {spec}: a class there is not frozen ({own[-1]}): write "
+            f"task {spec}: a class in its file is not frozen ({own[-1]}): write "
             "@dataclass(frozen=True) above it"
         )
     if "attempted relative import with no known parent package" in str(error):
         return WrongUse(
-            f"task {spec}: a file has no package, so its relative imports fail "
-            f"({own[-1]}): name the task by its "
-            "module, such as package.module:Class, in the folder that holds the package"
+            f"task {spec}: a file has no package, so its relative imports fail ({own[-1]}): give "
+            "the task as package.module:Class, in the parent folder of the package"
         )
     again = f"python {place}" if isinstance(place, Path) else f"python -m {place}"
     where = f" ({own[-1]})" if own else ""
     return WrongUse(
-        f"task {spec}: its import raised {_last_words(error)}{where}: fix that; `{again}` "
-        "shows the traceback"
+        f"task {spec}: its import raised {_in_one_line(error)}{where}: fix it (`{again}` shows "
+        "the traceback)"
     )
 
 
@@ -145,30 +141,27 @@ def _frames(found: TracebackType | None) -> Iterator[_Frame]:
     for frame, line in traceback.walk_tb(found):
         code = frame.f_code
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        # it is a method, and this its self
+        # If the first argument has an attribute of this name, this is a method and its self.
         owner = first if hasattr(type(first), code.co_name) else None
         yield _Frame(code.co_filename, line, code.co_name, owner)
 
 
 def _frames_in(text: str) -> Iterator[_Frame]:
-    """Those of the traceback that torch puts into the message of an error in a loader worker or a
-    replica.
-    """
+    """Yield the frames of the traceback in the message of an error in a worker or a replica."""
     for file, line, function in re.findall(r'File "(.+)", line (\d+), in (\S+)', text):
         yield _Frame(file, int(line), function)
 
 
 def _method(frames: list[_Frame]) -> str | None:
-    """What of the task raised, the outermost; None if nothing of it is among `frames`."""
+    """Return the outermost method or part of the task among `frames`, or None."""
     methods = [f"{frame.function}()" for frame in frames if isinstance(frame.owner, Task)]
     return next(filter(None, [*methods, *map(_part_of_a_task, frames)]), None)
 
 
 def _part_of_a_task(frame: _Frame) -> str | None:
-    """The part of a task, beside its methods, that `frame` belongs to."""
-    from torch.optim import (
-        Optimizer,  # not at the top: the task's file may fail before it imports torch
-    )
+    """Return the part of a task that `frame` belongs to, if it is not one of its methods."""
+    # torch is not imported at the top, because the import of a task's file may fail before it.
+    from torch.optim import Optimizer
     from torch.utils.data import Dataset
 
     owner, name = frame.owner, f"{frame.function}()"
@@ -180,7 +173,7 @@ def _part_of_a_task(frame: _Frame) -> str | None:
         )
     if isinstance(owner, Optimizer):
         return f"{type(owner).__name__}.step()"
-    # in a loader worker, whose frames have no owner
+    # The frames of a loader worker have no owner.
     if frame.is_ours and frame.function == "__getitem__":
         return "the dataset's __getitem__()"
     return (
@@ -188,8 +181,8 @@ def _part_of_a_task(frame: _Frame) -> str | None:
     )
 
 
-def _last_words(error: Exception) -> str:
-    """`ValueError: bad value`, in one line."""
+def _in_one_line(error: Exception) -> str:
+    """Return the error in one line, such as `ValueError: bad value`."""
     _, original, inner = str(error).partition("Original Traceback")
     if original:
         lines = [line for line in inner.splitlines()[1:] if line and not line.startswith(" ")]

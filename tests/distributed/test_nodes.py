@@ -306,7 +306,7 @@ def test_the_other_nodes_learn_the_exit_code_of_a_node(
 _PROGRAM = """
 import os, signal, sys, threading, torch.distributed, torch.distributed.run as real
 from trainer.launch import torchrun
-torchrun._NOTICED_S = torchrun._FOLLOWED_S = torchrun._TOLD_S = 0.1
+torchrun._NOTICED_S = torchrun._FOLLOWED_S = torchrun._TORCHRUN_S = 0.1
 def run(arguments): {then}
 real.run = run
 sys.argv = ["torchrun", "--nnodes=2", "--node-rank=1", "--nproc-per-node=1",
@@ -372,7 +372,7 @@ def test_torchs_own_part_does_not_outlive_a_node_that_ends_or_is_lost(
     ended = node.wait()
     assert ended.codes == [code or 7]
     assert ended.errs[0].splitlines()[1:] == [
-        f"trainbox: node 0 (127.0.0.1) {what}; what runs here does not end by itself, and is ended"
+        f"trainbox: node 0 (127.0.0.1) {what}; torchrun on this node did not end, so it is killed"
     ]
 
 

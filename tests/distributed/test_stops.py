@@ -12,7 +12,7 @@ from tests.support.faults import Gate, SignalGate, messages
 from tests.support.paths import SUPPORT
 from tests.support.processes import Job
 from tests.support.ranks import Forks, Ranks, ranks_in
-from trainer.launch.torchrun import _told
+from trainer.launch.torchrun import _report
 
 _JOBS = SUPPORT / "jobs.py"
 # 40 steps an epoch, with augmentation in loader workers, dropout and batch norm.
@@ -86,7 +86,7 @@ def test_a_killed_rank_ends_the_job_by_name_and_a_killed_command_leaves_no_proce
     ended = finish(process)
     assert ended.code == 137
     assert (
-        "rank 1 was killed by SIGKILL: the same command goes on from the newest checkpoint"
+        "rank 1 was killed by SIGKILL: the same command resumes from the newest checkpoint"
         in ended.err
     )
     assert "rank 0" not in ended.err
@@ -121,7 +121,7 @@ def test_the_launcher_prints_a_message_of_several_processes_once(
 ) -> None:
     for rank in range(3):
         (tmp_path / f"{rank}").write_text("the same mistake")
-    assert _told({tmp_path / f"{rank}": 2 for rank in range(3)}, stopped=False) == 2
+    assert _report({tmp_path / f"{rank}": 2 for rank in range(3)}, stopped=False) == 2
     assert capsys.readouterr().err == "trainbox: the same mistake\n"
 
 
@@ -142,10 +142,9 @@ def test_a_rank_that_stood_still_is_named_for_each_text_of_a_timeout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     (tmp_path / "0").write_text(f"lost contact with another process: {text}")
-    assert _told({tmp_path / "0": 7, tmp_path / "1": -signal.SIGKILL}, stopped=False) == 7
+    assert _report({tmp_path / "0": 7, tmp_path / "1": -signal.SIGKILL}, stopped=False) == 7
     assert capsys.readouterr().err.splitlines() == [
-        "trainbox: rank 1 stood still and was killed: the same command goes on from the "
-        "newest checkpoint",
+        "trainbox: rank 1 hung and was killed: the same command resumes from the newest checkpoint",
         f"trainbox: lost contact with another process: {text}",
     ]
 

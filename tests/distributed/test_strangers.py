@@ -430,8 +430,8 @@ def test_without_a_secret_a_warning_says_who_can_join_and_a_crash_of_the_rendezv
     ended = node.wait()
     assert (ended.codes, ended.out) == ([7], "")
     assert ended.errs[0].splitlines() == [
-        "trainbox: RDZV_SECRET is not set: every program that reaches 127.0.0.1:29999 can "
-        "join this training as a node; "
+        "trainbox: RDZV_SECRET is not set, so every program that reaches 127.0.0.1:29999 can "
+        "join this training as a node: "
         "set it to the same text on each node",
         "trainbox: the rendezvous at 127.0.0.1:29999 failed (IndexError: list index out of range): "
         "start the same command again on each machine",

@@ -42,7 +42,7 @@ def test_row_01_a_rank_killed_again_and_again(trainbox: Trainbox, clean_on_two: 
         ended = finish(process)
         assert ended.code == 137, ended.err
         assert (
-            f"rank {rank} was killed by SIGKILL: the same command goes on from the "
+            f"rank {rank} was killed by SIGKILL: the same command resumes from the "
             "newest checkpoint" in ended.err
         )
         job.wait_until_gone()
@@ -166,8 +166,7 @@ def test_row_10_a_rank_that_stands_still(trainbox: Trainbox, clean_on_two: str) 
     ended = finish(process)
     assert ended.code == 7
     assert messages(ended)[0] == (
-        "trainbox: rank 1 stood still and was killed: the same command goes on from the "
-        "newest checkpoint"
+        "trainbox: rank 1 hung and was killed: the same command resumes from the newest checkpoint"
     )
     assert "lost contact with another process: " in messages(ended)[1]
     assert len(messages(ended)) == 2
@@ -193,7 +192,7 @@ def test_row_21_the_port_to_meet_at_is_taken(trainbox: Trainbox, taken_port: int
     ended = trainbox("train", *GATED, *nodes)
     assert ended.code == 7
     warning, message = messages(ended)
-    assert warning.startswith("trainbox: RDZV_SECRET is not set: ")
+    assert warning.startswith("trainbox: RDZV_SECRET is not set, so ")
     assert message.startswith(
         f"trainbox: port {taken_port} of 127.0.0.1 is in use by another program: "
     )

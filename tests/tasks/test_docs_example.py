@@ -91,4 +91,4 @@ def test_the_example_of_pictures_in_folders_trains_with_their_classes(
     )
     assert ended == 2
     assert err.startswith("trainbox: task Pictures: with_data() raised FileNotFoundError: ")
-    assert ": put the data there, or name its folder with --data-dir; " in err
+    assert ": put the data there, or set its folder with --data-dir; " in err

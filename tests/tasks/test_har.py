@@ -193,13 +193,13 @@ def test_a_folder_in_a_folder_of_the_same_name_is_found(tmp_path: Path, people: 
             {"mode": "flatten", "model": "lstm"},
             "--set mode=flatten trains an MLP, not model=lstm: drop one, or use sequence",
         ),
-        ({"width": "0"}, "--set width=0 layers=2: both are from 1"),
-        ({"layers": "-1"}, "--set width=64 layers=-1: both are from 1"),
+        ({"width": "0"}, "--set width=0 layers=2: use numbers from 1 for both"),
+        ({"layers": "-1"}, "--set width=64 layers=-1: use numbers from 1 for both"),
         (
             {"model": "transformer", "width": "30"},
-            "--set width=30: a transformer's 4 heads share it, so a multiple of 4",
+            "--set width=30: use a multiple of 4, the number of the transformer's heads",
         ),
-        ({"dropout": "1"}, "--set dropout=1.0: a share from 0 to below 1"),
+        ({"dropout": "1"}, "--set dropout=1.0: use a number from 0 to below 1"),
     ],
 )
 def test_a_field_that_cannot_be_is_told(here: Here, fields: dict[str, str], message: str) -> None:
@@ -232,12 +232,12 @@ _SUBJECTS = "test/subject_test.txt"
         (
             _SIGNAL,
             lambda path: _cut(path, 479),
-            r"is damaged \(479 lines of 128 numbers, wanted 480 " r"lines of 128\): ",
+            r"is damaged \(479 lines of 128 numbers instead of 480 " r"lines of 128\): ",
         ),
         (
             _SIGNAL,
             lambda path: path.write_text(""),
-            r"is damaged \(0 lines of 0 numbers, wanted 480 " r"lines of 128\): ",
+            r"is damaged \(0 lines of 0 numbers instead of 480 " r"lines of 128\): ",
         ),
         (
             _SIGNAL,
@@ -257,12 +257,12 @@ _SUBJECTS = "test/subject_test.txt"
         (
             _SUBJECTS,
             lambda path: path.write_text("9 9\n"),
-            r"is damaged \(1 lines of 2 numbers, wanted lines of 1\): ",
+            r"is damaged \(1 lines of 2 numbers instead of lines of 1\): ",
         ),
         (
             "train/y_train.txt",
             lambda path: _replace(path, "6\n", "7\n"),
-            "holds other labels than 1 to 6: ",
+            "has other labels than 1 to 6: ",
         ),
     ],
 )
@@ -271,7 +271,7 @@ def test_a_damaged_file_is_told(
 ) -> None:
     damage(data / file)
     code, _, err = here.command("train", "har", "--device", "cpu")
-    cure = f"put UCI's whole folder '{_NAME}' there, or delete it, so that it is downloaded"
+    cure = f"put UCI's complete folder '{_NAME}' there, or delete it, so that it is downloaded"
     assert re.fullmatch(f"trainbox: data/{_NAME}/{file} {told}{cure}\n", err)
     assert code == 2
 
@@ -281,9 +281,8 @@ def test_people_in_both_parts_are_refused(here: Here, data: Path) -> None:
     _replace(data / "test/subject_test.txt", "10\n", "3\n")
     code, _, err = here.command("train", "har", "--device", "cpu", "--set", "mode=flatten")
     assert err == (
-        f"trainbox: data/{_NAME}: subject 3, 8 stands in train and in test, so the "
-        "validation would be of people that were "
-        "trained on: give all windows of a person to one of the two\n"
+        f"trainbox: data/{_NAME}: subject 3, 8 is in train and in test: put all "
+        "windows of a person into one of the two\n"
     )
     assert code == 2
 

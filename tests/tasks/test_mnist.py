@@ -147,9 +147,7 @@ def test_without_network_a_message_names_the_missing_files(here: Here) -> None:
     messages = [line for line in err.splitlines() if line.startswith("trainbox:")]
     assert len(messages) == 1, err
     assert "MNIST is not in data/MNIST/raw and cannot be downloaded" in messages[0]
-    assert messages[0].endswith(
-        f"put these files there, as they are or with .gz: {', '.join(_NAMES)}"
-    )
+    assert messages[0].endswith(f"put these files there, with or without .gz: {', '.join(_NAMES)}")
     assert "Traceback" not in err
 
 
@@ -169,7 +167,7 @@ def test_only_the_files_that_are_missing_are_named(tmp_path: Path, files: Path) 
     shutil.copy(files / _NAMES[0], tmp_path / "FashionMNIST/raw")
     with pytest.raises(WrongUse) as failure:
         FashionMnist().train_dataset(tmp_path)
-    assert str(failure.value).endswith(f"with .gz: {', '.join(_NAMES[1:])}")
+    assert str(failure.value).endswith(f"with or without .gz: {', '.join(_NAMES[1:])}")
     assert f"FashionMNIST is not in {tmp_path}/FashionMNIST/raw" in str(failure.value)
 
 
@@ -199,8 +197,8 @@ def test_a_damaged_file_is_told_with_its_folder(
     shutil.copytree(files, raw)
     damage(raw)
     code, _, err = here.command("train", "mnist", "--device", "cpu")
-    assert err.startswith("trainbox: data/MNIST/raw holds a damaged file (")
-    assert "delete the folder, or put whole files there" in err
+    assert err.startswith("trainbox: data/MNIST/raw has a damaged file (")
+    assert "delete the folder, so that it is downloaded again" in err
     assert "Traceback" not in err
     assert code == 2
 
@@ -261,5 +259,5 @@ def test_a_download_with_a_wrong_checksum_is_refused(
     code, _, err = here.command("train", "mnist", "--device", "cpu")
     assert code == 2
     assert "trainbox: MNIST is not in data/MNIST/raw and cannot be downloaded (" in err
-    assert f"with .gz: {_NAMES[2]}, {_NAMES[3]}\n" in err
+    assert f"with or without .gz: {_NAMES[2]}, {_NAMES[3]}\n" in err
     assert list(dict.fromkeys(asked)) == [f"/{name}.gz" for name in _NAMES[:3]]

@@ -316,16 +316,15 @@ def test_without_network_a_message_names_the_missing_files(here: Here) -> None:
     [
         (
             "dataset=cifar",
-            "--set dataset=cifar: there is no such dataset here; there are mnist, "
-            "fashion_mnist, digits",
+            "--set dataset=cifar: use one of mnist, fashion_mnist, digits",
         ),
         (
             "labelled=10",
-            "--set labelled=10.0: wanted the share of examples with a label, above 0 and up to 1",
+            "--set labelled=10.0: use the share of examples with a label, above 0 and up to 1",
         ),
         (
             "labelled=0",
-            "--set labelled=0.0: wanted the share of examples with a label, above 0 and up to 1",
+            "--set labelled=0.0: use the share of examples with a label, above 0 and up to 1",
         ),
     ],
 )

@@ -136,8 +136,8 @@ def test_the_student_kept_is_the_best_of_those_drawn() -> None:
 @pytest.mark.parametrize(
     ("field", "words"),
     [
-        ("method=sgd", "--set method=sgd: it is gd .* or gnc"),
-        ("size=0", "--set size=0: it is a number of 1 or more"),
+        ("method=sgd", "--set method=sgd: use gd .* or gnc"),
+        ("size=0", "--set size=0: use a number from 1"),
     ],
 )
 def test_fields_that_mean_nothing_are_told(here: Here, field: str, words: str) -> None:

@@ -345,7 +345,7 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     encode(tmp_path / "video/rest/new.mp4", film("rest", 99))
     (tmp_path / "video/.cache").write_text("in the way")
     with pytest.raises(
-        StorageFailure, match=r"video/.cache/rest cannot be written \(.*\): .* or bring .npy files"
+        StorageFailure, match=r"video/.cache/rest cannot be written \(.*\) and needs .* or use .npy"
     ):
         _task().with_data(tmp_path).train_dataset(tmp_path)
 
@@ -362,13 +362,13 @@ def _save(path: Path, frames: Any) -> None:
     [
         pytest.param(
             lambda rest: (rest.parent / "empty").mkdir(),
-            r"video/empty holds no video \(.mp4, ",
+            r"video/empty has no video \(.mp4, ",
             id="empty class",
         ),
         pytest.param(
             lambda rest: [path.unlink() for path in sorted(rest.iterdir())[1:]],
-            r"video/rest holds 1 recording\(s\) \(rest-00\), and no way to train on one "
-            r"and validate by another: add one",
+            r"video/rest has too few recordings for both training "
+            r"and validation \(rest-00\): add one",
             id="one video",
         ),
         pytest.param(
@@ -383,19 +383,19 @@ def _save(path: Path, frames: Any) -> None:
         ),
         pytest.param(
             lambda rest: _save(rest / "bad.npy", numpy.zeros((9, 16, 32), numpy.uint8)),
-            r"bad.npy holds uint8 of shape \(9, 16, 32\), wanted uint8 of \(T, 32, 32\): "
+            r"bad.npy has uint8 of shape \(9, 16, 32\) instead of uint8 of shape \(T, 32, 32\): "
             r"convert it, or .* --set size=N",
             id="another size",
         ),
         pytest.param(
             lambda rest: _save(rest / "bad.npy", numpy.zeros((9, 32, 32))),
-            r"bad.npy holds float64 of shape",
+            r"bad.npy has float64 of shape",
             id="another type",
         ),
         pytest.param(
             lambda rest: _save(rest / "bad.npy", numpy.zeros((8, 32, 32), numpy.uint8)),
-            r"1 video\(s\) in .*video have fewer than frames=9 frames, the first is "
-            r".*rest/bad.npy: remove them, or lower",
+            r"1 video\(s\) in .*video have fewer than frames=9 frames "
+            r"\(.*rest/bad.npy is the first\): remove them, or lower",
             id="too short",
         ),
     ],
@@ -411,7 +411,7 @@ def test_data_that_cannot_be_used_is_named(
 
 
 @pytest.mark.parametrize(
-    ("made", "found"), [([], "is not there"), (["video/rest"], r"holds 1 class folder\(s\)")]
+    ("made", "found"), [([], "does not exist"), (["video/rest"], r"has 1 class folder\(s\)")]
 )
 def test_without_classes_it_says_where_to_put_them(here: Here, made: list[str], found: str) -> None:
     for name in made:
@@ -432,15 +432,15 @@ def test_the_model_can_be_built_elsewhere_by_the_names_of_its_classes(tmp_path: 
     found = _task().with_data(tmp_path)
     assert found.names == ["rest", "vertical"]
     assert _task(classes="vertical/rest").with_data(tmp_path).names == ["vertical", "rest"]
-    with pytest.raises(WrongUse, match="video/groom holds no video"):
+    with pytest.raises(WrongUse, match="video/groom has no video"):
         _task(classes="groom/rest").with_data(tmp_path).train_dataset(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"frames": 0}, "--set frames=0: it is a number of 1"),
-        ({"validation_share": 1.0}, "--set validation_share=1.0: it is a share"),
+        ({"frames": 0}, "--set frames=0: use a number from 1"),
+        ({"validation_share": 1.0}, "--set validation_share=1.0: use a number between"),
     ],
 )
 def test_fields_that_mean_nothing_are_told(fields: dict[str, Any], words: str) -> None:

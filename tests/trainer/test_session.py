@@ -298,7 +298,7 @@ def test_a_missing_data_file_is_not_reported_as_a_full_disk(here: Here) -> None:
     assert err.startswith("trainbox: task NoSuchFile: train_dataset() raised FileNotFoundError: ")
     assert "data/readings.npy" in err
     assert (
-        ": put the data there, or name its folder with --data-dir; traceback in "
+        ": put the data there, or set its folder with --data-dir; traceback in "
         "runs/r/logs/rank-0.log" in err
     )
     assert err.count("\n") == 1
@@ -584,7 +584,7 @@ def test_the_heartbeat_file_is_touched(here: Here, monkeypatch: pytest.MonkeyPat
         ({"early_stopping": "f1"}, "--early-stopping f1: the task has no metric f1; it has loss"),
         (
             {"fields": {"wide": "3"}},
-            "--set wide=3: task tests.support.tiny:Tiny has no field wide; it has nan_at, noise",
+            "--set wide=3: task tests.support.tiny:Tiny has no field wide: it has nan_at, noise",
         ),
     ],
 )

@@ -273,14 +273,14 @@ def test_values_are_converted_to_the_fields_types(name: str, text: Any, value: A
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"width": "6.5"}, "--set width=6.5: width is of type int"),
-        ({"width": "wide"}, "--set width=wide: width is of type int"),
-        ({"width": "true"}, "--set width=true: width is of type int"),
-        ({"rate": ""}, "--set rate=: rate is of type float"),
-        ({"deep": "maybe"}, "--set deep=maybe: deep is of type bool"),
-        ({"deep": ""}, "--set deep=: deep is of type bool"),
-        ({"widht": "3"}, "--set widht=3: task t has no field widht; did you mean width?"),
-        ({"zzz": "3"}, "--set zzz=3: task t has no field zzz; it has width, rate, label, deep"),
+        ({"width": "6.5"}, "--set width=6.5: give a value of type int"),
+        ({"width": "wide"}, "--set width=wide: give a value of type int"),
+        ({"width": "true"}, "--set width=true: give a value of type int"),
+        ({"rate": ""}, "--set rate=: give a value of type float"),
+        ({"deep": "maybe"}, "--set deep=maybe: give a value of type bool"),
+        ({"deep": ""}, "--set deep=: give a value of type bool"),
+        ({"widht": "3"}, "--set widht=3: task t has no field widht: did you mean width?"),
+        ({"zzz": "3"}, "--set zzz=3: task t has no field zzz: it has width, rate, label, deep"),
     ],
 )
 def test_wrong_fields_are_told_with_the_cure(given: dict[str, str], message: str) -> None:
@@ -292,10 +292,12 @@ def test_wrong_fields_are_told_with_the_cure(given: dict[str, str], message: str
 
 def test_a_field_without_a_default_must_be_given() -> None:
     fields = [TaskField("classes", int, dataclasses.MISSING)]
-    with pytest.raises(WrongUse, match=r"^task t needs --set classes=\.\.\. \(no default\)$"):
+    with pytest.raises(
+        WrongUse, match=r"^task t has no default for classes: add --set classes=\.\.\.$"
+    ):
         parse_fields("t", fields, {})
     assert parse_fields("t", fields, {"classes": "3"}) == {"classes": 3}
-    with pytest.raises(WrongUse, match="has no field x; it has none"):
+    with pytest.raises(WrongUse, match="has no field x: it has none"):
         parse_fields("t", [], {"x": "1"})
 
 
@@ -304,7 +306,7 @@ def test_a_field_without_a_default_must_be_given() -> None:
     [
         ("digts", "no task 'digts': did you mean digits?"),
         ("mnst", "no task 'mnst': did you mean mnist?"),
-        ("zebra", f"no task 'zebra': there are {', '.join(built_in_tasks())}"),
+        ("zebra", f"no task 'zebra': use {', '.join(built_in_tasks())}"),
         ("", "no task ''"),
         (
             "my/gestures.py",
@@ -312,13 +314,13 @@ def test_a_field_without_a_default_must_be_given() -> None:
         ),
         (
             "my/gestures.py:Gestures",
-            "task my/gestures.py:Gestures: no file my/gestures.py (looked from ",
+            "task my/gestures.py:Gestures: no file my/gestures.py in the current folder (",
         ),
         (
             "gestures.py:",
-            "task gestures.py:: '' is no class name; write file.py:Class or module:Class",
+            "task gestures.py:: '' is not a class name: write file.py:Class or module:Class",
         ),
-        ("gestures.py:My Class", "task gestures.py:My Class: 'My Class' is no class name"),
+        ("gestures.py:My Class", "task gestures.py:My Class: 'My Class' is not a class name"),
         (
             "my-module:Gestures",
             "task my-module:Gestures: 'my-module' is neither a .py file nor a module",
@@ -334,7 +336,7 @@ def test_a_wrong_task_is_told_with_the_cure(
     with pytest.raises(WrongUse) as failure:
         static_fields(spec)
     assert message in str(failure.value)
-    if "looked from" in message:
+    if "current folder" in message:
         assert str(tmp_path) in str(failure.value)
 
 
@@ -343,7 +345,7 @@ _BROKEN = [
         "null.py",
         "\0",
         "T",
-        r"task null.py:T: null.py(:\d+)? is not Python: source code string cannot "
+        r"task null.py:T: null.py(:\d+)? is not Python \(source code string cannot "
         r"contain null bytes",
     ),
     (
@@ -356,7 +358,7 @@ _BROKEN = [
         "syntax.py",
         "class T(\n",
         "T",
-        r"task syntax.py:T: syntax.py:1 is not Python: .*never closed",
+        r"task syntax.py:T: syntax.py:1 is not Python \(.*never closed",
     ),
     (
         "binary.py",
@@ -368,9 +370,9 @@ _BROKEN = [
         "other.py",
         _HEAD + "class A(Task): ...\nclass B: ...\n",
         "T",
-        "task other.py:T: other.py holds no class T; it holds A, B",
+        "task other.py:T: other.py does not define a class T: it defines A, B",
     ),
-    ("bare.py", "", "T", "bare.py holds no class T; it holds none"),
+    ("bare.py", "", "T", "bare.py does not define a class T: it defines none"),
 ]
 
 
@@ -388,7 +390,7 @@ def test_a_file_with_relative_imports_is_refused_with_the_cure(
 ) -> None:
     spec = write("inside.py", "from .beside import x\n" + _HEAD + "class T(Task): ...\n")
     with pytest.raises(
-        WrongUse, match=r"relative imports fail \(.*inside.py:1\): name the task by its module"
+        WrongUse, match=r"relative imports fail \(.*inside.py:1\): give the task as package.module"
     ):
         load_task(f"{spec}:T", {})
 
@@ -401,12 +403,12 @@ def test_a_class_that_is_no_task_is_told(write: Callable[[str, str], str]) -> No
     for name in ("Bad", "Worse", "Missing"):
         with pytest.raises(
             WrongUse,
-            match=rf"task no_task.py:{name}: no_task.py holds no Task named {name}; it "
-            r"holds Task, Good",
+            match=rf"task no_task.py:{name}: no_task.py does not define a Task named {name}: it "
+            r"defines Task, Good",
         ):
             load_task(f"{spec}:{name}", {})
     with pytest.raises(
-        WrongUse, match=r"task json:Task: json holds no Task named Task; it holds none"
+        WrongUse, match=r"task json:Task: json does not define a Task named Task: it defines none"
     ):
         load_task("json:Task", {})
 
@@ -434,8 +436,8 @@ def test_a_field_of_another_type_cannot_be_set_and_keeps_its_default(
     assert vars(loaded) == {"depth": None, "sizes": (1, 2)}
     with pytest.raises(
         WrongUse,
-        match="--set depth=3: only fields of the types str, int, float, bool can be set, "
-        "depth has another",
+        match="--set depth=3: depth has a type that --set does not support: use one of str, int, "
+        "float, bool",
     ):
         load_task(f"{spec}:T", {"depth": "3"})
 
@@ -445,7 +447,7 @@ def test_a_missing_module_is_refused_and_so_is_a_missing_import_of_it(
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(
-        WrongUse, match=rf"task nowhere_at_all:T: no module nowhere_at_all \(looked in {tmp_path}"
+        WrongUse, match=rf"task nowhere_at_all:T: no module nowhere_at_all in {tmp_path}"
     ):
         load_task("nowhere_at_all:T", {})
     write("module_that_needs.py", "import package_that_is_not_here\n")
@@ -473,7 +475,7 @@ def test_an_error_inside_a_task_file_is_one_line_with_its_place(
     assert code == 2
     assert err.startswith("trainbox: task importing.py:T: its import raised ")
     assert error in err
-    assert err.endswith(" (importing.py:1): fix that; `python importing.py` shows the traceback\n")
+    assert err.endswith(" (importing.py:1): fix it (`python importing.py` shows the traceback)\n")
     assert err.count("\n") == 1
     assert out == ""
 

@@ -151,17 +151,17 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "no class names": (
         Three,
         {"class_names": ()},
-        "task Three: class_names is (), wanted a tuple with the name of each class: ",
+        "task Three: class_names is (), not a tuple with the name of each class: ",
     ),
     "class names that are a text": (
         Three,
         {"class_names": ("cat")},
-        "task Three: class_names is 'cat', wanted a tuple",
+        "task Three: class_names is 'cat', not a tuple",
     ),
     "fewer class names than outputs": (
         Three,
         {"build_model": lambda _task: nn.Linear(4, 5)},
-        "task Three: the model returns shape (8, 5), wanted (B, 3), one output for each of "
+        "task Three: the model returns shape (8, 5) instead of (B, 3), one output for each of "
         "class_names: ",
     ),
     "fewer outputs than class names": (
@@ -274,8 +274,8 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         {"train_dataset": _listed((_ZEROS, None))},
         "task Three: the batch of its examples raised TypeError: default_collate: batch "
         "must contain tensors, numpy arrays, "
-        "numbers, dicts or lists; found <class 'NoneType'>: an example is None or holds "
-        "it: let __getitem__ return",
+        "numbers, dicts or lists; found <class 'NoneType'>: an example is or contains "
+        "None: return tensors or numbers",
     ),
     "float64 inputs": (
         Three,
@@ -389,8 +389,8 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "with_data that replaces a ClassVar": (
         Three,
         {"with_data": with_data},
-        ": only a field can be replaced: declare it as one (class_names: tuple[str, ...] = "
-        "()), not as a ClassVar",
+        ": only fields can be replaced: declare a field (class_names: tuple[str, ...] = ()), "
+        "not a ClassVar",
     ),
     "an error of its own": (
         Tiny,
@@ -632,6 +632,6 @@ def test_a_dataclass_that_is_not_frozen(here: Here, tmp_path: Path) -> None:
     code, _, err = here.command("train", "melted.py:Melted", "--device", "cpu")
     assert code == 2
     assert err == (
-        "trainbox: task melted.py:Melted: a class there is not frozen (melted.py:3): write "
+        "trainbox: task melted.py:Melted: a class in its file is not frozen (melted.py:3): write "
         "@dataclass(frozen=True) above it\n"
     )

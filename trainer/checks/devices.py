@@ -1,5 +1,4 @@
-"""What a device, and the link between devices, must get right: a matrix product, a copy in memory,
-a sum over all processes.
+"""Test devices and their links with a matrix product, a copy in memory and a sum over processes.
 
 Shape suffixes: N positions of a buffer, MM a square matrix.
 """
@@ -14,10 +13,10 @@ from trainer.parallel.world import World
 
 _MIB = 2**20
 _PATTERN = 0x5A5A5A5A
-# positions that are checked at a time: what they are checked against needs memory, too
+# The number of positions checked at a time. The expected values need memory, too.
 _PIECE_N = 16 * _MIB
-# no chunk that an exchange cuts a buffer into is a multiple of it, so that chunks in the wrong
-# place show
+# An exchange splits a buffer into chunks. No chunk size is a multiple of this prime, so a chunk in
+# the wrong position is noticed.
 _PRIME = 251
 _REPEATS = 5
 _CPU_BYTES = 64 * _MIB  # of the copy in the host's memory
@@ -25,8 +24,9 @@ _CPU_BYTES = 64 * _MIB  # of the copy in the host's memory
 
 @dataclass(frozen=True)
 class Measured:
-    """One test of one device: `told` says in words what was compared, `speed` is in FLOP/s or
-    bytes/s.
+    """The result of one test of one device.
+
+    `told` is the result as text. `speed` is in FLOP/s or bytes/s.
     """
 
     test: str
@@ -36,15 +36,14 @@ class Measured:
 
 
 def matrix_product(device: torch.device) -> Measured:
-    """A product in float32, held against the same in float64 on the CPU, then repeated for its
-    bits.
+    """Test a product in float32 against float64 on the CPU, and repeat it to compare the bits.
 
-    The limit is the bound that holds for any order of the additions: each error at most n u / (1 -
-    n u) of |A| |B|, where n is the size and u half the distance from 1 to the next number (Higham,
-    Accuracy and Stability of Numerical Algorithms, section 3.1). A device that goes wrong by less,
-    now and then, gives other bits each time.
+    The limit is a bound for any order of the additions. Each error is at most n u / (1 - n u) of
+    |A| |B|, where n is the size and u is half the distance from 1 to the next number (Higham,
+    Accuracy and Stability of Numerical Algorithms, section 3.1). A device with smaller, random
+    errors gives other bits in a repeat.
     """
-    # TF32 rounds the factors, and its bound is 2^13 times as wide
+    # TF32 rounds the factors, so its bound would be 2^13 times as wide.
     torch.backends.cuda.matmul.fp32_precision = "ieee"
     size, repeats = (2048, 500) if device.type == "cuda" else (512, 20)
     generator = torch.Generator().manual_seed(0)
@@ -66,7 +65,7 @@ def matrix_product(device: torch.device) -> Measured:
 
 
 def _largest_error(product_MM: Tensor, left_MM: Tensor, right_MM: Tensor) -> float:
-    """In parts of the bound; infinite where the product is not finite."""
+    """Return the largest error as a fraction of the bound, or inf if a value is not finite."""
     unit = torch.finfo(product_MM.dtype).eps / 2
     size = product_MM.shape[0]
     bound = size * unit / (1 - size * unit)
@@ -76,8 +75,9 @@ def _largest_error(product_MM: Tensor, left_MM: Tensor, right_MM: Tensor) -> flo
 
 
 def memory_copy(device: torch.device) -> Measured:
-    """A big buffer copied within the device's memory, and each value checked; bytes/s count reading
-    and writing.
+    """Test copies of a large buffer within the device's memory, and check each value.
+
+    The speed counts the bytes that are read and those that are written.
     """
     free = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else _CPU_BYTES
     count = min(1024 * _MIB, free) // 4
@@ -101,15 +101,15 @@ def memory_copy(device: torch.device) -> Measured:
 
 
 def _pattern(start: int, stop: int, device: torch.device) -> Tensor:
-    """Another value at each position, none of them zero over and over."""
+    """Return a different value for each position from `start` to `stop`, shape (N,) int32."""
     return torch.arange(start, stop, dtype=torch.int32, device=device).bitwise_xor_(_PATTERN)
 
 
 def all_reduce(world: World) -> Measured:
-    """A sum over all processes whose value is exactly known at each position; bytes/s are NCCL's
-    bus bandwidth.
+    """Test a sum over all processes whose exact value is known at each position.
 
-    That is 2 (n - 1) / n of the buffer's bytes for n processes (nccl-tests, doc/PERFORMANCE.md).
+    The speed is NCCL's bus bandwidth. It counts 2 (n - 1) / n of the buffer's bytes for n processes
+    (nccl-tests, doc/PERFORMANCE.md).
     """
     size_mib = 256 if world.device.type == "cuda" else 4
     count = size_mib * _MIB // 4
@@ -119,7 +119,7 @@ def all_reduce(world: World) -> Measured:
         right_N += _part(rank, count, world.device)
     sum_N = torch.empty_like(own_N)
     wrong, best_s = 0, float("inf")
-    for _ in range(1 + _REPEATS):  # the first sets up the connections
+    for _ in range(1 + _REPEATS):  # the first sum creates the connections
         sum_N.copy_(own_N)
         world.barrier()
         _finish(world.device)
@@ -134,7 +134,7 @@ def all_reduce(world: World) -> Measured:
 
 
 def _part(rank: int, count: int, device: torch.device) -> Tensor:
-    """What `rank` adds: small whole numbers, whose sums float32 holds exactly in any order."""
+    """Return the term of `rank`: small integers, whose sums are exact in float32."""
     return (
         torch.arange(count, dtype=torch.int32, device=device)
         .add_(31 * rank)
@@ -144,6 +144,6 @@ def _part(rank: int, count: int, device: torch.device) -> Tensor:
 
 
 def _finish(device: torch.device) -> None:
-    """Wait for what is under way on a GPU."""
+    """Wait until a GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

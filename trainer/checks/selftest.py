@@ -1,8 +1,7 @@
-"""A process of `trainbox health --deep`: tests its device, and tells what came out in a line of
-JSON for each test.
+"""Test a device for `trainbox health --deep`, and print a line of JSON for each test.
 
-`python -m trainer.checks.selftest compute` tests the device alone; `exchange`, under torchrun, what
-lies between several.
+`python -m trainer.checks.selftest compute` tests the device alone. `exchange`, under torchrun,
+tests the links between several devices.
 """
 
 import dataclasses
@@ -22,18 +21,18 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Do the tests that the command line names; returns the exit code."""
+    """Run the tests that the command line names, and return the exit code."""
     die_with_parent()  # before the import of torch, which takes seconds
     try:
         for measured in _tests(sys.argv[1], os.environ["TRAINBOX_DEVICE"]):
-            _tell(dataclasses.asdict(measured))
+            _print_line(dataclasses.asdict(measured))
     except Failure as failure:
-        _tell({"error": str(failure)})
+        _print_line({"error": str(failure)})
         return failure.exit_code
-    except Exception as error:  # noqa: BLE001 - whatever a broken device does
+    except Exception as error:  # noqa: BLE001 - a broken device may raise anything
         traceback.print_exc()
-        # CUDA's have lines of advice
-        _tell({"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"})
+        # The first line is enough. CUDA's errors continue with lines of advice.
+        _print_line({"error": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"})
         return 1
     return 0
 
@@ -52,8 +51,8 @@ def _tests(kind: str, device_name: str) -> "Iterator[Measured]":
         yield memory_copy(device)
 
 
-def _tell(line: dict[str, Any]) -> None:
-    """All at once: the ranks share a pipe."""
+def _print_line(line: dict[str, Any]) -> None:
+    """Write `line` as JSON in one call, because the ranks share a pipe."""
     whole = json.dumps({"rank": int(os.environ.get("RANK", "0")), **line})
     os.write(1, f"{whole}\n".encode())
 
@@ -61,5 +60,5 @@ def _tell(line: dict[str, Any]) -> None:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    # not the interpreter's own end, which aborts now and then while it takes gloo's threads down
+    # The interpreter's normal exit sometimes aborts while it ends gloo's threads.
     os._exit(code)

@@ -1,7 +1,7 @@
-"""What torch sees here, as one line of JSON for `trainbox doctor`.
+"""Print what torch finds on this machine as one line of JSON for `trainbox doctor`.
 
-It is a process of its own, since torch takes seconds to start and on a broken driver may hang or
-die.
+This is a separate process, because torch takes seconds to start and may hang or crash on a broken
+driver.
 """
 
 import ctypes
@@ -12,11 +12,14 @@ from typing import Any
 
 
 def seen() -> dict[str, Any]:
-    """Versions, GPUs, and in `error` and `warnings` why torch, or CUDA under it, does not start."""
+    """Return torch's versions and GPUs.
+
+    If torch or CUDA does not start, `error` and `warnings` have the reason.
+    """
     try:
         import torch
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with it is what is asked
-        return {"error": _words(error)}
+    except Exception as error:  # noqa: BLE001 - any error is the answer
+        return {"error": _one_line(error)}
     answer: dict[str, Any] = {"file": torch.__file__, "libcuda": _libcuda()}
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -27,10 +30,10 @@ def seen() -> dict[str, Any]:
                 torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
             ]
         except Exception as error:  # noqa: BLE001
-            answer["error"] = _words(error)
-    # not those for programmers
-    told = [warning for warning in warned if issubclass(warning.category, UserWarning)]
-    return answer | {"warnings": [" ".join(str(warning.message).split()) for warning in told]}
+            answer["error"] = _one_line(error)
+    # Leave out warnings for developers, such as deprecations.
+    shown = [warning for warning in warned if issubclass(warning.category, UserWarning)]
+    return answer | {"warnings": [" ".join(str(warning.message).split()) for warning in shown]}
 
 
 def _versions(torch: Any) -> dict[str, Any]:
@@ -38,7 +41,7 @@ def _versions(torch: Any) -> dict[str, Any]:
         "version": torch.__version__,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
-        # Without the first question the second is NVML's answer, which the training never asks.
+        # Without is_available(), device_count() would ask NVML, which the training does not use.
         "count": torch.cuda.device_count() if torch.cuda.is_available() else 0,
         "mps": torch.backends.mps.is_available(),
     }
@@ -48,9 +51,9 @@ def _versions(torch: Any) -> dict[str, Any]:
 
 
 def _libcuda() -> str:
-    """Why the driver's part of CUDA cannot be loaded; empty if it can.
+    """Return why the driver's CUDA library cannot be loaded, or an empty string.
 
-    A container may have NVML and not this.
+    A container may have NVML without this library.
     """
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -59,7 +62,7 @@ def _libcuda() -> str:
     return ""
 
 
-def _words(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 

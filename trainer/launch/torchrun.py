@@ -1,12 +1,15 @@
-"""torchrun, with five habits changed.
+"""Run torchrun with five changes.
 
-It ends with its ranks' exit code, passes a signal on instead of dying of it, meets other nodes at a
-place of our own, ends when one of them does, and keeps the current folder out of its ranks'
-sys.path.
+1. It exits with the exit code of its ranks.
+2. It forwards a stop signal to the ranks instead of dying of it.
+3. It meets other nodes at Trainbox's own rendezvous.
+4. It ends when another node ends.
+5. It keeps the current folder out of the sys.path of its ranks.
 
-Used as torchrun is: `python -m trainer.launch.torchrun --standalone --nproc-per-node=2 -m trainer
-train digits`.
-Why: docs/decisions/0003-torchrun-with-exit-codes.md, 0012-nodes-meet-on-one-interface.md.
+The command line is that of torchrun:
+`python -m trainer.launch.torchrun --standalone --nproc-per-node=2 -m trainer train digits`.
+The reasons are in docs/decisions/0003-torchrun-with-exit-codes.md and
+docs/decisions/0012-nodes-meet-on-one-interface.md.
 """
 
 import argparse
@@ -30,16 +33,15 @@ from trainer.system.streams import message, open_streams, outlive_readers
 from trainer.system.temporary import temporary_folder
 
 _CRASH = 1
-# Ranks mostly notice by themselves that another node is lost, and end with their own words; and
-# when one is done or has stopped with a checkpoint, they are about to do the same. torchrun then
-# takes a moment.
-_NOTICED_S, _FOLLOWED_S, _TOLD_S = 10.0, 60.0, 10.0
+# How long the ranks here may take before they are killed: after another node is lost, which they
+# mostly notice themselves, and after another node has ended, which they usually do as well.
+_NOTICED_S, _FOLLOWED_S = 10.0, 60.0
+# How long torchrun may take to end after its ranks are killed.
+_TORCHRUN_S = 10.0
 
 
 def main() -> int:
-    """Run torchrun on this process's arguments and return the exit code that tells why the ranks
-    ended.
-    """
+    """Run torchrun with this process's arguments, and return the exit code of the ranks."""
     open_streams()
     outlive_readers()
     forwarded: list[int] = []
@@ -53,21 +55,19 @@ def main() -> int:
 
     handle_stop_signals(forward)
 
-    # Of connections that fail we tell ourselves, without a C++ stack, and names of addresses matter
-    # to nobody.
+    # Trainbox reports failed connections itself. torch would log a C++ stack and host names.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from torch.distributed.run import parse_args
 
-    # Its log would tell of each stop as a failure, with a traceback; the ranks have said what there
-    # is to say.
+    # torchrun would log each stop as a failure with a traceback. The ranks have printed the reason.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
-    # It takes over the signals it is told to handle: one that nobody sends.
+    # torchrun replaces our handlers of the signals that it handles, so it gets an unused signal.
     arguments = parse_args(["--signals-to-handle=SIGQUIT", *sys.argv[1:]])
     if arguments.module:
         _keep_out_the_current_folder(arguments)
     with temporary_folder() as messages:
         os.environ[MESSAGES] = str(messages)
-        arguments.log_dir = str(messages)  # torchrun would leave a folder behind at each start
+        arguments.log_dir = str(messages)  # by default, torchrun leaves a folder behind
         try:
             secret = take_secret(os.environ)
             if arguments.standalone:
@@ -79,17 +79,17 @@ def main() -> int:
             return failure.exit_code
         finally:
             for number in STOP_SIGNALS:
-                # all is said; one that comes late must not break the way out
+                # A late signal must not interrupt the exit.
                 signal.signal(number, signal.SIG_IGN)
 
 
 def _run_on_nodes(
     arguments: argparse.Namespace, messages: Path, forwarded: list[int], secret: bytes | None
 ) -> int:
-    """Meet the other nodes, then run as long as none of them ends.
+    """Meet the other nodes, and run torchrun until a node ends.
 
     Raises:
-        Failure: they did not meet.
+        Failure: the nodes did not meet.
     """
     try:
         meeting = _meet(arguments, secret)
@@ -99,8 +99,7 @@ def _run_on_nodes(
     except Exception as error:
         raise NetworkFailure(
             f"the rendezvous at {arguments.rdzv_endpoint} failed "
-            f"({type(error).__name__}: {error}): "
-            "start the same command again on each machine"
+            f"({type(error).__name__}: {error}): start the same command again on each machine"
         ) from error
     losses: list[_Loss] = []
 
@@ -113,23 +112,23 @@ def _run_on_nodes(
             time.sleep(_FOLLOWED_S)
             losses.append(loss)
         _kill(children(os.getpid()), signal.SIGKILL)
-        time.sleep(_TOLD_S)
-        _say(f"{what}; what runs here does not end by itself, and is ended")
+        time.sleep(_TORCHRUN_S)
+        _say(f"{what}; torchrun on this node did not end, so it is killed")
         os._exit(loss.code)
 
     try:
         meeting.watch(heard)
         code = _ended(arguments, messages, forwarded, losses)
-    except SystemExit:  # by `forward`
+    except SystemExit:  # raised by `forward`
         meeting.leave(Preempted.exit_code)
         raise
     meeting.leave(code)
-    del store  # on node 0 it was the others' store until here
+    del store  # node 0 serves the store of all nodes until here
     return code
 
 
 class _Loss(NamedTuple):
-    """What became of another node, and the code to end with where ranks had to be killed for it."""
+    """The end of another node, and the exit code if ranks were killed because of it."""
 
     what: str
     code: int
@@ -138,8 +137,9 @@ class _Loss(NamedTuple):
 def _ended(
     arguments: argparse.Namespace, messages: Path, forwarded: list[int], losses: list[_Loss]
 ) -> int:
-    """Run torchrun, say why the ranks ended, and return the exit code; `losses` fills with what
-    became of other nodes.
+    """Run torchrun, print why the ranks ended, and return the exit code.
+
+    A thread adds the ends of other nodes to `losses` meanwhile.
     """
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -149,12 +149,14 @@ def _ended(
         run(arguments)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        if losses:  # we have killed them
+        if losses:  # `heard` has killed the ranks
             what, due = losses[0]
             codes = {rank: due if code == -signal.SIGKILL else code for rank, code in codes.items()}
             if _cause(set(codes.values()), bool(forwarded)) == due:
-                _say(f"{what}: the same command goes on from the newest checkpoint, on all nodes")
-        return _told({messages / str(rank): code for rank, code in codes.items()}, bool(forwarded))
+                _say(f"{what}: the same command on all nodes resumes from the newest checkpoint")
+        return _report(
+            {messages / str(rank): code for rank, code in codes.items()}, bool(forwarded)
+        )
     except (DistError, ConnectionError) as error:
         _say(f"lost contact with the other nodes ({losses[0].what if losses else error})")
         return NetworkFailure.exit_code
@@ -162,16 +164,15 @@ def _ended(
 
 
 def _meet(arguments: argparse.Namespace, secret: bytes | None) -> Meeting:
-    """Find the other nodes.
+    """Meet the other nodes.
 
     Raises:
-        Failure: they did not meet.
+        Failure: the nodes did not meet.
     """
     if secret is None and arguments.node_rank == 0:
         _say(
-            f"RDZV_SECRET is not set: every program that reaches {arguments.rdzv_endpoint} "
-            "can join this training as a node; "
-            "set it to the same text on each node"
+            f"RDZV_SECRET is not set, so every program that reaches {arguments.rdzv_endpoint} "
+            "can join this training as a node: set it to the same text on each node"
         )
     given = dict(setting.split("=") for setting in arguments.rdzv_conf.split(","))
     meeting = meet(
@@ -189,7 +190,7 @@ def _meet(arguments: argparse.Namespace, secret: bytes | None) -> Meeting:
     )
     interface = meeting.interface
     if interface:
-        # By their own choice gloo takes the one of the host's name, and NCCL the first that is up.
+        # By default, gloo uses the interface of the host's name, and NCCL the first that is up.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     over = f" over {interface}" if interface else ""
@@ -199,11 +200,14 @@ def _meet(arguments: argparse.Namespace, secret: bytes | None) -> Meeting:
 
 
 def _open_store(arguments: argparse.Namespace, meeting: Meeting) -> object:
-    """Tell torchrun where the nodes' store is; on node 0 it lives as long as what is returned."""
+    """Set the address of the nodes' store in torchrun's arguments.
+
+    On node 0, this returns the store, which exists as long as the returned object.
+    """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub does not list it
 
-    # torchrun's own rendezvous of nodes that know their ranks. It would open a store on all
-    # interfaces, and takes the one that this process has opened already.
+    # With the static rendezvous, each node knows its rank. torchrun would open a store on all
+    # interfaces, but it uses the store that this process has already opened.
     arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_conf = "static", "", ""
     arguments.master_addr, arguments.master_port = meeting.address, meeting.store_port
     if meeting.store is None:
@@ -220,8 +224,9 @@ def _open_store(arguments: argparse.Namespace, meeting: Meeting) -> object:
 
 
 def _keep_out_the_current_folder(arguments: argparse.Namespace) -> None:
-    """Have the ranks run their module with -P: torchrun's own command would take a user's
-    trainer.py for ours.
+    """Make the ranks run their module with -P.
+
+    torchrun's own command would import a user's trainer.py instead of this package.
     """
     command = ["-P", "-u", "-m", arguments.training_script, *arguments.training_script_args]
     arguments.training_script = sys.executable
@@ -230,8 +235,9 @@ def _keep_out_the_current_folder(arguments: argparse.Namespace) -> None:
 
 
 def _meet_in_a_file(arguments: argparse.Namespace, folder: Path) -> None:
-    """On one machine: no store that listens, since torch's has no login and listens on all
-    interfaces.
+    """Use a file as the store of a single machine.
+
+    torch's network store has no authentication and listens on all interfaces.
     """
     arguments.standalone = False
     arguments.rdzv_backend, arguments.rdzv_id = "c10d", "trainbox"
@@ -241,44 +247,47 @@ def _meet_in_a_file(arguments: argparse.Namespace, folder: Path) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
 
 
-def _told(codes: Mapping[Path, int], stopped: bool) -> int:
-    """Say why the ranks ended, each reason once, and return the exit code; `codes` are by the file
-    of a rank's last words.
+def _report(codes: Mapping[Path, int], stopped: bool) -> int:
+    """Print why the ranks ended, each reason once, and return the exit code.
+
+    `codes` maps the file of a rank's last message to its exit code.
     """
-    words = {
+    texts = {
         file: file.read_text(encoding="utf-8", errors="replace") for file in codes if file.exists()
     }
-    # The others waited for one that stood still; torchrun killed it, since it did not end when it
-    # was told to either.
+    # If other ranks timed out, a rank that torchrun had to kill was hanging: it did not react to
+    # SIGTERM either. gloo has two spellings of the error.
     waited = any(
-        sign in text.lower() for text in words.values() for sign in ("timed out", "timeout")
-    )  # gloo has two ways to say it
+        sign in text.lower() for text in texts.values() for sign in ("timed out", "timeout")
+    )
     hung = [file for file, code in codes.items() if waited and code == -signal.SIGKILL]
     for file in hung:
         _say(
-            f"rank {file.name} stood still and was killed: the same command goes on from "
-            "the newest checkpoint"
+            f"rank {file.name} hung and was killed: the same command resumes from the newest "
+            "checkpoint"
         )
     codes = {file: code for file, code in codes.items() if file not in hung}
     for file, code in codes.items():
         if code < 0 and not (stopped and -code in STOP_SIGNALS):
             name = signal.Signals(-code).name
             _say(
-                f"rank {file.name} was killed by {name}: the same command goes on from the "
+                f"rank {file.name} was killed by {name}: the same command resumes from the "
                 "newest checkpoint"
             )
     cause = _cause(set(codes.values()), stopped)
-    for text in dict.fromkeys(text for file, text in words.items() if codes.get(file) == cause):
+    for text in dict.fromkeys(text for file, text in texts.items() if codes.get(file) == cause):
         _say(text)
     return cause
 
 
 def _cause(codes: set[int], stopped: bool) -> int:
-    """The exit code to end with, of those of the ranks that failed: one with a reason of its own
-    goes first.
+    """Return the exit code of this process, given those of the ranks that failed.
+
+    A code with a specific reason takes precedence over a signal, a lost connection and a crash.
     """
     if stopped and codes <= {Preempted.exit_code, *(-number for number in STOP_SIGNALS)}:
-        return Preempted.exit_code  # a rank that was told to stop before it had begun just ends
+        # A rank that is stopped before it has installed its handlers dies of the signal.
+        return Preempted.exit_code
     reasons = sorted(
         code for code in codes if code not in (_CRASH, NetworkFailure.exit_code) and code > 0
     )
@@ -291,7 +300,7 @@ def _cause(codes: set[int], stopped: bool) -> int:
 
 def _kill(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
+        with contextlib.suppress(ProcessLookupError):  # the process has just ended
             os.kill(pid, number)
 
 

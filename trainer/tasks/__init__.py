@@ -1,3 +1,1 @@
-"""The built-in tasks, one file each, loaded by name; they use only what a user's own task may
-use.
-"""
+"""The built-in tasks, one file each, which import only the public API."""

@@ -1,4 +1,4 @@
-"""Handwritten digits: the 1,797 real 8x8 images that scikit-learn brings along, so no download."""
+"""Classify the 1,797 handwritten 8x8 digits of scikit-learn, without a download."""
 
 import gzip
 import importlib.util
@@ -59,14 +59,15 @@ class Digits(Classification):
 
 
 def _load() -> tuple[Tensor, Tensor]:
-    """((1797, 1, 8, 8) uint8 from 0 to 16, (1797,) int64) in a fixed shuffled order.
+    """Return images (1797, 1, 8, 8) uint8 from 0 to 16 and labels (1797,) int64.
 
-    Read from scikit-learn's folder without importing it, which would take a second.
+    The order is shuffled, but always the same. The file is read from scikit-learn's folder. An
+    import of scikit-learn would take a second.
     """
     package = importlib.util.find_spec("sklearn")
     assert package is not None and package.origin is not None
     with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz") as file:
         table = torch.from_numpy(numpy.loadtxt(file, delimiter=",", dtype=numpy.uint8))
-    # The file is sorted by writer: shuffled once, so that both parts have all of them.
+    # The file is sorted by writer. Both parts must have all writers.
     table = table[torch.randperm(len(table), generator=torch.Generator().manual_seed(0))]
     return table[:, :64].reshape(-1, 1, 8, 8), table[:, 64].long()

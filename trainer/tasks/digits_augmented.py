@@ -1,5 +1,6 @@
-"""The same handwritten digits with all that draws and drifts: augmentation in loader workers, batch
-norm and dropout.
+"""Classify augmented handwritten digits with loader workers, batch norm and dropout.
+
+These are the parts of a training in which random numbers and running averages could go wrong.
 """
 
 from dataclasses import dataclass
@@ -17,9 +18,7 @@ from trainer.tasks.digits import Digits
 
 @dataclass(frozen=True)
 class DigitsAugmented(Digits):
-    """8x8 digits, each shifted at random by a loader worker, through batch norm and dropout;
-    offline.
-    """
+    """8x8 digits with random shifts in loader workers, batch norm and dropout, offline."""
 
     shift: int = 1
 
@@ -43,8 +42,9 @@ class DigitsAugmented(Digits):
 
 
 class _Shifted(Dataset[Any]):
-    """(image (1, 8, 8), label), the image moved by up to `shift` pixels; the generator is seeded
-    for each example.
+    """A dataset of (image (1, 8, 8), label) in which images are moved by up to `shift` pixels.
+
+    The loader seeds torch's generator before each example.
     """
 
     def __init__(self, images_NCHW: Tensor, labels_N: Tensor, shift: int) -> None:

@@ -1,4 +1,4 @@
-"""Fashion-MNIST: MNIST's format and model, with harder pictures."""
+"""Classify Fashion-MNIST, which has the format of MNIST and harder pictures."""
 
 from dataclasses import dataclass
 from typing import ClassVar

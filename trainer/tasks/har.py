@@ -1,6 +1,4 @@
-"""Human activity recognition: windows of a phone's motion sensors in UCI HAR's folder layout, split
-by person.
-"""
+"""Recognize human activities from the motion sensors of a phone (UCI HAR)."""
 
 import itertools
 import tempfile
@@ -24,7 +22,7 @@ from trainbox import Classification, WrongUse, pictures
 _URL = (
     "https://archive.ics.uci.edu/static/public/240/human+activity+recognition+using+smartphones.zip"
 )
-# UCI publishes none; several unrelated projects that use the same file do, and all the same.
+# UCI does not publish a digest. Several unrelated projects publish this one for the same file.
 _SHA256 = "c00b803081a5c797cd5e4b83700a9810b38d53d9d84e01917e090e1fdbc81031"
 _FOLDER = "UCI HAR Dataset"
 _CHANNELS = tuple(
@@ -41,11 +39,11 @@ _Numbers = NDArray[numpy.float32]
 
 @dataclass(frozen=True)
 class Har(Classification):
-    """Six activities from a phone's motion sensors, UCI HAR: 7,352 windows to train, 2,947 of other
-    people to validate.
+    """Six activities from a phone's sensors: 7,352 windows to train, 2,947 to validate.
 
-    `mode=sequence` gives the signals, 9 channels x 128 readings at 50 Hz, to `model`: `cnn`, `lstm`
-    or `transformer`. `mode=flatten` gives the 561 features that come with them to an MLP.
+    The people in the validation part are not in the training part. With `mode=sequence`, the inputs
+    are the signals, 9 channels x 128 readings at 50 Hz, and `model` is `cnn`, `lstm` or
+    `transformer`. With `mode=flatten`, the inputs are the dataset's 561 features for an MLP.
     """
 
     epochs: ClassVar[int] = 30
@@ -79,22 +77,23 @@ class Har(Classification):
                 "use sequence"
             )
         if self.width < 1 or self.layers < 1:
-            raise WrongUse(f"--set width={self.width} layers={self.layers}: both are from 1")
+            raise WrongUse(
+                f"--set width={self.width} layers={self.layers}: use numbers from 1 for both"
+            )
         if self.mode == "sequence" and self.model == "transformer" and self.width % _HEADS:
             raise WrongUse(
-                f"--set width={self.width}: a transformer's {_HEADS} heads share it, so a "
-                f"multiple of {_HEADS}"
+                f"--set width={self.width}: use a multiple of {_HEADS}, the number of the "
+                "transformer's heads"
             )
         if not 0 <= self.dropout < 1:
-            raise WrongUse(f"--set dropout={self.dropout}: a share from 0 to below 1")
+            raise WrongUse(f"--set dropout={self.dropout}: use a number from 0 to below 1")
 
     def train_dataset(self, data_dir: Path) -> TensorDataset:
         return TensorDataset(*self._load(data_dir, "train"))
 
     def validation_dataset(self, data_dir: Path) -> TensorDataset:
         inputs, labels_N = self._load(data_dir, "test")
-        # The files are sorted by person and activity: shuffled once, so that the figures' batch has
-        # something of all.
+        # The files are sorted by person and activity. A shuffled batch for the figures has several.
         order_N = torch.randperm(len(labels_N), generator=torch.Generator().manual_seed(0))
         return TensorDataset(inputs[order_N], labels_N[order_N])
 
@@ -123,8 +122,9 @@ class Har(Classification):
         return figures
 
     def _load(self, data_dir: Path, part: str) -> tuple[Tensor, Tensor]:
-        """One part's inputs, (N, 9, 128) or (N, 561), standardised by the training part's
-        statistics, and its labels (N,).
+        """Return the inputs of one part, (N, 9, 128) or (N, 561), and its labels (N,).
+
+        The inputs are standardised with the statistics of the training part.
         """
         folder = _find(data_dir)
         people = {
@@ -139,14 +139,14 @@ class Har(Classification):
         labels_N = _read(folder / part / f"y_{part}.txt", len(inputs), 1)[:, 0]
         if not numpy.isin(labels_N, range(1, len(self.class_names) + 1)).all():
             raise WrongUse(
-                f"{folder / part}/y_{part}.txt holds other labels than 1 to "
+                f"{folder / part}/y_{part}.txt has other labels than 1 to "
                 f"{len(self.class_names)}: {_CURE}"
             )
         return torch.from_numpy(_standardised(inputs, train)), torch.from_numpy(labels_N).long() - 1
 
 
 class _Cnn(nn.Module):
-    """(B, 9, 128) to (B, E): convolutions that halve the time, then the mean over it."""
+    """A model (B, 9, 128) to (B, E): convolutions that halve the time, and the mean over time."""
 
     def __init__(self, width: int, layers: int, dropout: float) -> None:
         super().__init__()
@@ -166,13 +166,13 @@ class _Cnn(nn.Module):
 
 
 class _Lstm(nn.Module):
-    """(B, 9, 128) to (B, E): the mean over time of the last layer's outputs."""
+    """A model (B, 9, 128) to (B, E): the mean over time of the last LSTM layer's outputs."""
 
     def __init__(self, width: int, layers: int, dropout: float) -> None:
         super().__init__()
         sizes = [len(_CHANNELS), *[width] * layers]
-        # One layer each: the dropout between the layers of one nn.LSTM keeps a state of its own on
-        # a GPU, and a resumed run would draw other masks.
+        # Use one nn.LSTM per layer. The dropout between the layers of a single nn.LSTM has its own
+        # state on a GPU, so a resumed run would draw other masks.
         self.layers = nn.ModuleList(
             nn.LSTM(before, after, batch_first=True) for before, after in itertools.pairwise(sizes)
         )
@@ -186,16 +186,16 @@ class _Lstm(nn.Module):
 
 
 class _Transformer(nn.Module):
-    """(B, 9, 128) to (B, E): pieces of four readings, their places learned, an encoder, the mean
-    over the pieces.
+    """A model (B, 9, 128) to (B, E): an encoder over pieces of four readings, and their mean.
+
+    The embeddings of the positions are learned.
     """
 
     def __init__(self, width: int, layers: int, dropout: float) -> None:
         super().__init__()
         self.pieces = nn.Conv1d(len(_CHANNELS), width, _PIECE, stride=_PIECE)
         self.places_PE = nn.Parameter(0.02 * torch.randn(_READINGS // _PIECE, width))
-        # Built one by one: nn.TransformerEncoder copies one layer, so that all start with the same
-        # weights.
+        # nn.TransformerEncoder would copy one layer, so that all layers start with equal weights.
         self.layers = nn.Sequential(
             *(
                 nn.TransformerEncoderLayer(
@@ -218,12 +218,13 @@ _BODIES: dict[str, type[_Cnn] | type[_Lstm] | type[_Transformer]] = {
     "transformer": _Transformer,
 }
 
-_CURE = f"put UCI's whole folder {_FOLDER!r} there, or delete it, so that it is downloaded"
+_CURE = f"put UCI's complete folder {_FOLDER!r} there, or delete it, so that it is downloaded"
 
 
 def _find(data_dir: Path) -> Path:
-    """The dataset's folder, which may lie in one of its own name, as some programs unpack it;
-    downloaded where it is not.
+    """Return the dataset's folder, and download it if it is missing.
+
+    Some programs unpack it into another folder of the same name.
     """
     folder = data_dir / _FOLDER
     if not folder.exists():
@@ -232,7 +233,13 @@ def _find(data_dir: Path) -> Path:
 
 
 def _download(data_dir: Path) -> None:
-    """Fetch, check and unpack beside, then rename: a folder of that name is whole."""
+    """Download, check and unpack the dataset in a temporary folder, and then rename it.
+
+    The dataset's folder is thus always complete.
+
+    Raises:
+        WrongUse: the download failed.
+    """
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".har-", dir=data_dir) as name:
@@ -244,9 +251,9 @@ def _download(data_dir: Path) -> None:
                 inner.extractall(
                     place, [file for file in inner.namelist() if file.startswith(f"{_FOLDER}/")]
                 )
-            if not (data_dir / _FOLDER).exists():  # or another run was faster
+            if not (data_dir / _FOLDER).exists():  # another run may have been faster
                 (place / _FOLDER).rename(data_dir / _FOLDER)
-    # RuntimeError is torch's for another checksum
+    # torch raises RuntimeError for a wrong checksum.
     except (OSError, RuntimeError, zipfile.BadZipFile, KeyError) as error:
         raise WrongUse(
             f"{data_dir / _FOLDER} is missing and cannot be downloaded "
@@ -256,20 +263,16 @@ def _download(data_dir: Path) -> None:
 
 
 def _check_people(folder: Path, train_N1: _Numbers, test_N1: _Numbers) -> None:
-    """Raise WrongUse if a person stands in both parts: a validation by people that were trained on
-    tells too much good.
-    """
+    """Raise WrongUse if a person is in both parts, because the metrics would be too good."""
     if len(both := numpy.intersect1d(train_N1, test_N1)):
         raise WrongUse(
-            f"{folder}: subject {', '.join(f'{number:g}' for number in both)} stands in "
-            "train and in test, so the validation "
-            "would be of people that were trained on: give all windows of a person to "
-            "one of the two"
+            f"{folder}: subject {', '.join(f'{number:g}' for number in both)} is in train and in "
+            "test: put all windows of a person into one of the two"
         )
 
 
 def _read_inputs(folder: Path, part: str, mode: str, windows: int) -> _Numbers:
-    """(N, 9, 128) signals, or (N, 561) features, of N `windows`."""
+    """Return the signals (N, 9, 128) or features (N, 561) of one part, where N is `windows`."""
     place = folder / part
     if mode == "flatten":
         return _read(place / f"X_{part}.txt", windows, _FEATURES)
@@ -278,15 +281,17 @@ def _read_inputs(folder: Path, part: str, mode: str, windows: int) -> _Numbers:
 
 
 def _read(path: Path, lines: int | None, columns: int) -> _Numbers:
-    """The numbers in a text file, (lines, columns).
+    """Return the numbers in a text file, shape (lines, columns).
+
+    If `lines` is None, any number of lines is accepted.
 
     Raises:
-        WrongUse: it is not there, or holds something else.
+        WrongUse: the file is missing or damaged.
     """
     if not path.is_file():
         raise WrongUse(f"{path} is missing: {_CURE}")
     try:
-        # Of an empty file loadtxt would warn.
+        # numpy.loadtxt would print a warning for an empty file.
         numbers = (
             numpy.loadtxt(path, numpy.float32, ndmin=2)
             if path.stat().st_size
@@ -299,8 +304,8 @@ def _read(path: Path, lines: int | None, columns: int) -> _Numbers:
     if numbers.shape != (lines or max(1, len(numbers)), columns):
         wanted = f"{lines} lines of {columns}" if lines else f"lines of {columns}"
         raise WrongUse(
-            f"{path} is damaged ({len(numbers)} lines of {numbers.shape[1]} numbers, "
-            f"wanted {wanted}): {_CURE}"
+            f"{path} is damaged ({len(numbers)} lines of {numbers.shape[1]} numbers instead of "
+            f"{wanted}): {_CURE}"
         )
     if not numpy.isfinite(numbers).all():
         raise WrongUse(f"{path} is damaged (a number is not finite): {_CURE}")
@@ -308,14 +313,15 @@ def _read(path: Path, lines: int | None, columns: int) -> _Numbers:
 
 
 def _standardised(inputs: _Numbers, train: _Numbers) -> _Numbers:
-    """`inputs` less the training part's mean, by its standard deviation, for each channel or
-    feature.
+    """Return `inputs` standardised with the mean and the deviation of the training part.
+
+    Each channel or feature has its own mean and deviation.
     """
     axes = tuple(axis for axis in range(train.ndim) if axis != 1)
-    # numpy's sums do not depend on the number of threads
+    # NumPy's sums do not depend on the number of threads.
     mean = train.mean(axes, dtype=numpy.float64, keepdims=True)
     std = train.std(axes, dtype=numpy.float64, keepdims=True)
-    # One that never changes has a deviation of rounding errors.
+    # The deviation of a constant feature is only rounding errors, so it gets a lower limit.
     standardised: _Numbers = ((inputs - mean) / numpy.maximum(std, 1e-6)).astype(numpy.float32)
     return standardised
 
@@ -323,8 +329,9 @@ def _standardised(inputs: _Numbers, train: _Numbers) -> _Numbers:
 def _signals(
     inputs_BCT: Tensor, labels_B: Tensor, predictions_B: Tensor, class_names: tuple[str, ...]
 ) -> Tensor:
-    """Eight windows' acceleration, the wrong ones first, with the predicted class, in red where it
-    is wrong.
+    """Draw the acceleration of eight windows with their predicted class.
+
+    Wrong predictions come first and are red.
     """
     from matplotlib.figure import Figure
 

@@ -1,6 +1,4 @@
-"""MNIST: 70,000 handwritten 28x28 digits, and the two-convolution CNN of the classic PyTorch
-example.
-"""
+"""Classify the 70,000 handwritten digits of MNIST with the CNN of PyTorch's MNIST example."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +23,8 @@ _FILES = (
 class Mnist(Classification):
     """28x28 handwritten digits: 60,000 to train, 10,000 to validate; downloaded once.
 
-    Without `in_memory` each example is read by a loader worker, as courses do who compare numbers
-    of them.
+    If `in_memory` is false, loader workers read the examples one by one. This is for comparing
+    numbers of workers.
     """
 
     epochs: ClassVar[int] = 10
@@ -68,8 +66,12 @@ class Mnist(Classification):
         return (images_BCHW.float() / 255 - self.mean) / self.std, labels_B
 
     def _load(self, data_dir: Path, train: bool) -> Dataset[Any]:
-        """torchvision's own files under `data_dir`, downloaded with their checksums where they are
-        missing.
+        """Return one part of the dataset from torchvision's files in `data_dir`.
+
+        Missing files are downloaded and checked.
+
+        Raises:
+            WrongUse: a file is damaged, or missing and cannot be downloaded.
         """
         from torchvision import datasets
 
@@ -78,18 +80,18 @@ class Mnist(Classification):
             loaded = loader(data_dir, train=train, download=True)
             tensors = TensorDataset(loaded.data.unsqueeze(1), loaded.targets.long())
             return tensors if self.in_memory else Subset(tensors, range(len(tensors)))
-        # torchvision gives RuntimeError when each mirror failed, and these others for files that
-        # are cut short
+        # torchvision raises RuntimeError if all mirrors fail, and the other types for files that
+        # are cut off.
         except (OSError, RuntimeError, ValueError, AssertionError) as error:
             folder = data_dir / self.torchvision_name / "raw"
             missing = [name for name in _FILES if not (folder / name).is_file()]
             if not missing:
                 raise WrongUse(
-                    f"{folder} holds a damaged file ({error}): delete the folder, or put "
-                    "whole files there"
+                    f"{folder} has a damaged file ({error}): delete the folder, so that it is "
+                    "downloaded again"
                 ) from error
             raise WrongUse(
                 f"{self.torchvision_name} is not in {folder} and cannot be downloaded "
-                f"({str(error).splitlines()[0]}): "
-                f"put these files there, as they are or with .gz: {', '.join(missing)}"
+                f"({str(error).splitlines()[0]}): put these files there, with or without .gz: "
+                f"{', '.join(missing)}"
             ) from error

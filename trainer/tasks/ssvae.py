@@ -1,8 +1,7 @@
-"""A semi-supervised VAE: few labels, a class and a style for each picture, and how well it bears
-spoilt pictures.
+"""Train a semi-supervised VAE, and measure its accuracy on corrupted pictures.
 
-Model M2 of Kingma, Rezende, Mohamed and Welling, "Semi-supervised Learning with Deep Generative
-Models" (2014).
+This is model M2 of Kingma, Rezende, Mohamed and Welling, "Semi-supervised Learning with Deep
+Generative Models" (2014).
 """
 
 import math
@@ -24,7 +23,7 @@ from trainer.tasks.mnist import Mnist
 # Shape suffixes: N examples, B examples of a batch, C channels (1), H height, W width, P pixels, K
 # classes, S styles, D corruptions, T their strengths, R rows and L columns of a sheet of pictures.
 
-# The task that loads the pictures, their width and the value of white.
+# The task that loads the pictures, the width of the pictures, and the value of white.
 _SOURCES: dict[str, tuple[Digits | Mnist, int, int]] = {
     "mnist": (Mnist(), 28, 255),
     "fashion_mnist": (FashionMnist(), 28, 255),
@@ -42,11 +41,10 @@ _STYLE_VALUES = (-2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0)
 
 @dataclass(frozen=True)
 class Ssvae(Task):
-    """MNIST, FashionMNIST or digits, of which a share has labels: a class and a style for each
-    picture.
+    """Semi-supervised VAE of MNIST, FashionMNIST or digits, of which a share has labels.
 
-    A batch is (images (B, 1, H, W), labels (B,), labelled (B,) bool); where `labelled` is false the
-    losses ignore the label.
+    The model has a class and a style for each picture. A batch is (images (B, 1, H, W), labels
+    (B,), labelled (B,) bool). If `labelled` is false, the losses ignore the label.
     """
 
     epochs: ClassVar[int] = 75
@@ -62,14 +60,11 @@ class Ssvae(Task):
 
     def __post_init__(self) -> None:
         if self.dataset not in _SOURCES:
-            raise WrongUse(
-                f"--set dataset={self.dataset}: there is no such dataset here; there are "
-                f"{', '.join(_SOURCES)}"
-            )
+            raise WrongUse(f"--set dataset={self.dataset}: use one of {', '.join(_SOURCES)}")
         if not 0 < self.labelled <= 1:
             raise WrongUse(
-                f"--set labelled={self.labelled}: wanted the share of examples with a "
-                "label, above 0 and up to 1"
+                f"--set labelled={self.labelled}: use the share of examples with a label, "
+                "above 0 and up to 1"
             )
 
     @property
@@ -81,8 +76,9 @@ class Ssvae(Task):
         return TensorDataset(images_NCHW, labels_N, first_of_each_class(labels_N, self.labelled))
 
     def validation_dataset(self, data_dir: Path) -> TensorDataset:
-        """Without labels for the model, so that its bound is that of p(x); the metrics look at
-        them.
+        """Return the validation examples, all marked as unlabelled.
+
+        The model's bound is then the bound on log p(x). Only the metrics use the labels.
         """
         images_NCHW, labels_N = _tensors(_SOURCES[self.dataset][0].validation_dataset(data_dir))
         return TensorDataset(images_NCHW, labels_N, torch.zeros(len(labels_N), dtype=torch.bool))
@@ -95,11 +91,11 @@ class Ssvae(Task):
         return images_BCHW.float() / _SOURCES[self.dataset][2], labels_B, labelled_B
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        """In nats, minus the bound on log p(x, y) or, without a label, on log p(x), as two losses;
-        the classifier's third.
+        """Return the negative bound as two losses, in nats, and the loss of the classifier.
 
-        A pixel is Bernoulli with its grey value as the target: the mean over all ways to make the
-        picture black and white.
+        The bound is on log p(x, y) for labelled examples, and on log p(x) for the others. A pixel
+        is Bernoulli with its grey value as the target. This is the mean over all random ways to
+        make the picture black and white.
         """
         images_BCHW, labels_B, labelled_B = batch
         assert isinstance(model, M2)
@@ -107,7 +103,7 @@ class Ssvae(Task):
         log_q_BK = logits_BK.log_softmax(1)
         classes = logits_BK.shape[1]
         mean_BKS, log_variance_BKS = model.encode(images_BCHW)
-        # One draw an example, the same for its classes: they differ by their merits alone.
+        # All classes of an example share one draw, so that their losses are comparable.
         drawn_B1S = torch.randn_like(mean_BKS[:, :1])
         pixels_BKP = model.decode(mean_BKS + (log_variance_BKS / 2).exp() * drawn_B1S)
         target_BKP = images_BCHW.flatten(1)[:, None].expand_as(pixels_BKP)
@@ -115,7 +111,7 @@ class Ssvae(Task):
             pixels_BKP, target_BKP, reduction="none"
         ).sum(2)
         style_kl_BK = (mean_BKS.square() + log_variance_BKS.exp() - 1 - log_variance_BKS).sum(2) / 2
-        # The class is known, or each is taken as often as the classifier believes in it.
+        # The class is known, or all classes are weighted by the classifier's probabilities.
         q_BK = torch.where(
             labelled_B[:, None], F.one_hot(labels_B, classes).float(), log_q_BK.exp()
         )
@@ -178,7 +174,7 @@ class Ssvae(Task):
                 torch.stack([images_BCHW[:, 0], chosen_BHW]),
                 ("original", "reconstruction"),
                 [self.class_names[prediction] for prediction in predictions_B.tolist()],
-                "below: the class that the classifier gives",
+                "below: the predicted class",
             ),
             "styles": _sheet(
                 grid_KLHW,
@@ -191,8 +187,9 @@ class Ssvae(Task):
 
 
 class M2(nn.Module):
-    """q(y|x), q(z|x,y) and p(x|y,z), each with two hidden layers; `forward` is the classifier's
-    logits (B, K).
+    """The networks for q(y|x), q(z|x,y) and p(x|y,z), each with two hidden layers.
+
+    `forward` returns the logits (B, K) of the classifier q(y|x).
     """
 
     def __init__(self, side: int, classes: int, styles: int, hidden: int) -> None:
@@ -209,9 +206,7 @@ class M2(nn.Module):
         return logits_BK
 
     def encode(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and logarithm of the variance of the style, each (B, K, S), for each class that the
-        pictures could have.
-        """
+        """Return the mean and the log-variance of the style for each class, each (B, K, S)."""
         images_BKP = images_BCHW.flatten(1)[:, None].expand(-1, len(self.classes_KK), -1)
         mean_BKS, log_variance_BKS = (
             self.encoder(self._with_classes(images_BKP)).float().chunk(2, 2)
@@ -219,7 +214,7 @@ class M2(nn.Module):
         return mean_BKS, log_variance_BKS
 
     def decode(self, styles_BKS: Tensor) -> Tensor:
-        """Logits of the pixels (B, K, P), for a style of each class."""
+        """Return the logits of the pixels, (B, K, P), for a style of each class (B, K, S)."""
         pixels_BKP: Tensor = self.decoder(self._with_classes(styles_BKS)).float()
         return pixels_BKP
 
@@ -243,9 +238,7 @@ def _tensors(dataset: Dataset[Any]) -> tuple[Tensor, ...]:
 
 
 def first_of_each_class(labels_N: Tensor, share: float) -> Tensor:
-    """(N,) bool: the first `share` of each class's examples, rounded up, in the order of their
-    numbers.
-    """
+    """Return a mask (N,) of the first `share` of the examples of each class, rounded up."""
     one_hot_NK = F.one_hot(labels_N)
     number_in_class_N = (one_hot_NK.cumsum(0) * one_hot_NK).sum(1)
     wanted_K = (one_hot_NK.sum(0) * share).ceil()
@@ -253,9 +246,10 @@ def first_of_each_class(labels_N: Tensor, share: float) -> Tensor:
 
 
 def corrupted(images_BCHW: Tensor, kind: str, strength: float) -> Tensor:
-    """Square pictures from 0 to 1, spoilt: see `_CORRUPTIONS` for what `strength` is of each kind.
+    """Return corrupted square pictures with values from 0 to 1.
 
-    Noise, and where a square lies, are drawn from torch's generator for each picture.
+    `_CORRUPTIONS` has the unit of `strength` for each kind. The noise and the position of the
+    square are drawn from torch's generator for each picture.
     """
     width = images_BCHW.shape[3]
     at_W = torch.arange(width, device=images_BCHW.device)
@@ -263,7 +257,7 @@ def corrupted(images_BCHW: Tensor, kind: str, strength: float) -> Tensor:
         return (images_BCHW + strength * torch.randn_like(images_BCHW)).clamp(0, 1)
     if kind == "blur":
         weights_WW = (-((at_W[:, None] - at_W) / (strength * width / 5)).square() / 2).exp()
-        # nothing comes from beyond the edge
+        # Normalise the weights, because there are no pixels beyond the edge.
         weights_WW = weights_WW / weights_WW.sum(1, keepdim=True)
         return weights_WW @ images_BCHW @ weights_WW.T
     side = round(strength * width)
@@ -277,8 +271,10 @@ def corrupted(images_BCHW: Tensor, kind: str, strength: float) -> Tensor:
 
 
 def style_grid(model: M2, images_BCHW: Tensor) -> tuple[int, Tensor]:
-    """The style whose mean spreads most over the pictures, and (K, L, H, W) of each class at its
-    values, the other styles 0.
+    """Return the most varied style, and pictures (K, L, H, W) of each class for its values.
+
+    The other styles are 0. The most varied style has the largest deviation of its mean over the
+    pictures.
     """
     mean_BKS, _ = model.encode(images_BCHW)
     predictions_B = model(images_BCHW).argmax(1)
@@ -291,7 +287,7 @@ def style_grid(model: M2, images_BCHW: Tensor) -> tuple[int, Tensor]:
 
 
 def _sheet(images_RLHW: Tensor, rows: Sequence[str], columns: Sequence[str], title: str) -> Tensor:
-    """Pictures from 0 to 1 in named rows and columns."""
+    """Draw pictures with values from 0 to 1 in named rows and columns."""
     from matplotlib.figure import Figure
 
     height, width = images_RLHW.shape[2:]
@@ -311,7 +307,7 @@ def _sheet(images_RLHW: Tensor, rows: Sequence[str], columns: Sequence[str], tit
 
 
 def _robustness(values: Mapping[str, float]) -> Tensor:
-    """Accuracy against strength, a line for each corruption."""
+    """Draw the accuracy against the strength, with a line for each corruption."""
     from matplotlib.figure import Figure
 
     figure = Figure((6.4, 4.4), dpi=100, layout="constrained")

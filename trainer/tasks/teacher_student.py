@@ -1,6 +1,4 @@
-"""A student matrix fits a low-rank teacher from random measurements: by gradient descent, or by
-guess and check.
-"""
+"""Fit a student matrix to a low-rank teacher by gradient descent or by guess and check."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,11 +23,13 @@ _NOT_YET = 1e9  # the error of a student that was never drawn
 class TeacherStudent(Task):
     """A student learns a low-rank matrix from noiseless measurements; gd or gnc (guess and check).
 
-    The teacher is `U V` of rank `teacher_rank`, the student `U V` with `student_dim` in between,
-    both `size` x `size` with entries of variance 1 under the draw. An example is a matrix of normal
-    numbers and its inner product with the teacher, scaled so that 1 is the error of a student that
-    is 0. Teacher and examples are other ones with each --seed. `gnc` draws students until one has a
-    training error of at most `epsilon`, up to `max_draws` (Chiang et al., ICLR 2023).
+    The teacher is `U V` of rank `teacher_rank`. The student is `U V` with inner dimension
+    `student_dim`. Each is drawn with shape `size` x `size` and entries of variance 1. An example is
+    a matrix of normal numbers and its inner product with the teacher. The scale is such that a
+    student of zeros has an error of 1. The teacher and the examples depend on --seed.
+
+    `gnc` draws students until one has a training error of at most `epsilon`, or until `max_draws`
+    (Chiang et al., ICLR 2023).
     """
 
     learning_rate: ClassVar[float] = 3e-2
@@ -47,7 +47,7 @@ class TeacherStudent(Task):
     def __post_init__(self) -> None:
         if self.method not in ("gd", "gnc"):
             raise WrongUse(
-                f"--set method={self.method}: it is gd (gradient descent) or gnc (guess and check)"
+                f"--set method={self.method}: use gd (gradient descent) or gnc (guess and check)"
             )
         small = {
             name: value
@@ -55,11 +55,11 @@ class TeacherStudent(Task):
             if isinstance(value, int) and value < 1
         }
         for name, value in small.items():
-            raise WrongUse(f"--set {name}={value}: it is a number of 1 or more")
+            raise WrongUse(f"--set {name}={value}: use a number from 1")
 
     @property
     def epochs(self) -> int:  # type: ignore[override]
-        """Enough for all that may be drawn: an epoch has a step or more."""
+        """Enough epochs for all draws, because an epoch has at least one step."""
         return 100 if self.method == "gd" else -(-self.max_draws // self.draws_per_step)
 
     @property
@@ -71,8 +71,9 @@ class TeacherStudent(Task):
         return TensorDataset(matrices_NSS[: self.examples], targets_N[: self.examples])
 
     def validation_dataset(self, data_dir: Path) -> TensorDataset:
-        """The training examples again, for the training error, and fresh ones; the third tensor
-        tells them apart.
+        """Return the training examples for the training error, and then fresh examples.
+
+        The third tensor is true for training examples.
         """
         matrices_NSS, targets_N = self._measured
         return TensorDataset(matrices_NSS, targets_N, torch.arange(len(targets_N)) < self.examples)
@@ -129,8 +130,9 @@ class TeacherStudent(Task):
 
     @cached_property
     def _measured(self) -> tuple[Tensor, Tensor]:
-        """((N, S, S), (N,)): the training examples, then fresh ones; drawn by train_dataset, for
-        which torch is seeded.
+        """The training examples, then fresh ones: ((N, S, S), (N,)).
+
+        They are drawn in `train_dataset`, before which torch is seeded.
         """
         size, rank = self.size, self.teacher_rank
         teacher_SS = torch.randn(size, rank) @ torch.randn(rank, size) / rank**0.5
@@ -139,7 +141,10 @@ class TeacherStudent(Task):
 
 
 class Student(nn.Module):
-    """The product of two factors, drawn at `scale`, measured by matrices (B, S, S): (B,)."""
+    """The product of two factors, drawn with `scale`.
+
+    The model maps measurement matrices (B, S, S) to measurements (B,).
+    """
 
     draws: Tensor
     seed: Tensor
@@ -149,7 +154,7 @@ class Student(nn.Module):
         super().__init__()
         self.left_SR = nn.Parameter(scale * torch.randn(size, dim) / dim**0.5)
         self.right_RS = nn.Parameter(scale * torch.randn(dim, size))
-        # Guess and check: how many were drawn, from where, and the error of the one kept.
+        # For guess and check: the number of draws, their seed, and the error of the best student.
         self.register_buffer("draws", torch.zeros((), dtype=torch.float64))
         self.register_buffer("seed", torch.randint(2**31, ()))
         self.register_buffer("error", torch.tensor(_NOT_YET, dtype=torch.float64))
@@ -162,12 +167,11 @@ class Student(nn.Module):
 
 
 class GuessAndCheck(torch.optim.Optimizer):
-    """Keeps the first student drawn that errs by at most `epsilon` on all examples, and until then
-    the best one.
+    """An optimizer that draws students, and keeps the first with an error of at most `epsilon`.
 
-    An optimizer, since it sets parameters once a step; gradients are not looked at. What is drawn
-    depends on the model's seed and the number drawn before: each process draws the same students,
-    whichever examples it was given.
+    Until then, it keeps the best student. It ignores gradients. The draws depend only on the
+    model's seed and the number of draws so far. So all processes draw the same students, although
+    they have different examples.
     """
 
     def __init__(
@@ -190,7 +194,7 @@ class GuessAndCheck(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Draw once more, unless a student was found or none may be drawn."""
+        """Draw students, unless one was found or `max_draws` is reached."""
         model, left_SR, right_RS = self.model, self.model.left_SR, self.model.right_RS
         drawn = int(model.draws)
         count = min(self.draws_per_step, self.max_draws - drawn)
@@ -216,8 +220,9 @@ class GuessAndCheck(torch.optim.Optimizer):
 
 
 def _tiles(matrix_SS: Tensor) -> Tensor:
-    """Blue below 0, red above, white at 0; drawn without matplotlib, whose import would be most of
-    a small trial.
+    """Draw a matrix with blue for values below 0, white for 0, and red for values above 0.
+
+    This does not use matplotlib, whose import would take most of the time of a small trial.
     """
     share_SS = matrix_SS / matrix_SS.abs().max().clamp(min=1e-9)
     channels = (1 - (-share_SS).clamp(min=0), 1 - share_SS.abs(), 1 - share_SS.clamp(min=0))
@@ -227,7 +232,7 @@ def _tiles(matrix_SS: Tensor) -> Tensor:
 
 
 def _bars(values_S: Tensor) -> Tensor:
-    """A bar for each value, the largest of full height."""
+    """Draw a bar for each value. The largest value has the full height."""
     height, width = 160, max(2, 256 // len(values_S))
     heights_S = (values_S / values_S.max().clamp(min=1e-9) * (height - 10)).round()
     inside = torch.arange(height).flip(0)[:, None] < heights_S.repeat_interleave(width)[None]

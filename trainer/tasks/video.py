@@ -1,4 +1,4 @@
-"""Video: rare behaviours in short clips of grey video, from a folder of videos for each class."""
+"""Classify rare behaviours in short clips of grey video, from a folder of videos per class."""
 
 import contextlib
 import hashlib
@@ -22,13 +22,14 @@ from trainbox import Classification, StorageFailure, WrongUse, metrics, pictures
 
 _TO_DECODE = (".mp4", ".avi", ".mkv", ".mov", ".webm")
 _SHEET_ROWS, _SHEET_COLUMNS = 6, 4
-_BRIGHTNESS = 0.2  # of the half range from black to white, up or down
+_BRIGHTNESS = 0.2  # the largest change, as a share of half the range from black to white
 
 
 @dataclass(frozen=True)
 class Video(Classification):
-    """Clips of grey video, a folder a class: rare ones weigh more, and no recording is in both
-    parts.
+    """Clips of grey video from a folder per class, with larger weights for rare classes.
+
+    No recording is in both the training part and the validation part.
     """
 
     epochs: ClassVar[int] = 30
@@ -37,7 +38,7 @@ class Video(Classification):
     best_by: ClassVar[str] = "max:macro_f1"
 
     folder: str = "video"
-    # rest/groom/...: folder names, which hold no slash; empty: all that are there, sorted
+    # The names of the folders, as in rest/groom. An empty string means all folders, sorted.
     classes: str = ""
     frames: int = 17
     size: int = 256
@@ -49,10 +50,10 @@ class Video(Classification):
     def __post_init__(self) -> None:
         for name in ("frames", "size", "width"):
             if getattr(self, name) < 1:
-                raise WrongUse(f"--set {name}={getattr(self, name)}: it is a number of 1 or more")
+                raise WrongUse(f"--set {name}={getattr(self, name)}: use a number from 1")
         if not 0 < self.validation_share < 1:
             raise WrongUse(
-                f"--set validation_share={self.validation_share}: it is a share between 0 and 1"
+                f"--set validation_share={self.validation_share}: use a number between 0 and 1"
             )
 
     def with_data(self, data_dir: Path) -> Self:
@@ -126,7 +127,7 @@ class Video(Classification):
     ) -> dict[str, Tensor]:
         clips_BCTHW, labels_B, _ = batch
         predictions_B = model(clips_BCTHW).argmax(1)
-        # the wrong ones first
+        # Show the wrongly classified clips first.
         shown = (
             (predictions_B == labels_B).int().argsort(stable=True)[: _SHEET_ROWS * _SHEET_COLUMNS]
         )
@@ -141,8 +142,13 @@ class Video(Classification):
         }
 
     def _clips(self, data_dir: Path) -> "tuple[_Clips, _Clips]":
-        """The training and the validation part, with the weights of the training part; decodes what
-        is not yet decoded.
+        """Return the training part and the validation part, and decode new videos.
+
+        Both parts have the class weights of the training part.
+
+        Raises:
+            WrongUse: a class has too few recordings, or a video cannot be used.
+            StorageFailure: the decoded frames cannot be written.
         """
         folder = data_dir / self.folder
         videos = [
@@ -158,9 +164,8 @@ class Video(Classification):
         for name, own in zip(self.names, recordings, strict=True):
             if not own & held_out or not own - held_out:
                 raise WrongUse(
-                    f"{folder / name} holds {len(own)} recording(s) "
-                    f"({', '.join(sorted(own)[:3])}), and no way to train on one "
-                    "and validate by another: add one (the recording is a file's name up "
+                    f"{folder / name} has too few recordings for both training and validation "
+                    f"({', '.join(sorted(own)[:3])}): add one (the recording is a file's name up "
                     "to its first dot)"
                 )
         frames_of = _decoded(videos, folder / ".cache", self.size)
@@ -172,8 +177,7 @@ class Video(Classification):
         ]:
             raise WrongUse(
                 f"{len(short)} video(s) in {folder} have fewer than frames={self.frames} "
-                f"frames, the first is {short[0]}: "
-                "remove them, or lower --set frames=N"
+                f"frames ({short[0]} is the first): remove them, or lower --set frames=N"
             )
         parts: tuple[list[_Clip], list[_Clip]] = ([], [])
         for video, path in zip(videos, frames_of, strict=True):
@@ -183,7 +187,7 @@ class Video(Classification):
         weights_K = torch.ones(len(self.names))
         if self.weighted:
             weights_K = class_weights([clip.label for clip in parts[0]], len(self.names))
-        # Mixed once, so that a validation batch, and the sheet of its clips, has several classes.
+        # Shuffle the validation clips, so that a batch and its sheet of clips has several classes.
         order = torch.randperm(len(parts[1]), generator=torch.Generator().manual_seed(0)).tolist()
         return _Clips(parts[0], self.frames, weights_K), _Clips(
             [parts[1][i] for i in order], self.frames, weights_K
@@ -191,15 +195,15 @@ class Video(Classification):
 
 
 def validation_recordings(recordings: Sequence[set[str]], share: float) -> set[str]:
-    """Which recordings are for validation, given those of each class: about `share` of each
-    class's, at least one.
+    """Choose the recordings for validation: about `share` of each class, and at least one.
 
-    Chosen by their names' digests: another class's files change nothing, unless a recording is in
-    both. A recording is for validation in all of its classes, and no class is left without one to
-    train on; where that cannot be, it gets none.
+    `recordings` has the names of the recordings of each class. The choice depends on the digests of
+    the names. So files of another class do not change it, unless they share a recording. A
+    recording is for validation in all of its classes. Each class keeps a recording for training. A
+    class in which this is impossible gets no recording for validation.
     """
     chosen: set[str] = set()
-    # the rare ones have the first choice
+    # Classes with few recordings choose first.
     for own in sorted(recordings, key=lambda names: (len(names), sorted(names))):
         for name in sorted(own - chosen, key=lambda name: hashlib.sha256(name.encode()).digest()):
             if len(own & chosen) >= max(1, round(share * len(own))):
@@ -210,8 +214,9 @@ def validation_recordings(recordings: Sequence[set[str]], share: float) -> set[s
 
 
 def class_weights(labels: Sequence[int], classes: int) -> Tensor:
-    """(classes,) inversely proportional to the classes' numbers of examples; their mean over the
-    examples is 1.
+    """Return weights (classes,) that are inversely proportional to the numbers of examples.
+
+    Their mean over the examples is 1.
     """
     counts_K = torch.bincount(torch.tensor(labels), minlength=classes)
     return len(labels) / (classes * counts_K)
@@ -220,18 +225,19 @@ def class_weights(labels: Sequence[int], classes: int) -> Tensor:
 def _sheet(
     clips_BTHW: Tensor, labels: Sequence[int], predictions: Sequence[int], names: Sequence[str]
 ) -> Tensor:
-    """Each clip's first, middle and last frame under its predicted class, in red where that is
-    wrong, with the true one.
+    """Draw the first, middle and last frame of each clip under its predicted class.
+
+    A wrong prediction is red, and the true class follows.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(
         figsize=(10, 1.25 * -(-len(clips_BTHW) // _SHEET_COLUMNS)), dpi=80, layout="constrained"
     )
-    for place, (clip_THW, label, prediction) in enumerate(
+    for position, (clip_THW, label, prediction) in enumerate(
         zip(clips_BTHW, labels, predictions, strict=True), 1
     ):
-        axes = figure.add_subplot(-(-len(clips_BTHW) // _SHEET_COLUMNS), _SHEET_COLUMNS, place)
+        axes = figure.add_subplot(-(-len(clips_BTHW) // _SHEET_COLUMNS), _SHEET_COLUMNS, position)
         gap = -(-clip_THW.shape[2] // 32)
         frames_HW = [
             F.pad(clip_THW[t], (gap, gap), value=float(clip_THW.max()))
@@ -258,7 +264,10 @@ def _block(
 
 
 class _Mean(nn.Module):
-    """(B, C, T, H, W) to (B, C); adaptive pooling has no deterministic gradient on a GPU."""
+    """The mean over time and space, (B, C, T, H, W) to (B, C).
+
+    The gradient of torch's adaptive pooling is not deterministic on a GPU.
+    """
 
     def forward(self, features_BCTHW: Tensor) -> Tensor:
         return features_BCTHW.mean((2, 3, 4))
@@ -266,7 +275,7 @@ class _Mean(nn.Module):
 
 @dataclass(frozen=True)
 class _Source:
-    """A video as it was put there."""
+    """A video in the folder of a class."""
 
     path: Path
     label: int
@@ -275,7 +284,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Clip:
-    """`frames` frames from `start` of the .npy file `path`."""
+    """A clip that starts at frame `start` of the .npy file `path`."""
 
     path: Path
     start: int
@@ -284,8 +293,9 @@ class _Clip:
 
 
 class _Clips(Dataset[Any]):
-    """(clip (T, H, W) uint8, label, weight); the file is mapped anew for each, so that workers
-    share nothing open.
+    """A dataset of (clip (T, H, W) uint8, label, weight).
+
+    The file is opened for each clip, so that workers do not share open files.
     """
 
     def __init__(self, clips: list[_Clip], frames: int, weights_K: Tensor) -> None:
@@ -300,7 +310,7 @@ class _Clips(Dataset[Any]):
         return torch.from_numpy(numpy.array(frames_THW)), clip.label, self.weights_K[clip.label]
 
     def counts(self) -> Counter[int]:
-        """How many clips each class has."""
+        """Return the number of clips of each class."""
         return Counter(clip.label for clip in self.clips)
 
     @property
@@ -309,40 +319,41 @@ class _Clips(Dataset[Any]):
 
 
 def _class_folders(folder: Path) -> list[str]:
-    """The names of the classes in `folder`, sorted.
+    """Return the names of the classes in `folder`, sorted.
 
     Raises:
-        WrongUse: there is no such folder, or fewer than two classes in it.
+        WrongUse: the folder is missing, or has fewer than two classes.
     """
     names = sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())
     if len(names) < 2:
-        found = f"holds {len(names)} class folder(s)" if folder.is_dir() else "is not there"
+        found = f"has {len(names)} class folder(s)" if folder.is_dir() else "does not exist"
         raise WrongUse(
             f"{folder} {found}: put videos into a folder for each of two classes or more, "
-            f"as {folder}/CLASS/NAME.mp4 "
-            f"(also {', '.join(_TO_DECODE[1:])} and .npy), or name another place with "
-            "--data-dir or --set folder=NAME"
+            f"as {folder}/CLASS/NAME.mp4 (also {', '.join(_TO_DECODE[1:])} and .npy), or set "
+            "another folder with --data-dir or --set folder=NAME"
         )
     return names
 
 
 def _videos(folder: Path, label: int) -> list[_Source]:
-    """The videos of one class, sorted by name; raises WrongUse where there is none."""
+    """Return the videos of one class, sorted by name.
+
+    Raises:
+        WrongUse: the folder has no video.
+    """
     paths = sorted(
         path for path in folder.glob("[!.]*") if path.suffix.lower() in (*_TO_DECODE, ".npy")
     )
     if not paths:
         raise WrongUse(
-            f"{folder} holds no video ({', '.join(_TO_DECODE)} or .npy): put some there, "
-            "or remove the folder"
+            f"{folder} has no video ({', '.join(_TO_DECODE)} or .npy): add one, or remove the "
+            "folder"
         )
     return [_Source(path, label, path.name.partition(".")[0]) for path in paths]
 
 
 def _decoded(videos: Sequence[_Source], cache: Path, size: int) -> list[Path]:
-    """The .npy file of each video's frames: itself, or a file in `cache`, made where it is
-    missing.
-    """
+    """Return the .npy file of each video, and decode videos that are not in `cache`."""
     found = [
         video.path if video.path.suffix.lower() == ".npy" else _cached(video.path, cache, size)
         for video in videos
@@ -363,7 +374,10 @@ def _decoded(videos: Sequence[_Source], cache: Path, size: int) -> list[Path]:
 
 
 def _cached(path: Path, cache: Path, size: int) -> Path:
-    """Where the decoded frames of `path` belong: another place when the file is another."""
+    """Return the path of the decoded frames of `path`.
+
+    It depends on the size and the time of the file, so a changed file is decoded again.
+    """
     status = path.stat()
     key = hashlib.sha256(
         f"{path.name} {status.st_size} {status.st_mtime_ns} {size}".encode()
@@ -372,11 +386,10 @@ def _cached(path: Path, cache: Path, size: int) -> Path:
 
 
 def _decode(path: Path, target: Path, size: int) -> None:
-    """Write the frames of the video `path`, grey and `size` x `size`, to `target`, which is there
-    whole or not at all.
+    """Write the frames of the video `path`, grey and `size` x `size`, atomically to `target`.
 
     Raises:
-        WrongUse: it cannot be decoded.
+        WrongUse: the video cannot be decoded.
         StorageFailure: `target` cannot be written.
     """
     import av
@@ -387,8 +400,8 @@ def _decode(path: Path, target: Path, size: int) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with part.open("xb") as file, av.open(str(path)) as container:
-            # The header holds the number of frames, which only the end tells; NumPy leaves room in
-            # it for that.
+            # The header contains the number of frames, which is known only at the end. NumPy leaves
+            # space for a larger number.
             npy.write_array_header_1_0(file, header | {"shape": (0, size, size)})
             for frame in container.decode(video=0):
                 file.write(frame.reformat(size, size, "gray").to_ndarray().tobytes())
@@ -398,15 +411,14 @@ def _decode(path: Path, target: Path, size: int) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(target)
-    except (av.FFmpegError, IndexError) as error:  # IndexError: there are no pictures in it
+    except (av.FFmpegError, IndexError) as error:  # IndexError: the file has no video stream
         raise WrongUse(
-            f"{path} cannot be decoded ({error}): replace it by a whole video, or remove it"
+            f"{path} cannot be decoded ({error}): replace it with a valid video, or remove it"
         ) from error
     except OSError as error:
         raise StorageFailure(
-            f"{target.parent} cannot be written ({error.strerror}): each video is decoded "
-            f"into it once, {size * size:,} bytes "
-            "a frame; make it writable and the disk large enough, or bring .npy files"
+            f"{target.parent} cannot be written ({error.strerror}) and needs {size * size:,} "
+            "bytes per frame: make it writable and free enough space, or use .npy files"
         ) from error
     finally:
         with contextlib.suppress(OSError):
@@ -414,15 +426,17 @@ def _decode(path: Path, target: Path, size: int) -> None:
 
 
 def _length(path: Path, size: int) -> int:
-    """How many frames the .npy file holds; raises WrongUse unless it is of (T, size, size)
-    uint8.
+    """Return the number of frames in the .npy file.
+
+    Raises:
+        WrongUse: the file does not contain a (T, size, size) array of uint8.
     """
     try:
         frames_THW = numpy.load(path, mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:
         raise WrongUse(
-            f"{path} cannot be read ({error}): replace it by a .npy file of (T, {size}, "
-            f"{size}) uint8"
+            f"{path} cannot be read ({error}): replace it with a .npy file of uint8 with shape "
+            f"(T, {size}, {size})"
         ) from error
     if (
         frames_THW.dtype != numpy.uint8
@@ -430,8 +444,7 @@ def _length(path: Path, size: int) -> int:
         or frames_THW.shape[1:] != (size, size)
     ):
         raise WrongUse(
-            f"{path} holds {frames_THW.dtype} of shape {frames_THW.shape}, wanted uint8 of "
-            f"(T, {size}, {size}): convert it, "
-            "or give its side with --set size=N"
+            f"{path} has {frames_THW.dtype} of shape {frames_THW.shape} instead of uint8 of "
+            f"shape (T, {size}, {size}): convert it, or set its side with --set size=N"
         )
     return len(frames_THW)

@@ -23,7 +23,7 @@ from tests.support.commands import Ended, Trainbox, clean_environment
 from tests.support.forked import CHECKS_HERE
 from trainer.task import built_in_tasks
 
-_TASKS = f"there are {', '.join(built_in_tasks())}. Your own is file.py:Class or module:Class"
+_TASKS = f"use {', '.join(built_in_tasks())} (a task of your own is file.py:Class or module:Class)"
 FOUR = tuple(Gpu(index, f"GPU-{letter}", "H100", 81559) for index, letter in enumerate("abcd"))
 
 Command = Callable[..., Ended]
@@ -406,7 +406,8 @@ def test_a_wrong_value_in_the_environment_is_refused(plan: Command) -> None:
         (["--lr", "nan"], "Invalid value for '--lr': nan is not a finite number above 0"),
         (
             ["digit"],
-            "no task 'digit': did you mean digits? Your own is file.py:Class or module:Class",
+            "no task 'digit': did you mean digits? "
+            "(a task of your own is file.py:Class or module:Class)",
         ),
     ],
 )
@@ -533,25 +534,26 @@ def test_every_number_is_in_the_table() -> None:
         ),
         ("--set width", "--set width: write NAME=VALUE, as in --set width=64"),
         ("--set =64", "--set =64: write NAME=VALUE, as in --set width=64"),
-        ("--set widht=64", "--set widht=64: task digits has no field widht; did you mean width?"),
+        ("--set widht=64", "--set widht=64: task digits has no field widht: did you mean width?"),
         (
             "--set colour=red",
-            "--set colour=red: task digits has no field colour; it has width, dropout",
+            "--set colour=red: task digits has no field colour: it has width, dropout",
         ),
-        ("--set width=wide", "--set width=wide: width is of type int"),
+        ("--set width=wide", "--set width=wide: give a value of type int"),
         (
             "digit",
-            "no task 'digit': did you mean digits? Your own is file.py:Class or module:Class",
+            "no task 'digit': did you mean digits? "
+            "(a task of your own is file.py:Class or module:Class)",
         ),
         (
             "zebra",
             f"no task 'zebra': {_TASKS}",
         ),
         ("my.py", "task my.py does not name the class: write my.py:CLASS"),
-        ("my.py:1", "task my.py:1: '1' is no class name; write file.py:Class or module:Class"),
+        ("my.py:1", "task my.py:1: '1' is not a class name: write file.py:Class or module:Class"),
         (
             "../my:Task",
-            "task ../my:Task: '../my' is neither a .py file nor a module; write "
+            "task ../my:Task: '../my' is neither a .py file nor a module: write "
             "file.py:Class or module:Class",
         ),
         ("digits mnist", "Got unexpected extra argument (mnist)"),
@@ -582,7 +584,7 @@ def test_a_file_that_is_not_there_is_told_with_where_it_was_looked_for(
 ) -> None:
     assert (
         refused(check("my.py:Gestures"))
-        == f"task my.py:Gestures: no file my.py (looked from {tmp_path})"
+        == f"task my.py:Gestures: no file my.py in the current folder ({tmp_path}): check the path"
     )
 
 
@@ -595,7 +597,7 @@ def test_training_options_come_from_the_environment_and_words_win(check: Command
     )
     assert check("--epochs", "1", TRAINBOX_EPOCHS="0") == Ended(0, "\n\n", "")
     assert check(SET="width=64 dropout=0.1") == Ended(0, "\nSET\n", "")
-    assert refused(check(SET="width=64 dropout=x")) == "--set dropout=x: dropout is of type float"
+    assert refused(check(SET="width=64 dropout=x")) == "--set dropout=x: give a value of type float"
     assert refused(check(TASK="mnits")).startswith("no task 'mnits': did you mean mnist?")
     assert check("digits", TASK="mnits") == Ended(0, "\n\n", "")
 
@@ -673,11 +675,11 @@ YAML = '!!python/object/apply:os.system ["touch x"]'
             "--config c.json has unknown settings (run): use some of accumulation, base_batch",
         ),
         (json.dumps({"task": YAML}), f"task {YAML}: "),
-        (json.dumps({"fields": {"width": YAML}}), f"--set width={YAML}: width is of type int"),
-        ('{"fields": {"width": [64]}}', "--set width=[64]: width is of type int"),
+        (json.dumps({"fields": {"width": YAML}}), f"--set width={YAML}: give a value of type int"),
+        ('{"fields": {"width": [64]}}', "--set width=[64]: give a value of type int"),
         (
             '{"fields": {"widht": 64}}',
-            "--set widht=64: task digits has no field widht; did you mean width?",
+            "--set widht=64: task digits has no field widht: did you mean width?",
         ),
         (
             '{"epochs": 1, "max_steps": 2}',

@@ -612,10 +612,10 @@ def test_a_gpu_that_cannot_be_used_is_set_aside_before_it_costs_a_trial(sweeps: 
     [
         (
             ["--grid", "widht=1,2"],
-            "--set widht=1: task tests.trainer.sweep.tasks:Brittle has no field widht; did "
+            "--set widht=1: task tests.trainer.sweep.tasks:Brittle has no field widht: did "
             "you mean width?",
         ),
-        (["--grid", "width=a,2"], "--set width=a: width is of type int"),
+        (["--grid", "width=a,2"], "--set width=a: give a value of type int"),
         (["--grid", "lr=0.1,nan"], "nan is not a finite number above 0"),
         (
             ["--grid", "deterministic=0,1"],
