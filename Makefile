@@ -1,7 +1,8 @@
-# Trainbox. `make help` lists the targets, `make -n train GPUS=3` shows the command and runs nothing.
+# `make help` lists the targets. `make -n train GPUS=3` prints the command without running it.
 #
-# Where it runs is found out: Docker with the NVIDIA runtime, Docker alone (CPU), or a virtual environment made from the
-# lock. RUN_IN=docker-gpu, docker-cpu or venv says otherwise; GPUS=0 means the CPU.
+# make detects where to run: in Docker with the NVIDIA runtime, in Docker on the CPU, or in a
+# virtual environment made from the lock. RUN_IN=docker-gpu, docker-cpu or venv overrides this.
+# GPUS=0 means the CPU.
 
 .DEFAULT_GOAL := help
 .SECONDEXPANSION:
@@ -12,7 +13,7 @@ IMAGE ?= trainbox
 SIF ?= trainbox.sif
 RUNS_DIR ?= $(TRAINBOX_RUNS_DIR)
 DATA_DIR ?= $(TRAINBOX_DATA_DIR)
-# The folder that the container sees beside runs/ and data/: that of TASK=folder/file.py:Class.
+# The container mounts runs/, data/ and the folder of the task's file (TASK=folder/file.py:Class).
 task-file = $(firstword $(foreach word,$(TASK) $(ARGS),$(if $(findstring .py:,$(word)),$(word))))
 task-folder = $(patsubst ./%,%,$(dir $(task-file)))
 TASKS_DIR ?= $(patsubst %/,%,$(task-folder))
@@ -25,22 +26,23 @@ mountable = $(if $(filter $(not-mounted),$(if $(task-file),$(or $(task-folder),.
 quote = '$(subst ','\'',$(1))'
 given = $(foreach name,$(strip $(foreach n,$(1),$(if $($(n)),$(n)))),$(name)=$(call quote,$($(name))))
 
-# What trainbox reads from its environment; TRAINBOX_<OPTION> is handed on as well.
+# The variables that trainbox reads. TRAINBOX_<OPTION> is passed on as well.
 settings = $(call given,GPUS GPU_IDS STRATEGY PROCESSES DEVICE NNODES NODE_RANK RDZV_ENDPOINT RDZV_ID RDZV_TIMEOUT_S TASK SET HEALTH HEALTH_LIMITS)
 
-# The Compose plugin's path, then the engine's runtimes; nothing without an engine. Asked once, and only where needed.
+# The path of the Compose plugin and the engine's runtimes, or nothing without an engine. This is
+# evaluated once, and only if it is needed.
 docker = $(eval docker := $(shell answer=$$(docker info --format \
 	'{{range .ClientInfo.Plugins}}{{if eq .Name "compose"}}{{.Path}}{{end}}{{end}} {{range $$k, $$_ := .Runtimes}}{{$$k}} {{end}}' \
 	2>/dev/null) && echo "$$answer"))$(docker)
 compose = $(filter %docker-compose,$(docker))
 RUN_IN ?= $(if $(compose),$(if $(filter nvidia,$(docker)),docker-gpu,$(docker-without-gpu)),venv)
-# A GPU that Docker cannot hand out is no reason to train on the CPU in silence.
+# If the host has a GPU that Docker cannot use, make fails instead of training on the CPU.
 NVIDIA_DEVICE ?= /dev/nvidiactl
 docker-without-gpu = $(if $(and $(wildcard $(NVIDIA_DEVICE)),$(filter-out 0,$(or $(GPUS),all))),$(error this host has an NVIDIA \
 	GPU, and Docker has no NVIDIA runtime: install nvidia-container-toolkit, or say RUN_IN=docker-gpu (CDI), RUN_IN=venv or GPUS=0),docker-cpu)
 runs_in = $(if $(filter 0,$(GPUS)),$(RUN_IN:docker-gpu=docker-cpu),$(RUN_IN))
 
-# venv: straight from the checkout.
+# venv: run directly from the checkout.
 in-venv = env TRAINBOX_COMMAND=make $(settings) $(if $(RUNS_DIR),TRAINBOX_RUNS_DIR=$(call quote,$(RUNS_DIR))) \
 	$(if $(DATA_DIR),TRAINBOX_DATA_DIR=$(call quote,$(DATA_DIR))) $(VENV)/bin
 train-venv = $(in-venv)/trainbox
@@ -51,15 +53,16 @@ tensorboard-venv = $(VENV)/bin/tensorboard --logdir $(or $(RUNS_DIR),runs) --hos
 	--port $(or $(TENSORBOARD_PORT),6006)
 ready-venv = $(VENV)/.train
 
-# Compose names the project by user and PWD. After `make -C`, PWD is still the folder that the caller was in.
+# Compose names the project by user and PWD. After `make -C`, PWD is still the caller's folder.
 checkout = $(if $(filter $(CURDIR),$(realpath $(PWD))),$(PWD),$(CURDIR))
-# Docker refuses more GPUs than there are with its own message and exit code. If this host does not show that
-# many, the container gets all of them, and trainbox compares.
+# If more GPUs are requested than the host has, Docker fails with its own message and exit code. The
+# container therefore gets all GPUs, and trainbox checks the number.
 HOST_GPUS ?= $(wildcard /proc/driver/nvidia/gpus/*)
 countable = $(filter $(GPUS),$(wordlist 1,$(words $(HOST_GPUS)),1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16))
 
-# docker: `run`, not `up`: the exit code is trainbox's own, and two trainings do not replace each other. By the plugin's
-# path: `docker compose run` without a terminal ends at a SIGTERM and leaves the container running.
+# docker: with `run` instead of `up`, the exit code is trainbox's own, and two trainings do not
+# replace each other. The plugin is called by its path, because `docker compose run` without a
+# terminal exits at SIGTERM and leaves the container running.
 files-docker-cpu = -f docker-compose.yml -f docker-compose.cpu.yml
 in-docker = env UID=$(shell id -u) GID=$(shell id -g) PWD=$(call quote,$(checkout)) IMAGE=$(IMAGE) \
 	TRAINBOX_COMMAND=make \
@@ -67,7 +70,7 @@ in-docker = env UID=$(shell id -u) GID=$(shell id -g) PWD=$(call quote,$(checkou
 	$(if $(filter /%,$(TASKS_DIR)),TASKS_AT=$(call quote,$(TASKS_DIR))) \
 	$(call given,RUNS_DIR DATA_DIR TASKS_DIR TENSORBOARD_PORT HEALTH_PORT) $(settings) \
 	$(or $(compose),docker compose) $(files-$(runs_in))
-# Paths of this machine mean nothing in there.
+# Variables with paths of this machine are not passed on to the container.
 handed-on = TRAINBOX_% NCCL_% GLOO_% TORCH_% PYTORCH_% CUDA_LAUNCH_BLOCKING OMP_NUM_THREADS
 options = $(addprefix -e ,$(sort $(filter-out %_DIR TORCH_HOME TRAINBOX_HEARTBEAT TRAINBOX_BUILD_INFO TRAINBOX_IMAGE_DIGEST \
 	TRAINBOX_COMMAND,$(filter $(handed-on),$(.VARIABLES)))))
@@ -76,14 +79,16 @@ health-docker = $(in-docker) run --rm --no-deps $(options) gpu-health health
 doctor-docker = $(in-docker) run --rm --no-deps $(options) train doctor
 shell-docker = $(in-docker) run --rm --no-deps train bash
 tensorboard-docker = $(in-docker) up --no-deps tensorboard
-# Only this repository's own tag is built. BUILD=0 takes the image that is there, as without a network; BUILD=1 builds any.
+# Only this repository's own tag is built. BUILD=0 uses the existing image, for example without a
+# network. BUILD=1 builds any tag.
 BUILD ?= $(if $(filter trainbox trainbox:latest,$(IMAGE)),1,0)
 ready-docker = $(mountable)$(if $(filter 0,$(BUILD)),image,build) folders
 
 kind = $(if $(filter docker-gpu docker-cpu venv,$(runs_in)),$(firstword $(subst -, ,$(runs_in))),$(error \
-	RUN_IN=$(RUN_IN) is not a place to run in: write RUN_IN=docker-gpu, docker-cpu or venv))
+	RUN_IN=$(RUN_IN) is unknown: set RUN_IN=docker-gpu, docker-cpu or venv))
 
-# What these print is for other programs or to be pasted: standard output has no lines of make's.
+# The output of these targets is for other programs or for pasting, so make prints no lines of its
+# own.
 ifneq ($(filter plan health doctor,$(MAKECMDGOALS)),)
 .SILENT:
 MAKEFLAGS += --no-print-directory
@@ -91,42 +96,43 @@ endif
 
 ##@ Train
 
-# The manifest's. Exported and not in the command, which make then starts without a shell that would keep its signals.
+# The image's digest for the manifest. It is exported, because with an assignment in the command
+# make would start a shell that does not forward signals.
 digest-docker = $(shell docker image inspect --format '{{.Id}}' $(IMAGE) 2>/dev/null)
 train: export TRAINBOX_IMAGE_DIGEST = $(digest-$(kind))
 
-train: $$(ready-$$(kind)) ## Train, or go on: TASK=digits GPUS=3 GPU_IDS=0,2 STRATEGY=ddp SET="width=64" ARGS="--epochs 5"
+train: $$(ready-$$(kind)) ## Train or resume: TASK=digits GPUS=3 GPU_IDS=0,2 STRATEGY=ddp SET="width=64" ARGS="--epochs 5"
 	$(train-$(kind)) train $(ARGS)
 
-plan: $$(ready-$$(kind)) ## Print what train would start, as JSON, and start nothing
+plan: $$(ready-$$(kind)) ## Print the launch plan as JSON, without training
 	$(train-$(kind)) plan $(ARGS)
 
 sweep: $$(ready-$$(kind)) ## Train for each combination and seed: TASK=digits ARGS="--seeds 20 --grid width=8,16"
 	$(train-$(kind)) sweep $(ARGS)
 
-drill: $$(ready-$$(kind)) ## Show the same bits on 1 to 4 processes, through kills (TASK=, ARGS="--steps 200")
+drill: $$(ready-$$(kind)) ## Check that kills and 1 to 4 processes give the same bits (TASK=, ARGS="--steps 200")
 	$(train-$(kind)) drill $(ARGS)
 
-bench: $$(ready-$$(kind)) ## Speed by GPUs, batch and workers (TASK=mnist ARGS="--gpus 1,2 --batch-size 64,128 --suggest")
+bench: $$(ready-$$(kind)) ## Measure the speed by GPUs, batch and workers (TASK=mnist ARGS="--gpus 1,2 --batch-size 64,128 --suggest")
 	$(train-$(kind)) bench $(ARGS)
 
-verify: $$(ready-$$(kind)) ## Do RUN=runs/NAME again and compare its digests (ARGS="--steps 100")
-	$(train-$(kind)) verify $(or $(RUN),$(error say which run: make verify RUN=runs/NAME)) $(ARGS)
+verify: $$(ready-$$(kind)) ## Repeat RUN=runs/NAME and compare the digests (ARGS="--steps 100")
+	$(train-$(kind)) verify $(or $(RUN),$(error RUN is not set: name a run, as in make verify RUN=runs/NAME)) $(ARGS)
 
-health: $$(ready-$$(kind)) ## Are the GPUs, the driver and the node fit to train on? (ARGS="--deep")
+health: $$(ready-$$(kind)) ## Check the GPUs, the driver and the node (ARGS="--deep")
 	$(health-$(kind)) $(ARGS)
 
-doctor: $$(ready-$$(kind)) ## What to look at before asking for help, and what to paste
+doctor: $$(ready-$$(kind)) ## Print a report to paste into a request for help
 	$(doctor-$(kind)) $(ARGS)
 
-tensorboard: $$(ready-$$(kind)) ## Curves of runs/ on http://localhost:6006 (TENSORBOARD_PORT=)
+tensorboard: $$(ready-$$(kind)) ## Show the curves of runs/ on http://localhost:6006 (TENSORBOARD_PORT=)
 	@echo "TensorBoard: http://localhost:$(or $(TENSORBOARD_PORT),6006) (if the port is taken: make tensorboard TENSORBOARD_PORT=7007)" >&2
 	$(tensorboard-$(kind))
 
-shell: $$(ready-$$(kind)) ## A shell where train would run
+shell: $$(ready-$$(kind)) ## Open a shell where train would run
 	$(shell-$(kind))
 
-benchmark: $(VENV)/.train ## Measure this machine; ARGS are passed on
+benchmark: $(VENV)/.train ## Run the benchmarks on this machine (ARGS=)
 	$(VENV)/bin/python -P -m benchmarks $(ARGS)
 
 ##@ Image
@@ -139,19 +145,19 @@ build: ## Build the image (BASE_IMAGE=, DOCKER_BUILD_FLAGS=)
 	docker build $(DOCKER_BUILD_FLAGS) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
 		$(identity) --tag $(IMAGE) .
 
-sif: ## Build trainbox.sif for Apptainer, without Docker; FROM=docker-daemon:trainbox:latest: of an image (SIF=, BASE_IMAGE=)
+sif: ## Build trainbox.sif for Apptainer without Docker, or of an image with FROM=docker-daemon:trainbox:latest (SIF=, BASE_IMAGE=)
 	apptainer build $(APPTAINER_BUILD_FLAGS) $(if $(FROM),$(SIF) $(FROM),$(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
 		$(identity) $(SIF) deploy/apptainer/trainbox.def)
 	sha256sum $(SIF) > $(SIF).sha256
 
-# An image that make does not build: is it there, and is it of this checkout?
+# Check that an image that make does not build exists, and that it has the code of this checkout.
 image:
 	@found=$$(docker image inspect --format '{{index .Config.Labels "org.opencontainers.image.revision"}}' $(IMAGE)) || { \
 		echo "make: Docker has no image $(IMAGE): load it, build it (docker build -t $(IMAGE) ..., or make build IMAGE=$(IMAGE)), or leave out IMAGE and BUILD" >&2; exit 2; }; \
 	[ "$$found" = "$(revision)" ] || \
 		echo "make: warning: the image $(IMAGE) contains trainbox of revision $${found:-unknown}, this checkout is at $(revision): build the image again to train with this checkout" >&2
 
-# Made here, the mounts belong to the caller; made by the daemon, to root.
+# make creates the mounts, because folders that the daemon creates belong to root.
 folders:
 	@mkdir -p $(or $(RUNS_DIR),runs) $(or $(DATA_DIR),data) $(or $(TASKS_DIR),my_tasks)
 
@@ -188,19 +194,20 @@ lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; links and code
 	$(VENV)/bin/yamllint --strict .
 	$(VENV)/bin/python -P -m tests.support.markdown $(wildcard *.md docs/*.md docs/*/*.md)
 
-lock: $(VENV)/.dev ## Remake both lock files after a change in pyproject.toml (ARGS=--upgrade: the newest of everything)
+lock: $(VENV)/.dev ## Update both lock files after a change in pyproject.toml (ARGS=--upgrade for the newest versions)
 	$(VENV)/bin/uv pip compile --quiet pyproject.toml --universal --generate-hashes --no-emit-index-url $(ARGS) -o requirements.lock
 	$(VENV)/bin/uv pip compile --quiet pyproject.toml --group dev --universal --generate-hashes --no-emit-index-url $(ARGS) \
 		-c requirements.lock -o requirements-dev.lock
 
-clean: ## Remove the environment, caches and build leftovers; runs/ and data/ stay
+clean: ## Remove the environment, caches and build files, but not runs/ and data/
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-help: ## This list
+help: ## List the targets
 	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# The environment: uv alone by pip, by its hashes in the lock; then uv, which is done in seconds where pip takes minutes.
+# pip installs only uv, with its hashes in the lock. uv then installs the environment in seconds,
+# where pip would take minutes.
 $(VENV)/bin/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Trainbox needs Python 3.11 or newer, and $(PYTHON) is older or missing: add PYTHON=/path/to/python3.11" >&2; exit 1; }

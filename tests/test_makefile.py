@@ -138,7 +138,7 @@ def test_drill_and_verify(make: Make, where: str, before: str) -> None:
     done = make("-n", "verify", f"RUN_IN={where}", "RUN=runs/digits-7d2c1a90", docker=NVIDIA)
     assert plainly(last(done)) == f"{before} verify runs/digits-7d2c1a90"
     assert (
-        "say which run: make verify RUN=runs/NAME"
+        "RUN is not set: name a run, as in make verify RUN=runs/NAME"
         in make("-n", "verify", f"RUN_IN={where}", docker=NVIDIA).stderr
     )
 
@@ -189,10 +189,7 @@ def test_run_in_says_where(make: Make, where: str, command: str) -> None:
 def test_an_unknown_place_to_run_in_is_refused(make: Make) -> None:
     ended = make("-n", "plan", "RUN_IN=docker")
     assert ended.returncode == 2
-    assert (
-        "RUN_IN=docker is not a place to run in: write RUN_IN=docker-gpu, docker-cpu or venv"
-        in ended.stderr
-    )
+    assert "RUN_IN=docker is unknown: set RUN_IN=docker-gpu, docker-cpu or venv" in ended.stderr
 
 
 @pytest.mark.parametrize(
