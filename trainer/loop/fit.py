@@ -83,7 +83,6 @@ def fit(
         # In the first steps the ranks agree whether the batch fits in memory, so nothing is
         # exchanged before the last backward has ended. Later steps overlap both.
         overlaps = progress.step >= first_step + FIRST_STEPS
-        job.reduction.overlaps = overlaps
         with contextlib.nullcontext() if overlaps else all_fit(job.strategy):
             for micro, weight_B in zip(schedule.micros, weights_B, strict=True):
                 # Fetch a micro-batch, and seed its random numbers by what it is.
@@ -91,7 +90,7 @@ def fit(
                 world.seed(config.seed, "forward", progress.step, micro.shard, micro.part)
 
                 # Compute the losses (B,) of each example, and the gradient of their weighted sum.
-                with job.reduction.of(micro):
+                with job.reduction.of(micro, overlaps):
                     losses_B = job.loss_module(batch)
                     trained_B = [loss_B for loss_B in losses_B.values() if loss_B.requires_grad]
                     torch.autograd.backward(

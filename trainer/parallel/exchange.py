@@ -1,15 +1,13 @@
-"""One gradient from all shards, with the same bits on any number of processes.
+"""One gradient from all shards, with the same bits on any number of ranks.
 
-Each shard's gradient is computed alone, and the shards' gradients are added in one fixed binary
-tree over their numbers: inside a process the subtrees that it owns, between processes the rest.
-Collectives move bytes and never add. The method of EasyScale (Li et al., SC'23), with a tree
-instead of a fixed assignment; docs/decisions/0006-one-tree-of-shards.md.
+The gradient of each shard is computed alone. The shards' gradients are added along the tree of
+`trainer.parallel.tree`: first on each rank the subtrees that the rank owns, then between ranks the
+rest. Collectives move bytes and never add.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +15,11 @@ from torch import Tensor, nn
 from trainer.data.batches import MicroBatch
 from trainer.errors import WrongUse
 from trainer.parallel.buffers import Place, buffer_places
+from trainer.parallel.tree import TreeSum, subtrees
 from trainer.parallel.world import Transfer, World
 from trainer.system.elapsed import Elapsed
 
-T = TypeVar("T")
-# (level, number): the shards from number * 2**level up to the next one's, as far as there are any
-Node = tuple[int, int]
-
-_BUCKET_BYTES = 8 * 2**20  # exchanged as soon as the backward is done with it
+_BUCKET_BYTES = 8 * 2**20  # exchanged as soon as the backward has computed all its gradients
 _ADDABLE = {
     *(
         torch.float16,
@@ -36,43 +31,17 @@ _ADDABLE = {
     ),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
 }
-# as freshly allocated: kernels may add in another order where a tensor starts elsewhere
+# As torch allocates: kernels may add in another order if a tensor starts at another offset.
 _ALIGNMENT_BYTES = 512
 
 
-class TreeSum(Generic[T]):
-    """The sum of values pushed in the order of their nodes; a value waits until its neighbour in
-    the tree is there.
-    """
-
-    def __init__(self, shards: int, add: Callable[[T, T], T]) -> None:
-        self._shards, self._add = shards, add
-        self.waiting: list[tuple[Node, T]] = []
-
-    def push(self, node: Node, value: T) -> None:
-        level, number = node
-        while number > 0 or 1 << level < self._shards:  # up to the root
-            if number % 2:
-                if not self.waiting or self.waiting[-1][0] != (level, number - 1):
-                    break  # another process has the neighbour
-                value = self._add(self.waiting.pop()[1], value)
-            elif (number + 1) << level < self._shards:
-                break  # the neighbour is still to come
-            level, number = level + 1, number // 2
-        self.waiting.append(((level, number), value))
-
-
-def subtrees(owned: range, shards: int) -> list[Node]:
-    """The largest subtrees of the tree over `shards` that lie within `owned`, in order."""
-    tree: TreeSum[None] = TreeSum(shards, lambda _left, _right: None)
-    for shard in owned:
-        tree.push((0, shard), None)
-    return [node for node, _ in tree.waiting]
-
-
 class Reduction:
-    """Gives each process the sum of all shards' gradients, and the mean of the buffers that they
-    moved.
+    """The sum of all shards' gradients on each rank, and the mean of the buffers that they moved.
+
+    A step has these phases. `of` runs once for each micro-batch, and collects gradients and buffers
+    at the end of each shard. `finish` runs once: it sends, adds, sends the sums back and sets each
+    parameter's gradient and the buffers. If a step `overlaps`, a bucket of gradients is sent as
+    soon as the backward of the rank's last shard has computed the bucket.
     """
 
     def __init__(
@@ -86,7 +55,7 @@ class Reduction:
         """Sum the gradients of `parameters`, and average the buffers of `module`."""
         self._world, self._shards, self._accumulation = world, shards, accumulation
         self._last_shard = world.owned(shards)[-1]
-        self._idle = shards == 1  # one shard's gradient is the sum, and its buffers are the mean
+        self._idle = shards == 1  # the only shard has the sum and the mean
         self._buckets = (
             [] if self._idle else [_Bucket(world, shards, group) for group in _grouped(parameters)]
         )
@@ -94,9 +63,7 @@ class Reduction:
         self._moved = _MovedBuffers(world, shards, buffer_places(module))
         self._launched = 0
         self._armed = False
-        # exchanges during the last shard's backward; else all of them in `finish`
-        self.overlaps = True
-        # from a step's last backward until all is summed: what it does not hide
+        # The visible part of the exchange: from a step's last backward until the sums are set.
         self.exchange_time = Elapsed(world.device)
         if world.world_size > 1:
             for bucket in self._buckets:
@@ -104,45 +71,58 @@ class Reduction:
                     parameter.register_post_accumulate_grad_hook(self._hook(bucket))
 
     def also_moves(self, places: Sequence[Place]) -> None:
-        """Treat what is there as the buffers are: frozen parameters that a forward was seen to
-        move.
-        """
+        """Treat the frozen parameters at `places`, which a forward moves, as buffers."""
         self._moved = _MovedBuffers(
             self._world, self._shards, [*buffer_places(self._module), *places]
         )
 
-    def of(self, micro: MicroBatch) -> contextlib.AbstractContextManager[None]:
-        """Around a micro-batch's forward and backward; shards come in order, each with all its
-        parts.
+    def of(
+        self, micro: MicroBatch, overlaps: bool = True
+    ) -> contextlib.AbstractContextManager[None]:
+        """Enclose the forward and backward of a micro-batch.
+
+        The shards come in order, each with all its micro-batches. If `overlaps` is false, nothing
+        is sent before `finish`.
         """
-        return contextlib.nullcontext() if self._idle else self._part(micro)
+        return contextlib.nullcontext() if self._idle else self._collect(micro, overlaps)
 
     @contextlib.contextmanager
-    def _part(self, micro: MicroBatch) -> Iterator[None]:
+    def _collect(self, micro: MicroBatch, overlaps: bool) -> Iterator[None]:
+        # Each shard starts with the buffers from before the step.
         last_part = micro.part == self._accumulation - 1
         if micro.part == 0:
             self._moved.begin(micro.shard)
-        self._armed = self.overlaps and last_part and micro.shard == self._last_shard
+
+        # Only the last backward of a rank completes its sums, so only then may buckets be sent.
+        self._armed = overlaps and last_part and micro.shard == self._last_shard
         yield
         if not last_part:
             return
+
+        # Add the shard's gradients and moves to those of the previous shards of this rank.
         for bucket in self._buckets[self._launched :]:
             bucket.push(micro.shard)
         self._moved.end(micro.shard)
 
     def finish(self) -> None:
-        """After a step's last micro-batch: wait for the others, and set each parameter's gradient
-        and the buffers.
+        """Exchange with the other ranks, and set each parameter's gradient and the buffers.
+
+        Call this after the last micro-batch of a step.
         """
         if self._idle:
             return
         with self.exchange_time() if self._world.world_size > 1 else contextlib.nullcontext():
+            # Send the subtrees of this rank that the backward has not sent yet.
             for bucket in self._buckets[self._launched :]:
                 bucket.exchange.start()
             self._moved.start()
+
+            # Add the own slice of all subtrees, and send the sums to all ranks.
             for bucket in self._buckets:
                 bucket.exchange.add()
             self._moved.add()
+
+            # Set the gradients and the buffers.
             for bucket in self._buckets:
                 bucket.finish()
             self._moved.finish()
@@ -159,8 +139,7 @@ class Reduction:
                     "module that is used more than once do that): use use_reentrant=False"
                 )
             bucket.ready.add(id(parameter))
-            # In their order on all processes, whatever the order in which a backward is done with
-            # them.
+            # Send buckets in the same order on all ranks, whatever the order of the backward.
             while self._launched < len(self._buckets) and self._buckets[self._launched].is_ready:
                 self._buckets[self._launched].push(self._last_shard)
                 self._buckets[self._launched].exchange.start()
@@ -170,11 +149,14 @@ class Reduction:
 
 
 class _Bucket:
-    """Parameters whose gradients are exchanged together."""
+    """Parameters whose gradients are exchanged together.
+
+    `ready` has the ids of those whose gradient the last shard's backward has computed.
+    """
 
     def __init__(self, world: World, shards: int, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
-        self.ready: set[int] = set()  # the ids of those that the last shard's backward is done with
+        self.ready: set[int] = set()
         self.exchange = _Exchange(world, shards, parameters)
 
     @property
@@ -182,8 +164,7 @@ class _Bucket:
         return len(self.ready) == len(self.parameters)
 
     def push(self, shard: int) -> None:
-        # A parameter that the shard's loss does not depend on has gradient 0, as in the sum it
-        # would.
+        # If the shard's loss does not depend on a parameter, the gradient is 0.
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
@@ -196,20 +177,19 @@ class _Bucket:
 
 
 class _MovedBuffers:
-    """The buffers that training forwards move (running statistics), and frozen parameters (a mean
-    teacher's): the same before
-    each shard; after all of them they have moved by the mean over the shards.
+    """Buffers that a forward moves (running statistics) and frozen parameters (a mean teacher's).
 
+    They are the same before each shard. After all shards they move by the mean over the shards.
     Statistics are thus per shard, as they are per process under torch's DistributedDataParallel.
-    Whole numbers, such as a count of batches, move by the mean rounded down. Those that hold an
-    infinity are masks, and flags have no mean: both are only put back.
+    Integers, such as a count of batches, move by the mean rounded down. Flags have no mean, and a
+    buffer with an infinity is a mask: such buffers are restored after each shard.
     """
 
     def __init__(self, world: World, shards: int, places: Sequence[Place]) -> None:
         self._shards, self._first_shard = shards, world.owned(shards)[0]
         filled = [(home, name) for home, name in places if home[name] is not None]
         self._places = sorted(filled, key=lambda place: not _has_a_mean(_buffer(place)))
-        self._moving = sum(_has_a_mean(_buffer(place)) for place in filled)  # the first so many
+        self._moving = sum(_has_a_mean(_buffer(place)) for place in filled)  # these come first
         self._before: list[Tensor] = []
         self._groups: list[_Group] = []
         types = dict.fromkeys(_buffer(place).dtype for place in self._places[: self._moving])
@@ -259,7 +239,7 @@ class _MovedBuffers:
 
 @dataclass
 class _Group:
-    """Buffers of one type, by their places' numbers."""
+    """Buffers of one type, by the indices of their places."""
 
     indices: list[int]
     exchange: "_Exchange"
@@ -276,14 +256,14 @@ def _has_a_mean(buffer: Tensor) -> bool:
 
 
 class _Exchange:
-    """Sums of lists of tensors over all shards: about the bytes of a ring all-reduce where each
-    process has one subtree.
+    """The sums of lists of tensors over all shards.
+
+    The phases are `push` for each shard of this rank, `start`, `add` and `totals`. If each rank
+    owns one subtree, the exchange moves about the bytes of a ring all-reduce.
     """
 
     def __init__(self, world: World, shards: int, likes: Sequence[Tensor]) -> None:
-        """`likes`: at least one tensor; all of one type and device, of the shapes that are
-        summed.
-        """
+        """Allocate buffers for sums of the shapes of `likes`, which have one type and device."""
         self._world, self._shards, self._likes = world, shards, likes
         self._own = TreeSum(shards, _add_lists)
         self._nodes = [
@@ -315,12 +295,12 @@ class _Exchange:
 
     @torch.no_grad()
     def push(self, shard: int, tensors: list[Tensor]) -> None:
-        """Add those of the next of this process's shards, which from now on belong to the sum."""
+        """Add the tensors of the next shard of this rank; the sum takes them over."""
         self._own.push((0, shard), tensors)
 
     @torch.no_grad()
     def start(self) -> None:
-        """Send each process its slice of this one's subtrees."""
+        """Send each rank its slice of the subtrees of this rank."""
         waiting, self._own.waiting = self._own.waiting, []
         if self._world.world_size == 1:
             ((_root, self._alone),) = waiting
@@ -336,7 +316,7 @@ class _Exchange:
 
     @torch.no_grad()
     def add(self) -> None:
-        """Add the own slice of all subtrees, and send it to all."""
+        """Add this rank's slice of all subtrees, and send the sum to all ranks."""
         if self._transfer is None:
             return
         self._transfer.wait()
@@ -348,7 +328,7 @@ class _Exchange:
         self._transfer = self._world.all_gather(self._total_N, total)
 
     def totals(self) -> list[Tensor]:
-        """The sums, each shaped and laid out as its like; they hold until the next `start`."""
+        """Return the sums with the shapes and layouts of `likes`, valid until the next `start`."""
         if self._transfer is None:
             return self._alone
         self._transfer.wait()

@@ -9,7 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.data.batches import micro_batches
 from trainer.errors import WrongUse
-from trainer.parallel.exchange import Reduction, TreeSum, subtrees
+from trainer.parallel.exchange import Reduction
+from trainer.parallel.tree import TreeSum, subtrees
 from trainer.parallel.world import World
 
 CPU = torch.device("cpu")
