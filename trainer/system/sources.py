@@ -151,11 +151,15 @@ def _digest(file: str, loader: Any) -> str | None:
 
 def _located(name: str) -> str | None:
     parts, path = name.split("."), None
-    for end in range(1, len(parts) + 1):
+    for end, part in enumerate(parts, start=1):
+        inside = [str(Path(folder) / part) for folder in (sys.path if path is None else path)]
         try:
             spec = PathFinder.find_spec(".".join(parts[:end]), path)
         except (ImportError, ValueError):
             return None
+        except KeyError:  # a namespace package, whose parent would have to be loaded
+            path = inside
+            continue
         if spec is None:
             return None
         if end == len(parts):

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from trainer.system.sources import loaded_sources
+from trainer.system.sources import loaded_sources, located_sources
 
 
 def test_a_class_that_gets_an_attribute_meanwhile_does_not_end_the_search(
@@ -33,3 +33,15 @@ def test_a_class_that_gets_an_attribute_meanwhile_does_not_end_the_search(
 
     assert loaded_sources()[module.__name__] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert vars(Searched)["added"]
+
+
+def test_a_module_of_nested_namespace_packages_is_located_without_an_import(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "outer_space" / "inner_space" / "module.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("COUNT = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "outer_space.inner_space.module"
+    assert located_sources([name]) == {name: hashlib.sha256(b"COUNT = 1").hexdigest()}
+    assert "outer_space" not in sys.modules
