@@ -1,22 +1,20 @@
-"""The ends that a user can meet, each with its exit code (docs/exit-codes.md)."""
+"""Define the failures that a user can see, each with its exit code (docs/exit-codes.md)."""
 
 import traceback
 
-# Names the folder where torchrun's ranks leave their last words, one file a rank.
+# The variable with the folder for the last message of each rank, one file per rank.
 MESSAGES = "TRAINBOX_MESSAGES"
-STORE = "TRAINBOX_STORE"  # names the file by which the ranks of one machine find each other
+STORE = "TRAINBOX_STORE"  # the variable with the file through which a machine's ranks connect
 
 
 class Failure(Exception):
-    """An end that is no bug of ours: one or two lines say what was asked, what was found and what
-    to do.
-    """
+    """An expected failure, whose message says what is wrong and how to fix it."""
 
     exit_code = 1
 
 
 class TrialsFailed(Failure):
-    """Some trials of a sweep ended by an error; the others are recorded."""
+    """A sweep in which some trials failed. The other trials are recorded."""
 
 
 class WrongUse(Failure):
@@ -24,15 +22,15 @@ class WrongUse(Failure):
 
 
 class TaskError(WrongUse):
-    """An exception in the code of a task. Its cause may be one trial of a sweep, or one GPU."""
+    """An exception in the code of a task, which a single trial or a single GPU may have caused."""
 
 
 class Busy(WrongUse):
-    """Another process trains in the run's folder."""
+    """A run's folder in which another process trains."""
 
 
 class Changed(WrongUse):
-    """What changes bits is not as it was when the run was started."""
+    """A change since the run's start that may change the bits."""
 
 
 class DeviceMissing(Failure):
@@ -56,20 +54,21 @@ class NetworkFailure(Failure):
 
 
 class Differs(Failure):
-    """Two runs that should have the same bits have not."""
+    """A difference between two runs that should have the same bits."""
 
     exit_code = 8
 
 
 class Preempted(Failure):
-    """Stopped by a signal with a checkpoint saved: the same command goes on from it."""
+    """A stop by a signal after a checkpoint was saved, from which the same command resumes."""
 
     exit_code = 75
 
 
 def called_exit(end: SystemExit) -> Failure:
-    """The failure that a task's own `sys.exit` is: with the task's code the training would seem to
-    have succeeded.
+    """Return the failure for a call of `sys.exit` in a task.
+
+    With the exit code of the task, the training might appear to have succeeded.
     """
     frames = traceback.extract_tb(end.__traceback__)
     place = (
