@@ -38,10 +38,10 @@ class Measured:
 def matrix_product(device: torch.device) -> Measured:
     """Test a product in float32 against float64 on the CPU, and repeat it to compare the bits.
 
-    The limit is a bound for any order of the additions. Each error is at most n u / (1 - n u) of
-    |A| |B|, where n is the size and u is half the distance from 1 to the next number (Higham,
-    Accuracy and Stability of Numerical Algorithms, section 3.1). A device with smaller, random
-    errors gives other bits in a repeat.
+    The limit is a bound for any order of the additions: n u / (1 - n u) of |A| |B| (Higham,
+    Accuracy and Stability of Numerical Algorithms, section 3.1). Here n is the size, and u is half
+    the distance from 1 to the next number. A device with smaller, random errors gives other bits in
+    a repeat.
     """
     # TF32 rounds the factors, so its bound would be 2^13 times as wide.
     torch.backends.cuda.matmul.fp32_precision = "ieee"

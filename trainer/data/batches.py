@@ -151,8 +151,8 @@ def read_twice(
 ) -> Iterator[tuple[int, Any]]:
     """Yield (index, example as a batch of one) twice for examples spread over the dataset.
 
-    The second pass is in reverse order. The number of examples is what can be read twice in
-    `seconds`, but at least the first and the last example are read.
+    The second pass is in reverse order. `seconds` limits the time of both
+    passes. The first and the last example are always read.
     """
     order: list[int] = []
 
