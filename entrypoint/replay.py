@@ -1,6 +1,4 @@
-"""The docker command that repeats a run: the same image by its digest, the same settings,
-processes and GPUs.
-"""
+"""The docker command that repeats a run with the same image, settings, processes and GPUs."""
 
 import json
 import os

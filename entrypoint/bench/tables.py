@@ -13,8 +13,8 @@ from entrypoint.system.hints import command
 # A larger value pays if the median of its speed-up is at least this, and each round is faster.
 PAYS = 1.05
 _SCALINGS = {
-    "strong": "Strong scaling: the batch of a step stays",
-    "weak": "Weak scaling: the share of each {unit} stays",
+    "strong": "Strong scaling: fixed batch of a step",
+    "weak": "Weak scaling: fixed batch of each {unit}",
     "": "Speed",
 }
 # Options that the bench sets itself.
@@ -203,7 +203,7 @@ def check_strategies(text: str, cpu: bool) -> tuple[str, ...]:
     """Return the strategies in `text`, for example `dp,ddp`.
 
     Raises:
-        InvalidRequest: there is no such strategy, or not here.
+        InvalidRequest: a strategy is unknown or not possible on the CPU.
     """
     named = tuple(dict.fromkeys(text.split(",")))
     if unknown := [name for name in named if name not in ("ddp", "dp")]:
@@ -212,8 +212,7 @@ def check_strategies(text: str, cpu: bool) -> tuple[str, ...]:
         )
     if cpu and "dp" in named:
         raise InvalidRequest(
-            f"--strategies {text}: dp splits batches over GPUs, and the CPU is measured here: drop "
-            "it"
+            f"--strategies {text}: dp splits batches over GPUs, and the CPU is measured: drop dp"
         )
     return named
 
@@ -345,8 +344,8 @@ def markdown(table: Sequence[Row], facts: Mapping[str, Any], advice: Sequence[st
         parts.append(f"### {title}\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines_))
     if any(row.rounds > facts["rounds"] for row in table):
         parts.append(
-            "`--suggest` tried more in later rounds, beside the best of before; from round to "
-            "round a machine may change."
+            "`--suggest` measured more cases in later rounds, together with the best case so far. "
+            "Between rounds, the machine's speed may change."
         )
     if failed := dict.fromkeys(
         f"- {describe(row.line.case, unit)}: {row.failure}" for row in table if row.failure
@@ -357,9 +356,14 @@ def markdown(table: Sequence[Row], facts: Mapping[str, Any], advice: Sequence[st
         for row in table
         if row.workers is not None and row.line.case.workers
     ):
-        parts.append("The data is held in memory: no worker loads it, whatever `--workers` says.")
+        parts.append(
+            "The data is in memory and is loaded without workers: `--workers` has no effect."
+        )
     if advice:
-        rule = f"What gives at least {PAYS:g} times the samples/s of less, and more in every round:"
+        rule = (
+            f"A larger value pays if it gives {PAYS:g} times the samples/s, and more in every "
+            "round:"
+        )
         parts.append(f"### What pays\n\n{rule}\n\n" + "\n".join(f"- {line}" for line in advice))
     return "\n\n".join(parts)
 

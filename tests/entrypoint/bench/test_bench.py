@@ -184,7 +184,7 @@ def test_what_the_bench_sets_itself_is_refused(word: str) -> None:
         ("dp,ddp,dp", False, ("dp", "ddp")),
         ("ddp,fsdq", False, "unknown strategy 'fsdq': give ddp, dp or both"),
         ("", False, "unknown strategy '': give ddp, dp or both"),
-        ("dp", True, "dp splits batches over GPUs, and the CPU is measured here"),
+        ("dp", True, "dp splits batches over GPUs, and the CPU is measured: drop dp"),
     ],
 )
 def test_strategies(text: str, cpu: bool, answer: tuple[str, ...] | str) -> None:
@@ -250,7 +250,7 @@ def test_a_case_that_failed_has_no_figures_and_is_no_base(failed: BenchResult) -
 TABLE = """\
 `trainbox bench digits`: H100, torch 2.15.0; bf16, 1 CPU thread(s) a process; 2 rounds of 10 s each, medians.
 
-### Strong scaling: the batch of a step stays; against 1
+### Strong scaling: fixed batch of a step; against 1
 
 | GPUs | strategy | batch | a GPU | workers | samples/s | least to most | an epoch, s | waits for data | exchange | memory of each, MiB | speed-up | efficiency |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
@@ -264,7 +264,7 @@ No result:
 
 ### What pays
 
-What gives at least 1.05 times the samples/s of less, and more in every round:
+A larger value pays if it gives 1.05 times the samples/s, and more in every round:
 
 - this"""  # noqa: E501
 
@@ -293,7 +293,7 @@ def test_one_count_has_no_speed_up_and_parts_and_idle_workers_are_told() -> None
     assert "speed-up" not in text
     assert "| 1 | single | 64 | 32 x 2 | 0 | 1,000 |" in text
     assert text.endswith(
-        "The data is held in memory: no worker loads it, whatever `--workers` says."
+        "The data is in memory and is loaded without workers: `--workers` has no effect."
     )
 
 
