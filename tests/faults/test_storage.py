@@ -56,7 +56,8 @@ def test_row_11_the_newest_checkpoint_truncated(here: Here) -> None:
     assert (
         len(
             re.findall(
-                r"step-00000010\.pt is damaged \(\d+ bytes, its .*\): set aside, using step 9\n",
+                r"step-00000010\.pt is damaged \(\d+ bytes instead of \d+\): set aside, "
+                r"using step 9\n",
                 out,
             )
         )
