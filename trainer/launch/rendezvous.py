@@ -1,10 +1,8 @@
-"""Where the nodes of a job meet, and how each learns that another one is lost: by connections that
-stay open.
+"""Connect the nodes of a job, and notice when a node is lost.
 
-Node 0 listens at the endpoint until all are there. Each other node's connection to it, its line,
-stays open as long as the node trains, and the kernel asks along it whether the other machine still
-answers.
-Why: docs/decisions/0012-nodes-meet-on-one-interface.md.
+Node 0 listens at the endpoint until all nodes are connected. Each other node keeps its connection
+to node 0 open during the whole training. TCP keepalive shows whether the other machine still
+answers. The reasons are in docs/decisions/0012-nodes-meet-on-one-interface.md.
 """
 
 import contextlib
@@ -28,28 +26,28 @@ from trainer.launch.connection import Line, NotSigned
 
 _REPORT_EVERY_S = 10
 _LOOK_EVERY_S, _LOOK_S = 1.0, 5.0
-# What strangers can take: connections at a time that have not introduced themselves, the time for
-# it, lines in the log.
+# Limits on strangers: open connections without a hello, seconds until the hello, lines in the log.
 _MOST_GUESTS, _HELLO_S, _MOST_COMPLAINTS = 64, 10.0, 20
 _MOST_NODES, _MOST_PROCESSES, _LONGEST_NAME = 65536, 4096, 256
 _LONGEST_ANSWER, _LONGEST_REASON = 2**20, 1000
 _SAME_SECRET = "set RDZV_SECRET to the same text on each node"  # noqa: S105 - no password
+# The remedy if a node cannot find the other nodes.
 _ANYWHERE = (
     "start the same command on each machine, with an --rdzv-endpoint that all can reach and no "
     "other program uses"
 )
-_SIOCGIFADDR = 0x8915
+_SIOCGIFADDR = 0x8915  # Linux: read the IPv4 address of an interface
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Node:
-    """One of `nnodes` machines that start `processes` each for `job`; it looks for the others at
-    `endpoint`.
+    """One of the `nnodes` machines of `job`, which starts `processes` ranks.
 
-    With `await_name` the endpoint's host may be a name that becomes known only later. With `secret`
-    only nodes that have the same are let in, and believed.
+    The node looks for the other nodes at `endpoint` (`host:port`) for at most `timeout_s` seconds.
+    With `await_name`, the host of the endpoint may become known later. With `secret`, only nodes
+    that have the same secret may join, and only their messages are accepted.
     """
 
     rank: int
@@ -63,15 +61,19 @@ class Node:
 
     @property
     def place(self) -> tuple[str, int]:
+        """Return the host and the port of the endpoint."""
         host, _, port = self.endpoint.rpartition(":")
         return host.strip("[]"), int(port)
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """All nodes, found.
+    """The connected nodes of a job.
 
-    `address` is node 0's; `store` is where it listens for torch's store, on node 0 alone.
+    `address` is the address of node 0, and `store_port` is the port for torch's store. `store` is
+    the listening socket of the store on node 0, and None on other nodes. `processes` has the number
+    of ranks of each node. `lines` has the connections: on node 0 to each other node, else to node
+    0.
     """
 
     address: str
@@ -82,26 +84,30 @@ class Meeting:
 
     @property
     def interface(self) -> str | None:
-        """The name of the network interface by which this node reaches the others; None if it has
-        several addresses there.
+        """Return the name of the network interface by which this node reaches the other nodes.
+
+        Return None if the connection uses another than the first IPv4 address. Return None on
+        systems other than Linux.
         """
         return _interface(self.lines[0].connection.getsockname()[0])
 
     def watch(self, heard: Callable[[str, int], None]) -> None:
-        """Call `heard`, on a thread of its own, when the first other node ends or vanishes: with
-        what, and the code due here.
+        """Call `heard`, on a new thread, when the first other node exits or is lost.
 
-        That is the other's own code if it was done (0) or stopped (75), else 7. Node 0 passes on to
-        the others what fails: they have no lines among themselves.
+        The arguments are a description and the exit code for this node. If the other node succeeded
+        (0) or was stopped (75), this node uses the same code, and otherwise 7. Node 0 forwards
+        failures, because the other nodes have no connections to each other.
         """
         threading.Thread(target=self._watch, args=(heard,), daemon=True).start()
 
     def leave(self, code: int) -> None:
-        """Tell the others that this node ends with `code`."""
+        """Report to the other nodes that this node exits with `code`."""
         for line in self.lines:
             line.send(ended=code)
 
     def _watch(self, heard: Callable[[str, int], None]) -> None:
+        """Wait for the end of one other node, forward a failure and call `heard`."""
+        # Wait until the first node reports its end, or until its connection breaks.
         with selectors.DefaultSelector() as selector:
             for line in self.lines:
                 selector.register(line, selectors.EVENT_READ, line)
@@ -109,6 +115,7 @@ class Meeting:
             while end is None:
                 (key, _), *_ = selector.select()
                 end = _end_of(key.data)
+        # Forward a failure before this node acts on it. The node that failed needs no report.
         what, due = end
         if due == NetworkFailure.exit_code:
             for line in self.lines:
@@ -118,8 +125,9 @@ class Meeting:
 
 
 def _end_of(line: Line) -> tuple[str, int] | None:
-    """What came over `line`, and the code that is due where it is heard; None if it has not come
-    whole.
+    """Read from `line`, and return what happened and the exit code for this node.
+
+    Return None if the message is not complete yet. A broken connection means that the node is lost.
     """
     try:
         message = line.read()
@@ -140,7 +148,11 @@ def _end_of(line: Line) -> tuple[str, int] | None:
 
 
 def _whole(message: Mapping[str, Any], name: str, low: int, high: int) -> int:
-    """Raises ValueError where `message` does not have such a number."""
+    """Return the integer `name` of `message`.
+
+    Raises:
+        ValueError: The value is not an integer from `low` to `high`.
+    """
     value = message.get(name)
     if type(value) is not int or not low <= value <= high:  # a bool is an int, too
         raise ValueError(
@@ -150,7 +162,11 @@ def _whole(message: Mapping[str, Any], name: str, low: int, high: int) -> int:
 
 
 def _text(message: Mapping[str, Any], name: str) -> str:
-    """Raises ValueError where `message` does not have such a text."""
+    """Return the text `name` of `message`.
+
+    Raises:
+        ValueError: The value is not a text, or it is empty or too long.
+    """
     value = message.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_NAME:
         raise ValueError(f"{name} is not a text of 1 to {_LONGEST_NAME} characters")
@@ -158,6 +174,11 @@ def _text(message: Mapping[str, Any], name: str) -> str:
 
 
 def _nonce(message: Mapping[str, Any]) -> str:
+    """Return the nonce of `message`.
+
+    Raises:
+        ValueError: The nonce is not 32 hexadecimal digits.
+    """
     value = _text(message, "nonce")
     if not re.fullmatch("[0-9a-f]{32}", value):
         raise ValueError("nonce is not 32 hex digits")
@@ -166,7 +187,7 @@ def _nonce(message: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Hello:
-    """How another node introduces itself."""
+    """The message by which another node introduces itself."""
 
     rank: int
     nnodes: int
@@ -176,7 +197,11 @@ class _Hello:
 
     @classmethod
     def of(cls, message: Mapping[str, Any]) -> "_Hello":
-        """Raises ValueError where a part is missing, of another type or out of range."""
+        """Return the hello in `message`.
+
+        Raises:
+            ValueError: A field is missing, has another type or is out of range.
+        """
         nnodes = _whole(message, "nnodes", 2, _MOST_NODES)
         rank, processes = (
             _whole(message, "node_rank", 1, nnodes - 1),
@@ -186,24 +211,28 @@ class _Hello:
 
 
 def meet(node: Node, say: Say) -> Meeting:
-    """Wait until all nodes are at the endpoint, telling each 10 s whom for.
+    """Wait until all nodes are connected, and log every 10 s which nodes are missing.
 
     Raises:
-        WrongUse: the endpoint's host is unknown or, on node 0, another machine's; the nodes
-            contradict each other.
-        NetworkFailure: the endpoint's port is in use, or not all came within the time.
+        WrongUse: The host of the endpoint is unknown, or on node 0 it is not this machine. Or the
+            nodes contradict each other.
+        NetworkFailure: The port of the endpoint is in use, or a node is missing after `timeout_s`.
     """
     return _host(node, say) if node.rank == 0 else _join(node, say)
 
 
 class _Patience:
-    """Up to the node's `timeout_s`, with a word each 10 s."""
+    """A limit of `timeout_s` seconds on waiting, with a log line every 10 s."""
 
     def __init__(self, node: Node, say: Say) -> None:
         self._node, self._say, self._begin, self._reports = node, say, time.monotonic(), 0
 
     def with_(self, whom: str, remark: str = "") -> None:
-        """Raises NetworkFailure when there is none left."""
+        """Log that this node waits for `whom`, if a line is due. Callers ask again and again.
+
+        Raises:
+            NetworkFailure: The time is up.
+        """
         node, waited_s = self._node, time.monotonic() - self._begin
         remark = f" ({remark})" if remark else ""
         if waited_s >= node.timeout_s:
@@ -220,6 +249,8 @@ class _Patience:
 
 
 def _host(node: Node, say: Say) -> Meeting:
+    """Let all other nodes in, and send them the port of the store."""
+    # Listen. A loopback address is suspicious, but not refused: all nodes may be on this machine.
     patience = _Patience(node, say)
     listener = _listen(node, patience)
     address = listener.getsockname()[0]
@@ -228,16 +259,19 @@ def _host(node: Node, say: Say) -> Meeting:
         if ipaddress.ip_address(address).is_loopback
         else ""
     )
-    if remark and node.await_name:  # not refused, since all nodes may be on this machine
+    if remark and node.await_name:
         say(
             f"{node.place[0]}, where node 0 is to be found, is {address} here, {remark}: "
             "if the others are elsewhere, mend /etc/hosts, or set "
             "RDZV_ENDPOINT=ADDRESS:PORT on each"
         )
     with contextlib.ExitStack() as connections, _Reception(node, listener, say) as reception:
+        # Let nodes in until none is missing.
         while missing := [rank for rank in range(1, node.nnodes) if rank not in reception.come]:
             patience.with_(_names(missing), remark)
             reception.look()
+        # Take the connections over, and open the port for torch's store. If anything fails, the
+        # stack closes them. `pop_all` keeps them open.
         come = [reception.come[rank] for rank in range(1, node.nnodes)]
         lines = tuple(line for line, _ in come)
         for line in lines:
@@ -246,6 +280,7 @@ def _host(node: Node, say: Say) -> Meeting:
             socket.create_server((address, 0), family=listener.family)
         )
         connections.pop_all()
+    # Send the answer for which all other nodes wait.
     port, counts = store.getsockname()[1], (node.processes, *(hello.processes for _, hello in come))
     for line in lines:
         line.send(store_port=port, processes=counts)
@@ -262,16 +297,15 @@ class _Guest:
 
 
 class _Reception:
-    """Node 0's side: lets nodes in and keeps strangers out, who can take only so many connections
-    for so long.
+    """The side of node 0, which lets nodes in and limits what strangers can use.
 
-    `come` has the line and the hello of each node that was let in, by rank.
+    `come` has the connection and the hello of each node that has joined, by rank.
     """
 
     def __init__(self, node: Node, listener: socket.socket, say: Say) -> None:
         self.come: dict[int, tuple[Line, _Hello]] = {}
         self._node, self._listener, self._say = node, listener, say
-        self._guests: dict[Line, _Guest] = {}  # the oldest first
+        self._guests: dict[Line, _Guest] = {}  # in the order of arrival
         self._said: set[str] = set()
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
@@ -286,30 +320,31 @@ class _Reception:
         self._listener.close()
 
     def keep(self, line: Line) -> socket.socket:
-        """The line's connection, which stays open after the reception has closed."""
+        """Return the connection of `line`, which stays open when the reception closes."""
         self.come = {
             rank: (other, hello) for rank, (other, hello) in self.come.items() if other is not line
         }
         return line.connection
 
     def look(self) -> None:
-        """Hear what has come within a second."""
+        """Process what arrives within a second, and close connections without a hello in time."""
         now = time.monotonic()
         for guest in [guest for guest in self._guests.values() if guest.deadline < now]:
             self._drop(guest.line)
         for key, _ in self._selector.select(_LOOK_EVERY_S):
             if key.data is None:
                 self._accept()
-            elif key.data.fileno() >= 0:  # it was not dropped in this same round
+            elif key.data.fileno() >= 0:  # negative: closed earlier in this round
                 self._hear(key.data)
 
     def _accept(self) -> None:
-        # The oldest goes, since a node introduces itself at once. It comes again if it was one.
+        # Close the oldest guest: a node introduces itself at once. A slow node connects again.
+        """Accept a connection as a guest, and close the oldest guest if there are too many."""
         while len(self._guests) >= _MOST_GUESTS:
             self._drop(next(iter(self._guests)))
         try:
             connection, peer = self._listener.accept()
-        except OSError:  # it has left again, or this process may open no more files
+        except OSError:  # the peer has closed it, or this process has too many open files
             if self._guests:
                 self._drop(next(iter(self._guests)))
             else:
@@ -324,6 +359,7 @@ class _Reception:
         self._guests[line] = _Guest(line, time.monotonic() + _HELLO_S)
 
     def _drop(self, line: Line) -> None:
+        """Close `line`, and forget its guest or its node."""
         self._selector.unregister(line)
         line.connection.close()
         self._guests.pop(line, None)
@@ -332,6 +368,11 @@ class _Reception:
         }
 
     def _hear(self, line: Line) -> None:
+        """Read a message from `line`: a nonce first, then a hello.
+
+        Whatever is wrong with the message, only this connection is closed.
+        """
+        # Read the message. Its meaning depends on what this connection has sent before.
         guest = self._guests.get(line)
         try:
             message = line.read()
@@ -343,6 +384,7 @@ class _Reception:
                 self._greet(guest, _nonce(message))
             else:
                 self._welcome(line, _Hello.of(message))
+        # Close the connection on any fault. A reason is sent only to what looks like a node.
         except NotSigned as unsigned:
             self._refuse_stranger(line, unsigned)
             self._drop(line)
@@ -362,6 +404,7 @@ class _Reception:
             self._drop(line)
 
     def _greet(self, guest: _Guest, nonce: str) -> None:
+        """Send a nonce of this node. With a secret, sign all messages from here on."""
         own = secrets.token_hex(16)
         guest.line.send(nonce=own)
         if self._node.secret is not None:
@@ -369,11 +412,16 @@ class _Reception:
         guest.greeted = True
 
     def _welcome(self, line: Line, hello: _Hello) -> None:
-        """Let the node that says `hello` in; one started anew, where nobody has noticed its first
-        end, replaces itself.
+        """Let in the node that has sent `hello`.
+
+        A node that was restarted replaces its older connection, whose end nobody may have noticed.
+
+        Raises:
+            _Refused: The node is of another job, or another machine has its rank.
         """
         name = f"node {hello.rank} ({hello.host}, {line.name})"
         self._refuse_another_job(name, hello)
+        # The rank is taken: by an earlier start on the same machine, or by another machine.
         older = self.come.get(hello.rank)
         if older is not None:
             if older[1].host != hello.host:
@@ -394,6 +442,11 @@ class _Reception:
         self.come[hello.rank] = line, hello
 
     def _refuse_another_job(self, name: str, hello: _Hello) -> None:
+        """Check that `hello` has the job and the number of nodes of this node.
+
+        Raises:
+            _Refused: One of them differs.
+        """
         node = self._node
         if hello.job != node.job:
             reason = f"{name} is of job {hello.job}, and job {node.job} meets at {node.endpoint}"
@@ -406,7 +459,10 @@ class _Reception:
             )
 
     def _refuse_stranger(self, line: Line, unsigned: NotSigned) -> None:
-        """Say why, to both sides: most often it is a node whose secret was forgotten."""
+        """Log and send the reason for an unsigned message.
+
+        Most often, one of the nodes was started without the secret.
+        """
         try:
             hello = _Hello.of(unsigned.message)
             name = f"node {hello.rank} ({hello.host}, {line.name})"
@@ -426,22 +482,33 @@ class _Reception:
             return
 
     def _complain(self, text: str) -> None:
-        """Log it once, and not for ever: a stranger can be refused as often as it likes."""
+        """Log `text` once.
+
+        The number of lines is limited, because a stranger can try as often as it wants.
+        """
         if text not in self._said and len(self._said) < _MOST_COMPLAINTS:
             self._said.add(text)
             self._say(text)
 
 
 class _Refused(Exception):
+    """A node that may not join, with the exit code that it should use."""
+
     def __init__(self, reason: str, code: int) -> None:
         super().__init__(reason)
         self.code = code
 
 
 def _listen(node: Node, patience: _Patience) -> socket.socket:
-    """On the endpoint's address, and on no other."""
+    """Return a socket that listens only at the address of the endpoint.
+
+    Raises:
+        WrongUse: The host is unknown, or it is not the address of this machine.
+        NetworkFailure: The port is in use, or the system refuses to listen.
+    """
     host, port = node.place
     while True:
+        # Look the host up. With `await_name`, an unknown name may become known.
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except socket.gaierror as error:
@@ -449,6 +516,7 @@ def _listen(node: Node, patience: _Patience) -> socket.socket:
             patience.with_("the name of node 0", str(error.strerror))
             time.sleep(_LOOK_EVERY_S)
             continue
+        # Listen at the first of its addresses that works.
         for family, _, _, _, address in found:
             ip = ipaddress.ip_address(str(address[0]).partition("%")[0])
             if ip.is_unspecified or ip.is_multicast:
@@ -461,13 +529,14 @@ def _listen(node: Node, patience: _Patience) -> socket.socket:
                 return socket.create_server(address, family=family)
             except OSError as error:
                 last = error
+        # A restarted pod has a new address, and for a while its name may have the old one.
         is_name = host != found[0][4][0]
         where = f"{host} ({found[0][4][0]})" if is_name else host
         if not (node.await_name and is_name and last.errno == errno.EADDRNOTAVAIL):
             break
-        # A pod made anew has another address, and its name may still stand for the old one.
         patience.with_("the address of node 0", f"{where} is not this machine's")
         time.sleep(_LOOK_EVERY_S)
+    # No address works: the reason decides the error.
     if last.errno == errno.EADDRNOTAVAIL:
         raise WrongUse(
             f"{where} is not an address of this machine: --node-rank 0 belongs on the "
@@ -485,6 +554,12 @@ def _listen(node: Node, patience: _Patience) -> socket.socket:
 
 
 def _join(node: Node, say: Say) -> Meeting:
+    """Connect to node 0 until it lets this node in.
+
+    Raises:
+        WrongUse: The host is unknown, or node 0 refuses this node.
+        NetworkFailure: Another program answers, the secrets differ, or the time is up.
+    """
     patience = _Patience(node, say)
     while True:
         try:
@@ -492,7 +567,7 @@ def _join(node: Node, say: Say) -> Meeting:
         except socket.gaierror as error:
             _refuse_name(node, error)
             remark = str(error.strerror)
-        except OSError as error:  # not there yet; or it left again, and will be back
+        except OSError as error:  # node 0 has not started yet, or it restarts
             remark = error.strerror or str(error)
         except NotSigned as error:
             raise NetworkFailure(
@@ -507,8 +582,17 @@ def _join(node: Node, say: Say) -> Meeting:
 
 
 def _knock(node: Node, patience: _Patience) -> Meeting:
-    """What node 0 answers once all are there."""
+    """Introduce this node to node 0, and wait for the answer that all nodes have joined.
+
+    Raises:
+        OSError: The connection fails, and the caller tries again.
+        NotSigned: Node 0 does not have the secret of this node.
+        ValueError: The answer is not from Trainbox.
+        WrongUse: Node 0 refuses this node, because the nodes contradict each other.
+        NetworkFailure: Node 0 belongs to another job, or the time is up.
+    """
     with contextlib.ExitStack() as connections, selectors.DefaultSelector() as selector:
+        # Connect. From here on the selector limits each wait, and not the socket.
         connection = connections.enter_context(
             socket.create_connection(node.place, timeout=_LOOK_S)
         )
@@ -522,11 +606,13 @@ def _knock(node: Node, patience: _Patience) -> Meeting:
                 if selector.select(_LOOK_EVERY_S) and (message := line.read()) is not None:
                     return message
 
+        # Exchange nonces. With a secret, both sides sign all messages from here on.
         own = secrets.token_hex(16)
         line.send(nonce=own)
         nonce = _nonce(answer("node 0"))
         if node.secret is not None:
             line.sign(node.secret, (nonce, own), is_first=False)
+        # Introduce this node.
         host = socket.gethostname()[:_LONGEST_NAME]
         line.send(
             node_rank=node.rank,
@@ -535,11 +621,12 @@ def _knock(node: Node, patience: _Patience) -> Meeting:
             processes=node.processes,
             host=host,
         )
+        # Wait until all nodes have joined. An unsigned refusal is accepted too: it comes from a
+        # node 0 without the secret, or from another program in its place.
         try:
             found = answer("the other nodes")
         except NotSigned as unsigned:
             found = unsigned.message
-            # of a node 0 without the secret, or of somebody else in its place
             if "refused" not in found:
                 raise
         if "refused" in found:
@@ -547,6 +634,7 @@ def _knock(node: Node, patience: _Patience) -> Meeting:
             raise (WrongUse if code == WrongUse.exit_code else NetworkFailure)(
                 str(found["refused"])[:_LONGEST_REASON]
             )
+        # Check the answer, and keep the connection open.
         processes = _processes(found, node)
         met = Meeting(
             connection.getpeername()[0],
@@ -560,7 +648,11 @@ def _knock(node: Node, patience: _Patience) -> Meeting:
 
 
 def _processes(answer: Mapping[str, Any], node: Node) -> tuple[int, ...]:
-    """How many each node has, as node 0 answers. Raises ValueError."""
+    """Return the number of ranks of each node from the answer of node 0.
+
+    Raises:
+        ValueError: The list has another length, an impossible number, or contradicts this node.
+    """
     counts = answer.get("processes")
     if not isinstance(counts, list) or len(counts) != node.nnodes:
         raise ValueError(f"processes is not a list of {node.nnodes}")
@@ -573,6 +665,7 @@ def _processes(answer: Mapping[str, Any], node: Node) -> tuple[int, ...]:
 
 
 def _refuse_name(node: Node, error: socket.gaierror) -> None:
+    """Raise WrongUse for an unknown host, unless its name may become known later."""
     if not node.await_name:
         raise WrongUse(
             f"--rdzv-endpoint {node.endpoint}: this machine knows no host {node.place[0]} "
@@ -582,16 +675,18 @@ def _refuse_name(node: Node, error: socket.gaierror) -> None:
 
 
 def _names(ranks: Collection[int]) -> str:
+    """Return `node 1` or `nodes 1, 2`."""
     return f"node{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _interface(address: str) -> str | None:
-    """The name of the interface whose address this is; None if it is not the first one there."""
+    """Return the name of the interface that has `address`, or None if it is not found."""
     if sys.platform != "linux":
         return None
     ip = ipaddress.ip_address(address.partition("%")[0])
     if ip.is_loopback:
         return "lo"
+    # Linux lists the IPv6 addresses in a file, and gives the IPv4 address by an ioctl.
     if ip.version == 6:
         rows = [
             row.split()
@@ -605,7 +700,7 @@ def _interface(address: str) -> str | None:
             try:
                 answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()))
             except OSError:
-                continue  # it has no address
+                continue  # the interface has no IPv4 address
             if answer[20:24] == ip.packed:
                 return name
     return None

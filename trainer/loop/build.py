@@ -1,6 +1,4 @@
-"""From what was asked for to what `fit` works on: every open choice made, then data, model and
-optimizer.
-"""
+"""Choose all settings, then build the data, the model and the optimizer for `fit`."""
 
 import dataclasses
 import os
@@ -50,12 +48,16 @@ _MOST_LOADER_WORKERS = 8
 
 
 def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Settings:
-    """`config` with every open choice made: as the run was started, else by the task, the hardware,
-    the processes.
+    """Return `config` with every open choice made.
+
+    A choice comes from the earlier start of the run. Otherwise it comes from the task, the hardware
+    or the number of ranks. All ranks must call this, and they get the same settings.
 
     Raises:
-        WrongUse: the run was started with other settings.
+        WrongUse: The run was started with other settings.
     """
+    # Read the settings with which this run was started. Without --shards, or under a strategy that
+    # ignores shards, a batch is cut by the number of ranks.
     world = strategy.world
     check_task(task)
     stored_text = world.from_first(run.folder.read_config_text())
@@ -65,6 +67,7 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
     strategy.check(config)
     if stored is not None and (not strategy.keeps_shards or stored.shards is None):
         stored = dataclasses.replace(stored, shards=world.world_size)
+    # Translate the options that replace each other.
     given = dataclasses.asdict(config) | {"batch_size_per_gpu": None}
     if config.batch_size_per_gpu is not None:
         given["batch_size"] = config.batch_size_per_gpu * world.world_size
@@ -72,7 +75,8 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
         given |= {"epochs": stored.epochs, "max_steps": stored.max_steps}
     elif config.max_steps is None and config.epochs is None:
         given["epochs"] = task.epochs or DEFAULT_EPOCHS
-    # machines may have other CPUs, and bits depend on it
+    # Fill in what is not given. Bits depend on the number of threads, and machines may have
+    # different CPUs, so rank 0 decides.
     threads = world.from_first(_default_threads(config))
     fallback = stored or Config(
         batch_size=task.batch_size or DEFAULT_BATCH_SIZE,
@@ -94,6 +98,7 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
     ):
         if given[name] is None:
             given[name] = getattr(fallback, name)
+    # Compare with the stored settings.
     settled = Settings(**given)
     if stored is not None and (changed := differences(stored, settled)):
         longer = any(name in line for line in changed for name in ("epochs: ", "max_steps: ")) and (
@@ -107,6 +112,7 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
 
 
 def _default_precision(strategy: Strategy) -> str:
+    """Return bf16 if the GPU supports it natively, else fp16 if allowed, else fp32."""
     if strategy.world.device.type != "cuda":
         return "fp32"
     if torch.cuda.is_bf16_supported(including_emulation=False):
@@ -115,8 +121,9 @@ def _default_precision(strategy: Strategy) -> str:
 
 
 def _default_threads(config: Config) -> int:
-    """The process's share of the CPUs; with --shards a shard's, so that it is the same on any
-    number of processes.
+    """Return the number of CPU threads of this rank.
+
+    With --shards this is the share of one shard, which is the same on any number of ranks.
     """
     if config.shards is None:
         return torch.get_num_threads()
@@ -124,12 +131,18 @@ def _default_threads(config: Config) -> int:
 
 
 def _cpus() -> int:
+    """Return the number of CPUs that the job may use on this machine."""
     return int(os.environ.get("TRAINBOX_CPUS") or os.cpu_count() or 1)
 
 
 def build(config: Settings, task: Task, strategy: Strategy, run: RunLog, data_dir: Path) -> Job:
-    """Data, model and optimizer; raises WrongUse where the sizes cannot be."""
+    """Build the data, the model, the optimizer and the rest of the job.
+
+    Raises:
+        WrongUse: The sizes do not fit together, or a part of the task is not valid.
+    """
     world = strategy.world
+    # Data. Rank 0 goes first, because it may download files.
     _set_arithmetic(config)
     world.seed(config.seed, "data")
     with world.first_goes_first():
@@ -144,14 +157,15 @@ def build(config: Settings, task: Task, strategy: Strategy, run: RunLog, data_di
         raise WrongUse(
             f"task {config.task}: the validation set is empty: nothing to choose the best model by"
         )
-    # As large as a training part, which fits, and the same on each process, which must agree on who
-    # has what.
+    # A validation batch has the size of a training micro-batch, which fits in memory. The size is
+    # the same on all ranks, because it decides which rank computes which examples.
     size = examples_at_once(config)
     workers = _workers(config, train)
     ranks = range(world.world_size)
     own = strategy.validation_batches(
         batches.evaluation_batch_count(batches.length(validation), size)
     )
+    # Model and optimizer.
     world.seed(config.seed, "model")
     model = checked_model(task, task.build_model())
     _refuse_other_weights(task, model, strategy)
@@ -167,6 +181,7 @@ def build(config: Settings, task: Task, strategy: Strategy, run: RunLog, data_di
         LossModule(task, model, world.device.type, autocast_dtype), autocast_dtype
     )
     optimizer = _build_optimizer(task, config, model, peak)
+    # The parts that `fit` works on. Loader workers have their own copies of the datasets.
     read_here = {} if workers else {"train_dataset": train, "validation_dataset": validation}
     return Job(
         task=task,
@@ -210,8 +225,9 @@ def _refuse_other_weights(task: Task, model: nn.Module, strategy: Strategy) -> N
 def _build_optimizer(
     task: Task, config: Settings, model: nn.Module, peak_learning_rate: float
 ) -> torch.optim.Optimizer:
-    """The task's optimizer with the run's settings; each group keeps its peak rate as
-    `initial_lr`.
+    """Return the task's optimizer with the settings of the run.
+
+    Each group keeps its peak learning rate as `initial_lr`.
     """
     built = task.build_optimizer(model, config.optimizer, peak_learning_rate, config.weight_decay)
     optimizer = checked_optimizer(task, built, model)
@@ -221,6 +237,12 @@ def _build_optimizer(
 
 
 def _schedule(config: Settings, world: World, examples: int) -> Schedule:
+    """Return the schedule of this rank.
+
+    Raises:
+        WrongUse: The batch is larger than the training set, or it has too few examples to be cut.
+            Or there are more ranks than shards.
+    """
     if examples == 0:
         raise WrongUse(
             f"task {config.task}: the training set is empty: look into --data-dir, or at "
@@ -253,6 +275,7 @@ def _schedule(config: Settings, world: World, examples: int) -> Schedule:
 
 
 def _workers(config: Settings, dataset: Dataset[Any]) -> int:
+    """Return the number of loader workers per rank: 0 for a dataset of tensors."""
     if isinstance(dataset, TensorDataset):
         return 0
     if config.workers is not None:
@@ -263,7 +286,7 @@ def _workers(config: Settings, dataset: Dataset[Any]) -> int:
 
 
 def _set_arithmetic(config: Settings) -> None:
-    """The switches that change bits: what `--deterministic` and `--precision` mean to torch."""
+    """Set the switches of torch that change bits, from `--deterministic` and `--precision`."""
     torch.set_num_threads(config.threads)
     multiply = "tf32" if config.precision == "tf32" else "ieee"
     torch.backends.cuda.matmul.fp32_precision = multiply
@@ -271,8 +294,8 @@ def _set_arithmetic(config: Settings) -> None:
     torch.backends.cudnn.rnn.fp32_precision = multiply  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not config.deterministic
     if config.deterministic:
-        # read when CUDA's matrix library starts
+        # cuBLAS reads this when it starts.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # Not use_deterministic_algorithms, which says the same and imports the compiler for it.
+        # use_deterministic_algorithms has the same effect, but it imports the compiler.
         torch.set_deterministic_debug_mode("error")
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

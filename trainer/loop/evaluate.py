@@ -1,4 +1,4 @@
-"""Validation: each example once, and the same totals on any number of processes."""
+"""Validate a model on each example once, with the same totals on any number of ranks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,11 +18,11 @@ from trainer.task import Task
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics, the totals they come from (float64, on the CPU), and the first prepared batch for
-    pictures.
+    """The result of a validation.
 
-    `by_batch` has the statistics (N, ...) of each of the N batches of all processes, in their
-    order.
+    `totals` are the sums from which `metrics` are computed (float64, on the CPU). `first_batch` is
+    the first prepared batch, for pictures. `by_batch` has the statistics (N, ...) of the N batches
+    of all ranks, in the order of the batches.
     """
 
     metrics: dict[str, float]
@@ -41,13 +41,16 @@ def evaluate(
     stopped: Callable[[], bool],
     inside: Callable[[Callable[[], dict[str, Tensor]]], dict[str, Tensor]],
 ) -> Evaluation | None:
-    """Validate: the metrics of what `add_up` returns; None if that is None."""
+    """Return the metrics of the statistics that `add_up` returns, or None if it was stopped.
+
+    The arguments are those of `add_up`. All ranks must call this.
+    """
     found = add_up(task, model, batches, world, autocast_dtype, seed_parts, stopped, inside)
     if found is None:
         return None
     totals, first_batch, by_batch = found
-    # The first process's, by which all then decide: one that decides otherwise would be waited for
-    # in vain.
+    # All ranks use the metrics of rank 0. A rank that decided by other values would let the other
+    # ranks wait for ever.
     metrics = world.from_first(checked_metrics(task, task.metrics(totals)))
     return Evaluation(metrics, totals, first_batch, by_batch)
 
@@ -63,16 +66,16 @@ def add_up(
     stopped: Callable[[], bool],
     inside: Callable[[Callable[[], dict[str, Tensor]]], dict[str, Tensor]],
 ) -> tuple[dict[str, Tensor], Any, dict[str, Tensor]] | None:
-    """Add up the task's statistics over all processes' batches, in the order of the batches, each
-    seeded by its number.
+    """Add up the task's statistics over the batches of all ranks, in the order of the batches.
 
-    The statistics are computed by `inside`, which is `Job.inside`. Returns the totals, the first
-    prepared batch and the statistics of each batch. Returns None if `stopped`, which is asked on
-    all processes after each batch that all of them have, says to leave off.
+    Each batch is seeded by `seed_parts` and its number. `inside` computes the statistics, and it is
+    `Job.inside`. `stopped` is called after each batch, except for a last batch that not all ranks
+    have. If it returns true, the result is None. Otherwise the result is the totals, the first
+    prepared batch and the statistics of each batch.
 
     Raises:
-        WrongUse: a statistic whose shape changes from batch to batch: it cannot be a sum over
-            examples.
+        WrongUse: A statistic changes its shape or its name from batch to batch. It then cannot be a
+            sum over examples.
     """
     rows: list[dict[str, Tensor]] = []
     first_batch = None
@@ -89,7 +92,8 @@ def add_up(
                     inside(lambda batch=batch: task.statistics(model, batch)),  # type: ignore[misc]
                 )
             if len(rows) == counted:
-                break  # only its share of the weights was wanted, by those that have a batch more
+                # This rank took part only because the forward needs its share of the weights.
+                break
             rows.append({**sums, "examples": torch.tensor(count, device=world.device)})
             if len(rows) <= asked_of_all and stopped():
                 return None
@@ -100,6 +104,7 @@ def add_up(
 def _add(
     task: Task, rows: list[dict[str, Tensor]], batch_count: int, world: World
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the totals and the statistics of each batch from the rows of all ranks."""
     shapes = world.from_first(
         [[name, list(value.shape)] for name, value in rows[0].items()] if rows else None
     )
@@ -110,6 +115,7 @@ def _add(
                 "for another batch: return sums over "
                 "the batch's examples, whose shapes do not depend on the batch"
             )
+    # Make each row flat, and gather the rows (N, K) of all ranks.
     width = sum(torch.Size(shape).numel() for _, shape in shapes)
     flat = [
         torch.cat([value.detach().reshape(-1).cpu().double() for value in row.values()])
@@ -118,6 +124,7 @@ def _add(
     rows_NK = torch.stack(flat) if flat else torch.zeros(0, width, dtype=torch.float64)
     counts = [len(world.owned_by(rank, batch_count)) for rank in range(world.world_size)]
     all_NK = world.gather_rows(rows_NK, counts)
+    # Split the columns into the statistics again.
     widths = [torch.Size(shape).numel() for _, shape in shapes]
     totals = all_NK.sum(0).split(widths)
     by_batch = all_NK.split(widths, 1)

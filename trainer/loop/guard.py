@@ -1,4 +1,4 @@
-"""The check, at each digest and each checkpoint, that a resumed run would get the same bits."""
+"""Check at each digest and each checkpoint that a resumed run would get the same bits."""
 
 from trainer.errors import WrongUse
 from trainer.loop.attributes import lost_state
@@ -6,15 +6,14 @@ from trainer.loop.state import Job
 
 
 def check_unchanged(job: Job) -> None:
-    """Compare plain attributes with those of the start, and the source files that are loaded by now
-    with the manifest's.
+    """Compare the plain attributes and the loaded source files with those at the start.
 
-    All processes must call this, and all raise the same error. With --fast an attribute that moves
-    is only reported.
+    All ranks must call this, and all raise the same error. With --fast, an attribute that moves is
+    only reported.
 
     Raises:
-        Changed: a source file is not the one that the run was started with.
-        WrongUse: an attribute has moved, which checkpoints leave out; or the processes have loaded
+        Changed: A source file differs from the file with which the run was started.
+        WrongUse: An attribute that checkpoints leave out has moved. Or the ranks have loaded
             different files.
     """
     lost = {name: lost_state(name, pair) for name, pair in job.attributes.moved().items()}
@@ -32,6 +31,7 @@ def check_unchanged(job: Job) -> None:
 
 
 def _report(job: Job, names: set[str]) -> None:
+    """Log the attributes that have moved and were not reported before."""
     if names:
         job.attributes.reported |= names
         job.run.say(

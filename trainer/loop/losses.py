@@ -1,4 +1,4 @@
-"""What DDP and DataParallel wrap: a batch in, per-example losses out."""
+"""Compute the losses of each example in the module that DDP and DataParallel wrap."""
 
 import contextlib
 from collections.abc import Callable
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 class LossModule(nn.Module):
-    """The task's losses of its model, `{name: (B,)}` in float32, computed inside one forward.
+    """The task's losses of its model, `{name: (B,)}` in float32, computed in one forward.
 
-    Inside, because DDP sees only what passes through the wrapped forward, DataParallel runs it in a
-    thread for each GPU, and autocast holds for one thread. Per example, because a mean of shards'
-    means is not the mean of the whole.
+    They are computed in the forward for three reasons. DDP sees only the wrapped forward.
+    DataParallel runs it in one thread per GPU. Autocast applies to one thread. There is one loss
+    per example. The mean of the means of unequal shards would not be the mean of the batch.
     """
 
     def __init__(
@@ -34,12 +34,14 @@ class LossModule(nn.Module):
         )
 
     def inside(self, compute: Callable[[], T]) -> T:
-        """What `compute()` gives, as in a forward: under --strategy fsdp the weights are then at
-        hand.
+        """Return `compute()`, called in a forward.
+
+        Under --strategy fsdp, the whole weights are available only in a forward.
         """
         return compute()
 
     def forward(self, batch: Any) -> dict[str, Tensor]:
+        """Return the losses of `batch`, `{name: (B,)}`."""
         batch = checked_batch(self.task, self.task.prepare(batch, training=True))
         with autocast(self.device_type, self.autocast_dtype):
             losses_B = self.task.losses(self.model, batch)
@@ -53,13 +55,15 @@ class LossModule(nn.Module):
 def autocast(
     device_type: str, dtype: torch.dtype | None
 ) -> contextlib.AbstractContextManager[None]:
-    """Mixed precision of `dtype`, or none."""
+    """Return a context with mixed precision of `dtype`, or without it if `dtype` is None."""
     return contextlib.nullcontext() if dtype is None else torch.autocast(device_type, dtype)
 
 
 def check_losses(task: Task, losses: dict[str, Tensor], size: int) -> None:
-    """Raise WrongUse if a task's first losses are not `{name: (B,)}` with B = `size`, or none of
-    them trains anything.
+    """Check the first losses of a task.
+
+    Raises:
+        WrongUse: The losses are not `{name: (B,)}` with B = `size`, or none of them has a gradient.
     """
     _check_types(task, losses)
     for name, loss in losses.items():
@@ -78,6 +82,7 @@ def check_losses(task: Task, losses: dict[str, Tensor], size: int) -> None:
 
 
 def _check_types(task: Task, losses: Any) -> None:
+    """Raise WrongUse if `losses` is not a dictionary of tensors."""
     name = type(task).__name__
     if not isinstance(losses, dict) or not losses:
         raise WrongUse(

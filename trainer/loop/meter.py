@@ -1,6 +1,4 @@
-"""What `trainbox bench` reads: speed, waits and memory of a real training, over some seconds of its
-steps.
-"""
+"""Measure speed, waits and memory of a real training for `trainbox bench`."""
 
 import json
 import math
@@ -12,17 +10,16 @@ import torch
 
 from trainer.loop.state import Job
 
-_FEWEST_STEPS = 5  # of the warm-up and of what is measured
-_WARM_UP_SHARE = 0.2  # of the measured seconds
+_FEWEST_STEPS = 5  # of the warm-up and of the measurement
+_WARM_UP_SHARE = 0.2  # seconds of warm-up per measured second
 _GO_ON, _BEGIN, _END = "go on", "begin", "end"
 
 
 class Meter:
-    """Ends the training of `job` after a warm-up and `seconds` of measured steps, as if that were
-    its end.
+    """A measurement that ends the training of `job` after a warm-up and `seconds` of steps.
 
-    The processes and the GPU are waited for at few steps, further and further apart; at all others
-    it only takes the time.
+    Waiting for all ranks and for the GPU costs time. The meter therefore waits at few steps, at
+    growing distances. At all other steps it only takes the time.
     """
 
     def __init__(self, job: Job, seconds: float) -> None:
@@ -37,8 +34,9 @@ class Meter:
         job.around_batches = self._timed_batches
 
     def _timed_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches, and the time until each is there: on a GPU the host's, which may be
-        ahead of it.
+        """Yield the same batches, and add up the time until each is ready.
+
+        On a GPU this is the time of the host, which may be ahead of the GPU.
         """
         while True:
             step, micro = divmod(self._micro, len(self._job.schedule.micros))
@@ -51,9 +49,7 @@ class Meter:
             yield batch
 
     def _step_begins(self, step: int) -> None:
-        """At few steps, further and further apart, all processes hear the first one's word on how
-        to go on.
-        """
+        """Let rank 0 decide how the measurement continues, if a decision is due at `step`."""
         if step != self._look_at or self._end is not None:
             return
         now = self._now()
@@ -68,11 +64,12 @@ class Meter:
                 self._data_s,
                 self._job.reduction.exchange_time.seconds() - self._exchange_before_s,
             ]
-            # what comes after the last step of a training is not a step's
+            # The training ends with this step, which is not measured. The work at the end of a
+            # training, such as a checkpoint, is not part of a step.
             self._job.until_step = step + 1
 
     def _decide(self, step: int, now: float) -> tuple[str, int]:
-        """What to do from `step` on, and for how many steps."""
+        """Return what to do at `step`, and after how many steps to decide again."""
         if self._begin is None:
             if self._warm_since is None:
                 self._warm_since = now
@@ -86,14 +83,13 @@ class Meter:
         return _GO_ON, max(1, min(done, math.ceil(left_s * done / passed_s)))
 
     def _now(self) -> float:
+        """Return the time in seconds, when the GPU has finished its work."""
         if self._cuda:
             torch.cuda.synchronize(self._job.world.device)
         return time.perf_counter()
 
     def write(self) -> None:
-        """Put what was measured into measured.json of the run's folder; each process must call
-        it.
-        """
+        """Write the measurements to measured.json in the run's folder. All ranks must call this."""
         assert self._begin is not None and self._end is not None
         world, config, schedule = self._job.world, self._job.config, self._job.schedule
         (first_step, begin), (last_step, end) = self._begin, self._end
@@ -105,8 +101,8 @@ class Meter:
             "steps": steps,
             "seconds": seconds,
             "data_seconds": [row[0] for row in rows],
-            # DataParallel exchanges within forward and backward, where nobody can look; one process
-            # has none.
+            # A single process exchanges nothing. DataParallel exchanges within forward and
+            # backward, where the exchange cannot be measured.
             "exchange_seconds": [row[1] for row in rows] if world.world_size > 1 else None,
             "memory_mib": self._job.strategy.peak_memory_mib(),
             "device": world.device.type,

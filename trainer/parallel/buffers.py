@@ -1,6 +1,4 @@
-"""What a forward may move beside the trained parameters, and a module's mode: put back as they
-were.
-"""
+"""Keep tensors and the mode of a module unchanged during a forward."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -9,16 +7,19 @@ from typing import Any
 import torch
 from torch import nn
 
-Place = tuple[dict[str, Any], str]  # where a module keeps a tensor, and its name there
+Place = tuple[dict[str, Any], str]  # the dict in which a module keeps a tensor, and its name there
 
 
 def buffer_places(module: nn.Module) -> list[Place]:
-    """The buffers (running statistics, caches)."""
+    """Return the places of all buffers, such as running statistics and caches."""
     return [(owner._buffers, name) for owner in module.modules() for name in owner._buffers]
 
 
 def frozen_places(module: nn.Module) -> list[Place]:
-    """The parameters that are not trained: most never move, a mean teacher's do."""
+    """Return the places of the parameters that are not trained.
+
+    Most of these parameters never change. Those of a mean teacher change in each forward.
+    """
     owned = [
         (owner._parameters, name, p)
         for owner in module.modules()
@@ -33,7 +34,7 @@ def frozen_places(module: nn.Module) -> list[Place]:
 
 @contextlib.contextmanager
 def kept(places: Sequence[Place]) -> Iterator[None]:
-    """Whatever the body does there, each tensor is itself again afterwards, with its old values."""
+    """Put each tensor back after the body, with its old values."""
     before = [
         (home, name, home[name], None if home[name] is None else home[name].clone())
         for home, name in places
@@ -50,8 +51,9 @@ def kept(places: Sequence[Place]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """In evaluation mode, after which mode and buffers are as before: a forward here must not move
-    what trainings save.
+    """Run the body in evaluation mode, then restore the mode and the buffers.
+
+    A checkpoint saves the buffers, so an evaluation must not change them.
     """
     was_training = module.training
     module.eval()

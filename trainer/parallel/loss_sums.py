@@ -1,5 +1,6 @@
-"""The losses since the last log entry: added exactly, so that their mean does not depend on who
-computed what.
+"""Add the losses since the last log entry exactly.
+
+The means then do not depend on which rank computed which example.
 """
 
 import math
@@ -13,12 +14,13 @@ from trainer.parallel.world import World
 
 
 class RunningLosses:
-    """Keeps each micro-batch's losses as they come, and adds them when asked: a step then pays for
-    an append alone.
+    """The losses of each micro-batch since the last log entry.
+
+    They are added only when they are asked for, so that a step costs only an append.
     """
 
     def __init__(self, world: World, micro_counts: list[int]) -> None:
-        """`micro_counts`: how many micro-batches of a step each process has, the first's first."""
+        """Start without losses. `micro_counts` has the micro-batches per step of each rank."""
         self._world, self._micro_counts = world, micro_counts
         self._names: list[str] | None = None
         self._own: list[list[Tensor]] = []
@@ -26,10 +28,10 @@ class RunningLosses:
         self.steps = 0
 
     def add(self, losses_B: Mapping[str, Tensor]) -> None:
-        """One micro-batch's losses, per example.
+        """Add the losses of one micro-batch, `{name: (B,)}`.
 
         Raises:
-            WrongUse: they have other names than before.
+            WrongUse: The names differ from those of the previous micro-batches.
         """
         if self._names is None:
             self._names = list(losses_B)
@@ -42,8 +44,9 @@ class RunningLosses:
         self._own.append([_compact(loss_B.detach()) for loss_B in losses_B.values()])
 
     def gather(self) -> dict[str, list[float]]:
-        """For each loss every micro-batch's sum since `clear`, of all processes; each process must
-        call it.
+        """Return for each loss the sums of all micro-batches of all ranks since `clear`.
+
+        All ranks must call this.
         """
         if not self._own or self._names is None:
             return self._carried
@@ -60,8 +63,9 @@ class RunningLosses:
         }
 
     def means(self, batch_size: int) -> dict[str, float]:
-        """The mean of each loss over the examples of the steps since `clear`; each process must
-        call it.
+        """Return the mean of each loss over the examples of the steps since `clear`.
+
+        `batch_size` is the global batch size. All ranks must call this.
         """
         return {
             name: _exact_sum(sums) / (self.steps * batch_size)
@@ -69,24 +73,25 @@ class RunningLosses:
         }
 
     def drop_step(self) -> None:
-        """Forget the newest step, which is left out of the training."""
+        """Remove the newest step, which the training skips."""
         del self._own[-self._micro_counts[self._world.rank] :]
         self.steps -= 1
 
     def clear(self) -> None:
+        """Remove all losses."""
         self._own, self._carried, self.steps = [], {}, 0
 
     def restore(self, gathered: Mapping[str, list[float]], steps: int) -> None:
-        """Continue from what `gather` gave, on any number of processes."""
+        """Resume from the result of `gather`, on any number of ranks."""
         self._own, self._carried, self.steps = [], dict(gathered), steps
         self._names = list(gathered) or None
 
 
 def _compact(loss_B: Tensor) -> Tensor:
-    """Without the rest of a table that it may be a view of, which would be kept with it."""
+    """Return a copy if `loss_B` is a view, so that the rest of its storage can be freed."""
     return loss_B.clone() if loss_B.untyped_storage().nbytes() > loss_B.nbytes else loss_B
 
 
 def _exact_sum(values: list[float]) -> float:
-    """The correctly rounded sum, whatever their order; NaN where some are not finite."""
+    """Return the correctly rounded sum in any order, or NaN if a value is not finite."""
     return math.fsum(values) if all(map(math.isfinite, values)) else math.nan

@@ -265,6 +265,11 @@ def _unpacked(packed_N: Tensor) -> Any:
 
 
 def _checked_size(size: int) -> int:
+    """Return `size`.
+
+    Raises:
+        NetworkFailure: No value of this version has that many bytes.
+    """
     if not 0 < size <= _LONGEST_VALUE:
         raise NetworkFailure(
             f"another process announced {size} bytes instead of 1 to {_LONGEST_VALUE}: "
@@ -285,8 +290,9 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _refuse_foreign_objects() -> None:
-    """Make torch's object collectives, which a task or torch.compile may call, load plain values
-    only.
+    """Make torch's object collectives accept plain values only.
+
+    A task or torch.compile may call these collectives.
     """
     distributed_c10d._unpickler = _PlainUnpickler
 
