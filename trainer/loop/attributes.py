@@ -1,6 +1,4 @@
-"""Plain attributes: state that modules, the task and the optimizer keep where no checkpoint saves
-it.
-"""
+"""Find and restore plain attributes: state of modules, task and optimizer outside checkpoints."""
 
 import contextlib
 import copy
@@ -26,15 +24,17 @@ from trainer.task import Task
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
-_LARGE = 1000  # of a longer container, its length and as many values at its ends are compared
-# a larger tensor or array is not copied, and only every k-th number is compared
+# Of a long container, only its length and this number of values at each
+# end are compared.
+_LARGE = 1000
+# A larger tensor or array is not copied, and only every k-th number is compared.
 _LARGE_BYTES = 2**22
 
 _CODE = (FunctionType, MethodType, GeneratorType, CellType, functools.partial)
-# the last is LSTM's list of its parameters
+# `_flat_weights` is the list of an LSTM's parameters.
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) | {"_flat_weights"}
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-# What load_state_dict fills, and the flags that torch's own optimizers clear at the first step.
+# What load_state_dict sets, and flags that torch's optimizers clear at the first step.
 _OF_EVERY_OPTIMIZER = frozenset(
     {
         "state",
@@ -44,14 +44,14 @@ _OF_EVERY_OPTIMIZER = frozenset(
         "_warned_capturable_if_run_uncaptured",
     }
 )
-_SHOWN = 60  # characters of a value in a message
-_MOST_VALUES = 100_000  # of all attributes together
+_SHOWN = 60  # the most characters of a value in a message
+_MOST_VALUES = 100_000  # the most values to look at in all attributes together
 
 
 class _Computed:
-    """Stands for a tensor that a forward has computed with a graph: an activation.
+    """The value for an activation, which equals everything.
 
-    It equals everything.
+    An activation is a tensor that a forward has computed with a graph.
     """
 
     def __eq__(self, other: object) -> bool:
@@ -67,16 +67,17 @@ _ABSENT = ("absent",)
 
 @dataclass(frozen=True)
 class _Owner:
-    """Something that has attributes; `prefix` goes before their names."""
+    """An object with attributes, whose names get the prefix `prefix`."""
 
     prefix: str
     holder: Any
-    # by name and value: the attributes that are looked at; None: all
+    # Selects attributes by name and value. None selects all.
     chooses: Callable[[str, Any], bool] | None = None
-    hidden: frozenset[str] = frozenset()  # the names that are not
-    saved: bool = False  # by the user's own means, such as get_extra_state
+    hidden: frozenset[str] = frozenset()  # names of attributes that are ignored
+    saved: bool = False  # whether the user's code saves the attributes, as in get_extra_state
 
     def chosen(self) -> dict[str, Any]:
+        """Return the attributes that are compared and restored."""
         attributes, chooses = list(vars(self.holder).items()), self.chooses
         return {
             n: v
@@ -85,7 +86,7 @@ class _Owner:
         }
 
     def put_back(self, old: Mapping[str, Any]) -> None:
-        """Give the attributes the values `old` again, and remove those that are new."""
+        """Give the attributes the values `old` again, and remove new attributes."""
         now = self.chosen()
         for name in now.keys() - old.keys():
             if self.chooses is None:
@@ -98,11 +99,11 @@ class _Owner:
 
 
 class Attributes:
-    """Those of the model's modules, of the task and of the optimizer; numbers and generators of the
-    user's classes and files.
+    """The attributes of the model's modules, of the task and of the optimizer.
 
-    A name is the attribute's path: `layers.0.count` in the model, `MyTask.count`,
-    `optimizer.count`, `my_module.COUNT`.
+    The numbers and generators of the user's classes and modules are included. A name is the path of
+    the attribute: `layers.0.count` in the model, `MyTask.count`, `optimizer.count`,
+    `my_module.COUNT`.
     """
 
     def __init__(
@@ -112,10 +113,10 @@ class Attributes:
         optimizer: torch.optim.Optimizer,
         datasets: Mapping[str, Dataset[Any]],
     ) -> None:
-        """Of `datasets`, those that this process reads by itself, the generators are looked at."""
+        """Include the generators of `datasets`, which this process reads without loader workers."""
         self._task, self._model, self._optimizer, self._datasets = task, model, optimizer, datasets
         self._users: tuple[int, list[str]] = (0, [])
-        # the names of owners of which not all attributes are looked at
+        # The names of attributes of owners that do not select all their attributes.
         self._chosen: set[str] = set()
         self._start: dict[str, Any] | None = None
         self._held = False
@@ -126,9 +127,9 @@ class Attributes:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Put all attributes back at the end, whatever the body does; within it `moved` is empty.
+        """Restore all attributes after the body. Within the body, `moved` returns nothing.
 
-        What `snapshot` cannot put back is in the next answer of `moved`.
+        Attributes that `snapshot` cannot restore appear in the next result of `moved`.
         """
         restore = self.snapshot()
         held, self._held = self._held, True
@@ -139,10 +140,10 @@ class Attributes:
             restore()
 
     def snapshot(self) -> Callable[[], None]:
-        """Return a function that puts all attributes back as they are now.
+        """Return a function that restores all attributes as they are now.
 
-        It does not put back the numbers of a tensor or array above 4 MiB: a task may keep its
-        dataset in a field, and a copy of that may not fit in memory.
+        The function does not restore the numbers of a tensor or array above 4 MiB. A task may keep
+        its dataset in an attribute, and a copy of the dataset may not fit in memory.
         """
         walk = self._walk()
         before = [(owner, chosen, walk.keeper(chosen)) for owner, chosen in self._owned()]
@@ -155,9 +156,7 @@ class Attributes:
         return restore
 
     def values(self) -> dict[str, Any]:
-        """Return for each attribute a value that changes if and only if something about the
-        attribute has moved.
-        """
+        """Return for each attribute a value that changes only if the attribute has moved."""
         walk, found = self._walk(), {}
         for owner, chosen in self._owned():
             if owner.saved:
@@ -171,7 +170,7 @@ class Attributes:
     def differing(
         self, before: Mapping[str, Any], now: Mapping[str, Any]
     ) -> dict[str, tuple[Any, Any]]:
-        """Return `{name: (before, now)}` of what differs in two answers of `values`."""
+        """Return `{name: (before, now)}` of the differences between two results of `values`."""
         pairs = {
             name: (before.get(name, _ABSENT), now.get(name, _ABSENT)) for name in {**before, **now}
         }
@@ -183,8 +182,9 @@ class Attributes:
         }
 
     def moved(self) -> dict[str, tuple[Any, Any]]:
-        """Return `{name: (before, now)}` of the attributes that have moved since the first call,
-        `recomputed` left out.
+        """Return `{name: (before, now)}` of the attributes that have moved since the first call.
+
+        The names in `recomputed` are left out.
         """
         if self._held:
             return {}
@@ -198,17 +198,21 @@ class Attributes:
         }
 
     def _walk(self) -> "_Walk":
+        """Return a walk that does not enter the holders."""
         return _Walk(self._model, {id(holder) for holder in self._holders()})
 
     def _holders(self) -> list[Any]:
+        """Return the objects whose attributes are looked at: task, optimizer, modules, datasets."""
         return [self._task, self._optimizer, *self._model.modules(), *self._datasets.values()]
 
     def _owned(self) -> list[tuple[_Owner, dict[str, Any]]]:
+        """Return each owner with its selected attributes."""
         return [
             (owner, owner.chosen()) for owner in self._owners() if hasattr(owner.holder, "__dict__")
         ]
 
     def _owners(self) -> Iterator[_Owner]:
+        """Yield all owners: the holders, their hooks, and the user's classes and modules."""
         for path, module in self._model.named_modules():
             saved = type(module).get_extra_state is not nn.Module.get_extra_state
             prefix = f"{path}." if path else ""
@@ -234,13 +238,14 @@ class Attributes:
                 yield _Owner(f"{name}.", sys.modules[name], _is_number_or_generator)
 
     def _users_modules(self) -> list[str]:
-        if self._users[0] != len(sys.modules):  # only then, since it takes milliseconds
+        """Return the names of the user's modules that are loaded now."""
+        if self._users[0] != len(sys.modules):  # the search takes milliseconds
             self._users = (len(sys.modules), list(loaded_sources()))
         return self._users[1]
 
 
 def lost_state(name: str, pair: tuple[Any, Any]) -> str:
-    """Return how the attribute `name` has moved, and what to do about it."""
+    """Return how the attribute `name` has moved, and the remedy."""
     old, new = pair
     if isinstance(new, tuple) and new[0] == "random numbers":
         return (
@@ -264,15 +269,16 @@ def _is_generator(_name: str, value: Any) -> bool:
 
 
 def _is_number_or_generator(name: str, value: Any) -> bool:
-    # Not flags and not containers, which are mostly caches and notes of warnings that were printed.
+    # Flags and containers are left out: most are caches or records of warnings that were printed.
     return (type(value) in (type(None), int, float) and not name.startswith("__")) or isinstance(
         value, _GENERATORS
     )
 
 
 class _Walk:
-    """Walks through attributes and what they hold, but not into `roots`, the objects that are
-    looked at by themselves.
+    """A walk through attributes and their contents.
+
+    It does not enter `roots`, the ids of objects whose attributes are looked at by themselves.
     """
 
     def __init__(self, model: nn.Module, roots: set[int]) -> None:
@@ -280,11 +286,11 @@ class _Walk:
 
     @functools.cached_property
     def _saved(self) -> set[int]:
-        """Where the storage of each parameter and buffer begins."""
+        """Return the start of the storage of each parameter and buffer."""
         return {_storage(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
 
     def value(self, value: Any) -> Any:
-        """Return what `value` is compared by."""
+        """Return a value to compare `value` by."""
         kind = type(value)
         if kind in _PLAIN:
             return "nan" if kind is float and math.isnan(value) else value
@@ -311,7 +317,7 @@ class _Walk:
         )
 
     def _whole(self, value: Any) -> Any:
-        """Return what a value without parts is compared by."""
+        """Return a value to compare a value without parts by, or None if it has parts."""
         if isinstance(value, Tensor):
             return self._tensor_value(value)
         if isinstance(value, numpy.ndarray | numpy.generic):
@@ -323,6 +329,7 @@ class _Walk:
         return None
 
     def _tensor_value(self, tensor: Tensor) -> Any:
+        """Return a value to compare `tensor` by."""
         if tensor.grad_fn is not None:
             return _COMPUTED
         if not _has_numbers(tensor):
@@ -332,7 +339,7 @@ class _Walk:
         return ("tensor", tuple(tensor.shape), tensor_digest(_thinned(local(tensor).detach())))
 
     def keeper(self, value: Any) -> Callable[[], None]:
-        """Return a function that gives the object `value` its present content again."""
+        """Return a function that restores the present content of the object `value`."""
         if type(value) in _PLAIN or _is_plain_tuple(value) or id(value) in self._inside:
             return _do_nothing
         if isinstance(value, Tensor):
@@ -344,7 +351,7 @@ class _Walk:
             return lambda: _set_generator_state(value, state)
         if (parts := _parts(value)) is None:
             return _do_nothing
-        self._inside.add(id(value))  # and stays there: once is enough
+        self._inside.add(id(value))  # never removed, because each object needs one keeper only
         inner = [keeper for _, part in parts if (keeper := self.keeper(part)) is not _do_nothing]
         content = _content_keeper(value)
 
@@ -356,6 +363,7 @@ class _Walk:
         return restore
 
     def _tensor_keeper(self, tensor: Tensor) -> Callable[[], None]:
+        """Return a function that restores the numbers of `tensor`, unless it is large or saved."""
         if (
             tensor.grad_fn is not None
             or not _has_numbers(tensor)
@@ -374,6 +382,7 @@ class _Walk:
 
 
 def _array_keeper(array: numpy.ndarray[Any, Any]) -> Callable[[], None]:
+    """Return a function that restores the numbers of `array`, unless it is large."""
     if array.nbytes > _LARGE_BYTES or not array.flags.writeable:
         return _do_nothing
     values = array.copy()
@@ -381,7 +390,7 @@ def _array_keeper(array: numpy.ndarray[Any, Any]) -> Callable[[], None]:
 
 
 def _is_plain_tuple(value: Any) -> bool:
-    """A kernel's size, say: most attributes are such."""
+    """Return whether `value` is a short tuple of plain values, such as the size of a kernel."""
     return (
         type(value) is tuple
         and len(value) < _LARGE
@@ -390,8 +399,9 @@ def _is_plain_tuple(value: Any) -> bool:
 
 
 def _parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
-    """The pairs of name and value that `value` is made of, of many those at the ends; None for what
-    is not looked into.
+    """Return the pairs of name and value that `value` consists of, or None if it is not entered.
+
+    Of a long container, only the values at its ends are returned.
     """
     if isinstance(value, dict):
         return _ends(value.items())
@@ -403,7 +413,8 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]] | None:
 
 
 def _parts_of_object(value: Any) -> Iterable[tuple[Any, Any]] | None:
-    if isinstance(value, nn.Module):  # hidden from the model in a list, say
+    """Return the attributes of a module or of an object of a user's class, else None."""
+    if isinstance(value, nn.Module):  # a module that the model does not know, such as in a list
         attributes = [
             (name, part) for name, part in list(vars(value).items()) if name not in _OF_EVERY_MODULE
         ]
@@ -418,7 +429,7 @@ def _parts_of_object(value: Any) -> Iterable[tuple[Any, Any]] | None:
 
 
 def _parts_of_code(value: Any) -> Iterable[tuple[Any, Any]] | None:
-    """What a function, or something like one, keeps from call to call: its closure, say."""
+    """Return what a function or a similar object keeps between calls, such as its closure."""
     if isinstance(value, functools.partial):
         return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
     if isinstance(value, MethodType):
@@ -438,11 +449,13 @@ def _parts_of_code(value: Any) -> Iterable[tuple[Any, Any]] | None:
 
 
 def _filled(cell: CellType) -> Iterator[tuple[str, Any]]:
-    with contextlib.suppress(ValueError):  # empty
+    """Yield the content of `cell`, if it has any."""
+    with contextlib.suppress(ValueError):  # raised for an empty cell
         yield "cell", cell.cell_contents
 
 
 def _in_slots(value: Any) -> list[tuple[str, Any]]:
+    """Return the attributes of `value` that are in slots."""
     listed = (vars(cls).get("__slots__", ()) for cls in type(value).__mro__)
     names = [name for slots in listed for name in ((slots,) if isinstance(slots, str) else slots)]
     return [
@@ -453,29 +466,32 @@ def _in_slots(value: Any) -> list[tuple[str, Any]]:
 
 
 def _ends(values: Any) -> Iterable[Any]:
+    """Return all values, or the values at both ends of a long container."""
     if len(values) <= 2 * _LARGE:
         return list(values)
     return [*itertools.islice(values, _LARGE), *itertools.islice(reversed(values), _LARGE)]
 
 
 def _has_numbers(tensor: Tensor) -> bool:
+    """Return whether the numbers of `tensor` are in plain memory."""
     return (
         tensor.layout == torch.strided and tensor.device.type != "meta" and not tensor.is_quantized
     )
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's share of a tensor that is shared out."""
+    """Return this rank's share of a sharded tensor, or the tensor itself."""
     share: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return share
 
 
 def _storage(tensor: Tensor) -> int:
-    """Where its memory begins, which a view shares with it."""
+    """Return the start of the memory of `tensor`, which a view has in common with it."""
     return local(tensor).untyped_storage().data_ptr() if _has_numbers(tensor) else 0
 
 
 def _thinned(values: Any) -> Any:
+    """Return `values`, or every k-th of them if they are large."""
     if values.nbytes <= _LARGE_BYTES:
         return values
     return values.reshape(-1)[:: -(-values.nbytes // _LARGE_BYTES)]
@@ -501,7 +517,7 @@ def _set_generator_state(generator: Any, state: Any) -> None:
 
 
 def _content_keeper(value: Any) -> Callable[[], None]:
-    """For what holds other objects: a function that lets it hold the same ones again."""
+    """Return a function that restores which objects `value` contains."""
     if isinstance(value, list | deque):
         elements = list(value)
         return lambda: _fill(value, value.extend, elements)
@@ -512,7 +528,7 @@ def _content_keeper(value: Any) -> Callable[[], None]:
         held = dict(_filled(value))
         return lambda: _fill_cell(value, held)
     if isinstance(value, tuple | frozenset | functools.partial | MethodType | GeneratorType):
-        # holds the same objects for ever; what a generator has given cannot be taken back
+        # These always contain the same objects. A generator cannot be set back.
         return _do_nothing
     attributes, slots = vars(value) if hasattr(value, "__dict__") else {}, _in_slots(value)
     content = attributes.copy()
@@ -526,6 +542,7 @@ def _content_keeper(value: Any) -> Callable[[], None]:
 
 
 def _fill(value: Any, add: Callable[[Any], None], content: Any) -> None:
+    """Replace the content of a container."""
     value.clear()
     add(content)
 

@@ -1,7 +1,7 @@
-"""A batch that does not fit in memory: noticed at the first steps by all processes together, and
-cut into smaller parts.
+"""Split a batch that does not fit in memory into smaller micro-batches.
 
-Why so, and what was left: docs/decisions/0010-a-batch-that-does-not-fit.md.
+All ranks notice it together, in the first steps. The reasons are in
+docs/decisions/0010-a-batch-that-does-not-fit.md.
 """
 
 import contextlib
@@ -17,22 +17,21 @@ from trainer.errors import OutOfMemory
 from trainer.parallel.strategy import Strategy
 from trainer.settings.config import Settings
 
-# from the second on the optimizer's state is there, and with it all that a step needs
+# The second step is the first one with the optimizer's state, and so with all that a step needs.
 FIRST_STEPS = 2
 
 _GPU_SIGNS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-_HOST_SIGN = "can't allocate memory"  # torch has no class of its own for it
+_HOST_SIGN = "can't allocate memory"  # torch raises a plain RuntimeError
 
 
 class DoesNotFit(Exception):
-    """On this process or another the memory was used up; raised on all of them, in the same
-    step.
-    """
+    """Memory that is used up on some rank, raised on all ranks in the same step."""
 
 
 def memory_used_up(error: BaseException) -> str | None:
-    """Whose memory, in words, with the library's own first ones; None if `error` is something
-    else.
+    """Return a message if `error` means that memory is used up, else None.
+
+    The message names the host or the GPU, and it quotes the first line of the library's message.
     """
     text = str(error).partition("\n")[0]
     if isinstance(error, MemoryError):
@@ -48,13 +47,14 @@ def memory_used_up(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def all_fit(strategy: Strategy) -> Iterator[None]:
-    """Around work that exchanges nothing: the processes agree at its end on whether it fitted on
-    each.
+    """Let all ranks agree, after the body, on whether its work fitted in memory.
+
+    The body must not exchange anything between ranks.
 
     Raises:
-        DoesNotFit: on all of them.
+        DoesNotFit: The memory of some rank is used up. All ranks raise it.
     """
-    if strategy.forward_is_collective:  # the other ranks wait in a forward and cannot answer
+    if strategy.forward_is_collective:  # the other ranks wait in a forward and cannot vote
         yield
         return
     found = None
@@ -64,17 +64,19 @@ def all_fit(strategy: Strategy) -> Iterator[None]:
         found = memory_used_up(error)
         if found is None:
             raise
-    # Only here, so that the error, which holds the step's memory, is gone.
+    # Exchange after the `except` block: the error, which keeps the memory of the step, is gone.
     for rank, text in enumerate(strategy.world.from_each(found)):
         if text is not None:
             raise DoesNotFit(f"process {rank}: {text}" if strategy.world.world_size > 1 else text)
 
 
 def in_smaller_parts(config: Settings, model: nn.Module, found: str, fixed: str | None) -> Settings:
-    """`config` with a batch in twice as many parts, or in as many as there can be; the batch stays.
+    """Return `config` with twice as many micro-batches, or with the largest possible number.
+
+    The batch size does not change. `found` is the message of `memory_used_up`.
 
     Raises:
-        OutOfMemory: there can be no more, or `fixed` says why there may not.
+        OutOfMemory: The batch cannot be split further, or `fixed` says why it must not be.
     """
     at_once, least = examples_at_once(config), 2 if has_batch_norm(model) else 1
     most_parts = config.batch_size // config.shards // least
@@ -91,17 +93,17 @@ def in_smaller_parts(config: Settings, model: nn.Module, found: str, fixed: str 
 
 
 def examples_at_once(config: Settings) -> int:
-    """The most that one forward sees."""
+    """Return the largest number of examples in one forward."""
     return -(-config.batch_size // (config.shards * config.accumulation))
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether some of its figures are those of the examples that are computed together."""
+    """Return whether the model has batch norm, whose output depends on the whole micro-batch."""
     return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 def free_memory() -> None:
-    """What was let go of, on the GPU too."""
+    """Free the memory of unused objects, including the GPU memory that torch caches."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -1,5 +1,7 @@
-"""A trial of the task before the first step: are its losses of the right form, and the same bits
-when computed again?
+"""Check a task before the first step.
+
+The losses must have the right form. Under --deterministic, the same computation must give the same
+bits.
 """
 
 import contextlib
@@ -21,19 +23,21 @@ from trainer.loop.state import Job
 from trainer.parallel.buffers import Place, buffer_places, frozen_places, kept
 from trainer.records.digest import same_bits, value_digest
 
-_READING_S = 0.5  # of examples twice
-_EXAMPLES_FROM_A_LOADER = 8  # each may be a film to decode
+_READING_S = 0.5  # the time for reading examples twice
+_EXAMPLES_FROM_A_LOADER = 8  # few, because reading may be slow, such as decoding a film
 
 
 def try_task(job: Job) -> None:
-    """Compute the next step's first losses, and under --deterministic compute them again; the job
-    stays as it was.
+    """Compute the first losses of the next step, and under --deterministic compute them again.
+
+    The job is unchanged afterwards.
 
     Raises:
-        WrongUse: losses of another form, or a task that draws random numbers of its own: its bits
-            cannot be had again.
-        Exception: what the first validation would raise.
+        WrongUse: The losses have another form. Or the task draws random numbers from its own
+            generator, so that its bits cannot be repeated.
+        Exception: Whatever the first validation would raise.
     """
+    # Read one batch, and under --deterministic a second one. A loader gives only a few examples.
     step = job.state.progress.step
     if step >= job.end_step:
         return
@@ -49,7 +53,9 @@ def try_task(job: Job) -> None:
         job.train, schedule, step, job.world.device, min(job.workers, 1)
     )
     job.state.model.train()
-    job.attributes.moved()  # from here on: a large tensor that this check moves is not put back
+    # Record the attributes and the extra state of the start. A large tensor is not restored, so it
+    # must be recorded before this check moves it.
+    job.attributes.moved()
     extra = copy.deepcopy(
         {
             name: value
@@ -57,6 +63,7 @@ def try_task(job: Job) -> None:
             if not isinstance(value, Tensor)
         }
     )
+    # Compute the batch, then validate a sample. Everything is restored at the end.
     with job.attributes.kept(), _weights_kept(job) as refuse_moved_weights, _no_buffer_is_made(job):
         with job.attributes.kept():
             moved = _moved_parameters(job, batch)
@@ -80,8 +87,12 @@ def try_task(job: Job) -> None:
 
 
 def _moved_parameters(job: Job, batch: Any) -> list[Place]:
-    """The frozen parameters that a forward moves (a mean teacher's); where none is frozen nothing
-    is computed.
+    """Return the places of the frozen parameters that a forward moves, such as a mean teacher's.
+
+    If no parameter is frozen, nothing is computed.
+
+    Raises:
+        WrongUse: A frozen parameter moves under a strategy that would lose the change.
     """
     frozen = frozen_places(job.state.model)
     if not frozen:
@@ -108,6 +119,7 @@ def _moved_parameters(job: Job, batch: Any) -> list[Place]:
 
 @contextlib.contextmanager
 def _no_buffer_is_made(job: Job) -> Iterator[None]:
+    """Raise WrongUse if the body adds an entry to the model's state dict."""
     names = set(job.state.model.state_dict())
     yield
     if made := [name for name in job.state.model.state_dict() if name not in names]:
@@ -120,10 +132,10 @@ def _no_buffer_is_made(job: Job) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _weights_kept(job: Job) -> Iterator[Callable[[], None]]:
-    """Put the trained parameters back at the end; gives a function that refuses those that a
-    forward has moved.
+    """Restore the trained parameters after the body.
 
-    The copies are on the CPU: a GPU may have no room for them.
+    The value is a function that raises WrongUse if a forward has changed a trained parameter. The
+    copies are on the CPU, because a GPU may not have enough memory for them.
     """
     places = [
         (
@@ -157,6 +169,7 @@ def _weights_kept(job: Job) -> Iterator[Callable[[], None]]:
 
 
 def _on_cpu(tensor: Tensor, copy: bool = False) -> Tensor:
+    """Return this rank's share of `tensor` on the CPU."""
     return local(tensor.detach()).to("cpu", copy=copy)
 
 
@@ -166,19 +179,24 @@ def _compute_again(
     batches: Sequence[Any],
     refuse_moved_weights: Callable[[], None],
 ) -> None:
-    """Compute the first batch, another one, and the first again; compare the digests, and the plain
-    attributes after each.
+    """Compute the first batch, another batch and the first batch again, and compare the results.
 
-    An attribute may move if each forward sets it by its batch alone (activations that are kept for
-    a figure, say). Whether it does is known when the other batch was also computed with the
-    attributes of the start.
+    The results are the digests and the plain attributes. An attribute may move if each forward sets
+    it from its batch alone. Activations that are kept for a figure are an example. To find out, the
+    other batch is computed once more with the attributes of the start.
+
+    Raises:
+        WrongUse: A digest differs, or a forward moves an attribute or a trained parameter.
     """
+    # Compute the batches 0, 1 and 0.
     attributes = job.attributes
     start, put_back = attributes.values(), attributes.snapshot()
     found = []
     for place in (0, 1, 0):
         found.append((computed(batches[place], place), attributes.values()))
         refuse_moved_weights()
+    # If an attribute moves, compute batch 1 again from the attributes of the start. If a forward is
+    # collective, all ranks do.
     moving = {name for _, values in found for name in attributes.differing(start, values)}
     pairs = [(found[0], found[2])]
     if any(job.world.from_each(bool(moving))) if job.strategy.forward_is_collective else moving:
@@ -189,6 +207,7 @@ def _compute_again(
                 f"task {type(job.task).__name__}: a forward changes {lost_state(name, pair)}"
             )
         pairs.append((found[1], (computed(batches[1], 1), attributes.values())))
+    # The same batch must leave the same attributes and give the same digests.
     for (_, values), (_, again) in pairs:
         for name, pair in attributes.differing(values, again).items():
             since_start = attributes.differing(start, values).get(name, pair)
@@ -201,8 +220,13 @@ def _compute_again(
 
 
 def _computed(job: Job, batch: Any, number: int, size: int, moved: list[Place]) -> dict[str, str]:
-    """Digests of the losses and gradients of `batch` under the seed `number`; buffers and what is
-    `moved` are put back.
+    """Return digests of the losses and gradients of `batch` under the seed `number`.
+
+    `size` is the number of examples. The buffers and the `moved` parameters are restored.
+
+    Raises:
+        WrongUse: The losses have another form, a gradient is sparse, or a buffer that checkpoints
+            leave out moves.
     """
     before = {name: buffer.clone() for name, buffer in _unsaved(job.state.model).items()}
     job.world.seed(job.config.seed, "trial", number)
@@ -236,18 +260,19 @@ def _computed(job: Job, batch: Any, number: int, size: int, moved: list[Place]) 
 
 
 def _unsaved(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers that a checkpoint leaves out."""
+    """Return the buffers that a checkpoint leaves out."""
     saved = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name not in saved}
 
 
 def _read_again(job: Job) -> None:
+    """Read training examples twice, and raise WrongUse if one differs."""
     digests: dict[int, str] = {}
     differing = []
     for index, example in read_twice(job.train, job.config.seed, job.workers, _READING_S):
         if digests.setdefault(index, digest := value_digest(example)) != digest:
             differing.append(index)
-    # Only now: a loader worker that is left alone with examples under way prints a traceback.
+    # Raise after the loop: a loader worker that is abandoned during its work prints a traceback.
     if differing:
         raise WrongUse(
             f"task {type(job.task).__name__}: training example {min(differing)} differs "
@@ -256,6 +281,7 @@ def _read_again(job: Job) -> None:
 
 
 def _compare(job: Job, first: dict[str, str], second: dict[str, str]) -> None:
+    """Raise WrongUse if a digest differs."""
     for name, digest in first.items():
         if digest != second[name]:
             raise WrongUse(

@@ -1,5 +1,6 @@
-"""The labels of a Classification, looked at before the first forward: on a GPU a wrong one would
-end the process.
+"""Check the labels of a Classification before the first forward.
+
+On a GPU, a label that is out of range would end the process.
 """
 
 from typing import Any
@@ -18,14 +19,13 @@ _FIRST_ROWS = 64
 
 
 def try_labels(job: Job, part: str, dataset: Dataset[Any], examples: list[Any]) -> None:
-    """Look at the labels of `dataset`, the training or validation `part`, as prepare() returns
-    them.
+    """Check the labels of `dataset`, the training or validation `part`, after `prepare`.
 
-    All of them where they are held in memory and prepare() leaves them as they are, else those of
-    `examples`, batches of one.
+    If the labels are tensors in memory and `prepare` does not change them, all are checked.
+    Otherwise those of `examples` are checked, which are batches of one example.
 
     Raises:
-        WrongUse: a batch is not (inputs, labels), or a label is not the number of a class.
+        WrongUse: A batch is not (inputs, labels), or a label is not the number of a class.
     """
     task = job.task
     if not isinstance(task, Classification) or not counts_by_class(task):
@@ -43,7 +43,11 @@ def try_labels(job: Job, part: str, dataset: Dataset[Any], examples: list[Any]) 
 
 
 def _labels(task: Classification, part: str, batch: Any) -> Tensor:
-    """Those of a prepared batch."""
+    """Return the labels (B,) of a prepared batch.
+
+    Raises:
+        WrongUse: The batch is not (inputs, labels), or the labels are not int64 of shape (B,).
+    """
     name = type(task).__name__
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise WrongUse(
@@ -69,6 +73,7 @@ def _labels(task: Classification, part: str, batch: Any) -> Tensor:
 
 
 def _check_range(task: Classification, part: str, labels_N: Tensor) -> None:
+    """Raise WrongUse if a label is not the number of a class."""
     least, most, classes = int(labels_N.min()), int(labels_N.max()), len(task.class_names)
     if least < 0 or most >= classes:
         raise WrongUse(
@@ -79,7 +84,7 @@ def _check_range(task: Classification, part: str, labels_N: Tensor) -> None:
 
 
 def _form(value: Any) -> str:
-    """`a tuple of 3`, `a dict of image, label`, `text ('cat')`."""
+    """Return a description such as `a tuple of 3`, `a dict of image, label` or `text ('cat')`."""
     if isinstance(value, dict):
         return f"a dict of {', '.join(map(str, value))}"
     if isinstance(value, tuple | list):

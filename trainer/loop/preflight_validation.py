@@ -1,6 +1,4 @@
-"""A validation of a few batches before the first step: a mistake there must not be found after an
-epoch.
-"""
+"""Validate a few batches before the first step, to find mistakes before the first epoch."""
 
 import dataclasses
 from typing import Any
@@ -16,23 +14,24 @@ from trainer.loop.validate import compare, draw
 from trainer.parallel.world import World
 from trainer.records.digest import tensor_digests
 
-# A task that raises one of these does so for any batch. Another error may come from a batch in
-# which a class is missing.
+# A task raises these errors for any batch. Another error may have its reason in the sample, such as
+# a class that is missing from it.
 _FOR_ANY_BATCH = (AttributeError, ImportError, NameError, NotImplementedError, TypeError)
 
 
 def try_validation(job: Job) -> list[dict[str, str]]:
-    """Validate a sample of the validation set, twice under --deterministic; return digests of the
-    statistics of each.
+    """Validate a sample of the validation set, and return digests of its statistics.
 
-    A task may rightly refuse a sample (a metric that needs two classes, say): what fails there is
-    tried with the whole set. Each process computes the sample by itself. If it is not enough for
-    one of them, all compute the whole set together: the first process alone draws figures, and the
-    others would wait for it until the exchange times out. Nothing is left behind.
+    Under --deterministic this happens twice. A task may rightly refuse a sample, such as a metric
+    that needs two classes. If so, the whole validation set is tried. Each rank computes the sample
+    by itself. If the sample fails on any rank, all ranks compute the whole set together: only rank
+    0 draws figures, and the other ranks would wait for it until a timeout. The job is unchanged
+    afterwards.
 
     Raises:
-        Exception: whatever the first validation would raise.
+        Exception: Whatever the first validation would raise.
     """
+    # Each rank validates the sample by itself.
     sample, digests, enough = job.evaluation.sample(), [], True
     try:
         totals, first_batch, _ = _added_up(job, sample)
@@ -47,6 +46,7 @@ def try_validation(job: Job) -> list[dict[str, str]]:
         if isinstance(error, _FOR_ANY_BATCH) or memory_used_up(error):
             raise
         enough = False
+    # If any rank could not, all ranks validate the whole set.
     if not all(job.world.from_each(enough)):
         job.run.say(
             "a sample of the validation set is not enough to try the validation: all of it "
@@ -59,6 +59,7 @@ def try_validation(job: Job) -> list[dict[str, str]]:
 def _added_up(
     job: Job, batches: EvaluationBatches
 ) -> tuple[dict[str, Tensor], Any, dict[str, Tensor]]:
+    """Return the totals, the first batch and the statistics of `batches`, for this rank alone."""
     found = add_up(
         job.task,
         job.state.model,
@@ -69,11 +70,12 @@ def _added_up(
         lambda: False,
         job.inside,
     )
-    assert found is not None  # nobody stops it
+    assert found is not None  # `stopped` is always false
     return found
 
 
 def _whole(job: Job) -> Evaluation:
+    """Return the result of a validation of the whole set by all ranks."""
     result = evaluate(
         job.task,
         job.state.model,
@@ -84,12 +86,12 @@ def _whole(job: Job) -> Evaluation:
         lambda: False,
         job.inside,
     )
-    assert result is not None  # nobody stops it
+    assert result is not None  # `stopped` is always false
     return result
 
 
 def _use(job: Job, result: Evaluation) -> None:
-    """Do with `result` what a validation does with it, but for writing it down."""
+    """Use `result` as a validation does, but write nothing."""
     checked_end(job.task, job.task.finished(result.metrics))
     compare(result.metrics, job.config.best_by, "--best-by", None)
     if job.config.early_stopping is not None:
@@ -99,13 +101,15 @@ def _use(job: Job, result: Evaluation) -> None:
 
 
 def _alone(job: Job) -> World:
-    """This process as if it were the only one."""
+    """Return this rank as the only one of a world."""
     return dataclasses.replace(job.world, rank=0, world_size=1)
 
 
 def _seed_parts(job: Job) -> tuple[int | str, ...]:
+    """Return the seed of this check."""
     return (job.config.seed, "trial", "validation")
 
 
 def _digests(totals: dict[str, Tensor]) -> dict[str, str]:
+    """Return the digest of each statistic."""
     return {f"the statistic {name}": digest for name, digest in tensor_digests(totals).items()}

@@ -1,4 +1,4 @@
-"""What a training says of itself before its first step and after its last."""
+"""Print the header of a training and its closing summary."""
 
 import math
 import os
@@ -17,7 +17,7 @@ from trainer.system.hints import tensorboard
 
 
 def header(job: Job) -> None:
-    """What is about to be trained, on what."""
+    """Log what is trained, on which hardware and with which settings."""
     config, world, schedule, say = job.config, job.world, job.schedule, job.run.say
     rows = {
         "run": str(job.run.path),
@@ -53,9 +53,7 @@ def header(job: Job) -> None:
 
 
 def _optimizer_of_the_task(job: Job) -> dict[str, str]:
-    """A row for an optimizer that is not the one that `--optimizer` names: the task has the last
-    word.
-    """
+    """Return a row for an optimizer that differs from `--optimizer`, because the task decides."""
     built, named = type(job.state.optimizer).__name__, job.config.optimizer
     return (
         {}
@@ -65,7 +63,7 @@ def _optimizer_of_the_task(job: Job) -> dict[str, str]:
 
 
 def smaller_parts(job: Job, did_not_fit: str) -> None:
-    """That the batch is now cut into smaller parts, and why."""
+    """Log that the batch is split into smaller micro-batches, and why."""
     norm = (
         f"; batch norm sees {examples_at_once(job.config)} examples at once now"
         * has_batch_norm(job.state.model)
@@ -86,6 +84,7 @@ def batch_equation(job: Job) -> str:
 
 
 def _data_sizes(job: Job) -> str:
+    """Return the sizes of the datasets, and where they are read."""
     held = "read by " + (
         f"{job.workers} loader workers a process" if job.workers else "the training process"
     )
@@ -98,13 +97,13 @@ def _data_sizes(job: Job) -> str:
 
 
 def samples_per_second(job: Job) -> float:
-    """Over the whole run, without its validations."""
+    """Return the speed of the run without its validations, or NaN before the first step."""
     seconds = job.state.progress.train_seconds
     return job.state.progress.step * job.schedule.batch_size / seconds if seconds else math.nan
 
 
 def closing(job: Job) -> None:
-    """What came out, and where it lies."""
+    """Log the results, and the files that have them."""
     config, progress, path = job.config, job.state.progress, job.run.path
     _, name = split_metric(config.best_by, "--best-by")
     steps = progress.step

@@ -1,6 +1,4 @@
-"""Room for what loader workers hand over: their batches come through the system's shared memory,
-which may be small.
-"""
+"""Check that loader workers have enough shared memory for their batches."""
 
 import os
 import shutil
@@ -10,16 +8,16 @@ from trainer.data.batches import evaluation_batch_count
 from trainer.errors import StorageFailure
 from trainer.loop.state import Job
 
-_SHM = "/dev/shm"  # noqa: S108 - the system's own name
-_AHEAD = 2  # torch's: the batches that a worker makes before the first of them is taken
-_HELD = 2  # by the training: the batch that it computes with and the next
-_ROOMY = 2  # times the least is enough for all that may be there
+_SHM = "/dev/shm"  # noqa: S108 - the system's name of it
+_AHEAD = 2  # batches that each worker of torch prepares in advance
+_HELD = 2  # batches that the training holds: the current one and the next one
+_ROOMY = 2  # times the smallest need is enough for all batches that may be in shared memory
 _MIB, _GIB = 2**20, 2**30
 
 
 @dataclass(frozen=True)
 class Handed:
-    """What comes through one process's loader: so many batches, each of so many bytes."""
+    """The number and the size of the batches that the loader of one rank hands over."""
 
     batches: int
     batch_bytes: int
@@ -28,11 +26,11 @@ class Handed:
 def least_bytes(
     train: Handed, validation: Handed, workers: int, between: bool, pinned: bool
 ) -> int:
-    """What one process's `workers` need at once: each makes a batch.
+    """Return the bytes that the `workers` of one rank need at the same time.
 
-    A batch stays there until it was used, so while a validation comes `between` training steps, all
-    batches that may be ahead are there. Where they are `pinned`, for a GPU, they are taken out as
-    soon as they are made.
+    Each worker makes a batch, which stays in shared memory until it was used. If a validation comes
+    `between` training steps, all batches that were prepared in advance are there. Batches that are
+    `pinned`, for a GPU, leave shared memory as soon as they are made.
     """
     made = [handed.batch_bytes * min(workers, handed.batches) for handed in (train, validation)]
     if pinned or not between:
@@ -41,16 +39,18 @@ def least_bytes(
 
 
 def check_room(job: Job, train_example_bytes: int, validation_example_bytes: int) -> None:
-    """Compare what the loader workers on this machine need with what is free.
+    """Check that the loader workers on this machine have enough shared memory.
+
+    The arguments are the sizes of one example of each dataset in bytes.
 
     Raises:
-        StorageFailure: it is not enough.
+        StorageFailure: There is not enough free shared memory.
     """
     if not job.workers:
         return
     try:
         shm = shutil.disk_usage(_SHM)
-    except OSError:  # a system that hands over in another way
+    except OSError:  # this system does not use /dev/shm
         return
     config, schedule, evaluation, step = (
         job.config,
@@ -71,6 +71,7 @@ def check_room(job: Job, train_example_bytes: int, validation_example_bytes: int
     between = (step // every + 1) * every < job.end_step
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
+    # Find a smaller number of workers for the error message.
     def need(workers: int) -> int:
         return processes * least_bytes(
             train, validation, workers, between, job.world.device.type == "cuda"
@@ -94,7 +95,7 @@ def check_room(job: Job, train_example_bytes: int, validation_example_bytes: int
 
 
 def too_small() -> StorageFailure:
-    """For when a loader worker has found no room."""
+    """Return the failure for a loader worker that has found shared memory full."""
     total = shutil.disk_usage(_SHM).total
     return StorageFailure(
         f"{_SHM}, {total // _MIB} MiB, is too small for what the loader workers hand over: "
@@ -103,6 +104,7 @@ def too_small() -> StorageFailure:
 
 
 def _cure(room: int, workers: int) -> str:
+    """Return the remedy for `room` bytes of shared memory or `workers` loader workers."""
     gib = -(-room // _GIB)
     return (
         f"start the container with --shm-size={gib}g (Compose: SHM_SIZE={gib}gb) or "
