@@ -64,7 +64,7 @@ def test_row_07_a_second_signal(trainbox: Trainbox, ranks: Ranks, clean: str) ->
     ended = finish(process)
     assert ended.code == 130
     assert [line.split(": ")[1] for line in messages(ended)] == ["SIGINT received", "second signal"]
-    assert "killed; the newest checkpoint before it is whole" in messages(ended)[1]
+    assert "killed; the same command resumes from the newest checkpoint" in messages(ended)[1]
     job.wait_until_gone()
     gate.release()
     resumed = ranks.train(1, *words)
@@ -104,7 +104,7 @@ def test_row_08_a_signal_and_a_loader_worker_that_hangs(trainbox: Trainbox) -> N
     ended = finish(process)
     assert ended.code == 137
     assert (
-        "not stopped 2 s after the signal: killed; the newest checkpoint before it is whole"
+        "not stopped 2 s after the signal: killed; the same command resumes from the newest checkpoint"
         in messages(ended)[-1]
     )
     job.wait_until_gone()

@@ -50,10 +50,14 @@ def clean_environment(**extra: str) -> dict[str, str]:
     return kept | {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"} | extra
 
 
-# A shell ignores SIGINT for what it starts in the background, and programs inherit that; a test
-# that sends it means it.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell ignores SIGINT for a background job, and nohup ignores SIGHUP. Programs inherit that, but a
+# test that sends such a signal expects it to arrive.
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 # Tests run side by side: more threads than cores make each of them slower by a lot.
 os.environ["OMP_NUM_THREADS"] = "1"

@@ -334,7 +334,8 @@ def test_decoding_that_ends_halfway_leaves_nothing(
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(
-        StorageFailure, match=r"No space left on device\): each video .* 1,024 bytes a frame"
+        StorageFailure,
+        match=r"No space left on device\) and needs 1,024 bytes per frame: make it writable",
     ):
         video._decode(tmp_path / "film.mp4", tmp_path / "cache/out.npy", SIDE)
     assert list((tmp_path / "cache").iterdir()) == []

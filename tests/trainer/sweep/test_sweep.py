@@ -667,7 +667,7 @@ def test_trainbox_sweep_reports_wrong_use_before_anything_starts(trainbox: Train
     ended = trainbox(*command, env=_ENV)
     assert ended.code == 2
     assert re.fullmatch(
-        r"trainbox: --set widht=1: task .*:Brittle has no field widht; did you mean width\?.*\n",
+        r"trainbox: --set widht=1: task .*:Brittle has no field widht: did you mean width\?\n",
         ended.err,
     )
     assert not (trainbox.folder / "runs").exists()
@@ -701,7 +701,7 @@ def test_showing_a_sweep_that_does_not_exist(trainbox: Trainbox) -> None:
 
 
 def test_the_help_of_a_sweep_lists_its_options(trainbox: Trainbox) -> None:
-    assert "Print what came out of the sweep NAME" in trainbox("sweep", "show", "--help").out
+    assert "Print the results so far of the sweep NAME" in trainbox("sweep", "show", "--help").out
     page = trainbox("sweep", "--help").out
     for option in (
         "--gpus",
