@@ -104,8 +104,8 @@ def test_row_08_a_signal_and_a_loader_worker_that_hangs(trainbox: Trainbox) -> N
     ended = finish(process)
     assert ended.code == 137
     assert (
-        "not stopped 2 s after the signal: killed; the same command resumes from the newest checkpoint"
-        in messages(ended)[-1]
+        "not stopped 2 s after the signal: killed; the same command resumes from the newest "
+        "checkpoint" in messages(ended)[-1]
     )
     job.wait_until_gone()
     for number in writer:

@@ -50,8 +50,8 @@ def clean_environment(**extra: str) -> dict[str, str]:
     return kept | {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"} | extra
 
 
-# A shell ignores SIGINT for a background job, and nohup ignores SIGHUP. Programs inherit that, but a
-# test that sends such a signal expects it to arrive.
+# A shell ignores SIGINT for a background job, and nohup ignores SIGHUP. Programs inherit that, but
+# a test that sends such a signal expects it to arrive.
 for _number, _handler in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGHUP, signal.SIG_DFL),
