@@ -1,4 +1,4 @@
-"""One call of `train` or `verify`, from its folder to its exit code."""
+"""Run one call of `train` or `verify`, from its folder to its exit code."""
 
 import contextlib
 import dataclasses
@@ -63,7 +63,7 @@ from trainer.task import load_task
 from trainer.task_errors import mistake_of
 
 
-# around all that refers to loader workers, which must have ended when the folder is removed
+# The outermost context: all loader workers must have ended when their folder is removed.
 @sockets_in_a_folder()
 def train_task(
     config: Config,
@@ -78,21 +78,23 @@ def train_task(
     measure_s: float | None = None,
     swept: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Train `config.task` to its end in `runs_dir/run_name`, going on where a stopped run of the
-    same settings ended.
+    """Train `config.task` in `runs_dir/run_name`, and return the best metrics and the speed.
 
-    With `until_step` it ends there, as if that were the end, at the learning rates of the whole.
-    `validated` is called with the step and the metrics of each validation. With `measure_s` it ends
-    when about so many seconds were measured, by a Meter. TensorBoard shows the settings `swept`
-    first. Returns the best one's metrics, first the one that it was the best by, and the speed.
+    If a run with the same settings was stopped, the training resumes from its newest checkpoint.
+    With `until_step`, the training ends there as if complete, with the learning rates of the whole
+    training. `validated` is called with the step and the metrics of each validation. With
+    `measure_s`, the training ends after about that many measured seconds. TensorBoard shows the
+    settings `swept` first. The metric that selects the best checkpoint is first in the result. The
+    speed is its last entry, `samples_per_second`.
 
     Raises:
-        Failure: any end but the good one, with its exit code.
+        Failure: The training did not succeed. The class of the failure has the exit code.
     """
     with _told_as_failures(runs_dir):
         strategy = join(device_name)
         world = strategy.world
-        # Each machine reads its own words and environment; other software may have other settings.
+        # Check that all machines have the same software and arguments. The versions are first,
+        # because another version may have other settings.
         _refuse_unlike(
             world, {"torch": torch.__version__, "trainbox": manifest.revision()}, _SAME_WORDS
         )
@@ -100,15 +102,18 @@ def train_task(
         _refuse_unlike(
             world, {"run": run_name, "resume": resume, **dataclasses.asdict(config)}, _SAME_WORDS
         )
+        # Load the task, and open the run's folder.
         task = load_task(config.task, config.fields)
         run = RunLog(runs_dir / (run_name or _default_name(config, strategy, runs_dir)), world.rank)
-        # The same on each rank: what several have to say is printed once.
+        # This path is the same on all ranks, so that an error of several ranks is printed once.
         log = run.path / "logs" / f"rank-{0 if world.world_size == 1 else '*'}.log"
         with contextlib.closing(run), _told_as_failures(runs_dir, type(task).__name__, log):
+            # Choose all settings, and compare them with those of the run's start.
             settled = settle(config, task, strategy, run)
             _refuse_unlike(world, dataclasses.asdict(settled), _SAME_HARDWARE)
             _refuse_edited(settled, strategy, run, resume == "anyway")
             check(settled, world.device.type)
+            # Train. If the first steps do not fit in memory, restart with smaller micro-batches.
             did_not_fit: list[str] = []
             while True:
                 job = build(settled, task, strategy, run, data_dir)
@@ -132,6 +137,7 @@ def train_task(
                 run.end_progress()
                 del job, meter
                 free_memory()
+        # Return the metrics, starting with the one that selects the best checkpoint.
         world.leave()
         _, chosen = split_metric(settled.best_by, "--best-by")
         metrics = dict(
@@ -148,7 +154,7 @@ _SAME_HARDWARE = (
 
 
 def _refuse_unlike(world: World, found: Mapping[str, Any], cure: str) -> None:
-    """Raises WrongUse where not all processes have found the same."""
+    """Raise WrongUse if a value of `found` differs between ranks."""
     digests = [hashlib.sha256(repr(value).encode()).hexdigest()[:16] for value in found.values()]
     if (place := world.first_difference(digests)) is not None:
         name, value = list(found.items())[place]
@@ -158,7 +164,7 @@ def _refuse_unlike(world: World, found: Mapping[str, Any], cure: str) -> None:
 
 
 def _manifest_of(run: RunLog) -> dict[str, Any] | None:
-    """Return the run's manifest; None if it is missing or damaged."""
+    """Return the run's manifest, or None if it is missing or damaged."""
     found, kinds = (
         run.folder.read_json("manifest.json") or {},
         {"settings": dict, "sources": dict, "resumes": list},
@@ -171,19 +177,21 @@ def _manifest_of(run: RunLog) -> dict[str, Any] | None:
 
 
 def _refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool) -> None:
-    """Compare the settings with those of the run's start: config.json, or the manifest, may have
-    been edited since.
+    """Compare the settings with those of the run's start.
+
+    A user may have edited config.json or the manifest since.
 
     Raises:
-        WrongUse: a setting that changes the result differs.
+        WrongUse: A setting that changes the result differs.
     """
     world = strategy.world
     manifest = world.from_first(_manifest_of(run)) or {}
     changed = edited_settings(manifest, dataclasses.asdict(settled))
     if not strategy.keeps_shards or changed.get("settings.shards", (0,))[0] is None:
-        changed.pop("settings.shards", None)  # as many as processes: the plans are compared
+        # The number of shards is the number of processes, which is compared as part of the plan.
+        changed.pop("settings.shards", None)
     if anyway or not world.from_first(run.folder.has_had_a_checkpoint()):
-        changed.pop("settings.accumulation", None)  # found by the memory at each start
+        changed.pop("settings.accumulation", None)  # each start chooses what fits in memory
     if changed:
         raise WrongUse(
             f"the settings of {run.path} are not those that it was started with "
@@ -195,14 +203,16 @@ def _refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: boo
 def verify_run(
     path: Path, steps: int | None, stop: StopRequest, device_name: str, data_dir: Path
 ) -> None:
-    """Do the run in `path` again, whole or its first `steps`, in a folder that is removed, and
-    compare the digests.
+    """Repeat the run in `path`, or its first `steps`, and compare the digests.
+
+    The repeated run is in a temporary folder.
 
     Raises:
-        Differs: the digests are not the same; it says where first, and which manifest entries are
-            not.
-        Failure: the run cannot be done again.
+        Differs: A digest differs. The message has the first difference, and the manifest entries
+            that differ.
+        Failure: The run cannot be repeated.
     """
+    # Read the digests of the run, and check that there is something to compare with.
     stored = Evidence.of(path)
     if not any(0 < entry["step"] <= (steps or entry["step"]) for entry in stored.digests):
         first = next((entry["step"] for entry in stored.digests if entry["step"]), None)
@@ -216,18 +226,19 @@ def verify_run(
     if until is None:
         stored.refuse_unfinished()
     _refuse_another_plan(path, stored.manifest, steps)
+    # Train again. Rank 0 writes the manifest, and it alone compares.
     with temporary_folder("verify-") as folder:
         again = folder / "again"
         config = parse_config(json.dumps(stored.config), path / "config.json")
         train_task(config, stop, device_name, folder, again.name, data_dir, "never", steps)
-        if (again / "manifest.json").exists():  # on the first process
+        if (again / "manifest.json").exists():
             repeated = check_files(Evidence.of(again, "the same settings done again"))
             changed = manifest_differences(stored.manifest, repeated.manifest)
             print(verdict(stored, repeated, in_words(changed), until), flush=True)
 
 
 def _refuse_another_plan(path: Path, manifest: Mapping[str, Any], steps: int | None) -> None:
-    """Raise WrongUse if the run's bits depend on the world size, and that of now is another."""
+    """Raise WrongUse if the run's bits depend on the world size, and this world size differs."""
     resumes = [
         resume["plan"]
         for resume in manifest.get("resumes", [])
@@ -271,7 +282,7 @@ def _default_name(config: Config, strategy: Strategy, runs_dir: Path) -> str:
 
 
 def _shards_of(path: Path) -> int | None:
-    """Into how many shards the run in `path` cuts a batch; None if that is not written."""
+    """Return the number of shards of the run in `path`, or None if it is not recorded."""
     try:
         shards = read_object(path / "config.json").get("shards")
     except (OSError, ValueError):
@@ -280,8 +291,10 @@ def _shards_of(path: Path) -> int | None:
 
 
 def _resume(job: Job, resume: str) -> None:
-    """Restore the newest whole checkpoint, if there is one; all processes take the first one's
-    choice.
+    """Restore the newest complete checkpoint, if there is one. Rank 0 chooses it for all ranks.
+
+    Raises:
+        WrongUse: There is a checkpoint, and `resume` is `never`.
     """
     step = job.world.from_first(_newest(job, resume == "anyway") if job.world.is_first else None)
     if step is None:
@@ -297,8 +310,12 @@ def _resume(job: Job, resume: str) -> None:
 
 
 def _newest(job: Job, anyway: bool) -> int | None:
-    """Return the step of the newest whole checkpoint of this very run; a run that begins gets its
-    id.
+    """Return the step of the newest complete checkpoint of this run, or None.
+
+    A run that starts gets its id here.
+
+    Raises:
+        WrongUse: There are checkpoints without a manifest, and `anyway` is false.
     """
     run, checkpoints = job.run, job.checkpoints
     checkpoints.remove_leftovers()
@@ -316,7 +333,8 @@ def _newest(job: Job, anyway: bool) -> int | None:
         checkpoints.run_id = checkpoints.run_id_found()
     step = checkpoints.newest()
     if step is None:
-        checkpoints.run_id = secrets.token_hex(8)  # not of a generator that a task may draw from
+        # A task may seed the generators of Python and NumPy, so the id must not come from them.
+        checkpoints.run_id = secrets.token_hex(8)
         if trained := max(
             (entry["step"] for entry in read_entries(run.path / "metrics.jsonl")), default=0
         ):
@@ -328,7 +346,7 @@ def _newest(job: Job, anyway: bool) -> int | None:
 
 
 def _why_parts_stay(job: Job, asked: Config, resume: str) -> str | None:
-    """Why the batch may not be cut into smaller parts than it is; None if it may."""
+    """Return why the batch must not be split further, or None if it may be."""
     if resume != "anyway" and (steps := job.world.from_first(job.checkpoints.steps())):
         return (
             f"{job.run.path} holds a checkpoint of step {steps[-1]}, and in smaller parts "
@@ -352,12 +370,14 @@ def _start(
     validated: Callable[[int, Mapping[str, float]], None] | None,
     swept: Sequence[str],
 ) -> None:
-    """Write down what is about to be done, do it, and close with what came out.
+    """Check the data and the task, write the manifest, train, and log the results.
+
+    `did_not_fit` has a message for each earlier attempt, whose micro-batches did not fit in memory.
 
     Raises:
-        DoesNotFit: not even the first steps could be done; `did_not_fit` tells of those tried
-            before.
+        DoesNotFit: The first steps do not fit in memory.
     """
+    # Look at the data, and check that loader workers have enough shared memory.
     run, progress = job.run, job.state.progress
     first_step = progress.step
     complete = (
@@ -366,6 +386,7 @@ def _start(
     data, sources, example_bytes = _look_at_data(job)
     if not complete:
         check_room(job, *example_bytes)
+    # Write the manifest and the settings, and log the header.
     if run.writes:
         sources = _describe(job, data, sources, resume == "anyway", did_not_fit, complete)
     job.sources = manifest.SourceRecord(run, job.world.from_first(sources), resume == "anyway")
@@ -374,6 +395,7 @@ def _start(
         smaller_parts(job, did_not_fit[-1])
     else:
         header(job)
+    # Check the task, and train.
     if complete:
         run.say(
             "this run is complete: nothing is left to do (a larger --epochs or another "
@@ -392,19 +414,22 @@ def _start(
 
 
 def _stored(job: Job) -> Config:
-    """Return what config.json holds: no shards under fsdp, where each start has its own number."""
+    """Return the settings for config.json, without shards under fsdp.
+
+    Under fsdp, each start has its own number of shards.
+    """
     settings = dataclasses.asdict(job.config)
     return job.config if job.strategy.keeps_shards else Config(**{**settings, "shards": None})
 
 
 def _look_at_data(job: Job) -> tuple[dict[str, str], dict[str, str], list[int]]:
-    """Return digests of both datasets, digests of the source files that are loaded when both have
-    been read, and bytes.
+    """Return digests of both datasets, digests of source files, and sizes of examples.
 
-    The bytes are those of an example of each dataset that loader workers hand over.
+    The source files are those that are loaded after both datasets were read. The sizes are the
+    bytes of one example of each dataset.
 
     Raises:
-        WrongUse: the data differ between processes.
+        WrongUse: The data differ between ranks, or a label is not valid.
     """
     digests, example_bytes, sources = {}, [], dict[str, str]()
     for name, dataset in (("train", job.train), ("validation", job.evaluation.dataset)):
@@ -433,13 +458,13 @@ def _describe(
     did_not_fit: Sequence[str],
     complete: bool,
 ) -> dict[str, str]:
-    """Write the manifest of a new run, or compare that of another; return the sources that are
-    known.
+    """Write the manifest of a new run, or compare it, and return the known source files.
 
-    To the manifest of a resumed run it adds what differs. That of a complete run stays as it is.
+    If a run resumes, its differences are added to the manifest. The manifest of a complete run does
+    not change.
 
     Raises:
-        Changed: what changes bits is not as it was at the run's start.
+        Changed: Something that changes bits differs from the run's start.
     """
     step, run = job.state.progress.step, job.run
     settings = {
@@ -462,8 +487,9 @@ def _describe(
             json.dumps({"run_id": job.checkpoints.run_id} | found | tried, indent=2) + "\n",
         )
         return sources
+    # Compare with the manifest. A module that is imported later is compared now, before anything is
+    # computed.
     known: dict[str, str] = stored.get("sources", {})
-    # A module that is imported later is compared now, before anything is computed.
     found["sources"] |= located_sources(known.keys() - sources.keys())
     changed = manifest_differences(stored, found)
     if (breaking := {n: v for n, v in changed.items() if changes_bits(n)}) and not anyway:
@@ -476,6 +502,7 @@ def _describe(
         raise cannot_resume(run.path, breaking)
     if changed:
         run.say(f"changed since the run's start: {in_words(changed)}")
+    # Add this start to the manifest.
     if not complete:
         start = {
             "step": step,
@@ -493,11 +520,10 @@ def _describe(
 
 @contextlib.contextmanager
 def _told_as_failures(runs_dir: Path, task: str = "", log: Path | None = None) -> Iterator[None]:
-    """Raise known errors of torch and the system, and those of the task's own code, as Failures
-    with their exit codes.
+    """Raise known errors of torch, the system and the task's code as Failures with an exit code.
 
-    The traceback goes to the rank's own log, which `log` names; without one no error is taken to be
-    the task's.
+    The traceback goes to the log of this rank, whose path is `log`. Without `log`, no error is
+    attributed to the task.
     """
     try:
         yield
@@ -519,7 +545,10 @@ def _told_as_failures(runs_dir: Path, task: str = "", log: Path | None = None) -
 
 
 def _of_the_system(error: OSError, runs_dir: Path) -> Failure | None:
-    """What a lost process or our own storage says; None for the user's own file, say."""
+    """Return the failure for a lost process or for the run's storage, else None.
+
+    An error of a file of the user is an example of None.
+    """
     if isinstance(error, ConnectionError):
         return NetworkFailure(f"lost contact with another process: {error}")
     if str(error.filename or "").startswith(str(runs_dir)) or error.errno in (
@@ -542,7 +571,7 @@ _MISUSES = {
         "elsewhere: call the block (each part of a ModuleList or Sequential is one), or "
         "use --strategy ddp"
     ),
-    "Sharding propagation failed": (  # the optimizer alone sees shares
+    "Sharding propagation failed": (  # only the optimizer computes with shards of tensors
         "--strategy fsdp: torch cannot compute this optimizer's step on shares of tensors: "
         "use another (AdamW, say), or "
         "--strategy ddp"
@@ -551,7 +580,7 @@ _MISUSES = {
 
 
 def _known(error: MemoryError | RuntimeError) -> Failure | None:
-    """What torch says in no class of its own; None if it may be anything."""
+    """Return the failure for an error of torch that has no class of its own, or None."""
     text, first_line = str(error), str(error).partition("\n")[0]
     if found := memory_used_up(error):
         workers = " or --workers" if "host" in found.partition("(")[0] else ""
@@ -560,7 +589,7 @@ def _known(error: MemoryError | RuntimeError) -> Failure | None:
             "the batch and cuts it into smaller "
             "parts"
         )
-    if "shared memory" in text:  # a loader worker's: refused, or a bus error
+    if "shared memory" in text:  # a loader worker could not allocate it, or had a bus error
         return too_small()
     for sign, words in _MISUSES.items():
         if sign in text:

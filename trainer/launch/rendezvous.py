@@ -338,8 +338,8 @@ class _Reception:
                 self._hear(key.data)
 
     def _accept(self) -> None:
-        # Close the oldest guest: a node introduces itself at once. A slow node connects again.
         """Accept a connection as a guest, and close the oldest guest if there are too many."""
+        # Close the oldest guest: a node introduces itself at once. A slow node connects again.
         while len(self._guests) >= _MOST_GUESTS:
             self._drop(next(iter(self._guests)))
         try:

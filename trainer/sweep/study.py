@@ -1,8 +1,8 @@
-"""The record of a sweep, shared by all that work on it: the only importer of optuna.
+"""Record a sweep in an Optuna study that all its processes share.
 
-An Optuna study is the truth: trial number N has the Nth combination, and ends once, as complete,
-failed or pruned. A trial that its owner did not end (killed, preempted, lost with its machine) is
-set back to waiting, and keeps its number and folder.
+Only this file imports optuna. The study is the source of truth. Trial number N has the Nth
+combination, and it ends once: complete, failed or pruned. A trial whose process was killed or lost
+with its machine becomes pending again. It keeps its number and its folder.
 """
 
 import contextlib
@@ -39,11 +39,11 @@ from trainer.system.storage import storage_failure as file_failure
 
 _LOCK_GRACE_S = 10
 _TRIES = 4
-_SILENCE_S = 60.0  # after which a machine that shares the study counts as lost
+_SILENCE_S = 60.0  # a machine that sends no sign of life for this long counts as lost
 _STORAGE_ERRORS = (OSError, optuna.exceptions.StorageInternalError)
 _RESTORE = "restore it from a backup, or start a new sweep with another --name"
 _LINE_BEGINS = b'{"op_code":'
-_CREATE_TRIAL = 4  # Optuna's number of the operation; those up to 9 that follow change a trial
+_CREATE_TRIAL = 4  # Optuna's code of this operation; the codes 5 to 9 change a trial
 _STATES = {
     TrialState.COMPLETE: "done",
     TrialState.FAIL: "failed",
@@ -55,18 +55,18 @@ _STATES = {
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial that this process has taken."""
+    """A trial that this process has claimed."""
 
     id: int
     number: int
     point: dict[str, Value]
     seed: int
-    attempts: int  # that failed before
+    attempts: int  # the number of earlier attempts, which failed
 
 
 @dataclass(frozen=True)
 class Record:
-    """What the study knows of a trial; `message` tells why it failed."""
+    """The state of a trial in the study. `message` is the reason of a failure."""
 
     number: int
     state: str
@@ -78,21 +78,21 @@ class Record:
 
 
 class Study:
-    """One process's view of the study `name`."""
+    """The view of one process on the study `name`."""
 
     def __init__(
         self, storage: BaseStorage, name: str, sweep: Sweep | None, owner: str | None = None
     ) -> None:
-        """Open the study, or make it; without `sweep` only to look at it.
+        """Open the study, or create it. Without `sweep`, only look at it.
 
         Raises:
-            WrongUse: there is none to look at, or it is of another sweep.
+            WrongUse: There is no study to look at, or the study has other settings.
         """
         self.owner = owner or _own_place()
         self._storage, self._beats = storage, 0
         self._heard: dict[str, tuple[Any, float]] = {}
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        # A journal has one study, whatever its folder is called now.
+        # Open or create the study. A journal has only one, and its folder may have been renamed.
         stored_as = "sweep" if isinstance(storage, JournalStorage) else name
         try:
             self._study = optuna.load_study(study_name=stored_as, storage=storage)
@@ -109,6 +109,7 @@ class Study:
             self._study = optuna.create_study(
                 study_name=stored_as, storage=storage, direction=direction, load_if_exists=True
             )
+        # Compare the settings with those of the sweep's start.
         stored = self._study.user_attrs.get("sweep")
         if stored is None:
             if sweep is None:
@@ -124,7 +125,7 @@ class Study:
         self.total: int = max(self._study.user_attrs.get("total", 0), sweep.total if sweep else 0)
         if self.total > self._study.user_attrs.get("total", 0):
             self._study.set_user_attr("total", self.total)
-        # Trial N is the Nth combination of the grid in the order in which it was given first.
+        # Trial N is the Nth combination of the grid, in the order of the sweep's first start.
         self.sweep = (
             replace(sweep, grid={n: sweep.grid[n] for n in stored["grid"]})
             if sweep
@@ -135,18 +136,21 @@ class Study:
             self._study.pruner = optuna.pruners.MedianPruner()
 
     def claim(self) -> Trial | None:
-        """The next trial that nobody has, now this process's; None if each has been taken."""
+        """Claim and return the next pending trial, or return None if no trial is pending."""
+        # Return early if all trials have started and none is pending.
         trials = self._numbered()
         begun = {number for number, _ in trials}
         if len(begun) >= self.total and not any(
             t.state == TrialState.WAITING and n < self.total for n, t in trials
         ):
             return None
+        # Ask Optuna for a trial. Several processes may ask for the last one at the same time.
         trial = self._study.ask(_distributions(self.sweep))
         (number,) = (number for number, t in self._numbered() if t.number == trial.number)
-        if number >= self.total:  # several asked for the last one
+        if number >= self.total:
             self._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
             return None
+        # Claim it, unless another process has done so.
         trial.set_user_attr("owner", self.owner)
         seed = self.sweep.seed(number)
         trial.set_user_attr("seed", seed)
@@ -157,10 +161,10 @@ class Study:
         )
 
     def done(self, trial: Trial, metrics: Mapping[str, float], seconds: float) -> None:
-        """Record the best metrics of a trial; without a finite value to compare it by, as failed.
+        """Record the best metrics of a trial, or a failure if the compared metric is not finite.
 
         Raises:
-            WrongUse: the metric that is asked for is not among them.
+            WrongUse: The task does not have the metric that trials are compared by.
         """
         value = self.value(metrics)
         if not math.isfinite(value):
@@ -169,7 +173,11 @@ class Study:
         self._end(trial, TrialState.COMPLETE, value, {"metrics": dict(metrics), "seconds": seconds})
 
     def value(self, metrics: Mapping[str, float]) -> float:
-        """What trials are compared by: 0 where nobody said by what."""
+        """Return the value that trials are compared by, or 0 without a metric.
+
+        Raises:
+            WrongUse: The task does not have the metric that trials are compared by.
+        """
         if self.sweep.metric is None:
             return 0.0
         _, name = split_metric(self.sweep.metric, "--metric")
@@ -181,31 +189,31 @@ class Study:
         return metrics[name]
 
     def failed(self, trial: Trial, message: str) -> None:
-        """Record that a trial failed for good."""
+        """Record that a trial failed and is not repeated."""
         self._end(trial, TrialState.FAIL, None, {"message": message})
 
     def pruned(self, trial: Trial, metrics: Mapping[str, float], seconds: float) -> None:
-        """Record that a trial was left off, since others were better at the same step."""
+        """Record that a trial was stopped, because other trials were better at the same step."""
         self._end(trial, TrialState.PRUNED, None, {"metrics": dict(metrics), "seconds": seconds})
 
     def attempted(self, trial: Trial) -> Trial:
-        """Count a failure after which the trial is tried again."""
+        """Count a failure of a trial that is then repeated."""
         self._storage.set_trial_user_attr(trial.id, "attempts", trial.attempts + 1)
         return Trial(trial.id, trial.number, trial.point, trial.seed, trial.attempts + 1)
 
     def give_back(self, trial: Trial) -> None:
-        """Leave the trial to whoever claims it next."""
+        """Make the trial pending, so that any process can claim it."""
         if self._is_mine(trial.id):
             self._back(trial.id)
 
     def should_prune(self, trial: Trial, step: int, metrics: Mapping[str, float]) -> bool:
-        """Whether the trial is worse at `step` than those before it were."""
+        """Return whether the trial is worse at `step` than earlier trials were."""
         self._storage.set_trial_intermediate_value(trial.id, step, self.value(metrics))
         frozen = self._storage.get_trial(trial.id)
-        return bool(self._study.pruner.prune(self._study, frozen))  # a NumPy one
+        return bool(self._study.pruner.prune(self._study, frozen))  # from a NumPy bool
 
     def retry_failed(self) -> None:
-        """Have each trial that failed for good trained once more, under its number."""
+        """Make each failed trial pending once more, with the same number."""
         for number, trial in self._latest().items():
             if trial.state == TrialState.FAIL:
                 kept = {"replaces": number, "seed": trial.user_attrs.get("seed")}
@@ -218,13 +226,15 @@ class Study:
                 self._study.add_trial(again)
 
     def beat(self) -> None:
-        """Show those who share the study that this process lives; every few seconds."""
+        """Show the other processes that this process is alive. Call this every few seconds."""
         self._beats += 1
         self._study.set_user_attr(f"alive {self.owner}", self._beats)
 
     def give_back_of_the_lost(self) -> int:
-        """Set back the trials of owners that are gone, here at once, elsewhere after a minute of
-        silence; how many.
+        """Make the trials of lost processes pending, and return their number.
+
+        A process on this machine is found lost at once, a process elsewhere after a minute of
+        silence.
         """
         alive = {
             name.removeprefix("alive "): beats
@@ -242,17 +252,18 @@ class Study:
         return given
 
     def unfinished(self) -> int:
-        """How many trials have not ended, here or elsewhere."""
+        """Return the number of trials that have not ended."""
         return self.total - self.ended()[0]
 
     def ended(self) -> tuple[int, int]:
-        """(how many trials have ended, how many of them by failing for good), here or elsewhere."""
+        """Return the number of trials that have ended, and the number of these that failed."""
         states = [trial.state for trial in self._latest().values()]
         return sum(state.is_finished() for state in states), states.count(TrialState.FAIL)
 
     def records(self) -> list[Record]:
-        """All trials in the order of their numbers; of those that nobody has begun, a grid's
-        only.
+        """Return all trials in the order of their numbers.
+
+        Trials that have not started are included only for a grid, whose combinations are known.
         """
         found = self._latest()
         records = [_record(number, trial) for number, trial in sorted(found.items())]
@@ -266,15 +277,17 @@ class Study:
     def _end(
         self, trial: Trial, state: TrialState, value: float | None, attributes: Mapping[str, Any]
     ) -> None:
+        """Record the end of a trial, if this process still owns it."""
         if not self._is_mine(trial.id):
-            return  # this process was taken for dead, and another has it now
+            return  # this process was considered lost, and another process owns the trial
         for name, attribute in attributes.items():
             self._storage.set_trial_user_attr(trial.id, name, attribute)
         self._storage.set_trial_state_values(trial.id, state, None if value is None else [value])
 
     def _numbered(self) -> list[tuple[int, FrozenTrial]]:
-        """Optuna's trials with our numbers: those that replace a failed one have its number, and
-        the others count on.
+        """Return Optuna's trials with the numbers of the sweep.
+
+        A trial that replaces a failed one has the number of the failed one. All others are counted.
         """
         numbered, replacements = [], 0
         for trial in self._study.get_trials(deepcopy=False):
@@ -284,40 +297,45 @@ class Study:
         return numbered
 
     def _latest(self) -> dict[int, FrozenTrial]:
-        """The trial that counts of each number."""
+        """Return the last trial of each number, which is the one that counts."""
         return {number: trial for number, trial in self._numbered() if number < self.total}
 
     def _sampler(self) -> BaseSampler:
+        """Return the sampler of the sweep."""
         if self.sweep.sampler == "grid":
             return _InOrder(
                 lambda trial: self.sweep.point(
                     next(n for n, t in self._numbered() if t.number == trial.number)
                 )
             )
-        # Each process that shares the study draws others.
+        # Without a seed: each process that shares the study must draw different numbers.
         return _RoundedTPE() if self.sweep.sampler == "tpe" else _RoundedRandom()
 
     def _is_mine(self, trial_id: int) -> bool:
+        """Return whether the trial runs, and this process owns it."""
         found = self._storage.get_trial(trial_id)
         return found.state == TrialState.RUNNING and found.user_attrs.get("owner") == self.owner
 
     def _back(self, trial_id: int) -> None:
-        # its owner ended it meanwhile
+        """Make a trial pending, unless it has ended in the meantime."""
         with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
-            # First nobody's: whoever claims it has not yet said so, and must not be taken for the
-            # owner that is gone.
+            # Remove the owner first. The next process enters its name only after its claim. Until
+            # then, the trial must not seem to belong to the lost owner.
             self._storage.set_trial_user_attr(trial_id, "owner", "")
             self._storage.set_trial_state_values(trial_id, TrialState.WAITING)
 
     def _is_silent(self, owner: str, beats: Any) -> bool:
-        """By this machine's own clock: nobody's clocks are compared."""
+        """Return whether `owner` has sent no sign of life for a minute.
+
+        The minute is measured by the clock of this machine, so clocks are never compared.
+        """
         if owner not in self._heard or self._heard[owner][0] != beats:
             self._heard[owner] = (beats, time.monotonic())
         return time.monotonic() - self._heard[owner][1] > _SILENCE_S
 
 
 class _Rounded(BaseSampler):
-    """Has the sampler that it is mixed into draw numbers that a person can read and type."""
+    """A mixin that makes a sampler draw numbers that are easy to read and type."""
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: Any
@@ -341,8 +359,9 @@ class _RoundedRandom(_Rounded, RandomSampler):
 
 
 def _rounded(value: Value, distribution: BaseDistribution) -> Value:
-    """A drawn number to three significant digits; to more in a narrow range, which keeps a hundred
-    values or more.
+    """Return a drawn number with three significant digits.
+
+    In a narrow range the number has more digits, so that at least a hundred values remain.
     """
     if not isinstance(distribution, FloatDistribution) or not isinstance(value, float):
         return value
@@ -353,9 +372,10 @@ def _rounded(value: Value, distribution: BaseDistribution) -> Value:
 
 
 class _InOrder(BaseSampler):
-    """Gives trial N the Nth combination.
+    """A sampler that gives trial N the Nth combination.
 
-    Optuna's GridSampler draws one, and where several ask at once, the same one twice.
+    Optuna's GridSampler draws combinations at random, and processes that ask at once get the same
+    one.
     """
 
     def __init__(self, point: Callable[[FrozenTrial], dict[str, Value]]) -> None:
@@ -378,11 +398,11 @@ class _InOrder(BaseSampler):
 
 
 def open_study(url: str | None, folder: Path, name: str, sweep: Sweep | None) -> Study:
-    """Open the study and read all of it; without `sweep` only to look at it.
+    """Open the study and read all of it. Without `sweep`, only look at it.
 
     Raises:
-        WrongUse: there is none to look at, or it is of another sweep.
-        StorageFailure: it is damaged.
+        WrongUse: There is no study to look at, or the study has other settings.
+        StorageFailure: The study is damaged.
     """
     storage = open_storage(url, folder, only_look=sweep is None)
     try:
@@ -395,11 +415,11 @@ def open_study(url: str | None, folder: Path, name: str, sweep: Sweep | None) ->
 
 
 def open_storage(url: str | None, folder: Path, only_look: bool = False) -> BaseStorage:
-    """The database at `url`, or a journal in `folder`, which may lie on a network file system.
+    """Open the database at `url`, or a journal in `folder`, which may be on a network file system.
 
     Raises:
-        WrongUse: the database cannot be opened.
-        StorageFailure: the database or the journal is damaged.
+        WrongUse: The database cannot be opened.
+        StorageFailure: The database or the journal is damaged.
     """
     if url is not None:
         return _open_database(url)
@@ -423,7 +443,7 @@ def open_storage(url: str | None, folder: Path, only_look: bool = False) -> Base
 
 
 class _Journal(JournalFileBackend):
-    """Optuna's journal, which names the line that it cannot read."""
+    """An Optuna journal that reports which line it cannot read."""
 
     def __init__(self, path: Path, lock: JournalFileOpenLock) -> None:
         super().__init__(str(path), lock_obj=lock)
@@ -440,14 +460,13 @@ class _Journal(JournalFileBackend):
 
 
 def _check_journal(path: Path) -> int:
-    """Parse each line, which Optuna does not do with the last, and return where the last whole line
-    ends, in bytes.
+    """Parse each line of the journal, and return the end of the last complete line in bytes.
 
-    Optuna skips a line about a trial that it does not know, so a lost line could take a trial's
-    result with it.
+    Optuna does not parse the last line. It also skips a line about an unknown trial, so a lost line
+    could hide the result of a trial.
 
     Raises:
-        StorageFailure: a line is damaged.
+        StorageFailure: A line is damaged.
     """
     *lines, end = path.read_bytes().split(b"\n")
     trials = 0
@@ -467,10 +486,12 @@ def _check_journal(path: Path) -> int:
 
 
 def _damaged(path: Path, line: int, reason: str) -> StorageFailure:
+    """Return the failure for a damaged line of a journal."""
     return StorageFailure(f"{path} is damaged in line {line} ({reason}): {_RESTORE}")
 
 
 def _open_database(url: str) -> BaseStorage:
+    """Open the database at `url`. Try again while another process creates the tables."""
     for tries_left in reversed(range(_TRIES)):
         try:
             return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
@@ -479,7 +500,7 @@ def _open_database(url: str) -> BaseStorage:
             if type(reason) is sqlite3.DatabaseError:
                 raise storage_failure(error, url) from error
             if tries_left and not isinstance(error, ImportError | ValueError):
-                time.sleep(1)  # another process makes the tables at this moment
+                time.sleep(1)  # another process may be creating the tables
                 continue
             first_line = (str(reason) or type(reason).__name__).splitlines()[0]
             raise WrongUse(
@@ -499,10 +520,10 @@ def storage_failures(url: str | None, folder: Path) -> Iterator[None]:
 
 
 def storage_failure(error: Exception, place: str | Path) -> StorageFailure:
-    """The failure that `error`, of the study at `place`, is to a user."""
+    """Return the failure for `error` of the study at `place`."""
     reason = _reason(error)
     shown = getattr(error, "filename", None) or _shown(str(place))
-    # its subclasses are of a database that is locked, missing, full ...
+    # This class itself means damage. Its subclasses mean a locked, missing or full database.
     if type(reason) is sqlite3.DatabaseError:
         return StorageFailure(f"{shown} is damaged ({reason}): {_RESTORE}")
     if isinstance(reason, OSError):
@@ -514,25 +535,27 @@ def storage_failure(error: Exception, place: str | Path) -> StorageFailure:
 
 
 def _reason(error: Exception) -> BaseException:
-    """The error of the database's driver, which Optuna and SQLAlchemy wrap."""
+    """Return the error of the database driver, which Optuna and SQLAlchemy wrap."""
     cause = error.__cause__ or error
     return getattr(cause, "orig", None) or cause
 
 
 def _shown(url: str) -> str:
-    """A database's address without the password in it."""
+    """Return the address of a database without its password."""
     return url.rpartition("@")[2]
 
 
 def _drop_torn_end(path: Path, whole: int) -> None:
-    """Cut off the part of a line that a crash left, behind which Optuna would write the next
-    line.
+    """Remove the incomplete line that a crash has left.
+
+    Optuna would append the next line to it.
     """
     with path.open("rb+") as file:
         file.truncate(whole)
 
 
 def _distributions(sweep: Sweep) -> dict[str, BaseDistribution]:
+    """Return Optuna's distributions of the grid and the ranges."""
     chosen: dict[str, BaseDistribution] = {
         name: CategoricalDistribution(values) for name, values in sweep.grid.items()
     }
@@ -546,6 +569,12 @@ def _distribution(drawn: Range) -> BaseDistribution:
 
 
 def _record(number: int, trial: FrozenTrial) -> Record:
+    """Return the record of a trial.
+
+    Raises:
+        KeyError: The outcome of an ended trial is missing.
+        TypeError: The metrics or the seconds are not numbers.
+    """
     known = trial.user_attrs
     metrics, seconds = known.get("metrics", {}), known.get("seconds")
     outcome = "message" if trial.state == TrialState.FAIL else "metrics"
@@ -567,6 +596,8 @@ def _record(number: int, trial: FrozenTrial) -> Record:
 
 
 def _difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the settings that differ, as `name: before -> after`."""
+
     def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
         return {**{f"{k}": v for k, v in tree.items() if k != "config"}, **tree.get("config", {})}
 
@@ -579,9 +610,7 @@ def _difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _own_place() -> str:
-    """A name for this process that a later one on the same system can look up: is it still
-    there?
-    """
+    """Return a name for this process, from which other processes can see whether it is alive."""
     space = _pid_space()
     return (
         f"{uuid.uuid4().hex[:8]} {space} {os.getpid()} {start_ticks(os.getpid())}"
@@ -591,9 +620,9 @@ def _own_place() -> str:
 
 
 def _pid_space() -> str | None:
-    """What makes a process id unique: the boot and the namespace.
+    """Return the boot and the PID namespace, in which a process id is unique.
 
-    None where that cannot be told (not Linux).
+    Return None if they cannot be read, as on systems other than Linux.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
@@ -603,8 +632,9 @@ def _pid_space() -> str | None:
 
 
 def _is_gone(owner: str) -> bool:
-    """Whether `owner` lived in this very system and does not any more; False if it may live
-    elsewhere.
+    """Return whether `owner` ran in this PID namespace and has ended.
+
+    Return False if it may run elsewhere.
     """
     _, *place = owner.split()
     return len(place) == 3 and place[0] == _pid_space() and start_ticks(int(place[1])) != place[2]
