@@ -1,7 +1,6 @@
-"""What may be shown in public of an environment and of any text: pure.
+"""Decide what a public report may show of an environment and of a text. Pure.
 
-Rather too little is shown than too much: a value that only looks like a secret costs a helper one
-question.
+If in doubt, the value is hidden: a wrongly hidden value costs a helper only one question.
 """
 
 import re
@@ -10,10 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from entrypoint.doctor.secret_rule import NOT_SHOWN, is_secret, without_secrets
 
 _LONGEST = 240  # characters shown of a value; an image's NVIDIA_REQUIRE_CUDA has a thousand
-_LONGEST_READ = 10 * _LONGEST  # what comes after it is not even looked at
+_LONGEST_READ = 10 * _LONGEST  # the rest of a longer text is ignored
 
-# What the launch, torch and the libraries below it read; nothing else of the environment is looked
-# at.
+# The variables that the launch, torch and its libraries read. All others are ignored.
 _PREFIXES = (
     *(
         "CUDA_",
@@ -56,7 +54,7 @@ _PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 
 _OTHERS_HOME = re.compile(r"/(home|Users)/[^/\s:'\"]+")
 
-# Accounts and machines that are called so everywhere; to hide them would hide words of the report.
+# Common names of accounts and machines. To hide them would hide words of the report.
 _NOBODY = (
     "root",
     "trainbox",
@@ -71,14 +69,14 @@ _NOBODY = (
     "localdomain",
 )
 
-Hidden = Sequence[tuple[str, str]]  # (what is in a text, what is shown for it), the longest first
+Hidden = Sequence[tuple[str, str]]  # (text to hide, its replacement), the longest text first
 
 
 def hidden_words(homes: Iterable[str], users: Iterable[str], hosts: Iterable[str]) -> Hidden:
-    """What stands for a person or a machine: home folders become ~, names become [user], [host] and
-    [domain].
+    """Return the words that identify a user or a machine, with their replacements.
 
-    A home at the root, such as an image's /tmp, names nobody and stays.
+    Home folders become ~, names become [user], [host] and [domain]. A home at the root, such as
+    /tmp in an image, identifies nobody and is not hidden.
     """
     words = {home.rstrip("/"): "~" for home in homes if home.rstrip("/").count("/") > 1}
     for host in hosts:
@@ -90,8 +88,9 @@ def hidden_words(homes: Iterable[str], users: Iterable[str], hosts: Iterable[str
 
 
 def redacted(text: str, hidden: Hidden = (), longest: int = _LONGEST) -> str:
-    """`text` as one line: what looks like a secret cut out, the hidden words replaced, at most
-    `longest` characters shown.
+    """Return `text` as one short line without secrets and hidden words.
+
+    If more than `longest` characters remain, the line is cut and ends with `...`.
     """
     text = without_secrets(_printable(text))
     for word, shown in hidden:
@@ -101,8 +100,9 @@ def redacted(text: str, hidden: Hidden = (), longest: int = _LONGEST) -> str:
 
 
 def shown_setting(name: str, value: str) -> str:
-    """What may be shown of a setting's value to the user who made it, whose home is no secret;
-    nothing of a secret.
+    """Return the value of a setting as its user may see it, or an empty text for a secret.
+
+    The user's home is not hidden.
     """
     if is_secret(name, value):
         return ""
@@ -111,8 +111,9 @@ def shown_setting(name: str, value: str) -> str:
 
 
 def shown_environment(env: Mapping[str, str], hidden: Hidden = ()) -> list[tuple[str, str]]:
-    """The variables that matter, sorted, each with what may be shown of its value; of proxies only
-    whether they are set.
+    """Return the variables that matter, sorted by name, with their redacted values.
+
+    Of proxies, only whether they are set is returned.
     """
     rows = [
         (_printable(name), _shown(name, env[name], hidden))
@@ -127,19 +128,23 @@ def shown_environment(env: Mapping[str, str], hidden: Hidden = ()) -> list[tuple
 
 
 def _shown(name: str, value: str, hidden: Hidden) -> str:
+    """Return the redacted value of a variable."""
     if is_secret(name, value):
         return NOT_SHOWN
     return redacted(value, hidden) or "(set, empty)"
 
 
 def _printable(text: str) -> str:
+    """Return the beginning of `text` as one line of printable characters."""
     line = " ".join(text.split())[:_LONGEST_READ]
     return "".join(character if character.isprintable() else "?" for character in line)
 
 
 def _pattern(word: str, shown: str) -> re.Pattern[str]:
-    """Where the word is replaced: a folder's as a whole, a short name between other characters, a
-    longer one anywhere.
+    """Return the pattern that finds `word`.
+
+    A folder matches only as a whole path. A name of fewer than four characters matches only between
+    other characters than letters and digits. A longer name matches anywhere.
     """
     if shown == "~":
         return re.compile(rf"(?<![\w.-]){re.escape(word)}(?![\w.-])")

@@ -1,6 +1,6 @@
-"""What surrounds a training on this machine, read as values.
+"""Read the surroundings of a training on this machine as values.
 
-Nothing is written; of the network only the own name is asked.
+Nothing is written. The only use of the network is a look-up of this machine's host name.
 """
 
 import importlib.metadata
@@ -24,7 +24,7 @@ from entrypoint.system.cpus import usable_cpus
 
 _MIB = 2**20
 _ROOT = Path(__file__).parents[2]
-_UNLIMITED = 2**60  # bytes: cgroups of version 1 say "no limit" by a number near 2**63
+_UNLIMITED = 2**60  # bytes: cgroups of version 1 write a number near 2**63 for "no limit"
 _GIT_S, _LOOK_UP_S = 5.0, 5.0
 _ULIMITS = {
     "nofile": resource.RLIMIT_NOFILE,
@@ -38,7 +38,7 @@ _ULIMITS = {
 class Place:
     """A folder that trainings use.
 
-    `found` is the folder itself, or the one that it would be made in.
+    `found` is the folder itself, or the existing folder in which it would be created.
     """
 
     name: str
@@ -53,7 +53,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """All of it; None where the system does not tell, or sets no limit."""
+    """The software, the rights, the folders and the limits of this machine.
+
+    A value is None if the system does not report it or sets no limit.
+    """
 
     software: Mapping[str, str]
     python_prefix: str
@@ -63,9 +66,9 @@ class Surroundings:
     groups: tuple[int, ...]
     has_passwd_entry: bool
     rights: Mapping[str, str]  # lines of /proc/self/status
-    devices: Mapping[str, str]  # NVIDIA's nodes in /dev: r, w, rw or nothing, as this user may
-    kernel_module: str  # NVIDIA's version, empty if it is not loaded
-    pci_gpus: int  # NVIDIA's
+    devices: Mapping[str, str]  # NVIDIA's nodes in /dev, with the rights of this user, such as rw
+    kernel_module: str  # version of NVIDIA's module, empty if it is not loaded
+    pci_gpus: int  # the number of NVIDIA GPUs on the PCI bus
     places: tuple[Place, ...]
     cpus: int
     host_cpus: int | None
@@ -73,13 +76,13 @@ class Surroundings:
     memory_limit_mib: int | None
     pids_limit: int | None
     ulimits: Mapping[str, tuple[int, int]]  # soft and hard, -1 for none; memlock and core in bytes
-    own_name_fault: str  # why the own host name cannot be looked up, empty if it can
+    own_name_fault: str  # why this machine's host name cannot be looked up, or empty
     own_name_loopback: bool
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What names a person or a machine, and is left out of a report."""
+    """The names that identify a user or a machine, which a report hides."""
 
     homes: tuple[str, ...]
     users: tuple[str, ...]
@@ -89,7 +92,10 @@ class Identity:
 def read_surroundings(
     runs_dir: Path, data_dir: Path, env: Mapping[str, str]
 ) -> tuple[Surroundings, Identity]:
-    """Look at all of it; takes up to ten seconds where git or the look-up of the own name hangs."""
+    """Return the surroundings and the names to hide.
+
+    This takes up to ten seconds if git or the look-up of the host name hangs.
+    """
     fault, canonical, loopback = _own_name()
     places = {
         "root": Path("/"),
@@ -97,7 +103,7 @@ def read_surroundings(
         "runs": runs_dir,
         "data": data_dir,
     }
-    # looked at, not written
+    # Doctor only looks at these folders and does not write to them.
     places |= {"temporary": Path("/tmp"), "shared memory": Path("/dev/shm")}  # noqa: S108
     mounts = file_text(Path("/proc/self/mounts"))
     account = _account()
@@ -138,9 +144,9 @@ def read_surroundings(
 def container_signs(
     env: Mapping[str, str], cgroup: str, kernel: str, marks: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """What says that this is a container or a scheduler's job: pure.
+    """Return the containers and schedulers whose signs were found. Pure.
 
-    `marks` are such files as are there.
+    `marks` are the existing marker files, such as /.dockerenv.
     """
     words = {
         "docker": "Docker",
@@ -163,8 +169,9 @@ def container_signs(
 
 
 def file_system_of(path: str, mounts: str) -> str:
-    """The type of the file system that `path` is on, by the text of /proc/self/mounts; the later of
-    two mounts covers. Pure.
+    """Return the type of the file system of `path` from the text of /proc/self/mounts. Pure.
+
+    The later of two mounts at the same point covers the earlier one.
     """
     best, kind = "", "unknown"
     for line in mounts.splitlines():
@@ -178,10 +185,12 @@ def file_system_of(path: str, mounts: str) -> str:
 
 
 def _marks() -> tuple[str, ...]:
+    """Return the marker files of container engines that exist."""
     return tuple(mark for mark in ("/.dockerenv", "/run/.containerenv") if Path(mark).exists())
 
 
 def _software(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the names and versions of the software, and the name of the CPU."""
     try:
         system = platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError):
@@ -207,6 +216,7 @@ def _software(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _version(package: str) -> str:
+    """Return the version of an installed package."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -214,14 +224,14 @@ def _version(package: str) -> str:
 
 
 def _revision(env: Mapping[str, str]) -> str:
-    """Baked into the image, else git's word on the checkout."""
+    """Return the revision from the image's build information, else from git."""
     if baked := env.get("TRAINBOX_BUILD_INFO"):
         try:
             return str(json.loads(Path(baked).read_text(encoding="utf-8"))["revision"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             return f"unknown ({baked}: {type(error).__name__})"
     if not (_ROOT / ".git").exists():
-        return "unknown"  # git would tell of the user's own repository around an installed package
+        return "unknown"  # git would describe the user's repository around an installed package
     asked = [
         "git",
         "--no-optional-locks",
@@ -242,7 +252,10 @@ def _revision(env: Mapping[str, str]) -> str:
 
 
 def _devices() -> dict[str, str]:
-    """By the file's mode: to open one would wake a driver that may hang."""
+    """Return NVIDIA's device nodes with the rights of this user.
+
+    The rights come from the mode of each file. Opening a node would wake a driver that may hang.
+    """
     nodes = [node for node in sorted(Path("/dev").glob("nvidia*")) if not node.is_dir()] + list(
         Path("/dev").glob("dxg")
     )
@@ -254,12 +267,14 @@ def _devices() -> dict[str, str]:
 
 
 def _pci_gpus() -> int:
+    """Return the number of NVIDIA display controllers on the PCI bus."""
     devices = Path("/sys/bus/pci/devices").glob("*")
     kinds = [file_text(d / "class") for d in devices if file_text(d / "vendor").strip() == "0x10de"]
     return sum(kind.startswith(("0x0300", "0x0302")) for kind in kinds)
 
 
 def _place(name: str, path: Path, mounts: str) -> Place | None:
+    """Return what is known of the folder `path`, or None if it cannot be examined."""
     whole = Path(os.path.realpath(path))
     found = nearest(whole)
     try:
@@ -284,7 +299,7 @@ def _memory_mib() -> int | None:
 
 
 def _cgroup_limit(controller: str, version_2_file: str, version_1_file: str) -> int | None:
-    """The tightest above this process."""
+    """Return the lowest limit of this process's cgroup and its parents, or None."""
     texts = [
         file_text(level / (version_2_file if version_2 else version_1_file)).strip()
         for level, version_2 in levels(controller)
@@ -299,9 +314,9 @@ def _in_mib(size: int | None) -> int | None:
 
 
 def _own_name() -> tuple[str, str, bool]:
-    """(why it cannot be looked up, its full form, whether it is this machine's loopback).
+    """Return why the look-up fails, the full name, and whether it is a loopback address.
 
-    In a thread, since with a broken resolver it takes minutes.
+    The look-up runs in a thread, because it takes minutes with a broken resolver.
     """
     answers: list[tuple[str, str, bool]] = []
 
@@ -323,6 +338,7 @@ def _own_name() -> tuple[str, str, bool]:
 
 
 def _account() -> pwd.struct_passwd | None:
+    """Return this user's entry in the password database, or None."""
     try:
         return pwd.getpwuid(os.getuid())
     except KeyError:
@@ -332,6 +348,7 @@ def _account() -> pwd.struct_passwd | None:
 def _identity(
     env: Mapping[str, str], account: pwd.struct_passwd | None, canonical: str
 ) -> Identity:
+    """Return the names to hide: homes, users and hosts."""
     homes = [env.get("HOME", ""), account.pw_dir if account else ""]
     homes += [os.path.realpath(home) for home in homes if home]
     users = [
@@ -344,5 +361,6 @@ def _identity(
 
 
 def _first(pattern: str, text: str) -> str | None:
+    """Return the first group of the first match, or None."""
     match = re.search(pattern, text, re.M)
     return match[1] if match else None

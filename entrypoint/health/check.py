@@ -1,4 +1,4 @@
-"""One examination of the hardware, from the question to the verdict."""
+"""Examine the hardware once, from the question to the verdict."""
 
 import dataclasses
 import time
@@ -37,13 +37,18 @@ _DESCRIBING = (
     "memory_used_mib",
     "power_w",
 )  # for the screen and for Prometheus
-_LOOKS = 10  # several, to tell a lasting state from a short one
+_LOOKS = 10  # several samples, to distinguish a lasting state from a short one
 _LOOK_EVERY_S = 0.1
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is examined, and how; `wanted` is the option that requested GPUs, or empty."""
+    """The subject and the mode of an examination.
+
+    `wanted` is the option that requested GPUs, or empty. `overridden` has the limits that differ
+    from the defaults. `required` are the checks that must have a result. `processes` are to be
+    started on this machine. `runs_dir` is the folder to check for output, or None.
+    """
 
     mode: Mode
     asked: Asked = field(default_factory=Asked)
@@ -90,7 +95,7 @@ def choose(
     """Return the GPUs that a launch with these options would use, and the option that names them.
 
     Raises:
-        InvalidRequest: an option is malformed.
+        InvalidRequest: An option is malformed.
     """
     wanted = f"--gpu-ids {gpu_ids}" if gpu_ids else f"--gpus {gpus}" if gpus is not None else ""
     try:
@@ -113,11 +118,12 @@ def about(
     gpu_ids: str | None,
     processes: int | None,
 ) -> Question | Verdict:
-    """Return the question about the GPUs that these options name, or the verdict if there is no
-    working driver.
+    """Return the question about the GPUs that these options name.
+
+    Without a working driver, return the verdict instead.
 
     Raises:
-        InvalidRequest: an option is malformed.
+        InvalidRequest: An option is malformed.
     """
     question = dataclasses.replace(question, processes=processes or 1)
     if found.broken:
@@ -139,9 +145,10 @@ def examine(
     question: Question,
     on_look: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Verdict:
-    """Sample the GPUs of the question, ten times in the modes `check` and `deep`, and judge.
+    """Sample the GPUs of the question, and return the verdict.
 
-    `on_look` is called with the numbers of done and of all samples.
+    The modes `check` and `deep` take ten samples, other modes one. `on_look` is called after each
+    sample with the number of samples so far and the number of all samples.
     """
     samples: list[Sample] = []
     thorough = question.mode in (Mode.CHECK, Mode.DEEP)
@@ -201,9 +208,9 @@ def _of(
     gpus: tuple[dict[str, Any], ...] = (),
     driver_version: str | None = None,
 ) -> Verdict:
-    """Return the verdict; a required check without a finding is UNKNOWN.
+    """Return the verdict. A required check without a finding is UNKNOWN.
 
-    --deep adds its findings later.
+    Required checks of `--deep` are exempt, because their findings are added later.
     """
     judged = {finding.check for finding in findings}
     absent = [
@@ -245,7 +252,7 @@ def without_driver(question: Question, reason: str) -> Verdict:
 
 
 def broken_driver(question: Question, reason: str, code: int = NO_ANSWER) -> Verdict:
-    """Return the verdict on a driver that does not work; `code` is NVML's error number."""
+    """Return the verdict on a driver that does not work. `code` is NVML's error number."""
     action = driver_action(code)
     return _of(
         question,
@@ -263,6 +270,7 @@ def broken_driver(question: Question, reason: str, code: int = NO_ANSWER) -> Ver
 
 
 def _description(gpu: Gpu, newest: Sample) -> dict[str, Any]:
+    """Return what the screen and Prometheus show of a GPU."""
     readings = newest.gpus.get(gpu.mig_parent or gpu.uuid, {})
     figures = {
         name: value for name in _DESCRIBING[2:] if isinstance(value := readings.get(name), int)

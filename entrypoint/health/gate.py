@@ -1,4 +1,4 @@
-"""The health gate before a training, and the watch beside it."""
+"""Check the health of GPUs before a training, and watch them during the training."""
 
 import subprocess
 import sys
@@ -26,13 +26,14 @@ _FINDINGS_SHOWN = 3
 
 @contextmanager
 def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Iterator[Watch]:
-    """Examine the plan's GPUs, print the verdict, and return a watch over them.
+    """Examine the plan's GPUs, print the verdict, and yield a watch over them.
 
-    A sweep repeats a trial that failed on a broken GPU on another, so no finding ends a sweep.
+    A finding never ends a sweep, which repeats a trial that failed on a broken GPU on another GPU.
 
     Raises:
-        HardwareUnfit: a finding closes the gate.
+        HardwareUnfit: A finding closes the gate.
     """
+    # Examine the GPUs once.
     limits, overridden = read_limits(limits_file)
     per_gpu = max(1, plan.nproc_per_node // len(plan.gpus))
     question = Question(
@@ -55,6 +56,7 @@ def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Itera
             "findings; HEALTH=0 trains nevertheless)"
         )
     say(f"health     {closing_line(verdict)}, {time.monotonic() - begin_s:.2f} s", sys.stdout)
+    # Watch the GPUs during the body.
     known = {(finding.check, finding.gpu or ""): finding.result for finding in verdict.findings}
     with temporary_folder("health-") as folder:
         events = folder / "events.jsonl"
@@ -62,6 +64,6 @@ def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Itera
             driver, Driver(), plan.gpus, limits, events, known, ends_a_run=plan.strategy != "sweep"
         )
         if events.exists():
-            # Events that a killed or crashed trainer did not write to the run. Only the trainer's
-            # code writes there.
+            # A killed or crashed trainer did not write these events to the run. Only code of the
+            # trainer writes there, so it runs in a process of its own.
             subprocess.run(command_of("trainer.records.gpu_events", str(events)), check=False)

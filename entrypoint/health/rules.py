@@ -1,8 +1,9 @@
-"""The health rules for GPUs as data, and pure functions from samples to findings.
+"""Define the health rules for GPUs as data, and pure functions from samples to findings.
 
 A new rule is an entry in `RULES`: the values that it reads, a pure function that judges them, and
-the modes in which it runs. A value that could not be read becomes NA or UNKNOWN before the function
-is called, so no rule passes by accident. docs/health.md shows a passing and a failing case of each.
+the modes in which it runs. If a value could not be read, the finding is NA or UNKNOWN, and the
+function is not called. No rule thus passes by accident. docs/health.md shows a passing and a
+failing case of each rule.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +16,16 @@ from entrypoint.health.limits import SOURCES, Limits
 from entrypoint.health.verdict import Finding, Mode, Result
 from entrypoint.health.xids import xid_result
 
-# NVML's error numbers, by what follows from them.
-# not supported, no such function, another version of a struct, deprecated
+# NVML's error numbers, by their consequence. ABSENT has the numbers for: not supported, function
+# not found, another version of a struct, deprecated.
 ABSENT = frozenset({3, 13, 25, 26})
 NO_PERMISSION = 4
-UNKNOWN_ERROR = 999  # also in a container that has lost its GPUs
+UNKNOWN_ERROR = 999  # also reported in a container that has lost its GPUs
 LOST = frozenset({15, 16})  # the GPU is lost, or must be reset first
 CORRUPTED_INFOROM = 14
 SLOWDOWN_WINDOW = 10  # samples
 SUSTAINED_S = 5.0  # a slowdown over a shorter time is not CRITICAL
-# the whole GPU, thermal, power brake; idle and the power cap are normal
+# Bits for hardware slowdown, thermal slowdown and power brake. Idle and the power cap are normal.
 _HARDWARE_SLOWDOWN = 0x08 | 0x40 | 0x80
 _MINUTE_S = 60.0
 
@@ -33,9 +34,7 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Judgement:
-    """The result of a rule, with texts for what was read and the limit, and the name of an action
-    of `ACTIONS`.
-    """
+    """The result of a rule: texts for the reading and the limit, and an action of `ACTIONS`."""
 
     result: Result
     read: str
@@ -43,9 +42,9 @@ class Judgement:
     action: str = ""
 
 
-# Most rules run everywhere but in a liveness probe and beside a training, which read only a few
-# values. A rule that needs several samples does not run in the gate, which takes one. A rule that
-# would find the training's own processes does not run in the monitor.
+# Most rules run in all modes except LIVE and WATCH, which read only a few values. A rule that needs
+# several samples does not run in the gate, which takes only one. A rule that would find the
+# processes of the training does not run in the monitor.
 _USUAL = frozenset({Mode.GATE, Mode.CHECK, Mode.DEEP, Mode.MONITOR})
 
 
@@ -53,9 +52,9 @@ _USUAL = frozenset({Mode.GATE, Mode.CHECK, Mode.DEEP, Mode.MONITOR})
 class Rule:
     """A health rule for one GPU.
 
-    `judge` gets the limits, the values named in `reads`, and the values named in `also`, of which
-    each may be `Unread`. `modes` are the modes in which the rule runs. With `ends_a_run`, a
-    CRITICAL beside a training (Mode.WATCH) makes the training save and stop.
+    `judge` gets the limits, the values named in `reads`, and the values named in `also`. A value of
+    `also` may be `Unread`. `modes` are the modes in which the rule runs. With `ends_a_run`, a
+    CRITICAL during a training (Mode.WATCH) makes the training save and stop.
     """
 
     check: str
@@ -69,8 +68,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Asked:
-    """The GPUs that are judged: `gpus` to use, the number of requested GPUs that are `missing`,
-    and the number of processes to start on each (`per_gpu`).
+    """The GPUs to judge.
+
+    `missing` is the number of requested GPUs that were not found. `per_gpu` is the number of
+    processes to start on each GPU.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -224,7 +225,7 @@ def _nvlink(values: Values, limits: Limits) -> Judgement:
     read, says = f"{len(active) - len(down)} of {len(active)} links active", "all"
     if not down:
         return Judgement(Result.PASS, read, says)
-    # A card without a bridge cannot be told from one whose links have all failed.
+    # A card without a bridge looks the same as a card whose links have all failed.
     if len(down) == len(active):
         return Judgement(Result.WARN, f"{read}: no bridge, or all are down", says, "inspect")
     read += f": down {', '.join(down)}"
@@ -437,8 +438,8 @@ def judge_gpus(
 ) -> list[Finding]:
     """Return the findings on each GPU.
 
-    `samples` are in order of time, at least one. Rates and sustained states use all of them, other
-    rules the newest.
+    `samples` has at least one sample, in the order of time. Rates and sustained states use all
+    samples, and other rules use the newest.
     """
     links = [readings.get("nvlink_active") for readings in samples[-1].gpus.values()]
     own = {
@@ -455,6 +456,8 @@ def judge_gpus(
 def _judge_gpu(
     samples: Sequence[Sample], gpu: Gpu, own: Values, rules: Sequence[Rule], limits: Limits
 ) -> list[Finding]:
+    """Return the findings on one GPU. If the GPU does not answer, there is only one."""
+    # A GPU that cannot be used, or that the driver has lost, has no values to judge.
     uuid = gpu.mig_parent or gpu.uuid
     if gpu.fault and gpu.fault_code is None:
         return [
@@ -478,6 +481,7 @@ def _judge_gpu(
     handle = broken[0] if broken else readings["handle"]
     if isinstance(handle, Unread):
         return [_of_error("handle", handle, "the GPU answers")]
+    # Apply each rule to the newest values and the derived ones.
     values = dict(readings) | _derived(samples, uuid) | dict(own)
     findings = [_apply(rule, values, limits) for rule in rules]
     return [
@@ -488,7 +492,9 @@ def _judge_gpu(
 
 
 def _of_error(check: str, error: Unread, limit: str = "") -> Finding:
-    """Return NA for a value that the hardware does not have, CRITICAL for a lost GPU, else
+    """Return the finding for a value that could not be read.
+
+    The result is NA for a value that the hardware does not have, CRITICAL for a lost GPU, else
     UNKNOWN.
     """
     read = str(error)
@@ -507,6 +513,7 @@ def _of_error(check: str, error: Unread, limit: str = "") -> Finding:
 
 
 def _apply(rule: Rule, values: Values, limits: Limits) -> Finding:
+    """Return the finding of a rule, which is not judged if one of its values could not be read."""
     missing = [value for name in rule.reads if isinstance(value := values[name], Unread)]
     if missing:
         return _unread(rule, missing)
@@ -522,9 +529,7 @@ def _apply(rule: Rule, values: Values, limits: Limits) -> Finding:
 
 
 def _unread(rule: Rule, errors: Sequence[Unread]) -> Finding:
-    """Return the finding for the most severe of the errors that the rule's values were read
-    with.
-    """
+    """Return the finding for the most severe error among the values of a rule."""
     error = max(errors, key=lambda error: (error.code not in ABSENT, error.code != NO_PERMISSION))
     if error.code == CORRUPTED_INFOROM:
         return Finding(
@@ -534,7 +539,7 @@ def _unread(rule: Rule, errors: Sequence[Unread]) -> Finding:
 
 
 def _xid_findings(samples: Sequence[Sample], uuid: str, values: Values) -> list[Finding]:
-    """Return one finding for each Xid, or a PASS; nothing if Xids were not listened for."""
+    """Return one finding for each Xid, or a PASS. Return nothing if nobody listened for Xids."""
     events = values.get("events")
     if events is None:
         return []
@@ -555,8 +560,9 @@ def _xid_finding(xid: int) -> Finding:
 
 
 def _derived(samples: Sequence[Sample], uuid: str) -> dict[str, Any]:
-    """Return the values that need several samples; unread if the newest sample lacks their
-    reading.
+    """Return the values that need several samples.
+
+    A value is unread if the newest sample does not have its reading.
     """
     derived: dict[str, Any] = {}
     for name, origin in _DERIVED_FROM.items():
@@ -574,6 +580,7 @@ def _derived(samples: Sequence[Sample], uuid: str) -> dict[str, Any]:
 
 
 def _slow_looks(series: Sequence[tuple[float, Any]]) -> tuple[int, int, int, float]:
+    """Return the newest reasons, the slow samples, all samples, and their time span in seconds."""
     recent = series[-SLOWDOWN_WINDOW:]
     slow = sum(bool(reasons & _HARDWARE_SLOWDOWN) for _, reasons in recent)
     return recent[-1][1], slow, len(recent), recent[-1][0] - recent[0][0]
@@ -589,13 +596,17 @@ def _worst_per_second(series: Sequence[tuple[float, Any]]) -> float:
 
 
 def _worst_rise(series: Sequence[tuple[float, Any]]) -> int:
+    """Return the largest rise of any link over the window."""
     return int(
         max(0, *(last - first for first, last in zip(series[0][1], series[-1][1], strict=False)))
     )
 
 
 def _rise(series: Sequence[tuple[float, Any]], of: Callable[[Any], int]) -> float:
-    """Return the rise per second over the window, 0 after a reset of the GPU and its counters."""
+    """Return the rise per second over the window.
+
+    After a reset of the GPU and of its counters, the rise is 0.
+    """
     (begin_s, first), (end_s, last) = series[0], series[-1]
     return max(0, of(last) - of(first)) / (end_s - begin_s) if end_s > begin_s else 0.0
 
@@ -609,7 +620,7 @@ _DERIVE: dict[str, Callable[[Sequence[tuple[float, Any]]], Any]] = {
 
 
 def judge_driver(sample: Sample) -> list[Finding]:
-    """Return one finding: whether the driver answered."""
+    """Return one finding on whether the driver answered."""
     if sample.fault is None:
         return [Finding("driver", Result.PASS, f"version {sample.driver.get('driver_version')}")]
     action = driver_action(sample.fault.code)
@@ -631,8 +642,9 @@ def driver_action(code: int) -> str:
 
 
 def judge_count(asked: Asked, wanted: str) -> list[Finding]:
-    """Return one finding: whether the requested GPUs are there; `wanted` is the option that
-    requested them, or empty.
+    """Return one finding on whether the requested GPUs were found.
+
+    `wanted` is the option that requested the GPUs, or empty.
     """
     found = len(asked.gpus)
     read = f"{found} of {found + asked.missing} GPUs asked for" if wanted else f"{found} GPUs"

@@ -1,15 +1,15 @@
-"""What a check found, and what all checks together decide: pure values."""
+"""Define the findings of checks, and the verdict that follows from them. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-SCHEMA_VERSION = 1  # of Verdict.to_json; docs/health.schema.json
+SCHEMA_VERSION = 1  # the version of docs/health.schema.json, for Verdict.to_json
 
 
 class Result(StrEnum):
-    """What a check came to; docs/health.md tells them apart."""
+    """The result of a check (docs/health.md)."""
 
     PASS = "PASS"  # noqa: S105 - no password
     INFO = "INFO"
@@ -19,8 +19,8 @@ class Result(StrEnum):
     CRITICAL = "CRITICAL"
 
 
-# The worst of all findings is the verdict's; what is not there on this hardware makes nothing
-# worse.
+# The result of a verdict is the worst of its findings. NA, a feature that the hardware does not
+# have, never makes it worse.
 _WEIGHT = {
     Result.NA: 0,
     Result.PASS: 1,
@@ -39,22 +39,22 @@ class Mode(StrEnum):
     MONITOR = "monitor"
     LIVE = "live"
     DEEP = "deep"
-    WATCH = "watch"  # beside one training: findings, and no verdict
+    WATCH = "watch"  # during a training: findings without a verdict
 
     @property
     def unknown_closes(self) -> bool:
-        """Whether an UNKNOWN keeps a run from starting; it never ends a run."""
+        """Return whether an UNKNOWN prevents the start of a run. It never ends a run."""
         return self not in (Mode.MONITOR, Mode.LIVE)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One check on one GPU, between several (`gpu` is `0+1`, without a uuid), or on the node (`gpu`
-    and `uuid` None).
+    """The result of one check on a GPU, between several GPUs, or on the node.
 
-    `read` is what was read, in words; `limit` what it was held against and `source` whose limit
-    that is; `action` is a name of `ACTIONS`, empty where there is nothing to do. `optional` marks
-    an UNKNOWN that warns and closes nothing: a missing right.
+    Between GPUs, `gpu` is a label such as `0+1`, and `uuid` is None. On the node, both are None.
+    `read` describes the reading. `limit` is the limit for it, and `source` is the origin of the
+    limit. `action` is a name of `ACTIONS`, or empty if nothing is to do. `optional` marks an
+    UNKNOWN from a missing right, which closes nothing.
     """
 
     check: str
@@ -69,11 +69,12 @@ class Finding:
 
     @property
     def place(self) -> str:
+        """Return `node`, or `GPU` with its label."""
         return "node" if self.gpu is None else f"GPU {self.gpu}"
 
     @property
     def line(self) -> str:
-        """All of it, for a log."""
+        """Return the whole finding as a line for a log."""
         whose = f" ({self.source})" if self.source else ""
         limit = f"; limit: {self.limit}{whose}" if self.limit else ""
         where = f"{self.place} ({self.uuid})" if self.uuid else self.place
@@ -84,7 +85,8 @@ class Finding:
 
     @property
     def advice(self) -> str:
-        # As nvidia-smi takes several; a slice's GPU has to be reset as a whole.
+        """Return the action with its description, or an empty text."""
+        # nvidia-smi takes several GPUs with commas. A MIG device is reset with its whole GPU.
         gpus = ",".join(label.partition(":")[0] for label in (self.gpu or "").split("+"))
         return f"{self.action}: {ACTIONS[self.action].format(gpu=gpus)}" if self.action else ""
 
@@ -115,10 +117,10 @@ ACTIONS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """All findings of one look, and whether a run may start or go on.
+    """All findings of an examination, and whether a run may start or continue.
 
-    `required` names checks whose NA or UNKNOWN also closes; `overridden` the limits that are not
-    the usual ones.
+    An NA or UNKNOWN of a check in `required` closes too. `overridden` has the limits that differ
+    from the defaults.
     """
 
     mode: Mode
@@ -130,14 +132,16 @@ class Verdict:
 
     @property
     def result(self) -> Result:
+        """Return the worst result of the findings."""
         return worst(finding.result for finding in self.findings)
 
     @property
     def closing(self) -> tuple[Finding, ...]:
-        """The findings for which a run must not start, or must end."""
+        """Return the findings because of which a run must not start, or must end."""
         return tuple(finding for finding in self.findings if self._closes(finding))
 
     def _closes(self, finding: Finding) -> bool:
+        """Return whether a run must not start because of `finding`."""
         if finding.result is Result.CRITICAL:
             return True
         if finding.check in self.required:
@@ -148,20 +152,21 @@ class Verdict:
 
     @property
     def open(self) -> bool:
+        """Return whether a run may start."""
         return not self.closing
 
     @property
     def exit_code(self) -> int:
-        """0 open, 1 closed; 2 is for a check that could not be made at all."""
+        """Return 0 for open and 1 for closed. Code 2 means that the examination itself failed."""
         return 0 if self.open else 1
 
     @property
     def stub(self) -> bool:
-        """Whether the driver is the tests' stand-in."""
+        """Return whether the driver is the stub of the tests."""
         return (self.driver_version or "").endswith("(stub)")
 
     def to_json(self) -> dict[str, Any]:
-        """The object that `--json` prints; docs/health.schema.json describes it."""
+        """Return the object that `--json` prints (docs/health.schema.json)."""
         closing = self.closing
         return {
             "schema_version": SCHEMA_VERSION,
@@ -192,10 +197,10 @@ class Verdict:
 
 
 def worst(results: Iterable[Result]) -> Result:
-    """The heaviest of `results`; PASS of none."""
+    """Return the most severe of `results`, or PASS if there are none."""
     return max((Result.PASS, *(r for r in results if r is not Result.NA)), key=_WEIGHT.__getitem__)
 
 
 def by_weight(findings: Sequence[Finding]) -> list[Finding]:
-    """The worst first, in their order otherwise."""
+    """Return the findings with the most severe first, otherwise in their order."""
     return sorted(findings, key=lambda finding: -_WEIGHT[finding.result])

@@ -35,9 +35,9 @@ class Watch:
     """The watch over the `gpus` of one training.
 
     A finding that changed is printed to standard error and appended to `events` as a line of JSON.
-    Two processes query the driver: `driver` reads values, and `listener` waits for Xids alone,
-    since a GPU that fails often makes the next reading hang. `known` are the results at the start,
-    by (check, GPU label). Without `ends_a_run` no finding is fatal.
+    Two processes query the driver: `driver` reads values, and `listener` only waits for Xids. When
+    a GPU fails, the next reading often hangs, which must not delay the Xid. `known` are the results
+    at the start, by (check, GPU label). Without `ends_a_run`, no finding is fatal.
     """
 
     def __init__(
@@ -63,7 +63,10 @@ class Watch:
         self._fatal: str | None = None
 
     def fatal(self) -> str | None:
-        """Return why the training must end, or None. Never wait for the driver: call it often."""
+        """Return why the training must end, or None.
+
+        This never waits for the driver. Call it often.
+        """
         for driver, question in self._questions.items():
             if driver.waiting_since_s is not None:
                 self._take(driver, 0)
@@ -73,9 +76,9 @@ class Watch:
         return self._fatal
 
     def last_look(self, within_s: float = 2.0) -> str | None:
-        """Wait up to `within_s` for new answers and return why the training had to end, or None.
+        """Wait up to `within_s` for each answer, and return why the training had to end, or None.
 
-        Call it after the training, whose failure may come from a broken GPU.
+        Call this after the training, because a broken GPU may be the reason for its failure.
         """
         for driver, question in self._questions.items():
             if driver.waiting_since_s is not None:
