@@ -333,7 +333,7 @@ def _newest(job: Job, anyway: bool) -> int | None:
         checkpoints.run_id = checkpoints.run_id_found()
     step = checkpoints.newest()
     if step is None:
-        # A task may seed the generators of Python and NumPy, so the id must not come from them.
+        # The generators of a task are seeded, so an id from them would not be unique.
         checkpoints.run_id = secrets.token_hex(8)
         if trained := max(
             (entry["step"] for entry in read_entries(run.path / "metrics.jsonl")), default=0

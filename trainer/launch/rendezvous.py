@@ -228,7 +228,9 @@ class _Patience:
         self._node, self._say, self._begin, self._reports = node, say, time.monotonic(), 0
 
     def with_(self, whom: str, remark: str = "") -> None:
-        """Log that this node waits for `whom`, if a line is due. Callers ask again and again.
+        """Log that this node waits for `whom`, if a line is due.
+
+        Callers repeat this call while they wait. `remark` is added to the message.
 
         Raises:
             NetworkFailure: The time is up.
@@ -686,7 +688,7 @@ def _interface(address: str) -> str | None:
     ip = ipaddress.ip_address(address.partition("%")[0])
     if ip.is_loopback:
         return "lo"
-    # Linux lists the IPv6 addresses in a file, and gives the IPv4 address by an ioctl.
+    # Linux lists IPv6 addresses in a file, and it returns the first IPv4 address by an ioctl.
     if ip.version == 6:
         rows = [
             row.split()

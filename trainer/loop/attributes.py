@@ -24,8 +24,7 @@ from trainer.task import Task
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
-# Of a long container, only its length and this number of values at each
-# end are compared.
+# Of a long container, only its length and this number of values at each end are compared.
 _LARGE = 1000
 # A larger tensor or array is not copied, and only every k-th number is compared.
 _LARGE_BYTES = 2**22

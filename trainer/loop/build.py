@@ -56,8 +56,8 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
     Raises:
         WrongUse: The run was started with other settings.
     """
-    # Read the settings with which this run was started. Without --shards, or under a strategy that
-    # ignores shards, a batch is cut by the number of ranks.
+    # Read the settings with which this run was started. If they have no shards, or if the strategy
+    # ignores shards, there is one shard per rank.
     world = strategy.world
     check_task(task)
     stored_text = world.from_first(run.folder.read_config_text())

@@ -71,7 +71,7 @@ def check_room(job: Job, train_example_bytes: int, validation_example_bytes: int
     between = (step // every + 1) * every < job.end_step
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
-    # Find a smaller number of workers for the error message.
+    # Compare the need of all ranks with the free memory. The error recommends a number of workers.
     def need(workers: int) -> int:
         return processes * least_bytes(
             train, validation, workers, between, job.world.device.type == "cuda"
