@@ -1,6 +1,6 @@
 """The training loop.
 
-Read this file first: `fit` has one optimizer step from the batch to the checkpoint, in order.
+Read this file first: the body of its loop is one optimizer step, from the batch to the checkpoint.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from trainer.loop.task_checks import checked_factor
 from trainer.loop.validate import evaluation_due, validate
 from trainer.system.signals import StopRequest
 
-# Shape suffixes: B examples of a micro-batch.
+# Shape suffix: B examples of a micro-batch.
 
 
 def fit(
@@ -34,9 +34,10 @@ def fit(
 
     Raises:
         Preempted: `stop` was requested on a rank, and a checkpoint of this step is saved.
-        NotFinite: A loss or a weight is infinite or NaN; no checkpoint has it.
+        NotFinite: A loss, a gradient or a weight is infinite or NaN; no checkpoint has it.
         StorageFailure: A checkpoint or the metrics could not be written.
-        DoesNotFit: The memory was used up in the first steps; the job cannot be used again.
+        DoesNotFit: The memory was used up in the first steps of this call. The caller builds a new
+            job with smaller micro-batches.
     """
     config, world, schedule, state = job.config, job.world, job.schedule, job.state
     progress = state.progress
@@ -44,13 +45,14 @@ def fit(
     log, digests = TrainingLog(job), DigestLog(job)
     saving = Saving(job, stop, digests)
 
-    # The batches from the current step on. Their order depends only on the seed and the epoch.
-    batches = training_batches(job.train, schedule, first_step, world.device, job.workers)
+    # This rank's micro-batches from the current step on. The order of the examples depends only on
+    # the seed and the epoch.
+    micro_batches = training_batches(job.train, schedule, first_step, world.device, job.workers)
     if job.around_batches is not None:
-        batches = job.around_batches(batches)
+        micro_batches = job.around_batches(micro_batches)
 
-    # The loss of a step is the sum over its examples divided by the global batch size. The gradient
-    # is thus the same for every number of processes and micro-batches.
+    # The loss of a step is the sum over its examples divided by the global batch size, so the
+    # gradient means the same for every number of processes. Each example has this weight.
     weights_B = [
         torch.full((micro.size,), 1 / schedule.batch_size, device=world.device)
         for micro in schedule.micros
@@ -62,7 +64,7 @@ def fit(
     state.watch.start(first_step)
     state.model.train()
     while True:
-        # Validate at the end of an epoch. A resume validates first if the last start could not.
+        # Validate at the end of an epoch, unless it is done. A stop during it saves and ends here.
         if evaluation_due(job) and not validate(job, saving, validated):
             saving.save_and_stop()
         if progress.step >= job.end_step or progress.ended_early:
@@ -80,16 +82,16 @@ def fit(
             [buffer.clone() for buffer in _statistics(state.model)] if config.skip_nonfinite else []
         )
 
-        # In the first steps the ranks agree whether the batch fits in memory, so nothing is
-        # exchanged before the last backward has ended. Later steps overlap both.
+        # In the first steps of a start, the ranks agree whether the batch fits in memory before
+        # they exchange gradients. Later steps exchange while the last backward runs.
         overlaps = progress.step >= first_step + FIRST_STEPS
         with contextlib.nullcontext() if overlaps else all_fit(job.strategy):
             for micro, weight_B in zip(schedule.micros, weights_B, strict=True):
-                # Fetch a micro-batch, and seed its random numbers by what it is.
-                batch = next(batches)
+                # Fetch a micro-batch. Its random numbers depend on its step, shard and part.
+                batch = next(micro_batches)
                 world.seed(config.seed, "forward", progress.step, micro.shard, micro.part)
 
-                # Compute the losses (B,) of each example, and the gradient of their weighted sum.
+                # Compute each loss, (B,), and the gradient of the weighted sum of all losses.
                 with job.reduction.of(micro, overlaps):
                     losses_B = job.loss_module(batch)
                     trained_B = [loss_B for loss_B in losses_B.values() if loss_B.requires_grad]
@@ -103,26 +105,28 @@ def fit(
         state.running.steps += 1
         progress.step += 1
 
-        # Clip the gradient. Its norm costs time, so compute the norm only where it is used.
+        # Clip the gradient. Its norm costs time, so compute it only for the log or a limit.
         logged = 0 in (
             progress.step % config.log_steps,
             progress.step % schedule.steps_per_epoch,
             progress.step - job.end_step,
         )
-        norm = _gradient_norm(job) if logged or config.clip_norm or config.skip_nonfinite else None
+        norm = _clipped_norm(job) if logged or config.clip_norm or config.skip_nonfinite else None
 
-        # Update the weights. The optimizer may not have all parameters, so clear the model's.
+        # Update the weights, and clear the gradients: all of the model's, since the optimizer may
+        # not have each parameter.
         _update(job, norm, before)
         state.model.zero_grad()
 
-        # Log the losses, and record digests of the weights.
+        # Count the step on the progress bar, log the losses, and record digests of the weights.
         job.run.advance()
         if logged and norm is not None:
             log.write(norm)
         if progress.step % digest_steps == 0 or progress.step == job.end_step:
             digests.record("step")
 
-        # Save a checkpoint if one is due, and stop if any rank was asked to.
+        # All ranks vote: save a checkpoint if one is due, and stop if any rank was asked to. The
+        # first save is prepared when the optimizer has its state.
         if progress.step == first_step + 1:
             saving.prepare()
         saving.save_or_stop()
@@ -130,8 +134,8 @@ def fit(
     progress.train_seconds = state.watch.seconds
 
 
-def _gradient_norm(job: Job) -> Tensor:
-    """Return the norm of the whole gradient, and scale the gradient down to `--clip-norm`."""
+def _clipped_norm(job: Job) -> Tensor:
+    """Unscale the gradient and clip it to `--clip-norm`; return its norm from before."""
     if job.state.scaler.is_enabled():
         job.state.scaler.unscale_(job.state.optimizer)
     if job.config.clip_norm is not None:
@@ -147,8 +151,8 @@ def _gradient_norm(job: Job) -> Tensor:
 def _update(job: Job, norm: Tensor | None, before: list[Tensor]) -> None:
     """Update the weights, or under --skip-nonfinite undo a step whose gradient is not finite.
 
-    The gradient is the sum over all ranks, so all ranks decide the same. The scaler of fp16 skips
-    such steps by itself. `before` has the running statistics from before the step.
+    `norm` is that of the sum over all ranks, so all ranks decide the same. Under fp16 the scaler
+    decides instead. `before` has the running statistics from before the step.
     """
     progress, most = job.state.progress, job.config.skip_nonfinite
     if not most or norm is None or job.state.scaler.is_enabled() or math.isfinite(norm):
