@@ -228,8 +228,10 @@ def test_no_text_is_multiplied_by_a_condition() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
         if isinstance(node.left, ast.JoinedStr)
-        or (isinstance(node.left, ast.Constant) and isinstance(node.left.value, str))
-        if isinstance(node.right, ast.Compare | ast.BoolOp)
-        or (isinstance(node.right, ast.Call) and ast.unparse(node.right.func) == "bool")
+        or (_is_text(node.left) and not isinstance(node.right, ast.Name | ast.Constant | ast.BinOp))
     ]
     assert found == []
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)

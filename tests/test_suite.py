@@ -40,6 +40,13 @@ def test_tests_that_wait_are_collected_from_their_files_alone() -> None:
     assert "tests/test_imports.py" in parts(["tests/test_imports.py"])[1].command
 
 
+def test_an_ignored_folder_is_not_named() -> None:
+    """pytest does not apply `--ignore` to a file that is named."""
+    waiting = parts(["--ignore=tests/faults"])[1].command
+    assert not [word for word in waiting if word.startswith("tests/faults")]
+    assert "tests/entrypoint/health/test_health.py" in waiting
+
+
 def test_lint_is_run_by_make() -> None:
     *_, lint = parts(["--lint"])
     assert lint == Part("lint", ("make", "--no-print-directory", "lint"))

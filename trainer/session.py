@@ -167,7 +167,7 @@ def _manifest_of(run: RunLog) -> dict[str, Any] | None:
     """Return the run's manifest, or None if it is missing or damaged."""
     found, kinds = (
         run.folder.read_json("manifest.json") or {},
-        {"settings": dict, "sources": dict, "resumes": list},
+        {"settings": dict, "sources": dict, "plan": dict, "resumes": list},
     )
     return (
         found

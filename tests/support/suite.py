@@ -24,6 +24,7 @@ _PYTEST = [sys.executable, "-P", "-m", "pytest"]
 _PYTEST += ["--dist", "worksteal", "--durations=15", "--durations-min=1"]
 _CPU_BOUND = ["-n", "auto", "--maxprocesses=4"]
 _WAITING = ["-n", "4"]
+_CACHE = ".pytest_cache/waits"  # of its own, so that --lf knows the failures of both
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def parts(words: Sequence[str]) -> list[Part]:
             _WAITING,
             given.mark,
             given.junitxml and given.junitxml.with_stem(f"{given.junitxml.stem}-waits"),
-            others if _names_tests(others) else [*others, *_files_that_wait()],
+            [*others, "-o", f"cache_dir={_CACHE}", *_named_or_waiting(others)],
         ),
     ]
     if given.lint:
@@ -66,10 +67,21 @@ def _names_tests(words: Sequence[str]) -> bool:
     return any(Path(word.partition("::")[0]).exists() for word in words if word[:1] != "-")
 
 
-def _files_that_wait() -> list[str]:
-    """Return the test files with tests marked `waits`: to collect all files takes seconds."""
-    files = Path("tests").rglob("test_*.py")
-    return sorted(str(file) for file in files if "mark.waits" in file.read_text(encoding="utf-8"))
+def _named_or_waiting(words: Sequence[str]) -> list[str]:
+    """Return the files with tests marked `waits`, or nothing if `words` already name tests.
+
+    To collect all files would take seconds. pytest does not apply `--ignore` to files that are
+    named, so they are left out here.
+    """
+    if _names_tests(words):
+        return []
+    ignored = [Path(word.removeprefix("--ignore=")) for word in words if "--ignore=" in word]
+    return sorted(
+        str(file)
+        for file in Path("tests").rglob("test_*.py")
+        if not any(file.is_relative_to(folder) for folder in ignored)
+        and "mark.waits" in file.read_text(encoding="utf-8")
+    )
 
 
 def _pytest(

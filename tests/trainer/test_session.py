@@ -528,6 +528,24 @@ def test_metrics_that_cannot_be_written_end_with_code_4(here: Here) -> None:
     assert "Traceback" not in err
 
 
+def test_a_run_with_a_damaged_strategy_in_its_manifest_resumes(here: Here) -> None:
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(2))
+    _edit(here.path() / "manifest.json", plan={"strategy": ["single"]})
+    code, out, err = here.command(*_AGAIN)
+    assert (code, err) == (0, "")
+    assert "resume     from step 2" in out
+
+
+def test_a_setting_that_is_null_in_config_json_is_damage(here: Here) -> None:
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(2))
+    _edit(here.path() / "config.json", threads=None)
+    code, _, err = here.command(*_AGAIN)
+    assert code == 2
+    assert err == "trainbox: runs/r/config.json is damaged (threads is null): restore it\n"
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"no_such_setting": 1}', "null"])
 def test_a_damaged_config_json_is_told(here: Here, text: str) -> None:
     here.path().mkdir(parents=True)
@@ -748,7 +766,7 @@ def test_a_complete_run_without_its_manifest_is_refused_unless_wanted(here: Here
     assert not (here.path() / "manifest.json").exists()
 
 
-@pytest.mark.parametrize("entry", ["settings", "sources", "resumes"])
+@pytest.mark.parametrize("entry", ["settings", "sources", "plan", "resumes"])
 def test_a_manifest_with_an_entry_of_another_kind_is_damaged(here: Here, entry: str) -> None:
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(2))

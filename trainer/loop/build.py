@@ -98,6 +98,8 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
     ):
         if given[name] is None:
             given[name] = getattr(fallback, name)
+        if given[name] is None:  # what a start has settled is never None
+            raise WrongUse(f"{run.path / 'config.json'} is damaged ({name} is null): restore it")
     # Compare with the stored settings.
     settled = Settings(**given)
     if stored is not None and (changed := differences(stored, settled)):

@@ -64,10 +64,9 @@ def _optimizer_of_the_task(job: Job) -> dict[str, str]:
 
 def smaller_parts(job: Job, did_not_fit: str) -> None:
     """Log that the batch is split into smaller micro-batches, and why."""
-    norm = (
-        f"; batch norm sees {examples_at_once(job.config)} examples at once now"
-        * has_batch_norm(job.state.model)
-    )
+    norm = ""
+    if has_batch_norm(job.state.model):
+        norm = f"; batch norm sees {examples_at_once(job.config)} examples at once now"
     job.run.say(
         f"{did_not_fit}: cut into smaller parts, the batch stays{norm}\n{'batch':<10} "
         f"{batch_equation(job)}"

@@ -293,4 +293,4 @@ def join(device_name: str) -> Strategy:
 
 def bits_depend_on_processes(name: Any) -> bool:
     """Return whether another number of processes gives other bits under the strategy `name`."""
-    return name in STRATEGIES and not STRATEGIES[name].keeps_shards
+    return isinstance(name, str) and name in STRATEGIES and not STRATEGIES[name].keeps_shards

@@ -227,7 +227,7 @@ def changes_bits(name: str) -> bool:
 def cannot_resume(run: Path, changed: Mapping[str, tuple[Any, Any]]) -> Changed:
     """Return the error for a run whose manifest differs from this start in `changed`."""
     return Changed(
-        f"{run} cannot be resumed with the same bits ({in_words(changed)}): restore the first "
+        f"{run} cannot be resumed with the same bits ({in_words(changed)}): restore the old "
         "of these values, or accept other bits with --resume anyway"
     )
 

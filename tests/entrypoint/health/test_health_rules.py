@@ -8,7 +8,7 @@ import pytest
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.readings import Sample, Unread
 from entrypoint.health.limits import Limits
-from entrypoint.health.rules import RULES, Asked, judge_gpus
+from entrypoint.health.rules import RULES, Asked, judge_gpus, rules_for
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 
 GPUS = tuple(Gpu(index, f"GPU-{index}", "H100", 81559) for index in range(2))
@@ -148,3 +148,29 @@ def test_what_closes(
 ) -> None:
     verdict = Verdict(mode, (Finding("driver", Result.PASS, ""), finding), required=required)
     assert (verdict.open, verdict.exit_code) == (is_open, 0 if is_open else 1)
+
+
+def test_which_rules_do_not_run_in_which_modes() -> None:
+    """All rules run in the thorough modes; the other modes leave some out, or name theirs."""
+    every = [rule.check for rule in RULES]
+    runs = {mode: [rule.check for rule in rules_for(mode)] for mode in Mode}
+    missing = {
+        mode: [check for check in every if check not in runs[mode]]
+        for mode in (Mode.GATE, Mode.CHECK, Mode.DEEP, Mode.MONITOR)
+    }
+    assert missing == {
+        Mode.GATE: ["pcie-replays", "nvlink-crc"],
+        Mode.CHECK: [],
+        Mode.DEEP: [],
+        Mode.MONITOR: ["compute-mode", "processes"],
+    }
+    assert runs[Mode.LIVE] == ["recovery-action"]
+    assert runs[Mode.WATCH] == [
+        "recovery-action",
+        "ecc-uncorrected",
+        "row-remap",
+        "retired-pages",
+        "slowdown",
+        "temperature",
+        "temperature-margin",
+    ]
