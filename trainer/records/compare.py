@@ -228,7 +228,7 @@ def cannot_resume(run: Path, changed: Mapping[str, tuple[Any, Any]]) -> Changed:
     """Return the error for a run whose manifest differs from this start in `changed`."""
     return Changed(
         f"{run} cannot be resumed with the same bits ({in_words(changed)}): restore the old "
-        "of these values, or accept other bits with --resume anyway"
+        "values, or accept other bits with --resume anyway"
     )
 
 
