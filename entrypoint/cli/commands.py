@@ -25,6 +25,7 @@ from entrypoint.cli.options import (
     device_options,
     environment_names,
     launch_options,
+    refuse_unused,
 )
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.process import Driver, detect, visible_to_cuda
@@ -186,12 +187,10 @@ def verify(
       trainbox verify runs/digits-7d2c1a90 --print-docker | sh
     """
     if other is not None:
-        if steps is not None or print_docker:
-            raise InvalidRequest(
-                f"verify {run} {other} compares two runs: drop --steps and --print-docker"
-            )
+        refuse_unused(f"verify {run} {other}", {"run", "other"})
         _hand_over("verify", str(run), str(other))
     if print_docker:
+        refuse_unused(f"verify {run} --print-docker", {"run", "print_docker", "data_dir"})
         from entrypoint.replay import docker_command, read_run
 
         user = f"{os.getuid()}:{os.getgid()}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from entrypoint.cli.options import GpuCount, health_limits_option
+from entrypoint.cli.options import GpuCount, health_limits_option, refuse_unused
 from entrypoint.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ def health(
     from entrypoint.health.verdict import Mode
 
     if mode == "list":
+        refuse_unused("health --list", {"mode", "as_json"})
         _list_gpus(as_json)
         return
     kind = Mode(mode or "check")

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from entrypoint.errors import InvalidRequest
 from entrypoint.launch.cluster import RDZV_TIMEOUT_S
 
 PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
@@ -167,6 +168,32 @@ def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_JOB_OPTIONS):
         command = option(command)
     return device_options(command)
+
+
+def refuse_unused(invocation: str, used: set[str]) -> None:
+    """Refuse the options on the command line that this invocation of a verb would ignore.
+
+    Variables in the environment are not refused, because make and Compose set them for each verb.
+
+    Args:
+        invocation: the verb and its arguments, for the message.
+        used: the names of the parameters that the invocation uses.
+
+    Raises:
+        InvalidRequest: the command line has another option.
+    """
+    ctx = click.get_current_context()
+    unused = [
+        "/".join([*param.opts, *param.secondary_opts])
+        for param in ctx.command.params
+        if param.name
+        and param.name not in used
+        and ctx.get_parameter_source(param.name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if unused:
+        raise InvalidRequest(
+            f"{invocation} got options that it does not use ({', '.join(unused)}): drop them"
+        )
 
 
 def environment_names(ctx: click.Context) -> list[str]:

@@ -15,6 +15,7 @@ import click
 import pytest
 
 import entrypoint.cli.commands
+import entrypoint.cli.health
 import trainer.cli.commands
 import trainer.cli.options
 from entrypoint.driver.gpus import Gpu
@@ -142,12 +143,69 @@ def test_a_renamed_verb_is_refused_with_its_replacement(
     assert refused(ended) == f"the verb {verb} was renamed: use `{replacement}`"
 
 
-@pytest.mark.parametrize("option", [["--steps", "3"], ["--print-docker"]])
-def test_the_comparison_of_two_runs_takes_no_option_of_one(
-    in_this_process: Callable[..., Ended], option: list[str]
+# Invocations that use few of their verb's options, and the parameters that each of them uses.
+COMPARE = (entrypoint.cli.commands.verify, "verify a b", {"run", "other"})
+PRINT_DOCKER = (
+    entrypoint.cli.commands.verify,
+    "verify a --print-docker",
+    {"run", "print_docker", "data_dir"},
+)
+LIST = (entrypoint.cli.health.health, "health --list", {"mode", "as_json"})
+
+
+@pytest.fixture
+def narrow(
+    in_this_process: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, dict[str, str]], Ended]:
+    """Run one of these invocations; a comparison and a list print their name alone."""
+
+    def hand_over(*words: str) -> None:
+        print(" ".join(words))
+        sys.exit(0)
+
+    monkeypatch.setattr(entrypoint.cli.commands, "_hand_over", hand_over)
+    monkeypatch.setattr(entrypoint.cli.health, "_list_gpus", lambda _json: print("health --list"))
+    return lambda words, env: in_this_process(entrypoint.cli.commands.main, words.split(), env)
+
+
+def unused_options(command: click.Command, used: set[str]) -> list[tuple[str, str]]:
+    """Return each other option of the command as the user types it, and as messages name it."""
+    cases = []
+    for option in command.params:
+        if not isinstance(option, click.Option) or option.name in used:
+            continue
+        value = option.type.choices[0] if isinstance(option.type, click.Choice) else "1"
+        shown = "/".join([*option.opts, *option.secondary_opts])
+        flags = [*option.opts, *option.secondary_opts] if option.is_flag else []
+        cases += [(typed, shown) for typed in flags or [f"{option.opts[0]} {value}"]]
+    return cases
+
+
+@pytest.mark.parametrize(
+    ("invocation", "typed", "shown"),
+    [
+        (invocation, typed, shown)
+        for command, invocation, used in (COMPARE, PRINT_DOCKER, LIST)
+        for typed, shown in [
+            *unused_options(command, used),
+            ("--gpus 4 --processes 2", "--gpus, --processes"),
+        ]
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(
+    narrow: Callable[..., Ended], invocation: str, typed: str, shown: str
 ) -> None:
-    ended = in_this_process(entrypoint.cli.commands.main, ["verify", "a", "b", *option], {})
-    assert refused(ended) == "verify a b compares two runs: drop --steps and --print-docker"
+    ended = narrow(f"{invocation} {typed}", {})
+    assert refused(ended) == f"{invocation} got options that it does not use ({shown}): drop them"
+
+
+def test_variables_of_make_and_compose_are_not_refused(narrow: Callable[..., Ended]) -> None:
+    env = {"GPUS": "4", "STRATEGY": "fsdp", "PROCESSES": "2", "NNODES": "3", "HEALTH": "0"}
+    env |= {"HEALTH_LIMITS": "/nope", "TRAINBOX_DATA_DIR": "/d", "TRAINBOX_RUNS_DIR": "/r"}
+    assert narrow("verify a b", env) == Ended(0, "verify a b\n", "")
+    assert narrow("health --list --json", env) == Ended(0, "health --list\n", "")
+    printed = refused(narrow("verify a --print-docker --data-dir d", env))
+    assert printed.startswith("verify a --print-docker: no config.json there: ")
 
 
 # Pages.
