@@ -100,7 +100,7 @@ class Study:
             if sweep is None:
                 raise WrongUse(
                     f"there is no sweep {name}: "
-                    f"`{command('sweep TASK', f'--name {name}')}` starts one"
+                    f"`{command('sweep', f'TASK --name {name}')}` starts one"
                 ) from None
             maximize = (
                 sweep.metric is not None and split_metric(sweep.metric, "--metric")[0] == "max"

@@ -1,10 +1,12 @@
 """Commands in the launcher's messages are spelled as they work where the user typed."""
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
+import entrypoint.cli.commands
 from entrypoint.bench.tables import check_words
 from entrypoint.errors import InvalidRequest
 from entrypoint.system.hints import command
@@ -67,3 +69,31 @@ def test_no_message_of_the_launcher_spells_a_command_itself() -> None:
     spelled = re.compile(r'f"[^"]*trainbox (train|plan|sweep|drill|bench|verify|health)\b')
     files = [path for path in (_ROOT / "entrypoint").rglob("*.py") if path.name != "hints.py"]
     assert [path.name for path in files if spelled.search(path.read_text())] == []
+
+
+def test_each_recommended_verb_is_a_target_of_make() -> None:
+    """With TRAINBOX_COMMAND=make, `command(VERB)` recommends `make VERB`."""
+    verbs = {
+        package: {verb for path in (_ROOT / package).rglob("*.py") for verb in _recommended(path)}
+        for package in ("entrypoint", "trainer")
+    }
+    assert verbs["entrypoint"] >= {"bench", "health", "verify"}
+    assert verbs["trainer"] >= {"doctor", "sweep", "train"}
+    renamed = {verb for verb, _ in entrypoint.cli.commands._RENAMED.values()}
+    targets = re.findall(r"^([a-z-]+):", (_ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert verbs["entrypoint"] | verbs["trainer"] | renamed <= set(targets)
+
+
+def _recommended(path: Path) -> list[str]:
+    """Return the verb of each call of `command` or `hints.command` in the file.
+
+    The call that reads its verb from `_RENAMED` is left out.
+    """
+    calls = [
+        node.args[0]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("command", "hints.command")
+    ]
+    return [
+        ast.literal_eval(verb) for verb in calls if not ast.unparse(verb).startswith("*_RENAMED[")
+    ]
