@@ -1,7 +1,6 @@
 """Two processes that are stopped or killed leave no process and resume to the same bits."""
 
 import os
-import re
 import signal
 from pathlib import Path
 
@@ -52,23 +51,43 @@ def _check_resumed(ranks: Ranks, steps: list[int], undisturbed: tuple[str, list[
     assert [entry["step"] for entry in ranks.entries("r", "train")] == list(range(1, 91))
 
 
-def test_a_stop_of_all_processes_in_mid_epoch_resumes_to_the_same_bits(
-    trainbox: Trainbox, ranks: Ranks, undisturbed: tuple[str, list[float]]
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGUSR1,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_to_the_command_reaches_all_ranks_and_the_run_resumes_to_the_same_bits(
+    trainbox: Trainbox,
+    ranks: Ranks,
+    undisturbed: tuple[str, list[float]],
+    number: signal.Signals,
 ) -> None:
-    gates = [SignalGate(trainbox.folder, 50, rank) for rank in (0, 1)]
+    signal_gates = [SignalGate(trainbox.folder, 50, rank) for rank in (0, 1)]
+    gates = [Gate(trainbox.folder, 51, rank) for rank in (0, 1)]
     process = trainbox.start(*_ON_TWO)
-    for gate in gates:
+    for gate in signal_gates:
         gate.wait_for(process)
     job = Job(process, 2)
     assert len(job.workers) >= 4
-    job.signal_all(signal.SIGTERM)  # as SLURM does
-    process.send_signal(signal.SIGTERM)
+    # The command and torchrun pass this signal on. A rank without the signal stays in step 50.
+    process.send_signal(number)
+    for gate in gates:
+        gate.wait_for(process)
+    # SLURM signals each process, so the ranks get the signal again, and so do their workers.
+    for pid in (*job.ranks.values(), *job.workers):
+        os.kill(pid, number)
+    for gate in gates:
+        gate.release()
     stopped = finish(process)
     assert stopped.code == 75, stopped.err
     assert "Traceback" not in stopped.err
-    assert (
-        len(re.findall("checkpoint saved: the same command goes on from there", stopped.err)) == 1
-    )
+    assert [line for line in messages(stopped) if "stopped by " in line] == [
+        f"trainbox: stopped by {number.name} at step 51 of 90, checkpoint saved: "
+        "the same command goes on from there"
+    ]
     assert job.living() == []
     assert trainbox.entries("r", "train")[-1]["step"] == 51
     _check_resumed(ranks, [51], undisturbed)

@@ -225,6 +225,18 @@ def test_row_22_four_jobs_on_one_host(trainbox: Trainbox, clean_on_two: str) -> 
     ]
 
 
+def _limit_memory(pid: int) -> None:
+    """Let a process have at most 1 GiB of addresses more than it has now."""
+    size_kib = re.search(
+        r"^VmSize:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
+    )
+    assert size_kib
+    limit = (int(size_kib[1]) + 2**20) * 1024
+    subprocess.run(
+        [shutil.which("prlimit") or "prlimit", f"--pid={pid}", f"--as={limit}"], check=True
+    )
+
+
 @needs_linux
 @needs_root
 def test_row_47_the_hosts_memory_used_up(ranks: Ranks) -> None:
@@ -234,14 +246,7 @@ def test_row_47_the_hosts_memory_used_up(ranks: Ranks) -> None:
     training = ranks.start(2, "train", *words)
     gate.wait_for(training)
     for pid in training.pids:
-        size_kib = re.search(
-            r"^VmSize:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
-        )
-        assert size_kib
-        limit = (int(size_kib[1]) + 2**20) * 1024
-        subprocess.run(
-            [shutil.which("prlimit") or "prlimit", f"--pid={pid}", f"--as={limit}"], check=True
-        )
+        _limit_memory(pid)
     gate.release()
     ended = training.wait()
     assert ended.codes[1] == 5, ended
@@ -250,6 +255,31 @@ def test_row_47_the_hosts_memory_used_up(ranks: Ranks) -> None:
     assert "lower --batch-size or --workers" in message
     assert "Traceback" not in "".join(ended.errs)
     assert 40 in _saved(ranks.folder)
+
+
+@pytest.mark.slow
+@needs_linux
+@needs_root
+def test_row_47_the_command_reports_used_up_memory_once_and_leaves_no_process(
+    trainbox: Trainbox,
+) -> None:
+    """Start the real launcher and torchrun; the ranks are limited as in the test above."""
+    words = (f"{TASKS}:Hungry", *GATED[1:], "--processes", "2", "--checkpoint-steps", "10")
+    gate = Gate(trainbox.folder, 40, 1)
+    process = trainbox.start("train", *words)
+    gate.wait_for(process)
+    job = Job(process, 2)
+    for pid in job.ranks.values():
+        _limit_memory(pid)
+    gate.release()
+    ended = finish(process)
+    assert ended.code == 5, ended.err
+    (message,) = messages(ended)
+    assert "the host's memory is used up" in message
+    assert "lower --batch-size or --workers" in message
+    assert "Traceback" not in ended.err
+    job.wait_until_gone()
+    assert 40 in _saved(trainbox.folder)
 
 
 @needs_linux
