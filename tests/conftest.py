@@ -1,4 +1,6 @@
-"""The fixtures that many tests use."""
+"""The fixtures that many tests use, and the time that a slow test has."""
+
+import pytest
 
 from tests.support.commands import trainbox
 from tests.support.forked import command_forks, forked
@@ -6,3 +8,11 @@ from tests.support.nvml_stub.build import library
 from tests.support.ranks import forks, ranks
 
 __all__ = ["command_forks", "forked", "forks", "library", "ranks", "trainbox"]
+
+_SLOW_TIMEOUT_S = 900  # on a busy machine; it only ends a test that hangs
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_SLOW_TIMEOUT_S))
