@@ -14,5 +14,8 @@ _SLOW_TIMEOUT_S = 900  # on a busy machine; it only ends a test that hangs
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        # `make test` finds the files of the waiting tests by this text.
+        if item.get_closest_marker("waits") and "mark.waits" not in item.path.read_text():
+            raise pytest.UsageError(f"write pytest.mark.waits in {item.path}, or nothing runs it")
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_SLOW_TIMEOUT_S))

@@ -58,7 +58,7 @@ class Numbers(click.ParamType[tuple[int, ...]]):
         words = value.split(",")
         if not all(word.isascii() and word.isdigit() and int(word) >= self.low for word in words):
             self.fail(
-                f"{value!r} is no list of whole numbers from {self.low}, such as "
+                f"{value!r} is not a list of whole numbers from {self.low}, such as "
                 f"{self.low},{2 * self.low + 2}",
                 param,
                 ctx,

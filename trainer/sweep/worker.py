@@ -100,7 +100,8 @@ def _trained(
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
     torch.set_default_dtype(torch.float32)
     config, path, data_dir = Config(**order["config"]), Path(order["run"]), Path(order["data_dir"])
-    try:
+
+    def train() -> dict[str, float]:
         return train_task(
             config,
             stop,
@@ -112,6 +113,9 @@ def _trained(
             validated=validated,
             swept=order["swept"],
         )
+
+    try:
+        return train()
     except Changed as changed:
         # For example, the trial started on another GPU or CPU model, and so cannot resume here.
         path.rename(aside := path.with_name(f"{path.name}.aside-{time.time_ns()}"))
@@ -121,17 +125,7 @@ def _trained(
             file=sys.stderr,
             flush=True,
         )
-        return train_task(
-            config,
-            stop,
-            device,
-            path.parent,
-            path.name,
-            data_dir,
-            "auto",
-            validated=validated,
-            swept=order["swept"],
-        )
+        return train()
 
 
 def _unusable(device: str) -> str | None:

@@ -292,7 +292,7 @@ def test_a_signal_ends_the_case_and_prints_the_finished_cases(
             2,
             "--processes is for CPU runs, and --device cuda is asked",
         ),
-        (["--processes", "1,two"], 2, "'1,two' is no list of whole numbers from 1, such as 1,4"),
+        (["--processes", "1,two"], 2, "'1,two' is not a list of whole numbers from 1, such as 1,4"),
         (["--workers", "4,4"], 2, "'4,4' names a number twice"),
         (["--processes", "1", "--run", "mine"], 2, "bench sets --run itself"),
         (
