@@ -27,13 +27,21 @@ def defects(page: Path, root: Path) -> list[str]:
     """Return `page:line: defect` for each defect of `page`; its links must stay below the folder
     `root`.
     """
-    prose, opened = _split(page.read_text(encoding="utf-8"))
-    found = [(line, f"code fence is never closed: add a line {fence}") for line, fence in opened]
-    prose = _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), prose)
+    text = page.read_text(encoding="utf-8")
+    found = [
+        (line, f"code fence is never closed: add a line {fence}") for line, fence in _split(text)[1]
+    ]
+    prose = without_code(text)
     links = [(link.start(1), link[1]) for pattern in _LINKS for link in pattern.finditer(prose)]
     broken = [(start, defect) for start, target in links if (defect := _broken(page, target, root))]
     found += [(prose.count("\n", 0, start) + 1, defect) for start, defect in broken]
     return [f"{page}:{line}: {defect}" for line, defect in sorted(found)]
+
+
+def without_code(text: str) -> str:
+    """Return a page's text with spaces for its code, so that lines and offsets are kept."""
+    prose, _ = _split(text)
+    return _CODE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), prose)
 
 
 def _split(text: str) -> tuple[str, list[tuple[int, str]]]:
