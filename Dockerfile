@@ -1,4 +1,4 @@
-# The trainbox image (docs/image.md). `make build` sets REVISION and VERSION.
+# The trainbox image (docs/guides/image.md). `make build` sets REVISION and VERSION.
 # Needs BuildKit 0.13 (Docker 26): mounts, here-documents, ${name%pattern}.
 
 # The -base image is enough, because the wheels contain CUDA. With 13.0, NVIDIA_REQUIRE_CUDA accepts

@@ -173,7 +173,7 @@ test: $(VENV)/.dev ## Lint, and every test except the slow ones and those of the
 test-all: $(VENV)/.dev ## test, test-faults and test-slow together, each test once (PYTEST_ARGS=)
 	$(suite) --lint --ignore=tests/image $(PYTEST_ARGS)
 
-test-faults: $(VENV)/.dev ## Every fault of docs/faults.md, also the slow ones; run as root for mounts and users (PYTEST_ARGS=)
+test-faults: $(VENV)/.dev ## Every fault of docs/reference/faults.md, also the slow ones; run as root for mounts and users (PYTEST_ARGS=)
 	$(suite) tests/faults $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.dev ## The other slow tests: the drill on each task, tests with more real starts (PYTEST_ARGS=)
@@ -192,7 +192,7 @@ lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; links and code
 	$(VENV)/bin/hadolint Dockerfile
 	$(VENV)/bin/shellcheck .ci/run $(wildcard deploy/*/*.sh deploy/*/*.sbatch)
 	$(VENV)/bin/yamllint --strict .
-	$(VENV)/bin/python -P -m tests.support.markdown $(wildcard *.md docs/*.md docs/*/*.md)
+	$(VENV)/bin/python -P -m tests.support.markdown $(wildcard *.md docs/*.md docs/*/*.md docs/*/*/*.md)
 
 lock: $(VENV)/.dev ## Update both lock files after a change in pyproject.toml (ARGS=--upgrade for the newest versions)
 	$(VENV)/bin/uv pip compile --quiet pyproject.toml --universal --generate-hashes --no-emit-index-url $(ARGS) -o requirements.lock

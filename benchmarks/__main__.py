@@ -1,4 +1,4 @@
-"""Measure the tables of docs/benchmarks.md with `python -P -m benchmarks [PART ...]`.
+"""Measure the tables of docs/reference/benchmarks.md with `python -P -m benchmarks [PART ...]`.
 
 Compare only ratios from the same run, because machines and their loads differ.
 """

@@ -1,4 +1,4 @@
-"""The errors of a launch, each with its exit code (docs/exit-codes.md)."""
+"""The errors of a launch, each with its exit code (docs/reference/exit-codes.md)."""
 
 WRONG_USE = 2
 HARDWARE = 3

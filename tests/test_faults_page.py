@@ -1,4 +1,4 @@
-"""docs/faults.md names tests that exist, and each test of a row stands in its row."""
+"""docs/reference/faults.md names tests that exist, and each test of a row stands in its row."""
 
 import ast
 import re
@@ -9,7 +9,9 @@ _ROOT = Path(__file__).parents[1]
 
 def _named() -> list[tuple[str, str, str]]:
     """(row, file, test) of each test that the page names."""
-    rows = re.findall(r"^\| (\d+) \|(.*)$", (_ROOT / "docs/faults.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\d+) \|(.*)$", (_ROOT / "docs/reference/faults.md").read_text(), re.MULTILINE
+    )
     return [
         (number, file, test)
         for number, line in rows
@@ -34,7 +36,9 @@ def test_each_test_that_the_page_names_exists() -> None:
 
 def test_each_row_names_a_test_and_each_test_of_a_row_is_named() -> None:
     named = _named()
-    rows = re.findall(r"^\| (\d+) \|", (_ROOT / "docs/faults.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\d+) \|", (_ROOT / "docs/reference/faults.md").read_text(), re.MULTILINE
+    )
     assert {number for number, _, _ in named} == set(rows)
     files = (f"faults/{path.name}" for path in (_ROOT / "tests/faults").glob("test_*.py"))
     written = {

@@ -1,4 +1,4 @@
-"""Define the failures that a user can see, each with its exit code (docs/exit-codes.md)."""
+"""The failures that a user can see, each with its exit code (docs/reference/exit-codes.md)."""
 
 import traceback
 

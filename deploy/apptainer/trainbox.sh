@@ -5,7 +5,7 @@
 #   deploy/apptainer/trainbox.sh train digits --epochs 5
 #
 # SIF is the image (default: trainbox.sif). The other variables are those of make: GPUS, TASK, SET,
-# RUNS_DIR ... docs/clusters.md explains each choice.
+# RUNS_DIR ... docs/guides/apptainer.md explains each choice.
 set -euo pipefail
 
 refuse() {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The common part of the batch scripts. In a job, `run.sh ARGS...` runs `trainbox ARGS...` once on
 # each node. If the exit code means that the same command can resume
-# (docs/exit-codes.md), the job is requeued.
+# (docs/reference/exit-codes.md), the job is requeued.
 #
 #   RUN_IN=venv:.venv                 a virtual environment that all nodes see (the default)
 #   RUN_IN=apptainer:trainbox.sif     an Apptainer image

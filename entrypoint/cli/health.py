@@ -59,7 +59,10 @@ _CPU_PROCESSES = 2  # of --deep without a GPU: the fewest that can communicate
     help="List the visible GPUs and MIG slices; judge nothing.",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON: docs/health.schema.json; --list: an array."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print JSON: docs/reference/health.schema.json; --list: an array.",
 )
 @click.option(
     "--require",

@@ -100,7 +100,7 @@ health_limits_option = click.option(
     type=click.Path(path_type=Path),
     envvar="HEALTH_LIMITS",
     metavar="FILE",
-    help="TOML file with other limits: docs/health.md.",
+    help="TOML file with other limits: docs/guides/health.md.",
 )
 _HEALTH_OPTIONS = [
     click.option(

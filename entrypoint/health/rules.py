@@ -2,7 +2,7 @@
 
 A new rule is an entry in `RULES`: the values that it reads, a pure function that judges them, and
 the modes in which it runs. If a value could not be read, the finding is NA or UNKNOWN, and the
-function is not called. No rule thus passes by accident. docs/health.md shows a passing and a
+function is not called. No rule thus passes by accident. docs/guides/health.md shows a passing and a
 failing case of each rule.
 """
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-SCHEMA_VERSION = 1  # the version of docs/health.schema.json, for Verdict.to_json
+SCHEMA_VERSION = 1  # the version of docs/reference/health.schema.json, for Verdict.to_json
 
 
 class Result(StrEnum):
-    """The result of a check (docs/health.md)."""
+    """The result of a check (docs/guides/health.md)."""
 
     PASS = "PASS"  # noqa: S105 - no password
     INFO = "INFO"
@@ -166,7 +166,7 @@ class Verdict:
         return (self.driver_version or "").endswith("(stub)")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object that `--json` prints (docs/health.schema.json)."""
+        """Return the object that `--json` prints (docs/reference/health.schema.json)."""
         closing = self.closing
         return {
             "schema_version": SCHEMA_VERSION,

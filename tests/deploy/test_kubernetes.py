@@ -20,7 +20,7 @@ from tests.support.nvml_stub.build import stub_env, write_config
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy/kubernetes"
-PAGE = ROOT / "docs/clusters.md"
+PAGE = ROOT / "docs/guides/kubernetes.md"
 KUSTOMIZE = next(
     (tool for tool in (["kubectl", "kustomize"], ["kustomize", "build"]) if shutil.which(tool[0])),
     None,
@@ -271,9 +271,11 @@ def fate(job: Object, *ends: tuple[str, int], disrupted: bool = False) -> str:
 
 
 def who_retries() -> dict[int, str]:
-    """By docs/exit-codes.md: exit code -> who should retry."""
+    """By docs/reference/exit-codes.md: exit code -> who should retry."""
     rows = re.findall(
-        r"^\| (\d+) \|.*\| ([^|]*) \|$", (ROOT / "docs/exit-codes.md").read_text(), re.MULTILINE
+        r"^\| (\d+) \|.*\| ([^|]*) \|$",
+        (ROOT / "docs/reference/exit-codes.md").read_text(),
+        re.MULTILINE,
     )
     return {int(code): who for code, who in rows}
 
@@ -740,9 +742,7 @@ def test_pod_0_begins_the_sweep_and_the_others_join(tmp_path: Path) -> None:
 
 
 def blocks() -> list[tuple[str, Object]]:
-    """(overlay, lines to change or add) of each block of docs/clusters.md that names its file in a
-    comment.
-    """
+    """Return (overlay, lines to change or add) of each block of the page that names its file."""
     found = re.findall(
         r"^```yaml\n# (\S+)/kustomization\.yaml\b[^\n]*\n(.*?)^```",
         PAGE.read_text(),

@@ -24,7 +24,7 @@ from tests.support.commands import clean_environment
 from tests.support.faults import GATED, Gate, clean_digest
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/clusters.md"
+PAGE = ROOT / "docs/guides/slurm.md"
 RUN = ROOT / "deploy/slurm/run.sh"
 SCRIPTS = ("one-node", "several-nodes", "sweep")
 
@@ -241,7 +241,7 @@ def test_a_script_asks_for_what_lets_it_go_on(name: str) -> None:
 
 
 def commands_of_the_page() -> list[tuple[str, list[str]]]:
-    """(script, its words) of each sbatch command in docs/clusters.md."""
+    """(script, its words) of each sbatch command in docs/guides/slurm.md."""
     found = re.findall(
         r"^[^|\n]*\bsbatch .*?deploy/slurm/(\S+)\.sbatch +([^#\n]*)", PAGE.read_text(), re.MULTILINE
     )

@@ -1,7 +1,7 @@
 """Cases for each rule of `trainbox health`: what the driver reports, and the expected result.
 
 `python -m tests.support.health_cases` runs all cases on the NVML stub and prints the table of
-docs/health.md.
+docs/reference/health-rules.md.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The tasks in docs/tasks.md work as printed."""
+"""The tasks in docs/guides/own-task.md work as printed."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.support.here import Here
 
-_PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
+_PAGE = Path(__file__).parents[2] / "docs/guides/own-task.md"
 
 
 def test_the_example_trains_as_the_page_says(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """The secret by which the machines of a training recognise each other.
 
-docs/launch.md says what it protects.
+docs/concepts/launch.md says what it protects.
 """
 
 import os

@@ -78,7 +78,7 @@ def test_each_check_has_a_red_and_a_green_case() -> None:
 
 
 def test_the_page_contains_the_table_of_cases() -> None:
-    page = (ROOT / "docs" / "health.md").read_text()
+    page = (ROOT / "docs/reference/health-rules.md").read_text()
     missing = [line for case in CASES if (line := row(case, case.result, case.code)) not in page]
     assert missing == [], "make the table with python -m tests.support.health_cases"
 
@@ -180,7 +180,7 @@ def test_the_screen(forked: Trainbox, library: Path, tmp_path: Path) -> None:
 
 
 def test_the_json_matches_its_schema(library: Path, forked: Trainbox) -> None:
-    schema = json.loads((ROOT / "docs" / "health.schema.json").read_text())
+    schema = json.loads((ROOT / "docs/reference/health.schema.json").read_text())
     for case in (
         Case("", "", ""),
         Case("", "", "", keys={"ret.init": 999}),
@@ -199,7 +199,7 @@ def test_the_json_matches_its_schema(library: Path, forked: Trainbox) -> None:
 def mismatches(value: Any, schema: dict[str, Any], place: str = "$") -> list[str]:
     """Return the differences between `value` and the schema.
 
-    Only the keywords of JSON Schema that docs/health.schema.json uses are checked.
+    Only the keywords of JSON Schema that docs/reference/health.schema.json uses are checked.
     """
     kinds = {
         "object": dict,
