@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainer.data.batches import Schedule, micro_batches, training_batches
+from trainer.data.batches import training_batches
+from trainer.data.schedule import Schedule, micro_batches
 from trainer.tasks.mnist import Mnist
 
 TURNS = 7

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from trainer.data.batches import micro_batches
+from trainer.data.schedule import micro_batches
 from trainer.parallel.exchange import Reduction
 from trainer.parallel.world import World
 from trainer.tasks.mnist import Mnist

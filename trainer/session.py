@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from trainer.data.batches import tensors_in
+from trainer.data.nested import tensors_in
 from trainer.errors import Changed, Failure, NetworkFailure, OutOfMemory, WrongUse, called_exit
 from trainer.loop.build import build, settle
 from trainer.loop.fit import fit

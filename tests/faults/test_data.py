@@ -20,7 +20,7 @@ from tests.support.faults import (
 )
 from tests.support.processes import Job
 from tests.support.ranks import Ranks
-from trainer.data.batches import epoch_order
+from trainer.data.schedule import epoch_order
 
 _TRIALS = 3  # forwards of the preflight check before the first step
 

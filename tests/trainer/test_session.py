@@ -21,7 +21,7 @@ from tests.support import tiny
 from tests.support.here import Here, StopAfter, close_files, open_files
 from tests.support.tiny import TINY, Tiny
 from trainer import session
-from trainer.data.batches import micro_batches
+from trainer.data.schedule import micro_batches
 from trainer.errors import (
     DeviceMissing,
     Failure,

@@ -10,8 +10,9 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from trainer.classification import check_classes
-from trainer.data import batches
-from trainer.data.batches import EvaluationBatches, Schedule
+from trainer.data.batches import EvaluationBatches, evaluation_batch_count, place_tensors
+from trainer.data.examples import length
+from trainer.data.schedule import Schedule, micro_batches
 from trainer.errors import WrongUse
 from trainer.loop import compiler
 from trainer.loop.attributes import Attributes
@@ -151,11 +152,11 @@ def build(config: Settings, task: Task, strategy: Strategy, run: RunLog, data_di
         task = checked_task(task, task.with_data(data_dir))
         check_classes(task)
         train = checked_dataset(task, "train_dataset", task.train_dataset(data_dir))
-        train = batches.place_tensors(train, world.device)
+        train = place_tensors(train, world.device)
         validation = checked_dataset(task, "validation_dataset", task.validation_dataset(data_dir))
-        validation = batches.place_tensors(validation, world.device)
-    schedule = _schedule(config, world, batches.length(train))
-    if batches.length(validation) == 0:
+        validation = place_tensors(validation, world.device)
+    schedule = _schedule(config, world, length(train))
+    if length(validation) == 0:
         raise WrongUse(
             f"task {config.task}: the validation set is empty: nothing to choose the best model by"
         )
@@ -164,9 +165,7 @@ def build(config: Settings, task: Task, strategy: Strategy, run: RunLog, data_di
     size = examples_at_once(config)
     workers = _workers(config, train)
     ranks = range(world.world_size)
-    own = strategy.validation_batches(
-        batches.evaluation_batch_count(batches.length(validation), size)
-    )
+    own = strategy.validation_batches(evaluation_batch_count(length(validation), size))
     # Model and optimizer.
     world.seed(config.seed, "model")
     model = checked_model(task, task.build_model())
@@ -268,7 +267,7 @@ def _schedule(config: Settings, world: World, examples: int) -> Schedule:
             f"{config.accumulation} accumulation: "
             "each must get an example; raise the batch size"
         )
-    micros = batches.micro_batches(
+    micros = micro_batches(
         config.batch_size, config.shards, config.accumulation, world.owned(config.shards)
     )
     steps_per_epoch = examples // config.batch_size

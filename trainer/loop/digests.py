@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainer.data.batches import epoch_order
+from trainer.data.schedule import epoch_order
 from trainer.errors import WrongUse
 from trainer.loop.guard import check_unchanged
 from trainer.loop.state import Job

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from trainer.data.batches import read_twice, training_batches
+from trainer.data.batches import training_batches
+from trainer.data.examples import read_twice
 from trainer.errors import WrongUse
 from trainer.loop.attributes import local, lost_state
 from trainer.loop.losses import check_losses

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from trainer.classification import Classification, counts_by_class
-from trainer.data.batches import to_device
+from trainer.data.nested import to_device
 from trainer.errors import WrongUse
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_batch

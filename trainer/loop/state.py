@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from trainer.data.batches import EvaluationBatches, Schedule
+from trainer.data.batches import EvaluationBatches
+from trainer.data.schedule import Schedule
 from trainer.errors import WrongUse
 from trainer.loop.attributes import Attributes
 from trainer.parallel.exchange import Reduction

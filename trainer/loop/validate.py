@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trainer.classification import counts_by_class, most_mistaken, wrong
-from trainer.data.batches import joined, take, tensors_in
+from trainer.data.nested import joined, take, tensors_in
 from trainer.errors import WrongUse
 from trainer.loop.evaluate import Evaluation, evaluate
 from trainer.loop.guard import check_unchanged

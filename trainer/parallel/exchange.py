@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from trainer.data.batches import MicroBatch
+from trainer.data.schedule import MicroBatch
 from trainer.errors import WrongUse
 from trainer.parallel.buffers import Place, buffer_places
 from trainer.parallel.tree import TreeSum, subtrees

@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from trainer.data.batches import Schedule
+from trainer.data.schedule import Schedule
 from trainer.system.files import append_regular
 from trainer.system.storage import storage_failure
 from trainer.system.streams import printable

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from trainer.data.batches import length, read_examples
+from trainer.data.examples import length, read_examples
 from trainer.errors import WrongUse
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World

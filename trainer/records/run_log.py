@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.data.batches import Schedule
+from trainer.data.schedule import Schedule
 from trainer.errors import StorageFailure
 from trainer.records.console import Console
 from trainer.records.gpu_events import EVENT, hardware_events, note_run

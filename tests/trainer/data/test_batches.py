@@ -15,16 +15,13 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from trainer.data.batches import (
     EvaluationBatches,
-    MicroBatch,
-    Schedule,
-    epoch_order,
     evaluation_batch_count,
-    length,
-    micro_batches,
     place_tensors,
-    to_device,
     training_batches,
 )
+from trainer.data.examples import length
+from trainer.data.nested import to_device
+from trainer.data.schedule import MicroBatch, Schedule, epoch_order, micro_batches
 from trainer.errors import WrongUse
 from trainer.parallel.world import World
 

@@ -45,7 +45,7 @@ def _by_hand(
     kind: Callable[..., torch.optim.Optimizer], steps: int, **options: Any
 ) -> dict[str, Tensor]:
     """The weights after a loop written down without the trainer, on its data in its order."""
-    from trainer.data.batches import epoch_order
+    from trainer.data.schedule import epoch_order
     from trainer.data.seeding import derive_seed
 
     task = Tiny()

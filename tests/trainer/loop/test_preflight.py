@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import StepCounter, Tiny
-from trainer.data.batches import read_twice, spread
+from trainer.data.examples import read_twice, spread
 from trainer.errors import Preempted, WrongUse
 from trainer.records.compare import read_entries
 

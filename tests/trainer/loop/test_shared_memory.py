@@ -12,7 +12,8 @@ from torch.utils.data import Dataset
 
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import Tiny
-from trainer.data.batches import read_examples, tensors_in
+from trainer.data.examples import read_examples
+from trainer.data.nested import tensors_in
 from trainer.errors import Preempted, StorageFailure
 from trainer.loop.shared_memory import Handed, least_bytes
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from trainer.data.batches import micro_batches
+from trainer.data.schedule import micro_batches
 from trainer.errors import WrongUse
 from trainer.parallel.exchange import Reduction
 from trainer.parallel.tree import TreeSum, subtrees

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import TENSOR
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import Tiny
 from trainer import session
-from trainer.data.batches import Schedule, micro_batches
+from trainer.data.schedule import Schedule, micro_batches
 from trainer.errors import Preempted
 from trainer.records import gpu_events as hardware
 from trainer.records import run_log

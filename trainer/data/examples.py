@@ -1,0 +1,142 @@
+"""Read the examples of a dataset with seeded generators, in this process or in loader workers."""
+
+import random
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from trainer.data.nested import mapped
+from trainer.data.seeding import derive_seed
+from trainer.errors import WrongUse
+from trainer.system.signals import leave_signals_to_the_parent
+from trainer.system.sources import loaded_sources
+
+_SOURCES = (-1, -1)  # the position at which a loader worker returns the source files it has loaded
+
+
+def length(dataset: Dataset[Any]) -> int:
+    """Return the number of examples in the dataset.
+
+    Raises:
+        WrongUse: The dataset does not have a valid length, such as an IterableDataset.
+    """
+    try:
+        return len(dataset)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WrongUse(
+            f"the dataset {type(dataset).__name__} has no length ({error}): use a map-style "
+            "dataset with __len__ and __getitem__"
+        ) from error
+
+
+class SeededExamples(Dataset[Any]):
+    """A dataset that seeds the generators of Python, NumPy and torch before each example.
+
+    The seed depends on (seed, epoch, index) and not on the worker.
+    """
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+
+    def __getitem__(self, position: tuple[int, int]) -> Any:
+        import numpy
+
+        if position == _SOURCES:
+            return loaded_sources()
+        epoch, index = position
+        seed = derive_seed(self.seed, "example", epoch, index)
+        random.seed(seed)
+        numpy.random.seed(seed % 2**32)
+        torch.default_generator.manual_seed(seed)
+        try:
+            return self.dataset[index]
+        except StopIteration as error:
+            # A loop over the loader would take StopIteration for the end of the dataset.
+            raise RuntimeError(f"example {index} raised StopIteration") from error
+
+
+def example_loader(
+    dataset: Dataset[Any], seed: int, positions: Iterable[Any], device: torch.device, workers: int
+) -> "DataLoader[Any]":
+    """Return a loader of one batch for each list of (epoch, index) in `positions`."""
+    return DataLoader(
+        SeededExamples(dataset, seed),
+        batch_sampler=positions,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        persistent_workers=workers > 0,
+        worker_init_fn=_start_worker if workers else None,
+    )
+
+
+def _start_worker(_worker: int) -> None:
+    torch.set_num_threads(1)
+    leave_signals_to_the_parent()
+
+
+def read_once(
+    dataset: Dataset[Any], seed: int, positions: Iterable[Any], workers: int
+) -> Iterator[Any]:
+    """Yield one batch on the CPU for each list of (epoch, index) in `positions`.
+
+    If the training uses workers, one worker reads. A file that the dataset opens at its first
+    example is then not shared with workers that are forked later. Each batch is copied out of
+    shared memory, which may be small.
+    """
+    loader = example_loader(dataset, seed, positions, torch.device("cpu"), min(workers, 1))
+    for batch in loader:
+        yield mapped(Tensor.clone, batch)
+
+
+def read_examples(
+    dataset: Dataset[Any], seed: int, indices: list[int], workers: int
+) -> tuple[list[Any], dict[str, str]]:
+    """Return examples as batches of one, and the `loaded_sources` of the process that read them."""
+    positions = [[(0, index)] for index in indices] + [[_SOURCES]]
+    *examples, sources = read_once(dataset, seed, positions, workers)
+    return examples, {name: digest for name, (digest,) in sources.items()}
+
+
+def read_twice(
+    dataset: Dataset[Any], seed: int, workers: int, seconds: float
+) -> Iterator[tuple[int, Any]]:
+    """Yield (index, example as a batch of one) twice for examples spread over the dataset.
+
+    The second pass is in reverse order. `seconds` limits the time of both passes. The first and the
+    last example are always read.
+    """
+    order: list[int] = []
+
+    def positions() -> Iterator[list[tuple[int, int]]]:
+        end = 0.0
+        for index in spread(length(dataset)):
+            if len(order) == 2:  # a worker has started by now
+                end = time.monotonic() + seconds / 2
+            if len(order) >= 2 and time.monotonic() >= end:
+                break
+            order.append(index)
+            yield [(0, index)]
+        order.extend(reversed(order))
+        for index in order[len(order) // 2 :]:
+            yield [(0, index)]
+
+    for number, batch in enumerate(read_once(dataset, seed, positions(), workers)):
+        yield order[number], batch
+
+
+def spread(count: int) -> Iterator[int]:
+    """Yield the numbers below `count` in an order whose every prefix is spread evenly.
+
+    The first and the last number come first. The others follow the van der Corput sequence.
+    """
+    yield from dict.fromkeys((0, count - 1))
+    bits = (count - 1).bit_length()
+    for k in range(1, 1 << bits):
+        # The reversed bits of 1, 2, 3, ... give the halves, then the quarters, and so on.
+        index = int(f"{k:0{bits}b}"[::-1], 2)
+        if index < count - 1:
+            yield index
