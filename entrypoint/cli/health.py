@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     from entrypoint.health.check import Question
     from entrypoint.health.verdict import Verdict
 
-_CPU_PROCESSES = 2  # of --deep without a GPU: the fewest that can communicate
+_CPU_PROCESSES = 2  # for --deep without a GPU: the fewest that can communicate
+# The parameters that each mode uses. The others are refused on the command line.
+_SELECTION = {"modes", "gpus", "gpu_ids", "require"}
+_EXAMINATION = {*_SELECTION, "health_limits", "processes", "runs_dir"}
+_USED = {
+    "check": {*_EXAMINATION, "as_json"},
+    "gate": {*_EXAMINATION, "as_json"},
+    "live": {*_SELECTION, "as_json"},
+    "monitor": {*_EXAMINATION, "listen", "interval_s"},
+    "deep": {*_EXAMINATION, "as_json", "deadline_s"},
+    "list": {"modes", "as_json"},
+}
 
 
 @click.command(short_help="Check whether GPUs, driver and node are fit to train on.")
@@ -32,30 +43,38 @@ _CPU_PROCESSES = 2  # of --deep without a GPU: the fewest that can communicate
     "--gpu-ids", metavar="IDS", envvar="GPU_IDS", help="Required GPUs; only these are judged."
 )
 @click.option(
-    "--gate", "mode", flag_value="gate", help="Before a run: one sample, in less than a second."
+    "--gate",
+    "modes",
+    flag_value="gate",
+    multiple=True,
+    help="Before a run: one sample, in less than a second.",
 )
 @click.option(
     "--live",
-    "mode",
+    "modes",
     flag_value="live",
+    multiple=True,
     help="Liveness probe: check that the driver answers and all GPUs are there.",
 )
 @click.option(
     "--monitor",
-    "mode",
+    "modes",
     flag_value="monitor",
+    multiple=True,
     help="Beside runs: sample periodically, and serve the findings over HTTP.",
 )
 @click.option(
     "--deep",
-    "mode",
+    "modes",
     flag_value="deep",
+    multiple=True,
     help="Compute on each GPU and communicate between each pair; takes minutes.",
 )
 @click.option(
     "--list",
-    "mode",
+    "modes",
     flag_value="list",
+    multiple=True,
     help="List the visible GPUs and MIG slices; judge nothing.",
 )
 @click.option(
@@ -108,7 +127,7 @@ _CPU_PROCESSES = 2  # of --deep without a GPU: the fewest that can communicate
 def health(
     gpus: int | str | None,
     gpu_ids: str | None,
-    mode: str | None,
+    modes: tuple[str, ...],
     as_json: bool,
     require: str,
     health_limits: Path | None,
@@ -138,16 +157,19 @@ def health(
     from entrypoint.health.limits import read_limits
     from entrypoint.health.verdict import Mode
 
-    if mode == "list":
-        refuse_unused("health --list", {"mode", "as_json"})
+    if len(flags := dict.fromkeys(f"--{mode}" for mode in modes)) > 1:
+        raise InvalidRequest(f"{' and '.join(flags)} are different modes of health: choose one")
+    name = modes[0] if modes else "check"
+    refuse_unused(" ".join(["health", *flags]), _USED[name])
+    if name == "list":
         _list_gpus(as_json)
         return
-    kind = Mode(mode or "check")
+    kind = Mode(name)
     required = tuple(filter(None, require.split(",")))
     known = check_names(kind)
     if unknown := [name for name in required if name not in known]:
         raise InvalidRequest(
-            f"--require {require}: there is no check {unknown[0]}; there are {', '.join(known)}"
+            f"--require {require}: no such check {unknown[0]!r}: use some of {', '.join(known)}"
         )
     limits, overridden = read_limits(health_limits)
     question = Question(
@@ -201,12 +223,12 @@ def _list_gpus(as_json: bool) -> None:
         click.echo(f"no GPU visible: {reason}")
 
 
-_OF_THE_QUESTION = ("gpus", "gpu_ids", "health_limits", "runs_dir")
+_QUESTION_OPTIONS = ("gpus", "gpu_ids", "health_limits", "runs_dir")
 
 
 @click.command(
     short_help="Print a report to paste when you ask for help.",
-    params=[option for option in health.params if option.name in _OF_THE_QUESTION],
+    params=[option for option in health.params if option.name in _QUESTION_OPTIONS],
 )
 def doctor(
     gpus: int | str | None, gpu_ids: str | None, health_limits: Path | None, runs_dir: Path
@@ -224,13 +246,13 @@ def doctor(
     from entrypoint.health.limits import read_limits
     from entrypoint.health.verdict import Mode
 
-    def tell() -> None:
+    def report_wait() -> None:
         if sys.stderr.isatty():
-            click.echo("looking at torch ...", err=True)
+            click.echo("waiting for torch ...", err=True)
 
     limits, overridden = read_limits(health_limits)
     question = Question(Mode.GATE, limits=limits, overridden=overridden, runs_dir=runs_dir)
-    click.echo(examined(question, gpus, gpu_ids, on_wait=tell))
+    click.echo(examined(question, gpus, gpu_ids, on_wait=report_wait))
 
 
 def _verdict(
@@ -247,7 +269,7 @@ def _verdict(
 
     if gpus == 0:
         return without_driver(
-            dataclasses.replace(question, processes=processes or 1), "not asked: --gpus 0"
+            dataclasses.replace(question, processes=processes or 1), "not queried: --gpus 0"
         )
     try:
         found = driver.detect()
@@ -259,12 +281,12 @@ def _verdict(
     if isinstance(decided, Verdict):
         return decided
 
-    def progress(done: int, looks: int) -> None:
-        if looks > 1 and not as_json and sys.stderr.isatty():
+    def progress(done: int, samples: int) -> None:
+        if samples > 1 and not as_json and sys.stderr.isatty():
             click.echo(
-                f"\rlooking at {len(decided.asked.gpus)} GPU(s): {done} of {looks}",
+                f"\rsampling {len(decided.asked.gpus)} GPU(s): {done} of {samples}",
                 err=True,
-                nl=done == looks,
+                nl=done == samples,
             )
 
     return examine(driver, decided, progress)

@@ -12,7 +12,7 @@ from entrypoint.launch.cluster import RDZV_TIMEOUT_S
 
 PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-# of a machine, as nodes believe it of each other: trainer/launch/rendezvous.py
+# The most processes of a machine. trainer/launch/rendezvous.py has the same limit for each node.
 MOST_PROCESSES = 4096
 
 
@@ -31,7 +31,7 @@ class GpuCount(click.ParamType[int | str]):
             return "all" if value == "all" else int(value)
         if not (value.isascii() and value.isdigit()):
             self.fail(
-                f"{value!r} is neither a number of GPUs nor `all`; to name GPUs use "
+                f"{value!r} is neither a number of GPUs nor `all`: to name GPUs use "
                 f"--gpu-ids {value}",
                 param,
                 ctx,
@@ -40,7 +40,7 @@ class GpuCount(click.ParamType[int | str]):
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
-    """Different whole numbers from `low` on, as in 1,2,4: in order."""
+    """A list of different whole numbers of at least `low`, as in 1,2,4. Returned in order."""
 
     name = "N,N,..."
 
@@ -55,17 +55,29 @@ class Numbers(click.ParamType[tuple[int, ...]]):
     ) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
-        words = value.split(",")
-        if not all(word.isascii() and word.isdigit() and int(word) >= self.low for word in words):
+        texts = value.split(",")
+        if not all(text.isascii() and text.isdigit() and int(text) >= self.low for text in texts):
             self.fail(
                 f"{value!r} is not a list of whole numbers from {self.low}, such as "
                 f"{self.low},{2 * self.low + 2}",
                 param,
                 ctx,
             )
-        if len(set(map(int, words))) < len(words):
-            self.fail(f"{value!r} names a number twice", param, ctx)
-        return tuple(sorted(map(int, words)))
+        if len(set(map(int, texts))) < len(texts):
+            self.fail(f"{value!r} repeats a number: give each number once", param, ctx)
+        return tuple(sorted(map(int, texts)))
+
+
+class Strategy(click.Choice[str]):
+    """A launch strategy, with a hint for the removed value `single`."""
+
+    def __init__(self) -> None:
+        super().__init__(["ddp", "fsdp", "dp"])
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        if value == "single":
+            return "'single' was removed: use --gpus 1, or --processes 1 on the CPU"
+        return super().get_invalid_choice_message(value, ctx)
 
 
 _DEVICE_OPTIONS = [
@@ -73,26 +85,26 @@ _DEVICE_OPTIONS = [
         "--gpus",
         type=GpuCount(),
         envvar="GPUS",
-        help="How many GPUs; 0 is the CPU. Default: all visible.",
+        help="Number of GPUs; 0 is the CPU. Default: all visible.",
     ),
     click.option(
         "--gpu-ids",
         metavar="IDS",
         envvar="GPU_IDS",
-        help="Which ones: 0,2 or UUIDs or 0:1 for a MIG slice.",
+        help="The GPUs to use: 0,2 or UUIDs, or 0:1 for a MIG slice.",
     ),
     click.option(
         "--processes",
         type=click.IntRange(1, MOST_PROCESSES),
         metavar="N",
         envvar="PROCESSES",
-        help="How many CPU processes: torchrun DDP over gloo, or a sweep's trials at a time.",
+        help="Number of CPU processes: torchrun DDP over gloo, or a sweep's trials at a time.",
     ),
     click.option(
         "--device",
         type=click.Choice(["auto", "cuda", "mps", "cpu"]),
         envvar=["DEVICE", "TRAINBOX_DEVICE"],
-        help="Default: auto, which is cuda where there are GPUs.",
+        help="Device to train on. Default: auto, which is cuda if there are GPUs.",
     ),
 ]
 health_limits_option = click.option(
@@ -100,7 +112,7 @@ health_limits_option = click.option(
     type=click.Path(path_type=Path),
     envvar="HEALTH_LIMITS",
     metavar="FILE",
-    help="TOML file with other limits: docs/guides/health.md.",
+    help="TOML file that overrides limits: docs/guides/health.md.",
 )
 _HEALTH_OPTIONS = [
     click.option(
@@ -115,7 +127,7 @@ _HEALTH_OPTIONS = [
 _JOB_OPTIONS = [
     click.option(
         "--strategy",
-        type=click.Choice(["ddp", "fsdp", "dp"]),
+        type=Strategy(),
         envvar="STRATEGY",
         help="ddp: torchrun, one process per GPU. fsdp: the same, each with a share of a model "
         "that is too large for one GPU. dp: DataParallel. Default: ddp on 2 GPUs or more.",
@@ -125,23 +137,26 @@ _JOB_OPTIONS = [
         type=click.IntRange(1),
         metavar="N",
         envvar="NNODES",
-        help="How many machines. Default: the scheduler's word.",
+        help="Number of machines. Default: the scheduler's value.",
     ),
     click.option(
         "--node-rank",
         type=click.IntRange(0),
         metavar="N",
         envvar="NODE_RANK",
-        help="Which of them this is, from 0.",
+        help="This machine's number, from 0.",
     ),
     click.option(
         "--rdzv-endpoint",
         metavar="HOST:PORT",
         envvar="RDZV_ENDPOINT",
-        help="Where they meet: on node 0.",
+        help="Address of the rendezvous, on node 0.",
     ),
     click.option(
-        "--rdzv-id", metavar="TEXT", envvar="RDZV_ID", help="The job's name there, the same on all."
+        "--rdzv-id",
+        metavar="TEXT",
+        envvar="RDZV_ID",
+        help="Name of the job at the rendezvous, the same on all machines.",
     ),
     click.option(
         "--rdzv-timeout-s",
@@ -149,7 +164,7 @@ _JOB_OPTIONS = [
         default=RDZV_TIMEOUT_S,
         metavar="SECONDS",
         envvar="RDZV_TIMEOUT_S",
-        help=f"How long to wait there for the others. Default: {RDZV_TIMEOUT_S}.",
+        help=f"Seconds to wait for the other machines. Default: {RDZV_TIMEOUT_S}.",
     ),
     # RDZV_SECRET and RDZV_SECRET_FILE have no option: every user of a machine can read the
     # arguments of a process. trainer.launch.secret reads them.
@@ -157,14 +172,14 @@ _JOB_OPTIONS = [
 
 
 def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Which GPUs or CPU slots, and whether to look at their health."""
+    """Add the options that select GPUs or CPU slots and their health check."""
     for option in reversed([*_DEVICE_OPTIONS, *_HEALTH_OPTIONS]):
         command = option(command)
     return command
 
 
 def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Those, and how a job of several processes or machines is put together."""
+    """Add the device options, and those of a job of several processes or machines."""
     for option in reversed(_JOB_OPTIONS):
         command = option(command)
     return device_options(command)
@@ -197,7 +212,7 @@ def refuse_unused(invocation: str, used: set[str]) -> None:
 
 
 def environment_names(ctx: click.Context) -> list[str]:
-    """The names in the environment that have set an option."""
+    """Return the environment variables that have set an option."""
     given = [
         param
         for param in ctx.command.params

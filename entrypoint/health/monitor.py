@@ -176,7 +176,7 @@ class _Looks:
             return still
         gpus = self._words[0]
         if gpus == 0:
-            return without_driver(self._base, "not asked: --gpus 0")
+            return without_driver(self._base, "not queried: --gpus 0")
         if self._question is None:
             try:
                 found = about(

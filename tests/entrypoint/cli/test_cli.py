@@ -150,7 +150,18 @@ PRINT_DOCKER = (
     "verify a --print-docker",
     {"run", "print_docker", "data_dir"},
 )
-LIST = (entrypoint.cli.health.health, "health --list", {"mode", "as_json"})
+LIST = (entrypoint.cli.health.health, "health --list", {"modes", "as_json"})
+_OF_DEEP, _OF_MONITOR = ["--deadline-s 1"], ["--listen 1", "--interval-s 1"]
+UNUSED_BY_MODE = {
+    "health": [*_OF_DEEP, *_OF_MONITOR],
+    "health --gate": [*_OF_DEEP, *_OF_MONITOR],
+    "health --live": [
+        *(*_OF_DEEP, *_OF_MONITOR),
+        *("--health-limits 1", "--processes 1", "--runs-dir 1"),
+    ],
+    "health --monitor": [*_OF_DEEP, "--json"],
+    "health --deep": _OF_MONITOR,
+}
 
 
 @pytest.fixture
@@ -190,6 +201,11 @@ def unused_options(command: click.Command, used: set[str]) -> list[tuple[str, st
             *unused_options(command, used),
             ("--gpus 4 --processes 2", "--gpus, --processes"),
         ]
+    ]
+    + [
+        (invocation, typed, typed.split()[0])
+        for invocation, options in UNUSED_BY_MODE.items()
+        for typed in options
     ],
 )
 def test_an_option_that_would_be_ignored_is_refused(
@@ -197,6 +213,35 @@ def test_an_option_that_would_be_ignored_is_refused(
 ) -> None:
     ended = narrow(f"{invocation} {typed}", {})
     assert refused(ended) == f"{invocation} got options that it does not use ({shown}): drop them"
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("--deep --list", "--deep and --list"),
+        ("--list --deep", "--list and --deep"),
+        ("--gate --live --gate --json", "--gate and --live"),
+    ],
+)
+def test_several_modes_of_health_are_refused(
+    narrow: Callable[..., Ended], given: str, shown: str
+) -> None:
+    line = refused(narrow(f"health {given}", {}))
+    assert line == f"{shown} are different modes of health: choose one"
+
+
+def test_a_mode_of_health_may_be_repeated(narrow: Callable[..., Ended]) -> None:
+    assert narrow("health --list --list", {}) == Ended(0, "health --list\n", "")
+
+
+def test_the_removed_strategy_is_refused_with_its_replacement(plan: Command) -> None:
+    line = (
+        "Invalid value for '--strategy': 'single' was removed: use --gpus 1, or --processes 1 on "
+        "the CPU"
+    )
+    assert refused(plan("--strategy", "single")) == line
+    assert refused(plan(STRATEGY="single")) == line
+    assert "is not one of 'ddp', 'fsdp', 'dp'" in refused(plan("--strategy", "ring"))
 
 
 def test_variables_of_make_and_compose_are_not_refused(narrow: Callable[..., Ended]) -> None:
@@ -409,7 +454,7 @@ def test_threads_of_the_environment_stay(plan: Command) -> None:
     )
 
 
-_NEITHER = "is neither a number of GPUs nor `all`; to name GPUs use --gpu-ids"
+_NEITHER = "is neither a number of GPUs nor `all`: to name GPUs use --gpu-ids"
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_a_terminal_shows_that_it_waits_for_torch(tmp_path: Path) -> None:
     done = subprocess.run(
         command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=theirs, text=True, timeout=60
     )
-    assert os.read(ours, 1000) == b"looking at torch ...\r\n"
+    assert os.read(ours, 1000) == b"waiting for torch ...\r\n"
     assert (done.returncode, done.stdout[:15]) == (0, "trainbox doctor")
     os.close(ours)
     os.close(theirs)

@@ -343,7 +343,7 @@ def test_a_gpu_that_only_the_driver_sees(trainbox: Trainbox, library: Path) -> N
         (["--deep", "--deadline-s", "0"], "'--deadline-s'"),
         (
             ["--gate", "--require", "deep-matmul"],
-            "--require deep-matmul: there is no check deep-matmul; there are driver",
+            "--require deep-matmul: no such check 'deep-matmul': use some of driver",
         ),
     ],
 )

@@ -243,17 +243,17 @@ def mismatches(value: Any, schema: dict[str, Any], place: str = "$") -> list[str
         (
             ["--require", "ecc"],
             "",
-            "--require ecc: there is no check ecc; there are driver, count, handle",
+            "--require ecc: no such check 'ecc': use some of driver, count, handle",
         ),
         (
             ["--gate", "--require", "xid"],
             "",
-            "--require xid: there is no check xid; there are driver, count, handle",
+            "--require xid: no such check 'xid': use some of driver, count, handle",
         ),
         (
             ["--live", "--require", "shm"],
             "",
-            "--require shm: there is no check shm; there are driver, count, handle, "
+            "--require shm: no such check 'shm': use some of driver, count, handle, "
             "recovery-action",
         ),
         (["--gpus", "two"], "", "'two' is neither a number of GPUs nor `all`"),
