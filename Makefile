@@ -185,7 +185,7 @@ test-load: $(VENV)/.dev ## The tests of test beside busy processes, to find test
 test-image: $(VENV)/.dev ## Build the image and run it in Docker: minutes, and 7 GB of disk (BASE_IMAGE=, PYTEST_ARGS=)
 	$(VENV)/bin/python -P -m pytest -m image -rs $(PYTEST_ARGS) tests/image
 
-lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; links and code fences of the pages
+lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; links and code fences of the pages, and their HTML
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -193,6 +193,14 @@ lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; links and code
 	$(VENV)/bin/shellcheck .ci/run $(wildcard deploy/*/*.sh deploy/*/*.sbatch)
 	$(VENV)/bin/yamllint --strict .
 	$(VENV)/bin/python -P -m tests.support.markdown $(wildcard *.md docs/*.md docs/*/*.md docs/*/*/*.md)
+	$(mkdocs) --quiet
+
+docs: $(VENV)/.dev ## Build the pages of docs/ as HTML in build/site, and print the file to open
+	$(mkdocs)
+	@echo "open build/site/index.html in a browser"
+
+# The variable turns off an advertisement of the theme.
+mkdocs = NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 lock: $(VENV)/.dev ## Update both lock files after a change in pyproject.toml (ARGS=--upgrade for the newest versions)
 	$(VENV)/bin/uv pip compile --quiet pyproject.toml --universal --generate-hashes --no-emit-index-url $(ARGS) -o requirements.lock
@@ -225,4 +233,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	$(install) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: train plan sweep drill bench verify health doctor tensorboard shell benchmark build sif image folders test test-all test-faults test-slow test-load test-image lint lock clean help
+.PHONY: train plan sweep drill bench verify health doctor tensorboard shell benchmark build sif image folders test test-all test-faults test-slow test-load test-image lint docs lock clean help
