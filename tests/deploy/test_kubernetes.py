@@ -286,11 +286,15 @@ def test_who_retries_is_as_the_page_of_exit_codes_has_it(name: str) -> None:
     (health,), (train,) = (
         job["spec"]["template"]["spec"][kind] for kind in ("initContainers", "containers")
     )
-    expected = {"a person": "FailJob", "nobody": "FailJob", "the scheduler, at once": "Ignore"}
+    expected = {
+        "after manual action": "FailJob",
+        "no": "FailJob",
+        "by the scheduler, at once": "Ignore",
+    }
     codes = who_retries()
     assert codes.keys() == {1, 2, 3, 4, 5, 6, 7, 8, 75}
     for code, who in codes.items():
-        assert who in expected or who.startswith("the scheduler")
+        assert who in expected or who.startswith("by the scheduler")
         assert fate(job, ("health", 0), (train["name"], code)) == expected.get(who, "Count"), (
             code,
             who,
