@@ -241,7 +241,7 @@ def doctor(
       trainbox doctor
       docker compose run --rm train doctor
     """
-    from entrypoint.doctor.examine import examined
+    from entrypoint.doctor.examine import examination_report
     from entrypoint.health.check import Question
     from entrypoint.health.limits import read_limits
     from entrypoint.health.verdict import Mode
@@ -252,7 +252,7 @@ def doctor(
 
     limits, overridden = read_limits(health_limits)
     question = Question(Mode.GATE, limits=limits, overridden=overridden, runs_dir=runs_dir)
-    click.echo(examined(question, gpus, gpu_ids, on_wait=report_wait))
+    click.echo(examination_report(question, gpus, gpu_ids, on_wait=report_wait))
 
 
 def _verdict(

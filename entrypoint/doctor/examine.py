@@ -12,8 +12,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from entrypoint.doctor.redaction import hidden_words
-from entrypoint.doctor.report import DriverSays, Examination, TorchSays, report
+from entrypoint.doctor.redaction import private_names
+from entrypoint.doctor.report import DriverAnswer, Examination, TorchAnswer, report
 from entrypoint.doctor.surroundings import read_surroundings
 from entrypoint.driver.gpus import visible_gpus
 from entrypoint.driver.process import Driver, NoAnswer
@@ -27,7 +27,7 @@ TORCH_DEADLINE_S = 30.0  # the wait for torch to start and to list the GPUs; usu
 _ENDING_S = 1.0
 
 
-def examined(
+def examination_report(
     question: Question,
     gpus: int | str | None,
     gpu_ids: str | None,
@@ -39,29 +39,31 @@ def examined(
     `on_wait` is called before the wait for torch.
     """
     begin_s = time.monotonic()
-    asked = _start_torch()
+    process = _start_torch()
     driver, verdict = _ask_driver(question, gpus, gpu_ids)
     data_dir = Path(os.environ.get("TRAINBOX_DATA_DIR") or "data")
     around, identity = read_surroundings(question.runs_dir or Path("runs"), data_dir, os.environ)
     on_wait()
-    torch = _answer(asked, torch_deadline_s - (time.monotonic() - begin_s), torch_deadline_s)
-    hidden = hidden_words(identity.homes, identity.users, identity.hosts)
+    torch = _torch_answer(
+        process, torch_deadline_s - (time.monotonic() - begin_s), torch_deadline_s
+    )
+    hidden = private_names(identity.homes, identity.users, identity.hosts)
     taken_at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return report(Examination(taken_at, verdict, driver, torch, around, os.environ, hidden))
 
 
 def _ask_driver(
     question: Question, gpus: int | str | None, gpu_ids: str | None
-) -> tuple[DriverSays, Verdict]:
+) -> tuple[DriverAnswer, Verdict]:
     try:
         driver = Driver()
         found = driver.detect()
     except NoAnswer as error:
-        return DriverSays("gives no answer", there=True), broken_driver(question, str(error))
-    words = found.absent or (
+        return DriverAnswer("does not answer", installed=True), broken_driver(question, str(error))
+    summary = found.absent or (
         "does not work: see the verdict" if found.broken else f"version {found.driver_version}"
     )
-    seen = DriverSays(words, not found.absent, found.gpus, found.gpus)
+    seen = DriverAnswer(summary, not found.absent, found.gpus, found.gpus)
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         seen = dataclasses.replace(seen, visible=visible_gpus(found.gpus, chosen))
@@ -86,24 +88,26 @@ def _start_torch() -> subprocess.Popen[str]:
     )
 
 
-def _answer(asked: subprocess.Popen[str], within_s: float, deadline_s: float) -> TorchSays:
+def _torch_answer(
+    process: subprocess.Popen[str], within_s: float, deadline_s: float
+) -> TorchAnswer:
     try:
-        out, err = asked.communicate(timeout=max(0.0, within_s))
+        out, err = process.communicate(timeout=max(0.0, within_s))
     except subprocess.TimeoutExpired:
-        asked.kill()
+        process.kill()
         # A process that hangs in the driver cannot be killed.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            asked.wait(_ENDING_S)
-        return TorchSays(
-            fault=f"gave no answer within {deadline_s:g} s: check the driver and the disk's speed"
+            process.wait(_ENDING_S)
+        return TorchAnswer(
+            fault=f"gave no answer within {deadline_s:g} s: check the driver and the disk"
         )
     last = (err.strip().splitlines() or ["no output"])[-1]
-    if asked.returncode < 0:
-        return TorchSays(
-            fault=f"was killed by signal {-asked.returncode} "
-            f"({signal.strsignal(-asked.returncode)}): {last}"
+    if process.returncode < 0:
+        return TorchAnswer(
+            fault=f"was killed by signal {-process.returncode} "
+            f"({signal.strsignal(-process.returncode)}): {last}"
         )
     try:
-        return TorchSays(**json.loads(out.splitlines()[-1]))
+        return TorchAnswer(**json.loads(out.splitlines()[-1]))
     except (IndexError, ValueError, TypeError):
-        return TorchSays(fault=f"exited with code {asked.returncode} and no answer: {last}")
+        return TorchAnswer(fault=f"exited with code {process.returncode} and no answer: {last}")

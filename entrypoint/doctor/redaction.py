@@ -1,6 +1,7 @@
 """Decide what a public report may show of an environment and of a text. Pure.
 
-If in doubt, the value is hidden: a wrongly hidden value costs a helper only one question.
+A variable's value is shown only if its name is on the list `_SHOWN`. So no rule has to recognize a
+secret in the environment, and a new variable is hidden until its name is added.
 """
 
 import re
@@ -11,50 +12,65 @@ from entrypoint.doctor.secret_rule import NOT_SHOWN, is_secret, without_secrets
 _LONGEST = 240  # characters shown of a value; an image's NVIDIA_REQUIRE_CUDA has a thousand
 _LONGEST_READ = 10 * _LONGEST  # the rest of a longer text is ignored
 
-# The variables that the launch, torch and its libraries read. All others are ignored.
-_PREFIXES = (
-    *(
-        "CUDA_",
-        "NVIDIA_",
-        "NCCL_",
-        "TORCH_",
-        "TORCHINDUCTOR_",
-        "PYTORCH_",
-        "OMP_",
-        "MKL_",
-        "GLOO_",
-        "TP_SOCKET",
-    ),
-    *("SLURM_JOB", "SLURM_STEP", "SLURM_NODE", "PET_", "TRAINBOX_"),
+# Variables whose values are numbers, switches, devices, nodes, network interfaces or paths.
+_SHOWN_BY_TOPIC = {
+    "the launch": """
+        DEVICE GPUS GPU_IDS HEALTH HEALTH_LIMITS NNODES NODE_RANK PROCESSES RDZV_ENDPOINT
+        RDZV_TIMEOUT_S STRATEGY TASK
+    """,
+    "settings, the image and the launcher": """
+        TRAINBOX_ACCUMULATION TRAINBOX_BASE_BATCH_SIZE TRAINBOX_BATCH_SIZE
+        TRAINBOX_BATCH_SIZE_PER_GPU TRAINBOX_CHECKPOINT_MINUTES TRAINBOX_CHECKPOINT_STEPS
+        TRAINBOX_CLIP_NORM TRAINBOX_COMPILE TRAINBOX_CONFIG TRAINBOX_DATA_DIR
+        TRAINBOX_DETERMINISTIC TRAINBOX_DEVICE TRAINBOX_DRIVER_DEADLINE_S TRAINBOX_EPOCHS
+        TRAINBOX_IMAGE_DIGEST TRAINBOX_LR TRAINBOX_MAX_STEPS TRAINBOX_OPTIMIZER
+        TRAINBOX_PRECISION TRAINBOX_RESUME TRAINBOX_RUNS_DIR TRAINBOX_SEED TRAINBOX_SHARDS
+        TRAINBOX_THREADS TRAINBOX_WORKERS
+    """,
+    "schedulers": """
+        JOB_COMPLETION_INDEX PET_MASTER_ADDR PET_MASTER_PORT PET_NNODES PET_NODE_RANK
+        PET_NPROC_PER_NODE PET_RDZV_ENDPOINT SLURM_CPUS_ON_NODE SLURM_CPUS_PER_TASK SLURM_GPUS
+        SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE SLURM_JOB_CPUS_PER_NODE SLURM_JOB_GPUS
+        SLURM_JOB_ID SLURM_JOB_NODELIST SLURM_JOB_NUM_NODES SLURM_LOCALID SLURM_MEM_PER_NODE
+        SLURM_NNODES SLURM_NODEID SLURM_NODELIST SLURM_NTASKS SLURM_NTASKS_PER_NODE
+        SLURM_PROCID SLURM_RESTART_COUNT SLURM_STEP_GPUS SLURM_STEP_ID SLURM_STEP_NODELIST
+        SLURM_STEP_NUM_NODES SLURM_STEP_NUM_TASKS SLURM_TASKS_PER_NODE
+    """,
+    "cuda and the container runtime": """
+        CUBLAS_WORKSPACE_CONFIG CUDA_DEVICE_MAX_CONNECTIONS CUDA_DEVICE_ORDER CUDA_HOME
+        CUDA_LAUNCH_BLOCKING CUDA_MODULE_LOADING CUDA_MPS_PIPE_DIRECTORY CUDA_VERSION
+        CUDA_VISIBLE_DEVICES NVIDIA_DISABLE_REQUIRE NVIDIA_DRIVER_CAPABILITIES
+        NVIDIA_REQUIRE_CUDA NVIDIA_TF32_OVERRIDE NVIDIA_VISIBLE_DEVICES
+    """,
+    "communication": """
+        GLOO_SOCKET_IFNAME NCCL_ALGO NCCL_BUFFSIZE NCCL_CROSS_NIC NCCL_CUMEM_ENABLE NCCL_DEBUG
+        NCCL_DEBUG_SUBSYS NCCL_IB_DISABLE NCCL_IB_GID_INDEX NCCL_IB_HCA NCCL_IB_TIMEOUT
+        NCCL_LAUNCH_MODE NCCL_MAX_NCHANNELS NCCL_MIN_NCHANNELS NCCL_NET NCCL_NET_GDR_LEVEL
+        NCCL_NVLS_ENABLE NCCL_P2P_DISABLE NCCL_P2P_LEVEL NCCL_PROTO NCCL_SHM_DISABLE
+        NCCL_SOCKET_FAMILY NCCL_SOCKET_IFNAME NCCL_TOPO_FILE TP_SOCKET_IFNAME
+    """,
+    "torch, threads and libraries": """
+        HOME LD_LIBRARY_PATH LD_PRELOAD MKL_NUM_THREADS OMP_NUM_THREADS OMP_PROC_BIND
+        PYTHONHASHSEED PYTHONPATH PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF
+        PYTORCH_NVML_BASED_CUDA_CHECK TORCHINDUCTOR_CACHE_DIR TORCH_CPP_LOG_LEVEL
+        TORCH_CUDA_ARCH_LIST TORCH_DISTRIBUTED_DEBUG TORCH_HOME TORCH_LOGS
+        TORCH_NCCL_ASYNC_ERROR_HANDLING TORCH_NCCL_BLOCKING_WAIT
+    """,
+}
+_SHOWN = frozenset(name for names in _SHOWN_BY_TOPIC.values() for name in names.split())
+# Other variables that may explain a problem. Only their names are shown.
+_NAMED = (
+    *("RDZV_ID", "RDZV_SECRET", "RDZV_SECRET_FILE", "SET", "http_proxy", "https_proxy", "no_proxy"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
 )
-_NAMES = (
-    *(
-        "GPUS",
-        "GPU_IDS",
-        "STRATEGY",
-        "PROCESSES",
-        "DEVICE",
-        "NNODES",
-        "NODE_RANK",
-        "RDZV_ENDPOINT",
-        "TASK",
-        "SET",
-    ),
-    *(
-        "HEALTH",
-        "HEALTH_LIMITS",
-        "PYTHONPATH",
-        "PYTHONHASHSEED",
-        "LD_LIBRARY_PATH",
-        "LD_PRELOAD",
-        "HOME",
-    ),
+_NAMED_PREFIXES = (
+    *("CUDA_", "NVIDIA_", "NCCL_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "OMP_", "MKL_"),
+    *("GLOO_", "TP_SOCKET", "SLURM_JOB", "SLURM_STEP", "SLURM_NODE", "PET_", "TRAINBOX_"),
 )
-_PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 
 _OTHERS_HOME = re.compile(r"/(home|Users)/[^/\s:'\"]+")
 
-# Common names of accounts and machines. To hide them would hide words of the report.
+# Common names of accounts and machines. If they were hidden, much of the report would be hidden.
 _NOBODY = (
     "root",
     "trainbox",
@@ -72,29 +88,32 @@ _NOBODY = (
 Hidden = Sequence[tuple[str, str]]  # (text to hide, its replacement), the longest text first
 
 
-def hidden_words(homes: Iterable[str], users: Iterable[str], hosts: Iterable[str]) -> Hidden:
-    """Return the words that identify a user or a machine, with their replacements.
+def private_names(homes: Iterable[str], users: Iterable[str], hosts: Iterable[str]) -> Hidden:
+    """Return the names that identify a user or a machine, with their replacements.
 
     Home folders become ~, names become [user], [host] and [domain]. A home at the root, such as
     /tmp in an image, identifies nobody and is not hidden.
     """
-    words = {home.rstrip("/"): "~" for home in homes if home.rstrip("/").count("/") > 1}
+    names = {home.rstrip("/"): "~" for home in homes if home.rstrip("/").count("/") > 1}
     for host in hosts:
         label, _, domain = host.partition(".")
-        words |= {host: "[host]", label: "[host]", domain: "[domain]"}
-    words |= dict.fromkeys(users, "[user]")
-    kept = ((word, shown) for word, shown in words.items() if word and word.lower() not in _NOBODY)
+        names |= {host: "[host]", label: "[host]", domain: "[domain]"}
+    names |= dict.fromkeys(users, "[user]")
+    kept = ((name, shown) for name, shown in names.items() if name and name.lower() not in _NOBODY)
     return sorted(kept, key=lambda pair: -len(pair[0]))
 
 
 def redacted(text: str, hidden: Hidden = (), longest: int = _LONGEST) -> str:
-    """Return `text` as one short line without secrets and hidden words.
+    """Return `text` as one short line without secrets and private names.
 
     If more than `longest` characters remain, the line is cut and ends with `...`.
     """
+    # A list of allowed values is not possible for free text: a message of torch or the driver may
+    # quote a command line, an address with a login or a path with a user's name. Here, secrets must
+    # be recognized by their form. If in doubt, the text is hidden.
     text = without_secrets(_printable(text))
-    for word, shown in hidden:
-        text = _pattern(word, shown).sub(shown, text)
+    for name, shown in hidden:
+        text = _pattern(name, shown).sub(shown, text)
     text = _OTHERS_HOME.sub(r"/\1/[user]", text)
     return text if len(text) <= longest else f"{text[:longest]} ..."
 
@@ -111,27 +130,20 @@ def shown_setting(name: str, value: str) -> str:
 
 
 def shown_environment(env: Mapping[str, str], hidden: Hidden = ()) -> list[tuple[str, str]]:
-    """Return the variables that matter, sorted by name, with their redacted values.
+    """Return the variables that may explain a problem, sorted by name.
 
-    Of proxies, only whether they are set is returned.
+    A value that may be shown is redacted as other text is: an endpoint can have a login, and a path
+    a user's name.
     """
-    rows = [
-        (_printable(name), _shown(name, env[name], hidden))
+    return [
+        (redacted(name, hidden), _shown(name, env[name], hidden))
         for name in sorted(env)
-        if name in _NAMES or name.startswith(_PREFIXES)
+        if name in _SHOWN or name in _NAMED or name.startswith(_NAMED_PREFIXES)
     ]
-    given = [
-        f"{name} {'set' if env.get(name) or env.get(name.upper()) else 'unset'}"
-        for name in _PROXIES
-    ]
-    return [*rows, ("proxies", ", ".join(given))]
 
 
 def _shown(name: str, value: str, hidden: Hidden) -> str:
-    """Return the redacted value of a variable."""
-    if is_secret(name, value):
-        return NOT_SHOWN
-    return redacted(value, hidden) or "(set, empty)"
+    return (redacted(value, hidden) or "(set, empty)") if name in _SHOWN else NOT_SHOWN
 
 
 def _printable(text: str) -> str:
@@ -140,14 +152,14 @@ def _printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in line)
 
 
-def _pattern(word: str, shown: str) -> re.Pattern[str]:
-    """Return the pattern that finds `word`.
+def _pattern(name: str, shown: str) -> re.Pattern[str]:
+    """Return the pattern that finds `name`.
 
     A folder matches only as a whole path. A name of fewer than four characters matches only between
     other characters than letters and digits. A longer name matches anywhere.
     """
     if shown == "~":
-        return re.compile(rf"(?<![\w.-]){re.escape(word)}(?![\w.-])")
-    if len(word) < 4:
-        return re.compile(rf"(?<![a-z0-9]){re.escape(word)}(?![a-z0-9])", re.IGNORECASE)
-    return re.compile(re.escape(word), re.IGNORECASE)
+        return re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])")
+    if len(name) < 4:
+        return re.compile(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])", re.IGNORECASE)
+    return re.compile(re.escape(name), re.IGNORECASE)

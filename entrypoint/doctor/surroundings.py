@@ -1,6 +1,6 @@
 """Read the surroundings of a training on this machine as values.
 
-Nothing is written. The only use of the network is a look-up of this machine's host name.
+Nothing is written. The network is used only to resolve this machine's host name.
 """
 
 import importlib.metadata
@@ -25,7 +25,7 @@ from entrypoint.system.cpus import usable_cpus
 _MIB = 2**20
 _ROOT = Path(__file__).parents[2]
 _UNLIMITED = 2**60  # bytes: cgroups of version 1 write a number near 2**63 for "no limit"
-_GIT_S, _LOOK_UP_S = 5.0, 5.0
+_GIT_S, _RESOLVE_S = 5.0, 5.0
 _ULIMITS = {
     "nofile": resource.RLIMIT_NOFILE,
     "nproc": resource.RLIMIT_NPROC,
@@ -35,7 +35,7 @@ _ULIMITS = {
 
 
 @dataclass(frozen=True)
-class Place:
+class Folder:
     """A folder that trainings use.
 
     `found` is the folder itself, or the existing folder in which it would be created.
@@ -53,7 +53,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The software, the rights, the folders and the limits of this machine.
+    """The software, the permissions, the folders and the limits of this machine.
 
     A value is None if the system does not report it or sets no limit.
     """
@@ -65,18 +65,18 @@ class Surroundings:
     gid: int
     groups: tuple[int, ...]
     has_passwd_entry: bool
-    rights: Mapping[str, str]  # lines of /proc/self/status
-    devices: Mapping[str, str]  # NVIDIA's nodes in /dev, with the rights of this user, such as rw
+    process_status: Mapping[str, str]  # lines of /proc/self/status
+    devices: Mapping[str, str]  # NVIDIA's nodes in /dev, with this user's access, such as rw
     kernel_module: str  # version of NVIDIA's module, empty if it is not loaded
     pci_gpus: int  # the number of NVIDIA GPUs on the PCI bus
-    places: tuple[Place, ...]
+    folders: tuple[Folder, ...]
     cpus: int
     host_cpus: int | None
     memory_mib: int | None
     memory_limit_mib: int | None
     pids_limit: int | None
     ulimits: Mapping[str, tuple[int, int]]  # soft and hard, -1 for none; memlock and core in bytes
-    own_name_fault: str  # why this machine's host name cannot be looked up, or empty
+    own_name_fault: str  # why this machine's host name cannot be resolved, or empty
     own_name_loopback: bool
 
 
@@ -94,17 +94,17 @@ def read_surroundings(
 ) -> tuple[Surroundings, Identity]:
     """Return the surroundings and the names to hide.
 
-    This takes up to ten seconds if git or the look-up of the host name hangs.
+    If git or the name resolution hangs, this takes up to ten seconds.
     """
     fault, canonical, loopback = _own_name()
-    places = {
+    folders = {
         "root": Path("/"),
         "home": Path(env.get("HOME") or "/"),
         "runs": runs_dir,
         "data": data_dir,
     }
     # Doctor only looks at these folders and does not write to them.
-    places |= {"temporary": Path("/tmp"), "shared memory": Path("/dev/shm")}  # noqa: S108
+    folders |= {"temporary": Path("/tmp"), "shared memory": Path("/dev/shm")}  # noqa: S108
     mounts = file_text(Path("/proc/self/mounts"))
     account = _account()
     found = Surroundings(
@@ -117,7 +117,7 @@ def read_surroundings(
         gid=os.getgid(),
         groups=tuple(sorted({*os.getgroups()} - {os.getgid()})),
         has_passwd_entry=account is not None,
-        rights=dict(
+        process_status=dict(
             re.findall(
                 r"^(CapEff|NoNewPrivs|Seccomp):\s+(\S+)", file_text(Path("/proc/self/status")), re.M
             )
@@ -126,8 +126,8 @@ def read_surroundings(
         kernel_module=_first(r"(\d+(?:\.\d+)+)", file_text(Path("/proc/driver/nvidia/version")))
         or "",
         pci_gpus=_pci_gpus(),
-        places=tuple(
-            place for name, path in places.items() if (place := _place(name, path, mounts))
+        folders=tuple(
+            folder for name, path in folders.items() if (folder := _folder(name, path, mounts))
         ),
         cpus=usable_cpus(),
         host_cpus=os.cpu_count(),
@@ -148,7 +148,7 @@ def container_signs(
 
     `marks` are the existing marker files, such as /.dockerenv.
     """
-    words = {
+    kinds = {
         "docker": "Docker",
         "libpod": "Podman",
         "kubepods": "Kubernetes",
@@ -163,7 +163,7 @@ def container_signs(
     }
     signs = [{"/.dockerenv": "Docker", "/run/.containerenv": "Podman"}[mark] for mark in marks]
     signs += [sign for name, sign in names.items() if name in env]
-    signs += [sign for word, sign in words.items() if word in cgroup]
+    signs += [sign for kind, sign in kinds.items() if kind in cgroup]
     signs += ["WSL"] if "microsoft" in kernel.lower() else []
     return tuple(dict.fromkeys(signs))
 
@@ -175,12 +175,12 @@ def file_system_of(path: str, mounts: str) -> str:
     """
     best, kind = "", "unknown"
     for line in mounts.splitlines():
-        words = line.split(" ")
-        if len(words) < 3:
+        fields = line.split(" ")
+        if len(fields) < 3:
             continue
-        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), words[1])
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1])
         if len(point) >= len(best) and Path(path).is_relative_to(point):
-            best, kind = point, words[2]
+            best, kind = point, fields[2]
     return kind
 
 
@@ -232,7 +232,7 @@ def _revision(env: Mapping[str, str]) -> str:
             return f"unknown ({baked}: {type(error).__name__})"
     if not (_ROOT / ".git").exists():
         return "unknown"  # git would describe the user's repository around an installed package
-    asked = [
+    command = [
         "git",
         "--no-optional-locks",
         "-C",
@@ -245,23 +245,23 @@ def _revision(env: Mapping[str, str]) -> str:
     ]
     try:
         return subprocess.run(
-            asked, capture_output=True, text=True, check=True, timeout=_GIT_S
+            command, capture_output=True, text=True, check=True, timeout=_GIT_S
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return "unknown (git does not tell)"
+        return "unknown (git failed)"
 
 
 def _devices() -> dict[str, str]:
-    """Return NVIDIA's device nodes with the rights of this user.
+    """Return NVIDIA's device nodes with this user's access.
 
-    The rights come from the mode of each file. Opening a node would wake a driver that may hang.
+    The access comes from the mode of each file. Opening a node would wake a driver that may hang.
     """
     nodes = [node for node in sorted(Path("/dev").glob("nvidia*")) if not node.is_dir()] + list(
         Path("/dev").glob("dxg")
     )
-    rights = {"r": os.R_OK, "w": os.W_OK}
+    modes = {"r": os.R_OK, "w": os.W_OK}
     return {
-        node.name: "".join(letter for letter, right in rights.items() if os.access(node, right))
+        node.name: "".join(letter for letter, mode in modes.items() if os.access(node, mode))
         for node in nodes
     }
 
@@ -273,17 +273,17 @@ def _pci_gpus() -> int:
     return sum(kind.startswith(("0x0300", "0x0302")) for kind in kinds)
 
 
-def _place(name: str, path: Path, mounts: str) -> Place | None:
-    """Return what is known of the folder `path`, or None if it cannot be examined."""
-    whole = Path(os.path.realpath(path))
-    found = nearest(whole)
+def _folder(name: str, path: Path, mounts: str) -> Folder | None:
+    """Return the properties of the folder `path`, or None if it cannot be examined."""
+    absolute = Path(os.path.realpath(path))
+    found = nearest(absolute)
     try:
         disk = os.statvfs(found)
     except OSError:
         return None
-    return Place(
+    return Folder(
         name,
-        str(whole),
+        str(absolute),
         str(found),
         file_system_of(str(found), mounts),
         bool(disk.f_flag & os.ST_RDONLY),
@@ -314,13 +314,13 @@ def _in_mib(size: int | None) -> int | None:
 
 
 def _own_name() -> tuple[str, str, bool]:
-    """Return why the look-up fails, the full name, and whether it is a loopback address.
+    """Return (why this host's name cannot be resolved, its full name, whether it is loopback).
 
-    The look-up runs in a thread, because it takes minutes with a broken resolver.
+    A thread resolves the name, because a broken resolver takes minutes.
     """
     answers: list[tuple[str, str, bool]] = []
 
-    def look_up() -> None:
+    def resolve() -> None:
         try:
             found = socket.getaddrinfo(
                 socket.gethostname(), None, type=socket.SOCK_STREAM, flags=socket.AI_CANONNAME
@@ -331,10 +331,10 @@ def _own_name() -> tuple[str, str, bool]:
         except (OSError, UnicodeError) as error:
             answers.append((getattr(error, "strerror", None) or str(error), "", False))
 
-    thread = threading.Thread(target=look_up, daemon=True)
+    thread = threading.Thread(target=resolve, daemon=True)
     thread.start()
-    thread.join(_LOOK_UP_S)
-    return answers[0] if answers else (f"no answer within {_LOOK_UP_S:g} s", "", False)
+    thread.join(_RESOLVE_S)
+    return answers[0] if answers else (f"no answer within {_RESOLVE_S:g} s", "", False)
 
 
 def _account() -> pwd.struct_passwd | None:

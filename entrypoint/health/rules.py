@@ -647,7 +647,7 @@ def judge_count(asked: Asked, wanted: str) -> list[Finding]:
     `wanted` is the option that requested the GPUs, or empty.
     """
     found = len(asked.gpus)
-    read = f"{found} of {found + asked.missing} GPUs asked for" if wanted else f"{found} GPUs"
+    read = f"{found} of {found + asked.missing} GPUs requested" if wanted else f"{found} GPUs"
     if asked.missing:
         return [
             Finding("count", Result.CRITICAL, read, limit=wanted, source="you", action="use_others")

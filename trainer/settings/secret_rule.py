@@ -1,7 +1,8 @@
 """Recognize secrets by their name, their format or their randomness.
 
-The report of `trainbox doctor` and a run's manifest must hide the same secrets. entrypoint/doctor
-and trainer/settings never import each other, so both have this file. A test compares them.
+A run's manifest and the free text of a report of `trainbox doctor` must hide the same secrets.
+entrypoint/doctor and trainer/settings never import each other, so both have this file. A test
+compares them.
 """
 
 import itertools
@@ -30,8 +31,8 @@ _KNOWN = re.compile(
     r"(?:GPU-|MIG-){1,2}[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
     r"|sha256:[0-9a-f]{64}|\brevision [0-9a-f]{40}(?![0-9a-f])"
 )
-_WORD = re.compile(r"[\w+=-]{20,}", re.ASCII)
-_WORD_WITH_SLASHES = re.compile(r"[\w+/=-]{32,}", re.ASCII)
+_PART = re.compile(r"[\w+=-]{20,}", re.ASCII)
+_PART_WITH_SLASHES = re.compile(r"[\w+/=-]{32,}", re.ASCII)
 _HEX = re.compile(r"[0-9a-f-]{32,}", re.IGNORECASE)
 # The share of characters that differ in kind (digit, upper or lower case) from the one before.
 # It is 0.4 to 0.6 in random letters and digits, and below 0.2 in people's names.
@@ -40,7 +41,7 @@ _CHANGES = 0.25
 
 def is_secret(name: str, value: str) -> bool:
     """Return whether the value of `name` must be hidden completely."""
-    return bool(_SECRET_NAME.search(name) or _TOKEN.search(value) or _random_words(value))
+    return bool(_SECRET_NAME.search(name) or _TOKEN.search(value) or _random_parts(value))
 
 
 def without_secrets(text: str) -> str:
@@ -49,25 +50,25 @@ def without_secrets(text: str) -> str:
     text = _PAIR.sub(rf"\1{_CUT}", text)
     text = _LOGIN.sub(lambda match: f"{match[1] or ''}{_CUT}@", text)
     text = _TOKEN.sub(_CUT, text)
-    for word in _random_words(text):
-        text = text.replace(word, _CUT)
+    for part in _random_parts(text):
+        text = text.replace(part, _CUT)
     return text
 
 
-def _random_words(text: str) -> list[str]:
-    """Return the words that look randomly generated."""
+def _random_parts(text: str) -> list[str]:
+    """Return the parts that look randomly generated."""
     text = _KNOWN.sub(" ", text)
     return [
-        word
-        for pattern in (_WORD_WITH_SLASHES, _WORD)
-        for word in pattern.findall(text)
-        if _looks_random(word)
+        part
+        for pattern in (_PART_WITH_SLASHES, _PART)
+        for part in pattern.findall(text)
+        if _looks_random(part)
     ]
 
 
-def _looks_random(word: str) -> bool:
-    if _HEX.fullmatch(word):
+def _looks_random(part: str) -> bool:
+    if _HEX.fullmatch(part):
         return True
-    kinds = [(letter.isdigit(), letter.isupper()) for letter in word if letter.isalnum()]
+    kinds = [(letter.isdigit(), letter.isupper()) for letter in part if letter.isalnum()]
     changes = sum(one != other for one, other in itertools.pairwise(kinds))
     return len(kinds) >= 20 and (True, False) in kinds and changes >= _CHANGES * len(kinds)

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from entrypoint.doctor.report import (
-    DriverSays,
+    DriverAnswer,
     Examination,
-    TorchSays,
+    TorchAnswer,
     difference,
-    findings_told,
+    finding_lines,
+    problems,
     report,
-    troubles,
 )
 from entrypoint.doctor.surroundings import Surroundings, container_signs, file_system_of
 from entrypoint.driver.gpus import Gpu
@@ -100,7 +100,7 @@ def test_the_driver_sees_two_gpus_and_torch_none(doctor: Doctor) -> None:
     ended = doctor("geforce")
     assert verdict_lines(ended)[2].startswith("- driver sees 2 GPUs, torch sees 0: ")
     assert "    seen           by the driver 2, visible 2, by torch 0\n" in ended.out
-    assert "    torch says     RuntimeError: " in ended.out
+    assert "    torch's error  RuntimeError: " in ended.out
 
 
 def test_the_driver_and_torch_see_the_same(doctor: Doctor, tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_the_driver_and_torch_see_the_same(doctor: Doctor, tmp_path: Path) -> No
     assert "    seen           by the driver 2, visible 2, by torch 2\n" in ended.out
     assert "    memory in use  GPU 0 to 1: 254 MiB\n" in ended.out
     assert (
-        f"    torch's place  {tmp_path}/fake/torch/__init__.py, which is not in this "
-        "Python's own folder\n" in ended.out
+        f"    torch's path   {tmp_path}/fake/torch/__init__.py, which is outside this "
+        "Python's folder\n" in ended.out
     )
 
 
@@ -123,13 +123,13 @@ signal.pause()
 WITHIN_4_S = """
 from pathlib import Path
 from entrypoint.health.check import Question
-from entrypoint.doctor.examine import examined
+from entrypoint.doctor.examine import examination_report
 from entrypoint.health.verdict import Mode
-print(examined(Question(Mode.GATE), None, None, torch_deadline_s=4))
+print(examination_report(Question(Mode.GATE), None, None, torch_deadline_s=4))
 """
 
 
-def test_a_torch_that_hangs_is_given_up(tmp_path: Path) -> None:
+def test_a_torch_that_hangs_is_killed_at_the_deadline(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     env = clean_environment(**fake_torch(tmp_path, HANGS), TRAINBOX_TEST_PID=str(pid))
     done = subprocess.run(
@@ -141,7 +141,7 @@ def test_a_torch_that_hangs_is_given_up(tmp_path: Path) -> None:
         timeout=60,
     )
     assert verdict_lines(Ended(done.returncode, done.stdout, done.stderr))[-1] == (
-        "- torch gave no answer within 4 s: check the driver and the disk's speed"
+        "- torch gave no answer within 4 s: check the driver and the disk"
     )
     assert "## environment" in done.stdout
     with pytest.raises(ProcessLookupError):
@@ -149,7 +149,7 @@ def test_a_torch_that_hangs_is_given_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "reported"),
     [
         (
             "raise OSError('libcudart.so.13: cannot open')",
@@ -167,13 +167,13 @@ def test_a_torch_that_hangs_is_given_up(tmp_path: Path) -> None:
     ],
 )
 def test_a_torch_that_does_not_start(
-    forked: Trainbox, tmp_path: Path, body: str, told: str
+    forked: Trainbox, tmp_path: Path, body: str, reported: str
 ) -> None:
-    assert f"- {told}" in verdict_lines(forked("doctor", env=fake_torch(tmp_path, body)))
+    assert f"- {reported}" in verdict_lines(forked("doctor", env=fake_torch(tmp_path, body)))
 
 
 @pytest.mark.parametrize(
-    ("keys", "env", "told"),
+    ("keys", "env", "reported"),
     [
         (
             {"ret.init": 999},
@@ -192,30 +192,30 @@ def test_a_torch_that_does_not_start(
             "- node: count CRITICAL: CUDA_VISIBLE_DEVICES=5: GPU 5 was not found: ",
         ),
         ({}, {"GPU_IDS": "0;1"}, "- node: count CRITICAL: --gpu-ids=0;1: '0;1' is not a GPU"),
-        ({}, {"GPUS": "3"}, "- node: count CRITICAL: 2 of 3 GPUs asked for"),
+        ({}, {"GPUS": "3"}, "- node: count CRITICAL: 2 of 3 GPUs requested"),
     ],
 )
-def test_the_report_comes_whatever_is_wrong(
-    doctor: Doctor, tmp_path: Path, keys: Any, env: Any, told: str
+def test_a_broken_driver_or_selection_becomes_part_of_the_report(
+    doctor: Doctor, tmp_path: Path, keys: Any, env: Any, reported: str
 ) -> None:
     ended = doctor("geforce", keys, env=fake_torch(tmp_path, TWO_GPUS) | env)
     closing, *lines = verdict_lines(ended)
     assert closing.startswith("CLOSED, CRITICAL: ")
-    assert any(line.startswith(told) for line in lines), lines
+    assert any(line.startswith(reported) for line in lines), lines
     assert "## environment" in ended.out
 
 
 @pytest.mark.waits
 @pytest.mark.slow  # the deadline of the driver is 10 s
-def test_a_driver_that_hangs_is_given_up(doctor: Doctor, tmp_path: Path) -> None:
+def test_a_driver_that_hangs_is_reported_at_the_deadline(doctor: Doctor, tmp_path: Path) -> None:
     ended = doctor("geforce", {"hang.init": 1}, env=fake_torch(tmp_path, TWO_GPUS))
     assert verdict_lines(ended)[1].startswith(
         "- node: driver CRITICAL: the NVIDIA driver does not answer: waited 10 s"
     )
-    assert "    driver         gives no answer\n" in ended.out
+    assert "    driver         does not answer\n" in ended.out
 
 
-def test_a_terminal_shows_that_it_waits_for_torch(tmp_path: Path) -> None:
+def test_a_terminal_shows_the_wait_for_torch(tmp_path: Path) -> None:
     ours, theirs = os.openpty()
     env = clean_environment(**fake_torch(tmp_path, TWO_GPUS))
     command = [sys.executable, "-P", "-m", "entrypoint", "doctor"]
@@ -228,7 +228,7 @@ def test_a_terminal_shows_that_it_waits_for_torch(tmp_path: Path) -> None:
     os.close(theirs)
 
 
-def test_nothing_private_is_in_a_report(doctor: Doctor, tmp_path: Path) -> None:
+def test_a_report_contains_nothing_private(doctor: Doctor, tmp_path: Path) -> None:
     home = "/home/kbauer"
     hidden = {
         "TRAINBOX_API_KEY": "canary-by-name",
@@ -237,18 +237,21 @@ def test_nothing_private_is_in_a_report(doctor: Doctor, tmp_path: Path) -> None:
         "TORCH_PASSPHRASE": "canary-by-pass",
         "NVIDIA_CREDENTIALS": "canary-by-cred",
         "CUDA_auth": "canary-by-auth",
-        "TASK": "hf_canaryHuggingFace",
+        "SET": "width=64 name=canary",
+        "RDZV_SECRET": "canary-secret",
+        "TRAINBOX_RUN": "canary-run",
+        "TRAINBOX_STORAGE": "postgresql://canary:canary@db/canary",
         "TRAINBOX_A": "ghp_canaryGitHub0123",
         "TRAINBOX_B": "AKIACANARYAWS1234567",
         "TRAINBOX_C": "eyJcanary.eyJwebToken.x",
         "TRAINBOX_D": "x9K2canary8QzR4vT7wLm3Np6Y",
         "SLURM_JOB_ACCOUNT": "canary-account",
         "http_proxy": "http://canary-user:canary-pass@proxy",
-        "MY_SECRET_PLACE": "canary-not-looked-at",
-        "PATH_TO_SOMETHING": "canary-not-looked-at",
+        "MY_SECRET_PLACE": "canary-unrelated",
+        "PATH_TO_SOMETHING": "canary-unrelated",
     }
     partly = {
-        "SET": "width=64 api_key=canary-pair",
+        "TASK": "my.py:Gestures --token canary-pair",
         "RDZV_ENDPOINT": f"https://canary-login:canary-word@{socket.gethostname()}:29400",
         "LD_LIBRARY_PATH": f"{home}/lib:/scratch/karoline/lib:/scratch/kbauer/lib",
         "USER": "karoline",
@@ -268,14 +271,20 @@ def test_nothing_private_is_in_a_report(doctor: Doctor, tmp_path: Path) -> None:
     assert (
         "torch cannot be used: OSError: ~/venv/libtorch.so: token=(not shown) at ~\n" in ended.out
     )
-    for name in ("TRAINBOX_API_KEY", "NCCL_TOKEN", "TASK", "TRAINBOX_D", "SLURM_JOB_ACCOUNT"):
+    for name in (
+        "TRAINBOX_API_KEY",
+        "NCCL_TOKEN",
+        "SET",
+        "TRAINBOX_D",
+        "SLURM_JOB_ACCOUNT",
+        "http_proxy",
+    ):
         assert [
             line.split(None, 1)[1] for line in ended.out.splitlines() if line.split()[:1] == [name]
         ] == ["(set, not shown)"]
     for shown in (
-        "width=64 api_key=(not shown)",
+        "my.py:Gestures --token (not shown)",
         "~/lib:/scratch/[user]/lib:/scratch/[user]/lib",
-        "http_proxy set",
         "~/data is missing",
         "[user]/runs",
     ):
@@ -292,11 +301,11 @@ AROUND = Surroundings(
     gid=0,
     groups=(),
     has_passwd_entry=False,
-    rights={"CapEff": "0" * 16, "NoNewPrivs": "1", "Seccomp": "2"},
+    process_status={"CapEff": "0" * 16, "NoNewPrivs": "1", "Seccomp": "2"},
     devices={"nvidia0": "rw", "nvidiactl": "rw", "nvidia-uvm": "rw", "nvidia-modeset": ""},
     kernel_module="580.95.05",
     pci_gpus=2,
-    places=(),
+    folders=(),
     cpus=4,
     host_cpus=64,
     memory_mib=65536,
@@ -317,8 +326,8 @@ OLD = Finding(
 SEEN = Examination(
     taken_at="now",
     verdict=Verdict(Mode.GATE, ()),
-    driver=DriverSays("version 580.95.05", True, GPUS, GPUS),
-    torch=TorchSays(version="2.15.0", cuda="13.2", count=0, error="RuntimeError: CUDA says no"),
+    driver=DriverAnswer("version 580.95.05", True, GPUS, GPUS),
+    torch=TorchAnswer(version="2.15.0", cuda="13.2", count=0, error="RuntimeError: CUDA failed"),
     around=AROUND,
     env={},
     hidden=(),
@@ -341,22 +350,22 @@ ZERO = "driver sees 2 GPUs, torch sees 0: "
 
 
 @pytest.mark.parametrize(
-    ("seen", "told"),
+    ("seen", "text"),
     [
         (torch(count=2), ""),
         (
             SEEN,
-            f"{ZERO}RuntimeError: CUDA says no; recreate the container, and see "
+            f"{ZERO}RuntimeError: CUDA failed; recreate the container, and run "
             "`nvidia-smi` in it and on the host",
         ),
         (
             torch(error=""),
-            f"{ZERO}no reason given; recreate the container, and see `nvidia-smi` in "
+            f"{ZERO}no reason given; recreate the container, and run `nvidia-smi` in "
             "it and on the host",
         ),
         (
             torch(cuda=None),
-            f"{ZERO}torch 2.15.0 is built without CUDA; install what requirements.lock pins",
+            f"{ZERO}torch 2.15.0 is built without CUDA; install the version in requirements.lock",
         ),
         (
             replace(SEEN, verdict=Verdict(Mode.GATE, (OLD,))),
@@ -364,46 +373,46 @@ ZERO = "driver sees 2 GPUs, torch sees 0: "
         ),
         (
             torch(libcuda=NO_LIBCUDA),
-            f"{ZERO}CUDA's part of the driver is missing ({NO_LIBCUDA}); a container gets "
-            "it by --gpus all and "
-            "NVIDIA_DRIVER_CAPABILITIES=compute,utility, a host by the driver's package libcuda1",
+            f"{ZERO}the driver's CUDA library is missing ({NO_LIBCUDA}); start the container with "
+            "--gpus all and NVIDIA_DRIVER_CAPABILITIES=compute,utility, or install libcuda1 on the "
+            "host",
         ),
         (
             around(devices={"nvidia0": "r", "nvidiactl": "", "nvidia-uvm": "rw"}),
             f"{ZERO}this user may not read and write /dev/nvidia0 /dev/nvidiactl; "
-            "give it the right, or the container the device",
+            "grant the access, or pass the devices to the container",
         ),
         (
             around(devices={"nvidia0": "rw", "nvidiactl": "rw"}),
-            f"{ZERO}/dev/nvidia-uvm is missing; give the container that device, or load "
-            "the host's module nvidia_uvm",
+            f"{ZERO}/dev/nvidia-uvm is missing; pass this device to the container, or load "
+            "the kernel module nvidia_uvm on the host",
         ),
         (
             replace(driver(visible=GPUS[:1]), env={"CUDA_VISIBLE_DEVICES": "0"}),
             "driver sees 2 GPUs, CUDA_VISIBLE_DEVICES leaves 1, torch sees 0: "
-            "CUDA may read CUDA_VISIBLE_DEVICES differently; unset it and run this again",
+            "CUDA may interpret CUDA_VISIBLE_DEVICES differently; unset it and try again",
         ),
         (
-            replace(torch(count=1), driver=DriverSays("", True, SLICES, SLICES)),
+            replace(torch(count=1), driver=DriverAnswer("", True, SLICES, SLICES)),
             "driver sees 7 GPUs, torch sees 1: CUDA shows a process only one MIG slice, so "
             "this is correct",
         ),
         (
-            replace(torch(count=1), driver=DriverSays("", False)),
-            "driver sees 0 GPUs, torch sees 1: trainbox plans by the driver's list, "
-            "which a container has by NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+            replace(torch(count=1), driver=DriverAnswer("", False)),
+            "driver sees 0 GPUs, torch sees 1: Trainbox plans with the driver's list; "
+            "start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         ),
     ],
 )
-def test_why_torch_sees_other_gpus_than_the_driver(seen: Examination, told: str) -> None:
-    assert difference(seen) == told
+def test_the_reason_why_torch_and_the_driver_differ(seen: Examination, text: str) -> None:
+    assert difference(seen) == text
 
 
-WITHOUT = replace(torch(count=0), driver=DriverSays("no NVIDIA driver here", there=False))
+WITHOUT = replace(torch(count=0), driver=DriverAnswer("no NVIDIA driver here", installed=False))
 
 
 @pytest.mark.parametrize(
-    ("seen", "told"),
+    ("seen", "lines"),
     [
         (torch(count=2), []),
         (torch(count=2, warnings=["too old"]), ["too old"]),
@@ -411,52 +420,55 @@ WITHOUT = replace(torch(count=0), driver=DriverSays("no NVIDIA driver here", the
         (
             WITHOUT,
             [
-                "the host runs NVIDIA driver 580.95.05 and this container has no access to it: "
+                "the host runs NVIDIA driver 580.95.05, but this container has no access to it: "
                 "start it with --gpus all (it needs nvidia-container-toolkit on the host)"
             ],
         ),
         (
             replace(WITHOUT, around=replace(AROUND, signs=())),
             [
-                "the host runs NVIDIA driver 580.95.05 and its libraries are missing: "
-                "install the driver's packages for programs, such as libnvidia-compute"
+                "the host runs NVIDIA driver 580.95.05, but its libraries are missing: "
+                "install the driver's user-space packages, such as libnvidia-compute"
             ],
         ),
         (
             replace(WITHOUT, around=replace(AROUND, kernel_module="")),
-            ["2 NVIDIA GPU(s) on the PCI bus and no driver loaded: install the driver on the host"],
+            [
+                "2 NVIDIA GPU(s) on the PCI bus, but no driver is loaded: install the driver on "
+                "the host"
+            ],
         ),
         (
             replace(
                 torch(count=2), around=replace(AROUND, own_name_fault="Name or service not known")
             ),
             [
-                "this machine's own name cannot be looked up (Name or service not known), "
-                "and torchrun's processes connect by it: "
-                "add it to /etc/hosts (docker run: leave out --network none, or add --add-host)"
+                "this machine's host name cannot be resolved (Name or service not known), and "
+                "torchrun needs it: "
+                "add it to /etc/hosts (docker run: drop --network none, or add --add-host)"
             ],
         ),
     ],
 )
-def test_what_the_verdict_does_not_judge(seen: Examination, told: list[str]) -> None:
-    assert troubles(seen) == told
+def test_problems_beside_the_verdict(seen: Examination, lines: list[str]) -> None:
+    assert problems(seen) == lines
 
 
-def test_gpus_of_which_the_same_is_told_share_a_line() -> None:
+def test_gpus_with_the_same_finding_share_a_line() -> None:
     off = Finding("persistence", Result.WARN, "off", action="change_mode")
     findings = [replace(off, gpu=f"{index}", uuid=f"GPU-{index}") for index in range(3)]
     findings += [
         Finding("mig", Result.PASS, "off", gpu="0"),
         Finding("shm", Result.WARN, "64 MiB for /home/karoline"),
     ]
-    assert findings_told(findings, [("karoline", "[user]")]) == [
+    assert finding_lines(findings, [("karoline", "[user]")]) == [
         "GPU 0,1,2: persistence WARN: off -> change_mode: `nvidia-smi` sets it, as root: "
         "-pm 1 persistence, -c 0 compute mode",
         "node: shm WARN: 64 MiB for /home/[user]",
     ]
 
 
-def test_a_page_in_values() -> None:
+def test_a_report_from_values() -> None:
     lines = report(
         replace(torch(count=2, names=["H100", "H100"]), hidden=(("trainbox", "[user]"),))
     ).splitlines()
@@ -468,16 +480,16 @@ def test_a_page_in_values() -> None:
         "    no new privileges  on",
         "    seccomp            filter",
         "    /dev               rw: nvidia0 nvidiactl nvidia-uvm; no access: nvidia-modeset",
-        "    CPUs     4 to use of 64",
+        "    CPUs     4 usable of 64",
         "    memory   64 GiB, cgroup limit 4,096 MiB",
         "    pids     cgroup limit 8192",
-        "    ulimits  nofile 1024 (may be raised to 4096), memlock 64 KiB (may be raised "
+        "    ulimits  nofile 1024 (can be raised to 4096), memlock 64 KiB (can be raised "
         "to unlimited)",
     ):
         assert line in lines
 
 
-# What is read.
+# Readings of the system.
 
 
 @pytest.mark.parametrize(

@@ -1,39 +1,129 @@
-"""What of an environment may be pasted in public: a table, each kind of secret in it."""
+"""What a report may show of an environment and of a text: a table, with each kind of secret."""
 
 import secrets
 
 import pytest
 
-from entrypoint.doctor.redaction import NOT_SHOWN, hidden_words, redacted, shown_environment
+from entrypoint.doctor.redaction import NOT_SHOWN, private_names, redacted, shown_environment
 
 HEX = "3fa94c0b7715d2e8a6610fb49c8d27e05b13aa9f"
 RANDOM = "wJalrXUtnFEMIK7MDENGbPxRfiCY3EXAMPLE"
 SLASHES = "wJalr/XUtn7FEMI+K7MDENG/bPxRfiCYEXAMPLE4"
 GPU = "GPU-8f3a1c20-77aa-4b1e-9c55-0123456789ab"
 DIGEST = "sha256:" + "0123456789abcdef" * 4
+CUT = "(not shown)"
+
+
+# The environment: values of listed names only.
+
+
+@pytest.mark.parametrize("value", ["abc", "2", "", "a b", HEX, "/home/karoline", "x" * 10_000])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TRAINBOX_API_KEY",
+        "TRAINBOX_RUN",
+        "TRAINBOX_STORAGE",
+        "TRAINBOX_DB_PASSWORD",
+        "TRAINBOX_SERVICE_HOST",
+        "TORCH_HUB_TOKEN",
+        "NCCL_TOKEN",
+        "NCCL_DEBUG_FILE",
+        "NVIDIA_LICENSE",
+        "CUDA_auth",
+        "PET_RDZV_ID",
+        "SLURM_JOB_USER",
+        "SLURM_JOB_ACCOUNT",
+        "SLURM_JOB_NAME",
+        "RDZV_ID",
+        "RDZV_SECRET",
+        "RDZV_SECRET_FILE",
+        "SET",
+        "http_proxy",
+        "HTTPS_PROXY",
+    ],
+)
+def test_of_other_variables_only_the_name_is_shown(name: str, value: str) -> None:
+    assert shown_environment({name: value}) == [(name, NOT_SHOWN)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AWS_REGION",
+        "HF_TOKEN",
+        "MY_GPUS",
+        "GPUS_",
+        "gpus",
+        "SSH_CONNECTION",
+        "PATH",
+        "WANDB_API_KEY",
+    ],
+)
+def test_unrelated_variables_are_left_out(name: str) -> None:
+    assert shown_environment({name: "x"}) == []
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        # by its name
-        ("TRAINBOX_API_KEY", "abc"),
-        ("TRAINBOX_PIN", "abc"),
-        ("TORCH_PW", "abc"),
-        ("NVIDIA_LICENSE", "abc"),
-        ("TORCH_WEBHOOK", "https://example.org/abc"),
-        ("TORCH_HUB_TOKEN", "abc"),
-        ("NCCL_X_TOK", "abc"),
-        ("NCCL_SECRET", "abc"),
-        ("TRAINBOX_DB_PASSWORD", "abc"),
-        ("NVIDIA_CREDENTIALS", "abc"),
-        ("PET_auth", "abc"),
-        ("CUDA_Api_Key", "abc"),
-        ("SLURM_JOB_USER", "abc"),
-        ("SLURM_JOB_ACCOUNT", "abc"),
-        # by its shape
+        ("CUDA_VISIBLE_DEVICES", f"{GPU},{GPU},MIG-{GPU}"),
+        ("TRAINBOX_IMAGE_DIGEST", DIGEST),
+        ("TRAINBOX_BATCH_SIZE", "384"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:512"),
+        (
+            "LD_LIBRARY_PATH",
+            "/usr/local/cuda-13/lib64:/opt/venv/lib/python3.11/site-packages/nvidia/cu13/lib",
+        ),
+        ("TASK", "my_tasks/gestures.py:Gestures"),
+        ("SLURM_JOB_NODELIST", "gpu-a100-[01-04,17]"),
+        ("RDZV_ENDPOINT", "node0:29400"),
+        ("NCCL_SOCKET_IFNAME", "eth0"),
+        ("NVIDIA_REQUIRE_CUDA", "cuda>=13.0 brand=unknown,driver>=535,driver<536"),
+    ],
+)
+def test_the_value_of_a_listed_variable_is_shown(name: str, value: str) -> None:
+    assert shown_environment({name: value}) == [(name, value)]
+
+
+def test_variables_are_sorted_and_an_empty_value_is_marked() -> None:
+    env = {"TP_SOCKET_IFNAME": "y", "GPUS": "", "NCCL_NEW_OPTION": "1"}
+    assert shown_environment(env) == [
+        ("GPUS", "(set, empty)"),
+        ("NCCL_NEW_OPTION", NOT_SHOWN),
+        ("TP_SOCKET_IFNAME", "y"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["TASK", "GPUS", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "HOME"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "hf_canaryCANARY",
+        "x?token=canary",
+        "https://karo:canary@host/x",
+        "0,1 --password canary",
+        f"canary{HEX}",
+        f"/srv/canary{RANDOM}",
+    ],
+)
+def test_a_secret_in_a_listed_variable_is_removed(name: str, value: str) -> None:
+    assert "canary" not in str(shown_environment({name: value})).lower()
+
+
+def test_a_name_cannot_break_the_report() -> None:
+    ((name, shown),) = shown_environment({"TRAINBOX_\n## verdict\x1b[2J karoline": "x"}, KAROLINE)
+    assert (name, shown) == ("TRAINBOX_ ## verdict?[2J [user]", NOT_SHOWN)
+
+
+# Free text: secrets are recognized by their form.
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
         *(
-            ("SET", f"width=64 name={token}")
+            (f"width=64 name={token}", f"width=64 name={CUT}")
             for token in (
                 "hf_abcDEFghi",
                 "ghp_0123456789abcdef",
@@ -45,33 +135,11 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
                 "xoxb-123-abcdefg",
             )
         ),
-        # by its look
-        ("TASK", HEX),
-        ("TASK", HEX.upper()),
-        ("TASK", f"a {RANDOM} b"),
-        ("SET", SLASHES),
-        ("SET", "8f3a1c20-77aa-4b1e-9c55-0123456789ab"),
-        ("TRAINBOX_RUN", f"run-{RANDOM}"),
-    ],
-)
-def test_not_shown_at_all(name: str, value: str) -> None:
-    assert shown_environment({name: value})[0] == (name, NOT_SHOWN)
-
-
-def test_what_a_machine_draws_is_not_shown() -> None:
-    drawn = [
-        draw(length)
-        for draw in (secrets.token_urlsafe, secrets.token_hex)
-        for length in (24, 32)
-        for _ in range(200)
-    ]
-    told = [word for word in drawn if shown_environment({"SET": word})[0][1] != NOT_SHOWN]
-    assert len(told) <= len(drawn) // 100, told  # it is a guess by the look
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
+        (HEX, CUT),
+        (HEX.upper(), CUT),
+        (f"a {RANDOM} b", f"a {CUT} b"),
+        (SLASHES, CUT),
+        ("8f3a1c20-77aa-4b1e-9c55-0123456789ab", CUT),
         ("width=64 api_key=abc lr=1", "width=64 api_key=(not shown) lr=1"),
         ("width=64,api_key=abc", "width=64,api_key=(not shown)"),
         ("--set x=token=abc", "--set x=token=(not shown)"),
@@ -85,60 +153,49 @@ def test_what_a_machine_draws_is_not_shown() -> None:
         ("https://token@host", "https://(not shown)@host"),
         ("karo:pw@host:1", "(not shown)@host:1"),
         ("a\x1b[31m\nb\x00", "a?[31m b?"),
-        ("", "(set, empty)"),
     ],
 )
-def test_cut_out_of_a_value(value: str, shown: str) -> None:
-    assert ("SET", shown) in shown_environment({"SET": value})
+def test_a_secret_is_cut_out_of_a_text(text: str, shown: str) -> None:
+    assert redacted(text) == shown
+
+
+def test_random_secrets_are_cut_out_of_a_text() -> None:
+    drawn = [
+        draw(length)
+        for draw in (secrets.token_urlsafe, secrets.token_hex)
+        for length in (24, 32)
+        for _ in range(200)
+    ]
+    shown = [secret for secret in drawn if secret in redacted(f"the key {secret} is wrong")]
+    assert len(shown) <= len(drawn) // 100, shown  # randomness is estimated
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    "text",
     [
-        ("CUDA_VISIBLE_DEVICES", f"{GPU},{GPU},MIG-{GPU}"),
-        ("TRAINBOX_IMAGE_DIGEST", DIGEST),
-        ("SET", "0.1.0, revision 57897c5b0e9b4a6f8d0c2e1a3b5c7d9e0f1a2b3c-dirty"),
-        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:512"),
-        (
-            "LD_LIBRARY_PATH",
-            "/usr/local/cuda-13/lib64:/opt/venv/lib/python3.11/site-packages/nvidia/cu13/lib",
-        ),
-        ("SET", "width=64 name=resnet50-imagenet-lr0001-batch256-seed42"),
-        ("TASK", "my_tasks/gestures.py:Gestures"),
-        ("SLURM_JOB_NODELIST", "gpu-a100-[01-04,17]"),
-        ("RDZV_ENDPOINT", "node0:29400"),
-        ("NVIDIA_REQUIRE_CUDA", "cuda>=13.0 brand=unknown,driver>=535,driver<536"),
+        "0.1.0, revision 57897c5b0e9b4a6f8d0c2e1a3b5c7d9e0f1a2b3c-dirty",
+        "width=64 name=resnet50-imagenet-lr0001-batch256-seed42",
+        f"GPU 1 ({GPU}): ecc-uncorrected CRITICAL",
+        DIGEST,
     ],
 )
-def test_what_a_helper_needs_is_shown(name: str, value: str) -> None:
-    assert shown_environment({name: value})[0] == (name, value)
-
-
-def test_other_variables_are_not_looked_at() -> None:
-    env = {
-        "AWS_REGION": "x",
-        "MY_GPUS": "x",
-        "GPUS_": "x",
-        "SSH_CONNECTION": "x",
-        "PATH": "x",
-        "GPUS": "2",
-        "TP_SOCKET_IFNAME": "y",
-    }
-    assert [name for name, _ in shown_environment(env)] == ["GPUS", "TP_SOCKET_IFNAME", "proxies"]
-
-
-def test_proxies_are_set_or_not() -> None:
-    rows = dict(shown_environment({"HTTPS_PROXY": "http://karo:pw@proxy", "no_proxy": ""}))
-    assert rows == {"proxies": "http_proxy unset, https_proxy set, no_proxy unset"}
+def test_public_values_are_kept_in_a_text(text: str) -> None:
+    assert redacted(text) == text
 
 
 @pytest.mark.timeout(30)  # an expression that backtracks takes minutes on some of these
 @pytest.mark.parametrize(
     "part", ["word ", "key", "key=", "--key ", "a:", "x@", "GPU-", "a1", "http://a:", 'key="']
 )
-def test_a_long_value_is_cut(part: str) -> None:
-    ((_, shown), _) = shown_environment({"SET": part * (10**5 // len(part))})
-    assert len(shown) < 300
+def test_a_long_text_is_cut(part: str) -> None:
+    assert len(redacted(part * (10**5 // len(part)))) < 300
+
+
+KAROLINE = private_names(
+    ["/home/karoline/", "/tmp", ""],
+    ["karoline", "li", "trainbox", "root", ""],
+    ["login07.physics.example", "localhost"],
+)
 
 
 @pytest.mark.parametrize(
@@ -157,10 +214,5 @@ def test_a_long_value_is_cut(part: str) -> None:
         ("/tmp/cache by trainbox, root", "/tmp/cache by trainbox, root"),
     ],
 )
-def test_people_and_machines_are_hidden(text: str, shown: str) -> None:
-    hidden = hidden_words(
-        ["/home/karoline/", "/tmp", ""],
-        ["karoline", "li", "trainbox", "root", ""],
-        ["login07.physics.example", "localhost"],
-    )
-    assert redacted(text, hidden) == shown
+def test_names_of_users_and_machines_are_hidden(text: str, shown: str) -> None:
+    assert redacted(text, KAROLINE) == shown
