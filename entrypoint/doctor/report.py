@@ -150,23 +150,23 @@ def problems(seen: Examination) -> list[str]:
 
 def difference(seen: Examination) -> str:
     """Return the likely reason why torch does not see the visible GPUs, or "" if it does."""
-    torch, driver, visible = seen.torch, seen.driver, len(seen.driver.visible)
-    if torch.fault:
-        return f"torch {torch.fault}"
-    if not torch.version:
-        return f"torch cannot be used: {torch.error}"
-    if torch.count == visible:
+    answer, driver, visible = seen.torch, seen.driver, len(seen.driver.visible)
+    if answer.fault:
+        return f"torch {answer.fault}"
+    if not answer.version:
+        return f"torch cannot be used: {answer.error}"
+    if answer.count == visible:
         return ""
     left = "" if visible == len(driver.gpus) else f", CUDA_VISIBLE_DEVICES leaves {visible}"
     counts = (
         f"driver sees {len(driver.gpus)} GPU{'s' if len(driver.gpus) != 1 else ''}{left}, torch "
-        f"sees {torch.count}"
+        f"sees {answer.count}"
     )
     return f"{counts}: {_reason(seen)}"
 
 
 def _reason(seen: Examination) -> str:
-    torch, visible, devices = seen.torch, seen.driver.visible, seen.around.devices
+    answer, visible, devices = seen.torch, seen.driver.visible, seen.around.devices
     too_old = any(
         finding.check == "cuda" and finding.result is Result.CRITICAL
         for finding in seen.verdict.findings
@@ -178,17 +178,17 @@ def _reason(seen: Examination) -> str:
     ]
     reasons = {
         "Trainbox plans with the driver's list; start the container with "
-        "NVIDIA_DRIVER_CAPABILITIES=compute,utility": (torch.count > len(visible)),
-        f"torch {torch.version} is built without CUDA; install the version in requirements.lock": (
-            torch.cuda is None
+        "NVIDIA_DRIVER_CAPABILITIES=compute,utility": (answer.count > len(visible)),
+        f"torch {answer.version} is built without CUDA; install the version in requirements.lock": (
+            answer.cuda is None
         ),
         "CUDA shows a process only one MIG slice, so this is correct": (
-            torch.count == 1 and any(gpu.mig_index is not None for gpu in visible)
+            answer.count == 1 and any(gpu.mig_index is not None for gpu in visible)
         ),
-        f"this driver is too old for torch's CUDA {torch.cuda}; see above": too_old,
-        f"the driver's CUDA library is missing ({torch.libcuda}); start the container with --gpus "
+        f"this driver is too old for torch's CUDA {answer.cuda}; see above": too_old,
+        f"the driver's CUDA library is missing ({answer.libcuda}); start the container with --gpus "
         "all and NVIDIA_DRIVER_CAPABILITIES=compute,utility, or install libcuda1 on the "
-        "host": torch.libcuda,
+        "host": answer.libcuda,
         f"this user may not read and write {' '.join(closed)}; grant the access, or pass the "
         "devices to the container": closed,
         "/dev/nvidia-uvm is missing; pass this device to the container, or load the kernel module "
@@ -198,7 +198,7 @@ def _reason(seen: Examination) -> str:
         "CUDA may interpret CUDA_VISIBLE_DEVICES differently; unset it and try again": (
             "CUDA_VISIBLE_DEVICES" in seen.env
         ),
-        f"{torch.error or 'no reason given'}; recreate the container, and run `nvidia-smi` in it "
+        f"{answer.error or 'no reason given'}; recreate the container, and run `nvidia-smi` in it "
         "and on the host": True,
     }
     return next(text for text, applies in reasons.items() if applies)
@@ -225,10 +225,10 @@ def _gpus_not_given(around: Surroundings) -> str:
 
 
 def _gpus(seen: Examination) -> Rows:
-    torch, driver = seen.torch, seen.driver
-    versions = [f"CUDA {torch.cuda}" if torch.cuda else "without CUDA"]
-    versions += [f"cuDNN {torch.cudnn}"] if torch.cudnn else []
-    versions += [f"NCCL {torch.nccl}"] if torch.nccl else []
+    answer, driver = seen.torch, seen.driver
+    versions = [f"CUDA {answer.cuda}" if answer.cuda else "without CUDA"]
+    versions += [f"cuDNN {answer.cudnn}"] if answer.cudnn else []
+    versions += [f"NCCL {answer.nccl}"] if answer.nccl else []
     rows = [
         ("driver", driver.summary),
         ("kernel module", seen.around.kernel_module or "not loaded here"),
@@ -246,27 +246,27 @@ def _gpus(seen: Examination) -> Rows:
     rows += [
         (
             "torch",
-            ", ".join([torch.version, *versions, *["Apple GPU"] * torch.mps])
-            if torch.version
+            ", ".join([answer.version, *versions, *["Apple GPU"] * answer.mps])
+            if answer.version
             else "no answer",
         )
     ]
-    if torch.file and not torch.file.startswith(seen.around.python_prefix):
-        rows.append(("torch's path", f"{torch.file}, which is outside this Python's folder"))
+    if answer.file and not answer.file.startswith(seen.around.python_prefix):
+        rows.append(("torch's path", f"{answer.file}, which is outside this Python's folder"))
     rows.append(
         (
             "seen",
             f"by the driver {len(driver.gpus)}, visible {len(driver.visible)}, by torch "
-            f"{torch.count}",
+            f"{answer.count}",
         )
     )
     rows += (
-        [(f"torch's {index}", name) for index, name in enumerate(torch.names)]
+        [(f"torch's {index}", name) for index, name in enumerate(answer.names)]
         if _other_names(seen)
         else []
     )
-    if torch.error and (driver.installed or not torch.version):
-        rows.append(("torch's error", torch.error))
+    if answer.error and (driver.installed or not answer.version):
+        rows.append(("torch's error", answer.error))
     return rows
 
 
