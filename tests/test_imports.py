@@ -36,7 +36,7 @@ ORDER = {
 # What only these import.
 SOLE_IMPORTERS: dict[str, set[str]] = {
     "pynvml": {"entrypoint.driver.nvml"},
-    "optuna": {"trainer.sweep.study"},
+    "optuna": {"trainer.sweep.samplers", "trainer.sweep.storage", "trainer.sweep.study"},
     "torch.distributed": {
         "trainer.parallel.world",
         "trainer.parallel.fsdp",
@@ -203,7 +203,7 @@ def _of(module: str, package: str) -> bool:
         ("entrypoint.cli.commands", {"torch", "numpy", "trainer"}),
         ("trainbox", {"torch", "numpy", "torchvision", "tensorboard", "entrypoint", "PIL"}),
         ("trainer.cli.commands", {"torch", "numpy", "torchvision", "tensorboard", "entrypoint"}),
-        ("trainer.sweep.runner", {"torch", "scipy", "matplotlib", "tensorboard", "entrypoint"}),
+        ("trainer.sweep.session", {"torch", "scipy", "matplotlib", "tensorboard", "entrypoint"}),
     ],
 )
 def test_a_fresh_process_does_not_load(module: str, absent: set[str]) -> None:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
-from trainer.sweep import results, runner, worker
+from trainer.sweep import results, runner, slots, worker
 
 # Imported by the first trial of a worker, or by the end of a sweep.
 _MODULES = (
@@ -23,7 +23,7 @@ _MODULES = (
 
 
 class _Fork:
-    """A forked worker, with the methods of subprocess.Popen that the runner uses."""
+    """A forked worker, with the methods of subprocess.Popen that a slot uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -56,12 +56,12 @@ def install() -> None:
         importlib.import_module(module)
     results.figure([], [], "loss", drawn=False).savefig(io.BytesIO())  # loads the fonts
     gc.freeze()  # a fork then copies fewer pages
-    runner.start_worker = _fork_worker  # type: ignore[assignment]
+    slots.start_worker = _fork_worker  # type: ignore[assignment]
     runner._BUSY_S = 0.2
 
 
 def _fork_worker(connection: Connection, variables: Mapping[str, str]) -> _Fork:
-    """Start a worker as `trainer.sweep.runner.start_worker` does."""
+    """Start a worker as `trainer.sweep.slots.start_worker` does."""
     if pid := os.fork():
         return _Fork(pid)
     try:

@@ -188,7 +188,8 @@ def sweep(
         report_environment()
         return
     stop = StopRequest.install()
-    from trainer.sweep.runner import Limits, run_sweep
+    from trainer.sweep.retries import Limits
+    from trainer.sweep.session import run_sweep
 
     run_sweep(
         asked,
@@ -245,7 +246,7 @@ def sweep_show(
       trainbox sweep show digits-sweep-7d2c1a90 --metric macro_f1 --figure sweep.png
     """
     folder = Path(name) if (Path(name) / "study.journal").is_file() else runs_dir / name
-    from trainer.sweep.runner import show
+    from trainer.sweep.session import show
 
     click.echo(show(folder, storage, metric, as_csv, figure), nl=not as_csv)
 

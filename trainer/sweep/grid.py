@@ -153,8 +153,8 @@ def choices(text: str, values: list[Value]) -> list[Value]:
     """
     if len({repr(value) for value in values}) < len(values):
         raise WrongUse(
-            f"--grid {text}: a value is given twice, and each combination is trained "
-            "once: give each value once"
+            f"--grid {text}: a value is given twice: give each value once, and use --seeds to "
+            "repeat combinations"
         )
     return values
 
@@ -166,37 +166,40 @@ def between(text: str, low: Value, high: Value, log: bool) -> Range:
         WrongUse: an end is not a number, or the range is empty.
     """
     if isinstance(low, bool | str) or isinstance(high, bool | str):
-        raise WrongUse(f"--range {text}: an end is not a number: use --grid for a choice")
+        raise WrongUse(f"--range {text}: an end is not a number: use --grid for a choice of values")
     if not (math.isfinite(low) and math.isfinite(high) and low < high) or (log and low <= 0):
         and_above = ", and above 0" if log else ""
-        raise WrongUse(f"--range {text}: the low end must be below the high end{and_above}")
+        raise WrongUse(
+            f"--range {text} is empty: give a low end that is below the high end{and_above}"
+        )
     return Range(low, high, log)
 
 
 def check(sweep: Sweep) -> None:
     """Raise WrongUse for choices that contradict each other."""
     if both := sweep.grid.keys() & sweep.ranges.keys():
-        raise WrongUse(f"{sorted(both)[0]} is given in --grid and in --range: drop one")
+        raise WrongUse(f"{sorted(both)[0]} is given in --grid and in --range: remove one")
     if sweep.metric is not None:
         split_metric(sweep.metric, "--metric")
     if sweep.sampler == "grid":
         if sweep.ranges or sweep.trials is not None:
             raise WrongUse(
-                "--range and --trials are for --sampler random or tpe; the grid has its "
-                "own number of trials"
+                "--range and --trials are for samplers that draw: add --sampler random or "
+                "--sampler tpe"
             )
         if sweep.pruner != "none" and sweep.metric is None:
             raise WrongUse(
-                f"--pruner {sweep.pruner} compares trials: say by what, as in --metric max:accuracy"
+                f"--pruner {sweep.pruner} compares trials by a metric: add --metric, as in "
+                "--metric max:accuracy"
             )
         return
     if sweep.seeds > 1:
         raise WrongUse(
-            f"--seeds repeats the points of a grid; --sampler {sweep.sampler} takes --trials N"
+            f"--seeds is for --sampler grid: with --sampler {sweep.sampler}, set --trials N"
         )
     if sweep.trials is None or sweep.metric is None or not (sweep.grid or sweep.ranges):
         raise WrongUse(
-            f"--sampler {sweep.sampler} needs --trials N, --metric NAME and something to "
-            "draw: --range lr=1e-4:1e-1:log, or "
-            "--grid width=4,8,16 for a choice"
+            f"--sampler {sweep.sampler} needs --trials N, --metric NAME and settings to draw: "
+            "add what is missing, as in --range lr=1e-4:1e-1:log, or --grid width=4,8,16 for a "
+            "choice"
         )

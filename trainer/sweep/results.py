@@ -1,11 +1,12 @@
 """The results of a sweep: a table of its combinations, CSV of its trials, and a figure.
 
-Pure, except that `figure` imports matplotlib when it is called.
+Pure, except for `write_csv`. `figure` imports matplotlib when it is called.
 """
 
 import csv
 import io
 import math
+import os
 import shlex
 import statistics
 from collections.abc import Sequence
@@ -16,13 +17,13 @@ from typing import TYPE_CHECKING
 from trainer.errors import WrongUse
 from trainer.settings.config import split_metric
 from trainer.sweep.grid import Value
-from trainer.sweep.study import Record
+from trainer.sweep.trials import Record
 from trainer.system.hints import command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# A metric whose name contains one of these words is a share, with values from 0 to 1.
+# A metric with one of these names in its own name is a share, with values from 0 to 1.
 _SHARES = {
     "accuracy",
     "f1",
@@ -49,17 +50,18 @@ class Row:
     trials: tuple[int, ...] = ()  # the numbers of the trials that are done
 
 
-def metric_of(records: Sequence[Record], asked: str | None) -> str:
-    """Return the metric to show: the requested one, or else the first of the trials.
+def metric_of(records: Sequence[Record], requested: str | None) -> str:
+    """Return the name of the metric to show: the requested metric, or the first of the trials.
 
     Raises:
-        WrongUse: the trials have no such metric.
+        WrongUse: the trials do not have the requested metric.
     """
     names = list(dict.fromkeys(name for record in records for name in record.metrics))
-    wanted = split_metric(asked, "--metric")[1] if asked else (names or ["metric"])[0]
+    wanted = split_metric(requested, "--metric")[1] if requested else (names or ["metric"])[0]
     if names and wanted not in names:
         raise WrongUse(
-            f"--metric {asked}: the trials have no metric {wanted}; they have {', '.join(names)}"
+            f"--metric {requested}: the trials have no metric {wanted}: use one of "
+            f"{', '.join(names)}"
         )
     return wanted
 
@@ -135,21 +137,21 @@ def _range(metric: str, values: Sequence[float]) -> tuple[float, float]:
     )
 
 
-def best_first(combinations: Sequence[Row], metric: str, asked: str | None) -> list[Row]:
+def best_first(combinations: Sequence[Row], metric: str, requested: str | None) -> list[Row]:
     """Return the rows sorted by the metric's mean: best first, rows without a value last."""
-    sign = 1 if split_metric(asked or metric, "--metric")[0] == "min" else -1
+    sign = 1 if split_metric(requested or metric, "--metric")[0] == "min" else -1
     return sorted(combinations, key=lambda row: (math.isnan(row.mean), sign * row.mean))
 
 
-def best_line(combinations: Sequence[Row], metric: str, asked: str | None, folder: Path) -> str:
+def best_line(combinations: Sequence[Row], metric: str, requested: str | None, folder: Path) -> str:
     """Return the best combination and the command that repeats its first trial.
 
     The text is empty if no row has a value.
     """
-    rows = best_first(combinations, metric, asked)
+    rows = best_first(combinations, metric, requested)
     if not rows or math.isnan(rows[0].mean):
         return ""
-    best, direction = rows[0], split_metric(asked or metric, "--metric")[0]
+    best, direction = rows[0], split_metric(requested or metric, "--metric")[0]
     point = " ".join(f"{name}={value}" for name, value in best.point.items())
     of = f"mean of {len(best.trials)}" if len(best.trials) > 1 else f"trial {best.trials[0]}"
     which = {"min": "lowest", "max": "highest"}[direction]
@@ -212,6 +214,13 @@ def as_csv(records: Sequence[Record]) -> str:
     return text.getvalue()
 
 
+def write_csv(folder: Path, records: Sequence[Record]) -> None:
+    """Replace results.csv atomically."""
+    part = folder / f".results-{os.getpid()}.part"
+    part.write_text(as_csv(records), encoding="utf-8")
+    part.replace(folder / "results.csv")
+
+
 def figure(
     combinations: Sequence[Row], records: Sequence[Record], metric: str, drawn: bool
 ) -> "Figure":
@@ -227,6 +236,7 @@ def figure(
     picture = Figure(figsize=(7, 4.2), dpi=110, layout="constrained")
     axes = picture.add_subplot()
     first, others = names[0] if names else None, names[1:]
+    # Collect the points of each line.
     lines: dict[str, list[tuple[Value, Row]]] = {}
     for row in combinations:
         if not math.isnan(row.mean):
@@ -237,6 +247,7 @@ def figure(
         for line in lines.values()
         for x, _ in line
     )
+    # Draw each line with its error bars.
     for label, line in lines.items():
         x = [value if numeric else str(value) for value, _ in line]
         spread = [
@@ -262,8 +273,8 @@ def _scatter(records: Sequence[Record], names: Sequence[str], metric: str) -> "F
 
     done = [record for record in records if record.state == "done"]
     picture = Figure(figsize=(3.6 * max(1, len(names)), 3.6), dpi=110, layout="constrained")
-    for place, name in enumerate(names):
-        axes = picture.add_subplot(1, len(names), place + 1)
+    for index, name in enumerate(names):
+        axes = picture.add_subplot(1, len(names), index + 1)
         x = [record.point[name] for record in done]
         axes.scatter(
             x, [record.metrics[metric] for record in done], c=[r.number for r in done], s=18
@@ -271,7 +282,7 @@ def _scatter(records: Sequence[Record], names: Sequence[str], metric: str) -> "F
         if x and all(isinstance(v, float) and v > 0 for v in x) and max(x) > 100 * min(x):  # type: ignore[operator]
             axes.set_xscale("log")
         axes.set_xlabel(name)
-        axes.set_ylabel(f"{metric} (later trials lighter)" if place == 0 else "")
+        axes.set_ylabel(f"{metric} (later trials lighter)" if index == 0 else "")
         axes.grid(alpha=0.3)
     return picture
 

@@ -1,7 +1,13 @@
 """The worker process of a sweep: trains one trial after the other, and imports torch once.
 
 `python -m trainer.sweep.worker FD` reads orders from the connection FD and writes answers to it, as
-JSON objects. The sweep replaces a worker after a trial that fails, so a worker does not clean up.
+JSON objects:
+
+- {"unusable": reason or null}: once, when the worker has started
+- {"step", "metrics"}: after each validation of a trial with a pruner; the reply is {"prune": bool}
+- {"code", ...}: at the end of a trial
+
+The sweep replaces a worker after a trial that fails, so a worker does not clean up.
 """
 
 import faulthandler
@@ -66,7 +72,7 @@ def _answer(
         if stop.signal_name == "the pruner":
             stop.signal_name = None
         return {"code": 0, "pruned": True, "metrics": {}, "seconds": time.monotonic() - begin}
-    except TaskError as error:  # not as wrong use: the next trial, or a retry, may succeed
+    except TaskError as error:  # not as WrongUse: the next trial, or a retry, may succeed
         return {"code": Failure.exit_code, "message": str(error)}
     except Failure as failure:
         return {

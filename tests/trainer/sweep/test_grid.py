@@ -1,4 +1,4 @@
-"""The definition of a sweep, from its options."""
+"""The definition of a sweep, and the options that give it."""
 
 import math
 from typing import Any
@@ -76,9 +76,9 @@ def test_a_range_has_two_ends_and_a_scale() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "log", "text"),
     [
-        (2, 1, False, "the low end must be below the high end"),
-        (math.nan, 1.0, False, "the low end must be below the high end"),
-        (0.0, 1.0, True, "the low end must be below the high end, and above 0"),
+        (2, 1, False, "is empty: give a low end that is below the high end"),
+        (math.nan, 1.0, False, "is empty: give a low end that is below the high end"),
+        (0.0, 1.0, True, "is empty: give a low end that is below the high end, and above 0"),
         ("a", "b", False, "an end is not a number"),
         (False, True, False, "an end is not a number"),
     ],
@@ -98,16 +98,16 @@ def test_settings_free_at_a_resume_and_default_values_do_not_change_the_identity
     [
         (
             Sweep(Config(), {"a": [1]}, {"a": Range(1, 2)}),
-            "a is given in --grid and in --range: drop one",
+            "a is given in --grid and in --range: remove one",
         ),
         (
             Sweep(Config(), ranges={"a": Range(1, 2)}),
-            "--range and --trials are for --sampler random or tpe",
+            "--range and --trials are for samplers that draw: add --sampler random",
         ),
-        (Sweep(Config(), trials=3), "--range and --trials are for --sampler random or tpe"),
-        (Sweep(Config(), pruner="median"), "--pruner median compares trials: say by what"),
+        (Sweep(Config(), trials=3), "--range and --trials are for samplers that draw"),
+        (Sweep(Config(), pruner="median"), "compares trials by a metric: add --metric"),
         (Sweep(Config(), metric="least:loss"), "--metric least:loss: write the name of a metric"),
-        (Sweep(Config(), {"a": [1]}, seeds=3, sampler="tpe"), "--sampler tpe takes --trials N"),
+        (Sweep(Config(), {"a": [1]}, seeds=3, sampler="tpe"), "with --sampler tpe, set --trials N"),
         (
             Sweep(Config(), {"a": [1]}, sampler="random", trials=3),
             "--sampler random needs --trials N, --metric NAME",

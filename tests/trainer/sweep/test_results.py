@@ -1,4 +1,4 @@
-"""The table, the CSV and the figure of a sweep, from made-up records."""
+"""The table, the CSV and the figure of a sweep, from invented records."""
 
 import csv
 import io
@@ -24,7 +24,7 @@ from trainer.sweep.results import (
     student_t,
     table,
 )
-from trainer.sweep.study import Record
+from trainer.sweep.trials import Record
 from trainer.system.signals import StopRequest
 
 _RECORDS = [
@@ -153,7 +153,7 @@ def test_the_shown_metric_is_the_requested_or_the_first() -> None:
     assert metric_of(_RECORDS, "max:f1") == "f1"
     assert metric_of([], None) == "metric"
     with pytest.raises(
-        WrongUse, match="--metric recall: the trials have no metric recall; they have loss, f1"
+        WrongUse, match="--metric recall: the trials have no metric recall: use one of loss, f1"
     ):
         metric_of(_RECORDS, "recall")
 

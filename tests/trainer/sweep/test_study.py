@@ -1,4 +1,4 @@
-"""The record of a sweep: one process claims each trial, and each trial ends once."""
+"""The study of a sweep: one process claims each trial, and each trial ends once."""
 
 import os
 import shutil
@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.distributions import FloatDistribution
 
 from tests.support.here import Here
 from trainer.errors import StorageFailure, WrongUse
 from trainer.settings.config import Config
-from trainer.sweep import study
+from trainer.sweep import owners, samplers
 from trainer.sweep.grid import Range, Sweep
-from trainer.sweep.study import Record, Study, open_storage, open_study
+from trainer.sweep.storage import open_storage, storage_failures
+from trainer.sweep.study import Study, open_study
+from trainer.sweep.trials import Record
 
 _SWEEP = Sweep(Config(), {"width": [4, 8, 16]}, seeds=4)
 Open = Callable[..., Study]
@@ -24,7 +27,7 @@ Open = Callable[..., Study]
 
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An SQLite database with Optuna's tables, whose creation takes most of a short test."""
+    """Return an SQLite database with Optuna's tables. To create them takes most of a short test."""
     folder = tmp_path_factory.mktemp("database")
     open_storage(f"sqlite:///{folder}/study.db", folder)
     return folder / "study.db"
@@ -32,7 +35,7 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["journal", "sqlite"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
-    """A function that opens the same study again, as another process does."""
+    """Return a function that opens the same study again, as another process does."""
     url = None
     if request.param == "sqlite":
         shutil.copy(request.getfixturevalue("empty_database"), tmp_path)
@@ -92,13 +95,13 @@ def test_a_trial_that_is_given_back_keeps_its_number_and_its_failures(opened: Op
 
 def test_an_ended_process_of_this_machine_loses_its_trials_at_once(opened: Open) -> None:
     gone = subprocess.run(
-        [sys.executable, "-c", "from trainer.sweep.study import _own_place; print(_own_place())"],
+        [sys.executable, "-c", "from trainer.sweep.owners import own_name; print(own_name())"],
         capture_output=True,
         text=True,
         check=True,
     ).stdout.strip()
     lost = opened(owner=gone).claim()
-    kept = opened().claim()  # of a living process: this one
+    kept = opened().claim()  # this process is alive
     assert lost and kept
     view = opened(owner="third")
     assert view.give_back_of_the_lost() == 1
@@ -110,7 +113,7 @@ def test_a_silent_process_of_another_machine_loses_its_trials(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(study.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(owners.time, "monotonic", lambda: now[0])
     silent, living = opened(owner="abc elsewhere 1 2"), opened(owner="def elsewhere 3 4")
     assert silent.claim()
     held = living.claim()
@@ -119,7 +122,7 @@ def test_a_silent_process_of_another_machine_loses_its_trials(
     for second in range(0, 61, 10):
         now[0] = second
         living.beat()
-        assert opened().give_back_of_the_lost() == 0  # first sight of both
+        assert opened().give_back_of_the_lost() == 0  # sees both for the first time
         assert view.give_back_of_the_lost() == 0
     now[0] = 61
     living.beat()
@@ -165,8 +168,8 @@ def test_another_sweep_under_the_same_name_is_refused_with_the_difference(opened
     opened()
     with pytest.raises(
         WrongUse,
-        match=r"begun with other settings \(epochs: None -> 3\): give those again, or "
-        r"another --name",
+        match=r"^sweep s was started with other settings \(epochs: None -> 3\): restore them, "
+        r"or choose another --name$",
     ):
         opened(Sweep(Config(epochs=3), {"width": [4, 8, 16]}, seeds=4))
 
@@ -240,14 +243,15 @@ def test_a_process_that_claims_a_lost_trial_is_not_mistaken_for_the_lost_one(ope
 
 
 def test_a_study_that_is_not_started_cannot_be_shown(opened: Open) -> None:
-    with pytest.raises(WrongUse, match="^there is no sweep s: "):
+    missing = r"^sweep s does not exist: start it with `.*sweep TASK --name s`$"
+    with pytest.raises(WrongUse, match=missing):
         opened(None)
 
 
 def test_tpe_draws_better_settings_with_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study, "_RoundedTPE", partial(study._RoundedTPE, seed=1))
+    monkeypatch.setattr(samplers, "_RoundedTPE", partial(samplers._RoundedTPE, seed=1))
     sweep = Sweep(
         Config(), {"shape": ["a", "b"]}, {"lr": Range(1e-4, 1.0, True)}, 1, "tpe", 40, "min:loss"
     )
@@ -279,15 +283,15 @@ def test_tpe_draws_better_settings_with_time(
 def test_a_drawn_number_is_rounded_within_its_range(
     drawn: float, low: float, high: float, log: bool, rounded: float
 ) -> None:
-    assert study._rounded(drawn, study.FloatDistribution(low, high, log=log)) == rounded
+    assert samplers.rounded(drawn, FloatDistribution(low, high, log=log)) == rounded
 
 
-def test_the_metric_asked_for_must_be_there(opened: Open) -> None:
+def test_the_requested_metric_must_exist(opened: Open) -> None:
     view = opened(Sweep(Config(), {"a": [1]}, metric="max:f1"))
     trial = view.claim()
     assert trial
     with pytest.raises(
-        WrongUse, match="--metric max:f1: the task has no metric f1; it has loss, accuracy"
+        WrongUse, match="--metric max:f1: the task has no metric f1: use one of loss, accuracy"
     ):
         view.done(trial, {"loss": 1.0, "accuracy": 0.5}, 0.0)
 
@@ -310,7 +314,7 @@ def test_a_database_that_cannot_be_opened_is_reported_without_its_password(tmp_p
 
 
 def _journal(folder: Path) -> list[bytes]:
-    """The lines of a journal with two trials that are done."""
+    """Return the lines of a journal with two trials that are done."""
     view = open_study(None, folder, "s", _SWEEP)
     for loss in (1.0, 2.0):
         trial = view.claim()
@@ -320,12 +324,12 @@ def _journal(folder: Path) -> list[bytes]:
 
 
 def _line_of(lines: list[bytes], text: bytes) -> int:
-    return next(place for place, line in enumerate(lines) if text in line)
+    return next(index for index, line in enumerate(lines) if text in line)
 
 
-@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize("read_only", [True, False])
 @pytest.mark.parametrize(
-    ("damage", "place"),
+    ("damage", "position"),
     [
         (lambda line: b"\xff" + line[1:], "middle"),
         (lambda line: b"\0" * (len(line) - 1) + b"\n", "middle"),
@@ -339,10 +343,10 @@ def _line_of(lines: list[bytes], text: bytes) -> int:
     ],
 )
 def test_a_damaged_journal_is_refused_by_file_and_line(
-    tmp_path: Path, damage: Callable[[bytes], bytes], place: str, looks: bool
+    tmp_path: Path, damage: Callable[[bytes], bytes], position: str, read_only: bool
 ) -> None:
     lines = _journal(tmp_path)
-    found = {"middle": 4, "last": len(lines) - 1, "state": _line_of(lines, b'"state":1')}[place]
+    found = {"middle": 4, "last": len(lines) - 1, "state": _line_of(lines, b'"state":1')}[position]
     lines[found] = damage(lines[found])
     damaged = b"".join(lines)
     (tmp_path / "study.journal").write_bytes(damaged)
@@ -351,7 +355,7 @@ def test_a_damaged_journal_is_refused_by_file_and_line(
         StorageFailure,
         match=rf"^{tmp_path}/study.journal is damaged in line {number} \(.*\): restore it from",
     ):
-        open_study(None, tmp_path, "s", None if looks else _SWEEP)
+        open_study(None, tmp_path, "s", None if read_only else _SWEEP)
     assert (tmp_path / "study.journal").read_bytes() == damaged
 
 
@@ -364,7 +368,7 @@ def test_a_lost_line_is_reported(tmp_path: Path, lost: bytes) -> None:
         open_study(None, tmp_path, "s", _SWEEP)
 
 
-def test_a_journal_that_is_damaged_while_it_is_used_is_refused(tmp_path: Path) -> None:
+def test_damage_during_a_sweep_is_reported(tmp_path: Path) -> None:
     _journal(tmp_path)
     view = open_study(None, tmp_path, "s", _SWEEP)
     lines = (tmp_path / "study.journal").read_bytes().count(b"\n")
@@ -386,21 +390,21 @@ def test_a_damaged_database_is_refused(tmp_path: Path, first: int) -> None:
             pytest.raises(
                 StorageFailure, match=rf"^{url} is damaged \(.*\): restore it from a backup"
             ),
-            study.storage_failures(url, tmp_path),
+            storage_failures(url, tmp_path),
         ):
             open_study(url, tmp_path, "s", sweep)
 
 
-def test_a_damaged_study_ends_both_commands_with_code_4(here: Here) -> None:
+def test_both_commands_exit_with_code_4_for_a_damaged_study(here: Here) -> None:
     folder = here.folder / "runs" / "s"
     folder.mkdir(parents=True)
     lines = _journal(folder)
     (folder / "study.journal").write_bytes(b"".join([*lines[:3], b"\0\n", *lines[4:]]))
-    for words in (
+    for arguments in (
         ("sweep-show", "s"),
         ("sweep", "digits", "--name", "s", "--grid", "width=4,8,16", "--seeds", "4"),
     ):
-        code, out, err = here.command(*words)
+        code, out, err = here.command(*arguments)
         assert (code, out) == (4, "")
         assert f"trainbox: {folder}/study.journal is damaged in line 4 (" in err
         assert "Traceback" not in err

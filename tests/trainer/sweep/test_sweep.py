@@ -29,9 +29,13 @@ from tests.trainer.sweep.tasks import HELD_STEP
 from trainer.errors import WrongUse
 from trainer.records.compare import read_entries
 from trainer.settings.config import Config
+from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.grid import Sweep
-from trainer.sweep.runner import Limits, Slot, SweepRun, last_words
-from trainer.sweep.study import Record, Trial, open_study
+from trainer.sweep.retries import Limits
+from trainer.sweep.runner import SweepRun
+from trainer.sweep.slots import Slot
+from trainer.sweep.study import open_study
+from trainer.sweep.trials import Record, Trial
 from trainer.system.signals import StopRequest
 
 _BRITTLE = "tests.trainer.sweep.tasks:Brittle"
@@ -58,7 +62,7 @@ def _lines(path: Path) -> list[str]:
 
 @dataclass
 class Sweeps:
-    """Runs the sweep "s" of a task in forks."""
+    """A function that runs the sweep "s" of a task in forks."""
 
     ranks: Ranks
 
@@ -99,7 +103,7 @@ class Sweeps:
         return _lines(self.folder / "trained")
 
     def at_the_gate(self) -> set[str]:
-        """Return the processes that have come to the gate."""
+        """Return the processes that wait at the gate, or have passed it."""
         return set(_lines(self.folder / "at the gate"))
 
 
@@ -149,8 +153,8 @@ def test_each_combination_and_seed_is_trained_once_by_few_processes(sweeps: Swee
     ]
 
 
-def test_the_end_of_a_sweep_needs_neither_torch_nor_scipy(tmp_path: Path) -> None:
-    """The results are made up: the command finds all trials done, and starts no worker."""
+def test_the_end_of_a_sweep_imports_neither_torch_nor_scipy(tmp_path: Path) -> None:
+    """Record invented results, so that the command finds all trials done and starts no worker."""
     folder = tmp_path / "runs/s"
     folder.mkdir(parents=True)
     study = open_study(
@@ -194,15 +198,15 @@ def test_a_trial_has_the_bits_of_a_training_of_its_own(sweeps: Sweeps) -> None:
         assert own["model"] == trial["model"]
 
 
-def test_a_killed_worker_costs_one_try_of_one_trial(sweeps: Sweeps) -> None:
+def test_a_killed_worker_costs_one_attempt_of_one_trial(sweeps: Sweeps) -> None:
     ended = sweeps("--seeds", "4", "--set", "dies=2")
     assert ended.code == 0, ended.out + ended.err
-    assert ended.out.count("and is tried again: its process was killed by SIGKILL") == 2
+    assert ended.out.count("and is retried: its process was killed by SIGKILL") == 2
     assert _states(sweeps.folder) == ["done"] * 4
     assert len(sweeps.trained()) == 6
 
 
-def test_a_trial_that_fails_at_each_try_is_recorded_with_its_error(sweeps: Sweeps) -> None:
+def test_a_trial_that_fails_at_each_attempt_is_recorded_with_its_error(sweeps: Sweeps) -> None:
     grid = ("--seeds", "2", "--grid", "fails=no,no such layer")
     ended = sweeps(*grid, "--retries", "2")
     assert ended.code == 1
@@ -210,7 +214,8 @@ def test_a_trial_that_fails_at_each_try_is_recorded_with_its_error(sweeps: Sweep
         r"task Brittle: build_model\(\) raised RuntimeError: no such layer "
         r"\(.*tasks\.py:\d+\): fix the task; traceback in "
     )
-    assert re.match(f"trainbox: 2 of 4 trials failed; the first, trial 1: {failure}", ended.err)
+    message = "trainbox: 2 of 4 trials failed: fix the cause, and train them again with "
+    assert re.match(f"{message}--retry-failed; trial 1: {failure}", ended.err)
     records = _records(sweeps.folder)
     assert [record.state for record in records] == ["done", "failed", "done", "failed"]
     assert re.match(failure, records[1].message)
@@ -271,16 +276,28 @@ Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
         ("Fatal Python error: Aborted\n\nCurrent thread 0x1:\n  <no Python frame>\n", ""),
     ],
 )
-def test_the_last_words_of_a_process_name_its_cause(output: str, text: str) -> None:
-    assert last_words(output) == text
+def test_the_last_output_of_a_process_names_the_cause(output: str, text: str) -> None:
+    assert last_output(output) == text
 
 
-def test_a_trial_that_takes_too_long_is_ended(sweeps: Sweeps) -> None:
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        (3, "its process exited with code 3"),
+        (-9, "its process was killed by SIGKILL"),
+        (-99, "its process was killed by signal 99"),
+    ],
+)
+def test_the_exit_code_of_a_process_gives_the_cause(code: int, cause: str) -> None:
+    assert exit_cause(code) == cause
+
+
+def test_a_trial_that_takes_too_long_fails(sweeps: Sweeps) -> None:
     (sweeps.folder / "gate").touch()
     ended = sweeps("--set", "waits=true", "--trial-minutes", "0.001", "--retries", "0")
     assert ended.code == 1
-    message = "1 of 1 trials failed; the first, trial 0: not done within --trial-minutes 0.001"
-    assert message in ended.err
+    assert "1 of 1 trials failed: " in ended.err
+    assert "; trial 0: it took longer than --trial-minutes 0.001" in ended.err
 
 
 def test_a_trial_started_on_another_machine_restarts(sweeps: Sweeps) -> None:
@@ -347,7 +364,7 @@ def sweep_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepRun:
     earlier = study.claim()
     assert earlier
     study.done(earlier, {"loss": 1.0}, 1.0)
-    monkeypatch.setattr(SweepRun, "_restart", lambda self, slot: None)
+    monkeypatch.setattr(Slot, "restart", lambda self: None)
     slots = [Slot("GPU 0", "GPU-a", ready=True), Slot("GPU 1", "GPU-b", ready=True)]
     return SweepRun(study, tmp_path, tmp_path, slots, Limits(), StopRequest())
 
@@ -357,26 +374,32 @@ def _answered(run: SweepRun, *answers: dict[str, Any]) -> list[tuple[str, str]]:
     slot = run._slots[0]
     for answer in answers:
         slot.trial = run._study.claim()
-        run._hear(slot, answer)
+        run._handle(slot, answer)
     return [(record.state, record.message) for record in run._study.records()]
 
 
 def test_data_that_is_missing_now_ends_a_sweep_that_has_trained(
     sweep_run: SweepRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SweepRun, "_start", lambda self, slot: None)
-    monkeypatch.setattr(SweepRun, "_tell", lambda self, slot, order: None)
-    monkeypatch.setattr(SweepRun, "_listen", lambda self: self._hear(self._slots[0], _WRONG))
+    monkeypatch.setattr(Slot, "start", lambda self: None)
+    monkeypatch.setattr(Slot, "send", lambda self, message: None)
+    monkeypatch.setattr(
+        SweepRun, "_handle_answers", lambda self: self._handle(self._slots[0], _WRONG)
+    )
     with pytest.raises(WrongUse, match=r"^trial 1 \(width=8\): no folder data/har: put it there$"):
         sweep_run.run()
     assert _answered(sweep_run) == [("done", ""), *[("pending", "")] * 3]
 
 
-def test_a_trial_whose_process_gets_a_signal_loses_a_try(
+def test_a_signal_to_the_process_of_a_trial_counts_as_a_failure(
     sweep_run: SweepRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    restarted = []
-    monkeypatch.setattr(SweepRun, "_restart", lambda self, slot: restarted.append(slot))
+    restarted: list[Slot] = []
+
+    def restart(slot: Slot) -> None:
+        restarted.append(slot)
+
+    monkeypatch.setattr(Slot, "restart", restart)
     stopped = {"code": 75, "message": "stopped by SIGTERM at step 1 of 4"}
     assert _answered(sweep_run, stopped)[1][0] == "running"
     assert [waiting.trial.attempts for waiting in sweep_run._waiting] == [1]
@@ -398,7 +421,7 @@ def test_one_wrong_combination_that_is_the_last_ends_the_sweep(sweep_run: SweepR
         sweep_run._study.done(trial, {"loss": 1.0}, 1.0)
     _answered(sweep_run, _WRONG)
     with pytest.raises(WrongUse, match=r"^trial 3 \(width=32\): no folder"):
-        sweep_run._feed()
+        sweep_run._assign()
 
 
 def _next(run: SweepRun, slot: Slot) -> Trial:
@@ -531,7 +554,8 @@ def test_trainbox_sweep_finds_a_dead_worker_whose_child_lives_on(trainbox: Train
     ended = trainbox(*command, "--set", "leaves=true", "--retries", "0", env=_ENV)
     assert ended.code == 1
     assert "trial 0 failed on CPU slot 0: its process was killed by SIGKILL" in ended.out
-    assert "1 of 1 trials failed; the first, trial 0: its process was killed by" in ended.err
+    assert "1 of 1 trials failed: " in ended.err
+    assert "; trial 0: its process was killed by SIGKILL" in ended.err
     child = int((trainbox.folder / "child").read_text())
     assert (
         not Path(f"/proc/{child}").exists()
@@ -598,12 +622,12 @@ def test_each_worker_sees_the_gpu_of_its_slot(sweeps: Sweeps) -> None:
     assert len({worker for worker, _ in seen}) == 2
 
 
-def test_a_gpu_that_cannot_be_used_is_set_aside_before_it_costs_a_trial(sweeps: Sweeps) -> None:
+def test_an_unusable_gpu_gets_no_trial(sweeps: Sweeps) -> None:
     slots = {"GPU 0": "GPU-a", "GPU 1": "GPU-b"}  # no machine has them
     ended = sweeps(slots=slots, env={"TRAINBOX_DEVICE": "cuda"})
     assert ended.code == 3
-    assert ended.out.count("cannot be used and is set aside: ") == 2
-    assert ended.err.startswith("trainbox: nothing is left to train on (GPU ")
+    assert ended.out.count("is not used any more, since its worker cannot start: ") == 2
+    assert ended.err.startswith("trainbox: no usable device is left (GPU ")
     assert _states(sweeps.folder) == ["pending"]
 
 
@@ -647,7 +671,7 @@ def test_a_gpu_that_cannot_be_used_is_set_aside_before_it_costs_a_trial(sweeps: 
         ),
         (
             ["--sampler", "tpe"],
-            "--sampler tpe needs --trials N, --metric NAME and something to draw",
+            "--sampler tpe needs --trials N, --metric NAME and settings to draw",
         ),
     ],
 )
@@ -687,7 +711,7 @@ def test_the_results_of_a_moved_sweep_are_shown(here: Here) -> None:
         0,
         ["width  done  loss", "    4     1   0.5", "    8     1  0.25"],
     )
-    assert here.command("sweep-show", "moved", "--figure", "f.svg")[1] == "drawn into f.svg\n"
+    assert here.command("sweep-show", "moved", "--figure", "f.svg")[1] == "wrote f.svg\n"
     assert (here.folder / "f.svg").read_text().startswith("<?xml")
 
 

@@ -1,0 +1,158 @@
+"""One call of `sweep` or `sweep show`."""
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+
+from trainer.errors import NetworkFailure, TrialsFailed, WrongUse
+from trainer.sweep import results
+from trainer.sweep.grid import Sweep
+from trainer.sweep.progress import print_above_bar
+from trainer.sweep.retries import Limits
+from trainer.sweep.runner import SweepRun
+from trainer.sweep.slots import Slot
+from trainer.sweep.storage import storage_failures
+from trainer.sweep.study import Study, open_study
+from trainer.system.hints import tensorboard
+from trainer.system.signals import StopRequest
+
+_POLL_S = 0.2
+_JOIN_S = 600.0
+
+
+def run_sweep(
+    sweep: Sweep,
+    runs_dir: Path,
+    name: str | None,
+    storage: str | None,
+    data_dir: Path,
+    limits: Limits,
+    retry_failed: bool,
+    joins: bool,
+    stop: StopRequest,
+) -> None:
+    """Do this machine's share of a sweep on the launcher's slots, and show the results.
+
+    The environment variable TRAINBOX_SLOTS lists the slots. If this machine `joins`, it waits until
+    another machine has started the sweep, and shows no results.
+
+    Raises:
+        TrialsFailed: some trials failed; each is recorded with its error.
+        Failure: as for `SweepRun.run`.
+    """
+    name = name or f"{sweep.config.task.rpartition(':')[2].lower()}-sweep-{sweep.fingerprint()}"
+    folder = runs_dir / name
+    with storage_failures(storage, folder):
+        # Open the study.
+        folder.mkdir(parents=True, exist_ok=True)
+        if joins:
+            _wait_for(storage, folder, stop)
+        study = open_study(storage, folder, name, sweep)
+        if retry_failed:
+            study.retry_failed()
+        print_above_bar(_header(study, folder, sweep))
+        # Train, and show the results.
+        slots = [
+            Slot(*slot)
+            for slot in json.loads(os.environ.get("TRAINBOX_SLOTS", '[["the CPU", ""]]'))
+        ]
+        SweepRun(study, folder, data_dir, slots, limits, stop).run()
+        if not joins:
+            _show_all(study, folder, storage)
+    if not joins and (failed := [record for record in study.records() if record.state == "failed"]):
+        raise TrialsFailed(
+            f"{len(failed)} of {study.total} trials failed: fix the cause, and train them again "
+            f"with --retry-failed; trial {failed[0].number}: {failed[0].message}"
+        )
+
+
+def show(
+    folder: Path, storage: str | None, metric: str | None, as_csv: bool, figure: Path | None
+) -> str:
+    """Return the results of the sweep in `folder` as a table or as CSV, or draw them into `figure`.
+
+    Raises:
+        WrongUse: no such sweep, or no such metric.
+        StorageFailure: the study is damaged.
+    """
+    if storage is None and not (folder / "study.journal").is_file():
+        raise WrongUse(
+            f"{folder} contains no sweep: give the name of a folder in --runs-dir, or the "
+            "sweep's --storage"
+        )
+    with storage_failures(storage, folder):
+        study = open_study(storage, folder, folder.absolute().name, None)
+        records = study.records()
+    if as_csv:
+        return results.as_csv(records)
+    requested = metric or study.sweep.metric
+    metric = results.metric_of(records, requested)
+    rows = results.rows(records, metric)
+    drawn = study.sweep.sampler != "grid"
+    if figure is None:
+        shown = results.best_first(rows, metric, requested) if drawn else rows
+        best = results.best_line(rows, metric, requested, folder)
+        return "\n".join(filter(None, [results.table(shown, metric), best]))
+    try:
+        results.figure(rows, records, metric, drawn).savefig(figure)
+    except (OSError, ValueError) as error:
+        raise WrongUse(
+            f"--figure {figure} cannot be written ({error}): give another path, which ends with "
+            ".png, .svg or .pdf"
+        ) from error
+    return f"wrote {figure}"
+
+
+def _header(study: Study, folder: Path, sweep: Sweep) -> str:
+    earlier = ""
+    if sweep.total < study.total:
+        earlier = f" ({sweep.total} requested now, {study.total} before)"
+    rows = {
+        "sweep": str(folder),
+        "plan": os.environ.get("TRAINBOX_REASON", "1 trial at a time"),
+        **({"settings": settings} if (settings := os.environ.get("TRAINBOX_SETTINGS")) else {}),
+        "trials": f"{study.total}, {study.unfinished()} to do{earlier}",
+    }
+    return "\n".join(f"{name:<10} {value}" for name, value in rows.items())
+
+
+def _show_all(study: Study, folder: Path, storage: str | None) -> None:
+    """Print the table; write results.csv and the picture, also for TensorBoard.
+
+    Nothing here imports torch. matplotlib draws the picture in about a second of CPU time.
+    """
+    from trainer.records.tensorboard import write_picture
+
+    print_above_bar(show(folder, storage, None, False, None))
+    results.write_csv(folder, study.records())
+    show(folder, storage, None, False, folder / "sweep.png")
+    write_picture(folder, "sweep", folder / "sweep.png")
+    print_above_bar(
+        f"files      {folder}/results.csv, sweep.png; to view all trials: {tensorboard(folder)}"
+    )
+
+
+def _wait_for(storage: str | None, folder: Path, stop: StopRequest) -> None:
+    """Wait until another machine has started the sweep.
+
+    Raises:
+        NetworkFailure: no machine has started the sweep in time.
+    """
+    deadline = time.monotonic() + _JOIN_S
+    reported = False
+    while True:
+        if storage is not None or (folder / "study.journal").is_file():
+            with contextlib.suppress(WrongUse):
+                open_study(storage, folder, folder.name, None)
+                return
+        if stop or time.monotonic() > deadline:
+            raise NetworkFailure(
+                f"--worker: no machine started the sweep {folder} within {_JOIN_S:.0f} s: start "
+                "it without --worker on one machine"
+            )
+        if not reported:
+            print_above_bar(f"waiting for another machine to start {folder}")
+            reported = True
+        time.sleep(_POLL_S)

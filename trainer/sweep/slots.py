@@ -1,0 +1,131 @@
+"""A slot of a sweep and its worker process (worker.py), with which it exchanges JSON objects."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any
+
+from trainer.sweep.crash import exit_cause, last_output
+from trainer.sweep.trials import Trial
+
+_EXIT_S = 5.0  # for a worker that has closed its connection to exit by itself
+
+
+@dataclass
+class Slot:
+    """A GPU, a part of a GPU, or some CPU threads, for one trial at a time.
+
+    `visible` is its CUDA_VISIBLE_DEVICES.
+    """
+
+    name: str
+    visible: str
+    process: "subprocess.Popen[bytes] | None" = None
+    connection: Connection | None = None
+    ready: bool = False
+    trial: Trial | None = None
+    since_s: float = 0.0  # the start of the trial, or of a worker that is not ready yet
+    failed_starts: int = 0
+    log: Path = Path()
+    log_from: int = 0  # where the log of this attempt starts, in bytes
+
+    def start(self) -> None:
+        """Start a worker, which answers when it is ready."""
+        ours, theirs = Pipe()
+        self.process = start_worker(
+            theirs,
+            {"CUDA_VISIBLE_DEVICES": self.visible, "TRAINBOX_REASON": f"sweep -> {self.name}"},
+        )
+        theirs.close()
+        self.connection, self.ready, self.trial, self.since_s = ours, False, None, time.monotonic()
+
+    def restart(self) -> None:
+        """Replace the worker."""
+        self.kill()
+        self.start()
+
+    def kill(self) -> None:
+        """Kill the worker and its children."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def order(self, trial: Trial, run: Path, order: Mapping[str, Any]) -> None:
+        """Let the worker train a trial in the folder `run`."""
+        self.trial, self.since_s = trial, time.monotonic()
+        self.log = run / "logs" / "output.log"
+        self.log_from = self.log.stat().st_size if self.log.is_file() else 0
+        self.send({**order, "run": str(run), "log": str(self.log)})
+
+    def take_trial(self) -> Trial:
+        """Return the trial of the slot, which is then free."""
+        trial, self.trial = self.trial, None
+        assert trial is not None
+        return trial
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message. The end of a worker is not an error here: see `has_ended`."""
+        assert self.connection is not None
+        with contextlib.suppress(OSError):
+            self.connection.send_bytes(json.dumps(message).encode())
+
+    def receive(self) -> dict[str, Any] | None:
+        """Wait for the worker's next answer. Return None if the worker has ended."""
+        assert self.connection is not None
+        try:
+            answer: dict[str, Any] = json.loads(self.connection.recv_bytes())
+        except (EOFError, OSError):
+            return None
+        return answer
+
+    def has_ended(self) -> bool:
+        """Return whether the worker has ended and all its answers have been received.
+
+        A child of the worker may hold the connection open, so that `receive` would wait forever.
+        """
+        return (
+            self.process is not None
+            and self.process.poll() is not None
+            and self.connection is not None
+            and not self.connection.poll()
+        )
+
+    def end(self) -> str:
+        """Wait for the end of a worker that has closed its connection, and return the cause."""
+        assert self.process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_EXIT_S)
+        self.kill()
+        return exit_cause(self.process.returncode)
+
+    def last_output(self) -> str:
+        """Return the last output of the trial's process, to be appended to a message."""
+        try:
+            with self.log.open("rb") as log:
+                log.seek(self.log_from)
+                return last_output(log.read().decode(errors="replace"))
+        except OSError:
+            return ""
+
+
+def start_worker(connection: Connection, variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    """Start a worker on its end of the connection, with `variables` in its environment."""
+    return subprocess.Popen(
+        # -P keeps a trainer.py of the current folder out.
+        [sys.executable, "-P", "-m", "trainer.sweep.worker", str(connection.fileno())],
+        env={**os.environ, **variables},
+        pass_fds=(connection.fileno(),),
+        start_new_session=True,  # the worker and its children can be killed together
+    )
