@@ -1,4 +1,4 @@
-"""Training inside the test's own process: no start of Python, no import of torch for each."""
+"""Trainings inside the test's own process, which do not start Python or import torch again."""
 
 import contextlib
 import io
@@ -30,21 +30,26 @@ _LAUNCH_NAMES = ("TASK", "SET", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD
 
 
 class StopAfter(StopRequest):
-    """A wish to stop that is there when it is asked for the `steps`th time: the loop asks once a
-    step.
-    """
+    """A request to stop that arrives in step number `steps` of one `Here.train`."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
-        self.left = steps
+        self._left = steps
 
-    def __bool__(self) -> bool:
-        if sys._getframe(1).f_code.co_name != "save_or_stop":
-            return self.signal_name is not None  # a validation asks too
-        self.left -= 1
-        if self.left <= 0:
-            self.signal_name = "SIGTERM"
-        return self.left <= 0
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the steps of a training, at the call that advances its progress bar."""
+        advance = RunLog.advance
+
+        def count(run: RunLog) -> None:
+            advance(run)
+            self._left -= 1
+            if self._left == 0:
+                self.signal_name = "SIGTERM"
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunLog, "advance", count)
+            yield
 
 
 @dataclass
@@ -52,7 +57,7 @@ class Here:
     """Trains in the working folder, which is `folder`."""
 
     folder: Path
-    # saves still under way when the last training ended
+    # The saves that were still under way when the last training ended.
     saving: list[threading.Thread] = field(default_factory=list)
 
     def train(
@@ -64,15 +69,16 @@ class Here:
         stop: StopRequest | None = None,
         **settings: Any,
     ) -> str:
-        """Train to the end with the settings of a `Config`; returns what was printed."""
+        """Train to the end with the settings of a `Config`, and return what was printed."""
         stop = StopRequest() if stop is None else stop
         config = Config(task=task, **settings)
-        with self._as_a_process_of_its_own() as (out, _):
+        counting = stop.counting() if isinstance(stop, StopAfter) else contextlib.nullcontext()
+        with self._as_a_process_of_its_own() as (out, _), counting:
             train_task(config, stop, "cpu", Path("runs"), run, Path("data"), resume)
         return out.getvalue()
 
     def command(self, *words: str) -> tuple[int, str, str]:
-        """(exit code, stdout, stderr) of `python -m trainer WORDS`."""
+        """Run `python -m trainer` with these arguments; return its exit code, stdout and stderr."""
         with self._as_a_process_of_its_own() as (out, err), pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", ["trainer", *words])
             patch.setattr(os, "_exit", sys.exit)
@@ -82,8 +88,9 @@ class Here:
 
     @contextlib.contextmanager
     def _as_a_process_of_its_own(self) -> Iterator[tuple[io.StringIO, io.StringIO]]:
-        """Its output, and at the end what the end of a process does: wait for threads, close files
-        (and so free the lock).
+        """Yield the captured output; at the end, do what the end of a process does.
+
+        Wait for the threads, and close the files, which frees the lock.
         """
         opened: list[RunLog] = []
 
@@ -120,7 +127,7 @@ class Here:
         return [entry for line in lines if (entry := json.loads(line))["kind"] == kind]
 
     def steps(self, run: str = "r") -> list[int]:
-        """The steps that have a checkpoint, tensors and sidecar both."""
+        """Return the steps that have a checkpoint; each must have both tensors and a sidecar."""
         found = [
             {
                 int(path.stem.removeprefix("step-"))
@@ -139,7 +146,7 @@ class Here:
         return state
 
     def weights(self, run: str = "r") -> dict[str, Tensor]:
-        """Those of the newest checkpoint."""
+        """Return the weights of the newest checkpoint."""
         model = self.state(self.steps(run)[-1], run)["model"]
         assert isinstance(model, dict)
         return model
@@ -149,6 +156,7 @@ class Here:
 
 
 def open_files(run: RunLog) -> list[io.TextIOWrapper]:
+    """Return the files that a run has open."""
     return [
         value
         for part in (vars(run).get("folder"), vars(run).get("console"))
@@ -165,8 +173,8 @@ def close_files(run: RunLog) -> None:
 
 @contextlib.contextmanager
 def training_here(folder: Path) -> Iterator[Here]:
-    """With the working folder, the environment, the signals and torch's switches as they were,
-    afterwards.
+    """Train in `folder`; afterwards restore the working folder, the environment, the signals and
+    torch's switches.
     """
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:

@@ -40,6 +40,7 @@ from trainer.records.compare import manifest_differences
 from trainer.records.run_log import RunLog
 from trainer.session import _refuse_unlike, _told_as_failures
 from trainer.settings.config import Config
+from trainer.system.signals import StopRequest
 
 
 def _equation(
@@ -570,12 +571,12 @@ def test_the_end_of_a_call_gives_the_run_free_even_while_its_error_is_held(
     from trainer.session import train_task
 
     monkeypatch.setattr(RunLog, "__init__", note)
+    stop = StopRequest()
+    stop.signal_name = "SIGTERM"  # before the first step
     try:
         for _ in range(2):
             with pytest.raises(Preempted):
-                train_task(
-                    Config(task=TINY), StopAfter(1), "cpu", Path("runs"), "r", Path("data"), "auto"
-                )
+                train_task(Config(task=TINY), stop, "cpu", Path("runs"), "r", Path("data"), "auto")
         assert [file.name for run in opened for file in open_files(run)] == []
     finally:
         for run in opened:

@@ -17,6 +17,7 @@ from trainer.records import run_log
 from trainer.records.gpu_events import HardwareEvents, hardware_events
 from trainer.records.run_log import RunLog
 from trainer.sweep import worker
+from trainer.system.signals import StopRequest
 
 _TRIALS = 3  # forwards before the first step of a start
 
@@ -229,5 +230,5 @@ def test_a_trial_of_a_sweep_is_not_told_of_what_was_before_it(
     monkeypatch.setattr(worker, "_log_to", lambda _path: None)
     order = {"config": {}, "run": "runs/r", "data_dir": "data", "log": "log", "swept": []}
     events.write_text(_line(1.0))
-    worker._trained(order, "cpu", StopAfter(1), lambda _step, _metrics: None)
+    worker._trained(order, "cpu", StopRequest(), lambda _step, _metrics: None)
     assert seen == [_event(2.0)]
