@@ -4,10 +4,19 @@ import pytest
 
 from tests.support.commands import trainbox
 from tests.support.forked import command_forks, forked
+from tests.support.forked_trainings import forked_trainings
 from tests.support.nvml_stub.build import library
 from tests.support.ranks import forks, ranks
 
-__all__ = ["command_forks", "forked", "forks", "library", "ranks", "trainbox"]
+__all__ = [
+    "command_forks",
+    "forked",
+    "forked_trainings",
+    "forks",
+    "library",
+    "ranks",
+    "trainbox",
+]
 
 _SLOW_TIMEOUT_S = 900  # on a busy machine; it only ends a test that hangs
 

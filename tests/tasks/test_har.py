@@ -18,7 +18,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.support.commands import Trainbox, finish
+from tests.support.forked_trainings import ForkedCommand
 from tests.support.har_folder import CHANNELS, write_folder
 from tests.support.here import Here
 from tests.support.paths import SUPPORT
@@ -388,9 +388,9 @@ def test_a_wrong_field_comes_from_the_task_itself() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", _MODELS)
 def test_it_holds_the_same_bits_on_1_2_and_3_processes_and_through_kills(
-    trainbox: Trainbox, people: Path, model: str
+    forked_trainings: ForkedCommand, people: Path, model: str
 ) -> None:
-    # with dropout between
+    # The dropout of an LSTM is between its layers.
     fields = _MODELS[model]["fields"] | ({"layers": 2} if model == "lstm" else {})
     env = {
         "TRAINBOX_DATA_DIR": str(people),
@@ -398,7 +398,7 @@ def test_it_holds_the_same_bits_on_1_2_and_3_processes_and_through_kills(
         "SET": " ".join(f"{name}={value}" for name, value in fields.items()),
     }
     words = ("drill", "har", "--shards", "3", "--steps", "20", "--seed", "1", "--cpu")
-    ended = finish(trainbox.start(*words, env=env), timeout_s=280)
+    ended = forked_trainings(*words, env=env)
     assert ended.code == 0, ended.out + ended.err
     assert "the same bits in all 5 trainings" in ended.out
     assert ended.out.count("killed after step") == 2

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
 from torch.nn import functional as F
 
-from tests.support.commands import Trainbox
+from tests.support.forked_trainings import ForkedCommand
 from tests.support.here import Here, training_here
 from tests.tasks.test_mnist import files  # noqa: F401 - a fixture
 from trainer.tasks.fashion_mnist import FashionMnist
@@ -335,10 +335,10 @@ def test_a_wrong_field_is_told(here: Here, words: str, message: str) -> None:
 
 @pytest.mark.slow
 def test_it_has_the_same_bits_on_one_to_three_processes_and_through_kills(
-    trainbox: Trainbox,
+    forked_trainings: ForkedCommand,
 ) -> None:
     environment = {"SET": "dataset=digits hidden=64", "TRAINBOX_BATCH_SIZE": "64"}
-    ended = trainbox(
+    ended = forked_trainings(
         "drill", "ssvae", "--cpu", "--shards", "3", "--steps", "30", "--seed", "1", env=environment
     )
     assert ended.code == 0, ended.err

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.commands import Trainbox
+from tests.support.forked_trainings import ForkedCommand
 from tests.support.here import Here, StopAfter
 from trainer.errors import Preempted, WrongUse
 from trainer.tasks.teacher_student import GuessAndCheck, Student, TeacherStudent
@@ -163,9 +163,9 @@ def test_the_figures_show_the_student() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["gd", "gnc"])
-def test_the_drill_finds_the_same_bits(trainbox: Trainbox, method: str) -> None:
+def test_the_drill_finds_the_same_bits(forked_trainings: ForkedCommand, method: str) -> None:
     env = {"SET": f"method={method} epsilon=0 draws_per_step=200"}
-    ended = trainbox(
+    ended = forked_trainings(
         "drill",
         "teacher_student",
         "--steps",

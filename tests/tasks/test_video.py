@@ -12,8 +12,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
 from torch import Tensor, nn
 
-from tests.support.commands import Trainbox
 from tests.support.films import COUNTS, FIELDS, FRAMES, SIDE, encode, film, write_films
+from tests.support.forked_trainings import ForkedCommand
 from tests.support.here import Here
 from trainer.errors import StorageFailure, WrongUse
 from trainer.tasks import video
@@ -112,13 +112,13 @@ def test_one_frame_of_each_clip_does_not_separate_motions(here: Here) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_bits_on_one_to_three_processes_and_through_kills(trainbox: Trainbox) -> None:
-    _write_half_encoded(trainbox.folder / "data/video")  # the first start decodes
+def test_the_same_bits_on_one_to_three_processes_and_through_kills(
+    forked_trainings: ForkedCommand, tmp_path: Path
+) -> None:
+    _write_half_encoded(tmp_path / "data/video")  # the first start decodes
     fields = " ".join(f"{name}={value}" for name, value in FIELDS.items())
     drill = ("drill", "video", "--shards", "3", "--steps", "20", "--seed", "1", "--cpu")
-    ended = trainbox(
-        *drill, env={"SET": fields, "TRAINBOX_BATCH_SIZE": "16", "OMP_NUM_THREADS": "1"}
-    )
+    ended = forked_trainings(*drill, env={"SET": fields, "TRAINBOX_BATCH_SIZE": "16"})
     assert ended.code == 0, ended.out + ended.err
     table = [line.split() for line in ended.out.splitlines() if line.endswith("same")]
     assert [" ".join(words[:2]) for words in table[:3]] == [

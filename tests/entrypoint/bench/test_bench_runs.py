@@ -4,24 +4,19 @@ The bench runs in the test's process, and what it starts are forks. The test of 
 processes, and so does a slow test.
 """
 
+import functools
 import json
 import re
 import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
 import entrypoint.bench.runs
-import entrypoint.cli.commands
 from entrypoint.bench.tables import Measured
-from tests.support.commands import Ended, Trainbox, clean_environment, finish
-from tests.support.ranks import Ranks
+from tests.support.commands import Trainbox, finish
+from tests.support.forked_trainings import ForkedCommand
 
 TASK = '''
 import time
@@ -46,76 +41,10 @@ def hungry(trainbox: Trainbox) -> str:
     return "hungry.py:Hungry"
 
 
-class ForkedTraining:
-    """A training of the bench in forks, with the part of `subprocess.Popen` that the bench uses."""
-
-    returncode: int | None = None
-
-    def __init__(self, ranks: Ranks, plan: dict[str, Any], env: dict[str, str], out: IO[str]):
-        words = plan["argv"][plan["argv"].index("train") + 1 :]
-        own = {name: value for name, value in env.items() if name.startswith("TRAINBOX_")}
-        self._training = ranks.start(plan["nproc_per_node"], "train", *words, env=own | plan["env"])
-        self._out = out.name
-
-    def wait(self, timeout: float) -> int:
-        deadline_s = time.monotonic() + timeout
-        while self._training.poll() is None:
-            if time.monotonic() > deadline_s:
-                raise subprocess.TimeoutExpired("train", timeout)
-            time.sleep(0.02)
-        ended = self._training.wait()
-        Path(self._out).write_text("".join([*ended.outs, *ended.errs]))
-        self.returncode = next((code for code in ended.codes if code), 0)
-        return self.returncode
-
-
-class ForkedPrograms:
-    """What the bench uses of the module `subprocess`, with forks instead of starts."""
-
-    DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
-    TimeoutExpired = subprocess.TimeoutExpired
-
-    def __init__(self, forked: Trainbox, ranks: Ranks) -> None:
-        self._forked, self._ranks = forked, ranks
-
-    def run(self, command: list[str], **more: Any) -> "subprocess.CompletedProcess[str]":
-        _, package, *words = command[command.index("-m") :]
-        if package == "trainer":
-            return subprocess.CompletedProcess(command, self._ranks(1, *words).codes[0])
-        ended = self._forked(*words, env=more["env"])
-        return subprocess.CompletedProcess(command, ended.code, ended.out, ended.err)
-
-    def Popen(self, command: list[str], **more: Any) -> ForkedTraining:  # noqa: N802
-        words = command[command.index("train") + 1 :]
-        plan = json.loads(self._forked("plan", *words, env=more["env"]).out)
-        return ForkedTraining(self._ranks, plan, more["env"], more["stdout"])
-
-
-Bench = Callable[..., Ended]
-
-
 @pytest.fixture
-def bench(
-    forked: Trainbox,
-    ranks: Ranks,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> Bench:
+def bench(forked_trainings: ForkedCommand) -> ForkedCommand:
     """Run `trainbox bench` in this process, with forks for all that it starts."""
-
-    def run(*words: str, env: dict[str, str] | None = None) -> Ended:
-        with monkeypatch.context() as patch:
-            patch.chdir(forked.folder)
-            patch.setattr(tempfile, "tempdir", str(forked.folder / "tmp"))
-            patch.setattr(entrypoint.bench.runs, "subprocess", ForkedPrograms(forked, ranks))
-            patch.setattr("os.environ", clean_environment(**(env or {})))
-            patch.setattr(sys, "argv", ["trainbox", "bench", *words])
-            with pytest.raises(SystemExit) as ended:
-                entrypoint.cli.commands.main()
-        streams = capfd.readouterr()
-        return Ended(int(ended.value.code or 0), streams.out, streams.err)
-
-    return run
+    return functools.partial(forked_trainings, "bench")
 
 
 def left_over(trainbox: Trainbox) -> list[str]:
@@ -125,7 +54,9 @@ def left_over(trainbox: Trainbox) -> list[str]:
 
 
 @pytest.fixture(params=["forks", pytest.param("starts", marks=pytest.mark.slow)])
-def either(request: pytest.FixtureRequest, trainbox: Trainbox, bench: Bench) -> Bench:
+def either(
+    request: pytest.FixtureRequest, trainbox: Trainbox, bench: ForkedCommand
+) -> ForkedCommand:
     """Run `trainbox bench` in forks and, as a slow test, with real starts."""
     if request.param == "forks":
         return bench
@@ -134,7 +65,7 @@ def either(request: pytest.FixtureRequest, trainbox: Trainbox, bench: Bench) -> 
     )
 
 
-def test_two_processes_against_one(trainbox: Trainbox, either: Bench, hungry: str) -> None:
+def test_two_processes_against_one(trainbox: Trainbox, either: ForkedCommand, hungry: str) -> None:
     words = [
         hungry,
         "--processes",
@@ -184,7 +115,7 @@ def test_two_processes_against_one(trainbox: Trainbox, either: Bench, hungry: st
 
 
 def test_a_batch_that_does_not_fit_is_a_row_without_a_result(
-    trainbox: Trainbox, bench: Bench, hungry: str
+    trainbox: Trainbox, bench: ForkedCommand, hungry: str
 ) -> None:
     words = [
         hungry,
@@ -211,7 +142,7 @@ def test_a_batch_that_does_not_fit_is_a_row_without_a_result(
 
 @pytest.mark.usefixtures("hungry")
 def test_suggest_tries_larger_batches_until_one_does_not_fit(
-    trainbox: Trainbox, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    trainbox: Trainbox, bench: ForkedCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trainings are real, and their speeds are made up, so that batch 32 always pays."""
 
