@@ -25,13 +25,13 @@ from trainer.loop.out_of_memory import (
     all_fit,
     examples_at_once,
     free_memory,
-    in_smaller_parts,
     memory_used_up,
+    with_smaller_micro_batches,
 )
-from trainer.loop.preflight import try_task
-from trainer.loop.preflight_labels import try_labels
-from trainer.loop.report import closing, header, samples_per_second, smaller_parts
-from trainer.loop.shared_memory import check_room, too_small
+from trainer.loop.preflight import preflight_check
+from trainer.loop.preflight_labels import check_labels
+from trainer.loop.report import closing, header, samples_per_second, smaller_micro_batches
+from trainer.loop.shared_memory import check_shared_memory, shared_memory_full
 from trainer.loop.state import Job
 from trainer.parallel.strategy import (
     Strategy,
@@ -129,7 +129,7 @@ def train_task(
                     found = str(error)
                 finally:
                     job.checkpoints.finish()
-                smaller = in_smaller_parts(
+                smaller = with_smaller_micro_batches(
                     settled, job.state.model, found, _why_parts_stay(job, config, resume)
                 )
                 did_not_fit.append(f"{found} with {examples_at_once(settled)} examples at once")
@@ -385,14 +385,14 @@ def _start(
     ) or progress.ended_early
     data, sources, example_bytes = _look_at_data(job)
     if not complete:
-        check_room(job, *example_bytes)
+        check_shared_memory(job, *example_bytes)
     # Write the manifest and the settings, and log the header.
     if run.writes:
         sources = _describe(job, data, sources, resume == "anyway", did_not_fit, complete)
     job.sources = manifest.SourceRecord(run, job.world.from_first(sources), resume == "anyway")
     run.folder.write_json("config.json", _stored(job).to_json())
     if did_not_fit:
-        smaller_parts(job, did_not_fit[-1])
+        smaller_micro_batches(job, did_not_fit[-1])
     else:
         header(job)
     # Check the task, and train.
@@ -404,7 +404,7 @@ def _start(
     else:
         run.begin(first_step, progress.evaluated_step, job.schedule)
         with all_fit(job.strategy):
-            try_task(job)
+            preflight_check(job)
         fit(job, stop, validated)
         run.board.hyperparameters(
             job.config, job.state.progress.best_step or 0, job.state.progress.best_metrics, swept
@@ -435,7 +435,7 @@ def _look_at_data(job: Job) -> tuple[dict[str, str], dict[str, str], list[int]]:
     for name, dataset in (("train", job.train), ("validation", job.evaluation.dataset)):
         examples, sources_of_reader = manifest.sampled_examples(dataset, job.workers)
         sources |= sources_of_reader
-        try_labels(job, {"train": "training"}.get(name, name), dataset, examples)
+        check_labels(job, {"train": "training"}.get(name, name), dataset, examples)
         digests[name] = manifest.dataset_digest(dataset, examples)
         example_bytes.append(sum(tensor.nbytes for tensor in tensors_in(examples[:1])))
     if (
@@ -590,7 +590,7 @@ def _known(error: MemoryError | RuntimeError) -> Failure | None:
             "parts"
         )
     if "shared memory" in text:  # a loader worker could not allocate it, or had a bus error
-        return too_small()
+        return shared_memory_full()
     for sign, words in _MISUSES.items():
         if sign in text:
             return WrongUse(words)

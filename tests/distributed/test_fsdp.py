@@ -202,9 +202,7 @@ def test_stopped_within_an_epoch_and_then_killed_in_part_it_goes_on_to_the_same_
     assert stopped.code == 75, stopped.err
     assert "-> torchrun FSDP over gloo, 2 processes\n" in stopped.out
     # All are told in the sixth step, and answer each other in the next.
-    message = (
-        "stopped by SIGTERM at step 7 of 30, checkpoint saved: the same command goes on from there"
-    )
+    message = "stopped by SIGTERM at step 7 of 30, checkpoint saved: resume with the same command"
     assert stopped.err.count("checkpoint saved") == stopped.err.count(message) == 1
 
     killed = ranks(2, *words, env={"KILL_AT": "9"})
@@ -413,14 +411,14 @@ def test_it_is_refused_before_anything_starts_and_by_ranks_that_others_have_star
         ),
         (
             "seeded=false",
-            "task Sharded: build_model gives other weights on each process, first in "
-            "embedding.weight: draw random numbers only from torch's generators, which are seeded",
+            "task Sharded: build_model() returns different weights on each process, first in "
+            "embedding.weight: draw random numbers only from the global generators of torch, NumPy "
+            "and Python",
         ),
         (
             "moves=true",
-            "task Sharded: a forward moves frozen.bias, which is not trained, and "
-            "--strategy fsdp would lose that: make it a "
-            "buffer, or use --strategy ddp",
+            "task Sharded: a forward changes the parameter frozen.bias, which is not trained, and "
+            "--strategy fsdp would lose the change: make it a buffer, or use --strategy ddp",
         ),
     ],
 )

@@ -416,6 +416,6 @@ def test_a_signal_to_one_node_stops_all_with_a_checkpoint(trainbox: Trainbox) ->
     nodes[1].send_signal(signal.SIGINT)
     ended = [finish(node) for node in nodes]
     assert [each.code for each in ended] == [75, 75], ended
-    assert "checkpoint saved: the same command goes on from there" in ended[0].err
+    assert "checkpoint saved: resume with the same command" in ended[0].err
     assert job.living() == []
     assert trainbox.entries("r", "train")[-1]["step"] == 11

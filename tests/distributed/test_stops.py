@@ -86,7 +86,7 @@ def test_a_signal_to_the_command_reaches_all_ranks_and_the_run_resumes_to_the_sa
     assert "Traceback" not in stopped.err
     assert [line for line in messages(stopped) if "stopped by " in line] == [
         f"trainbox: stopped by {number.name} at step 51 of 90, checkpoint saved: "
-        "the same command goes on from there"
+        "resume with the same command"
     ]
     assert job.living() == []
     assert trainbox.entries("r", "train")[-1]["step"] == 51
@@ -129,8 +129,8 @@ def test_a_killed_rank_ends_the_job_by_name_and_a_killed_command_leaves_no_proce
 def test_a_wrong_setting_has_the_same_message_on_each_process(ranks: Ranks) -> None:
     ended = ranks(3, "train", *_SHAKY, "--batch-size", "2000")
     message = (
-        "trainbox: --batch-size 2000 is more than the training set's 650 examples: "
-        "lower it to 650\n"
+        "trainbox: --batch-size 2000 is larger than the training set (650 examples): "
+        "use at most 650\n"
     )
     assert (ended.codes, ended.errs) == ([2] * 3, [message] * 3)
 
@@ -149,7 +149,7 @@ def test_a_mistake_on_one_process_sets_the_message_and_the_exit_code(trainbox: T
     assert ended.code == 2
     (message,) = messages(ended)
     assert (
-        "task Alone: loss 'error' has shape (), wanted (32,), one loss for each example" in message
+        "task Alone: loss 'error' has shape () instead of (32,), one value per example" in message
     )
     assert "Traceback" not in ended.err
 

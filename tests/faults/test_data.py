@@ -50,8 +50,7 @@ def test_row_46_resumed_on_fewer_processes_each_example_is_seen_once(trainbox: T
     refused = trainbox("train", *words, "--processes", "3")
     assert refused.code == 2
     assert (
-        "this run cuts a batch into 2 shard(s), and 3 processes are given: use at most 2"
-        in refused.err
+        "this run has 2 shard(s), fewer than 3 processes: use at most 2 process(es)" in refused.err
     )
 
     resumed = trainbox.train(*words, "--workers", "2", "--checkpoint-steps", "100", "--keep", "1")
@@ -81,9 +80,8 @@ def test_row_28_shared_memory_too_small(tmp_path: Path) -> None:
     assert ended.code == 4
     assert messages(ended) == [
         "trainbox: /dev/shm has 30 MiB free, and the 2 loader workers need at least 37 MiB "
-        "to hand batches over: "
-        "start the container with --shm-size=1g (Compose: SHM_SIZE=1gb) or --ipc=host, or "
-        "add --workers 0"
+        "for batches: start the container with --shm-size=1g (Compose: SHM_SIZE=1gb) or "
+        "--ipc=host, or add --workers 0"
     ]
     assert "Traceback" not in ended.err
     assert not (tmp_path / "runs/r/metrics.jsonl").exists()
@@ -101,7 +99,7 @@ def test_row_28_shared_memory_too_small_for_one_example(tmp_path: Path) -> None:
     ended = _with_shared_memory(tmp_path, "300k")
     assert ended.code == 4
     assert len(messages(ended)) == 1
-    assert "/dev/shm, 0 MiB, is too small for what the loader workers hand over" in ended.err
+    assert "/dev/shm (0 MiB) is too small for the batches of the loader workers" in ended.err
     assert "--shm-size=1g" in ended.err
     assert "Traceback" not in ended.err
 
@@ -110,6 +108,6 @@ def test_row_29_an_empty_dataset(ranks: Ranks) -> None:
     ended = ranks(1, "train", f"{TASKS}:Empty", *GATED[1:])
     assert ended.codes == [2]
     assert messages(ended) == [
-        f"trainbox: task {TASKS}:Empty: the training set is empty: look into --data-dir, "
-        "or at the task's train_dataset"
+        f"trainbox: task {TASKS}:Empty: the training set is empty: check --data-dir "
+        "and the task's train_dataset()"
     ]

@@ -162,7 +162,7 @@ def test_row_38_a_pulled_cable_and_row_39_a_slow_link(
     assert [each.code for each in resumed] == [0, 0], resumed
     assert re.search("^resume +from step (30|40), ", resumed[0].out, re.MULTILINE), resumed[0].out
     (told,) = re.findall(
-        "^step .*% of the time goes by until .* \\(([0-9,]+) ms a step\\)",
+        "^step .*: the exchange of gradients takes .*% of the time \\(([0-9,]+) ms a step\\)",
         resumed[0].out,
         re.MULTILINE,
     )

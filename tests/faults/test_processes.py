@@ -289,11 +289,11 @@ def test_row_47_a_batch_that_does_not_fit(ranks: Ranks) -> None:
     alone = ranks.train(1, *words, "--run", "alone")
     line = (
         r"^the host's memory is used up \(.*DefaultCPUAllocator: can't allocate memory: .*\) "
-        r"with 16 examples at once: cut into"
+        r"with 16 examples at once: restarting with"
     )
     assert re.search(line, alone.out, re.MULTILINE)
     assert (
-        "; batch norm sees 8 examples at once now\nbatch      16 = 1 process x 8 x 2 accumulation\n"
+        "; batch norm now sees 8 examples at once\nbatch      16 = 1 process x 8 x 2 accumulation\n"
         in alone.out
     )
 
@@ -301,6 +301,6 @@ def test_row_47_a_batch_that_does_not_fit(ranks: Ranks) -> None:
     asked = ranks.train(2, *two, "--accumulation", "2", "--run", "asked")
     ended = ranks.train(2, *two, "--set", "first=2", "--run", "cut")
     assert "\nprocess 1: the host's memory is used up (" in ended.out
-    assert ended.out.count("cut into smaller parts, the batch stays") == 1
+    assert ended.out.count("restarting with smaller micro-batches of the same batch") == 1
     assert "\nbatch      32 = 2 processes x 8 x 2 accumulation\n" in ended.out
     assert ended.digest == asked.digest

@@ -332,9 +332,11 @@ def test_the_header_and_the_closing_table_hold_what_people_need(here: Here) -> N
     assert f"epoch 1.5: loss {validation[1]['loss']:.4f}" in out
     assert table["best"] == f"loss {min(e['loss'] for e in validation):.4f}, step 9"
     assert re.fullmatch(r"9 steps in \d+\.\d s, [\d,]+ samples/s", table["trained"])
-    assert table["weights"] == "runs/r/model.safetensors (the best), runs/r/checkpoints/ (to go on)"
+    assert (
+        table["weights"] == "runs/r/model.safetensors (the best), runs/r/checkpoints/ (to resume)"
+    )
     assert table["digest"] == f"{here.digest()} (of the last weights)"
-    assert table["figures"] == "runs/r/metrics.jsonl; to look at them: tensorboard --logdir runs"
+    assert table["metrics"] == "runs/r/metrics.jsonl; to view them: tensorboard --logdir runs"
     assert (here.path() / "logs/rank-0.log").read_text() == out
     assert load_file(here.path() / "model.safetensors").keys() == here.weights().keys()
 
@@ -594,7 +596,7 @@ def test_the_heartbeat_file_is_touched(here: Here, monkeypatch: pytest.MonkeyPat
     [
         (
             {"batch_size": 51},
-            "--batch-size 51 is more than the training set's 50 examples: lower it to 50",
+            "--batch-size 51 is larger than the training set (50 examples): use at most 50",
         ),
         (
             {"best_by": "accuracy"},
@@ -639,8 +641,8 @@ def test_a_checkpoint_of_another_architecture_is_told(here: Here) -> None:
         patch.setattr(tiny, "Tiny", Wider)
         with pytest.raises(
             WrongUse,
-            match=r"runs/r holds a checkpoint of another model or optimizer \(forwards was \(\) "
-            r"and is None\): undo",
+            match=r"the checkpoint in runs/r is of another model or optimizer \(forwards: \(\) -> "
+            r"missing\): undo",
         ):
             here.train()
 
@@ -801,9 +803,9 @@ def test_a_complete_run_is_not_made_longer_and_the_reason_is_given(here: Here) -
         code, _, err = here.command(*_AGAIN, *words)
         assert code == 2
         assert err == (
-            f"trainbox: runs/r was started with other settings ({changed}): give those "
-            "again, or train anew under another "
-            "--run name; a run keeps its length, which its learning rates follow from\n"
+            f"trainbox: runs/r was started with other settings ({changed}): use the "
+            "old values, or start a new run with --run NAME; its length cannot change, because its "
+            "learning rates depend on it\n"
         )
 
 

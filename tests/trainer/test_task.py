@@ -573,24 +573,27 @@ def test_a_module_of_the_current_folder_comes_last(
     [
         (
             {"mse": torch.tensor(1.0)},
-            r"loss 'mse' has shape \(\), wanted \(4,\), one loss for each example: use "
+            r"loss 'mse' has shape \(\) instead of \(4,\), one value per example: use "
             r"reduction='none'",
         ),
-        ({"mse": 0.5}, r"loss 'mse' is a float, wanted a tensor of one loss for each example"),
-        ({"a": torch.ones(4), "aux": 0.5}, r"loss 'aux' is a float, wanted a tensor"),
+        (
+            {"mse": 0.5},
+            r"loss 'mse' is a float: return a tensor of shape \(B,\), one value per example",
+        ),
+        ({"a": torch.ones(4), "aux": 0.5}, r"loss 'aux' is a float: return a tensor"),
         (
             {"mse": torch.ones(4)},
-            "no loss depends on a parameter that is trained: compute mse from",
+            "no loss depends on a trained parameter: compute mse from",
         ),
-        ({"mse": torch.ones(3)}, r"loss 'mse' has shape \(3,\), wanted \(4,\)"),
+        ({"mse": torch.ones(3)}, r"loss 'mse' has shape \(3,\) instead of \(4,\)"),
         (
             {"ce": torch.ones(4), "map": torch.ones(4, 7)},
-            r"loss 'map' has shape \(4, 7\), wanted \(4,\)",
+            r"loss 'map' has shape \(4, 7\) instead of \(4,\)",
         ),
-        (torch.ones(4), "losses\\(\\) returned Tensor, wanted a dict"),
-        ((torch.ones(4),), "losses\\(\\) returned tuple, wanted a dict"),
-        (None, "losses\\(\\) returned NoneType, wanted a dict"),
-        ({}, "losses\\(\\) returned dict, wanted a dict"),
+        (torch.ones(4), "losses\\(\\) returned Tensor: return a dict"),
+        ((torch.ones(4),), "losses\\(\\) returned tuple: return a dict"),
+        (None, "losses\\(\\) returned None: return a dict"),
+        ({}, "losses\\(\\) returned dict: return a dict"),
     ],
 )
 def test_losses_of_another_form_are_told_by_task_loss_and_shape(
@@ -616,12 +619,12 @@ def test_right_losses_pass_and_are_float32() -> None:
     [
         (
             "ScalarLoss",
-            "task ScalarLoss: loss 'squared_error' has shape (), wanted (8,), one loss for "
-            "each example",
+            "task ScalarLoss: loss 'squared_error' has shape () instead of (8,), one value per "
+            "example",
         ),
         (
             "BareLoss",
-            "task BareLoss: losses() returned Tensor, wanted a dict {name: tensor of (B,)}",
+            "task BareLoss: losses() returned Tensor: return a dict {name: tensor of shape (B,)}",
         ),
     ],
 )

@@ -188,14 +188,13 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         f"no return in {method}": (
             Tiny,
             {method: _given(None)},
-            f"task Tiny: {method}() returned None, wanted {wanted}",
+            f"task Tiny: {method}() returned None: return {wanted}",
         )
         for method, wanted in {
-            "with_data": "the task: `return dataclasses.replace(self, ...)` (is a "
+            "with_data": "the task, as in dataclasses.replace(self, ...) (is a `return` missing?)",
+            "train_dataset": "a map-style dataset with __len__ and __getitem__ (is a "
             "`return` missing?)",
-            "train_dataset": "a map-style dataset, with __len__ and __getitem__ (is a "
-            "`return` missing?)",
-            "validation_dataset": "a map-style dataset, with __len__ and __getitem__ (is a "
+            "validation_dataset": "a map-style dataset with __len__ and __getitem__ (is a "
             "`return` missing?)",
             "notes": "a dict {name: line}, which may be empty (is a `return` missing?)",
             "build_model": "an nn.Module (is a `return` missing?)",
@@ -205,69 +204,69 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
             "finished": "True or False (is a `return` missing?)",
             "figures": "a dict {name: picture}, which may be empty (is a `return` missing?)",
             "build_optimizer": "a torch.optim.Optimizer (is a `return` missing?)",
-            "schedule": "the factor on the learning rate, a finite number (is a `return` missing?)",
+            "schedule": "a finite number, the factor on the learning rate (is a `return` missing?)",
         }.items()
     },
     "a class instead of a model": (
         Tiny,
         {"build_model": _given(nn.Linear)},
-        "task Tiny: build_model() returned the class Linear, wanted an nn.Module",
+        "task Tiny: build_model() returned the class Linear: return an nn.Module",
     ),
     "tensors instead of a dataset": (
         Tiny,
         {"train_dataset": _given((_ZEROS, _ZEROS))},
-        "task Tiny: train_dataset() returned tuple, wanted a dataset: wrap tensors as "
+        "task Tiny: train_dataset() returned tuple: return a dataset, such as "
         "TensorDataset(inputs, labels)",
     ),
     "a loader instead of a dataset": (
         Tiny,
         {"train_dataset": lambda *_args: DataLoader(_rows(26))},
-        "task Tiny: train_dataset() returned DataLoader, wanted a map-style dataset",
+        "task Tiny: train_dataset() returned DataLoader: return a map-style dataset",
     ),
     "an iterable dataset": (
         Tiny,
         {"train_dataset": lambda *_args: Endless()},
-        "task Tiny: train_dataset() returned Endless, an IterableDataset, whose examples "
-        "have one order only: ",
+        "task Tiny: train_dataset() returned Endless, an IterableDataset, whose order "
+        "cannot be shuffled: ",
     ),
     "a label out of range in memory": (
         Three,
         {"train_dataset": _labelled(torch.tensor([0, 1] * 40 + [7]))},
-        "task Three: the training labels go from 0 to 7, and class_names has 3 names: "
+        "task Three: the training labels are from 0 to 7, but class_names has 3 names: "
         "number the classes from 0 to 2",
     ),
     "a label out of range in the validation set": (
         Three,
         {"validation_dataset": _labelled(torch.tensor([-1, 0, 2]))},
-        "task Three: the validation labels go from -1 to 2, and class_names has 3 names",
+        "task Three: the validation labels are from -1 to 2, but class_names has 3 names",
     ),
     "a label out of range in a file": (
         Three,
         {"train_dataset": _listed((_ZEROS, 1), (_ZEROS, 3))},
-        "task Three: the training labels go from 3 to 3, and class_names has 3 names",
+        "task Three: the training labels are from 3 to 3, but class_names has 3 names",
     ),
     "labels that are text": (
         Three,
         {"train_dataset": _listed((_ZEROS, "cat"))},
-        "task Three: the training labels are text ('cat'), wanted numbers: return each "
-        "class's position in class_names",
+        "task Three: the training labels are text ('cat') instead of numbers: use the index "
+        "of each class in class_names",
     ),
     "labels that are floats": (
         Three,
         {"train_dataset": _labelled(torch.ones(26))},
-        "task Three: the training labels are float32 of shape (26,), wanted int64 of (B,), "
-        "the number of each example's class",
+        "task Three: the training labels are float32 of shape (26,) instead of int64 of "
+        "shape (B,): convert them with .long()",
     ),
     "one-hot labels": (
         Three,
         {"train_dataset": _labelled(torch.ones(26, 3).long())},
-        "task Three: the training labels are int64 of shape (26, 3), wanted int64 of (B,)",
+        "task Three: the training labels are int64 of shape (26, 3) instead of int64 of shape (B,)",
     ),
     "a batch that is a dict": (
         Three,
         {"train_dataset": _listed({"image": _ZEROS, "label": 1})},
-        "task Three: a training batch is a dict of image, label, wanted (inputs, labels): "
-        "let the dataset",
+        "task Three: a training batch is a dict of image, label instead of (inputs, labels): "
+        "return pairs from the dataset",
     ),
     "None in an example": (
         Three,
@@ -299,14 +298,13 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "a lazy layer": (
         Three,
         {"build_model": lambda _task: nn.LazyLinear(3)},
-        "task Three: build_model() leaves the size of weight open: give its layer the "
-        "input size instead of using a Lazy one",
+        "task Three: build_model() does not set the size of weight: give its layer the input size",
     ),
     "a model without values": (
         Three,
         {"build_model": lambda _task: nn.Linear(4, 3, device="meta")},
-        "task Three: build_model() leaves weight without values, on the device meta: build "
-        "it on the CPU",
+        "task Three: build_model() leaves weight on the meta device, without values: build "
+        "the model on the CPU",
     ),
     "a dataset without an index": (
         Tiny,
@@ -317,19 +315,19 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "a default of another type": (
         Tiny,
         {"epochs": "3"},
-        "task Tiny: epochs is '3', wanted a whole number from 1",
+        "task Tiny: epochs is '3': set it to a whole number from 1",
     ),
     "a buffer made by expand": (
         Tiny,
         {"build_model": lambda _task: Expanded()},
-        "task Tiny: build_model() makes grid by expand(), so its values share memory and "
+        "task Tiny: build_model() creates grid with expand(), so its values share memory and "
         "cannot be restored: add .clone()",
     ),
     "an optimizer that needs a closure": (
         Tiny,
         {"build_optimizer": lambda _task, model, *_args: torch.optim.LBFGS(model.parameters())},
-        "task Tiny: LBFGS.step() needs a closure, and a training step calls it without: "
-        "use another optimizer, such as AdamW",
+        "task Tiny: LBFGS.step() needs the argument closure, which a training step does not "
+        "pass: use another optimizer, such as AdamW",
     ),
     "a task that sets an attribute": (
         Tiny,
@@ -339,19 +337,19 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "an async method": (
         Tiny,
         {"finished": _finished_async},
-        "task Tiny: finished() is async def, so a call runs nothing of it: write def",
+        "task Tiny: finished() is async def, so a call does not run it: write def",
     ),
     "a method that yields": (
         Tiny,
         {"finished": _finished_yielding},
-        "task Tiny: finished() is a generator, so a call runs nothing of it: use return "
+        "task Tiny: finished() is a generator, so a call does not run it: use return "
         "instead of yield",
     ),
     **{
         f"finished returns {type(value).__name__}": (
             Tiny,
             {"finished": _given(value)},
-            f"task Tiny: finished() returned {type(value).__name__}, wanted True or False",
+            f"task Tiny: finished() returned {type(value).__name__}: return True or False",
         )
         for value in ("no", [False], torch.zeros(2))
     },
@@ -359,8 +357,8 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         f"a metric named {name!r}": (
             Tiny,
             {"metrics": _given({"loss": 1.0, name: 2.0})},
-            f"task Tiny: metrics() returned a metric named {name!r}, which an entry of "
-            "metrics.jsonl cannot have: ",
+            f"task Tiny: metrics() returned a metric named {name!r}, which is "
+            "reserved or not printable: rename it",
         )
         for name in ("step", "kind", "", "a\nb")
     },
@@ -377,12 +375,12 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "no return in losses": (
         Tiny,
         {"losses": _given(None)},
-        "task Tiny: losses() returned NoneType, wanted a dict {name: ",
+        "task Tiny: losses() returned None: return a dict {name: ",
     ),
     "a method with other parameters": (
         Tiny,
         {"prepare": lambda _task, batch: batch},
-        "task Tiny: prepare() has other parameters (got an unexpected keyword argument "
+        "task Tiny: prepare() has the wrong parameters (got an unexpected keyword argument "
         "'training'): write def prepare(self, "
         "batch, training)",
     ),
@@ -405,19 +403,20 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "a statistic that is a number": (
         Tiny,
         {"statistics": _given({"loss": 0.5})},
-        "task Tiny: statistics() returned 'loss' as float, wanted a tensor: sum over the "
+        "task Tiny: statistics() returned 'loss' as float instead of a tensor: sum over the "
         "batch without .item()",
     ),
     "a statistic for each example": (
         Tiny,
         {"statistics": lambda _task, _model, batch: {"loss": batch[1]}},
-        "task Tiny: statistics() returned other names or shapes for another batch: return "
-        "sums over the batch's examples",
+        "task Tiny: the names or shapes that statistics() returns differ between batches: return "
+        "sums over the examples of the batch",
     ),
     "a metric that is a table": (
         Tiny,
         {"metrics": _given({"loss": torch.zeros(2)})},
-        "task Tiny: metrics() returned 'loss' as Tensor, wanted one number: float(...) of it",
+        "task Tiny: metrics() returned 'loss' as Tensor instead of a number: convert it "
+        "with float(...)",
     ),
     "an error in metrics": (
         Tiny,
@@ -432,26 +431,26 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "a figure of another form": (
         Tiny,
         {"figures": _given({"curve": torch.zeros(8, 8)})},
-        "task Tiny: figures() returned 'curve' as Tensor of shape (8, 8), wanted a picture "
-        "(3, H, W) uint8",
+        "task Tiny: figures() returned 'curve' as Tensor of shape (8, 8): return a uint8 "
+        "picture of shape (3, H, W)",
     ),
     "an empty figure": (
         Tiny,
         {"figures": _given({"curve": torch.zeros(3, 0, 8)})},
-        "task Tiny: figures() returned 'curve' as Tensor of shape (3, 0, 8), wanted a "
-        "picture (3, H, W) uint8",
+        "task Tiny: figures() returned 'curve' as Tensor of shape (3, 0, 8): return a uint8 "
+        "picture of shape (3, H, W)",
     ),
     "a factor for each group": (
         Tiny,
         {"schedule": _given(torch.ones(2))},
-        "task Tiny: schedule() returned Tensor, wanted the factor on the learning rate, a "
-        "finite number",
+        "task Tiny: schedule() returned Tensor: return a finite number, the factor on the "
+        "learning rate",
     ),
     "an optimizer of another model": (
         Tiny,
         {"build_optimizer": lambda *_args: torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.1)},
         "task Tiny: build_optimizer() returned SGD, which has no parameter of the model: "
-        "give it those of `model`, ",
+        "give it model.parameters()",
     ),
     "validation examples of several shapes": (
         Tiny,
@@ -574,8 +573,8 @@ def test_a_metric_that_needs_more_than_a_sample_is_tried_with_the_whole_set(
     monkeypatch.setattr(Tiny, "metrics", metrics)
     out = here.train(max_steps=2, best_by="area")
     assert (
-        "a sample of the validation set is not enough to try the validation: all of it is "
-        "computed now" in out
+        "a sample of the validation set is too small for the preflight check: validating "
+        "the whole set" in out
     )
     assert seen == [12, 20, 20]  # 8 + 4 of the sample, the whole, the validation at the end
 
@@ -596,7 +595,7 @@ def test_the_trial_of_a_validation_leaves_no_trace(
     )
     here.train("tried", max_steps=2)
     assert drawn == [2]
-    monkeypatch.setattr("trainer.loop.preflight.try_validation", lambda _job: [])
+    monkeypatch.setattr("trainer.loop.preflight.check_validation", lambda _job: [])
     here.train("untried", max_steps=2)
     assert here.digest("tried") == here.digest("untried")
     assert [entry["loss"] for entry in here.entries("validation", "tried")] == [

@@ -51,8 +51,8 @@ _MOST_LOADER_WORKERS = 8
 def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Settings:
     """Return `config` with every open choice made.
 
-    A choice comes from the earlier start of the run. Otherwise it comes from the task, the hardware
-    or the number of ranks. All ranks must call this, and they get the same settings.
+    A run that was started before keeps its choices. The choices of a new run come from the task,
+    the hardware and the number of ranks. All ranks must call this, and they get the same settings.
 
     Raises:
         WrongUse: The run was started with other settings.
@@ -99,17 +99,17 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
     ):
         if given[name] is None:
             given[name] = getattr(fallback, name)
-        if given[name] is None:  # what a start has settled is never None
+        if given[name] is None:  # a stored config.json never has null here
             raise WrongUse(f"{run.path / 'config.json'} is damaged ({name} is null): restore it")
     # Compare with the stored settings.
     settled = Settings(**given)
     if stored is not None and (changed := differences(stored, settled)):
         longer = any(name in line for line in changed for name in ("epochs: ", "max_steps: ")) and (
-            "; a run keeps its length, which its learning rates follow from"
+            "; its length cannot change, because its learning rates depend on it"
         )
         raise WrongUse(
-            f"{run.path} was started with other settings ({'; '.join(changed)}): give those again, "
-            f"or train anew under another --run name{longer or ''}"
+            f"{run.path} was started with other settings ({'; '.join(changed)}): use the old "
+            f"values, or start a new run with --run NAME{longer or ''}"
         )
     return settled
 
@@ -142,10 +142,10 @@ def build(config: Settings, task: Task, strategy: Strategy, run: RunLog, data_di
     """Build the data, the model, the optimizer and the rest of the job.
 
     Raises:
-        WrongUse: The sizes do not fit together, or a part of the task is not valid.
+        WrongUse: Two sizes do not match, or a method of the task returns something invalid.
     """
     world = strategy.world
-    # Data. Rank 0 goes first, because it may download files.
+    # Build the data. Rank 0 goes first, because it may download files.
     _set_arithmetic(config)
     world.seed(config.seed, "data")
     with world.first_goes_first():
@@ -158,7 +158,8 @@ def build(config: Settings, task: Task, strategy: Strategy, run: RunLog, data_di
     schedule = _schedule(config, world, length(train))
     if length(validation) == 0:
         raise WrongUse(
-            f"task {config.task}: the validation set is empty: nothing to choose the best model by"
+            f"task {config.task}: the validation set is empty: check --data-dir and the task's "
+            "validation_dataset()"
         )
     # A validation batch has the size of a training micro-batch, which fits in memory. The size is
     # the same on all ranks, because it decides which rank computes which examples.
@@ -166,7 +167,7 @@ def build(config: Settings, task: Task, strategy: Strategy, run: RunLog, data_di
     workers = _workers(config, train)
     ranks = range(world.world_size)
     own = strategy.validation_batches(evaluation_batch_count(length(validation), size))
-    # Model and optimizer.
+    # Build the model and the optimizer.
     world.seed(config.seed, "model")
     model = checked_model(task, task.build_model())
     _refuse_other_weights(task, model, strategy)
@@ -218,8 +219,9 @@ def _refuse_other_weights(task: Task, model: nn.Module, strategy: Strategy) -> N
     name = strategy.differing_weight(lambda: tensor_digests(model.state_dict()))
     if name is not None:
         raise WrongUse(
-            f"task {type(task).__name__}: build_model gives other weights on each process, first "
-            f"in {name}: draw random numbers only from torch's generators, which are seeded"
+            f"task {type(task).__name__}: build_model() returns different weights on each "
+            f"process, first in {name}: draw random numbers only from the global generators of "
+            "torch, NumPy and Python"
         )
 
 
@@ -241,31 +243,30 @@ def _schedule(config: Settings, world: World, examples: int) -> Schedule:
     """Return the schedule of this rank.
 
     Raises:
-        WrongUse: The batch is larger than the training set, or it has too few examples to be cut.
-            Or there are more ranks than shards.
+        WrongUse: The training set is empty or smaller than a batch, a micro-batch would be empty,
+            or there are more ranks than shards.
     """
     if examples == 0:
         raise WrongUse(
-            f"task {config.task}: the training set is empty: look into --data-dir, or at "
-            "the task's train_dataset"
+            f"task {config.task}: the training set is empty: check --data-dir and the task's "
+            "train_dataset()"
         )
     if config.batch_size > examples:
         raise WrongUse(
-            f"--batch-size {config.batch_size} is more than the training set's {examples} "
-            f"examples: lower it to {examples}"
+            f"--batch-size {config.batch_size} is larger than the training set ({examples} "
+            f"examples): use at most {examples}"
         )
     if world.world_size > config.shards:
         raise WrongUse(
-            f"this run cuts a batch into {config.shards} shard(s), and "
-            f"{world.world_size} processes are given: "
-            f"use at most {config.shards}, or train anew under another --run name with "
-            f"--shards {world.world_size}"
+            f"this run has {config.shards} shard(s), fewer than {world.world_size} processes: use "
+            f"at most {config.shards} process(es), or start a new run with --run NAME --shards "
+            f"{world.world_size}"
         )
     if config.batch_size < config.shards * config.accumulation:
         raise WrongUse(
-            f"--batch-size {config.batch_size} is less than {config.shards} shards x "
-            f"{config.accumulation} accumulation: "
-            "each must get an example; raise the batch size"
+            f"--batch-size {config.batch_size} is smaller than {config.shards} shards x "
+            f"{config.accumulation} accumulation, so a micro-batch would be empty: raise the "
+            "batch size"
         )
     micros = micro_batches(
         config.batch_size, config.shards, config.accumulation, world.owned(config.shards)

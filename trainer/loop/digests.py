@@ -37,20 +37,19 @@ class DigestLog:
         if (index := job.world.first_difference(short)) is not None:
             raise WrongUse(
                 f"task {type(job.task).__name__}: the processes differ at step "
-                f"{state.progress.step}, first in "
-                f"{[*model, *optimizer][index]}: it draws random numbers of its own, or does "
-                "not do the same on each process; "
-                "torch's generators are seeded for it"
+                f"{state.progress.step}, first in {[*model, *optimizer][index]}: draw random "
+                "numbers only from the global generators of torch, NumPy and Python, and do the "
+                "same on each process"
             )
         job.checkpoints.wait_until_recorded()  # entries are in the order of the steps
         self._write(kind, state.progress.step, model, optimizer)
         self._step = state.progress.step
 
     def of_checkpoint(self) -> Callable[[Mapping[str, Any]], None] | None:
-        """Return what records the digests of a saved state, or None if this step has an entry.
+        """Return a function that records the digests of a saved state.
 
-        `verify` compares a checkpoint file with its entry. The thread that saves calls the
-        function.
+        Return None if this step has an entry. The thread that saves calls the function. `verify`
+        compares a checkpoint file with its entry.
         """
         step = self._job.state.progress.step
         if self._step == step:

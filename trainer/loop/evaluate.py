@@ -49,8 +49,8 @@ def evaluate(
     if found is None:
         return None
     totals, first_batch, by_batch = found
-    # All ranks use the metrics of rank 0. A rank that decided by other values would let the other
-    # ranks wait for ever.
+    # All ranks use the metrics of rank 0. If ranks decided by different values, some would wait for
+    # the others forever.
     metrics = world.from_first(checked_metrics(task, task.metrics(totals)))
     return Evaluation(metrics, totals, first_batch, by_batch)
 
@@ -68,19 +68,19 @@ def add_up(
 ) -> tuple[dict[str, Tensor], Any, dict[str, Tensor]] | None:
     """Add up the task's statistics over the batches of all ranks, in the order of the batches.
 
-    Each batch is seeded by `seed_parts` and its number. `inside` computes the statistics, and it is
-    `Job.inside`. `stopped` is called after each batch, except for a last batch that not all ranks
-    have. If it returns true, the result is None. Otherwise the result is the totals, the first
-    prepared batch and the statistics of each batch.
+    Each batch is seeded by `seed_parts` and its number. `inside` is `Job.inside`. `stopped` is
+    called after each batch, except after a last batch that not all ranks have. If it returns true,
+    the result is None. Otherwise the result is the totals, the first prepared batch and the
+    statistics of each batch.
 
     Raises:
-        WrongUse: A statistic changes its shape or its name from batch to batch. It then cannot be a
+        WrongUse: The shape or the name of a statistic differs between batches, so it cannot be a
             sum over examples.
     """
     rows: list[dict[str, Tensor]] = []
     first_batch = None
     batch_count = evaluation_batch_count(batches.size, batches.batch_size)
-    asked_of_all, counted = batch_count // world.world_size, len(world.owned(batch_count))
+    batches_of_each_rank, counted = batch_count // world.world_size, len(world.owned(batch_count))
     with evaluating(model):
         for number, (count, raw_batch) in zip(batches.own, batches.iterate(), strict=True):
             world.seed(*seed_parts, number)
@@ -95,7 +95,7 @@ def add_up(
                 # This rank took part only because the forward needs its share of the weights.
                 break
             rows.append({**sums, "examples": torch.tensor(count, device=world.device)})
-            if len(rows) <= asked_of_all and stopped():
+            if len(rows) <= batches_of_each_rank and stopped():
                 return None
     totals, by_batch = _add(task, rows, batch_count, world)
     return totals, first_batch, by_batch
@@ -111,9 +111,8 @@ def _add(
     for row in rows:
         if [[name, list(value.shape)] for name, value in row.items()] != shapes:
             raise WrongUse(
-                f"task {type(task).__name__}: statistics() returned other names or shapes "
-                "for another batch: return sums over "
-                "the batch's examples, whose shapes do not depend on the batch"
+                f"task {type(task).__name__}: the names or shapes that statistics() returns "
+                "differ between batches: return sums over the examples of the batch"
             )
     # Make each row flat, and gather the rows (N, K) of all ranks.
     width = sum(torch.Size(shape).numel() for _, shape in shapes)

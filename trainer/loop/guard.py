@@ -1,7 +1,7 @@
 """Check at each digest and each checkpoint that a resumed run would get the same bits."""
 
 from trainer.errors import WrongUse
-from trainer.loop.attributes import lost_state
+from trainer.loop.attributes import describe_change
 from trainer.loop.state import Job
 
 
@@ -16,7 +16,7 @@ def check_unchanged(job: Job) -> None:
         WrongUse: An attribute that checkpoints leave out has moved. Or the ranks have loaded
             different files.
     """
-    lost = {name: lost_state(name, pair) for name, pair in job.attributes.moved().items()}
+    lost = {name: describe_change(name, pair) for name, pair in job.attributes.changed().items()}
     loaded = job.sources.newly_loaded() if job.sources is not None else {}
     found = job.world.from_each([lost, loaded])
     if lost := {name: text for lost, _ in found for name, text in lost.items()}:

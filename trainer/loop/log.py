@@ -1,4 +1,4 @@
-"""The log of a training: mean losses, speed, and warnings of what slows or harms the training."""
+"""Log mean losses and speed, and warn of a loss spike and of a slow network."""
 
 import math
 import statistics
@@ -13,19 +13,19 @@ from trainer.records.gpu_figures import gpu_figures
 
 _SPIKE = 10.0  # a loss that is this many times the median of the recent entries
 _RECENT_ENTRIES = 20
-_FEW_ENTRIES = 5  # fewer entries do not show what is usual
-# The least share of the time that the exchange takes, for so many seconds of entries in a row.
+_FEW_ENTRIES = 5  # the fewest recent entries for a median
+# A network is slow if the exchange takes this share of the time for this many seconds.
 _SLOW_NETWORK, _SLOW_FOR_S = 0.5, 10.0
 
 
 class TrainingLog:
-    """The entries of one training, and what the warnings remember of the previous entries."""
+    """The entries of one training, and the recent values that the warnings compare with."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._recent_losses: deque[float] = deque(maxlen=_RECENT_ENTRIES)
-        self._exchange_s: float | None = None  # up to the last entry
-        self._slow_network_s = 0.0  # of the last entries in a row
+        self._exchange_s: float | None = None  # the total up to the last entry
+        self._slow_network_s = 0.0  # the time of the last entries in a row with a slow network
         self._warned_of_network = False
 
     def write(self, norm: Tensor) -> None:
@@ -44,9 +44,8 @@ class TrainingLog:
             if not math.isfinite(value):
                 raise not_finite(job, f"loss {name!r}")
         if job.state.scaler.is_enabled():
-            if (
-                job.state.scaler.get_scale() < 1
-            ):  # each gradient that is not finite halves the scale
+            # Each gradient that is not finite halves the scale.
+            if job.state.scaler.get_scale() < 1:
                 raise not_finite(job, "the gradient")
         elif not job.config.skip_nonfinite and not math.isfinite(norm):
             raise not_finite(job, "the gradient")
@@ -87,8 +86,8 @@ class TrainingLog:
         if loss > _SPIKE * usual > 0:
             job.run.say(
                 f"step {job.state.progress.step}: the loss {loss:.4g} is {loss / usual:.0f} times "
-                f"the usual {usual:.4g}: "
-                "look at the data of these steps; --clip-norm or a lower --lr bears it better"
+                f"the usual {usual:.4g}: check the data of these steps, or use --clip-norm or a "
+                "lower --lr"
             )
         recent.append(loss)
 
@@ -112,9 +111,10 @@ class TrainingLog:
         return shares
 
     def _warn_of_a_slow_network(self, least_share: float, steps: int, seconds: float) -> None:
-        """Warn once if even the rank that waits least waits too long.
+        """Warn once if the share of each rank is large.
 
-        A rank that is slow itself has a small share, so the network is not the reason then.
+        `least_share` is the smallest share. If one rank computes slowly, the other ranks wait for
+        it, but its own share is small.
         """
         job = self._job
         if least_share < _SLOW_NETWORK or job.world.nnodes == 1:
@@ -125,21 +125,18 @@ class TrainingLog:
         if before < _SLOW_FOR_S <= self._slow_network_s and not self._warned_of_network:
             self._warned_of_network = True
             job.run.say(
-                f"step {job.state.progress.step}: {least_share:.0%} of the time goes by until the "
-                "machines have each other's gradients "
-                f"({least_share * seconds / steps * 1000:,.0f} ms a step): the network is slow "
-                "for this model; one machine alone "
-                "may be faster, and a larger --batch-size exchanges less often"
+                f"step {job.state.progress.step}: the exchange of gradients takes "
+                f"{least_share:.0%} of the time ({least_share * seconds / steps * 1000:,.0f} ms a "
+                "step), because the network is slow for this model: use one machine, or a larger "
+                "--batch-size to exchange less often"
             )
 
 
 def not_finite(job: Job, what: str) -> NotFinite:
     """Return the error for a value that is infinite or NaN."""
-    best = (
-        f", the best at step {job.state.progress.best_step}" if job.state.progress.best_step else ""
-    )
+    best = f" (best: step {job.state.progress.best_step})" if job.state.progress.best_step else ""
     return NotFinite(
         f"{what} is not finite by step {job.state.progress.step}: lower --lr, add "
-        "--warmup-epochs or --clip-norm, or use "
-        f"--precision fp32; the checkpoints saved before are whole{best}"
+        "--warmup-epochs or --clip-norm, or use --precision fp32; earlier checkpoints are "
+        f"valid{best}"
     )

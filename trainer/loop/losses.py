@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.errors import WrongUse
-from trainer.loop.task_checks import checked_batch
+from trainer.loop.task_checks import checked_batch, wrong_result
 from trainer.task import Task
 
 T = TypeVar("T")
@@ -17,9 +17,9 @@ T = TypeVar("T")
 class LossModule(nn.Module):
     """The task's losses of its model, `{name: (B,)}` in float32, computed in one forward.
 
-    They are computed in the forward for three reasons. DDP sees only the wrapped forward.
-    DataParallel runs it in one thread per GPU. Autocast applies to one thread. There is one loss
-    per example. The mean of the means of unequal shards would not be the mean of the batch.
+    They are computed in the forward because DDP sees only the wrapped forward, DataParallel runs it
+    in one thread per GPU, and autocast applies to one thread. There is one value per example,
+    because the mean of the means of unequal shards is not the mean of the batch.
     """
 
     def __init__(
@@ -69,29 +69,24 @@ def check_losses(task: Task, losses: dict[str, Tensor], size: int) -> None:
     for name, loss in losses.items():
         if tuple(loss.shape) != (size,):
             raise WrongUse(
-                f"task {type(task).__name__}: loss {name!r} has shape {tuple(loss.shape)}, "
-                f"wanted ({size},), one loss for each "
-                "example: use reduction='none' and average over all dimensions but the first"
+                f"task {type(task).__name__}: loss {name!r} has shape {tuple(loss.shape)} "
+                f"instead of ({size},), one value per example: use reduction='none' and average "
+                "over all dimensions but the first"
             )
     if not any(loss.requires_grad for loss in losses.values()):
         raise WrongUse(
-            f"task {type(task).__name__}: no loss depends on a parameter that is trained: "
-            f"compute {', '.join(losses)} from the "
-            "model's output, without detach() and torch.no_grad()"
+            f"task {type(task).__name__}: no loss depends on a trained parameter: compute "
+            f"{', '.join(losses)} from the model's output without detach() or torch.no_grad()"
         )
 
 
 def _check_types(task: Task, losses: Any) -> None:
     """Raise WrongUse if `losses` is not a dictionary of tensors."""
-    name = type(task).__name__
     if not isinstance(losses, dict) or not losses:
-        raise WrongUse(
-            f"task {name}: losses() returned {type(losses).__name__}, wanted a dict "
-            f"{{name: tensor of (B,)}}"
-        )
+        raise wrong_result(task, "losses", losses, "a dict {name: tensor of shape (B,)}")
     for loss, value in losses.items():
         if not isinstance(value, Tensor):
             raise WrongUse(
-                f"task {name}: loss {loss!r} is a {type(value).__name__}, wanted a tensor "
-                "of one loss for each example"
+                f"task {type(task).__name__}: loss {loss!r} is a {type(value).__name__}: return a "
+                "tensor of shape (B,), one value per example"
             )

@@ -1,4 +1,4 @@
-"""Measure speed, waits and memory of a real training for `trainbox bench`."""
+"""Measure the speed, the waits and the memory of a training for `trainbox bench`."""
 
 import json
 import math
@@ -12,21 +12,21 @@ from trainer.loop.state import Job
 
 _FEWEST_STEPS = 5  # of the warm-up and of the measurement
 _WARM_UP_SHARE = 0.2  # seconds of warm-up per measured second
-_GO_ON, _BEGIN, _END = "go on", "begin", "end"
+_CONTINUE, _BEGIN, _END = "continue", "begin", "end"
 
 
 class Meter:
     """A measurement that ends the training of `job` after a warm-up and `seconds` of steps.
 
-    Waiting for all ranks and for the GPU costs time. The meter therefore waits at few steps, at
-    growing distances. At all other steps it only takes the time.
+    Waiting for all ranks and for the GPU costs time. The meter therefore waits only at a few steps,
+    at growing distances.
     """
 
     def __init__(self, job: Job, seconds: float) -> None:
         self._job, self._seconds = job, seconds
         self._cuda = job.world.device.type == "cuda"
         self._micro = 0
-        self._look_at = 1  # step
+        self._decide_at = 1  # step
         self._warm_since: float | None = None
         self._begin: tuple[int, float] | None = None
         self._end: tuple[int, float] | None = None
@@ -50,11 +50,11 @@ class Meter:
 
     def _step_begins(self, step: int) -> None:
         """Let rank 0 decide how the measurement continues, if a decision is due at `step`."""
-        if step != self._look_at or self._end is not None:
+        if step != self._decide_at or self._end is not None:
             return
         now = self._now()
         phase, steps = self._job.world.from_first(list(self._decide(step, now)))
-        self._look_at = step + steps
+        self._decide_at = step + steps
         if phase == _BEGIN:
             self._data_s, self._exchange_before_s = 0.0, self._job.reduction.exchange_time.seconds()
             self._begin = (step, self._now())
@@ -75,12 +75,12 @@ class Meter:
                 self._warm_since = now
             warm_s = now - self._warm_since
             warm = step >= _FEWEST_STEPS and warm_s >= self._seconds * _WARM_UP_SHARE
-            return (_BEGIN, _FEWEST_STEPS) if warm else (_GO_ON, step)
+            return (_BEGIN, _FEWEST_STEPS) if warm else (_CONTINUE, step)
         done, passed_s = step - self._begin[0], now - self._begin[1]
         left_s = self._seconds - passed_s
         if left_s <= 0:
             return _END, 0
-        return _GO_ON, max(1, min(done, math.ceil(left_s * done / passed_s)))
+        return _CONTINUE, max(1, min(done, math.ceil(left_s * done / passed_s)))
 
     def _now(self) -> float:
         """Return the time in seconds, when the GPU has finished its work."""

@@ -1,6 +1,6 @@
 """Split a batch that does not fit in memory into smaller micro-batches.
 
-All ranks notice it together, in the first steps. The reasons are in
+All ranks agree on this in the first steps. The reasons are in
 docs/decisions/0010-a-batch-that-does-not-fit.md.
 """
 
@@ -64,32 +64,34 @@ def all_fit(strategy: Strategy) -> Iterator[None]:
         found = memory_used_up(error)
         if found is None:
             raise
-    # Exchange after the `except` block: the error, which keeps the memory of the step, is gone.
+    # Exchange after the `except` block, when the error no longer keeps the memory of the step.
     for rank, text in enumerate(strategy.world.from_each(found)):
         if text is not None:
             raise DoesNotFit(f"process {rank}: {text}" if strategy.world.world_size > 1 else text)
 
 
-def in_smaller_parts(config: Settings, model: nn.Module, found: str, fixed: str | None) -> Settings:
+def with_smaller_micro_batches(
+    config: Settings, model: nn.Module, found: str, fixed: str | None
+) -> Settings:
     """Return `config` with twice as many micro-batches, or with the largest possible number.
 
     The batch size does not change. `found` is the message of `memory_used_up`.
 
     Raises:
-        OutOfMemory: The batch cannot be split further, or `fixed` says why it must not be.
+        OutOfMemory: The batch cannot be split further, or must not be, for the reason `fixed`.
     """
     at_once, least = examples_at_once(config), 2 if has_batch_norm(model) else 1
-    most_parts = config.batch_size // config.shards // least
+    most = config.batch_size // config.shards // least
     if fixed is not None:
         raise OutOfMemory(f"{found} with {at_once} example(s) at once; {fixed}")
-    if config.accumulation >= most_parts:
+    if config.accumulation >= most:
         raise OutOfMemory(
             f"{found} with {at_once} example(s) at once, and "
-            + ("batch norm needs two" if least == 2 else "there is nothing left to cut")
+            + ("batch norm needs two" if least == 2 else "a micro-batch cannot be smaller")
             + ": make the model or the examples smaller, or use --precision bf16 or a device "
             "with more memory"
         )
-    return dataclasses.replace(config, accumulation=min(2 * config.accumulation, most_parts))
+    return dataclasses.replace(config, accumulation=min(2 * config.accumulation, most))
 
 
 def examples_at_once(config: Settings) -> int:

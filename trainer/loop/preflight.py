@@ -1,7 +1,7 @@
-"""Check a task before the first step.
+"""The preflight check: check a task before the first step.
 
 The losses must have the right form. Under --deterministic, the same computation must give the same
-bits.
+bits. The part "trial" of the seeds is the check's old name. Another name would change bits.
 """
 
 import contextlib
@@ -17,9 +17,10 @@ from torch.utils.data import TensorDataset
 from trainer.data.batches import training_batches
 from trainer.data.examples import read_twice
 from trainer.errors import WrongUse
-from trainer.loop.attributes import local, lost_state
+from trainer.loop.attribute_values import local
+from trainer.loop.attributes import FAST, describe_change
 from trainer.loop.losses import check_losses
-from trainer.loop.preflight_validation import try_validation
+from trainer.loop.preflight_validation import check_validation
 from trainer.loop.state import Job
 from trainer.parallel.buffers import Place, buffer_places, frozen_places, kept
 from trainer.records.digest import same_bits, value_digest
@@ -28,15 +29,15 @@ _READING_S = 0.5  # the time for reading examples twice
 _EXAMPLES_FROM_A_LOADER = 8  # few, because reading may be slow, such as decoding a film
 
 
-def try_task(job: Job) -> None:
+def preflight_check(job: Job) -> None:
     """Compute the first losses of the next step, and under --deterministic compute them again.
 
     The job is unchanged afterwards.
 
     Raises:
-        WrongUse: The losses have another form. Or the task draws random numbers from its own
-            generator, so that its bits cannot be repeated.
-        Exception: Whatever the first validation would raise.
+        WrongUse: The losses do not have the right form. Or the task draws random numbers from its
+            own generator, so its bits cannot be repeated.
+        Exception: Any error of the first validation.
     """
     # Read one batch, and under --deterministic a second one. A loader gives only a few examples.
     step = job.state.progress.step
@@ -55,8 +56,8 @@ def try_task(job: Job) -> None:
     )
     job.state.model.train()
     # Record the attributes and the extra state of the start. A large tensor is not restored, so it
-    # must be recorded before this check moves it.
-    job.attributes.moved()
+    # must be recorded before this check changes it.
+    job.attributes.changed()
     extra = copy.deepcopy(
         {
             name: value
@@ -65,35 +66,39 @@ def try_task(job: Job) -> None:
         }
     )
     # Compute the batch, then validate a sample. Everything is restored at the end.
-    with job.attributes.kept(), _weights_kept(job) as refuse_moved_weights, _no_buffer_is_made(job):
-        with job.attributes.kept():
-            moved = _moved_parameters(job, batch)
-        if moved:
-            job.reduction.also_moves(moved)
+    with (
+        job.attributes.preserved(),
+        _weights_kept(job) as refuse_changed_weights,
+        _no_new_buffer(job),
+    ):
+        with job.attributes.preserved():
+            changed = _changed_parameters(job, batch)
+        if changed:
+            job.reduction.also_moves(changed)
 
         def computed(batch: Any, number: int) -> dict[str, str]:
-            return _computed(job, batch, number, micro.size, moved)
+            return _computed(job, batch, number, micro.size, changed)
 
         if job.config.deterministic:
-            _compute_again(job, computed, (batch, *others), refuse_moved_weights)
+            _compute_again(job, computed, (batch, *others), refuse_changed_weights)
             if not in_memory:
                 _read_again(job)
         else:
             computed(batch, 0)
-        statistics = try_validation(job)
+        statistics = check_validation(job)
         if len(statistics) == 2:
             _compare(job, *statistics)
     if extra:
         job.state.model.load_state_dict(extra, strict=False)
 
 
-def _moved_parameters(job: Job, batch: Any) -> list[Place]:
-    """Return the places of the frozen parameters that a forward moves, such as a mean teacher's.
+def _changed_parameters(job: Job, batch: Any) -> list[Place]:
+    """Return the frozen parameters that a forward changes, such as those of a mean teacher.
 
     If no parameter is frozen, nothing is computed.
 
     Raises:
-        WrongUse: A frozen parameter moves under a strategy that would lose the change.
+        WrongUse: A frozen parameter changes under a strategy that would lose the change.
     """
     frozen = frozen_places(job.state.model)
     if not frozen:
@@ -107,9 +112,9 @@ def _moved_parameters(job: Job, batch: Any) -> list[Place]:
         job.loss_module(batch)
         if lost:
             raise WrongUse(
-                f"task {type(job.task).__name__}: a forward moves "
-                f"{lost[0].removeprefix('model.')}, which is not trained, and "
-                "--strategy fsdp would lose that: make it a buffer, or use --strategy ddp"
+                f"task {type(job.task).__name__}: a forward changes the parameter "
+                f"{lost[0].removeprefix('model.')}, which is not trained, and --strategy fsdp "
+                "would lose the change: make it a buffer, or use --strategy ddp"
             )
         return [
             (home, name)
@@ -119,15 +124,14 @@ def _moved_parameters(job: Job, batch: Any) -> list[Place]:
 
 
 @contextlib.contextmanager
-def _no_buffer_is_made(job: Job) -> Iterator[None]:
+def _no_new_buffer(job: Job) -> Iterator[None]:
     """Raise WrongUse if the body adds an entry to the model's state dict."""
     names = set(job.state.model.state_dict())
     yield
-    if made := [name for name in job.state.model.state_dict() if name not in names]:
+    if new := [name for name in job.state.model.state_dict() if name not in names]:
         raise WrongUse(
-            f"task {type(job.task).__name__}: a forward makes the buffer {made[0]}, which "
-            "a new model has not: register it in "
-            "__init__"
+            f"task {type(job.task).__name__}: a forward creates the buffer {new[0]}, so a resume "
+            "could not restore it: register it in __init__"
         )
 
 
@@ -138,7 +142,7 @@ def _weights_kept(job: Job) -> Iterator[Callable[[], None]]:
     The value is a function that raises WrongUse if a forward has changed a trained parameter. The
     copies are on the CPU, because a GPU may not have enough memory for them.
     """
-    places = [
+    trained = [
         (
             f"{path}.{name}".lstrip("."),
             owner._parameters,
@@ -151,19 +155,17 @@ def _weights_kept(job: Job) -> Iterator[Callable[[], None]]:
         if parameter is not None and parameter.requires_grad
     ]
 
-    def refuse_moved() -> None:
-        for path, home, name, parameter, values in places:
+    def refuse_changed() -> None:
+        for path, home, name, parameter, values in trained:
             if home[name] is not parameter or not same_bits(_on_cpu(parameter), values):
                 raise WrongUse(
-                    f"task {type(job.task).__name__}: a forward changes the trained "
-                    f"parameter {path}, by the examples that it "
-                    "happens to see first: set it in build_model, or give up the same "
-                    "bits with --fast"
+                    f"task {type(job.task).__name__}: a forward sets the trained parameter {path} "
+                    f"from the first examples that it gets: set it in build_model(), or {FAST}"
                 )
 
-    yield refuse_moved
+    yield refuse_changed
     with torch.no_grad():
-        for _path, home, name, parameter, values in places:
+        for _path, home, name, parameter, values in trained:
             home[name] = parameter
             if not same_bits(_on_cpu(parameter), values):
                 local(parameter).copy_(values)
@@ -178,34 +180,34 @@ def _compute_again(
     job: Job,
     computed: Callable[[Any, int], dict[str, str]],
     batches: Sequence[Any],
-    refuse_moved_weights: Callable[[], None],
+    refuse_changed_weights: Callable[[], None],
 ) -> None:
     """Compute the first batch, another batch and the first batch again, and compare the results.
 
-    The results are the digests and the plain attributes. An attribute may move if each forward sets
-    it from its batch alone. Activations that are kept for a figure are an example. To find out, the
-    other batch is computed once more with the attributes of the start.
+    The results are the digests and the plain attributes. An attribute may change if each forward
+    sets it from its batch alone, such as activations that are kept for a figure. This is checked by
+    computing the other batch once more with the attributes of the start.
 
     Raises:
-        WrongUse: A digest differs, or a forward moves an attribute or a trained parameter.
+        WrongUse: A digest differs, or a forward changes an attribute or a trained parameter.
     """
     # Compute the batches 0, 1 and 0.
     attributes = job.attributes
-    start, put_back = attributes.values(), attributes.snapshot()
+    start, restore = attributes.values(), attributes.snapshot()
     found = []
-    for place in (0, 1, 0):
-        found.append((computed(batches[place], place), attributes.values()))
-        refuse_moved_weights()
-    # If an attribute moves, compute batch 1 again from the attributes of the start. If a forward is
-    # collective, all ranks do.
-    moving = {name for _, values in found for name in attributes.differing(start, values)}
+    for number in (0, 1, 0):
+        found.append((computed(batches[number], number), attributes.values()))
+        refuse_changed_weights()
+    # If an attribute changes, compute batch 1 again from the attributes of the start. If a forward
+    # is collective, all ranks compute it.
+    changing = {name for _, values in found for name in attributes.differing(start, values)}
     pairs = [(found[0], found[2])]
-    if any(job.world.from_each(bool(moving))) if job.strategy.forward_is_collective else moving:
-        put_back()
-        stuck = attributes.differing(start, attributes.values())
-        for name, pair in stuck.items():
+    if any(job.world.from_each(bool(changing))) if job.strategy.forward_is_collective else changing:
+        restore()
+        not_restored = attributes.differing(start, attributes.values())
+        for name, pair in not_restored.items():
             raise WrongUse(
-                f"task {type(job.task).__name__}: a forward changes {lost_state(name, pair)}"
+                f"task {type(job.task).__name__}: a forward changes {describe_change(name, pair)}"
             )
         pairs.append((found[1], (computed(batches[1], 1), attributes.values())))
     # The same batch must leave the same attributes and give the same digests.
@@ -213,34 +215,34 @@ def _compute_again(
         for name, pair in attributes.differing(values, again).items():
             since_start = attributes.differing(start, values).get(name, pair)
             raise WrongUse(
-                f"task {type(job.task).__name__}: a forward changes {lost_state(name, since_start)}"
+                f"task {type(job.task).__name__}: a forward changes "
+                f"{describe_change(name, since_start)}"
             )
     for (digests, _), (again_digests, _) in pairs:
         _compare(job, digests, again_digests)
-    attributes.recomputed |= moving
+    attributes.recomputed |= changing
 
 
-def _computed(job: Job, batch: Any, number: int, size: int, moved: list[Place]) -> dict[str, str]:
+def _computed(job: Job, batch: Any, number: int, size: int, changed: list[Place]) -> dict[str, str]:
     """Return digests of the losses and gradients of `batch` under the seed `number`.
 
-    `size` is the number of examples. The buffers and the `moved` parameters are restored.
+    `size` is the number of examples. The buffers and the `changed` parameters are restored.
 
     Raises:
-        WrongUse: The losses have another form, a gradient is sparse, or a buffer that checkpoints
-            leave out moves.
+        WrongUse: The losses do not have the right form, a gradient is sparse, or a buffer that
+            checkpoints leave out changes.
     """
     before = {name: buffer.clone() for name, buffer in _unsaved(job.state.model).items()}
     job.world.seed(job.config.seed, "trial", number)
-    with kept([*buffer_places(job.state.model), *moved]):
+    with kept([*buffer_places(job.state.model), *changed]):
         losses_B = job.loss_module(batch)
         check_losses(job.task, losses_B, size)
         sum(loss_B.sum() for loss_B in losses_B.values() if loss_B.requires_grad).backward()
         for name, buffer in _unsaved(job.state.model).items():
             if name in before and not torch.equal(buffer, before[name]):
                 raise WrongUse(
-                    f"task {type(job.task).__name__}: a forward moves the buffer {name}, "
-                    "which checkpoints leave out: register "
-                    "it with persistent=True"
+                    f"task {type(job.task).__name__}: a forward changes the buffer {name}, "
+                    "which checkpoints leave out: register it with persistent=True"
                 )
     gradients = {
         f"the gradient of {name}": p.grad
@@ -250,8 +252,8 @@ def _computed(job: Job, batch: Any, number: int, size: int, moved: list[Place]) 
     for name, gradient in gradients.items():
         if gradient.is_sparse:
             raise WrongUse(
-                f"task {type(job.task).__name__}: {name} is sparse, and cannot be "
-                "exchanged: use sparse=False"
+                f"task {type(job.task).__name__}: {name} is sparse and cannot be exchanged "
+                "between processes: use sparse=False"
             )
     digests = job.digests(
         {f"the loss {name}": loss_B for name, loss_B in losses_B.items()} | gradients
@@ -277,7 +279,7 @@ def _read_again(job: Job) -> None:
     if differing:
         raise WrongUse(
             f"task {type(job.task).__name__}: training example {min(differing)} differs "
-            f"when it is read again: {_CURE}"
+            f"when it is read again: {_REMEDY}"
         )
 
 
@@ -287,12 +289,11 @@ def _compare(job: Job, first: dict[str, str], second: dict[str, str]) -> None:
         if digest != second[name]:
             raise WrongUse(
                 f"task {type(job.task).__name__}: {name} differs when the same batch is "
-                f"computed again: {_CURE}"
+                f"computed again: {_REMEDY}"
             )
 
 
-_CURE = (
-    "it draws random numbers from a generator of its own, or keeps a state; draw from "
-    "torch's global generator (in a dataset "
-    "Python's and NumPy's are seeded too), or give up the same bits with --fast"
+_REMEDY = (
+    "draw random numbers only from the global generators of torch, NumPy and Python and keep no "
+    f"state between calls, or {FAST}"
 )

@@ -1,6 +1,6 @@
-"""Check the labels of a Classification before the first forward.
+"""The preflight check of the labels of a Classification.
 
-On a GPU, a label that is out of range would end the process.
+On a GPU, a label that is out of range would crash the process in the first forward.
 """
 
 from typing import Any
@@ -18,14 +18,14 @@ from trainer.loop.task_checks import checked_batch
 _FIRST_ROWS = 64
 
 
-def try_labels(job: Job, part: str, dataset: Dataset[Any], examples: list[Any]) -> None:
+def check_labels(job: Job, part: str, dataset: Dataset[Any], examples: list[Any]) -> None:
     """Check the labels of `dataset`, the training or validation `part`, after `prepare`.
 
     If the labels are tensors in memory and `prepare` does not change them, all are checked.
     Otherwise those of `examples` are checked, which are batches of one example.
 
     Raises:
-        WrongUse: A batch is not (inputs, labels), or a label is not the number of a class.
+        WrongUse: A batch is not (inputs, labels), or a label is not the index of a class.
     """
     task = job.task
     if not isinstance(task, Classification) or not counts_by_class(task):
@@ -51,35 +51,33 @@ def _labels(task: Classification, part: str, batch: Any) -> Tensor:
     name = type(task).__name__
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise WrongUse(
-            f"task {name}: a {part} batch is {_form(batch)}, wanted (inputs, labels): let "
-            "the dataset return such examples, or "
-            "let prepare() make such a batch of it"
+            f"task {name}: a {part} batch is {_form(batch)} instead of (inputs, labels): return "
+            "pairs from the dataset, or return a pair from prepare()"
         )
     labels_B = batch[1]
     if not isinstance(labels_B, Tensor):
         raise WrongUse(
-            f"task {name}: the {part} labels are {_form(labels_B)}, wanted numbers: "
-            "return each class's position in class_names, from 0"
+            f"task {name}: the {part} labels are {_form(labels_B)} instead of numbers: "
+            "use the index of each class in class_names, from 0"
         )
     if labels_B.dtype != torch.int64 or labels_B.ndim != 1:
         raise WrongUse(
             f"task {name}: the {part} labels are "
             f"{str(labels_B.dtype).removeprefix('torch.')} of shape "
-            f"{tuple(labels_B.shape)}, wanted int64 of (B,), the number of each example's "
-            "class: convert "
-            "them with .long(), or one-hot ones with .argmax(1)"
+            f"{tuple(labels_B.shape)} instead of int64 of shape (B,): convert them with .long(), "
+            "or one-hot labels with .argmax(1)"
         )
     return labels_B
 
 
 def _check_range(task: Classification, part: str, labels_N: Tensor) -> None:
-    """Raise WrongUse if a label is not the number of a class."""
+    """Raise WrongUse if a label is not the index of a class."""
     least, most, classes = int(labels_N.min()), int(labels_N.max()), len(task.class_names)
     if least < 0 or most >= classes:
         raise WrongUse(
-            f"task {type(task).__name__}: the {part} labels go from {least} to {most}, and "
-            f"class_names has {classes} names: "
-            f"number the classes from 0 to {classes - 1}, or name them all"
+            f"task {type(task).__name__}: the {part} labels are from {least} to {most}, but "
+            f"class_names has {classes} names: number the classes from 0 to {classes - 1}, or "
+            "add the missing names"
         )
 
 

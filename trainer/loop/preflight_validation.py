@@ -1,4 +1,4 @@
-"""Validate a few batches before the first step, to find mistakes before the first epoch."""
+"""The preflight check of the validation: find mistakes in it before the first epoch."""
 
 import dataclasses
 from typing import Any
@@ -14,30 +14,29 @@ from trainer.loop.validate import compare, draw
 from trainer.parallel.world import World
 from trainer.records.digest import tensor_digests
 
-# A task raises these errors for any batch. Another error may have its reason in the sample, such as
-# a class that is missing from it.
+# A task raises these errors for any batch. Other errors may come from the sample, such as a class
+# that is missing from it.
 _FOR_ANY_BATCH = (AttributeError, ImportError, NameError, NotImplementedError, TypeError)
 
 
-def try_validation(job: Job) -> list[dict[str, str]]:
+def check_validation(job: Job) -> list[dict[str, str]]:
     """Validate a sample of the validation set, and return digests of its statistics.
 
-    Under --deterministic this happens twice. A task may rightly refuse a sample, such as a metric
-    that needs two classes. If so, the whole validation set is tried. Each rank computes the sample
-    by itself. If the sample fails on any rank, all ranks compute the whole set together: only rank
-    0 draws figures, and the other ranks would wait for it until a timeout. The job is unchanged
-    afterwards.
+    Under --deterministic this happens twice. Each rank validates the sample alone. A task may
+    refuse a sample that is too small, for example if a metric needs two classes. If it fails on any
+    rank, all ranks validate the whole set together. They must, because only rank 0 draws figures,
+    and the other ranks would wait for it until a timeout. The job is unchanged afterwards.
 
     Raises:
-        Exception: Whatever the first validation would raise.
+        Exception: Any error of the first validation.
     """
     # Each rank validates the sample by itself.
-    sample, digests, enough = job.evaluation.sample(), [], True
+    sample, digests, sample_suffices = job.evaluation.sample(), [], True
     try:
-        totals, first_batch, _ = _added_up(job, sample)
+        totals, first_batch, _ = _totals(job, sample)
         digests.append(_digests(totals))
         if job.config.deterministic:
-            digests.append(_digests(_added_up(job, sample)[0]))
+            digests.append(_digests(_totals(job, sample)[0]))
         _use(
             job,
             Evaluation(checked_metrics(job.task, job.task.metrics(totals)), totals, first_batch),
@@ -45,18 +44,18 @@ def try_validation(job: Job) -> list[dict[str, str]]:
     except Exception as error:
         if isinstance(error, _FOR_ANY_BATCH) or memory_used_up(error):
             raise
-        enough = False
-    # If any rank could not, all ranks validate the whole set.
-    if not all(job.world.from_each(enough)):
+        sample_suffices = False
+    # If it failed on any rank, all ranks validate the whole set.
+    if not all(job.world.from_each(sample_suffices)):
         job.run.say(
-            "a sample of the validation set is not enough to try the validation: all of it "
-            "is computed now"
+            "a sample of the validation set is too small for the preflight check: validating the "
+            "whole set"
         )
-        _use(job, _whole(job))
+        _use(job, _of_whole_set(job))
     return digests
 
 
-def _added_up(
+def _totals(
     job: Job, batches: EvaluationBatches
 ) -> tuple[dict[str, Tensor], Any, dict[str, Tensor]]:
     """Return the totals, the first batch and the statistics of `batches`, for this rank alone."""
@@ -74,7 +73,7 @@ def _added_up(
     return found
 
 
-def _whole(job: Job) -> Evaluation:
+def _of_whole_set(job: Job) -> Evaluation:
     """Return the result of a validation of the whole set by all ranks."""
     result = evaluate(
         job.task,
@@ -91,7 +90,7 @@ def _whole(job: Job) -> Evaluation:
 
 
 def _use(job: Job, result: Evaluation) -> None:
-    """Use `result` as a validation does, but write nothing."""
+    """Use `result` as in a validation, but write nothing."""
     checked_end(job.task, job.task.finished(result.metrics))
     compare(result.metrics, job.config.best_by, "--best-by", None)
     if job.config.early_stopping is not None:
@@ -101,12 +100,12 @@ def _use(job: Job, result: Evaluation) -> None:
 
 
 def _alone(job: Job) -> World:
-    """Return this rank as the only one of a world."""
+    """Return a world of this rank alone."""
     return dataclasses.replace(job.world, rank=0, world_size=1)
 
 
 def _seed_parts(job: Job) -> tuple[int | str, ...]:
-    """Return the seed of this check."""
+    """Return the parts of this check's seed."""
     return (job.config.seed, "trial", "validation")
 
 

@@ -62,13 +62,14 @@ def _optimizer_of_the_task(job: Job) -> dict[str, str]:
     )
 
 
-def smaller_parts(job: Job, did_not_fit: str) -> None:
+def smaller_micro_batches(job: Job, did_not_fit: str) -> None:
     """Log that the batch is split into smaller micro-batches, and why."""
     norm = ""
     if has_batch_norm(job.state.model):
-        norm = f"; batch norm sees {examples_at_once(job.config)} examples at once now"
+        norm = f"; batch norm now sees {examples_at_once(job.config)} examples at once"
     job.run.say(
-        f"{did_not_fit}: cut into smaller parts, the batch stays{norm}\n{'batch':<10} "
+        f"{did_not_fit}: restarting with smaller micro-batches of the same batch"
+        f"{norm}\n{'batch':<10} "
         f"{batch_equation(job)}"
     )
 
@@ -83,15 +84,15 @@ def batch_equation(job: Job) -> str:
 
 
 def _data_sizes(job: Job) -> str:
-    """Return the sizes of the datasets, and where they are read."""
-    held = "read by " + (
+    """Return the sizes of the datasets, and how they are read."""
+    source = "read by " + (
         f"{job.workers} loader workers a process" if job.workers else "the training process"
     )
     if isinstance(job.train, TensorDataset):
-        held = f"held on {job.train.tensors[0].device}"
+        source = f"held on {job.train.tensors[0].device}"
     return (
         f"{job.schedule.examples:,} training and {job.evaluation.size:,} validation "
-        f"examples, {held}"
+        f"examples, {source}"
     )
 
 
@@ -117,9 +118,9 @@ def closing(job: Job) -> None:
     rows = {
         "best": best + (f" (ended early at step {steps})" if progress.ended_early else ""),
         "trained": f"{steps:,} steps in {progress.train_seconds:.1f} s, {speed:,.0f} samples/s",
-        "weights": f"{best_weights}{path}/checkpoints/ (to go on)",
+        "weights": f"{best_weights}{path}/checkpoints/ (to resume)",
         "digest": f"{digest} (of the last weights)",
-        "figures": f"{path}/metrics.jsonl; to look at them: {tensorboard(path.parent)}",
+        "metrics": f"{path}/metrics.jsonl; to view them: {tensorboard(path.parent)}",
     }
     width = min(100, shutil.get_terminal_size().columns)
     job.run.say("-" * width + "\n" + "\n".join(f"{key:<10} {value}" for key, value in rows.items()))

@@ -1,4 +1,4 @@
-"""When a training saves a checkpoint, and how it ends when it is stopped."""
+"""Save checkpoints when they are due, and end the training when it is stopped."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ class Saving:
 
     def __init__(self, job: Job, stop: StopRequest, digests: DigestLog) -> None:
         self._job, self._stop, self._digests = job, stop, digests
-        self._due = False  # a rank asked for a checkpoint just before a validation
+        self._due = False  # a checkpoint was due just before a validation
 
     def prepare(self) -> None:
         """Reserve memory for checkpoints; all ranks must call this after a start's first step.
@@ -63,7 +63,7 @@ class Saving:
     def stopped(self) -> bool:
         """Return during a validation whether any rank was asked to stop; all must call this."""
         stop_now, save_now = self._job.world.vote(bool(self._stop), False)
-        self._due |= save_now  # the answer to a wish of the step before the validation
+        self._due |= save_now  # the ranks learn one vote late that a checkpoint is due
         return stop_now
 
     def save_and_stop(self) -> NoReturn:
@@ -74,6 +74,6 @@ class Saving:
         job.world.leave()
         raise Preempted(
             f"stopped by {self._stop.signal_name or 'a signal to another process'} at step "
-            f"{job.state.progress.step} of "
-            f"{job.schedule.total_steps}, checkpoint saved: the same command goes on from there"
+            f"{job.state.progress.step} of {job.schedule.total_steps}, checkpoint saved: resume "
+            "with the same command"
         )

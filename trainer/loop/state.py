@@ -1,4 +1,4 @@
-"""The state of a training, which a checkpoint holds, and the parts that `fit` works on."""
+"""The state of a training, which a checkpoint contains, and the parts that `fit` uses."""
 
 import contextlib
 import dataclasses
@@ -78,7 +78,7 @@ class Stopwatch:
 
 @dataclass
 class TrainState:
-    """What changes in a training: exactly what a checkpoint holds."""
+    """The state that changes during a training: exactly the content of a checkpoint."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -88,7 +88,7 @@ class TrainState:
     watch: Stopwatch = field(default_factory=Stopwatch)
 
     def capture(self, strategy: Strategy) -> dict[str, Any]:
-        """Return what a checkpoint holds; all ranks must call this.
+        """Return the content of a checkpoint; all ranks must call this.
 
         Raises:
             WrongUse: The strategy could not restore the optimizer's state.
@@ -119,11 +119,11 @@ class TrainState:
         found["optimizer"] = saved["optimizer_class"]
         here["optimizer"] = type(self.optimizer).__name__
         for name in {**found, **here}:
-            if found.get(name) != here.get(name):
+            old, new = found.get(name, "missing"), here.get(name, "missing")
+            if old != new:
                 raise WrongUse(
-                    f"{path} holds a checkpoint of another model or optimizer ({name} "
-                    f"was {found.get(name)} and is {here.get(name)}): "
-                    "undo the change of the task, or train anew under another --run name"
+                    f"the checkpoint in {path} is of another model or optimizer ({name}: {old} -> "
+                    f"{new}): undo the change of the task, or start a new run with --run NAME"
                 )
         self.model.load_state_dict(
             {name: strategy.share(value, model[name]) for name, value in saved["model"].items()}
@@ -143,7 +143,7 @@ class TrainState:
             for i, values in state["state"].items()
         }
         self.optimizer.load_state_dict({**state, "state": saved})
-        # Torch converts a state to the type of its parameter, so restore a moment in float64.
+        # Torch converts a state to the type of its parameter, such as float64 to float32: undo it.
         for index, values in saved.items():
             kept = self.optimizer.state[parameters[index]]
             for name, value in values.items():
@@ -153,10 +153,10 @@ class TrainState:
 
 @dataclass
 class Job:
-    """The parts that `fit` works on; `loss_module` wraps the model of `state`.
+    """The parts that `fit` uses; `loss_module` wraps the model of `state`.
 
-    `until_step` ends the training before the schedule's end. `around_batches` wraps the iterator
-    of batches. `sources` is set when the run's manifest is written.
+    `until_step` ends the training before the end of the schedule. `around_batches` wraps the
+    iterator of batches. `sources` is set when the run's manifest is written.
     """
 
     task: Task

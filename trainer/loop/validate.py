@@ -41,7 +41,7 @@ def validate(
     """
     with job.state.watch.paused():
         check_unchanged(job)
-        with job.attributes.kept():
+        with job.attributes.preserved():
             metrics = _validate(job, saving)
             if metrics is not None and validated is not None:
                 validated(job.state.progress.step, metrics)

@@ -132,10 +132,10 @@ _MOVES: dict[str, Callable[[Tiny, Any], Any]] = {
     "seen,": lambda _task, model: model.seen.add("c"),
     "table,": lambda _task, model: model.table["means"][0].add_(1),
     "array,": lambda _task, model: model.array.__setitem__(0, 1),
-    "generator, a generator of its own": lambda _task, model: torch.rand(
+    "generator, a random generator that": lambda _task, model: torch.rand(
         1, generator=model.generator
     ),
-    "numpys, a generator of its own": lambda _task, model: model.numpys.normal(),
+    "numpys, a random generator that": lambda _task, model: model.numpys.normal(),
     "counter,": lambda _task, model: next(model.counter),
     "note,": lambda _task, model: _grow_note(model),
     "slotted,": lambda _task, model: setattr(model.slotted, "count", 1),
@@ -150,7 +150,7 @@ _MOVES: dict[str, Callable[[Tiny, Any], Any]] = {
         _Stateful, "forwards_of_all", 1
     ),
     "tests.trainer.loop.test_attributes._COUNT from 0 to 1": lambda _task, _model: _move_global(),
-    "tests.trainer.loop.test_attributes._GENERATOR, a generator": lambda _task, _model: (
+    "tests.trainer.loop.test_attributes._GENERATOR, a random generator": lambda _task, _model: (
         _GENERATOR.random()
     ),
 }
@@ -192,7 +192,7 @@ def test_an_attribute_that_moves_late_ends_the_run_at_the_next_digest(
     with pytest.raises(WrongUse) as ended:
         here.train(max_steps=12)
     assert str(ended.value).startswith(f"task Tiny: by step 6 it has changed {words}")
-    assert str(ended.value).endswith("or give up the same bits with --fast")
+    assert str(ended.value).endswith("or use --fast, which does not guarantee the same bits")
     assert here.steps() == []
 
 
@@ -212,7 +212,7 @@ def test_an_attribute_that_has_moved_is_not_saved(
 @pytest.mark.usefixtures("stateful")
 @pytest.mark.parametrize(
     "words",
-    ["scale from 1.0 to 2.0", "history,", "Tiny.state,", "generator, a generator of its own"],
+    ["scale from 1.0 to 2.0", "history,", "Tiny.state,", "generator, a random generator that"],
 )
 def test_an_attribute_that_the_first_forward_moves_is_refused_before_step_1(
     here: Here, monkeypatch: pytest.MonkeyPatch, words: str
@@ -246,13 +246,13 @@ def test_the_first_forwards_leave_no_trace(stateful: None) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     attributes = Attributes(task, model, optimizer, {})
     before, tensor, hidden = attributes.values(), model.table["means"][0], model.hidden[0]
-    put_back = attributes.snapshot()
+    restore = attributes.snapshot()
     for move in _MOVES.values():
         move(task, model)
     model.table["more"] = 1
     vars(optimizer)["count"] = vars(task)["new"] = model.late = 1  # type: ignore[assignment]
     assert len(attributes.differing(before, attributes.values())) == len(_MOVES) + 3
-    put_back()
+    restore()
     # nobody can turn them back
     assert attributes.differing(before, attributes.values()).keys() == {"counter", "numbers"}
     assert model.table["means"][0] is tensor
@@ -351,7 +351,7 @@ def test_a_large_tensor_that_a_validation_moves_is_refused(
 
 def test_all_processes_end_when_an_attribute_moves_on_one() -> None:
     attributes, world = Mock(), Mock()
-    attributes.moved.return_value = {}
+    attributes.changed.return_value = {}
     world.from_each.side_effect = lambda own: [
         own,
         [{"scale": "scale, which checkpoints leave out"}, {}],
@@ -398,8 +398,7 @@ def test_weights_that_the_first_forward_sets_from_the_data_are_refused(
     monkeypatch.setattr(Tiny, "build_model", lambda _task: _ActNorm())
     with pytest.raises(
         WrongUse,
-        match="task Tiny: a forward changes the trained parameter factor_4, .*: set it "
-        "in build_model",
+        match="task Tiny: a forward sets the trained parameter factor_4 .*: set it in build_model",
     ):
         here.train(max_steps=3)
 
@@ -409,7 +408,7 @@ def test_fast_trains_weights_that_the_first_forward_sets_and_sets_them_in_the_fi
 ) -> None:
     monkeypatch.setattr(Tiny, "build_model", lambda _task: _ActNorm())
     here.train("tried", max_steps=3, deterministic=False)
-    monkeypatch.setattr("trainer.session.try_task", lambda _job: None)
+    monkeypatch.setattr("trainer.session.preflight_check", lambda _job: None)
     here.train("untried", max_steps=3, deterministic=False)
     assert here.digest("tried") == here.digest("untried")
 

@@ -47,10 +47,9 @@ def test_a_slow_network_is_told_once() -> None:
     shares, said = _said(2, 3.3, 3.6, 4.5)
     assert shares[1] == pytest.approx([0.6, 0.6 + 1 / 6, 0.6 + 1 / 6, 0.6 + 1 / 6])
     assert said == [
-        "step 100: 60% of the time goes by until the machines have each other's gradients "
-        "(120 ms a step): the network is slow "
-        "for this model; one machine alone may be faster, and a larger --batch-size "
-        "exchanges less often"
+        "step 100: the exchange of gradients takes 60% of the time (120 ms a step), because the "
+        "network is slow for this model: use one machine, or a larger --batch-size to exchange "
+        "less often"
     ]
     assert len(_said(2, 6.0, 6.0, 0.0, 6.0, 6.0)[1]) == 1
 

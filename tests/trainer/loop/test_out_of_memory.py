@@ -1,5 +1,6 @@
-"""A batch that does not fit: cut into smaller parts at the first steps, the batch and the steps
-kept, and said so.
+"""A batch that does not fit in memory is split into smaller micro-batches in the first steps.
+
+The batch size and the steps stay the same, and the split is logged.
 """
 
 import json
@@ -71,10 +72,10 @@ def test_the_batch_is_halved_until_it_fits_and_the_bits_are_those_of_as_many_par
     assert out.count("batch      8 = 1 process x 8 x 1 accumulation\n") == 1
     for number, line in enumerate(told, 1):
         assert (
-            f"{line}: cut into smaller parts, the batch stays\n"
+            f"{line}: restarting with smaller micro-batches of the same batch\n"
             f"batch      8 = 1 process x {8 >> number} x {2**number} accumulation\n" in out
         )
-    assert out.count("cut into smaller parts") == len(told)
+    assert out.count("restarting with smaller micro-batches") == len(told)
     assert out.count("run        runs/r\n") == 1
     manifest = _manifest(here)
     assert manifest.get("did_not_fit", []) == told
@@ -87,7 +88,7 @@ def test_the_second_step_is_a_first_one_too_and_nothing_of_it_stays(here: Here, 
     )
     room(4)
     out = here.train(task=LARGE, fields={"first": 2}, log_steps=1, digest_steps=1)
-    assert f"{_FOUND} with 8 examples at once: cut into smaller parts" in out
+    assert f"{_FOUND} with 8 examples at once: restarting with smaller micro-batches" in out
     assert here.digest() == here.digest("asked")
     assert [e["step"] for e in here.entries("train")] == list(range(1, 19))
     trained = [[e for e in _digests(here, run) if e["kind"] == "step"] for run in ("r", "asked")]
@@ -150,7 +151,7 @@ def test_later_the_run_ends_and_what_was_saved_goes_on(
         (
             {},
             0,
-            f"{_FOUND} with 1 example(s) at once, and there is nothing left to cut: make "
+            f"{_FOUND} with 1 example(s) at once, and a micro-batch cannot be smaller: make "
             "the model or the examples smaller",
         ),
         (
@@ -189,7 +190,7 @@ def test_no_part_is_empty(
     room(room_for)
     out = here.train(task=LARGE, max_steps=2, **settings)
     assert f"\nbatch      {equation}\n" in out
-    norm = [line for line in out.splitlines() if "batch norm sees" in line]
+    norm = [line for line in out.splitlines() if "batch norm now sees" in line]
     assert bool(norm) == ("fields" in settings)
 
 
@@ -201,7 +202,7 @@ def test_a_resumed_run_keeps_its_parts(here: Here, room: Any) -> None:
     room(8)
     out = here.train(task=LARGE)
     assert "batch      8 = 1 process x 2 x 4 accumulation\n" in out
-    assert "cut into smaller parts" not in out
+    assert "restarting with smaller micro-batches" not in out
     assert here.digest() == here.digest("asked")
     with pytest.raises(WrongUse, match="started with other settings .accumulation: 4 -> 1."):
         here.train(task=LARGE, accumulation=1)

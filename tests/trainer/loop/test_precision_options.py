@@ -322,7 +322,7 @@ def test_a_loss_that_is_not_finite_ends_with_code_6_and_leaves_only_finite_check
 
 def test_a_loss_that_is_not_finite_between_two_entries_is_told_at_the_next(here: Here) -> None:
     with pytest.raises(
-        NotFinite, match="loss 'squared_error' is not finite by step 12: .*the best at step 6"
+        NotFinite, match="loss 'squared_error' is not finite by step 12: .*\\(best: step 6\\)"
     ):
         here.train(fields={"nan_at": 8})
     assert here.steps() == [6]

@@ -21,7 +21,7 @@ from trainer.errors import Preempted, WrongUse
 from trainer.records.compare import read_entries
 
 _OWN = numpy.random.default_rng(0)
-_CURE = "draws random numbers from a generator of its own, or keeps a state"
+_REMEDY = "draw random numbers only from the global generators of torch, NumPy and Python"
 
 
 def _noisy(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
@@ -55,8 +55,8 @@ def test_losses_from_a_generator_of_its_own(
         here.train(max_steps=2, deterministic=False)
         return
     words = (
-        "task Tiny: a forward changes tests.trainer.loop.test_preflight._OWN, a generator of "
-        "its own, which checkpoints leave out"
+        "task Tiny: a forward changes tests.trainer.loop.test_preflight._OWN, a random "
+        "generator that checkpoints leave out"
     )
     with pytest.raises(WrongUse, match=words):
         here.train(max_steps=2)
@@ -68,7 +68,7 @@ def test_losses_from_torchs_generator_are_fine_and_the_trial_leaves_no_trace(
 ) -> None:
     monkeypatch.setattr(Tiny, "losses", _dropping)
     here.train("tried", max_steps=2)
-    monkeypatch.setattr("trainer.session.try_task", lambda _job: None)
+    monkeypatch.setattr("trainer.session.preflight_check", lambda _job: None)
     here.train("untried", max_steps=2)
     assert here.digest("tried") == here.digest("untried")
 
@@ -87,7 +87,7 @@ def test_a_dataset_with_a_generator_of_its_own(here: Here, monkeypatch: pytest.M
             continue
         with pytest.raises(
             WrongUse,
-            match=rf"task Tiny: training example \d+ differs when it is read again: it {_CURE}",
+            match=rf"task Tiny: training example \d+ differs when it is read again: {_REMEDY}",
         ):
             here.train(name, max_steps=2, workers=0)
 
@@ -102,7 +102,7 @@ def test_a_dataset_that_seldom_draws_from_a_generator_of_its_own(
     monkeypatch.setattr("trainer.loop.preflight._READING_S", 3600.0)  # for all 50
     with pytest.raises(
         WrongUse,
-        match=rf"task Tiny: training example \d+ differs when it is read again: it {_CURE}",
+        match=rf"task Tiny: training example \d+ differs when it is read again: {_REMEDY}",
     ):
         here.train(max_steps=2, workers=workers)
 
@@ -233,7 +233,7 @@ class _Counting(StepCounter):
         ),
         (
             "made",
-            "task Tiny: a forward makes the buffer late, which a new model has not: "
+            "task Tiny: a forward creates the buffer late, so a resume could not restore it: "
             "register it in __init__",
         ),
     ],
@@ -281,7 +281,7 @@ def test_a_statistic_from_a_generator_of_its_own(
     with pytest.raises(
         WrongUse,
         match="task Tiny: the statistic loss differs when the same batch is computed "
-        f"again: it {_CURE}",
+        f"again: {_REMEDY}",
     ):
         here.train(max_steps=2)
 

@@ -69,7 +69,7 @@ def test_a_signal_saves_and_the_same_command_resumes_to_the_same_bits(
     assert stopped.codes == [75] * count, stopped
     for err in stopped.errs:
         assert f"trainbox: stopped by {number.name} at step {last_step} of 100, checkpoint" in err
-        assert "checkpoint saved: the same command goes on" in err
+        assert "checkpoint saved: resume with the same command" in err
         assert "Traceback" not in err
     assert _steps(ranks.folder) == list(range(1, last_step + 1))
     assert (ranks.folder / f"runs/r/checkpoints/step-{last_step:08d}.json").exists()

@@ -15,7 +15,7 @@ from tests.support.tiny import Tiny
 from trainer.data.examples import read_examples
 from trainer.data.nested import tensors_in
 from trainer.errors import Preempted, StorageFailure
-from trainer.loop.shared_memory import Handed, least_bytes
+from trainer.loop.shared_memory import LoaderBatches, least_bytes
 
 # more workers than this machine has CPUs
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -37,11 +37,13 @@ _MIB = 2**20
     ],
 )
 def test_what_is_needed_at_least(workers: int, between: bool, pinned: bool, need: int) -> None:
-    assert least_bytes(Handed(90, 100), Handed(20, 10), workers, between, pinned) == need
+    assert (
+        least_bytes(LoaderBatches(90, 100), LoaderBatches(20, 10), workers, between, pinned) == need
+    )
 
 
 def test_a_validation_may_need_more_than_the_training() -> None:
-    assert least_bytes(Handed(90, 100), Handed(20, 1000), 3, False, False) == 3 * 1000
+    assert least_bytes(LoaderBatches(90, 100), LoaderBatches(20, 1000), 3, False, False) == 3 * 1000
 
 
 class _Wide(Dataset[Any]):
@@ -111,7 +113,7 @@ def test_it_trains_with_what_it_needs_or_without_workers(
     _with_free(monkeypatch, 6 * 2 + 2 * 2 - 0.1)
     with pytest.raises(
         StorageFailure,
-        match="the 2 loader workers need at least 17 MiB to hand batches over: .*--workers 0",
+        match="the 2 loader workers need at least 17 MiB for batches: .*--workers 0",
     ):
         wide.train(workers=2)
     with pytest.raises(

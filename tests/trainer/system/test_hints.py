@@ -51,5 +51,5 @@ def test_the_end_of_a_run_recommends_what_the_host_has(
         "train", "tests.support.tiny:Tiny", "--device", "cpu", "--max-steps", "2", "--run", "r"
     )
     assert code == 0, err
-    assert "figures    runs/r/metrics.jsonl; to look at them: make tensorboard\n" in out
+    assert "metrics    runs/r/metrics.jsonl; to view them: make tensorboard\n" in out
     assert "--logdir" not in out
