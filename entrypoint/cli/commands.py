@@ -22,6 +22,7 @@ from entrypoint.cli.health import doctor, health
 from entrypoint.cli.options import (
     PAGE,
     PASS_ON,
+    Option,
     device_options,
     environment_names,
     launch_options,
@@ -57,33 +58,48 @@ class Checked:
     driver: Driver | None = None
 
 
-def _whole_help(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-    """Show the launch options and the trainer's options on one page."""
-    if value and not ctx.resilient_parsing:
-        _show_whole_help(ctx, "train")
+def _help_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--help` and `--help-all` with the launch options and the trainer's options."""
+    for names, whole, text in (
+        (["--help-all"], True, "Show all options."),
+        (["--help", "-h"], False, "Show the everyday options."),
+    ):
+        command = click.option(
+            *names,
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_help_of_train(whole),
+            help=text,
+        )(command)
+    return command
 
 
-def _show_whole_help(ctx: click.Context, verb: str) -> NoReturn:
+def _help_of_train(whole: bool) -> Callable[[click.Context, click.Parameter, bool], None]:
+    def show(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            _show_help(ctx, "train", whole)
+
+    return show
+
+
+def _show_help(ctx: click.Context, verb: str, whole: bool) -> NoReturn:
+    """Print the launch options, and let the trainer print its options below."""
     formatter = ctx.make_formatter()
     ctx.command.format_usage(ctx, formatter)
     ctx.command.format_help_text(ctx, formatter)
-    options = [p for p in ctx.command.get_params(ctx) if isinstance(p, click.Option)]
-    records = [record for option in options if (record := option.get_help_record(ctx))]
-    with formatter.section("Launch options"):
-        formatter.write_dl(records)
+    options = [param for param in ctx.command.get_params(ctx) if isinstance(param, Option)]
+    if whole:
+        sections = {option.section: f"{option.section} options" for option in options}
+    else:
+        options = [option for option in options if option.everyday]
+        sections = {option.section: "Launch options" for option in options}
+    for section, title in sections.items():
+        records = [option.get_help_record(ctx) for option in options if option.section == section]
+        with formatter.section(title):
+            formatter.write_dl([record for record in records if record])
     click.echo(formatter.getvalue())
-    _hand_over(verb, "--help-options")
-
-
-_help_option = click.option(
-    "--help",
-    "-h",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_whole_help,
-    help="Show this page.",
-)
+    _hand_over(verb, "--help-all-options" if whole else "--help-options")
 
 
 @click.group(context_settings=PAGE)
@@ -108,7 +124,7 @@ def cli() -> None:
     context_settings=PASS_ON, options_metavar="[OPTIONS]", short_help="Train a task, or resume it."
 )
 @launch_options
-@_help_option
+@_help_options
 @click.argument("training", nargs=-1, type=click.UNPROCESSED, metavar="[TASK]")
 def train(training: tuple[str, ...], **options: Any) -> None:
     """Train TASK (default: digits), or resume a stopped run of the same command.
@@ -130,7 +146,7 @@ def train(training: tuple[str, ...], **options: Any) -> None:
     short_help="Print as JSON what train would launch, and start nothing.",
 )
 @launch_options
-@_help_option
+@_help_options
 @click.argument("training", nargs=-1, type=click.UNPROCESSED, metavar="[TASK]")
 def plan(training: tuple[str, ...], **options: Any) -> None:
     """Print as JSON what `train` would launch with the same arguments, and why; start nothing.
@@ -209,14 +225,18 @@ def verify(
 @device_options
 @click.option(
     "--per-gpu",
+    cls=Option,
     type=click.IntRange(1),
     default=1,
     metavar="K",
     help="Trials that share a GPU. Default: 1.",
 )
-@click.option("--help", "-h", "wants_help", is_flag=True, help="Show this page.")
+@click.option("--help", "-h", "wants_help", is_flag=True, help="Show the everyday options.")
+@click.option("--help-all", "wants_all_help", is_flag=True, help="Show all options.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="TASK")
-def sweep(words: tuple[str, ...], per_gpu: int, wants_help: bool, **options: Any) -> None:
+def sweep(
+    words: tuple[str, ...], per_gpu: int, wants_help: bool, wants_all_help: bool, **options: Any
+) -> None:
     """Train TASK for each combination of settings and each seed, on all GPUs or on N CPU slots
     (--processes N).
 
@@ -231,9 +251,9 @@ def sweep(words: tuple[str, ...], per_gpu: int, wants_help: bool, **options: Any
       trainbox sweep show course --csv
     """
     if words[:1] == ("show",):
-        _hand_over("sweep-show", *words[1:], *(["--help"] if wants_help else []))
-    if wants_help:
-        _show_whole_help(click.get_current_context(), "sweep")
+        _hand_over("sweep-show", *words[1:], *(["--help"] if wants_help or wants_all_help else []))
+    if wants_help or wants_all_help:
+        _show_help(click.get_current_context(), "sweep", wants_all_help)
     _supervised(
         *_checked_plan(
             words, options, "sweep", lambda request, gpus: plan_sweep(request, gpus, per_gpu)

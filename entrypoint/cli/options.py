@@ -16,6 +16,18 @@ PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_optio
 MOST_PROCESSES = 4096
 
 
+class Option(click.Option):
+    """An option with its section of the help page: `--help` shows the everyday options,
+    `--help-all` all of them in sections.
+    """
+
+    def __init__(
+        self, *names: Any, section: str = "Launch", everyday: bool = False, **attributes: Any
+    ) -> None:
+        super().__init__(*names, **attributes)
+        self.section, self.everyday = section, everyday
+
+
 class GpuCount(click.ParamType[int | str]):
     """A number of GPUs, or `all`."""
 
@@ -83,18 +95,24 @@ class Strategy(click.Choice[str]):
 _DEVICE_OPTIONS = [
     click.option(
         "--gpus",
+        cls=Option,
+        everyday=True,
         type=GpuCount(),
         envvar="GPUS",
         help="Number of GPUs; 0 is the CPU. Default: all visible.",
     ),
     click.option(
         "--gpu-ids",
+        cls=Option,
+        everyday=True,
         metavar="IDS",
         envvar="GPU_IDS",
         help="The GPUs to use: 0,2 or UUIDs, or 0:1 for a MIG slice.",
     ),
     click.option(
         "--processes",
+        cls=Option,
+        everyday=True,
         type=click.IntRange(1, MOST_PROCESSES),
         metavar="N",
         envvar="PROCESSES",
@@ -102,6 +120,7 @@ _DEVICE_OPTIONS = [
     ),
     click.option(
         "--device",
+        cls=Option,
         type=click.Choice(["auto", "cuda", "mps", "cpu"]),
         envvar=["DEVICE", "TRAINBOX_DEVICE"],
         help="Device to train on. Default: auto, which is cuda if there are GPUs.",
@@ -109,6 +128,8 @@ _DEVICE_OPTIONS = [
 ]
 health_limits_option = click.option(
     "--health-limits",
+    cls=Option,
+    section="Health",
     type=click.Path(path_type=Path),
     envvar="HEALTH_LIMITS",
     metavar="FILE",
@@ -117,6 +138,8 @@ health_limits_option = click.option(
 _HEALTH_OPTIONS = [
     click.option(
         "--health/--no-health",
+        cls=Option,
+        section="Health",
         default=True,
         envvar="HEALTH",
         help="Check the GPUs before the training, watch them during it, and exit with code 3 if "
@@ -127,6 +150,8 @@ _HEALTH_OPTIONS = [
 _JOB_OPTIONS = [
     click.option(
         "--strategy",
+        cls=Option,
+        everyday=True,
         type=Strategy(),
         envvar="STRATEGY",
         help="ddp: torchrun, one process per GPU. fsdp: the same, each with a share of a model "
@@ -134,6 +159,8 @@ _JOB_OPTIONS = [
     ),
     click.option(
         "--nnodes",
+        cls=Option,
+        section="Cluster",
         type=click.IntRange(1),
         metavar="N",
         envvar="NNODES",
@@ -141,6 +168,8 @@ _JOB_OPTIONS = [
     ),
     click.option(
         "--node-rank",
+        cls=Option,
+        section="Cluster",
         type=click.IntRange(0),
         metavar="N",
         envvar="NODE_RANK",
@@ -148,18 +177,24 @@ _JOB_OPTIONS = [
     ),
     click.option(
         "--rdzv-endpoint",
+        cls=Option,
+        section="Cluster",
         metavar="HOST:PORT",
         envvar="RDZV_ENDPOINT",
         help="Address of the rendezvous, on node 0.",
     ),
     click.option(
         "--rdzv-id",
+        cls=Option,
+        section="Cluster",
         metavar="TEXT",
         envvar="RDZV_ID",
         help="Name of the job at the rendezvous, the same on all machines.",
     ),
     click.option(
         "--rdzv-timeout-s",
+        cls=Option,
+        section="Cluster",
         type=click.IntRange(1),
         default=RDZV_TIMEOUT_S,
         metavar="SECONDS",

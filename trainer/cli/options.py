@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +76,35 @@ def _read_config_file(ctx: click.Context, _param: click.Parameter, path: Path | 
         }
 
 
+class Option(click.Option):
+    """An option with its section of the help page: `--help` shows the everyday options,
+    `--help-all` all of them in sections.
+    """
+
+    def __init__(
+        self, *names: Any, section: str = "", everyday: bool = False, **attributes: Any
+    ) -> None:
+        super().__init__(*names, **attributes)
+        self.section, self.everyday = section, everyday
+
+
+TRAINING, BATCH, BITS = "Training", "Batch", "Same bits"
+VALIDATION, STORAGE = "Validation", "Storage"
+
+
 def make_option(*names: str, **attributes: Any) -> Any:
     """Return an option with its environment name: `--batch-size` is TRAINBOX_BATCH_SIZE."""
     variable = PREFIX + names[0].split("/")[0].lstrip("-").replace("-", "_").upper()
-    return click.option(*names, envvar=[*attributes.pop("also", []), variable], **attributes)
+    envvar = [*attributes.pop("also", []), variable]
+    return click.option(*names, cls=Option, envvar=envvar, **attributes)
 
 
 _OPTIONS = [
     click.option(
         "--config",
+        cls=Option,
+        section=TRAINING,
+        everyday=True,
         type=click.Path(path_type=Path),
         envvar="TRAINBOX_CONFIG",
         is_eager=True,
@@ -94,6 +115,8 @@ _OPTIONS = [
     make_option(
         "--set",
         "pairs",
+        section=TRAINING,
+        everyday=True,
         multiple=True,
         metavar="NAME=VALUE",
         also=["SET"],
@@ -101,24 +124,37 @@ _OPTIONS = [
     ),
     make_option(
         "--epochs",
+        section=TRAINING,
+        everyday=True,
         type=COUNT,
         metavar="N",
         help="Passes over the training set. Default: the task's.",
     ),
     make_option(
-        "--max-steps", type=COUNT, metavar="N", help="Optimizer steps, instead of --epochs."
+        "--max-steps",
+        section=TRAINING,
+        type=COUNT,
+        metavar="N",
+        help="Optimizer steps, instead of --epochs.",
     ),
     make_option(
         "--batch-size",
+        section=BATCH,
+        everyday=True,
         type=COUNT,
         metavar="N",
         help="Examples per optimizer step, over all GPUs. Default: the task's.",
     ),
     make_option(
-        "--batch-size-per-gpu", type=COUNT, metavar="N", help="The same, for each process."
+        "--batch-size-per-gpu",
+        section=BATCH,
+        type=COUNT,
+        metavar="N",
+        help="The same, for each process.",
     ),
     make_option(
         "--accumulation",
+        section=BATCH,
         type=COUNT,
         metavar="N",
         help="Micro-batches per step on each GPU. Default: 1, and more if the first steps do not "
@@ -126,6 +162,7 @@ _OPTIONS = [
     ),
     make_option(
         "--shards",
+        section=BITS,
         type=COUNT,
         metavar="V",
         help="Shards of a batch: the same bits on 1 to V processes. Default: the number of "
@@ -133,22 +170,30 @@ _OPTIONS = [
     ),
     make_option(
         "--threads",
+        section=BITS,
         type=Whole(1, 1024),
         metavar="N",
         help="CPU threads per process; they change bits, so a run keeps them. Default: its share "
         "of the CPUs.",
     ),
     make_option(
-        "--lr", "learning_rate", type=Number(0), help="Peak learning rate. Default: the task's."
+        "--lr",
+        "learning_rate",
+        section=TRAINING,
+        everyday=True,
+        type=Number(0),
+        help="Peak learning rate. Default: the task's.",
     ),
     make_option(
         "--lr-scaling",
+        section=BATCH,
         type=click.Choice(["none", "linear", "sqrt"]),
         default="none",
         help="Scale --lr with the batch size. Default: none.",
     ),
     make_option(
         "--base-batch-size",
+        section=BATCH,
         type=COUNT,
         metavar="N",
         default=256,
@@ -156,17 +201,33 @@ _OPTIONS = [
     ),
     make_option(
         "--warmup-epochs",
+        section=TRAINING,
         type=Number(0, open_low=False, high=1e9),
         default=0.0,
         help="Epochs of linear warm-up. Default: 0.",
     ),
     make_option(
-        "--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", help="Default: adamw."
+        "--optimizer",
+        section=TRAINING,
+        type=click.Choice(list(OPTIMIZERS)),
+        default="adamw",
+        help="Optimizer, unless the task builds its own. Default: adamw.",
     ),
-    make_option("--weight-decay", type=Number(0, open_low=False), help="Default: the optimizer's."),
-    make_option("--clip-norm", type=Number(0), help="Largest gradient norm. Default: no limit."),
+    make_option(
+        "--weight-decay",
+        section=TRAINING,
+        type=Number(0, open_low=False),
+        help="Factor of the decay of weights. Default: the optimizer's.",
+    ),
+    make_option(
+        "--clip-norm",
+        section=TRAINING,
+        type=Number(0),
+        help="Largest gradient norm. Default: no limit.",
+    ),
     make_option(
         "--skip-nonfinite",
+        section=TRAINING,
         type=Whole(0),
         metavar="N",
         default=0,
@@ -175,11 +236,15 @@ _OPTIONS = [
     ),
     make_option(
         "--precision",
+        section=TRAINING,
+        everyday=True,
         type=click.Choice(["fp32", "tf32", "bf16", "fp16"]),
-        help="Default: bf16 on Ampere or newer, fp16 on older GPUs, fp32 elsewhere.",
+        help="Number format of the computations. Default: bf16 on Ampere or newer, fp16 on "
+        "older GPUs, fp32 elsewhere.",
     ),
     make_option(
         "--eval-every",
+        section=VALIDATION,
         type=COUNT,
         metavar="N",
         default=1,
@@ -187,14 +252,19 @@ _OPTIONS = [
     ),
     make_option(
         "--best-by",
+        section=VALIDATION,
         metavar="METRIC",
         help="Metric of the best checkpoint: accuracy, min:loss. Default: the task's.",
     ),
     make_option(
-        "--early-stopping", metavar="METRIC", help="Stop when this metric no longer improves."
+        "--early-stopping",
+        section=VALIDATION,
+        metavar="METRIC",
+        help="Stop when this metric no longer improves.",
     ),
     make_option(
         "--patience",
+        section=VALIDATION,
         type=COUNT,
         metavar="N",
         default=5,
@@ -202,18 +272,21 @@ _OPTIONS = [
     ),
     make_option(
         "--checkpoint-steps",
+        section=STORAGE,
         type=COUNT,
         metavar="N",
         help="Steps between checkpoints, in addition to --checkpoint-minutes.",
     ),
     make_option(
         "--checkpoint-minutes",
+        section=STORAGE,
         type=Number(0),
         default=5.0,
         help="Minutes between checkpoints. Default: 5.",
     ),
     make_option(
         "--keep",
+        section=STORAGE,
         type=COUNT,
         metavar="N",
         default=3,
@@ -221,6 +294,7 @@ _OPTIONS = [
     ),
     make_option(
         "--log-steps",
+        section=STORAGE,
         type=COUNT,
         metavar="N",
         default=50,
@@ -228,44 +302,64 @@ _OPTIONS = [
     ),
     make_option(
         "--digest-steps",
+        section=BITS,
         type=COUNT,
         metavar="N",
         help="Steps between entries in digests.jsonl. Default: one epoch.",
     ),
     make_option(
         "--workers",
+        section=TRAINING,
         type=Whole(0, 1024),
         metavar="N",
         help="Loader workers per process, for data that is not in memory.",
     ),
-    make_option("--seed", type=Whole(0, 2**63 - 1), metavar="N", default=0, help="Default: 0."),
+    make_option(
+        "--seed",
+        section=BITS,
+        everyday=True,
+        type=Whole(0, 2**63 - 1),
+        metavar="N",
+        default=0,
+        help="Seed of all random numbers. Default: 0.",
+    ),
     make_option(
         "--deterministic/--fast",
+        section=BITS,
         default=True,
         help="The same bits each time (default), or the fastest kernels.",
     ),
     make_option(
-        "--compile/--no-compile", default=False, help="torch.compile the model; needs a C compiler."
+        "--compile/--no-compile",
+        section=TRAINING,
+        default=False,
+        help="torch.compile the model; needs a C compiler.",
     ),
     make_option(
         "--runs-dir",
+        section=STORAGE,
         type=click.Path(readable=False, path_type=Path),
         default=Path("runs"),
-        help="Default: runs.",
+        help="Folder of the runs. Default: runs.",
     ),
     make_option(
         "--run",
+        section=STORAGE,
+        everyday=True,
         metavar="NAME",
         help="The run's folder in --runs-dir. Default: the task and a digest of the settings.",
     ),
     make_option(
         "--data-dir",
+        section=STORAGE,
         type=click.Path(path_type=Path),
         default=Path("data"),
         help="Folder of the datasets. Default: data.",
     ),
     make_option(
         "--resume",
+        section=STORAGE,
+        everyday=True,
         type=click.Choice(["auto", "never", "anyway"]),
         default="auto",
         help="auto: resume from the run's newest checkpoint. never: refuse a run that has one. "
@@ -280,22 +374,64 @@ def training_options(command: Any) -> Any:
     return command
 
 
-def print_options(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-    """Print the options alone, for the page of `trainbox train --help`."""
-    if value:
-        formatter = ctx.make_formatter()
-        with formatter.section(
-            "Training options, each also as TRAINBOX_NAME in the environment (--epochs: "
-            "TRAINBOX_EPOCHS)"
-        ):
-            options = [
-                p for p in ctx.command.params if isinstance(p, click.Option) and p.name != "device"
-            ]
-            formatter.write_dl(
-                [record for option in options if (record := option.get_help_record(ctx))]
-            )
-        click.echo(formatter.getvalue().rstrip())
-        ctx.exit()
+def help_options(*refused: str) -> Callable[[Any], Any]:
+    """Add the hidden options that print the trainer's part of `trainbox VERB --help`.
+
+    Args:
+        refused: the names of training options that the verb refuses.
+    """
+
+    def add(command: Any) -> Any:
+        for name, whole in (("--help-options", False), ("--help-all-options", True)):
+            command = click.option(
+                name,
+                is_flag=True,
+                hidden=True,
+                is_eager=True,
+                expose_value=False,
+                callback=partial(_print_options, refused, whole),
+            )(command)
+        return command
+
+    return add
+
+
+def _print_options(
+    refused: Sequence[str], whole: bool, ctx: click.Context, _param: click.Parameter, value: bool
+) -> None:
+    if not value:
+        return
+    formatter = ctx.make_formatter()
+    options = [
+        param
+        for param in ctx.command.params
+        if isinstance(param, Option) and param.section and param.name not in refused
+    ]
+    if whole:
+        for section in dict.fromkeys(option.section for option in options):
+            chosen = [option for option in options if option.section == section]
+            _write_options(ctx, formatter, f"{section} options", chosen)
+    else:
+        everyday = [option for option in options if option.everyday]
+        _write_options(ctx, formatter, "Training options", everyday)
+        formatter.write_paragraph()
+        formatter.write_text(f"trainbox {ctx.command.name} --help-all lists all options.")
+    formatter.write_paragraph()
+    formatter.write_text(
+        "Each training option can also be set by the environment: --batch-size by "
+        "TRAINBOX_BATCH_SIZE."
+    )
+    click.echo(formatter.getvalue().rstrip())
+    ctx.exit()
+
+
+def _write_options(
+    ctx: click.Context, formatter: click.HelpFormatter, title: str, options: Iterable[Option]
+) -> None:
+    with formatter.section(title):
+        formatter.write_dl(
+            [record for option in options if (record := option.get_help_record(ctx))]
+        )
 
 
 class Verb(click.Command):

@@ -14,8 +14,8 @@ from trainer.cli.options import (
     Verb,
     Whole,
     check_run_name,
+    help_options,
     make_option,
-    print_options,
     report_environment,
     task_fields,
     training_options,
@@ -34,6 +34,8 @@ _CHECKED_TRIALS = 10_000
 _SWEEP_OPTIONS = [
     make_option(
         "--seeds",
+        section="Sweep",
+        everyday=True,
         type=COUNT,
         metavar="N",
         default=1,
@@ -42,6 +44,8 @@ _SWEEP_OPTIONS = [
     make_option(
         "--grid",
         "grids",
+        section="Sweep",
+        everyday=True,
         multiple=True,
         metavar="NAME=A,B,C",
         help="Values of a field or an option; repeatable.",
@@ -49,54 +53,79 @@ _SWEEP_OPTIONS = [
     make_option(
         "--range",
         "ranges",
+        section="Sweep",
+        everyday=True,
         multiple=True,
         metavar="NAME=LOW:HIGH[:log]",
         help="Range that a sampler draws from; repeatable.",
     ),
     make_option(
         "--sampler",
+        section="Sweep",
+        everyday=True,
         type=click.Choice(["grid", "random", "tpe"]),
         default="grid",
         help="Default: grid, which trains all combinations.",
     ),
-    make_option("--trials", type=COUNT, metavar="N", help="Number of trials that a sampler draws."),
     make_option(
-        "--metric", metavar="METRIC", help="Metric that ranks the trials: accuracy, min:loss."
+        "--trials",
+        section="Sweep",
+        everyday=True,
+        type=COUNT,
+        metavar="N",
+        help="Number of trials that a sampler draws.",
+    ),
+    make_option(
+        "--metric",
+        section="Sweep",
+        everyday=True,
+        metavar="METRIC",
+        help="Metric that ranks the trials: accuracy, min:loss.",
     ),
     make_option(
         "--pruner",
+        section="Sweep",
         type=click.Choice(["none", "median"]),
         default="none",
         help="median: stop trials that are worse than the median. Default: none.",
     ),
     make_option(
         "--retries",
+        section="Sweep",
         type=Whole(0),
         metavar="N",
         default=1,
         help="Retries of a failed trial, on another GPU. Default: 1.",
     ),
     make_option(
-        "--retry-failed", is_flag=True, help="Train trials again that failed after all retries."
+        "--retry-failed",
+        section="Sweep",
+        is_flag=True,
+        help="Train trials again that failed after all retries.",
     ),
     make_option(
         "--trial-minutes",
+        section="Sweep",
         type=Number(0),
         metavar="N",
         help="Stop a trial that takes longer, as failed. Default: no limit.",
     ),
     make_option(
         "--name",
+        section="Sweep",
+        everyday=True,
         metavar="NAME",
         help="The sweep's folder in --runs-dir. Default: the task and a digest.",
     ),
     make_option(
         "--storage",
+        section="Sweep",
         metavar="URL",
         help="Database of the study. Default: a journal in the sweep's folder.",
     ),
     make_option(
         "--worker",
+        section="Sweep",
         is_flag=True,
         help="Join the sweep of another machine: wait for it, and print no table.",
     ),
@@ -126,14 +155,7 @@ def _sweep_options(command: Any) -> Any:
     hidden=True,
     help="For the launcher, which decides it meanwhile.",
 )
-@click.option(
-    "--help-options",
-    is_flag=True,
-    hidden=True,
-    is_eager=True,
-    expose_value=False,
-    callback=print_options,
-)
+@help_options("run", "resume")
 def sweep(
     task: str,
     pairs: tuple[str, ...],

@@ -12,8 +12,8 @@ from trainer.cli.options import (
     Number,
     Verb,
     check_run_name,
+    help_options,
     make_option,
-    print_options,
     report_environment,
     task_fields,
     training_options,
@@ -48,14 +48,7 @@ from trainer.system.signals import StopRequest
     hidden=True,
     help="For `trainbox bench`: measure, then end.",
 )
-@click.option(
-    "--help-options",
-    is_flag=True,
-    hidden=True,
-    is_eager=True,
-    expose_value=False,
-    callback=print_options,
-)
+@help_options()
 def train(
     task: str,
     pairs: tuple[str, ...],

@@ -264,16 +264,33 @@ def test_without_words_the_page_of_verbs_is_shown(trainbox: Trainbox) -> None:
     assert verbs == sorted(entrypoint.cli.commands.cli.commands)
 
 
-def test_the_page_of_train_holds_launch_and_training_options(trainbox: Trainbox) -> None:
+def test_all_options_of_train_are_listed_in_sections(trainbox: Trainbox) -> None:
+    ended = trainbox("train", "--help-all")
+    assert (ended.code, ended.err) == (0, "")
+    assert re.findall(r"^(\S.*) options:$", ended.out, re.MULTILINE) == [
+        *("Launch", "Health", "Cluster"),
+        *("Training", "Batch", "Same bits", "Validation", "Storage"),
+    ]
+    launch = declared_options(entrypoint.cli.commands.train) - {"--help", "--help-all"}
+    training = declared_options(trainer.cli.commands.train) - {"--device"}
+    assert option_names(ended.out) == launch | training
+    assert options_of(trainbox("plan", "--help-all").out) == options_of(ended.out)
+
+
+def test_the_help_of_train_lists_everyday_options(trainbox: Trainbox) -> None:
     ended = trainbox("train", "--help")
     assert (ended.code, ended.err) == (0, "")
-    launch, training = ended.out.split("Launch options:\n")[1].split("\nTraining options, ")
-    assert option_names(launch) == declared_options(entrypoint.cli.commands.train)
-    assert option_names(training) == declared_options(trainer.cli.commands.train) - {"--device"}
-    assert (
-        trainbox("plan", "--help").out.split("Launch options:\n")[1]
-        == ended.out.split("Launch options:\n")[1]
-    )
+    assert option_names(ended.out) == {
+        *("--gpus", "--gpu-ids", "--processes", "--strategy"),
+        *("--config", "--set", "--epochs", "--batch-size", "--lr", "--precision", "--seed"),
+        *("--run", "--resume"),
+    }
+    assert "trainbox train --help-all lists all options." in ended.out
+    assert options_of(trainbox("plan", "-h").out) == options_of(ended.out)
+
+
+def options_of(page: str) -> str:
+    return page[page.index("Launch options:") :]
 
 
 def option_names(page: str) -> set[str]:

@@ -726,14 +726,10 @@ def test_showing_a_sweep_that_does_not_exist(trainbox: Trainbox) -> None:
 
 def test_the_help_of_a_sweep_lists_its_options(trainbox: Trainbox) -> None:
     assert "Print the results so far of the sweep NAME" in trainbox("sweep", "show", "--help").out
-    page = trainbox("sweep", "--help").out
-    for option in (
-        "--gpus",
-        "--per-gpu",
-        "--seeds",
-        "--grid",
-        "--worker",
-        "--batch-size",
-        "--epochs",
-    ):
-        assert f"  {option}" in page
+    for help_option in ("--help", "--help-all"):
+        page = trainbox("sweep", help_option).out
+        for option in ("--gpus", "--seeds", "--grid", "--batch-size", "--epochs"):
+            assert f"  {option}" in page
+        for option in ("--per-gpu", "--worker", "--runs-dir"):
+            assert (f"  {option}" in page) == (help_option == "--help-all")
+        assert "--resume" not in page, "a sweep refuses it"
