@@ -1,4 +1,5 @@
 # `make help` lists the targets. `make -n train GPUS=3` prints the command without running it.
+# `make train V=1` prints each command before it runs.
 #
 # make detects where to run: in Docker with the NVIDIA runtime, in Docker on the CPU, or in a
 # virtual environment made from the lock. RUN_IN=docker-gpu, docker-cpu or venv overrides this.
@@ -14,7 +15,7 @@ SIF ?= trainbox.sif
 RUNS_DIR ?= $(TRAINBOX_RUNS_DIR)
 DATA_DIR ?= $(TRAINBOX_DATA_DIR)
 # The container mounts runs/, data/ and the folder of the task's file (TASK=folder/file.py:Class).
-task-file = $(firstword $(foreach word,$(TASK) $(ARGS),$(if $(findstring .py:,$(word)),$(word))))
+task-file = $(firstword $(foreach argument,$(TASK) $(ARGS),$(if $(findstring .py:,$(argument)),$(argument))))
 task-folder = $(patsubst ./%,%,$(dir $(task-file)))
 TASKS_DIR ?= $(patsubst %/,%,$(task-folder))
 # Folders whose mount would hide runs/, data/ or the image's own files.
@@ -39,7 +40,7 @@ RUN_IN ?= $(if $(compose),$(if $(filter nvidia,$(docker)),docker-gpu,$(docker-wi
 # If the host has a GPU that Docker cannot use, make fails instead of training on the CPU.
 NVIDIA_DEVICE ?= /dev/nvidiactl
 docker-without-gpu = $(if $(and $(wildcard $(NVIDIA_DEVICE)),$(filter-out 0,$(or $(GPUS),all))),$(error this host has an NVIDIA \
-	GPU, and Docker has no NVIDIA runtime: install nvidia-container-toolkit, or say RUN_IN=docker-gpu (CDI), RUN_IN=venv or GPUS=0),docker-cpu)
+	GPU, and Docker has no NVIDIA runtime: install nvidia-container-toolkit, or set RUN_IN=docker-gpu (CDI), RUN_IN=venv or GPUS=0),docker-cpu)
 runs_in = $(if $(filter 0,$(GPUS)),$(RUN_IN:docker-gpu=docker-cpu),$(RUN_IN))
 
 # venv: run directly from the checkout.
@@ -87,8 +88,12 @@ ready-docker = $(mountable)$(if $(filter 0,$(BUILD)),image,build) folders
 kind = $(if $(filter docker-gpu docker-cpu venv,$(runs_in)),$(firstword $(subst -, ,$(runs_in))),$(error \
 	RUN_IN=$(RUN_IN) is unknown: set RUN_IN=docker-gpu, docker-cpu or venv))
 
-# The output of these targets is for other programs or for pasting, so make prints no lines of its
-# own.
+# A user sees what a target does, not its commands. V=1 prints the commands as well.
+Q := $(if $(V),,@)
+report = @echo "trainbox: $(1)" >&2
+
+# The output of these targets is for other programs or for pasting, so make never prints their
+# commands.
 ifneq ($(filter plan health doctor,$(MAKECMDGOALS)),)
 .SILENT:
 MAKEFLAGS += --no-print-directory
@@ -102,22 +107,22 @@ digest-docker = $(shell docker image inspect --format '{{.Id}}' $(IMAGE) 2>/dev/
 train: export TRAINBOX_IMAGE_DIGEST = $(digest-$(kind))
 
 train: $$(ready-$$(kind)) ## Train or resume: TASK=digits GPUS=3 GPU_IDS=0,2 STRATEGY=ddp SET="width=64" ARGS="--epochs 5"
-	$(train-$(kind)) train $(ARGS)
+	$(Q)$(train-$(kind)) train $(ARGS)
 
 plan: $$(ready-$$(kind)) ## Print the launch plan as JSON, without training
 	$(train-$(kind)) plan $(ARGS)
 
 sweep: $$(ready-$$(kind)) ## Train for each combination and seed: TASK=digits ARGS="--seeds 20 --grid width=8,16"
-	$(train-$(kind)) sweep $(ARGS)
+	$(Q)$(train-$(kind)) sweep $(ARGS)
 
 drill: $$(ready-$$(kind)) ## Check that kills and 1 to 4 processes give the same bits (TASK=, ARGS="--steps 200")
-	$(train-$(kind)) drill $(ARGS)
+	$(Q)$(train-$(kind)) drill $(ARGS)
 
 bench: $$(ready-$$(kind)) ## Measure the speed by GPUs, batch and workers (TASK=mnist ARGS="--gpus 1,2 --batch-size 64,128 --suggest")
-	$(train-$(kind)) bench $(ARGS)
+	$(Q)$(train-$(kind)) bench $(ARGS)
 
 verify: $$(ready-$$(kind)) ## Repeat RUN=runs/NAME and compare the digests (ARGS="--steps 100")
-	$(train-$(kind)) verify $(or $(RUN),$(error RUN is not set: name a run, as in make verify RUN=runs/NAME)) $(ARGS)
+	$(Q)$(train-$(kind)) verify $(or $(RUN),$(error RUN is not set: name a run, as in make verify RUN=runs/NAME)) $(ARGS)
 
 health: $$(ready-$$(kind)) ## Check the GPUs, the driver and the node (ARGS="--deep")
 	$(health-$(kind)) $(ARGS)
@@ -126,14 +131,14 @@ doctor: $$(ready-$$(kind)) ## Print a report to paste into a request for help
 	$(doctor-$(kind)) $(ARGS)
 
 tensorboard: $$(ready-$$(kind)) ## Show the curves of runs/ on http://localhost:6006 (TENSORBOARD_PORT=)
-	@echo "TensorBoard: http://localhost:$(or $(TENSORBOARD_PORT),6006) (if the port is taken: make tensorboard TENSORBOARD_PORT=7007)" >&2
-	$(tensorboard-$(kind))
+	$(call report,TensorBoard is at http://localhost:$(or $(TENSORBOARD_PORT),6006) (if the port is taken: make tensorboard TENSORBOARD_PORT=7007))
+	$(Q)$(tensorboard-$(kind))
 
 shell: $$(ready-$$(kind)) ## Open a shell where train would run
-	$(shell-$(kind))
+	$(Q)$(shell-$(kind))
 
 benchmark: $(VENV)/.train ## Run the benchmarks on this machine (ARGS=)
-	$(VENV)/bin/python -P -m benchmarks $(ARGS)
+	$(Q)$(VENV)/bin/python -P -m benchmarks $(ARGS)
 
 ##@ Image
 
@@ -142,13 +147,15 @@ identity = --build-arg REVISION=$(revision) \
 	--build-arg VERSION=$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 build: ## Build the image (BASE_IMAGE=, DOCKER_BUILD_FLAGS=)
-	docker build $(DOCKER_BUILD_FLAGS) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
+	$(call report,building the image $(IMAGE) of 6 GB (minutes for the first build) ...)
+	$(Q)docker build $(DOCKER_BUILD_FLAGS) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
 		$(identity) --tag $(IMAGE) .
 
 sif: ## Build trainbox.sif for Apptainer without Docker, or of an image with FROM=docker-daemon:trainbox:latest (SIF=, BASE_IMAGE=)
-	apptainer build $(APPTAINER_BUILD_FLAGS) $(if $(FROM),$(SIF) $(FROM),$(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
+	$(call report,building $(SIF) (minutes) ...)
+	$(Q)apptainer build $(APPTAINER_BUILD_FLAGS) $(if $(FROM),$(SIF) $(FROM),$(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
 		$(identity) $(SIF) deploy/apptainer/trainbox.def)
-	sha256sum $(SIF) > $(SIF).sha256
+	$(Q)sha256sum $(SIF) > $(SIF).sha256
 
 # Check that an image that make does not build exists, and that it has the code of this checkout.
 image:
@@ -163,7 +170,7 @@ folders:
 
 ##@ Work on Trainbox
 
-# Lint and two pytest processes beside each other; PYTEST_ARGS reach both pytest processes.
+# Lint and two pytest processes at the same time. PYTEST_ARGS reach both pytest processes.
 suite = $(VENV)/bin/python -P -m tests.support.suite
 fast = $(suite) -m "not slow" --ignore=tests/image $(PYTEST_ARGS)
 
@@ -214,23 +221,29 @@ clean: ## Remove the environment, caches and build files, but not runs/ and data
 help: ## List the targets
 	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# pip installs only uv, with its hashes in the lock. uv then installs the environment in seconds,
-# where pip would take minutes.
+# pip installs only uv, with its hashes in the lock. uv then installs the environment several times
+# faster than pip.
 $(VENV)/bin/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Trainbox needs Python 3.11 or newer, and $(PYTHON) is older or missing: add PYTHON=/path/to/python3.11" >&2; exit 1; }
-	$(PYTHON) -P -m venv $(VENV)
-	awk '/^[^ #]/ { keep = /^uv==/ } keep' requirements-dev.lock > $(VENV)/uv.lock
-	$(VENV)/bin/python -P -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/uv.lock
+	$(call report,creating the virtual environment $(VENV) ...)
+	$(Q)$(PYTHON) -P -m venv $(VENV)
+	$(Q)awk '/^[^ #]/ { keep = /^uv==/ } keep' requirements-dev.lock > $(VENV)/uv.lock
+	$(Q)$(VENV)/bin/python -P -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/uv.lock
 
-install = $(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python
+install = $(VENV)/bin/uv pip install --python $(VENV)/bin/python
+# On a terminal, uv shows its progress. It always shows errors.
+progress = $$(test -t 2 || echo --quiet)
+
 $(VENV)/.train: requirements.lock pyproject.toml | $(VENV)/bin/uv
-	$(install) --compile-bytecode --require-hashes -r requirements.lock
-	$(install) --no-build-isolation --no-deps --editable .
+	$(call report,$(if $(wildcard $@),updating the packages in $(VENV),installing 6 GB of packages in $(VENV) (usually 1 to 10 minutes)) ...)
+	$(Q)$(install) $(progress) --compile-bytecode --require-hashes -r requirements.lock
+	$(Q)$(install) --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
-	$(install) --compile-bytecode --require-hashes -r requirements-dev.lock
+	$(call report,installing the tools for tests and lint in $(VENV) ...)
+	$(Q)$(install) $(progress) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
 .PHONY: train plan sweep drill bench verify health doctor tensorboard shell benchmark build sif image folders test test-all test-faults test-slow test-load test-image lint docs lock clean help

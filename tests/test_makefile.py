@@ -1,6 +1,4 @@
-"""What make would run, by `make -n` with a make-believe docker on PATH; exit codes, by running
-one.
-"""
+"""The commands of make: `make -n` prints them, with a fake docker on PATH. Some of them run."""
 
 import os
 import re
@@ -27,10 +25,13 @@ Make = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """Run make with only the tools it needs on PATH, and a docker whose `info` runs `docker`."""
+    """Return a function that runs make with only the tools that it needs on PATH.
+
+    `docker info` runs the shell command `docker`, and `docker image` runs `inspect`.
+    """
 
     def run(
-        *words: str, docker: str = NO_DOCKER, inspect: str = "true", **env: str
+        *arguments: str, docker: str = NO_DOCKER, inspect: str = "true", **env: str
     ) -> subprocess.CompletedProcess[str]:
         tools = tmp_path / "bin"
         tools.mkdir(exist_ok=True)
@@ -56,7 +57,7 @@ def make(tmp_path: Path) -> Make:
             )
             (tools / "docker").chmod(0o755)
         return subprocess.run(
-            ["make", "-C", str(ROOT), "--no-print-directory", *words],
+            ["make", "-C", str(ROOT), "--no-print-directory", *arguments],
             env={"PATH": str(tools), "HOME": str(tmp_path), **env},
             capture_output=True,
             text=True,
@@ -70,13 +71,13 @@ def make(tmp_path: Path) -> Make:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[str]:
-    """Settings that keep `make train` from making folders in this checkout."""
+    """Return settings with which `make train` creates no folders in this checkout."""
     return [f"{name}={tmp_path / name}" for name in ("RUNS_DIR", "DATA_DIR", "TASKS_DIR")]
 
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> Path:
-    """A Compose plugin that does nothing."""
+    """Return a Compose plugin that does nothing."""
     made = tmp_path / "docker-compose"
     made.write_text("#!/bin/sh\n")
     made.chmod(0o755)
@@ -84,15 +85,13 @@ def plugin(tmp_path: Path) -> Path:
 
 
 def last(done: subprocess.CompletedProcess[str]) -> str:
-    """The command after the preparations."""
+    """Return the last command, which follows the preparations."""
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1].strip()
 
 
 def plainly(command: str) -> str:
-    """With one space where a setting that was not given left several, and plain paths without
-    quotes.
-    """
+    """Return the command with single spaces, and with the path of this checkout unquoted."""
     return " ".join(command.split()).replace(f"'{ROOT}'", str(ROOT))
 
 
@@ -100,7 +99,7 @@ def in_docker(files: str, settings: str, command: str) -> str:
     before = (
         f"env UID={os.getuid()} GID={os.getgid()} PWD={ROOT} IMAGE=trainbox TRAINBOX_COMMAND=make"
     )
-    return " ".join(word for word in (before, settings, PLUGIN, files, command) if word)
+    return " ".join(part for part in (before, settings, PLUGIN, files, command) if part)
 
 
 def test_help_is_the_default_and_lists_every_public_target(make: Make) -> None:
@@ -162,14 +161,16 @@ def test_drill_and_verify(make: Make, where: str, before: str) -> None:
     ],
     ids=["nvidia", "docker alone", "docker without compose", "engine stopped", "no docker"],
 )
-def test_train_takes_the_best_there_is(make: Make, docker: str, expected: str) -> None:
+def test_train_runs_in_docker_with_gpus_or_docker_or_the_venv(
+    make: Make, docker: str, expected: str
+) -> None:
     assert (
         plainly(last(make("-n", "train", "GPUS=3", "ARGS=--epochs 5", docker=docker))) == expected
     )
 
 
 @pytest.mark.parametrize("docker", [NVIDIA, DOCKER])
-def test_no_gpus_is_the_cpu_file(make: Make, docker: str) -> None:
+def test_gpus_0_uses_the_compose_file_for_the_cpu(make: Make, docker: str) -> None:
     expected = in_docker(CPU_FILES, "GPU_COUNT=all GPUS='0'", "run --rm --no-deps train train")
     assert plainly(last(make("-n", "train", "GPUS=0", docker=docker))) == expected
 
@@ -182,11 +183,11 @@ def test_no_gpus_is_the_cpu_file(make: Make, docker: str) -> None:
         ("venv", "env TRAINBOX_COMMAND=make .venv/bin/trainbox plan"),
     ],
 )
-def test_run_in_says_where(make: Make, where: str, command: str) -> None:
+def test_run_in_overrides_the_detection(make: Make, where: str, command: str) -> None:
     assert plainly(last(make("-n", "plan", f"RUN_IN={where}", docker=NVIDIA))) == command
 
 
-def test_an_unknown_place_to_run_in_is_refused(make: Make) -> None:
+def test_an_unknown_run_in_is_refused(make: Make) -> None:
     ended = make("-n", "plan", "RUN_IN=docker")
     assert ended.returncode == 2
     assert "RUN_IN=docker is unknown: set RUN_IN=docker-gpu, docker-cpu or venv" in ended.stderr
@@ -242,9 +243,9 @@ def test_values_survive_the_shell(make: Make, docker: str) -> None:
     assert value in shlex.split(last(make("-n", "train", value.replace("$", "$$"), docker=docker)))
 
 
-def test_named_gpus_are_picked_from_all(make: Make) -> None:
-    words = shlex.split(last(make("-n", "train", "GPUS=2", "GPU_IDS=0,2", docker=NVIDIA)))
-    assert {"GPU_COUNT=all", "GPUS=2", "GPU_IDS=0,2"} <= set(words)
+def test_gpu_ids_are_selected_from_all_gpus(make: Make) -> None:
+    arguments = shlex.split(last(make("-n", "train", "GPUS=2", "GPU_IDS=0,2", docker=NVIDIA)))
+    assert {"GPU_COUNT=all", "GPUS=2", "GPU_IDS=0,2"} <= set(arguments)
 
 
 @pytest.mark.parametrize(
@@ -252,13 +253,11 @@ def test_named_gpus_are_picked_from_all(make: Make) -> None:
     [("1", ""), ("2", ""), ("3", "all"), ("9", "all"), ("all", "all"), ("two", "all")],
 )
 def test_docker_counts_no_more_gpus_than_the_host_has(make: Make, gpus: str, count: str) -> None:
-    """Of more GPUs than that Docker makes an error of its own; trainbox, with all of them, exits
-    with code 3.
-    """
+    """If more are requested, the container gets all GPUs, and trainbox reports the error."""
     done = make("-n", "train", f"GPUS={gpus}", "HOST_GPUS=0000:18:00.0 0000:3b:00.0", docker=NVIDIA)
-    words = shlex.split(last(done))
-    assert f"GPUS={gpus}" in words
-    assert [word for word in words if word.startswith("GPU_COUNT=")] == (
+    arguments = shlex.split(last(done))
+    assert f"GPUS={gpus}" in arguments
+    assert [text for text in arguments if text.startswith("GPU_COUNT=")] == (
         [f"GPU_COUNT={count}"] if count else []
     )
 
@@ -288,15 +287,15 @@ def test_the_folder_of_a_task_is_mounted(make: Make) -> None:
         assert "TASKS_DIR" not in last(make("-n", "train", f"TASK={task}", docker=DOCKER))
 
 
-def test_a_task_by_an_absolute_path_is_mounted_at_that_path(make: Make, tmp_path: Path) -> None:
-    words = shlex.split(
+def test_a_task_with_an_absolute_path_is_mounted_at_that_path(make: Make, tmp_path: Path) -> None:
+    arguments = shlex.split(
         last(make("-n", "train", f"TASK={tmp_path}/shapes.py:Shapes", docker=DOCKER))
     )
     assert {
         f"TASKS_DIR={tmp_path}",
         f"TASKS_AT={tmp_path}",
         f"TASK={tmp_path}/shapes.py:Shapes",
-    } <= set(words)
+    } <= set(arguments)
 
 
 @pytest.mark.parametrize(
@@ -315,13 +314,13 @@ def test_a_task_whose_folder_would_hide_others_is_refused_before_the_build(
     assert f"{folder}shapes.py" in last(make("-n", "train", f"TASK={folder}shapes.py:Shapes"))
 
 
-def test_folders_elsewhere(make: Make) -> None:
+def test_other_folders_for_runs_and_data(make: Make) -> None:
     settings = {"TRAINBOX_RUNS_DIR": "/big/runs", "TRAINBOX_DATA_DIR": "/big/data"}
-    words = shlex.split(last(make("-n", "train", docker=DOCKER, **settings)))
-    assert {"RUNS_DIR=/big/runs", "DATA_DIR=/big/data"} <= set(words)
-    assert "TRAINBOX_RUNS_DIR" not in words, "a path of the host means nothing in the container"
-    words = shlex.split(last(make("-n", "train", "RUNS_DIR=/big/runs", "DATA_DIR=/big/data")))
-    assert {"TRAINBOX_RUNS_DIR=/big/runs", "TRAINBOX_DATA_DIR=/big/data"} <= set(words)
+    arguments = shlex.split(last(make("-n", "train", docker=DOCKER, **settings)))
+    assert {"RUNS_DIR=/big/runs", "DATA_DIR=/big/data"} <= set(arguments)
+    assert "TRAINBOX_RUNS_DIR" not in arguments, "the container does not have the host's paths"
+    arguments = shlex.split(last(make("-n", "train", "RUNS_DIR=/big/runs", "DATA_DIR=/big/data")))
+    assert {"TRAINBOX_RUNS_DIR=/big/runs", "TRAINBOX_DATA_DIR=/big/data"} <= set(arguments)
 
 
 def test_training_options_of_the_environment_reach_the_container(make: Make) -> None:
@@ -330,18 +329,20 @@ def test_training_options_of_the_environment_reach_the_container(make: Make) -> 
         "TRAINBOX_HEARTBEAT": "/here",
         "TRAINBOX_BUILD_INFO": "/here",
     }
-    words = shlex.split(last(make("-n", "train", docker=DOCKER, **settings)))
-    assert words[words.index("TRAINBOX_EPOCHS") - 1] == "-e"
-    assert "TRAINBOX_HEARTBEAT" not in words and "TRAINBOX_BUILD_INFO" not in words
+    arguments = shlex.split(last(make("-n", "train", docker=DOCKER, **settings)))
+    assert arguments[arguments.index("TRAINBOX_EPOCHS") - 1] == "-e"
+    assert not {"TRAINBOX_HEARTBEAT", "TRAINBOX_BUILD_INFO"} & set(arguments)
 
 
 def test_the_image_is_built_first_with_its_revision(make: Make) -> None:
     done = make("-n", "train", "BASE_IMAGE=debian:12", "DOCKER_BUILD_FLAGS=--pull", docker=DOCKER)
-    words = shlex.split(done.stdout.replace("\\\n", ""))
-    assert words[:3] == ["docker", "build", "--pull"]
-    assert {"BASE_IMAGE=debian:12", "VERSION=0.1.0"} <= set(words)
-    assert any(word.startswith("REVISION=") for word in words)
-    assert words[words.index("--tag") + 1] == "trainbox"
+    report, _, commands = done.stdout.partition("\n")
+    assert report.startswith('echo "trainbox: building the image trainbox of 6 GB')
+    arguments = shlex.split(commands.replace("\\\n", ""))
+    assert arguments[:3] == ["docker", "build", "--pull"]
+    assert {"BASE_IMAGE=debian:12", "VERSION=0.1.0"} <= set(arguments)
+    assert any(text.startswith("REVISION=") for text in arguments)
+    assert arguments[arguments.index("--tag") + 1] == "trainbox"
 
 
 @pytest.mark.parametrize(
@@ -355,7 +356,7 @@ def test_the_image_is_built_first_with_its_revision(make: Make) -> None:
         (["IMAGE=mine", "BUILD=1"], True),
     ],
 )
-def test_only_our_own_tag_is_built(make: Make, settings: list[str], built: bool) -> None:
+def test_only_the_tag_trainbox_is_built(make: Make, settings: list[str], built: bool) -> None:
     done = make("-n", "train", *settings, docker=DOCKER)
     assert ("docker build" in done.stdout.replace("(docker build", "")) is built
     assert ("docker image inspect" in done.stdout) is not built
@@ -390,20 +391,17 @@ def test_an_image_of_another_revision_is_used_with_a_warning(
     assert "Docker has no image mine: load it, build it" in done.stderr
 
 
-def test_the_output_of_plan_is_the_programs_alone(
+def test_plan_health_and_doctor_print_only_the_programs_output(
     make: Make, plugin: Path, folders: list[str]
 ) -> None:
     plugin.write_text("#!/bin/sh\necho '{}'\n")
     for verb in ("plan", "health", "doctor"):
         done = make(verb, *folders, docker=f"echo '{plugin} runc'")
         assert (done.returncode, done.stdout) == (0, "{}\n"), done.stderr
-    assert "docker build" in make("train", *folders, docker=f"echo '{plugin} runc'").stdout
 
 
-def test_one_project_for_each_user_and_checkout(make: Make, tmp_path: Path) -> None:
-    """Compose takes it from USER and PWD, which make sets to the checkout also where it was called
-    from elsewhere.
-    """
+def test_each_user_and_checkout_has_its_own_project(make: Make, tmp_path: Path) -> None:
+    """Compose names the project by USER and PWD. make sets PWD to the checkout, from any folder."""
     link = tmp_path / "link"
     link.symlink_to(ROOT)
     for pwd, seen in ((str(tmp_path), ROOT), ("", ROOT), (str(ROOT), ROOT), (str(link), link)):
@@ -411,7 +409,7 @@ def test_one_project_for_each_user_and_checkout(make: Make, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("target", ["train", "sweep", "health", "doctor"])
-def test_what_torch_and_nccl_read_reaches_the_container(make: Make, target: str) -> None:
+def test_the_variables_of_torch_and_nccl_reach_the_container(make: Make, target: str) -> None:
     given = [
         "NCCL_DEBUG",
         "TORCH_DISTRIBUTED_DEBUG",
@@ -421,15 +419,15 @@ def test_what_torch_and_nccl_read_reaches_the_container(make: Make, target: str)
     ]
     given += ["CUDA_LAUNCH_BLOCKING", "NCCL_IB_HCA"]
     paths = ["TORCH_HOME", "TORCH_EXTENSIONS_DIR", "NOT_NCCL_DEBUG"]
-    words = shlex.split(
+    arguments = shlex.split(
         last(make("-n", target, docker=NVIDIA, **dict.fromkeys([*given, *paths], "1")))
     )
-    assert [word for before, word in pairwise(words) if before == "-e"] == sorted(given)
+    assert [name for before, name in pairwise(arguments) if before == "-e"] == sorted(given)
     assert "NCCL_DEBUG" in shlex.split(last(make("-n", target, "NCCL_DEBUG=INFO", docker=NVIDIA)))
 
 
 @pytest.mark.parametrize(
-    ("words", "source"),
+    ("settings", "source"),
     [
         (
             [],
@@ -445,11 +443,12 @@ def test_what_torch_and_nccl_read_reaches_the_container(make: Make, target: str)
             "x.sif docker-daemon:trainbox:latest",
         ),
     ],
-    ids=["from nothing", "another base", "an image"],
+    ids=["from the definition", "another base", "an image"],
 )
-def test_the_image_of_apptainer(make: Make, words: list[str], source: str) -> None:
-    done = make("-n", "sif", "SIF=x.sif", "APPTAINER_BUILD_FLAGS=--force", *words)
-    build, digest = plainly(done.stdout.replace("\\\n", " ")).split(" sha256sum ")
+def test_the_image_of_apptainer(make: Make, settings: list[str], source: str) -> None:
+    done = make("-n", "sif", "SIF=x.sif", "APPTAINER_BUILD_FLAGS=--force", *settings)
+    commands = done.stdout.replace("\\\n", " ").partition("\n")[2]
+    build, digest = plainly(commands).split(" sha256sum ")
     assert re.sub("REVISION=[^ ]+", "REVISION=R", build) == f"apptainer build --force {source}"
     assert digest == "x.sif > x.sif.sha256"
 
@@ -463,11 +462,11 @@ def test_the_exit_code_is_shown(
     assert done.returncode == (2 if code else 0)
     assert (f"Error {code}" in done.stderr) is (code != 0)
     assert (tmp_path / "RUNS_DIR").is_dir(), (
-        "made by the caller, before the daemon makes it as root"
+        "make did not create the folder, so the daemon would create it as root"
     )
 
 
-def test_an_old_python_is_named(make: Make, tmp_path: Path) -> None:
+def test_an_old_python_is_refused_with_its_path(make: Make, tmp_path: Path) -> None:
     old = tmp_path / "python3.9"
     old.write_text("#!/bin/sh\nexit 1\n")
     old.chmod(0o755)
@@ -476,7 +475,9 @@ def test_an_old_python_is_named(make: Make, tmp_path: Path) -> None:
     assert "Python 3.11 or newer" in done.stderr and str(old) in done.stderr
 
 
-def test_the_environment_is_made_from_the_locks_by_hash(make: Make, tmp_path: Path) -> None:
+def test_the_environment_is_installed_from_the_locks_with_hashes(
+    make: Make, tmp_path: Path
+) -> None:
     venv = tmp_path / "venv"
     lines = make("-n", "train", f"VENV={venv}").stdout.splitlines()
     installs = [line for line in lines if " install " in line]
@@ -486,6 +487,48 @@ def test_the_environment_is_made_from_the_locks_by_hash(make: Make, tmp_path: Pa
     assert installs[2].endswith("--no-build-isolation --no-deps --editable .")
 
 
-def test_clean_leaves_what_was_trained(make: Make) -> None:
-    words = shlex.split(make("-n", "clean").stdout)
-    assert not {"runs", "data", "my_tasks", "."} & set(words[: words.index("find")])
+@pytest.fixture
+def fresh_venv(tmp_path: Path) -> Path:
+    """Return a virtual environment without packages, whose pip installs a fake uv."""
+    folder = tmp_path / "venv/bin"
+    folder.mkdir(parents=True)
+    scripts = {
+        tmp_path / "python3": "",
+        tmp_path / "uv": "",
+        folder / "python": f"{shutil.which('cp')} {tmp_path}/uv {folder}/uv\n",
+        folder / "trainbox": "echo trained\n",
+    }
+    for path, script in scripts.items():
+        path.write_text(f"#!/bin/sh\n{script}")
+        path.chmod(0o755)
+    return tmp_path / "venv"
+
+
+def test_make_reports_the_installation_instead_of_its_commands(
+    make: Make, fresh_venv: Path
+) -> None:
+    settings = (f"VENV={fresh_venv}", f"PYTHON={fresh_venv.parent}/python3")
+    done = make("train", *settings)
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert done.stderr == (
+        f"trainbox: creating the virtual environment {fresh_venv} ...\n"
+        f"trainbox: installing 6 GB of packages in {fresh_venv} (usually 1 to 10 minutes) ...\n"
+    )
+    done = make("train", *settings)
+    assert (done.stdout, done.stderr) == ("trained\n", "")
+    done = make("train", *settings, "V=1")
+    command = f"env TRAINBOX_COMMAND=make {fresh_venv}/bin/trainbox train"
+    assert [plainly(line) for line in done.stdout.splitlines()] == [command, "trained"]
+
+
+def test_an_error_of_the_installation_is_shown(make: Make, fresh_venv: Path) -> None:
+    (fresh_venv.parent / "uv").write_text("#!/bin/sh\necho 'error: no network' >&2\nexit 2\n")
+    done = make("train", f"VENV={fresh_venv}", f"PYTHON={fresh_venv.parent}/python3")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "\nerror: no network\n" in done.stderr
+    assert not (fresh_venv / ".train").exists()
+
+
+def test_clean_keeps_runs_data_and_tasks(make: Make) -> None:
+    arguments = shlex.split(make("-n", "clean").stdout)
+    assert not {"runs", "data", "my_tasks", "."} & set(arguments[: arguments.index("find")])

@@ -45,7 +45,10 @@ _PHRASES = {
     r"smaller parts|parts of (a|the) batch": "micro-batches",
 }
 _EXPRESSIONS = {
-    re.compile(rf"(?<![\w`-])(?:{pattern})(?![\w-])".replace(" ", r"\s+"), re.IGNORECASE): better
+    # `$(words ...)` is a function of make.
+    re.compile(
+        rf"(?<![\w`-])(?<!\$\()(?:{pattern})(?![\w-])".replace(" ", r"\s+"), re.IGNORECASE
+    ): better
     for pattern, better in _PHRASES.items()
 }
 _QUESTION = re.compile(r"^#{1,6} +(?:What|Who|Whose|Where|When|Which|Whether)\b.*", re.MULTILINE)
