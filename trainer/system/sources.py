@@ -115,7 +115,9 @@ def _files_of(value: Any) -> Iterator[str]:
 @functools.cache
 def _is_the_users(file: str) -> bool:
     """Return whether neither `file` nor the target of its symlinks is in a library."""
-    for path in (str(Path(file).absolute()), os.path.realpath(file)):
+    # Symlinks are followed only if the path decides nothing: there are thousands of files.
+    for absolute in (Path.absolute, Path.resolve):
+        path = str(absolute(Path(file)))
         if path.startswith(_OUR_TASKS):
             return True
         if path.startswith(_libraries()) or any(folder in path for folder in _LIBRARY_FOLDERS):
