@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from tests.support import sharded
-from tests.support.commands import Trainbox, finish, wait_until
+from tests.support.commands import Trainbox, wait_until
 from tests.support.here import Here, training_here
 from tests.support.ranks import EndedRanks, Forks, Ranks
 from trainer import session
@@ -190,20 +190,18 @@ def test_another_number_of_processes_goes_on_from_the_same_bits(
 
 
 def test_stopped_within_an_epoch_and_then_killed_in_part_it_goes_on_to_the_same_bits(
-    trainbox: Trainbox, ranks: Ranks, runs: Trainbox
+    ranks: Ranks, runs: Trainbox
 ) -> None:
     words = _command("stopped", "--runs-dir", str(runs.folder / "runs"))
-    process = trainbox.start(*words, *_LAUNCH, env={"STOP_AT": "5"})
-    wait_until(
-        lambda: all((trainbox.folder / f"waits-{rank}").exists() for rank in (0, 1)), process
-    )
+    process = ranks.launch(*words, *_LAUNCH, env={"STOP_AT": "5"})
+    wait_until(lambda: all((ranks.folder / f"waits-{rank}").exists() for rank in (0, 1)), process)
     process.send_signal(signal.SIGTERM)
-    stopped = finish(process)
-    assert stopped.code == 75, stopped.err
+    stopped = process.wait()
+    assert stopped.code == 75, stopped.errs
     assert "-> torchrun FSDP over gloo, 2 processes\n" in stopped.out
     # All are told in the sixth step, and answer each other in the next.
     message = "stopped by SIGTERM at step 7 of 30, checkpoint saved: resume with the same command"
-    assert stopped.err.count("checkpoint saved") == stopped.err.count(message) == 1
+    assert stopped.errs[0].count("checkpoint saved") == stopped.errs[0].count(message) == 1
 
     killed = ranks(2, *words, env={"KILL_AT": "9"})
     assert "resume     from step 7, epoch 2\n" in killed.out

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import Trainbox, finish, wait_until
+from tests.support.commands import wait_until
 from tests.support.faults import GATED, SignalGate
 from tests.support.nodes import Party, free_port, node_of
 from tests.support.processes import Job
@@ -397,13 +397,13 @@ def test_nodes_with_different_settings_name_the_setting(ranks: Ranks) -> None:
     ]
 
 
-def test_a_signal_to_one_node_stops_all_with_a_checkpoint(trainbox: Trainbox) -> None:
+def test_a_signal_to_one_node_stops_all_with_a_checkpoint(ranks: Ranks) -> None:
     """Node 1 has more CPUs, and computes with the number of threads of node 0."""
     # Node 0 waits in an exchange for node 1, which waits for the signal.
-    gate = SignalGate(trainbox.folder, 10, 1)
+    gate = SignalGate(ranks.folder, 10, 1)
     words = ("train", *_GATED, "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
     nodes = [
-        trainbox.start(
+        ranks.launch(
             *words,
             "--node-rank",
             str(rank),
@@ -414,8 +414,8 @@ def test_a_signal_to_one_node_stops_all_with_a_checkpoint(trainbox: Trainbox) ->
     gate.wait_for(nodes[1])
     job = Job(nodes[1], [1])
     nodes[1].send_signal(signal.SIGINT)
-    ended = [finish(node) for node in nodes]
+    ended = [node.wait() for node in nodes]
     assert [each.code for each in ended] == [75, 75], ended
-    assert "checkpoint saved: resume with the same command" in ended[0].err
+    assert "checkpoint saved: resume with the same command" in ended[0].errs[0]
     assert job.living() == []
-    assert trainbox.entries("r", "train")[-1]["step"] == 11
+    assert ranks.entries("r", "train")[-1]["step"] == 11

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import Trainbox
 from tests.support.paths import SUPPORT
 from tests.support.ranks import Forks, Ranks, ranks_in
 from trainer.records.evidence import Evidence, verdict
@@ -58,16 +57,6 @@ def test_weights_metrics_and_gradient_norms_are_the_same(
     assert len(alone[1]) == 45 + 2
     training = ranks.entries("r", "train")
     assert all(0 < entry["exchange_share"] < 1 for entry in training[1:])
-
-
-def test_a_launched_training_has_the_same_bits(
-    trainbox: Trainbox, alone: tuple[str, list[dict[str, Any]]]
-) -> None:
-    """Start the real command, which starts torchrun."""
-    words = (_SHAKY, *_WORDS, "--workers", "1", "--processes", "2", "--run", "r")
-    ended = trainbox.train(*words)
-    assert "-> torchrun DDP over gloo, 2 processes\n" in ended.out
-    assert ended.digest == alone[0]
 
 
 _MIXED = f"{SUPPORT / 'mixed.py'}:Mixed"

@@ -83,6 +83,7 @@ def test_a_signal_to_the_command_reaches_all_ranks_and_the_run_resumes_to_the_sa
         gate.release()
     stopped = finish(process)
     assert stopped.code == 75, stopped.err
+    assert "-> torchrun DDP over gloo, 2 processes\n" in stopped.out
     assert "Traceback" not in stopped.err
     assert [line for line in messages(stopped) if "stopped by " in line] == [
         f"trainbox: stopped by {number.name} at step 51 of 90, checkpoint saved: "
@@ -94,26 +95,26 @@ def test_a_signal_to_the_command_reaches_all_ranks_and_the_run_resumes_to_the_sa
 
 
 def test_a_killed_rank_ends_the_job_by_name_and_a_killed_command_leaves_no_process(
-    trainbox: Trainbox, ranks: Ranks, undisturbed: tuple[str, list[float]]
+    ranks: Ranks, undisturbed: tuple[str, list[float]]
 ) -> None:
     # Rank 0 waits for rank 1 in an exchange.
-    gate = Gate(trainbox.folder, 50, 1)
-    process = trainbox.start(*_ON_TWO)
+    gate = Gate(ranks.folder, 50, 1)
+    process = ranks.launch(*_ON_TWO)
     gate.wait_for(process)
     job = Job(process, 2)
     os.kill(job.ranks["1"], signal.SIGKILL)
-    ended = finish(process)
+    ended = process.wait()
     assert ended.code == 137
     assert (
         "rank 1 was killed by SIGKILL: the same command resumes from the newest checkpoint"
-        in ended.err
+        in ended.errs[0]
     )
-    assert "rank 0" not in ended.err
+    assert "rank 0" not in ended.errs[0]
     job.wait_until_gone()
     gate.release()
 
-    gate = Gate(trainbox.folder, 70, 1)
-    process = trainbox.start(*_ON_TWO)  # it resumes, and then the command itself is killed
+    gate = Gate(ranks.folder, 70, 1)
+    process = ranks.launch(*_ON_TWO)  # it resumes, and then the command itself is killed
     gate.wait_for(process)
     job = Job(process, 2)
     assert len(job.workers) >= 4
@@ -121,7 +122,7 @@ def test_a_killed_rank_ends_the_job_by_name_and_a_killed_command_leaves_no_proce
     process.wait()
     job.wait_until_gone()
     gate.release()
-    assert trainbox.entries("r", "train")[-1]["step"] < 70
+    assert ranks.entries("r", "train")[-1]["step"] < 70
     # The checkpoint of step 60 may not have been complete.
     _check_resumed(ranks, [30, 40, 60], undisturbed)
 
@@ -144,14 +145,15 @@ def test_the_launcher_prints_a_message_of_several_processes_once(
     assert capsys.readouterr().err == "trainbox: the same mistake\n"
 
 
-def test_a_mistake_on_one_process_sets_the_message_and_the_exit_code(trainbox: Trainbox) -> None:
-    ended = trainbox("train", f"{_JOBS}:Alone", "--device", "cpu", "--processes", "2", "--run", "r")
+def test_a_mistake_on_one_process_sets_the_message_and_the_exit_code(ranks: Ranks) -> None:
+    words = (f"{_JOBS}:Alone", "--device", "cpu", "--processes", "2", "--run", "r")
+    ended = ranks.launch("train", *words).wait()
     assert ended.code == 2
     (message,) = messages(ended)
     assert (
         "task Alone: loss 'error' has shape () instead of (32,), one value per example" in message
     )
-    assert "Traceback" not in ended.err
+    assert "Traceback" not in ended.errs[0]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tests.support.ranks import StartedRanks
+
 
 def _stat(pid: int) -> tuple[str, int, str] | None:
     """(state, parent, start time) of a process; None if it is gone."""
@@ -67,14 +69,19 @@ class Job(Processes):
     launcher and has no ranks.
     """
 
-    def __init__(self, process: "subprocess.Popen[str]", ranks: int | Sequence[int]) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[str] | StartedRanks", ranks: int | Sequence[int]
+    ) -> None:
         # The process that asks the NVIDIA driver is in its parent's session.
         (self.launcher,) = (pid for pid in children_of(process.pid) if os.getsid(pid) == pid)
         children = children_of(self.launcher)
-        self.ranks = {rank: pid for pid in children if (rank := _rank_of(pid))}
-        assert sorted(self.ranks) == [
-            str(rank) for rank in (range(ranks) if isinstance(ranks, int) else ranks)
-        ]
+        names = [str(rank) for rank in (range(ranks) if isinstance(ranks, int) else ranks)]
+        if isinstance(process, StartedRanks):
+            # Forks have the environment of their first program; torchrun starts them in order.
+            self.ranks = dict(zip(names, children, strict=True))
+        else:
+            self.ranks = {rank: pid for pid in children if (rank := _rank_of(pid))}
+            assert sorted(self.ranks) == names
         self.workers = (
             [worker for rank in self.ranks.values() for worker in children_of(rank)]
             if ranks

@@ -9,7 +9,6 @@ import faulthandler
 import importlib
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -23,8 +22,17 @@ from typing import Any
 import pytest
 
 from tests.support.commands import clean_environment, digest_in, logged, wait_until
+from tests.support.fork import run_and_exit
 from tests.support.paths import ROOT
 
+_LAUNCHES = "tests.support.launches"
+# What the command and torchrun import.
+_OF_LAUNCHES = (
+    "entrypoint.cli.commands",
+    "entrypoint.driver.nvml",
+    "torch.distributed.run",
+    "trainer.launch.rendezvous",
+)
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
@@ -72,6 +80,11 @@ class EndedRanks:
     errs: list[str]
 
     @property
+    def code(self) -> int:
+        """The exit code of rank 0."""
+        return self.codes[0]
+
+    @property
     def out(self) -> str:
         """The output of rank 0; the others print nothing."""
         return self.outs[0]
@@ -88,6 +101,11 @@ class StartedRanks:
         self.pids = pids
         self._forks, self._folder = forks, folder
         self._codes: dict[int, int] = {}
+
+    @property
+    def pid(self) -> int:
+        """The process id of rank 0, or of a launched command."""
+        return self.pids[0]
 
     def poll(self) -> int | None:
         """Return None while a rank runs, then the code of the first rank that failed, or 0."""
@@ -156,6 +174,19 @@ class Ranks:
                 environments[rank] |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         for rank, variables in enumerate(env_by_rank):
             environments[rank] |= variables
+        return self._fork(job, module, words, environments)
+
+    def launch(self, *words: str, env: Mapping[str, str] | None = None) -> StartedRanks:
+        """Start `trainbox WORDS`, whose launcher and ranks are forks as well."""
+        return self._fork(self.forks.job_folder(), _LAUNCHES, words, [dict(env or {})])
+
+    def _fork(
+        self,
+        job: Path,
+        module: str,
+        words: Sequence[str],
+        environments: Sequence[Mapping[str, str]],
+    ) -> StartedRanks:
         pids = self.forks.ask(
             "fork",
             folder=str(self.folder),
@@ -228,6 +259,9 @@ class _Server:
             from tests.support import sweep_forks
 
             sweep_forks.install()
+        if module == _LAUNCHES:
+            for name in _OF_LAUNCHES:
+                importlib.import_module(name)
         return [
             _fork(folder, job, rank, module, words, environment)
             for rank, environment in enumerate(environments)
@@ -247,29 +281,22 @@ def _fork(
     words: Sequence[str],
     environment: dict[str, str],
 ) -> int:
-    if pid := os.fork():
-        return pid
-    try:
-        from trainer.system.processes import die_with_parent
+    if (pid := os.fork()) == 0:
+        try:
+            from trainer.system.processes import die_with_parent
 
-        die_with_parent()
-        os.chdir(folder)
-        os.environ.update(environment)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for number, name in ((1, "out"), (2, "err")):
-            file = os.open(f"{job}/{name}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(file, number)
-        sys.argv = [module, *words]
-        runpy.run_module(module, run_name="__main__")
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    except BaseException:  # noqa: BLE001 - a fork must not return into the server
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+            die_with_parent()
+            os.chdir(folder)
+            os.environ.update(environment)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            for number, name in ((1, "out"), (2, "err")):
+                file = os.open(f"{job}/{name}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                os.dup2(file, number)
+        except BaseException:  # noqa: BLE001 - a fork must not return into the server
+            traceback.print_exc()
+            os._exit(1)
+        run_and_exit(module, words)
+    return pid
 
 
 def _serve() -> None:

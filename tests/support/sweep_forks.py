@@ -5,11 +5,11 @@ import gc
 import importlib
 import io
 import os
-import signal
 import traceback
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
+from tests.support.fork import Fork
 from trainer.sweep import results, runner, slots, worker
 
 # Imported by the first trial of a worker, or by the end of a sweep.
@@ -20,30 +20,6 @@ _MODULES = (
     "torch.utils.tensorboard.summary",
     "trainer.loop.fit",
 )
-
-
-class _Fork:
-    """A forked worker, with the methods of subprocess.Popen that a slot uses."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        return self._wait(os.WNOHANG)
-
-    def wait(self, _timeout: float | None = None) -> int | None:
-        return self._wait(0)
-
-    def terminate(self) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGTERM)
-
-    def _wait(self, options: int) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, options)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
 
 
 @functools.cache
@@ -60,10 +36,10 @@ def install() -> None:
     runner._BUSY_S = 0.2
 
 
-def _fork_worker(connection: Connection, variables: Mapping[str, str]) -> _Fork:
+def _fork_worker(connection: Connection, variables: Mapping[str, str]) -> Fork:
     """Start a worker as `trainer.sweep.slots.start_worker` does."""
     if pid := os.fork():
-        return _Fork(pid)
+        return Fork(pid)
     try:
         os.setsid()
         os.environ.update(variables)

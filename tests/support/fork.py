@@ -1,0 +1,98 @@
+"""Forks that run a module, in place of processes that start Python and import torch again."""
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+import torch
+
+_HANDLED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
+
+
+class Fork:
+    """A forked process, with the part of `subprocess.Popen` that launchers and sweeps use."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        return self._wait(os.WNOHANG)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for the end and return the exit code; raise TimeoutExpired after `timeout` s."""
+        if timeout is None:
+            return self._wait(0)
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"the fork {self.pid}", timeout)
+            time.sleep(0.01)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def _wait(self, options: int) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+
+def fork_python(
+    args: Sequence[str],
+    env: Mapping[str, str],
+    stdout: None = None,
+    stderr: None = None,
+    start_new_session: bool = False,
+    preexec_fn: Callable[[], None] | None = None,
+) -> Fork:
+    """Fork for the command `args`, which is `python -m MODULE WORDS`, as `subprocess.Popen` does.
+
+    The output is that of this process.
+    """
+    module, *words = args[args.index("-m") + 1 :]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if (pid := os.fork()) == 0:
+        # A program starts without its parent's handlers.
+        for number in _HANDLED:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if start_new_session:
+            os.setsid()
+        if preexec_fn:
+            preexec_fn()
+        os.environ.clear()
+        os.environ.update(env)
+        torch.set_num_threads(int(env["OMP_NUM_THREADS"]))  # as torch does when it is imported
+        run_and_exit(module, words)
+    return Fork(pid)
+
+
+def run_and_exit(module: str, words: Sequence[str]) -> NoReturn:
+    """Run `python -m MODULE WORDS` in this fork, and end it."""
+    try:
+        sys.argv = [module, *words]
+        runpy.run_module(module, run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:  # noqa: BLE001 - a fork must not return into its parent's code
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
