@@ -189,8 +189,10 @@ test-slow: $(VENV)/.dev ## The other slow tests: the drill on each task, tests w
 test-load: $(VENV)/.dev ## The tests of test beside busy processes, to find tests that depend on speed (CORES=2, PYTEST_ARGS=)
 	$(VENV)/bin/python -P -m tests.support.load --cores $(or $(CORES),2) -- $(fast)
 
+# Two workers, since a test waits for its containers. Each worker takes whole files, so that only one
+# of them packs the image for Apptainer.
 test-image: $(VENV)/.dev ## Build the image and run it in Docker: minutes, and 7 GB of disk (BASE_IMAGE=, PYTEST_ARGS=)
-	$(VENV)/bin/python -P -m pytest -m image -rs $(PYTEST_ARGS) tests/image
+	$(VENV)/bin/python -P -m pytest -m image -n 2 --dist loadfile -rs $(PYTEST_ARGS) tests/image
 
 lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; links and code fences of the pages, and their HTML
 	$(VENV)/bin/ruff check .

@@ -1,6 +1,4 @@
-"""The image, built once on BASE_IMAGE (default: the Dockerfile's own), and a checkout to use it
-from.
-"""
+"""The image, built on BASE_IMAGE (default: the Dockerfile's own), and a checkout that uses it."""
 
 import os
 import shutil
@@ -31,15 +29,13 @@ Docker = Callable[..., Done]
 
 @dataclass(frozen=True)
 class Checkout:
-    """A copy of what a user has, with an environment of its own and a Compose project of its
-    own.
-    """
+    """A copy of the files that a user has, with its own environment and Compose project."""
 
     path: Path
     env: dict[str, str]
 
     def run(self, *words: str, **settings: str) -> Done:
-        """To its end, without a terminal."""
+        """Run a command to its end, without a terminal."""
         return subprocess.run(
             words,
             cwd=self.path,
@@ -51,7 +47,7 @@ class Checkout:
         )
 
     def start(self, *words: str, **settings: str) -> subprocess.Popen[str]:
-        """In a session of its own, with both outputs in one pipe."""
+        """Start a command in its own session, with both outputs in one pipe."""
         return subprocess.Popen(
             words,
             cwd=self.path,
@@ -64,12 +60,13 @@ class Checkout:
         )
 
     def compose(self, *words: str, **settings: str) -> Done:
-        """`docker compose` with the CPU file."""
+        """Run `docker compose` with the CPU file."""
         files = ("-f", "docker-compose.yml", "-f", "docker-compose.cpu.yml")
         return self.run("docker", "compose", *files, *words, **settings)
 
 
 def copy_tree(to: Path) -> Path:
+    """Copy the files of NAMES into the folder `to`."""
     for name in NAMES:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -79,7 +76,7 @@ def copy_tree(to: Path) -> Path:
 
 
 def make_build(tree: Path, image: str, **settings: str) -> float:
-    """Seconds that `make build` took."""
+    """Run `make build` and return the seconds that it took."""
     start = time.monotonic()
     done = subprocess.run(
         ["make", "build", f"IMAGE={image}"],
@@ -94,6 +91,7 @@ def make_build(tree: Path, image: str, **settings: str) -> float:
 
 
 def engine_answers(**env: str) -> bool:
+    """Return whether `docker info` succeeds."""
     if not shutil.which("docker"):
         return False
     asked = subprocess.run(
@@ -104,12 +102,18 @@ def engine_answers(**env: str) -> bool:
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The working tree, committed, so that the image has a revision."""
+    """Copy the working tree and commit it, so that the image has a revision.
+
+    Each worker of pytest does this. With a fixed date, the revision is the same for all of them,
+    and so is the image.
+    """
     made = copy_tree(tmp_path_factory.mktemp("tree"))
+    date = "2000-01-01T00:00:00Z"
     for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "tested"]):
         subprocess.run(
             ["git", "-c", "user.name=test", "-c", "user.email=test@test", *words],
             cwd=made,
+            env=os.environ | {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date},
             check=True,
         )
     return made
@@ -117,7 +121,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def image(tree: Path) -> str:
-    """The image's name; skips where no Docker engine answers."""
+    """Build the image and return its name; skip the test if no Docker engine answers."""
     if not engine_answers():
         pytest.skip("no Docker engine answers: `docker info` fails or docker is not on PATH")
     print(f"\nmake build: {make_build(tree, IMAGE):.1f} s")
@@ -126,7 +130,7 @@ def image(tree: Path) -> str:
 
 @pytest.fixture
 def docker(image: str) -> Iterator[Docker]:
-    """`docker ...`; the containers that a test names are removed at its end."""
+    """Run `docker`; the containers that a test names are removed at its end."""
     names: list[str] = []
 
     def run(*words: str) -> Done:
@@ -147,14 +151,14 @@ def docker(image: str) -> Iterator[Docker]:
 
 @pytest.fixture
 def checkout(image: str, tree: Path, tmp_path: Path) -> Iterator[Checkout]:
-    """As the caller's own uid, unless a test says otherwise."""
+    """Return a checkout whose containers run with the caller's uid by default."""
     kept = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG", "BASE_IMAGE")
     env = {name: os.environ[name] for name in kept if name in os.environ}
     env |= {
         "UID": str(os.getuid()),
         "GID": str(os.getgid()),
         "IMAGE": image,
-        "COMPOSE_PROJECT_NAME": name_of_its_own(),
+        "COMPOSE_PROJECT_NAME": unique_name(),
     }
     env["PWD"] = str(tmp_path / "checkout")
     made = Checkout(shutil.copytree(tree, tmp_path / "checkout"), env)
@@ -165,5 +169,5 @@ def checkout(image: str, tree: Path, tmp_path: Path) -> Iterator[Checkout]:
     assert down.returncode == 0, down.stderr
 
 
-def name_of_its_own() -> str:
+def unique_name() -> str:
     return f"trainbox-test-{uuid.uuid4().hex[:8]}"

@@ -1,6 +1,7 @@
-"""The image in the real Apptainer, by deploy/apptainer/trainbox.sh, as a user without rights.
+"""The image in the real Apptainer, started by deploy/apptainer/trainbox.sh, as an ordinary user.
 
-As a sandbox, a folder that is mounted like an image file: to pack one takes minutes.
+The image is a sandbox, which is a folder that is mounted like an image file. To pack a file takes
+minutes.
 """
 
 import json
@@ -21,7 +22,7 @@ from .test_image import assert_whole, steps_of
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
 
-# Nobody's rights where these tests have root's.
+# As root, the tests start the containers as uid 1000.
 CALLER = (1000, 1000) if os.getuid() == 0 else (os.getuid(), os.getgid())
 DROPPED: dict[str, Any] = (
     {"user": CALLER[0], "group": CALLER[1], "extra_groups": []} if os.getuid() == 0 else {}
@@ -30,7 +31,7 @@ DROPPED: dict[str, Any] = (
 
 @pytest.fixture(scope="module")
 def built(image: str) -> Iterator[Path]:
-    """The Docker image as Apptainer's, under a folder that everybody can enter."""
+    """Convert the Docker image for Apptainer, in a folder that every user can enter."""
     if not shutil.which("apptainer"):
         pytest.skip("no apptainer on PATH")
     with tempfile.TemporaryDirectory(prefix="trainbox-apptainer-") as folder:
@@ -52,7 +53,7 @@ def built(image: str) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Wrapper:
-    """deploy/apptainer/trainbox.sh in a folder of the caller's."""
+    """deploy/apptainer/trainbox.sh in a folder that belongs to the caller."""
 
     folder: Path
     env: dict[str, str]
@@ -85,7 +86,9 @@ def wrapper(built: Path) -> Iterator[Wrapper]:
         )
 
 
-def test_trains_as_the_caller_to_dockers_bits(wrapper: Wrapper, tmp_path: Path) -> None:
+def test_a_training_runs_as_the_caller_with_the_same_bits_as_in_docker(
+    wrapper: Wrapper, tmp_path: Path
+) -> None:
     train = ["train", "--max-steps", "30", "--run", "r", "--threads", "1"]
     done = wrapper(*train)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -112,7 +115,7 @@ def test_trains_as_the_caller_to_dockers_bits(wrapper: Wrapper, tmp_path: Path) 
     assert built == of_docker and built["revision"] and built["lock_sha256"]
 
 
-def test_nothing_can_be_written_but_runs_data_and_tmp(wrapper: Wrapper) -> None:
+def test_only_runs_data_tmp_and_shm_can_be_written(wrapper: Wrapper) -> None:
     (wrapper.folder / "my_tasks").mkdir()
     os.chown(wrapper.folder / "my_tasks", *CALLER)
     program = """
@@ -133,11 +136,11 @@ assert not {"PYTHONPATH", "SECRET"} & os.environ.keys()
     assert done.returncode == 0, done.stderr
 
 
-def test_words_and_settings_arrive_as_they_were_said(wrapper: Wrapper) -> None:
-    said = """it's "a" $HOME `id` \\ ü, b=c"""
+def test_arguments_and_settings_arrive_unchanged(wrapper: Wrapper) -> None:
+    text = """it's "a" $HOME `id` \\ ü, b=c"""
     program = "import json, os, sys; print(json.dumps([sys.argv[1], os.environ['SET']]))"
-    done = wrapper("python", "-c", program, said, SET=said)
-    assert json.loads(done.stdout) == [said, said]
+    done = wrapper("python", "-c", program, text, SET=text)
+    assert json.loads(done.stdout) == [text, text]
 
 
 def test_exit_codes_and_a_plan_without_a_gpu(wrapper: Wrapper) -> None:
@@ -149,7 +152,7 @@ def test_exit_codes_and_a_plan_without_a_gpu(wrapper: Wrapper) -> None:
 
 
 @pytest.mark.parametrize(("number", "processes"), [(signal.SIGTERM, "2"), (signal.SIGUSR1, "1")])
-def test_a_signal_saves_and_the_same_command_goes_on(
+def test_a_signal_saves_a_checkpoint_and_the_same_command_resumes(
     wrapper: Wrapper, number: signal.Signals, processes: str
 ) -> None:
     train = ["train", "--epochs", "4", "--run", "r"]
@@ -158,9 +161,9 @@ def test_a_signal_saves_and_the_same_command_goes_on(
         assert any("epoch 1:" in line for line in training.stdout), training.stderr.read()
         training.send_signal(number)
         training.stdout.read()
-        said = training.stderr.read()
-    assert training.returncode == 75, said
-    assert f"{number.name} received" in said and "Traceback" not in said
+        errors = training.stderr.read()
+    assert training.returncode == 75, errors
+    assert f"{number.name} received" in errors and "Traceback" not in errors
     run = wrapper.folder / "runs/r"
     assert 22 <= assert_whole(run) < 4 * 22
     again = wrapper(*train, PROCESSES=processes)

@@ -1,6 +1,4 @@
-"""Training, resume and TensorBoard as a user runs them: `make train` and `docker compose up`, on
-the CPU files.
-"""
+"""Training, resume and TensorBoard by `make train` and `docker compose`, with the CPU files."""
 
 import http.client
 import json
@@ -21,22 +19,24 @@ pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
 
 
 def owners(run: Path) -> set[tuple[int, int]]:
+    """Return the (uid, gid) of all files of a run."""
     return {(path.stat().st_uid, path.stat().st_gid) for path in [run, *run.rglob("*")]}
 
 
-def test_make_train_stop_and_go_on(checkout: Checkout) -> None:
-    """SIGTERM to make, without a terminal, is a saved checkpoint and code 75; the same command
-    finishes the run.
+def test_make_train_is_stopped_resumed_and_verified(checkout: Checkout) -> None:
+    """After SIGTERM, `make` without a terminal saves a checkpoint and reports code 75.
+
+    The same command then finishes the run.
     """
     train = ["make", "train", "ARGS=--run r --epochs 12", "RUN_IN=docker-cpu"]
-    said = ""
+    printed = ""
     with checkout.start(*train) as making:
         assert making.stdout
         for line in making.stdout:
-            said += line
+            printed += line
             if "epoch 2:" in line:
                 making.send_signal(signal.SIGTERM)
-    assert making.returncode != 0 and "Error 75" in said, said
+    assert making.returncode != 0 and "Error 75" in printed, printed
     left = checkout.compose("ps", "--all", "--quiet", "train")
     assert left.stdout == "", "the container is gone"
     run = checkout.path / "runs" / "r"
@@ -54,14 +54,14 @@ def test_make_train_stop_and_go_on(checkout: Checkout) -> None:
     verified = checkout.run("make", "verify", "RUN=runs/r", "RUN_IN=docker-cpu", "ARGS=--steps 44")
     assert "SAME BITS: runs/r" in verified.stdout, verified.stdout + verified.stderr
     here = (sys.executable, "-P", "-m", "entrypoint")
-    printed = checkout.run(*here, "verify", "runs/r", "--print-docker")
-    repeated = checkout.run("sh", "-c", printed.stdout)
-    assert repeated.returncode == 0, printed.stderr + repeated.stdout + repeated.stderr
+    command = checkout.run(*here, "verify", "runs/r", "--print-docker")
+    repeated = checkout.run("sh", "-c", command.stdout)
+    assert repeated.returncode == 0, command.stderr + repeated.stdout + repeated.stderr
     compared = checkout.run(*here, "verify", "runs/r", "runs/r-replay")
     assert "SAME BITS: runs/r and runs/r-replay" in compared.stdout, compared.stderr
 
 
-def test_make_shows_the_exit_code_and_mounts_a_users_task(checkout: Checkout) -> None:
+def test_make_reports_the_exit_code_and_mounts_the_folder_of_a_task(checkout: Checkout) -> None:
     mine = checkout.path / "examples"
     mine.mkdir()
     shutil.copy(ROOT / "trainer" / "tasks" / "digits.py", mine / "mine.py")
@@ -75,8 +75,8 @@ def test_make_shows_the_exit_code_and_mounts_a_users_task(checkout: Checkout) ->
     assert "Error 3" in done.stderr, done.stderr
 
 
-def test_up_alone_as_anyone(checkout: Checkout) -> None:
-    """No folder is there yet and the uid is nobody's: the outputs still are that uid's."""
+def test_compose_up_trains_as_any_uid(checkout: Checkout) -> None:
+    """The folders do not exist, and the uid has no user; the outputs still belong to this uid."""
     settings = {"UID": "12345", "GID": "23456", "ARGS": "--run r --max-steps 30"}
     done = checkout.compose("up", "--exit-code-from", "train", "train", **settings)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -85,7 +85,7 @@ def test_up_alone_as_anyone(checkout: Checkout) -> None:
     assert owners(run) == {(12345, 23456)}
 
 
-def test_up_leaves_a_folder_that_has_an_owner(checkout: Checkout) -> None:
+def test_compose_up_does_not_take_over_a_folder_of_another_user(checkout: Checkout) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can give a folder to someone else")
     runs = checkout.path / "runs"
@@ -97,7 +97,7 @@ def test_up_leaves_a_folder_that_has_an_owner(checkout: Checkout) -> None:
     assert (runs.stat().st_uid, runs.stat().st_gid) == (777, 777)
 
 
-def test_stop_of_a_service(checkout: Checkout, docker: Docker) -> None:
+def test_compose_stop_saves_a_checkpoint(checkout: Checkout, docker: Docker) -> None:
     settings = {"ARGS": "--run r --epochs 200"}
     assert checkout.compose("up", "--detach", "train", **settings).returncode == 0
     with checkout.start("docker", "compose", "logs", "--follow", "train") as logs:

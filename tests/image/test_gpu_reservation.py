@@ -1,8 +1,7 @@
-"""Who gets how many GPUs, and whether training on them starts, by the unmodified
-docker-compose.yml.
+"""The number of GPUs in a container, and the health gate, with the unmodified docker-compose.yml.
 
-The engine has the NVIDIA runtime; a make-believe one is enough. BARE_TEST_DOCKER_HOST names an
-engine without it, and BARE_TEST_IMAGE an image there that has a shell.
+The engine has the NVIDIA runtime or a stand-in for it. BARE_TEST_DOCKER_HOST names an engine
+without this runtime, and BARE_TEST_IMAGE an image of that engine with a shell.
 """
 
 import json
@@ -14,7 +13,7 @@ import pytest
 
 from tests.support.nvml_stub.build import build_stub, write_config
 
-from .conftest import Checkout, Docker, copy_tree, name_of_its_own
+from .conftest import Checkout, Docker, copy_tree, unique_name
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(300)]
 
@@ -27,7 +26,7 @@ def gpu_host(checkout: Checkout) -> Checkout:
 
 
 def gpus_inside(host: Checkout, service: str = "train", **settings: str) -> list[str]:
-    """What nvidia-smi lists in the container."""
+    """Return the lines of `nvidia-smi -L` in a container of the service."""
     words = (
         "docker",
         "compose",
@@ -46,7 +45,7 @@ def gpus_inside(host: Checkout, service: str = "train", **settings: str) -> list
 
 @pytest.fixture
 def all_gpus(gpu_host: Checkout) -> int:
-    """How many that engine has to give."""
+    """Return the number of GPUs of the engine."""
     words = (
         "docker",
         "run",
@@ -64,13 +63,15 @@ def all_gpus(gpu_host: Checkout) -> int:
 
 
 @pytest.mark.parametrize("service", ["train", "gpu-health"])
-def test_all_gpus_by_default(gpu_host: Checkout, all_gpus: int, service: str) -> None:
+def test_a_container_gets_all_gpus_by_default(
+    gpu_host: Checkout, all_gpus: int, service: str
+) -> None:
     assert len(gpus_inside(gpu_host, service)) == all_gpus
     assert len(gpus_inside(gpu_host, service, GPUS="")) == all_gpus
 
 
-def test_up_gets_them_all(gpu_host: Checkout, all_gpus: int) -> None:
-    """By an image that lists its GPUs where ours would train."""
+def test_compose_up_gets_all_gpus(gpu_host: Checkout, all_gpus: int) -> None:
+    """Replace the image: the new one lists its GPUs instead of training."""
     listing = gpu_host.env["COMPOSE_PROJECT_NAME"]
     (gpu_host.path / "listing").write_text(
         f'FROM {gpu_host.env["IMAGE"]}\nENTRYPOINT ["sh", "-c", "nvidia-smi -L"]\n'
@@ -86,7 +87,7 @@ def test_up_gets_them_all(gpu_host: Checkout, all_gpus: int) -> None:
         gpu_host.run("docker", "image", "rm", listing)
 
 
-def test_gpus_hands_out_that_many(gpu_host: Checkout, all_gpus: int) -> None:
+def test_gpus_sets_the_number_of_gpus(gpu_host: Checkout, all_gpus: int) -> None:
     if all_gpus < 3:
         pytest.skip(f"the engine has {all_gpus} GPUs; 2 of 3 are to be handed out")
     assert len(gpus_inside(gpu_host, GPUS="2")) == 2
@@ -104,11 +105,11 @@ def test_gpus_hands_out_that_many(gpu_host: Checkout, all_gpus: int) -> None:
     assert gpu_host.run(*visible, GPUS="2").stdout.strip() == "0,1"
 
 
-def test_gpu_ids_are_picked_from_all(gpu_host: Checkout, all_gpus: int) -> None:
+def test_with_gpu_ids_the_container_gets_all_gpus(gpu_host: Checkout, all_gpus: int) -> None:
     assert len(gpus_inside(gpu_host, GPU_IDS="0")) == all_gpus
 
 
-def test_more_than_there_are_is_refused(gpu_host: Checkout, all_gpus: int) -> None:
+def test_more_gpus_than_the_engine_has_are_refused(gpu_host: Checkout, all_gpus: int) -> None:
     done = gpu_host.run(
         "docker", "compose", "run", "--rm", "--no-deps", "train", GPUS=str(all_gpus + 1)
     )
@@ -117,7 +118,7 @@ def test_more_than_there_are_is_refused(gpu_host: Checkout, all_gpus: int) -> No
     assert f"{all_gpus + 1} GPU(s) requested, found" in done.stderr and "Error 3" in done.stderr
 
 
-def test_make_finds_the_runtime(gpu_host: Checkout) -> None:
+def test_make_detects_the_nvidia_runtime(gpu_host: Checkout) -> None:
     shown = gpu_host.run("make", "-n", "train", "GPUS=2").stdout.splitlines()[-1]
     assert "docker-compose" in shown and "docker-compose.cpu.yml" not in shown
 
@@ -135,7 +136,7 @@ def test_without_the_runtime_the_gpu_file_is_refused_and_the_cpu_file_runs(tmp_p
         "IMAGE": image,
         "UID": "1000",
         "GID": "1000",
-        "COMPOSE_PROJECT_NAME": name_of_its_own(),
+        "COMPOSE_PROJECT_NAME": unique_name(),
     }
     env["PWD"] = str(tmp_path)
     bare = Checkout(copy_tree(tmp_path), env)
@@ -153,7 +154,7 @@ def test_without_the_runtime_the_gpu_file_is_refused_and_the_cpu_file_runs(tmp_p
 
 @pytest.fixture
 def stubbed(gpu_host: Checkout) -> Checkout:
-    """Its containers have the NVML stub for a driver: two healthy H100."""
+    """Return a checkout whose containers have the NVML stub as driver, with two healthy H100."""
     stub = gpu_host.path / "stub"
     build_stub(stub)
     write_config(stub / "nvml.conf", "h100", count=2)
@@ -168,10 +169,10 @@ def stubbed(gpu_host: Checkout) -> Checkout:
     return Checkout(gpu_host.path, gpu_host.env | {"COMPOSE_FILE": "docker-compose.yml:stub.json"})
 
 
-def test_up_trains_on_gpus_that_are_healthy(stubbed: Checkout) -> None:
-    """The gate opens twice: the service's and training's own.
+def test_compose_up_trains_on_healthy_gpus(stubbed: Checkout) -> None:
+    """The gate of the service opens, and so does that of the training.
 
-    Then torch tells that these GPUs are make-believe.
+    Then torch reports that it cannot use the GPUs of the stub.
     """
     done = stubbed.run(
         "docker",
@@ -199,7 +200,7 @@ def test_up_trains_on_gpus_that_are_healthy(stubbed: Checkout) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_up_trains_on_no_gpu_that_has_an_uncorrected_error(
+def test_compose_up_does_not_train_on_a_gpu_with_an_uncorrected_error(
     stubbed: Checkout, docker: Docker
 ) -> None:
     write_config(
@@ -215,17 +216,17 @@ def test_up_trains_on_no_gpu_that_has_an_uncorrected_error(
     up = ("docker", "compose", "up", "--exit-code-from", "train", "train")
     assert (
         stubbed.run(*up, HEALTH="0", DEVICE="cpu", ARGS="--run r --max-steps 5").returncode == 0
-    ), "told to train all the same"
+    ), "HEALTH=0 trains nevertheless"
     (stubbed.path / "limits.toml").write_text("ecc_uncorrected = 5\n")
     done = stubbed.run(*up, GPUS="2", HEALTH_LIMITS="limits.toml", ARGS="--max-steps 5")
     assert "health     OPEN, PASS: 2 GPUs" in done.stdout, done.stdout + done.stderr
-    # Alone, without the service, training's own gate is closed.
+    # Without the service, the gate of the training is closed.
     done = stubbed.run("docker", "compose", "run", "--rm", "--no-deps", "train", GPUS="2")
     assert done.returncode == 3
     assert "the health gate is closed. GPU 1" in done.stderr
 
 
-def test_the_monitor_is_for_this_host_only(stubbed: Checkout) -> None:
+def test_the_monitor_listens_on_loopback_only(stubbed: Checkout) -> None:
     done = stubbed.run("docker", "compose", "up", "--detach", "--wait", "gpu-health")
     assert done.returncode == 0, done.stderr
     published = stubbed.run("docker", "compose", "port", "gpu-health", "9400").stdout.strip()

@@ -1,4 +1,4 @@
-"""What the image holds, and how it behaves under `docker run`."""
+"""The contents of the image, and its behaviour under `docker run`."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import IMAGE, Docker, copy_tree, make_build, name_of_its_own
+from .conftest import IMAGE, Docker, copy_tree, make_build, unique_name
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
 
@@ -44,7 +44,7 @@ def mount(path: Path) -> list[str]:
 
 
 def assert_whole(run: Path) -> int:
-    """Each sidecar's digest is its checkpoint's; answers the newest step."""
+    """Check the digest of each checkpoint against its sidecar; return the newest step."""
     sidecars = [json.loads(path.read_text()) for path in sorted(run.glob("checkpoints/*.json"))]
     assert sidecars
     for sidecar in sidecars:
@@ -57,7 +57,7 @@ def steps_of(run: Path) -> list[int]:
     return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_its_configuration(docker: Docker) -> None:
+def test_the_configuration_of_the_image(docker: Docker) -> None:
     found = inspect(docker)
     config = found["Config"]
     print(f"\nsize: {found['Size'] / 1e9:.2f} GB, {len(found['RootFS']['Layers'])} layers")
@@ -93,7 +93,7 @@ def test_labels_and_build_info(docker: Docker) -> None:
     assert docker("run", "--rm", IMAGE, "--version").stdout.strip() == f"trainbox {info['version']}"
 
 
-def test_bytecode_is_there_and_fresh(docker: Docker) -> None:
+def test_all_modules_have_current_bytecode(docker: Docker) -> None:
     program = """
 import importlib.util, pathlib, struct, sys
 import entrypoint, torch, trainbox, trainer
@@ -108,7 +108,7 @@ for package in (entrypoint, torch.nn, trainbox, trainer):
     assert done.returncode == 0, done.stderr
 
 
-def test_build_tools_stayed_behind(docker: Docker) -> None:
+def test_the_image_has_no_build_tools(docker: Docker) -> None:
     found = docker(
         "run", "--rm", IMAGE, "sh", "-c", "for tool in cc gcc git pip uv; do command -v $tool; done"
     )
@@ -117,7 +117,7 @@ def test_build_tools_stayed_behind(docker: Docker) -> None:
 
 def test_a_source_change_rebuilds_only_the_source(docker: Docker, tmp_path: Path) -> None:
     tree = copy_tree(tmp_path)
-    (tree / "trainer" / "__init__.py").write_text(f"# {name_of_its_own()}\n")
+    (tree / "trainer" / "__init__.py").write_text(f"# {unique_name()}\n")
     changed = "trainbox-test-changed"
     try:
         print(f"\nrebuilt after a source change: {make_build(tree, changed):.1f} s")
@@ -137,12 +137,12 @@ def test_a_source_change_rebuilds_only_the_source(docker: Docker, tmp_path: Path
 @pytest.mark.parametrize(
     "command", [["bash", "-c", "exit 42"], ["python", "-c", "raise SystemExit(42)"]]
 )
-def test_other_commands_run_as_they_stand(docker: Docker, command: list[str]) -> None:
+def test_another_command_replaces_trainbox(docker: Docker, command: list[str]) -> None:
     assert docker("run", "--rm", IMAGE, *command).returncode == 42
 
 
 @pytest.mark.parametrize("user", ["12345", "0:0"])
-def test_trains_as_anyone_confined(docker: Docker, tmp_path: Path, user: str) -> None:
+def test_a_confined_container_trains_as_any_user(docker: Docker, tmp_path: Path, user: str) -> None:
     runs = folder(tmp_path / "runs", 0o777)
     done = docker("run", "--rm", "--user", user, *CONFINED, *mount(runs), IMAGE, *SHORT)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -151,12 +151,12 @@ def test_trains_as_anyone_confined(docker: Docker, tmp_path: Path, user: str) ->
     assert {(p.stat().st_uid, p.stat().st_gid) for p in (runs / "r").rglob("*")} == {(uid, gid)}
 
 
-def test_needs_no_mount(docker: Docker) -> None:
+def test_a_training_does_not_need_a_mount(docker: Docker) -> None:
     done = docker("run", "--rm", "--user", "12345:23456", IMAGE, *SHORT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_name_a_home_and_caches_for_anyone(docker: Docker) -> None:
+def test_any_user_has_a_name_a_home_and_caches(docker: Docker) -> None:
     program = """
 import getpass, os, pathlib, tempfile
 assert getpass.getuser() and pathlib.Path.home() == pathlib.Path("/tmp")
@@ -173,7 +173,7 @@ for name in [cache_dir(), *(os.environ[n] for n in names)]:
 
 def test_exit_codes(docker: Docker, tmp_path: Path) -> None:
     assert docker("run", "--rm", IMAGE, "train", "digitz").returncode == 2
-    # its own verdict: closed
+    # 1 is the verdict of the health check: the gate is closed.
     assert docker("run", "--rm", "--env", "GPUS=1", IMAGE, "health").returncode == 1
     assert docker("run", "--rm", "--env", "GPUS=1", IMAGE, "train").returncode == 3
     mine = folder(tmp_path / "runs", 0o755)
@@ -184,11 +184,11 @@ def test_exit_codes(docker: Docker, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_stop_saves_and_the_same_command_goes_on(
+def test_docker_stop_saves_a_checkpoint_and_the_same_command_resumes(
     docker: Docker, tmp_path: Path, processes: str
 ) -> None:
     run = folder(tmp_path / "runs", 0o777) / "r"
-    name = name_of_its_own()
+    name = unique_name()
     train = [
         "--user",
         "12345",
@@ -205,11 +205,11 @@ def test_stop_saves_and_the_same_command_goes_on(
         assert logs.stdout
         assert any(b"epoch 2:" in line for line in logs.stdout), "it ended before its second epoch"
         assert docker("stop", "--time", "60", name).returncode == 0
-    said = docker("logs", name)
+    logged = docker("logs", name)
     assert docker("inspect", "--format", "{{.State.ExitCode}}", name).stdout.strip() == "75", (
-        said.stdout + said.stderr
+        logged.stdout + logged.stderr
     )
-    assert "Traceback" not in said.stdout + said.stderr
+    assert "Traceback" not in logged.stdout + logged.stderr
     stopped_at = assert_whole(run)
     assert 44 <= stopped_at < 12 * 22
     before = len(steps_of(run))
@@ -217,29 +217,25 @@ def test_stop_saves_and_the_same_command_goes_on(
     again = docker("run", "--rm", *train)
     assert again.returncode == 0, again.stdout + again.stderr
     steps = steps_of(run)
-    assert min(steps[before:]) > stopped_at, "no step is done twice"
+    assert min(steps[before:]) > stopped_at, "no step is repeated"
     assert steps == sorted(steps) and steps[-1] == 12 * 22
 
 
-@pytest.mark.parametrize(
-    ("before", "code"),
-    [
-        ("true", 0),
-        ('touch "$TRAINBOX_HEARTBEAT"', 0),
-        ('touch --date "10 minutes ago" "$TRAINBOX_HEARTBEAT"', 1),
-    ],
-    ids=["nothing trains", "alive", "hangs"],
-)
-def test_health_check(docker: Docker, before: str, code: int) -> None:
+def test_the_health_check_depends_on_the_age_of_the_heartbeat(docker: Docker) -> None:
     kind, *check = inspect(docker)["Config"]["Healthcheck"]["Test"]
     assert kind == "CMD"
-    name = name_of_its_own()
+    name = unique_name()
     docker("run", "--detach", "--name", name, *CONFINED, IMAGE, "sleep", "600")
-    assert docker("exec", name, "sh", "-c", before).returncode == 0
-    assert docker("exec", name, *check).returncode == code
+    for before, code in (
+        ("true", 0),  # nothing trains
+        ('touch "$TRAINBOX_HEARTBEAT"', 0),
+        ('touch --date "10 minutes ago" "$TRAINBOX_HEARTBEAT"', 1),
+    ):
+        assert docker("exec", name, "sh", "-c", before).returncode == 0
+        assert docker("exec", name, *check).returncode == code, before
 
 
-def test_training_keeps_the_heartbeat(docker: Docker, tmp_path: Path) -> None:
+def test_a_training_touches_the_heartbeat(docker: Docker, tmp_path: Path) -> None:
     program = f'trainbox {" ".join(SHORT)} >&2 && find "$TRAINBOX_HEARTBEAT" -mmin -1'
     done = docker(
         "run",
