@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Ended, Trainbox, finish
+from tests.support.commands import Ended
 from tests.support.faults import (
     GATED,
     TASKS,
     Gate,
     in_a_mount_namespace,
     messages,
-    needs_linux,
     needs_root,
     trainer,
 )
-from tests.support.processes import Job
 from tests.support.ranks import Ranks
 from trainer.data.schedule import epoch_order
 
@@ -31,32 +29,31 @@ def _seen(folder: Path, rank: int, start: int = 0) -> list[list[int]]:
     return [json.loads(line) for line in lines[start + _TRIALS :]]
 
 
-@pytest.mark.slow
-@needs_linux
-def test_row_46_resumed_on_fewer_processes_each_example_is_seen_once(trainbox: Trainbox) -> None:
+def test_row_46_resumed_on_fewer_processes_each_example_is_seen_once(ranks: Ranks) -> None:
     words = (f"{TASKS}:Audited", *GATED[1:], "--max-steps", "120")
-    gate = Gate(trainbox.folder, 50, 1)
-    process = trainbox.start("train", *words, "--processes", "2", "--workers", "1")
-    gate.wait_for(process)
-    Job(process, 2).signal_all(signal.SIGTERM)
-    process.send_signal(signal.SIGTERM)
+    gate = Gate(ranks.folder, 50, 1)
+    training = ranks.start(2, "train", *words, "--workers", "1")
+    gate.wait_for(training)
+    training.send_signal(signal.SIGTERM)
     gate.release()
-    assert finish(process).code == 75
-    first, second = _seen(trainbox.folder, 0), _seen(trainbox.folder, 1)
+    assert training.wait().codes == [75, 75]
+    first, second = _seen(ranks.folder, 0), _seen(ranks.folder, 1)
     stopped = len(first)
     assert len(second) == stopped
     assert 50 <= stopped < 60
 
-    refused = trainbox("train", *words, "--processes", "3")
-    assert refused.code == 2
-    assert (
-        "this run has 2 shard(s), fewer than 3 processes: use at most 2 process(es)" in refused.err
+    refused = ranks(3, "train", *words)
+    assert refused.codes == [2, 2, 2]
+    assert all(
+        "this run has 2 shard(s), fewer than 3 processes: use at most 2 process(es)" in err
+        for err in refused.errs
     )
 
-    resumed = trainbox.train(*words, "--workers", "2", "--checkpoint-steps", "100", "--keep", "1")
+    more = ("--workers", "2", "--checkpoint-steps", "100", "--keep", "1")
+    resumed = ranks.train(1, *words, *more)
     assert f"resume     from step {stopped}, epoch 2" in resumed.out
     both = [one + other for one, other in zip(first, second, strict=True)]
-    later = _seen(trainbox.folder, 0, start=_TRIALS + stopped)
+    later = _seen(ranks.folder, 0, start=_TRIALS + stopped)
     both += [one + other for one, other in zip(later[::2], later[1::2], strict=True)]
     assert len(both) == 120
     for epoch, steps in enumerate(zip(*[iter(both)] * 40, strict=True)):

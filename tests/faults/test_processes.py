@@ -18,7 +18,8 @@ from tests.support.processes import Job, listening
 from tests.support.ranks import Ranks
 
 _SLOW = pytest.mark.slow
-_ON_TWO = (*GATED, "--processes", "2", "--checkpoint-steps", "10")
+_FORKED_ON_TWO = (*GATED, "--checkpoint-steps", "10")
+_ON_TWO = (*_FORKED_ON_TWO, "--processes", "2")
 
 
 def _step_of_resume(out: str) -> int:
@@ -29,33 +30,54 @@ def _step_of_resume(out: str) -> int:
 @pytest.mark.slow
 @needs_linux
 @pytest.mark.timeout(1200)
-def test_row_01_a_rank_killed_again_and_again(trainbox: Trainbox, clean_on_two: str) -> None:
-    """Kill one of two ranks at random steps; at most the steps after a checkpoint are lost."""
+def test_row_01_a_rank_killed_again_and_again(
+    trainbox: Trainbox, ranks: Ranks, clean_on_two: str
+) -> None:
+    """Kill one of two ranks at random steps; at most the steps after a checkpoint are lost.
+
+    The first and the last start are those of the real command. In the others, the ranks are forks.
+    """
     draw = random.Random(1)  # noqa: S311
-    for first in range(10, 370, 18):
-        rank, step = draw.choice("01"), draw.randrange(first, first + 18)
-        gate = Gate(trainbox.folder, step, int(rank))
-        process = trainbox.start("train", *_ON_TWO)
-        gate.wait_for(process)
-        job = Job(process, 2)
-        os.kill(job.ranks[rank], signal.SIGKILL)
-        ended = finish(process)
-        assert ended.code == 137, ended.err
-        assert (
-            f"rank {rank} was killed by SIGKILL: the same command resumes from the "
-            "newest checkpoint" in ended.err
-        )
-        job.wait_until_gone()
+    starts = range(10, 370, 18)
+    for first in starts:
+        rank, step = draw.choice((0, 1)), draw.randrange(first, first + 18)
+        gate = Gate(trainbox.folder, step, rank)
+        if first in (starts[0], starts[-1]):
+            _kill_a_rank_of_the_command(trainbox, rank, gate)
+        else:
+            _kill_a_forked_rank(ranks, rank, gate)
         gate.release()
-        lost = trainbox.entries("r", "train")[-1]["step"] - max(_saved(trainbox.folder), default=0)
+        lost = ranks.entries("r", "train")[-1]["step"] - max(_saved(ranks.folder), default=0)
         assert 0 <= lost <= 20  # the newest checkpoint may be incomplete
-    ended = trainbox.train(*_ON_TWO)
-    assert ended.digest == clean_on_two
+    assert ranks.train(2, *_FORKED_ON_TWO).digest == clean_on_two
+
+
+def _kill_a_rank_of_the_command(trainbox: Trainbox, rank: int, gate: Gate) -> None:
+    process = trainbox.start("train", *_ON_TWO)
+    gate.wait_for(process)
+    job = Job(process, 2)
+    os.kill(job.ranks[str(rank)], signal.SIGKILL)
+    ended = finish(process)
+    assert ended.code == 137, ended.err
+    assert (
+        f"rank {rank} was killed by SIGKILL: the same command resumes from the newest checkpoint"
+        in ended.err
+    )
+    job.wait_until_gone()
+
+
+def _kill_a_forked_rank(ranks: Ranks, rank: int, gate: Gate) -> None:
+    training = ranks.start(2, "train", *_FORKED_ON_TWO)
+    gate.wait_for(training)
+    training.send_signal(signal.SIGKILL, rank)
+    ended = training.wait()
+    assert ended.codes[rank] == -signal.SIGKILL, ended
+    assert ended.codes[1 - rank] == 7, ended
 
 
 @pytest.mark.slow
 @needs_linux
-def test_row_02_all_ranks_killed(trainbox: Trainbox, clean_on_two: str) -> None:
+def test_row_02_all_ranks_killed(trainbox: Trainbox, ranks: Ranks, clean_on_two: str) -> None:
     gates = [Gate(trainbox.folder, 200, rank) for rank in (0, 1)]
     process = trainbox.start("train", *_ON_TWO)
     for gate in gates:
@@ -68,7 +90,7 @@ def test_row_02_all_ranks_killed(trainbox: Trainbox, clean_on_two: str) -> None:
     job.wait_until_gone()
     for gate in gates:
         gate.release()
-    resumed = trainbox.train(*_ON_TWO)
+    resumed = ranks.train(2, *_FORKED_ON_TWO)
     assert _step_of_resume(resumed.out) in (180, 190)
     assert resumed.digest == clean_on_two
 
@@ -156,10 +178,9 @@ def _newest(folder: Path) -> int:
 @pytest.mark.slow  # torchrun waits 30 s before it kills a stopped rank
 @needs_linux
 @pytest.mark.timeout(600)
-def test_row_10_a_rank_that_stands_still(trainbox: Trainbox, clean_on_two: str) -> None:
-    words = ("train", *GATED, "--checkpoint-steps", "10")
+def test_row_10_a_rank_that_hangs(trainbox: Trainbox, ranks: Ranks, clean_on_two: str) -> None:
     gate = Gate(trainbox.folder, 100, 1)
-    process = trainbox.start("60", "3", *words, module="tests.support.supervised")
+    process = trainbox.start("60", "3", "train", *_FORKED_ON_TWO, module="tests.support.supervised")
     gate.wait_for(process)
     job = Job(process, 2)
     os.kill(job.ranks["1"], signal.SIGSTOP)
@@ -172,7 +193,7 @@ def test_row_10_a_rank_that_stands_still(trainbox: Trainbox, clean_on_two: str) 
     assert len(messages(ended)) == 2
     job.wait_until_gone()
     gate.release()
-    resumed = trainbox.train(*_ON_TWO)
+    resumed = ranks.train(2, *_FORKED_ON_TWO)
     assert _step_of_resume(resumed.out) in (80, 90)
     assert resumed.digest == clean_on_two
 
@@ -211,8 +232,9 @@ def test_row_21_a_taken_port_of_the_environment_is_not_used_on_one_node(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_row_22_four_jobs_on_one_host(trainbox: Trainbox, clean_on_two: str) -> None:
-    """Started together with the same words but for the run's name: none meets another's ranks, and
-    each ends with its bits.
+    """Start four commands together that differ only in the run's name.
+
+    The ranks of different jobs do not meet, and each job ends with the bits of a clean run.
     """
     processes = [
         trainbox.start("train", *GATED[:-1], f"run-{i}", "--processes", "2") for i in range(4)

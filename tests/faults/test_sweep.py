@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import signal
 from collections import Counter
 
@@ -10,6 +11,7 @@ import pytest
 from tests.support.commands import Trainbox, finish, wait_until
 from tests.support.faults import needs_linux
 from tests.support.paths import ROOT
+from tests.support.ranks import Ranks
 
 pytestmark = [pytest.mark.slow, needs_linux]
 _TRIALS = 200
@@ -17,23 +19,33 @@ _DIES = 10  # each tenth trial is killed once
 
 
 @pytest.mark.timeout(1200)
-def test_200_trials_a_tenth_of_which_crash_and_three_kills_of_the_sweep(trainbox: Trainbox) -> None:
-    task = f"{ROOT}/tests/trainer/sweep/tasks.py:Brittle"
-    command = ("sweep", task, "--device", "cpu", "--processes", "2", "--name", "s")
+def test_200_trials_a_tenth_of_which_crash_and_three_kills_of_the_sweep(
+    trainbox: Trainbox, ranks: Ranks
+) -> None:
+    """The first start is the real command; the later ones and their workers are forks."""
+    command = ("sweep", f"{ROOT}/tests/trainer/sweep/tasks.py:Brittle", "--name", "s")
     command += ("--seeds", str(_TRIALS // 2), "--grid", "width=4,8")
     command += ("--set", f"dies={_DIES}", "--retries", "5")
-    env = {"PYTHONPATH": str(ROOT)}
     trained = trainbox.folder / "trained"
-    for number, kill in ((40, signal.SIGKILL), (90, signal.SIGTERM), (150, signal.SIGKILL)):
-        process = trainbox.start(*command, env=env)
-        wait_until(
-            lambda n=number: trained.exists() and len(trained.read_text().split()) >= n,  # type: ignore[misc]
-            process,
-        )
-        process.send_signal(kill)
-        assert finish(process).code == (75 if kill == signal.SIGTERM else -kill)
-    ended = trainbox(*command, env=env)
-    assert ended.code == 0, ended.out + ended.err
+
+    def started(number: int) -> bool:
+        return trained.exists() and len(trained.read_text().split()) >= number
+
+    process = trainbox.start(
+        *command, "--device", "cpu", "--processes", "2", env={"PYTHONPATH": str(ROOT)}
+    )
+    wait_until(lambda: started(15), process)
+    process.send_signal(signal.SIGKILL)
+    assert finish(process).code == -signal.SIGKILL
+
+    slots = {"TRAINBOX_SLOTS": json.dumps([["CPU slot 0", ""], ["CPU slot 1", ""]])}
+    for number, kill, code in ((90, signal.SIGTERM, 75), (150, signal.SIGKILL, -signal.SIGKILL)):
+        sweep = ranks.start(1, *command, env=slots)
+        wait_until(lambda n=number: started(n), sweep)  # type: ignore[misc]
+        sweep.send_signal(kill)
+        assert sweep.wait().codes == [code]
+    ended = ranks(1, *command, env=slots)
+    assert ended.codes == [0], ended
     results = trainbox("sweep", "show", "s", "--csv").out
     shown = list(csv.DictReader(io.StringIO(results)))
     assert Counter(line["state"] for line in shown) == {"done": _TRIALS}

@@ -18,6 +18,7 @@ from torchvision import datasets
 
 from tests.support.commands import Trainbox
 from tests.support.here import Here
+from tests.support.ranks import Ranks
 from trainer.errors import WrongUse
 from trainer.tasks.digits import Digits
 from trainer.tasks.fashion_mnist import FashionMnist
@@ -152,14 +153,26 @@ def test_without_network_a_message_names_the_missing_files(here: Here) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["har", "mnist", "ssvae"])
-def test_without_network_several_processes_print_one_message(trainbox: Trainbox, task: str) -> None:
-    ended = trainbox("train", task, "--device", "cpu", "--processes", "2")
+def test_without_network_the_command_prints_one_message_for_several_processes(
+    trainbox: Trainbox,
+) -> None:
+    ended = trainbox("train", "mnist", "--device", "cpu", "--processes", "2")
     assert ended.code == 2
     messages = [line for line in ended.err.splitlines() if line.startswith("trainbox:")]
     assert len(messages) == 1, ended.err
     assert " and cannot be downloaded (" in messages[0]
     assert "Traceback" not in ended.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["har", "ssvae"])
+def test_without_network_all_processes_have_the_same_message(ranks: Ranks, task: str) -> None:
+    """The launcher prints a message of several processes once."""
+    ended = ranks(2, "train", task, "--device", "cpu")
+    assert ended.codes == [2, 2]
+    (message,) = set(ended.errs)
+    assert message.startswith("trainbox: ") and message.count("\n") == 1
+    assert " and cannot be downloaded (" in message
 
 
 def test_only_the_files_that_are_missing_are_named(tmp_path: Path, files: Path) -> None:
