@@ -29,7 +29,7 @@ _ON_TWO_GPUS = ("train", GATED[0], *GATED[3:], "--gpus", "2", "--checkpoint-step
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("cc") is None:
-        pytest.skip("the NVML stub needs a C compiler: there is no cc on PATH")
+        pytest.skip("the NVML stub needs a C compiler: cc is not on PATH")
     return build_stub(tmp_path_factory.mktemp("nvml"))
 
 

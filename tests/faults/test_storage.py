@@ -169,7 +169,7 @@ def test_row_16_a_read_only_disk(tmp_path: Path) -> None:
         r"or choose another folder with --runs-dir; earlier checkpoints are intact\n",
         ended.err,
     )
-    assert not (tmp_path / "asked for data").exists()
+    assert not (tmp_path / "data was read").exists()
 
 
 def test_row_17_the_checkpoints_deleted_under_a_training(ranks: Ranks, clean: str) -> None:
@@ -251,7 +251,7 @@ def test_row_19_a_disk_of_somebody_else(tmp_path: Path) -> None:
     )
     assert ": take the folder over with `sudo chown -R 1000:0 runs`, or choose another" in ended.err
     assert ended.err.count("\n") == 1
-    assert not (tmp_path / "asked for data").exists()
+    assert not (tmp_path / "data was read").exists()
 
 
 def test_row_41_a_clock_that_jumps(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import pytest
 
-# What a developer's shell or a CI's scheduler may set and a test must not inherit.
+# Variables that a shell or a scheduler may set and a test must not inherit.
 _LAUNCH_NAMES = {
     "GPUS",
     "GPU_IDS",
@@ -59,7 +59,7 @@ for _number, _handler in (
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
 
-# Tests run side by side: more threads than cores make each of them slower by a lot.
+# Tests run side by side, and more threads than cores make each of them much slower.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
@@ -111,7 +111,7 @@ class Trainbox:
         env: Mapping[str, str] | None = None,
         inside: Sequence[str] = (),
     ) -> subprocess.Popen[str]:
-        """Start it; `inside` is a command that runs another one somewhere else."""
+        """Start a command; `inside` is a command that runs it in another environment."""
         process = subprocess.Popen(
             [*inside, sys.executable, "-P", "-m", module, *words],
             cwd=self.folder,
@@ -132,7 +132,7 @@ class Trainbox:
         return finish(self.start(*words, module=module, env=env))
 
     def train(self, *words: str, env: Mapping[str, str] | None = None) -> Ended:
-        """A training that must succeed."""
+        """Run a training that must succeed."""
         ended = self("train", *words, env=env)
         assert ended.code == 0, f"exit {ended.code}\n{ended.out}\n{ended.err}"
         return ended
@@ -142,7 +142,7 @@ class Trainbox:
         return logged(self.folder / "runs" / run, kind)
 
     def wait_for_step(self, process: subprocess.Popen[str], run: str, step: int) -> None:
-        """Until the running command has logged `step`."""
+        """Wait until the running command has logged `step`."""
         wait_until(lambda: any(e["step"] >= step for e in self.entries(run, "train")), process)
 
 
@@ -158,7 +158,7 @@ def wait_until(condition: Callable[[], bool], process: Running, timeout_s: float
         if process.poll() is not None and not condition():
             ended = finish(process) if isinstance(process, subprocess.Popen) else process.wait()
             pytest.fail(f"the command ended too early: {ended}")
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.02)
 
 

@@ -1,7 +1,7 @@
-"""Checks of what two ranks send each other: `python -m tests.support.exchange_checks NAME MARKER`.
+"""Checks of the values that two ranks exchange.
 
-Each rank runs the check, and rank 0 prints its result as JSON. Code of a peer that runs writes the
-file MARKER.
+Run `python -m tests.support.exchange_checks NAME MARKER` on each rank. Rank 0 prints the result of
+the check NAME as JSON. If code of another rank runs, it writes the file MARKER.
 """
 
 import json
@@ -57,7 +57,7 @@ def sends_a_pickle(process: Any) -> str:
 
 
 def sends_other_bytes(process: Any) -> list[str]:
-    """What rank 0 makes of sizes and bytes that a peer chose."""
+    """Return the errors of rank 0 for sizes and bytes that another rank chose."""
     found = []
     for size, sent in (
         (-1, b""),
@@ -84,7 +84,7 @@ def sends_other_bytes(process: Any) -> list[str]:
 
 
 def uses_objects(process: Any) -> list[str]:
-    """torch's own object collectives between two machines, as torch.compile may call them."""
+    """Call torch's own object collectives between two machines, as torch.compile may do."""
     plain: list[Any] = [None, None]
     dist.all_gather_object(plain, [0.5, "a", {"b": (1, None)}])
     found = [repr(plain[1])]

@@ -76,7 +76,7 @@ class Gated(Task):
     width: int = 64
 
     def train_dataset(self, data_dir: Path) -> Dataset[Any]:
-        Path("asked for data").touch()
+        Path("data was read").touch()
         return TensorDataset(*self._rows(_EXAMPLES, 1))
 
     def validation_dataset(self, data_dir: Path) -> Dataset[Any]:
@@ -124,7 +124,7 @@ class HeldInSaves(Gated):
 
 @dataclass(frozen=True)
 class Hungry(Gated):
-    """Asks for 16 GB more in step 50."""
+    """Allocates 16 GB more in step 50."""
 
     def at_step(self, step: int, batch: Any) -> None:
         super().at_step(step, batch)
@@ -134,8 +134,9 @@ class Hungry(Gated):
 
 @dataclass(frozen=True)
 class Cramped(Gated):
-    """From step `first` on rank 1 (or alone) needs 256 MiB for each example, and has the addresses
-    for 12 more such at most.
+    """From step `first` on, needs 256 MiB for each example on rank 1 or on a single process.
+
+    This process may allocate addresses for at most 12 such examples.
     """
 
     first: int = 1
@@ -156,9 +157,7 @@ class Cramped(Gated):
 
 
 class _Rows(Dataset[Any]):
-    """Read one by one, by loader workers; the example 640 waits while the FIFO `gate-example` is
-    there.
-    """
+    """A dataset for loader workers; example 640 waits while the FIFO `gate-example` exists."""
 
     def __init__(self, *tensors: Tensor, padding: int) -> None:
         self.tensors, self.padding = tensors, padding
@@ -174,9 +173,7 @@ class _Rows(Dataset[Any]):
 
 @dataclass(frozen=True)
 class Loaded(Gated):
-    """Its examples come through loader workers, each with `padding` numbers that nobody looks
-    at.
-    """
+    """Reads its examples in loader workers, each with `padding` unused numbers."""
 
     padding: int = 0
 
@@ -189,7 +186,7 @@ class Loaded(Gated):
 
 @dataclass(frozen=True)
 class Audited(Loaded):
-    """Writes down which examples each step has trained on."""
+    """Writes the examples of each step to the file `seen-RANK.jsonl`."""
 
     def at_step(self, step: int, batch: Any) -> None:
         super().at_step(step, batch)
@@ -199,8 +196,9 @@ class Audited(Loaded):
 
 @dataclass(frozen=True)
 class Sick(Gated):
-    """From step `first` on, to `last`, the loss of one example in the rank 1 (or alone) is
-    multiplied by `factor`.
+    """Multiplies the loss of one example by `factor` in the steps from `first` to `last`.
+
+    The example is one of rank 1, or of a single process.
     """
 
     first: int = 50
@@ -221,7 +219,7 @@ class Sick(Gated):
 
 @dataclass(frozen=True)
 class Empty(Gated):
-    """Finds no examples."""
+    """A task whose training set is empty."""
 
     def train_dataset(self, data_dir: Path) -> Dataset[Any]:
         return TensorDataset(*self._rows(0, 1))

@@ -1,5 +1,6 @@
-"""Small films of a blob in noise, for the task `video`: its classes differ by motion alone, no
-still frame tells them apart.
+"""Small films of a blob in noise, for the task `video`.
+
+The classes differ only by motion: a single frame does not show the class.
 """
 
 from pathlib import Path
@@ -11,15 +12,14 @@ from numpy.typing import NDArray
 SIDE, FRAMES, CLIPS = 32, 9, 4  # a film has CLIPS clips of FRAMES frames
 FIELDS = {"size": SIDE, "frames": FRAMES, "width": 8}
 
-# Films of each class: a rare one, too.
+# The number of films of each class; one class is rare.
 COUNTS = {"horizontal": 32, "pulse": 10, "rest": 54, "vertical": 18}
 
 
 def film(kind: str, seed: int, frames: int = FRAMES * CLIPS) -> NDArray[numpy.uint8]:
-    """(frames, SIDE, SIDE) of a blob that rests, goes to one side (either one), up or down, or
-    grows and shrinks.
+    """Return a film (frames, SIDE, SIDE) of a blob that rests, moves or changes its size.
 
-    Mirrored it is of the same class. What leaves at one edge comes in at the other.
+    A mirrored film has the same class. A blob that leaves at one edge enters at the opposite edge.
     """
     draw = numpy.random.default_rng(seed)
     t, across = numpy.arange(frames)[:, None, None], numpy.arange(SIDE)
@@ -41,7 +41,7 @@ def film(kind: str, seed: int, frames: int = FRAMES * CLIPS) -> NDArray[numpy.ui
 
 
 def write_films(folder: Path, counts: dict[str, int] = COUNTS) -> None:
-    """`counts` films of each class as `folder/CLASS/*.npy`."""
+    """Write `counts` films of each class as `folder/CLASS/*.npy`."""
     for label, (kind, count) in enumerate(counts.items()):
         (folder / kind).mkdir(parents=True)
         for number in range(count):
@@ -49,7 +49,7 @@ def write_films(folder: Path, counts: dict[str, int] = COUNTS) -> None:
 
 
 def encode(path: Path, frames_THW: NDArray[numpy.uint8], codec: str = "libx264") -> None:
-    """Write the frames as a video of the kind that the ending of `path` names."""
+    """Write the frames as a video; the suffix of `path` sets the container format."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=30)

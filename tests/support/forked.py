@@ -1,8 +1,7 @@
-"""A `trainbox` that starts in milliseconds: a fork of a process that has imported it already.
+"""A `trainbox` that starts in milliseconds: a fork of a process that has already imported it.
 
-Most of a short command's time is the start of Python and its imports. A test that asks what a
-command prints or decides can do without them. A test of signals or of starting itself cannot, and
-uses a real start.
+Most of the time of a short command is the start of Python and its imports. A test of what a command
+prints or decides does not need them. A test of signals or of the start uses a real start.
 """
 
 import atexit
@@ -37,7 +36,7 @@ class CommandForks:
         self._servers: dict[str | None, subprocess.Popen[str]] = {}
 
     def run(self, words: tuple[str, ...], folder: Path, env: Mapping[str, str]) -> Ended:
-        """Run `trainbox WORDS` in `folder` with exactly the environment `env`."""
+        """Run `trainbox` with the arguments `words` in `folder`; `env` is its whole environment."""
         server = self._server(env.get("LD_LIBRARY_PATH"))
         assert server.stdin and server.stdout
         print(json.dumps([words, str(folder), dict(env)]), file=server.stdin, flush=True)
@@ -98,7 +97,7 @@ def forked(trainbox: Trainbox, command_forks: CommandForks) -> ForkedTrainbox:
 
 
 class CheckHere:
-    """The process that checks training options for a plan, as a call of the trainer in this one.
+    """A call of the trainer in this process, instead of the process that checks training options.
 
     It has the part of `subprocess.Popen` that `entrypoint.cli.commands` uses.
     """
@@ -152,7 +151,7 @@ def _become(words: list[str], folder: str, env: dict[str, str], outputs: Path) -
 
 
 if __name__ == "__main__":
-    # What nearly each verb imports, and nothing that opens the driver's library.
+    # The modules that nearly every command imports, and none that opens the driver's library.
     import pynvml  # noqa: F401
 
     import entrypoint.cli.commands

@@ -1,4 +1,4 @@
-"""Forks in place of the trainings that `trainbox bench` and `trainbox drill` start.
+"""Forks instead of the trainings that `trainbox bench` and `trainbox drill` start.
 
 Both commands start many small trainings, and most of the time of each is the start of Python and
 torch. Here the command runs in the test's process, and each of its trainings is a fork of a process

@@ -1,5 +1,6 @@
-"""Har with something broken on purpose: each must stay under what test_har.py asks of the whole
-one.
+"""Variants of the task Har that are broken on purpose.
+
+Each must have a lower accuracy than test_har.py requires of Har.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from trainer.tasks.har import Har
 
 @dataclass(frozen=True)
 class TimeLost(Har):
-    """The readings of each window in an order drawn at random, the same for its channels."""
+    """Shuffles the readings of each window; all channels have the same order."""
 
     def prepare(self, batch: Any, training: bool) -> tuple[Tensor, Tensor]:
         inputs_BCT, labels_B = batch
@@ -23,7 +24,7 @@ class TimeLost(Har):
 
 @dataclass(frozen=True)
 class ChannelsLost(Har):
-    """Three channels, from `first` on, are zero."""
+    """Sets three channels to zero, beginning with `first`."""
 
     first: int = 0
 
@@ -36,7 +37,7 @@ class ChannelsLost(Har):
 
 @dataclass(frozen=True)
 class BodyUntrained(Har):
-    """Only the last layer learns."""
+    """Trains only the last layer."""
 
     def build_model(self) -> nn.Module:
         model = super().build_model()

@@ -1,5 +1,6 @@
-"""A small folder in UCI HAR's layout: made-up people who walk, climb, sit, stand and lie, each in a
-way of their own.
+"""A small folder in UCI HAR's layout, with made-up subjects who walk, climb, sit, stand and lie.
+
+Each subject moves differently.
 """
 
 from pathlib import Path
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 CHANNELS = [
     f"{sensor}_{axis}" for sensor in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
 ]
-_WINDOWS = 10  # of a person and activity
+_WINDOWS = 10  # for each subject and activity
 
 _Numbers = NDArray[numpy.float64]
 
@@ -20,10 +21,12 @@ _Numbers = NDArray[numpy.float64]
 def write_folder(folder: Path) -> None:
     """Write `UCI HAR Dataset` into `folder`.
 
-    What tells the classes apart, on purpose: up and down stairs are each other's mirror in time,
-    with the same spectrum and the same values; sitting and standing sway in small circles of
-    opposite sense, which only the gyroscope sees; lying down differs by gravity, which only the
-    total acceleration holds.
+    The classes are similar on purpose:
+
+    - Up and down stairs are mirrored in time, with the same spectrum and the same values.
+    - Sitting and standing sway in small circles in opposite directions, which only the gyroscope
+      measures.
+    - Lying differs by gravity, which only the total acceleration contains.
     """
     random = numpy.random.default_rng(0)
     for part, numbers in (("train", range(1, 9)), ("test", range(9, 13))):
@@ -54,7 +57,7 @@ def _write_part(
 
 
 def _write(path: Path, numbers: _Numbers) -> None:
-    """In columns of 16 characters with exponents of three digits, as UCI's are."""
+    """Write columns of 16 characters with exponents of three digits, as UCI HAR has them."""
     lines = ("".join(f"{number:15.7e}" for number in row) for row in numbers)
     path.write_text(
         "".join(
@@ -67,7 +70,7 @@ def _write(path: Path, numbers: _Numbers) -> None:
 def _window(
     random: numpy.random.Generator, label: int, pace: float, force: float, tilt_C1: _Numbers
 ) -> _Numbers:
-    """(9, 128): body acceleration, rotation, total acceleration, at 50 readings a second."""
+    """Return (9, 128): body acceleration, rotation and total acceleration, at 50 Hz."""
     seconds = numpy.arange(128) / 50
     turns = 2 * numpy.pi * (1.7 * pace * seconds + random.uniform())
     gravity_C1 = tilt_C1 + numpy.array(
@@ -95,8 +98,10 @@ def _window(
 
 
 def _features(signals_NCT: _Numbers) -> _Numbers:
-    """(N, 561): of each channel mean, deviation, skewness of 3 slopes and 50 of its spectrum; of
-    the gyroscope 22 turnings.
+    """Return (N, 561) features.
+
+    Each channel gives its mean, its deviation, the skewness of 3 slopes and 50 values of its
+    spectrum. The gyroscope also gives 22 rotations.
     """
     of_channels = [signals_NCT.mean(2), signals_NCT.std(2)]
     for lag in (3, 6, 9):

@@ -25,7 +25,7 @@ class Evil:
 
 
 def packed(_value: Any) -> torch.Tensor:
-    """A pickle in the place of JSON."""
+    """Return a pickle instead of JSON."""
     return torch.frombuffer(bytearray(pickle.dumps(Evil())), dtype=torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Tasks for trainings on several processes; named on the command line by this file's path."""
+"""Tasks for trainings on several processes, named on the command line by this file's path."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _VALIDATION_EXAMPLES = 257  # prime: no number of processes or batches divides i
 
 
 class Rows(Dataset[Any]):
-    """The rows of tensors, one by one, through a loader."""
+    """A dataset of the rows of tensors, which a loader reads one by one."""
 
     def __init__(self, *tensors: Tensor, noise: float = 0.0) -> None:
         self.tensors, self.noise = tensors, noise
@@ -32,7 +32,7 @@ class Rows(Dataset[Any]):
 
 @dataclass(frozen=True)
 class Census(Task):
-    """Counts how often each validation example was seen, and adds up their numbers."""
+    """Counts how often each validation example is seen, and adds up their numbers."""
 
     epochs: ClassVar[int] = 2
     batch_size: ClassVar[int] = 64
@@ -70,9 +70,9 @@ class Census(Task):
 
 @dataclass(frozen=True)
 class Shaky(Gated):
-    """Everything that draws or drifts: augmentation in loader workers, batch norm, dropout.
+    """A task with augmentation in loader workers, batch norm and dropout.
 
-    40 steps of 16 an epoch, at which a test can hold the ranks.
+    An epoch has 40 steps of 16 examples, at which a test can hold the ranks.
     """
 
     def train_dataset(self, data_dir: Path) -> Dataset[Any]:
@@ -99,7 +99,7 @@ class Holey(Shaky):
 
 @dataclass(frozen=True)
 class Alone(Census):
-    """A task with a mistake on rank 1 alone, whose message must be the one that is printed."""
+    """A task with a mistake on rank 1 alone; the message of this rank must be printed."""
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         losses_B = super().losses(model, batch)["error"]

@@ -1,8 +1,7 @@
 """Keep CPU cores busy beside a command: `python -m tests.support.load --cores 2 -- make test`.
 
-Without a command: until it is ended.
-
-Tests must pass on a busy machine, too: they wait for events, not for time.
+Without a command, keep them busy until this process ends. Tests must also pass on a busy machine,
+because they wait for events and not for time.
 """
 
 import argparse
@@ -12,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-# It ends with its parent, however that ends.
+# This process ends when its parent has ended in any way.
 _BUSY = """
 import os
 parent = os.getppid()
@@ -24,7 +23,7 @@ while os.getppid() == parent:
 
 @contextlib.contextmanager
 def load(cores: int) -> Iterator[list[int]]:
-    """Keep `cores` processes busy; yields their process ids."""
+    """Keep `cores` processes busy, and yield their process ids."""
     busy = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(cores)]
     try:
         yield [process.pid for process in busy]
@@ -38,10 +37,10 @@ def main(words: Sequence[str]) -> int:
     """Run the command beside the load and return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.load", description=__doc__)
     parser.add_argument(
-        "--cores", type=int, default=2, metavar="N", help="How many cores to keep busy. Default: 2."
+        "--cores", type=int, default=2, metavar="N", help="Cores to keep busy. Default: 2."
     )
     parser.add_argument(
-        "command", nargs="*", metavar="COMMAND", help="What to run beside the load."
+        "command", nargs="*", metavar="COMMAND", help="Command to run beside the load."
     )
     given = parser.parse_args(words)
     with load(given.cores), contextlib.suppress(KeyboardInterrupt):

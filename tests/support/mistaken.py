@@ -1,4 +1,4 @@
-"""A task with a mistake, on one rank or on all; named on the command line by this file's path."""
+"""A task with a mistake on one rank or on all, named on the command line by this file's path."""
 
 import os
 from collections.abc import Mapping

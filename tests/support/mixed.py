@@ -1,5 +1,6 @@
-"""Models with all that an exchange between processes can trip over; small buckets, so that there
-are many.
+"""A model with everything that makes an exchange of gradients difficult.
+
+The buckets are small, so that there are many.
 """
 
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ reduction._BUCKET_BYTES = 300
 
 
 class _Net(nn.Module):
-    """Two types of parameters, one laid out as channels last, frozen and unused ones; buffers that
-    move at their own times.
+    """A model with parameters of two types, in channels-last layout, frozen and unused.
+
+    Its buffers change at different times.
     """
 
     late: Tensor
@@ -87,7 +89,7 @@ class Mixed(Task):
     def build_optimizer(
         self, model: nn.Module, name: str, learning_rate: float, weight_decay: float | None
     ) -> Any:
-        """Leaves the convolution out, though it is trained: its gradients must not pile up."""
+        """Leave out the convolution, which has gradients: they must not add up over the steps."""
         rest = [
             p
             for n, p in model.named_parameters()

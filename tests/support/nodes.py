@@ -40,7 +40,7 @@ class Party:
         self.said = queue.Queue[str]()
 
     def start(self, node: Node, say: Callable[[str], None] | None = None) -> Callable[[], Meeting]:
-        """Let a node meet the others; the returned function waits for the result."""
+        """Start the rendezvous of a node; the returned function waits for the result."""
         met = self._pool.submit(meet, node, say or self.said.put)
 
         def result() -> Meeting:

@@ -1,4 +1,4 @@
-"""Where the tests find the checkout and the files that they share."""
+"""The paths of the checkout and of the files that tests share."""
 
 from pathlib import Path
 

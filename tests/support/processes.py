@@ -12,7 +12,7 @@ from tests.support.ranks import StartedRanks
 
 
 def _stat(pid: int) -> tuple[str, int, str] | None:
-    """(state, parent, start time) of a process; None if it is gone."""
+    """Return (state, parent, start time) of a process, or None if it is gone."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -63,7 +63,7 @@ class Processes:
 
 
 class Job(Processes):
-    """What `trainbox train` has started: the launcher, its ranks and their loader workers.
+    """The processes of a `trainbox train`: the launcher, its ranks and their loader workers.
 
     `ranks` is their number, or a list of the ranks on this node. A single process is its own
     launcher and has no ranks.
@@ -91,7 +91,7 @@ class Job(Processes):
 
 
 def listening(pid: int) -> set[str]:
-    """The addresses at which the process takes TCP connections."""
+    """Return the addresses at which the process accepts TCP connections."""
     links = [str(end.readlink()) for end in Path(f"/proc/{pid}/fd").iterdir()]
     inodes = {
         link.removeprefix("socket:[").removesuffix("]")

@@ -1,5 +1,6 @@
-"""A small model of the kind that is too large in earnest: an embedding, a list of blocks, a head;
-named by this file's path.
+"""A small model with the structure of large ones: an embedding, a list of blocks and a head.
+
+The task is named on the command line by this file's path.
 """
 
 import json
@@ -24,7 +25,7 @@ _built: dict[str, Any] = {}
 class _Block(nn.Module):
     def __init__(self, normed: bool) -> None:
         super().__init__()
-        # a key's bias learns from noise
+        # the bias of a key would learn from noise
         self.attention = nn.MultiheadAttention(_WIDTH, 2, bias=False, batch_first=True)
         self.inner = nn.Sequential(nn.Linear(_WIDTH, 23), nn.GELU(), nn.Linear(23, _WIDTH))
         self.norm = nn.BatchNorm1d(_LENGTH) if normed else nn.LayerNorm(_WIDTH)
@@ -50,7 +51,7 @@ class _Net(nn.Module):
         if self.moves:
             self.frozen.bias.data.add_(1)
         _built["gathered"] = self.frozen.weight.dtype
-        # float32 beside gathered bf16: autocast brings them together
+        # float32 next to gathered bf16, which autocast converts
         positions_T1 = torch.linspace(0, 1, _LENGTH)[:, None]
         x_BTE = self.frozen(self.embedding(words_BT)) + positions_T1
         for block in self.blocks:
@@ -60,7 +61,7 @@ class _Net(nn.Module):
 
 
 class OneARow(torch.optim.SGD):
-    """Keeps a number for each row, as optimizers do that save memory."""
+    """Keeps one number for each row, as optimizers that save memory do."""
 
     def step(self, closure: Any = None) -> None:
         for parameter in self.param_groups[0]["params"]:
@@ -70,24 +71,24 @@ class OneARow(torch.optim.SGD):
 
 @dataclass(frozen=True)
 class Sharded(Task):
-    """Each process writes how many numbers it holds; rank 1 dies at the step KILL_AT of the
-    environment.
+    """A task whose processes write the number of values that they hold.
 
-    At STOP_AT each touches `waits-RANK`, and waits for a signal.
+    Rank 1 kills itself at the step KILL_AT of the environment. At the step STOP_AT, each rank
+    touches the file `waits-RANK` and waits for a signal.
     """
 
     batch_size: ClassVar[int] = 24
 
     normed: bool = False
-    keeps: str = "moments"  # or "rows", or "factors": what the optimizer does
+    keeps: str = "moments"  # the kind of optimizer: moments, rows or factors
     seeded: bool = True
-    moves: bool = False  # what is not trained, as a mean teacher does
+    moves: bool = False  # a parameter that is not trained changes, as in a mean teacher
 
     def train_dataset(self, data_dir: Path) -> TensorDataset:
         return _texts(130, 1)
 
     def validation_dataset(self, data_dir: Path) -> TensorDataset:
-        return _texts(53, 2)  # 9 batches of 6, 5 of 12: not as many for each
+        return _texts(53, 2)  # 9 batches of 6 or 5 of 12: not equally many for each process
 
     def build_model(self) -> nn.Module:
         if not self.seeded:

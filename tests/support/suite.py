@@ -1,8 +1,9 @@
 """Run lint and the tests beside each other: `python -P -m tests.support.suite --lint [OPTIONS]`.
 
-Two pytest processes share the tests. The one that runs the CPU-bound tests prints as it goes. The
-other one runs the tests marked `waits`, which use little CPU. Its output and lint's are printed
-when they have ended. The exit code is the first of these that is not 0.
+Two pytest processes share the tests. The first pytest process runs the CPU-bound tests and prints
+their progress. The second pytest process runs the tests marked `waits`, which use little CPU. Its
+output and that of lint are printed when they have ended. The exit code is the first code that is
+not 0.
 """
 
 import argparse
@@ -29,7 +30,7 @@ _CACHE = ".pytest_cache/waits"  # of its own, so that --lf knows the failures of
 
 @dataclass(frozen=True)
 class Part:
-    """A command that runs beside the others; `live` if its output is not kept until its end."""
+    """A command that runs beside the others; if `live`, it prints while it runs."""
 
     name: str
     command: tuple[str, ...]
@@ -145,9 +146,9 @@ def _write_all(text: bytes) -> None:
 
 @contextlib.contextmanager
 def _all_ended() -> Iterator[list["subprocess.Popen[bytes]"]]:
-    """End the started processes when this one is told to stop.
+    """End the started processes when this process gets a SIGTERM.
 
-    A terminal sends Ctrl-C to all of them, so only a SIGTERM is passed on.
+    A terminal sends Ctrl-C to all processes, so SIGINT is not passed on.
     """
     started: list[subprocess.Popen[bytes]] = []
 

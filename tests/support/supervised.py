@@ -1,8 +1,7 @@
-"""`trainbox train` on two processes with seconds where it has minutes: `python supervised.py
-STOP_BUDGET_S TIMEOUT_S WORDS`.
+"""Run `trainbox train` on two processes with deadlines of seconds instead of minutes.
 
-Run by torchrun as a rank's program, with the deadline of an exchange first, it is the trainer
-itself.
+The command is `python supervised.py STOP_BUDGET_S TIMEOUT_S ARGUMENTS`. torchrun starts this file
+again as the program of each rank, with TIMEOUT_S for an exchange first. It is then the trainer.
 """
 
 import os

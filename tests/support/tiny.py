@@ -1,6 +1,4 @@
-"""A task that trains in milliseconds, for trainings inside the test's own process:
-`tests.support.tiny:Tiny`.
-"""
+"""Tasks that train in milliseconds, for trainings inside the test's own process."""
 
 import os
 from collections.abc import Mapping
@@ -21,9 +19,7 @@ TEXTS = "tests.support.tiny:Texts"
 
 
 class StepCounter(nn.Module):
-    """A linear model that counts its training forwards, so that a loss can go wrong at a chosen
-    one.
-    """
+    """A linear model that counts its training forwards, so that a test can choose one of them."""
 
     forwards: Tensor
 
@@ -41,8 +37,9 @@ class StepCounter(nn.Module):
 
 @dataclass(frozen=True)
 class Tiny(Task):
-    """Four numbers to one, by a line: 50 examples to train (6 steps of 8 an epoch), 20 to
-    validate.
+    """A linear regression of four inputs, with 50 training and 20 validation examples.
+
+    An epoch has 6 steps of 8 examples.
     """
 
     epochs: ClassVar[int] = 3
@@ -80,7 +77,7 @@ class Tiny(Task):
 
 @dataclass(frozen=True)
 class Texts(Tiny):
-    """Has fields that are texts."""
+    """A task with fields that are texts."""
 
     url: str = ""
     api_key: str = ""
@@ -89,7 +86,7 @@ class Texts(Tiny):
 
 @dataclass(frozen=True)
 class NumpyMetrics(Tiny):
-    """Gives its metrics as NumPy's floats, as those who compute them with scikit-learn do."""
+    """Returns its metrics as NumPy floats, as scikit-learn computes them."""
 
     def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         return {"loss": numpy.float64(float(totals["loss"] / totals["examples"]))}
@@ -113,7 +110,7 @@ class BareLoss(Tiny):
 
 @dataclass(frozen=True)
 class NoSuchFile(Tiny):
-    """Its data is missing."""
+    """A task whose data is missing."""
 
     def train_dataset(self, data_dir: Path) -> TensorDataset:
         return TensorDataset(torch.from_numpy(numpy.load(data_dir / "readings.npy")))
@@ -121,7 +118,7 @@ class NoSuchFile(Tiny):
 
 @dataclass(frozen=True)
 class Sized(Tiny):
-    """Learns from its data how many numbers there are, and tells the shapes."""
+    """Reads the number of inputs from its data, and notes the shapes."""
 
     inputs: int = 0
 
@@ -155,8 +152,9 @@ class Sized(Tiny):
 
 @dataclass(frozen=True)
 class Large(Tiny):
-    """From its training forward `first` on it has memory for as many examples at once as `ROOM` in
-    the environment says.
+    """Beginning with training forward `first`, has memory for `ROOM` examples at once.
+
+    `ROOM` is a variable of the environment.
     """
 
     first: int = 1
@@ -184,7 +182,7 @@ class Large(Tiny):
 
 @dataclass(frozen=True)
 class FigureCount(Tiny):
-    """Another number of losses: two of them, and a statistic that is a table."""
+    """Has two losses, and a statistic that is a table."""
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         losses_B = super().losses(model, batch)["squared_error"]

@@ -1,8 +1,7 @@
-"""`trainbox train` where the GPUs are the NVML stub's and the processes compute on the CPU: `python
-watched.py BUDGET_S WORDS`.
+"""Run `trainbox train` with the GPUs of the NVML stub, and compute on the CPU.
 
-The detection, the plan, the gate, the watch, torchrun and the trainer are the real ones; BUDGET_S
-is the time to save and stop.
+The command is `python watched.py BUDGET_S ARGUMENTS`. BUDGET_S is the time to save and stop. The
+detection, the plan, the gate, the watch, torchrun and the trainer are the real ones.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
-"""On PYTHONPATH, breaks the programs of `trainbox health --deep` as BROKEN says: {"compute 2":
-"matmul", "exchange 1": "sum"}.
+"""If this folder is on PYTHONPATH, break the programs of `trainbox health --deep`.
 
-They are counted, in the folder BROKEN_IN, as they come: the first is "compute 1". In an exchange it
-is rank 1 that is broken.
+BROKEN has the faults as JSON: {"compute 2": "matmul", "exchange 1": "sum"}. The programs are
+counted in the folder BROKEN_IN in the order of their starts: the first is "compute 1". An exchange
+has its fault on rank 1.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 
 def _fault() -> str:
     kind = sys.orig_argv[-1]
-    # the ranks of one exchange have one parent
+    # the ranks of an exchange have the same parent
     start = os.getppid() if kind == "exchange" else os.getpid()
     folder = Path(os.environ["BROKEN_IN"])
     (folder / f"{kind}-{start}").mkdir(exist_ok=True)

@@ -22,13 +22,11 @@ FLAGS = [
 
 
 def build_stub(folder: Path, without: Iterable[str] = ()) -> Path:
-    """Compile folder/libnvidia-ml.so.1; the symbols in `without` are not in it, as in an old
-    driver's.
-    """
+    """Compile folder/libnvidia-ml.so.1 without the symbols in `without`, like an old driver."""
     compiler = shutil.which("cc")
     if compiler is None:
         raise RuntimeError(
-            "the NVML stub needs a C compiler: there is no cc on PATH (Debian: apt-get install gcc)"
+            "the NVML stub needs a C compiler: cc is not on PATH (Debian: apt-get install gcc)"
         )
     folder.mkdir(parents=True, exist_ok=True)
     library = folder.resolve() / "libnvidia-ml.so.1"
@@ -44,14 +42,12 @@ def build_stub(folder: Path, without: Iterable[str] = ()) -> Path:
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the path of the NVML stub, compiled once for each pytest process."""
     if shutil.which("cc") is None:
-        pytest.skip("the NVML stub needs a C compiler: there is no cc on PATH")
+        pytest.skip("the NVML stub needs a C compiler: cc is not on PATH")
     return build_stub(tmp_path_factory.mktemp("nvml"))
 
 
 def stub_env(library_dir: Path, config_file: Path) -> dict[str, str]:
-    """Return what a process needs in its environment to load the stub and not a driver's
-    library.
-    """
+    """Return the variables with which a process loads the stub instead of a driver's library."""
     path = [str(library_dir.resolve()), os.environ.get("LD_LIBRARY_PATH", "")]
     return {
         "LD_LIBRARY_PATH": ":".join(filter(None, path)),
@@ -72,8 +68,7 @@ def read_profile(profile: str) -> dict[str, str]:
 def write_config(
     path: Path, profile: str, keys: Mapping[str, object] | None = None, **more: object
 ) -> Path:
-    """Write a profile with some keys changed, or left out where the value is None: all at once,
-    also for a reader.
+    """Write a profile with changed `keys` in one atomic step; None leaves a key out.
 
     write_config(path, "h100", {"gpu1.ret": 15, "gpu0.field.230": None}, count=2)
     """
