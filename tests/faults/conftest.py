@@ -11,7 +11,7 @@ DigestOf = Callable[..., str]
 
 @pytest.fixture(scope="session")
 def digest_of(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> DigestOf:
-    """Return the digest of a training without a fault: `digest_of(PROCESSES, *WORDS)`."""
+    """Return the digest of a training without a fault: `digest_of(PROCESSES, *ARGUMENTS)`."""
 
     def run(processes: int, *words: str) -> str:
         with ranks_in(forks, tmp_path_factory.mktemp("clean")) as ranks:

@@ -1,4 +1,4 @@
-"""The drill itself, for real and with trainings that part."""
+"""The drill with real trainings, and with trainings whose bits differ."""
 
 import itertools
 from pathlib import Path
@@ -16,11 +16,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.timeout(1200)
 def test_the_drill_prints_one_digest(trainbox: Trainbox) -> None:
-    """With batch norm, dropout and augmentation in loader workers; undisturbed on 1 to 4 processes
-    and killed between.
+    """Cover batch norm, dropout and augmentation in loader workers, on 1 to 4 processes.
 
-    A rendezvous in the environment, as a job of several machines has it, is none of its trainings'
-    business.
+    The trainings ignore a rendezvous in the environment, as a job of several machines has it.
     """
     words = ("drill", "digits_augmented", "--steps", "30", "--seed", "3", "--cpu")
     ended = trainbox(*words, env={"RDZV_ENDPOINT": "nobody.invalid:29400"})
@@ -37,7 +35,7 @@ def test_the_drill_prints_one_digest(trainbox: Trainbox) -> None:
     assert "the same bits in all 6 trainings" in ended.out
 
 
-def test_trainings_that_part_end_with_code_8(
+def test_trainings_with_different_bits_give_exit_code_8(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     digests = itertools.cycle(["aa bb", "aa bb", "aa cc"])
@@ -64,7 +62,7 @@ def test_trainings_that_part_end_with_code_8(
     assert err.strip().endswith("case-2/run")
 
 
-def test_a_training_that_fails_is_told_with_its_last_words() -> None:
+def test_the_last_line_of_a_failed_training_is_reported() -> None:
     ended = CliRunner().invoke(cli.cli, ["drill", "no_such_task", "--cpu"])
     assert isinstance(ended.exception, DrillFailed)
     assert ended.exception.exit_code == 2

@@ -1,5 +1,6 @@
-"""GPUs that fail while two processes train: the NVML stub's GPUs, everything else is real
-(watched.py).
+"""GPUs that fail while two processes train.
+
+The GPUs are those of the NVML stub, and everything else is real (watched.py).
 """
 
 import json
@@ -34,7 +35,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Watched:
-    """Trainings on two make-believe GPUs in one folder."""
+    """Trainings on two GPUs of the NVML stub in one folder."""
 
     def __init__(self, folder: Path, library: Path) -> None:
         self.folder, self.library = folder, library
@@ -44,7 +45,7 @@ class Watched:
         self.put()
 
     def put(self, **keys: object) -> None:
-        """What the driver says from now on; `gpu1__xid` stands for gpu1.xid."""
+        """Set the answers of the driver; `gpu1__xid` is the key gpu1.xid."""
         config = {key.replace("__", "."): value for key, value in keys.items()}
         self.config = write_config(self.folder / "nvml.conf", "h100", config, count=2)
 
@@ -67,8 +68,8 @@ class Watched:
         self.read = 0
         return process
 
-    def said(self, process: "subprocess.Popen[str]", text: str) -> str:
-        """The next line of its standard error with `text`."""
+    def printed(self, process: "subprocess.Popen[str]", text: str) -> str:
+        """Wait for the next line of standard error with `text`, and return it."""
         found: list[str] = []
 
         def look() -> bool:
@@ -88,7 +89,7 @@ class Watched:
         return self.finish(self.start(*words))
 
     def events(self) -> list[tuple[str, str, str]]:
-        """(check, result, uuid) of the hardware's entries in metrics.jsonl."""
+        """Return (check, result, uuid) of the hardware's entries in metrics.jsonl."""
         lines = (self.folder / "runs/r/metrics.jsonl").read_text().splitlines()
         entries = [entry for line in lines if (entry := json.loads(line))["kind"] == "health"]
         return [(entry["check"], entry["result"], entry["uuid"]) for entry in entries]
@@ -105,16 +106,16 @@ def watched(tmp_path: Path, library: Path) -> Iterator[Watched]:
 
 
 def test_row_35_a_fatal_xid_saves_and_ends_the_job(watched: Watched) -> None:
-    """One of the program's is told and changes nothing; a fatal one is a checkpoint and exit 3."""
+    """An Xid of the program is logged. A fatal Xid saves a checkpoint and gives exit code 3."""
     watched.put(gpu1__xid=31)
     gates = [Gate(watched.folder, 100, rank) for rank in (0, 1)]
     process = watched.start()
     for gate in gates:
         gate.wait_for(process)
     watched.put(gpu1__xid="31,31")
-    assert "xid WARN: Xid 31" in watched.said(process, UUID)
+    assert "xid WARN: Xid 31" in watched.printed(process, UUID)
     watched.put(gpu1__xid="31,31,79")
-    assert "xid CRITICAL: Xid 79: the GPU has fallen off the bus" in watched.said(process, UUID)
+    assert "xid CRITICAL: Xid 79: the GPU has fallen off the bus" in watched.printed(process, UUID)
     for gate in gates:
         gate.release()
     ended = watched.finish(process)
@@ -131,7 +132,7 @@ def test_row_35_a_fatal_xid_saves_and_ends_the_job(watched: Watched) -> None:
     assert again.code == 0, again.err
     assert f"resume     from step {kept}" in again.out
     assert watched.events() == [("xid", "WARN", UUID), ("xid", "CRITICAL", UUID)], (
-        "what happened stays in the run"
+        "the events stay in the run"
     )
 
 
@@ -154,7 +155,7 @@ def test_row_35_a_gpu_that_breaks_ends_the_job(
     process = watched.start()
     gate.wait_for(process)
     watched.put(**keys)
-    assert text in watched.said(process, UUID)
+    assert text in watched.printed(process, UUID)
     gate.release()
     ended = watched.finish(process)
     assert ended.code == 3
@@ -162,8 +163,9 @@ def test_row_35_a_gpu_that_breaks_ends_the_job(
 
 
 def test_row_35_a_rank_that_hangs_on_a_broken_gpu_is_killed(watched: Watched) -> None:
-    """And what was found stands in the run, though nobody could take it over; the Xid is heard
-    while another reading hangs.
+    """The Xid is found while another reading hangs, and it is recorded in the run.
+
+    The ranks cannot record the Xid, because they hang.
     """
     gate = Gate(watched.folder, 100)
     process = watched.start("--checkpoint-steps", "10", budget_s=2)
@@ -180,32 +182,32 @@ def test_row_35_a_rank_that_hangs_on_a_broken_gpu_is_killed(watched: Watched) ->
     assert any(name.endswith(".pt") for name in checkpoints(watched.folder))
 
 
-def test_row_35_what_is_no_reason_to_end_is_told(watched: Watched) -> None:
-    """Heat, a driver that hangs and comes back: told once each, and the training goes on."""
+def test_row_35_minor_events_are_logged_once(watched: Watched) -> None:
+    """A slowdown and a driver that hangs and recovers are logged, and the training continues."""
     gate = Gate(watched.folder, 100)
     process = watched.start()
     gate.wait_for(process)
     watched.put(gpu1__clocks_event_reasons="0x40")
-    assert "slowdown WARN: hardware thermal slowdown now, in 1 of the last" in watched.said(
+    assert "slowdown WARN: hardware thermal slowdown now, in 1 of the last" in watched.printed(
         process, UUID
     )
     watched.put()
-    assert "slowdown WARN" not in watched.said(process, UUID)
+    assert "slowdown WARN" not in watched.printed(process, UUID)
     watched.put(hang=1)
-    assert "driver UNKNOWN: the NVIDIA driver does not answer" in watched.said(process, "node")
+    assert "driver UNKNOWN: the NVIDIA driver does not answer" in watched.printed(process, "node")
     watched.put()
-    assert "driver PASS" in watched.said(process, "node")
+    assert "driver PASS" in watched.printed(process, "node")
     gate.release()
     ended = watched.finish(process)
     assert ended.code == 0, ended.err
-    told = [(check, result) for check, result, _ in watched.events()]
-    assert told[:1] == [("slowdown", "WARN")] and told[-2:] == [
+    logged = [(check, result) for check, result, _ in watched.events()]
+    assert logged[:1] == [("slowdown", "WARN")] and logged[-2:] == [
         ("driver", "UNKNOWN"),
         ("driver", "PASS"),
     ]
 
 
-def test_row_35_the_watch_outlives_the_process_that_asks_and_the_folder_of_its_events(
+def test_row_35_the_watch_outlives_its_process_and_the_folder_of_its_events(
     watched: Watched,
 ) -> None:
     gate = Gate(watched.folder, 100)
@@ -214,19 +216,19 @@ def test_row_35_the_watch_outlives_the_process_that_asks_and_the_folder_of_its_e
     (events,) = watched.temporary.glob("trainbox-health-*")
     shutil.rmtree(events)
     watched.put(gpu1__temperature=87)
-    assert "(not in the run's metrics.jsonl: " in watched.said(process, "temperature WARN")
-    for pid in asking(process.pid):
+    assert "(not in the run's metrics.jsonl: " in watched.printed(process, "temperature WARN")
+    for pid in driver_processes(process.pid):
         os.kill(pid, signal.SIGSEGV)
-    assert "has died in the driver's library" in watched.said(process, "driver UNKNOWN")
-    watched.said(process, "driver PASS")
+    assert "has died in the driver's library" in watched.printed(process, "driver UNKNOWN")
+    watched.printed(process, "driver PASS")
     watched.put(gpu1__xid=79)
-    watched.said(process, "Xid 79")
+    watched.printed(process, "Xid 79")
     gate.release()
     assert watched.finish(process).code == 3
 
 
-def asking(parent: int) -> list[int]:
-    """The processes that ask the driver: forked from the entrypoint, in its session."""
+def driver_processes(parent: int) -> list[int]:
+    """Return the processes that query the driver: forks of the entrypoint in its session."""
     stats = {
         int(path.parent.name): path.read_text().rpartition(")")[2].split()
         for path in Path("/proc").glob("[0-9]*/stat")
@@ -254,7 +256,7 @@ def test_row_36_the_gate_is_closed_for_a_gpu_with_an_uncorrected_error(watched: 
     assert re.match(r"health     OPEN, PASS: 1 GPU, 0\.\d\d s\n", spared.out)
 
 
-def test_row_36_no_health_trains_all_the_same(watched: Watched) -> None:
+def test_row_36_no_health_trains_nevertheless(watched: Watched) -> None:
     watched.put(gpu1__ecc__volatile__uncorrected=1)
     ended = watched.train("--no-health", "--max-steps", "5")
     assert ended.code == 0, ended.err

@@ -1,4 +1,4 @@
-"""Two machines: network namespaces on one bridge, and a cable between them that can be pulled."""
+"""Two machines: network namespaces on one bridge, whose cable a test can pull."""
 
 import fcntl
 import json
@@ -20,7 +20,7 @@ from tests.support.processes import Job, listening
 _WORDS = (*GATED, "--max-steps", "70", "--checkpoint-steps", "10")
 _SECRET = {"RDZV_SECRET": "0123456789abcdef0123456789abcdef"}
 _HOSTS = ("h3", "h4")
-_PROCESSES = (2, 1)  # need not be the same on all
+_PROCESSES = (2, 1)  # different on each machine
 
 
 def _ip(*words: str) -> str:
@@ -30,7 +30,7 @@ def _ip(*words: str) -> str:
 
 
 class Hosts:
-    """Their addresses, and where they meet: at the first one."""
+    """The addresses of the machines, and the endpoint of their rendezvous on the first machine."""
 
     def __init__(self) -> None:
         shown = [
@@ -73,21 +73,21 @@ def hosts() -> Iterator[Hosts]:
             "bridge by veth-h3 and veth-h4"
         )
     with (Path(tempfile.gettempdir()) / "trainbox-test-hosts.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one test at a time pulls cables
+        fcntl.flock(lock, fcntl.LOCK_EX)  # only one test at a time may pull cables
         yield Hosts()
         _ip("link", "set", f"veth-{_HOSTS[1]}", "up")
 
 
 @pytest.fixture(scope="module")
 def clean_on_three(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest of the same on three processes of one machine."""
+    """Return the digest of the same training on three processes of one machine."""
     return clean_digest(tmp_path_factory.mktemp("clean-on-three"), (*_WORDS, "--processes", "3"))
 
 
 @pytest.mark.waits
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_row_40_a_late_node_and_row_48_who_can_reach_what(
+def test_row_40_a_late_node_and_row_48_the_addresses_that_listen(
     trainbox: Trainbox, hosts: Hosts, clean_on_three: str
 ) -> None:
     gate = Gate(trainbox.folder, 40)
@@ -161,10 +161,10 @@ def test_row_38_a_pulled_cable_and_row_39_a_slow_link(
         )
     assert [each.code for each in resumed] == [0, 0], resumed
     assert re.search("^resume +from step (30|40), ", resumed[0].out, re.MULTILINE), resumed[0].out
-    (told,) = re.findall(
+    (logged_ms,) = re.findall(
         "^step .*: the exchange of gradients takes .*% of the time \\(([0-9,]+) ms a step\\)",
         resumed[0].out,
         re.MULTILINE,
     )
-    assert int(told.replace(",", "")) >= 100  # a step has some milliseconds without the link
+    assert int(logged_ms.replace(",", "")) >= 100  # a step takes a few ms without the slow link
     assert resumed[0].digest == clean_on_three

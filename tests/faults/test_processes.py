@@ -38,9 +38,9 @@ def test_row_01_a_rank_killed_again_and_again(
     The first and the last start are those of the real command. In the others, the ranks are forks.
     """
     draw = random.Random(1)  # noqa: S311
-    starts = range(10, 370, 18)
+    starts = range(10, 370, 30)
     for first in starts:
-        rank, step = draw.choice((0, 1)), draw.randrange(first, first + 18)
+        rank, step = draw.choice((0, 1)), draw.randrange(first, first + 30)
         gate = Gate(trainbox.folder, step, rank)
         if first in (starts[0], starts[-1]):
             _kill_a_rank_of_the_command(trainbox, rank, gate)
@@ -206,8 +206,8 @@ def taken_port() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
-def test_row_21_the_port_to_meet_at_is_taken(trainbox: Trainbox, taken_port: int) -> None:
-    """The port is used by a program that is not a rendezvous."""
+def test_row_21_the_port_of_the_rendezvous_is_taken(trainbox: Trainbox, taken_port: int) -> None:
+    """The port belongs to a program that is not a rendezvous."""
     endpoint = f"127.0.0.1:{taken_port}"
     nodes = ("--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", endpoint, "--rdzv-id", "x")
     ended = trainbox("train", *GATED, *nodes)

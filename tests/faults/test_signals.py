@@ -75,7 +75,7 @@ def test_row_07_a_second_signal(trainbox: Trainbox, ranks: Ranks, clean: str) ->
 @pytest.mark.waits
 @needs_linux
 def test_row_08_a_signal_and_a_loader_worker_that_hangs(trainbox: Trainbox) -> None:
-    """Ranks that wait for an example for ever are killed after the budget, with their workers."""
+    """Ranks that wait forever for an example are killed after the budget, with their workers."""
     os.mkfifo(trainbox.folder / "gate-example")
     words = (
         f"{TASKS}:Loaded",

@@ -1,4 +1,4 @@
-"""Files that are damaged, missing or hostile, and disks that are full or cannot be written."""
+"""Files that are damaged, missing or hostile, and disks that are full or read-only."""
 
 import hashlib
 import json
@@ -85,7 +85,7 @@ def test_row_12_a_page_zeroed_fifty_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)  # a FIFO would block
-def test_row_14_files_that_are_empty_strange_or_point_nowhere(here: Here) -> None:
+def test_row_14_empty_and_strange_files_and_broken_links(here: Here) -> None:
     _stopped_at_10(here)
     folder = here.path() / "checkpoints"
     (folder / "latest").symlink_to("step-00000099.pt")
@@ -240,7 +240,7 @@ def test_row_18_a_user_without_a_name(tmp_path: Path, clean: str) -> None:
 
 
 @needs_root
-def test_row_19_a_disk_of_somebody_else(tmp_path: Path) -> None:
+def test_row_19_a_disk_of_another_user(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs").chmod(0o755)
     ended = _as_user(tmp_path, 1000, *GATED)
