@@ -166,13 +166,13 @@ def test_without_network_the_command_prints_one_message_for_several_processes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["har", "ssvae"])
-def test_without_network_all_processes_have_the_same_message(ranks: Ranks, task: str) -> None:
-    """The launcher prints a message of several processes once."""
+def test_without_network_one_process_has_the_message_of_all(ranks: Ranks, task: str) -> None:
+    """The other process may notice only that the first one has ended, which is code 7."""
     ended = ranks(2, "train", task, "--device", "cpu")
-    assert ended.codes == [2, 2]
-    (message,) = set(ended.errs)
-    assert message.startswith("trainbox: ") and message.count("\n") == 1
-    assert " and cannot be downloaded (" in message
+    assert ended.codes[0] == 2
+    assert ended.codes[1] in (2, 7)
+    assert ended.errs[0].startswith("trainbox: ") and ended.errs[0].count("\n") == 1
+    assert " and cannot be downloaded (" in ended.errs[0]
 
 
 def test_only_the_files_that_are_missing_are_named(tmp_path: Path, files: Path) -> None:
