@@ -15,7 +15,7 @@ from tests.support.nvml_stub.build import build_stub, write_config
 
 from .conftest import Checkout, Docker, copy_tree, unique_name
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
