@@ -36,7 +36,7 @@ def measure() -> Iterator[str]:
             ours.append(time.perf_counter() - begin)
             checkpoints.wait()
             durable.append(time.perf_counter() - begin)
-            os.sync()  # a training saves every few minutes, so the disk is idle then
+            os.sync()  # the disk is idle at a save, because a training saves every few minutes
         for _turn in range(TURNS):
             _train(model, optimizer, inputs)
             plain.append(_plain(state, Path(folder) / "plain.pt"))

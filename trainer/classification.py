@@ -20,9 +20,11 @@ _SHEET_SIZE, _SHEET_BATCHES = 32, 8
 class Classification(Task):
     """A classification task with cross-entropy, accuracy, macro-F1 and a confusion matrix.
 
-    Subclasses define the datasets, the model and `class_names`. The model maps inputs to logits
-    (B, K), where K is the number of `class_names`. If the inputs are images, TensorBoard also shows
-    a sheet of examples.
+    Subclasses define the datasets, the model and `class_names`. A batch is (inputs, labels (B,)
+    int64 from 0). The model maps inputs to logits (B, K), where K is the number of `class_names`.
+    If the inputs are images (B, 1 or 3, H, W), TensorBoard also shows a sheet of examples.
+
+    The metrics are `loss` (the mean cross-entropy in nats), `accuracy` and `macro_f1`.
     """
 
     class_names: ClassVar[tuple[str, ...]] = ()

@@ -5,14 +5,15 @@ from torch import Tensor
 
 
 def accuracy(confusion_KK: Tensor) -> float:
-    """Return the share of examples on the diagonal."""
+    """Return the share of examples on the diagonal of a confusion matrix (K, K)."""
     return float(confusion_KK.diagonal().sum() / confusion_KK.sum())
 
 
 def macro_f1(confusion_KK: Tensor) -> float:
     """Return the mean F1 score of the classes that occur as a label or as a prediction.
 
-    scikit-learn computes macro-F1 in the same way.
+    Rows of the confusion matrix (K, K) are true classes. scikit-learn computes macro-F1 in the same
+    way (`f1_score(average="macro")`).
     """
     hits_K = confusion_KK.diagonal()
     total_K = confusion_KK.sum(0) + confusion_KK.sum(1)
@@ -21,10 +22,10 @@ def macro_f1(confusion_KK: Tensor) -> float:
 
 
 def confusion_matrix(labels_B: Tensor, predictions_B: Tensor, classes: int) -> Tensor:
-    """Return the counts of a batch, shape (classes, classes).
+    """Return the counts of a batch, (classes, classes) float32.
 
-    Rows are true classes, and columns are predicted classes. The result is deterministic on a GPU,
-    too.
+    `labels_B` and `predictions_B` are (B,) int64 from 0. Rows are true classes, and columns are
+    predicted classes. The result is deterministic on a GPU, too.
     """
     true_BK = torch.nn.functional.one_hot(labels_B, classes).float()
     predicted_BK = torch.nn.functional.one_hot(predictions_B, classes).float()

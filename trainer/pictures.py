@@ -19,9 +19,9 @@ _FULL_CELL = (23, 78, 166)
 
 
 def confusion_matrix(confusion_KK: Tensor, class_names: Sequence[str]) -> Tensor:
-    """Draw a confusion matrix with the counts, shaded by their share of the row.
+    """Draw a confusion matrix (K, K) with the counts, shaded by their share of the row.
 
-    Rows are true classes, and columns are predicted classes.
+    Rows are true classes, and columns are predicted classes. `class_names` has K names.
     """
     classes, cell = len(class_names), 44
     font = ImageFont.load_default(13)
@@ -59,7 +59,9 @@ def example_sheet(
 ) -> Tensor:
     """Draw images with their predicted class below.
 
-    If the prediction is wrong, it is red, and the true class follows.
+    `images_BCHW` are floats of any range with C = 1 or 3. Each image is scaled to its own range.
+    `labels_B` and `predictions_B` are (B,) indices of `class_names`. If the prediction is wrong, it
+    is red, and the true class follows.
     """
     tile, text, columns = 84, 34, 8
     font = ImageFont.load_default(12)

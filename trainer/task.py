@@ -33,18 +33,28 @@ class Task:
     Write a task as a frozen dataclass. Its fields are its hyperparameters (`--set width=64`).
 
     A batch is the collated examples of the dataset: a tuple, list or dict of tensors. The first
-    dimension of each tensor is the batch.
+    dimension of each tensor is B, the number of examples in the batch. A method may get a part of
+    the global batch, so it must not depend on B.
+
+    Raise `trainbox.WrongUse` for data or fields that cannot be used. Trainbox then prints the
+    message without a traceback, and exits with code 2.
     """
 
+    # The defaults of --epochs, --batch-size (global) and --lr. None: Trainbox's own.
     epochs: ClassVar[int | None] = None
     batch_size: ClassVar[int | None] = None
     learning_rate: ClassVar[float | None] = None
+    # The metric that selects the best checkpoint: min:NAME or max:NAME.
     best_by: ClassVar[str] = "min:loss"
 
     def with_data(self, data_dir: Path) -> Self:
         """Return this task with the fields that depend on the data, such as its classes.
 
-        This is called before every other method.
+        This is called before every other method. A task is frozen, so return
+        `dataclasses.replace(self, ...)`. `data_dir` is the folder of `--data-dir`.
+
+        Raises:
+            WrongUse: the data is missing or cannot be used.
         """
         return self
 
@@ -53,6 +63,9 @@ class Task:
 
         A `TensorDataset` is kept in memory and indexed in batches. It is moved to the device if it
         fits there. The examples of any other map-style dataset are read by loader workers.
+
+        Raises:
+            WrongUse: the data is missing or cannot be used.
         """
         raise NotImplementedError
 
@@ -60,6 +73,9 @@ class Task:
         """Return the examples for validation, by which the best checkpoint is selected.
 
         Each example is counted once, on any number of processes.
+
+        Raises:
+            WrongUse: the data is missing or cannot be used.
         """
         raise NotImplementedError
 
@@ -71,14 +87,14 @@ class Task:
         return {}
 
     def build_model(self) -> "nn.Module":
-        """Return a new model with its initial weights.
+        """Return a new model with its initial weights, on the CPU.
 
-        torch's generator is seeded before the call.
+        torch is seeded with the run's seed before the call.
         """
         raise NotImplementedError
 
     def losses(self, model: "nn.Module", batch: Any) -> "dict[str, Tensor]":
-        """Return per-example losses `{name: (B,)}`.
+        """Return per-example losses `{name: (B,)}`, which are differentiable floats.
 
         Training minimises their sum over the names, averaged over the global batch.
         """
@@ -87,23 +103,28 @@ class Task:
     def prepare(self, batch: Any, training: bool) -> Any:
         """Return the batch in the form that the model needs, on the same device.
 
-        Override this to convert bytes to floats, to normalise, and to augment if `training`.
+        Override this to convert bytes to floats, to normalise, and to augment if `training`. Draw
+        random numbers from torch, which is seeded so that the bits do not depend on the number of
+        processes. The result is the `batch` of all other methods.
         """
         return batch
 
     def statistics(self, model: "nn.Module", batch: Any) -> "dict[str, Tensor]":
-        """Return sums over the examples of the batch, of any shape.
+        """Return sums over the examples of the batch, `{name: tensor of any shape}`.
 
-        Their sums over the validation set are the totals for `metrics`.
+        Their sums over the validation set are the totals for `metrics`. Gradients are off. The
+        default is `{"loss": ()}`, the sum of all losses of the batch.
         """
         per_example = self.losses(model, batch)
         total, *others = (loss_B.float().sum() for loss_B in per_example.values())
         return {"loss": sum(others, start=total)}
 
     def metrics(self, totals: "Mapping[str, Tensor]") -> dict[str, float]:
-        """Return the metrics of the totals, which are float64 tensors on the CPU.
+        """Return the metrics `{name: value}` of a validation.
 
-        `totals["examples"]` is the number of examples. This must be a pure function.
+        `totals` are the sums of `statistics` over the validation set, as float64 tensors on the
+        CPU. `totals["examples"]` is the number of examples. The default divides each total, which
+        must have one element, by this number. This must be a pure function.
         """
         return {
             name: float(total / totals["examples"])
@@ -123,8 +144,9 @@ class Task:
     ) -> "dict[str, Tensor]":
         """Return pictures `{name: (3, H, W) uint8}` for TensorBoard.
 
-        `batch` is one prepared validation batch. For a `Classification`, it starts with wrongly
-        classified examples of the whole validation set.
+        This is called after the last validation, and after each that is the best so far. `batch` is
+        one prepared validation batch. For a `Classification`, it starts with wrongly classified
+        examples of the whole validation set. `totals` are those of `metrics`.
         """
         return {}
 
@@ -133,14 +155,20 @@ class Task:
     ) -> "Optimizer":
         """Return the optimizer that `--optimizer` names.
 
-        Override this for parameter groups. The schedule scales the learning rate of each group.
+        Override this for parameter groups. The schedule scales the learning rate of each group. If
+        `weight_decay` is None, the default of the optimizer applies.
+
+        Raises:
+            WrongUse: the optimizer does not exist.
         """
         return make_optimizer(name, model.parameters(), learning_rate, weight_decay)
 
     def schedule(self, step: int, total_steps: int, warmup_steps: int) -> float:
         """Return the factor on the learning rate at `step`, which counts from 0.
 
-        This must be a pure function, because a resume does not restore a schedule.
+        The default rises linearly over `warmup_steps` and then falls to 0 as half a cosine
+        (Loshchilov and Hutter, 2017). This must be a pure function, because a resume does not
+        restore a schedule.
         """
         return warmup_then_cosine(step, total_steps, warmup_steps)
 
@@ -197,17 +225,21 @@ def _convert(field: TaskField, value: Any) -> Any:
 
 
 def built_in_tasks() -> list[str]:
+    """Return the names of the built-in tasks, sorted."""
     return sorted(path.stem for path in TASKS_FOLDER.glob("*.py") if path.stem != "__init__")
 
 
 def locate(spec: str) -> tuple[Path | str, str]:
-    """Return (file or dotted module, class name) of `digits`, `file.py:Class` or `module:Class`.
+    """Return the source of a task and the name of its class.
+
+    `spec` is a built-in task such as `digits`, `file.py:Class` or `module:Class`. The source is a
+    file or a dotted module.
 
     Raises:
         WrongUse: the task or the file does not exist, the file has the name of another module, or
             the spec has another form.
     """
-    place, colon, class_name = spec.rpartition(":")
+    source, colon, class_name = spec.rpartition(":")
     if not colon:
         if spec in built_in_tasks():
             return TASKS_FOLDER / f"{spec}.py", "".join(
@@ -224,19 +256,19 @@ def locate(spec: str) -> tuple[Path | str, str]:
         raise WrongUse(
             f"task {spec}: {class_name!r} is not a class name: write file.py:Class or module:Class"
         )
-    if not place.endswith(".py"):
-        if not all(part.isidentifier() for part in place.split(".")):
+    if not source.endswith(".py"):
+        if not all(part.isidentifier() for part in source.split(".")):
             raise WrongUse(
-                f"task {spec}: {place!r} is neither a .py file nor a module: write "
+                f"task {spec}: {source!r} is neither a .py file nor a module: write "
                 "file.py:Class or module:Class"
             )
-        return place, class_name
-    if not Path(place).is_file():
+        return source, class_name
+    if not Path(source).is_file():
         raise WrongUse(
-            f"task {spec}: no file {place} in the current folder ({Path.cwd()}): check the path"
+            f"task {spec}: no file {source} in the current folder ({Path.cwd()}): check the path"
         )
-    check_name(Path(place))
-    return Path(place), class_name
+    check_name(Path(source))
+    return Path(source), class_name
 
 
 def load_task(spec: str, given: Mapping[str, Any]) -> Task:
@@ -245,19 +277,19 @@ def load_task(spec: str, given: Mapping[str, Any]) -> Task:
     Raises:
         WrongUse: the task or a field does not exist, or the task's file raised an error.
     """
-    place, class_name = locate(spec)
+    source, class_name = locate(spec)
     try:
-        return _loaded(spec, place, class_name, given)
+        return _loaded(spec, source, class_name, given)
     except WrongUse:
         raise
     except Exception as error:
         from trainer.task_errors import import_mistake
 
-        raise import_mistake(error, spec, place) from error
+        raise import_mistake(error, spec, source) from error
 
 
-def _loaded(spec: str, place: Path | str, class_name: str, given: Mapping[str, Any]) -> Task:
-    module = _import_file(place) if isinstance(place, Path) else _import_module(spec, place)
+def _loaded(spec: str, source: Path | str, class_name: str, given: Mapping[str, Any]) -> Task:
+    module = _import_file(source) if isinstance(source, Path) else _import_module(spec, source)
     cls = getattr(module, class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, Task)):
         tasks = [
@@ -266,7 +298,7 @@ def _loaded(spec: str, place: Path | str, class_name: str, given: Mapping[str, A
             if isinstance(value, type) and issubclass(value, Task)
         ]
         raise WrongUse(
-            f"task {spec}: {place} does not define a Task named {class_name}: it defines "
+            f"task {spec}: {source} does not define a Task named {class_name}: it defines "
             f"{', '.join(tasks) or 'none'}"
         )
     fields = {f.name for f in dataclasses.fields(cls)}
@@ -327,10 +359,10 @@ def static_fields(spec: str) -> list[TaskField] | None:
     Raises:
         WrongUse: the file or the class does not exist, or the file is not Python.
     """
-    place, class_name = locate(spec)
-    if not isinstance(place, Path):
+    source, class_name = locate(spec)
+    if not isinstance(source, Path):
         return None
-    return _fields_in_file(spec, place, class_name)
+    return _fields_in_file(spec, source, class_name)
 
 
 def _fields_in_file(spec: str, path: Path, class_name: str) -> list[TaskField] | None:
@@ -395,8 +427,8 @@ def _parse(spec: str, path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
-        place = path if error.lineno is None else f"{path}:{error.lineno}"
-        raise WrongUse(f"task {spec}: {place} is not Python ({error.msg}): fix it") from error
+        position = path if error.lineno is None else f"{path}:{error.lineno}"
+        raise WrongUse(f"task {spec}: {position} is not Python ({error.msg}): fix it") from error
     except (RecursionError, MemoryError) as error:
         raise WrongUse(
             f"task {spec}: {path} has an expression that is nested too deeply: split it"
@@ -407,9 +439,9 @@ def _parse(spec: str, path: Path) -> ast.Module:
 
 def summary(spec: str) -> str:
     """Return the first line of the task class's docstring."""
-    place, class_name = locate(spec)
-    assert isinstance(place, Path)
-    for node in _parse(spec, place).body:
+    source, class_name = locate(spec)
+    assert isinstance(source, Path)
+    for node in _parse(spec, source).body:
         if isinstance(node, ast.ClassDef) and node.name == class_name:
             return (ast.get_docstring(node) or "").split("\n")[0]
     return ""

@@ -31,7 +31,7 @@ _OF_THE_MACHINE = re.compile(
 )
 
 # Patterns of torch's and Python's errors for common mistakes, with the fix. The first match counts.
-_CURES = {
+_REMEDIES = {
     r"(?i)double.*float|float.*double": (
         "float64 meets float32: convert the inputs, the targets or the model with .float()"
     ),
@@ -110,13 +110,13 @@ def mistake_of(error: Exception, task: str, log: Path) -> Failure | None:
     kind: type[Failure] = TaskError
     if isinstance(error, OSError):
         kind = WrongUse if isinstance(error, _LASTING) else Failure
-    return kind(f"task {task}: {found}: {_cure(found)}; traceback in {log}")
+    return kind(f"task {task}: {found}: {_remedy(found)}; traceback in {log}")
 
 
-def import_mistake(error: Exception, spec: str, place: Path | str) -> WrongUse:
-    """Return the failure to report for `error`, which the import of `place` raised.
+def import_mistake(error: Exception, spec: str, source: Path | str) -> WrongUse:
+    """Return the failure to report for `error`, which the import of `source` raised.
 
-    `place` is the task's file or module.
+    `source` is the task's file or dotted module.
     """
     own = [frame for frame in _frames(error.__traceback__) if frame.is_the_users]
     if "cannot inherit non-frozen dataclass" in str(error):
@@ -129,7 +129,7 @@ def import_mistake(error: Exception, spec: str, place: Path | str) -> WrongUse:
             f"task {spec}: a file has no package, so its relative imports fail ({own[-1]}): give "
             "the task as package.module:Class, in the parent folder of the package"
         )
-    again = f"python {place}" if isinstance(place, Path) else f"python -m {place}"
+    again = f"python {source}" if isinstance(source, Path) else f"python -m {source}"
     where = f" ({own[-1]})" if own else ""
     return WrongUse(
         f"task {spec}: its import raised {_in_one_line(error)}{where}: fix it (`{again}` shows "
@@ -191,5 +191,7 @@ def _in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-def _cure(found: str) -> str:
-    return next((cure for sign, cure in _CURES.items() if re.search(sign, found)), "fix the task")
+def _remedy(found: str) -> str:
+    return next(
+        (remedy for sign, remedy in _REMEDIES.items() if re.search(sign, found)), "fix the task"
+    )

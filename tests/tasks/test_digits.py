@@ -20,7 +20,7 @@ from trainer.tasks.digits import Digits
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """The run's folder after 5 epochs of the default command, and what the command printed."""
+    """Return the run's folder after 5 epochs of the default command, and the output."""
     with training_here(tmp_path_factory.mktemp("digits")) as here:
         code, out, err = here.command("train", "--device", "cpu", "--epochs", "5")
         assert (code, err) == (0, "")
@@ -78,7 +78,7 @@ def test_the_exported_weights_have_the_accuracy_of_the_best_validation(
     )
 
 
-def test_training_and_validation_examples_are_1797_different_pictures() -> None:
+def test_training_and_validation_together_have_1797_different_pictures() -> None:
     train, validation = Digits().train_dataset(Path()), Digits().validation_dataset(Path())
     pictures = torch.cat([train.tensors[0], validation.tensors[0]]).flatten(1)
     assert pictures.shape == (1797, 64)
@@ -89,7 +89,7 @@ def test_training_and_validation_examples_are_1797_different_pictures() -> None:
         assert dataset.tensors[1].bincount(minlength=10).min() >= 0.07 * len(dataset)
 
 
-def test_each_validation_counts_all_examples_and_agrees_with_its_own_matrix(
+def test_the_metrics_of_each_validation_follow_from_its_confusion_matrix(
     trained: tuple[Path, str],
 ) -> None:
     for entry in _entries(trained[0], "validation"):
@@ -100,7 +100,7 @@ def test_each_validation_counts_all_examples_and_agrees_with_its_own_matrix(
         assert 0 < entry["macro_f1"] <= 1
 
 
-def test_a_line_of_metrics_holds_what_is_needed_to_follow_a_run(trained: tuple[Path, str]) -> None:
+def test_an_entry_of_a_training_has_all_metrics(trained: tuple[Path, str]) -> None:
     entries = _entries(trained[0], "train")
     assert [entry["step"] for entry in entries] == sorted(
         {*range(50, 111, 50), *range(22, 111, 22)}
@@ -124,14 +124,14 @@ def test_a_line_of_metrics_holds_what_is_needed_to_follow_a_run(trained: tuple[P
 @pytest.mark.parametrize(
     "tag", ["train/loss", "train/learning_rate", "train/gradient_norm", "train/samples_per_second"]
 )
-def test_tensorboard_holds_the_same_numbers_of_training(
+def test_tensorboard_has_the_training_values_of_metrics_jsonl(
     board: EventAccumulator, trained: tuple[Path, str], tag: str
 ) -> None:
     _check_scalars(board, trained[0], tag)
 
 
 @pytest.mark.parametrize("tag", ["validation/accuracy", "validation/loss", "validation/macro_f1"])
-def test_tensorboard_holds_the_same_numbers_of_validation(
+def test_tensorboard_has_the_validation_values_of_metrics_jsonl(
     board: EventAccumulator, trained: tuple[Path, str], tag: str
 ) -> None:
     _check_scalars(board, trained[0], tag)
@@ -145,7 +145,7 @@ def _check_scalars(board: EventAccumulator, run: Path, tag: str) -> None:
     assert list(found.values()) == pytest.approx(list(expected.values()), rel=1e-6)
 
 
-def test_tensorboard_holds_the_pictures_of_each_best(
+def test_tensorboard_has_the_pictures_of_each_best_validation(
     board: EventAccumulator, trained: tuple[Path, str]
 ) -> None:
     tags = {tag.rpartition("/")[2]: tag for tag in board.Tags()["images"]}
@@ -165,7 +165,7 @@ def test_tensorboard_holds_the_pictures_of_each_best(
         assert len({hashlib.sha256(image.encoded_image_string).digest() for image in images}) > 1
 
 
-def test_tensorboard_holds_the_settings_and_the_best_metrics_of_the_run(
+def test_tensorboard_has_the_settings_and_the_best_metrics_of_the_run(
     board: EventAccumulator, trained: tuple[Path, str]
 ) -> None:
     from tensorboard.plugins.hparams import plugin_data_pb2
@@ -179,7 +179,7 @@ def test_tensorboard_holds_the_settings_and_the_best_metrics_of_the_run(
     contents = board.SummaryMetadata("_hparams_/experiment").plugin_data.content
     experiment = plugin_data_pb2.HParamsPluginData.FromString(contents).experiment
     names = {info.name.tag.rpartition("/")[2]: info.name.tag for info in experiment.metric_infos}
-    # the first of the highest
+    # The best validation is the first with the highest accuracy.
     entry = max(_entries(trained[0], "validation"), key=lambda entry: entry["accuracy"])
     for name in ("accuracy", "loss", "macro_f1"):
         (event,) = board.Scalars(names[next(key for key in names if key.endswith(name))])

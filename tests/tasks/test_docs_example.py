@@ -1,4 +1,4 @@
-"""The tasks in docs/guides/own-task.md work as printed."""
+"""The tasks in docs/guides/own-task.md train as the page states."""
 
 import re
 import sys
@@ -12,7 +12,7 @@ from tests.support.here import Here
 _PAGE = Path(__file__).parents[2] / "docs/guides/own-task.md"
 
 
-def test_the_example_trains_as_the_page_says(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_trains_as_the_page_states(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     page = _PAGE.read_text()
     (code,) = [
         block
@@ -60,7 +60,7 @@ def test_the_example_of_pictures_in_folders_trains_with_their_classes(
                 Image.new("RGB", (12 + number, 10), colour).save(folder / f"{number}.png")
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "pictures", raising=False)
-    words = (
+    options = (
         "--set",
         "size=8",
         "--set",
@@ -74,7 +74,7 @@ def test_the_example_of_pictures_in_folders_trains_with_their_classes(
         "--workers",
         "0",
     )
-    ended, out, err = here.command(*command.split(), *words, "--device", "cpu", "--run", "r")
+    ended, out, err = here.command(*command.split(), *options, "--device", "cpu", "--run", "r")
     assert (ended, err) == (0, "")
     assert "24 training and 9 validation examples" in out
     last = here.entries("validation")[-1]
@@ -83,11 +83,11 @@ def test_the_example_of_pictures_in_folders_trains_with_their_classes(
     (here.folder / "data/flowers/validation/red").rename(
         here.folder / "data/flowers/validation/crimson"
     )
-    ended, _, err = here.command(*command.split(), *words, "--device", "cpu", "--run", "s")
+    ended, _, err = here.command(*command.split(), *options, "--device", "cpu", "--run", "s")
     assert ended == 2
     assert "data/flowers/validation has other classes (['blue', 'crimson', 'lime'])" in err
     ended, _, err = here.command(
-        *command.split(), *words, "--set", "folder=roses", "--device", "cpu", "--run", "t"
+        *command.split(), *options, "--set", "folder=roses", "--device", "cpu", "--run", "t"
     )
     assert ended == 2
     assert err.startswith("trainbox: task Pictures: with_data() raised FileNotFoundError: ")

@@ -1,6 +1,6 @@
 """Human activity recognition on a small folder in UCI HAR's layout.
 
-The data is made up so that a broken model does not learn it.
+The data is synthetic, and built such that a broken model does not learn it.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder of 480 windows of eight people to train and 240 of four others to validate."""
+    """Return a data folder with 480 training windows of eight people and 240 of four others."""
     folder = tmp_path_factory.mktemp("people")
     write_folder(folder)
     return folder
@@ -63,7 +63,7 @@ def people(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(here: Here, people: Path) -> Path:
-    """The same as ./data, which a test may damage."""
+    """Return a copy of the data folder, as ./data, which a test may damage."""
     shutil.copytree(people, here.folder / "data")
     return here.folder / "data" / _NAME
 
@@ -79,7 +79,7 @@ _FAST_MODELS = [
 
 
 @pytest.mark.parametrize("model", _FAST_MODELS)
-def test_a_model_recognises_people_outside_the_training_set(
+def test_a_model_recognises_the_activities_of_new_people(
     here: Here, data: Path, model: str
 ) -> None:
     settings = _MODELS[model]
@@ -110,7 +110,7 @@ def test_a_model_recognises_people_outside_the_training_set(
         ],
     ],
 )
-def test_a_broken_model_does_not(
+def test_a_broken_model_stays_below_that_accuracy(
     here: Here, data: Path, broken: str, fields: dict[str, Any]
 ) -> None:
     """Show that the data is hard enough for the accuracy of the test above to mean something."""
@@ -131,7 +131,7 @@ def _raw(folder: Path, part: str, file: str) -> Any:
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_each_number_lands_in_its_place_standardised_by_the_training_people(
+def test_inputs_have_the_right_order_and_are_standardised_by_the_training_part(
     people: Path, part: str
 ) -> None:
     folder = people / _NAME
@@ -165,11 +165,11 @@ def test_each_number_lands_in_its_place_standardised_by_the_training_people(
         == same_labels.tolist()
         == (_raw(folder, part, f"y_{part}.txt")[order, 0] - 1).tolist()
     )
-    # the batch that is drawn has all activities
+    # The first validation batch, which the figures show, has all activities.
     assert len(labels[:24].unique()) == 6 or part == "train"
 
 
-def test_a_channel_that_never_changes_is_zero(here: Here, data: Path) -> None:
+def test_a_constant_channel_becomes_zero(here: Here, data: Path) -> None:
     for part, lines in (("train", 480), ("test", 240)):
         (data / part / "Inertial Signals" / f"body_gyro_y_{part}.txt").write_text(
             (" 0.3" * 128 + "\n") * lines
@@ -179,7 +179,7 @@ def test_a_channel_that_never_changes_is_zero(here: Here, data: Path) -> None:
     assert inputs[:, 5].std() == pytest.approx(1, abs=0.3)
 
 
-def test_a_folder_in_a_folder_of_the_same_name_is_found(tmp_path: Path, people: Path) -> None:
+def test_a_folder_inside_a_folder_of_the_same_name_is_found(tmp_path: Path, people: Path) -> None:
     shutil.copytree(people / _NAME, tmp_path / _NAME / _NAME)
     assert len(Har(mode="flatten").train_dataset(tmp_path)) == 480
 
@@ -202,10 +202,12 @@ def test_a_folder_in_a_folder_of_the_same_name_is_found(tmp_path: Path, people: 
         ({"dropout": "1"}, "--set dropout=1.0: use a number from 0 to below 1"),
     ],
 )
-def test_a_field_that_cannot_be_is_told(here: Here, fields: dict[str, str], message: str) -> None:
-    """Before there is a run's folder, or a look at the data."""
-    words = [word for name, value in fields.items() for word in ("--set", f"{name}={value}")]
-    code, _, err = here.command("train", "har", "--device", "cpu", *words)
+def test_an_invalid_field_is_refused_before_the_run_starts(
+    here: Here, fields: dict[str, str], message: str
+) -> None:
+    """Neither the run's folder nor the data is needed."""
+    options = [text for name, value in fields.items() for text in ("--set", f"{name}={value}")]
+    code, _, err = here.command("train", "har", "--device", "cpu", *options)
     assert err == f"trainbox: {message}\n"
     assert code == 2
     assert not (here.folder / "runs").exists()
@@ -266,7 +268,7 @@ _SUBJECTS = "test/subject_test.txt"
         ),
     ],
 )
-def test_a_damaged_file_is_told(
+def test_a_damaged_file_is_reported(
     here: Here, data: Path, file: str, damage: Callable[[Path], Any], told: str
 ) -> None:
     damage(data / file)
@@ -282,7 +284,7 @@ def test_people_in_both_parts_are_refused(here: Here, data: Path) -> None:
     code, _, err = here.command("train", "har", "--device", "cpu", "--set", "mode=flatten")
     assert err == (
         f"trainbox: data/{_NAME}: subject 3, 8 is in train and in test: put all "
-        "windows of a person into one of the two\n"
+        "windows of a subject into one of the two\n"
     )
     assert code == 2
 
@@ -303,10 +305,8 @@ def test_without_network_a_message_names_the_missing_files(here: Here) -> None:
 def mirror(
     tmp_path: Path, people: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Path, list[str]]]:
-    """(the archive, as UCI packs it, on an HTTP server on this machine; the paths that were asked
-    for).
-    """
-    asked = list[str]()
+    """Serve the archive in UCI's format; return its path and the list of requested paths."""
+    requested = list[str]()
     folder = tmp_path / "mirror"
     folder.mkdir()
     with zipfile.ZipFile(folder / "inner.zip", "w", zipfile.ZIP_DEFLATED) as inner:
@@ -322,7 +322,7 @@ def mirror(
             super().__init__(*arguments, directory=str(folder))
 
         def do_GET(self) -> None:
-            asked.append(self.path)
+            requested.append(self.path)
             super().do_GET()
 
         def log_message(self, *_: Any) -> None:
@@ -335,7 +335,7 @@ def mirror(
         monkeypatch.setattr(
             har, "_SHA256", hashlib.sha256((folder / "har.zip").read_bytes()).hexdigest()
         )
-        yield folder / "har.zip", asked
+        yield folder / "har.zip", requested
         server.shutdown()
         thread.join()
 
@@ -355,7 +355,7 @@ def test_it_is_downloaded_once(here: Here, people: Path, mirror: tuple[Path, lis
 @pytest.mark.parametrize(
     ("right", "told"), [(False, "invalid hash value"), (True, "File is not a zip file")]
 )
-def test_another_file_than_uci_s_is_refused(
+def test_a_file_with_another_checksum_is_refused(
     here: Here,
     mirror: tuple[Path, list[str]],
     monkeypatch: pytest.MonkeyPatch,
@@ -387,7 +387,7 @@ def test_a_wrong_field_comes_from_the_task_itself() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", _MODELS)
-def test_it_holds_the_same_bits_on_1_2_and_3_processes_and_through_kills(
+def test_the_same_bits_on_1_2_and_3_processes_and_through_kills(
     forked_trainings: ForkedCommand, people: Path, model: str
 ) -> None:
     # The dropout of an LSTM is between its layers.
@@ -397,8 +397,8 @@ def test_it_holds_the_same_bits_on_1_2_and_3_processes_and_through_kills(
         "TRAINBOX_BATCH_SIZE": "50",  # three unequal shards
         "SET": " ".join(f"{name}={value}" for name, value in fields.items()),
     }
-    words = ("drill", "har", "--shards", "3", "--steps", "20", "--seed", "1", "--cpu")
-    ended = forked_trainings(*words, env=env)
+    arguments = ("drill", "har", "--shards", "3", "--steps", "20", "--seed", "1", "--cpu")
+    ended = forked_trainings(*arguments, env=env)
     assert ended.code == 0, ended.out + ended.err
     assert "the same bits in all 5 trainings" in ended.out
     assert ended.out.count("killed after step") == 2

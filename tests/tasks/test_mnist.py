@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST from small files in their own format: digits of 8x8, drawn at 28x28."""
+"""MNIST and Fashion-MNIST from small files in their format, with 8x8 digits enlarged to 28x28."""
 
 import gzip
 import hashlib
@@ -34,7 +34,7 @@ _NOWHERE = "http://127.0.0.1:9/"  # refused at once
 
 
 def _drawn(dataset: Any) -> tuple[Tensor, Tensor]:
-    """((N, 28, 28) uint8 from 0 to 240, (N,)) of 8x8 digits."""
+    """Return the 8x8 digits enlarged, (N, 28, 28) uint8 from 0 to 240, and the labels (N,)."""
     images_N188, labels_N = dataset.tensors
     large = images_N188[:, 0].repeat_interleave(3, 1).repeat_interleave(3, 2) * 15
     return F.pad(large, (2, 2, 2, 2)), labels_N.to(torch.uint8)
@@ -42,7 +42,7 @@ def _drawn(dataset: Any) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of the four files, plain."""
+    """Return a folder with the four files, uncompressed."""
     folder = tmp_path_factory.mktemp("idx")
     for prefix, dataset in (
         ("train", Digits().train_dataset(folder)),
@@ -58,7 +58,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _zipped(files: Path, folder: Path) -> list[tuple[str, str]]:
-    """Write them as .gz into `folder`; torchvision's list of names and checksums for them."""
+    """Write the files as .gz into `folder`; return torchvision's list of names and checksums."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in _NAMES:
         (folder / f"{name}.gz").write_bytes(gzip.compress((files / name).read_bytes(), mtime=0))
@@ -111,7 +111,7 @@ def test_loader_workers_do_not_change_the_bits(here: Here, files: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [Mnist, FashionMnist])
-def test_it_reads_packed_files(
+def test_it_reads_compressed_files(
     tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Mnist]
 ) -> None:
     monkeypatch.setattr(
@@ -129,7 +129,7 @@ def test_it_reads_packed_files(
         assert found.tensors[0].dtype == torch.uint8
 
 
-def test_the_defaults_are_those_of_the_classic_example() -> None:
+def test_the_defaults_are_those_of_pytorchs_example() -> None:
     task = Mnist()
     model = task.build_model()
     assert sum(parameter.numel() for parameter in model.parameters()) == 1_199_882
@@ -203,7 +203,7 @@ def _cut(path: Path) -> None:
         ),
     ],
 )
-def test_a_damaged_file_is_told_with_its_folder(
+def test_a_damaged_file_is_reported_with_its_folder(
     here: Here, files: Path, damage: Callable[[Path], Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     raw = here.folder / "data/MNIST/raw"
@@ -217,10 +217,10 @@ def test_a_damaged_file_is_told_with_its_folder(
 
 
 class _Mirror(http.server.SimpleHTTPRequestHandler):
-    asked: list[str]
+    requested: list[str]
 
     def do_GET(self) -> None:
-        self.asked.append(self.path)
+        self.requested.append(self.path)
         super().do_GET()
 
     def log_message(self, *_: Any) -> None:
@@ -229,18 +229,18 @@ class _Mirror(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> Iterator[tuple[Path, str, list[str]]]:
-    """(folder, its address, the paths that were asked for) of an HTTP server on this machine."""
-    folder, asked = tmp_path / "mirror", list[str]()
+    """Return the folder and the URL of an HTTP server, and the list of requested paths."""
+    folder, requested = tmp_path / "mirror", list[str]()
 
     class Handler(_Mirror):
         def __init__(self, *arguments: Any) -> None:
-            self.asked = asked
+            self.requested = requested
             super().__init__(*arguments, directory=str(folder))
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield folder, f"http://127.0.0.1:{server.server_port}/", asked
+        yield folder, f"http://127.0.0.1:{server.server_port}/", requested
         server.shutdown()
         thread.join()
 
@@ -248,14 +248,14 @@ def mirror(tmp_path: Path) -> Iterator[tuple[Path, str, list[str]]]:
 def test_it_is_downloaded_once_from_the_first_mirror_that_answers(
     here: Here, files: Path, mirror: tuple[Path, str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, address, asked = mirror
+    folder, address, requested = mirror
     monkeypatch.setattr(datasets.MNIST, "resources", _zipped(files, folder))
     monkeypatch.setattr(datasets.MNIST, "mirrors", [_NOWHERE, address])
     here.train("first", task="mnist", max_steps=1, fields={"width": 4, "hidden": 8})
-    requests = list(asked)
+    requests = list(requested)
     assert list(dict.fromkeys(requests)) == [f"/{name}.gz" for name in _NAMES]
     here.train("second", task="mnist", max_steps=1, fields={"width": 4, "hidden": 8})
-    assert asked == requests
+    assert requested == requests
     assert (here.folder / "data/MNIST/raw" / _NAMES[0]).read_bytes() == (
         files / _NAMES[0]
     ).read_bytes()
@@ -264,7 +264,7 @@ def test_it_is_downloaded_once_from_the_first_mirror_that_answers(
 def test_a_download_with_a_wrong_checksum_is_refused(
     here: Here, files: Path, mirror: tuple[Path, str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, address, asked = mirror
+    folder, address, requested = mirror
     resources = _zipped(files, folder)
     resources[2] = (resources[2][0], "0" * 32)
     monkeypatch.setattr(datasets.MNIST, "resources", resources)
@@ -273,4 +273,4 @@ def test_a_download_with_a_wrong_checksum_is_refused(
     assert code == 2
     assert "trainbox: MNIST is not in data/MNIST/raw and cannot be downloaded (" in err
     assert f"with or without .gz: {_NAMES[2]}, {_NAMES[3]}\n" in err
-    assert list(dict.fromkeys(asked)) == [f"/{name}.gz" for name in _NAMES[:3]]
+    assert list(dict.fromkeys(requested)) == [f"/{name}.gz" for name in _NAMES[:3]]

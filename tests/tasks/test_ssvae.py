@@ -1,4 +1,4 @@
-"""The semi-supervised VAE: learning from pictures without labels, its bound and its corruptions."""
+"""The semi-supervised VAE: learning from unlabelled pictures, its bound and its corruptions."""
 
 import math
 import shutil
@@ -26,7 +26,7 @@ _KINDS, _STRENGTHS = ("noise", "blur", "occlusion"), (0.2, 0.4, 0.6)
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
-    """A short training of a small model, with 2 validations."""
+    """Train a small model for a short time, with 2 validations."""
     with training_here(tmp_path_factory.mktemp("ssvae")) as here:
         here.train(
             task="ssvae",
@@ -134,7 +134,7 @@ def test_tensorboard_shows_the_figures_and_the_accuracies(trained: Here) -> None
 
 
 @pytest.mark.slow
-def test_a_picture_made_of_a_class_and_a_style_is_of_that_class(trained_long: Here) -> None:
+def test_a_generated_picture_is_classified_as_its_class(trained_long: Here) -> None:
     model = M2(8, 10, 10, 256).eval()
     model.load_state_dict(trained_long.weights())
     images, _, _ = Ssvae(**_FIELDS).prepare(
@@ -145,14 +145,12 @@ def test_a_picture_made_of_a_class_and_a_style_is_of_that_class(trained_long: He
         assert grid.shape == (10, 9, 8, 8)
         middle = grid[:, 4]
         assert model(middle[:, None]).argmax(1).eq(torch.arange(10)).sum() >= 9
-        assert (grid[:, 0] - grid[:, 8]).abs().mean() > 0.02  # the style moves them
+        assert (grid[:, 0] - grid[:, 8]).abs().mean() > 0.02  # the style changes the pictures
     assert 0 <= style < 10
 
 
 def _reference(model: M2, image: Tensor, target: int | None, drawn: Tensor) -> float:
-    """Minus the bound of one picture (1, H, W), written down as in the paper: L(x, y), or U(x)
-    without a label.
-    """
+    """Return the negative bound of one picture (1, H, W): the paper's L(x, y), or its U(x)."""
     q_y = Categorical(logits=model(image[None])[0])
     loss = []
     for y in range(10):
@@ -201,7 +199,7 @@ def test_the_losses_are_those_of_the_paper() -> None:
     )
 
 
-def test_a_label_that_is_not_given_changes_nothing() -> None:
+def test_the_label_of_an_unlabelled_example_changes_nothing() -> None:
     task = Ssvae(dataset="digits", num_style=3, hidden=16)
     torch.manual_seed(1)
     model = task.build_model()
@@ -260,7 +258,7 @@ def test_blur_spreads_a_point_by_fifths_of_the_width_and_leaves_an_even_picture_
     )
 
 
-def test_occlusion_blackens_one_square_at_another_place_in_each_picture() -> None:
+def test_occlusion_blackens_one_square_at_a_random_position() -> None:
     torch.manual_seed(0)
     hidden = corrupted(torch.ones(200, 1, 28, 28), "occlusion", 0.4) == 0
     side = round(0.4 * 28)
@@ -312,7 +310,7 @@ def test_without_network_a_message_names_the_missing_files(here: Here) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("setting", "message"),
     [
         (
             "dataset=cifar",
@@ -328,8 +326,8 @@ def test_without_network_a_message_names_the_missing_files(here: Here) -> None:
         ),
     ],
 )
-def test_a_wrong_field_is_told(here: Here, words: str, message: str) -> None:
-    code, _, err = here.command("train", "ssvae", "--device", "cpu", "--set", words)
+def test_an_invalid_field_is_refused(here: Here, setting: str, message: str) -> None:
+    code, _, err = here.command("train", "ssvae", "--device", "cpu", "--set", setting)
     assert (code, err.strip()) == (2, f"trainbox: {message}")
 
 

@@ -1,4 +1,4 @@
-"""Teacher and student: what is measured, what is drawn, and what comes out of both ways to fit."""
+"""Teacher and student: the measurements, the drawn students, and the results of both methods."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from tests.support.here import Here, StopAfter
 from trainer.errors import Preempted, WrongUse
 from trainer.tasks.teacher_student import GuessAndCheck, Student, TeacherStudent
 
-# So few measurements of so small a matrix that a student drawn at random may fit them.
+# With few measurements of a small matrix, a student that is drawn at random can fit them.
 _SMALL = {
     "size": 3,
     "examples": 6,
@@ -51,7 +51,7 @@ def test_the_examples_are_measurements_of_one_low_rank_matrix() -> None:
     assert not torch.equal(_seeded(1).train_dataset(Path()).tensors[1], targets_N)
 
 
-def test_a_student_that_is_0_errs_by_1_and_the_teacher_itself_by_0() -> None:
+def test_a_student_of_zeros_has_error_1_and_the_teacher_has_error_0() -> None:
     errors = [
         _seeded(seed).validation_dataset(Path()).tensors[1].square().mean() for seed in range(40)
     ]
@@ -61,13 +61,13 @@ def test_a_student_that_is_0_errs_by_1_and_the_teacher_itself_by_0() -> None:
 def test_gradient_descent_finds_the_teacher(here: Here) -> None:
     here.train(task="teacher_student", seed=3)
     last = here.entries("validation")[-1]
-    # and ends there
+    # The training ends at the first validation that reaches epsilon.
     assert last["train_error"] <= 1e-3 < here.entries("validation")[-2]["train_error"]
     assert last["generalisation_error"] < 0.01
     assert last["draws"] == 0
 
 
-def test_with_too_few_examples_it_fits_them_and_not_the_teacher(here: Here) -> None:
+def test_with_too_few_examples_the_student_fits_them_but_not_the_teacher(here: Here) -> None:
     here.train(
         task="teacher_student",
         seed=3,
@@ -93,28 +93,28 @@ def test_guess_and_check_stops_at_the_first_student_that_fits(here: Here) -> Non
     assert errors == sorted(errors, reverse=True)
 
 
-def test_it_stops_when_no_more_may_be_drawn(here: Here) -> None:
+def test_guess_and_check_stops_after_max_draws(here: Here) -> None:
     here.train(
         epochs=300, **{**_GNC, "fields": _GNC["fields"] | {"epsilon": 0.0, "max_draws": 1234}}
     )
     assert [entry["draws"] for entry in here.entries("validation")] == [500, 1000, 1234]
 
 
-def test_resumed_or_cut_into_shards_it_draws_the_same_students(here: Here) -> None:
+def test_a_resume_and_shards_do_not_change_the_draws(here: Here) -> None:
     settings: dict[str, Any] = {"epochs": 6, **_GNC, "fields": _GNC["fields"] | {"epsilon": 0.0}}
     here.train("undisturbed", **settings)
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(3), **settings)
     here.train(**settings)
     assert here.digest() == here.digest("undisturbed")
-    # gradients are cut up, the drawing is not
+    # Shards divide the gradients, but not the draws.
     here.train("halves", shards=2, threads=1, **settings)
     assert here.entries("validation", "halves")[-1]["train_error"] == pytest.approx(
         here.entries("validation")[-1]["train_error"], rel=1e-5
     )
 
 
-def test_the_student_kept_is_the_best_of_those_drawn() -> None:
+def test_the_best_of_the_drawn_students_is_kept() -> None:
     task = _seeded(0, **_SMALL)
     matrices_NSS, targets_N = task.train_dataset(Path()).tensors
     torch.manual_seed(1)
@@ -134,15 +134,15 @@ def test_the_student_kept_is_the_best_of_those_drawn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "words"),
+    ("field", "message"),
     [
         ("method=sgd", "--set method=sgd: use gd .* or gnc"),
         ("size=0", "--set size=0: use a number from 1"),
     ],
 )
-def test_fields_that_mean_nothing_are_told(here: Here, field: str, words: str) -> None:
+def test_an_invalid_field_is_refused(here: Here, field: str, message: str) -> None:
     name, _, value = field.partition("=")
-    with pytest.raises(WrongUse, match=words):
+    with pytest.raises(WrongUse, match=message):
         here.train(task="teacher_student", fields={name: value})
 
 
@@ -157,7 +157,7 @@ def test_the_figures_show_the_student() -> None:
     corner = picture[:, 5, 5].tolist()
     assert (corner[0] > corner[2]) == bool(matrix[0, 0] > 0)  # red above 0
     assert figures["singular_values"].shape == (3, 160, 255)
-    # the largest bar reaches up there
+    # The largest bar has nearly the full height.
     assert int((figures["singular_values"][0, 100] == 60).sum()) >= 84
 
 

@@ -27,7 +27,7 @@ def _task(**fields: Any) -> Video:
 
 
 def _write_half_encoded(folder: Path) -> None:
-    """All films, two of them as an .mp4 and an .avi."""
+    """Write all films, two of them as an .mp4 and an .avi."""
     write_films(folder)
     for name, ending, codec in (("rest-00", ".mp4", "libx264"), ("vertical-00", ".avi", "mpeg4")):
         source = folder / name.partition("-")[0] / f"{name}.npy"
@@ -92,7 +92,7 @@ def test_a_long_training_separates_all_motions(here: Here) -> None:
 
 
 class Still(Video):
-    """A broken task whose model sees only the middle frame of each clip."""
+    """A broken task, whose model sees only the middle frame of each clip."""
 
     def prepare(self, batch: Any, training: bool) -> tuple[Tensor, Tensor, Tensor]:
         clips_BCTHW, labels_B, weights_B = super().prepare(batch, training)
@@ -121,17 +121,17 @@ def test_the_same_bits_on_one_to_three_processes_and_through_kills(
     ended = forked_trainings(*drill, env={"SET": fields, "TRAINBOX_BATCH_SIZE": "16"})
     assert ended.code == 0, ended.out + ended.err
     table = [line.split() for line in ended.out.splitlines() if line.endswith("same")]
-    assert [" ".join(words[:2]) for words in table[:3]] == [
+    assert [" ".join(row[:2]) for row in table[:3]] == [
         "1 undisturbed",
         "2 undisturbed",
         "3 undisturbed",
     ]
     assert ended.out.count("killed after step") == 2
-    assert len({tuple(words[-3:-1]) for words in table}) == 1
+    assert len({tuple(row[-3:-1]) for row in table}) == 1
     assert "the same bits in all 5 trainings" in ended.out
 
 
-def test_the_defaults_are_those_of_the_team() -> None:
+def test_the_default_model_has_its_documented_size() -> None:
     task = Video(classes="/".join("abcdefg"))
     model = task.build_model().eval()
     assert sum(parameter.numel() for parameter in model.parameters()) == 2_936_359
@@ -142,7 +142,7 @@ def test_the_defaults_are_those_of_the_team() -> None:
         assert model(clips).shape == (1, 7)
 
 
-# The parts.
+# The split into training and validation.
 
 
 def test_no_recording_is_in_both_parts_and_all_clips_are_in_one(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_no_recording_is_in_both_parts_and_all_clips_are_in_one(tmp_path: Path) 
     assert {validation[i][1] for i in range(16)} == {0, 1, 2, 3}  # mixed
 
 
-def test_another_class_may_grow_and_the_parts_stay(tmp_path: Path) -> None:
+def test_new_recordings_of_a_class_do_not_move_other_classes(tmp_path: Path) -> None:
     write_films(tmp_path / "video", _FEW)
     before = _task().with_data(tmp_path)._clips(tmp_path)[1].recordings
     for number in range(5, 15):
@@ -169,7 +169,7 @@ def test_another_class_may_grow_and_the_parts_stay(tmp_path: Path) -> None:
     assert len([name for name in after if "rest" in name]) == 3
 
 
-def test_parts_of_one_recording_stay_together(tmp_path: Path) -> None:
+def test_all_files_of_a_recording_are_in_one_part(tmp_path: Path) -> None:
     for kind in ("rest", "vertical"):
         (tmp_path / "video" / kind).mkdir(parents=True)
         for mouse in range(5):
@@ -236,7 +236,7 @@ class _Fixed(nn.Module):
         return torch.tensor([[0.0, 0.0], [2.0, 0.0]])
 
 
-def test_losses_are_weighted_one_by_one() -> None:
+def test_each_loss_is_multiplied_by_its_own_weight() -> None:
     task, batch = (
         _task(classes="a/b"),
         (torch.zeros(2, 1, 1, 1, 1), torch.tensor([0, 1]), torch.tensor([0.5, 3.0])),
@@ -251,7 +251,7 @@ def test_losses_are_weighted_one_by_one() -> None:
 # Augmentation.
 
 
-def test_clips_become_numbers_and_are_mirrored_only_in_training() -> None:
+def test_clips_become_floats_and_are_mirrored_only_in_training() -> None:
     clips = torch.randint(
         0, 256, (64, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     )
@@ -268,7 +268,7 @@ def test_clips_become_numbers_and_are_mirrored_only_in_training() -> None:
             ways.add(way)
             assert abs(float((clip - mirrored[way]).mean())) <= 0.2
         assert len(ways) == expected
-        # each has a brightness of its own
+        # Each clip has its own brightness.
         assert (once.mean((1, 2, 3, 4)) - plain.mean((1, 2, 3, 4))).std() > 0.05
         torch.manual_seed(7)
         assert _task(flips=flips).prepare((clips, None, None), training=True)[0].equal(once)
@@ -284,7 +284,7 @@ def test_a_video_is_decoded_once_to_its_frames(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, codec: str
 ) -> None:
     write_films(tmp_path / "video", _FEW)
-    # each is brighter than the last
+    # Each frame is brighter than the one before.
     frames = film("rest", 99, 40) // 2 + numpy.arange(0, 120, 3, numpy.uint8)[:, None, None]
     encode(tmp_path / f"video/rest/new{ending}", frames, codec)
     task = _task().with_data(tmp_path)
@@ -293,18 +293,20 @@ def test_a_video_is_decoded_once_to_its_frames(
     assert cached.name.startswith(f"new{ending}-")
     decoded = numpy.load(cached)
     assert decoded.shape == (40, SIDE, SIDE)
-    # A limited range of greys is kept in a video; its order and content must be the source's.
+    # A video keeps only some shades of grey, but the order and content of the frames must match.
     assert numpy.abs(decoded.astype(float) - frames).mean() < 12
     for t in (0, 20, 39):
         errors = numpy.abs(decoded[t].astype(float) - frames).mean((1, 2))
         assert errors.argmin() == t
     clips = [clip for dataset in datasets for clip in dataset.clips if clip.path == cached]
-    # 4 frames are left over
+    # The last 4 frames do not fill a clip.
     assert [clip.start for clip in sorted(clips, key=lambda clip: clip.start)] == [0, 9, 18, 27]
     with monkeypatch.context() as patch:
         patch.setattr(video, "_decode", None)
         task._clips(tmp_path)
-    encode(tmp_path / f"video/rest/new{ending}", frames[:30], codec)  # another file of that name
+    encode(
+        tmp_path / f"video/rest/new{ending}", frames[:30], codec
+    )  # a new file with the same name
     task._clips(tmp_path)
     assert sorted(len(numpy.load(path)) for path in (tmp_path / "video/.cache").rglob("*.npy")) == [
         30,
@@ -324,7 +326,7 @@ def test_a_video_of_another_size_is_made_square(tmp_path: Path) -> None:
     assert frames[:, :, 18:].max() < 20
 
 
-def test_decoding_that_ends_halfway_leaves_nothing(
+def test_an_interrupted_decoding_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode(tmp_path / "film.mp4", film("rest", 1))
@@ -341,7 +343,7 @@ def test_decoding_that_ends_halfway_leaves_nothing(
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_an_unwritable_cache_is_reported(tmp_path: Path) -> None:
     write_films(tmp_path / "video", _FEW)
     encode(tmp_path / "video/rest/new.mp4", film("rest", 99))
     (tmp_path / "video/.cache").write_text("in the way")
@@ -351,7 +353,7 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         _task().with_data(tmp_path).train_dataset(tmp_path)
 
 
-# What cannot be trained on.
+# Unusable data.
 
 
 def _save(path: Path, frames: Any) -> None:
@@ -401,7 +403,7 @@ def _save(path: Path, frames: Any) -> None:
         ),
     ],
 )
-def test_data_that_cannot_be_used_is_named(
+def test_unusable_data_is_reported(
     tmp_path: Path, damage: Callable[[Path], Any], message: str
 ) -> None:
     write_films(tmp_path / "video", _FEW)
@@ -414,7 +416,9 @@ def test_data_that_cannot_be_used_is_named(
 @pytest.mark.parametrize(
     ("made", "found"), [([], "does not exist"), (["video/rest"], r"has 1 class folder\(s\)")]
 )
-def test_without_classes_it_says_where_to_put_them(here: Here, made: list[str], found: str) -> None:
+def test_a_folder_without_classes_is_reported_with_the_expected_layout(
+    here: Here, made: list[str], found: str
+) -> None:
     for name in made:
         (here.folder / "data" / name).mkdir(parents=True)
     code, _, err = here.command("train", "video", "--device", "cpu")
@@ -427,7 +431,7 @@ def test_without_classes_it_says_where_to_put_them(here: Here, made: list[str], 
     assert "Traceback" not in err
 
 
-def test_the_model_can_be_built_elsewhere_by_the_names_of_its_classes(tmp_path: Path) -> None:
+def test_the_field_classes_sets_the_order_of_the_outputs(tmp_path: Path) -> None:
     write_films(tmp_path / "video", _FEW)
     (tmp_path / "video/.hidden").mkdir()
     found = _task().with_data(tmp_path)
@@ -438,12 +442,12 @@ def test_the_model_can_be_built_elsewhere_by_the_names_of_its_classes(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "message"),
     [
         ({"frames": 0}, "--set frames=0: use a number from 1"),
         ({"validation_share": 1.0}, "--set validation_share=1.0: use a number between"),
     ],
 )
-def test_fields_that_mean_nothing_are_told(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(WrongUse, match=words):
+def test_an_invalid_field_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(WrongUse, match=message):
         Video(**fields)

@@ -93,7 +93,7 @@ class SweepRun:
         """Start a trial on each free slot.
 
         Raises:
-            WrongUse: a trial has reported wrong use, and there is no other trial to compare with.
+            WrongUse: the only trial left has reported wrong use.
         """
         for slot in self._slots:
             if slot.ready and slot.trial is None and (trial := self._next_for(slot)) is not None:

@@ -44,7 +44,7 @@ class Study:
         """Open the study, or create it. Without `sweep`, only read it.
 
         Raises:
-            WrongUse: there is no study to read, or the study has other settings.
+            WrongUse: the study does not exist, or has other settings.
         """
         self.owner = owner or own_name()
         self._storage, self._beats, self._heartbeats = storage, 0, Heartbeats()
@@ -69,7 +69,7 @@ class Study:
         """Return the stored settings, which must be those of `sweep`. Store them if none are.
 
         Raises:
-            WrongUse: the study has other settings, or none and there is no `sweep`.
+            WrongUse: the study has other settings, or has none and `sweep` is None.
         """
         stored: dict[str, Any] | None = self._study.user_attrs.get("sweep")
         if stored is None:
@@ -274,7 +274,7 @@ def open_study(url: str | None, folder: Path, name: str, sweep: Sweep | None) ->
     """Open the study and read all of it. Without `sweep`, only read it.
 
     Raises:
-        WrongUse: there is no study to read, or the study has other settings.
+        WrongUse: the study does not exist, or has other settings.
         StorageFailure: the study is damaged.
     """
     storage = open_storage(url, folder, read_only=sweep is None)
@@ -291,7 +291,7 @@ def _load_or_create(storage: BaseStorage, name: str, sweep: Sweep | None) -> opt
     """Return Optuna's study. Create it for `sweep` if it does not exist.
 
     Raises:
-        WrongUse: the study does not exist, and there is no `sweep`.
+        WrongUse: the study does not exist, and `sweep` is None.
     """
     # A journal has only one study, and its folder may have been renamed.
     stored_as = "sweep" if isinstance(storage, JournalStorage) else name

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from trainbox import Classification, WrongUse, pictures
 
 # Shape suffixes: N windows, B windows of a batch, C channels, T readings of a window, P pieces of
-# it, F features, E width.
+# a window, F features, E width.
 
 _URL = (
     "https://archive.ics.uci.edu/static/public/240/human+activity+recognition+using+smartphones.zip"
@@ -140,7 +140,7 @@ class Har(Classification):
         if not numpy.isin(labels_N, range(1, len(self.class_names) + 1)).all():
             raise WrongUse(
                 f"{folder / part}/y_{part}.txt has other labels than 1 to "
-                f"{len(self.class_names)}: {_CURE}"
+                f"{len(self.class_names)}: {_REMEDY}"
             )
         return torch.from_numpy(_standardised(inputs, train)), torch.from_numpy(labels_N).long() - 1
 
@@ -218,7 +218,7 @@ _BODIES: dict[str, type[_Cnn] | type[_Lstm] | type[_Transformer]] = {
     "transformer": _Transformer,
 }
 
-_CURE = f"put UCI's complete folder {_FOLDER!r} there, or delete it, so that it is downloaded"
+_REMEDY = f"put UCI's complete folder {_FOLDER!r} there, or delete it, so that it is downloaded"
 
 
 def _find(data_dir: Path) -> Path:
@@ -243,16 +243,16 @@ def _download(data_dir: Path) -> None:
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".har-", dir=data_dir) as name:
-            place = Path(name)
-            torch.hub.download_url_to_file(_URL, str(place / "outer.zip"), hash_prefix=_SHA256)
-            with zipfile.ZipFile(place / "outer.zip") as outer:
-                outer.extract(f"{_FOLDER}.zip", place)
-            with zipfile.ZipFile(place / f"{_FOLDER}.zip") as inner:
+            temporary = Path(name)
+            torch.hub.download_url_to_file(_URL, str(temporary / "outer.zip"), hash_prefix=_SHA256)
+            with zipfile.ZipFile(temporary / "outer.zip") as outer:
+                outer.extract(f"{_FOLDER}.zip", temporary)
+            with zipfile.ZipFile(temporary / f"{_FOLDER}.zip") as inner:
                 inner.extractall(
-                    place, [file for file in inner.namelist() if file.startswith(f"{_FOLDER}/")]
+                    temporary, [file for file in inner.namelist() if file.startswith(f"{_FOLDER}/")]
                 )
             if not (data_dir / _FOLDER).exists():  # another run may have been faster
-                (place / _FOLDER).rename(data_dir / _FOLDER)
+                (temporary / _FOLDER).rename(data_dir / _FOLDER)
     # torch raises RuntimeError for a wrong checksum.
     except (OSError, RuntimeError, zipfile.BadZipFile, KeyError) as error:
         raise WrongUse(
@@ -263,20 +263,20 @@ def _download(data_dir: Path) -> None:
 
 
 def _check_people(folder: Path, train_N1: _Numbers, test_N1: _Numbers) -> None:
-    """Raise WrongUse if a person is in both parts, because the metrics would be too good."""
+    """Raise WrongUse if a subject is in both parts, because the metrics would be too good."""
     if len(both := numpy.intersect1d(train_N1, test_N1)):
         raise WrongUse(
             f"{folder}: subject {', '.join(f'{number:g}' for number in both)} is in train and in "
-            "test: put all windows of a person into one of the two"
+            "test: put all windows of a subject into one of the two"
         )
 
 
 def _read_inputs(folder: Path, part: str, mode: str, windows: int) -> _Numbers:
     """Return the signals (N, 9, 128) or features (N, 561) of one part, where N is `windows`."""
-    place = folder / part
+    source = folder / part
     if mode == "flatten":
-        return _read(place / f"X_{part}.txt", windows, _FEATURES)
-    files = [place / "Inertial Signals" / f"{channel}_{part}.txt" for channel in _CHANNELS]
+        return _read(source / f"X_{part}.txt", windows, _FEATURES)
+    files = [source / "Inertial Signals" / f"{channel}_{part}.txt" for channel in _CHANNELS]
     return numpy.stack([_read(file, windows, _READINGS) for file in files], 1)
 
 
@@ -289,7 +289,7 @@ def _read(path: Path, lines: int | None, columns: int) -> _Numbers:
         WrongUse: the file is missing or damaged.
     """
     if not path.is_file():
-        raise WrongUse(f"{path} is missing: {_CURE}")
+        raise WrongUse(f"{path} is missing: {_REMEDY}")
     try:
         # numpy.loadtxt would print a warning for an empty file.
         numbers = (
@@ -299,16 +299,16 @@ def _read(path: Path, lines: int | None, columns: int) -> _Numbers:
         )
     except (OSError, ValueError) as error:
         raise WrongUse(
-            f"{path} cannot be read ({str(error).splitlines()[0].rstrip('.')}): {_CURE}"
+            f"{path} cannot be read ({str(error).splitlines()[0].rstrip('.')}): {_REMEDY}"
         ) from error
     if numbers.shape != (lines or max(1, len(numbers)), columns):
         wanted = f"{lines} lines of {columns}" if lines else f"lines of {columns}"
         raise WrongUse(
             f"{path} is damaged ({len(numbers)} lines of {numbers.shape[1]} numbers instead of "
-            f"{wanted}): {_CURE}"
+            f"{wanted}): {_REMEDY}"
         )
     if not numpy.isfinite(numbers).all():
-        raise WrongUse(f"{path} is damaged (a number is not finite): {_CURE}")
+        raise WrongUse(f"{path} is damaged (a number is not finite): {_REMEDY}")
     return numbers
 
 
@@ -339,11 +339,11 @@ def _signals(
     figure = Figure(figsize=(11, 4.6), dpi=100, layout="constrained")
     axes = figure.subplots(2, 4, sharex=True, sharey=True).flat
     seconds_T = torch.arange(_READINGS) / 50
-    for place, index in zip(axes, shown.tolist(), strict=False):
+    for axis, index in zip(axes, shown.tolist(), strict=False):
         label, prediction = int(labels_B[index]), int(predictions_B[index])
         for channel, name in enumerate(_CHANNELS):
             if name.startswith("total_acc"):
-                place.plot(
+                axis.plot(
                     seconds_T, inputs_BCT[index, channel].float().cpu(), linewidth=1, label=name[-1]
                 )
         right = label == prediction
@@ -352,8 +352,8 @@ def _signals(
             if right
             else f"{class_names[prediction]}, not {class_names[label]}"
         )
-        place.set_title(title, fontsize=10, color="#006e32" if right else "#be1414")
+        axis.set_title(title, fontsize=10, color="#006e32" if right else "#be1414")
     figure.supxlabel("seconds", fontsize=10)
     figure.supylabel("total acceleration, standardised", fontsize=10)
-    figure.legend(*place.get_legend_handles_labels(), loc="outside right center", frameon=False)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside right center", frameon=False)
     return pictures.from_figure(figure)

@@ -257,7 +257,7 @@ def corrupted(images_BCHW: Tensor, kind: str, strength: float) -> Tensor:
         return (images_BCHW + strength * torch.randn_like(images_BCHW)).clamp(0, 1)
     if kind == "blur":
         weights_WW = (-((at_W[:, None] - at_W) / (strength * width / 5)).square() / 2).exp()
-        # Normalise the weights, because there are no pixels beyond the edge.
+        # Normalise the weights, because pixels beyond the edge do not exist.
         weights_WW = weights_WW / weights_WW.sum(1, keepdim=True)
         return weights_WW @ images_BCHW @ weights_WW.T
     side = round(strength * width)

@@ -130,7 +130,7 @@ class TeacherStudent(Task):
 
     @cached_property
     def _measured(self) -> tuple[Tensor, Tensor]:
-        """The training examples, then fresh ones: ((N, S, S), (N,)).
+        """Return the training examples and then the fresh examples: ((N, S, S), (N,)).
 
         They are drawn in `train_dataset`, before which torch is seeded.
         """
@@ -200,6 +200,7 @@ class GuessAndCheck(torch.optim.Optimizer):
         count = min(self.draws_per_step, self.max_draws - drawn)
         if count <= 0 or model.error <= self.epsilon:
             return
+        # Draw `count` students and compute their training errors.
         generator = torch.Generator(left_SR.device).manual_seed(int(model.seed) + drawn)
         left_DSR, right_DRS = (
             torch.randn((count, *factor.shape), generator=generator, device=factor.device)
@@ -210,6 +211,7 @@ class GuessAndCheck(torch.optim.Optimizer):
             (left_DSR @ right_DRS).flatten(1) @ self.matrices_NSS.flatten(1).T / len(left_SR)
         )
         errors_D = (predictions_DN - self.targets_N).square().mean(1)
+        # Keep the first that fits, or else the best of all draws so far.
         fitting = (errors_D <= self.epsilon).nonzero()
         kept = int(fitting[0]) if len(fitting) else int(errors_D.argmin())
         model.draws += kept + 1 if len(fitting) else count
@@ -236,5 +238,5 @@ def _bars(values_S: Tensor) -> Tensor:
     height, width = 160, max(2, 256 // len(values_S))
     heights_S = (values_S / values_S.max().clamp(min=1e-9) * (height - 10)).round()
     inside = torch.arange(height).flip(0)[:, None] < heights_S.repeat_interleave(width)[None]
-    inside[:, ::width] = False  # a gap before each
+    inside[:, ::width] = False  # a gap before each bar
     return torch.where(inside, 60, 255).byte().expand(3, -1, -1).clone()

@@ -150,6 +150,7 @@ class Video(Classification):
             WrongUse: a class has too few recordings, or a video cannot be used.
             StorageFailure: the decoded frames cannot be written.
         """
+        # Find the videos, and choose the recordings for validation.
         folder = data_dir / self.folder
         videos = [
             video
@@ -168,6 +169,7 @@ class Video(Classification):
                     f"({', '.join(sorted(own)[:3])}): add one (the recording is a file's name up "
                     "to its first dot)"
                 )
+        # Decode the videos that are not in the cache.
         frames_of = _decoded(videos, folder / ".cache", self.size)
         lengths = {path: _length(path, self.size) for path in frames_of}
         if short := [
@@ -179,6 +181,7 @@ class Video(Classification):
                 f"{len(short)} video(s) in {folder} have fewer than frames={self.frames} "
                 f"frames ({short[0]} is the first): remove them, or lower --set frames=N"
             )
+        # Cut the videos into clips that do not overlap.
         parts: tuple[list[_Clip], list[_Clip]] = ([], [])
         for video, path in zip(videos, frames_of, strict=True):
             starts = range(0, lengths[path] - self.frames + 1, self.frames)
