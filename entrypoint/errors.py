@@ -31,7 +31,7 @@ class HardwareUnfit(LaunchError):
     exit_code = HARDWARE
 
 
-class NoPlace(LaunchError):
+class NotWritable(LaunchError):
     """A folder that cannot be written to."""
 
     exit_code = STORAGE

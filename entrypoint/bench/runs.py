@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from entrypoint.bench.tables import BenchCase, BenchResult, Measured, turns
-from entrypoint.errors import LaunchError, NoPlace
+from entrypoint.errors import LaunchError, NotWritable
 from entrypoint.system.commands import command_of
 from entrypoint.system.processes import die_with_parent
 from entrypoint.system.streams import say
@@ -196,14 +196,14 @@ def write_files(folder: Path, text: str, report: Mapping[str, Any]) -> None:
     """Write bench.md and bench.json, and let the trainer draw bench.svg.
 
     Raises:
-        NoPlace: a file cannot be written.
+        NotWritable: a file cannot be written.
         NoCase: the figure cannot be drawn.
     """
     try:
         (folder / "bench.md").write_text(text + "\n", encoding="utf-8")
         (folder / "bench.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise NoPlace(
+        raise NotWritable(
             f"--out {folder} cannot be written ({error.strerror}): give a folder that can"
         ) from error
     drawn = subprocess.run(command_of("trainer", "bench-figure", str(folder)), check=False)
@@ -218,13 +218,13 @@ def prepare_folder(folder: Path) -> None:
     """Make the folder for the tables, before the first training.
 
     Raises:
-        NoPlace: the folder cannot be written.
+        NotWritable: the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "bench.md").touch()
     except OSError as error:
-        raise NoPlace(
+        raise NotWritable(
             f"--out {folder} cannot be written ({error.strerror}): give a folder that can"
         ) from error
 

@@ -284,7 +284,7 @@ def _verdict(
     def progress(done: int, samples: int) -> None:
         if samples > 1 and not as_json and sys.stderr.isatty():
             click.echo(
-                f"\rsampling {len(decided.asked.gpus)} GPU(s): {done} of {samples}",
+                f"\rsampling {len(decided.selection.gpus)} GPU(s): {done} of {samples}",
                 err=True,
                 nl=done == samples,
             )

@@ -14,7 +14,7 @@ from entrypoint.errors import HardwareMissing
 from entrypoint.health.limits import Limits
 from entrypoint.health.node import Node, judge_node, read_node
 from entrypoint.health.rules import (
-    Asked,
+    Selection,
     driver_action,
     judge_count,
     judge_driver,
@@ -37,8 +37,8 @@ _DESCRIBING = (
     "memory_used_mib",
     "power_w",
 )  # for the screen and for Prometheus
-_LOOKS = 10  # several samples, to distinguish a lasting state from a short one
-_LOOK_EVERY_S = 0.1
+_SAMPLES = 10  # several samples, to distinguish a lasting state from a short one
+_SAMPLE_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Question:
     """
 
     mode: Mode
-    asked: Asked = field(default_factory=Asked)
+    selection: Selection = field(default_factory=Selection)
     wanted: str = ""
     limits: Limits = field(default_factory=Limits)
     overridden: dict[str, Any] = field(default_factory=dict)
@@ -91,7 +91,7 @@ def choose(
     cuda_visible_devices: str | None,
     gpus: int | str | None,
     gpu_ids: str | None,
-) -> tuple[Asked, str]:
+) -> tuple[Selection, str]:
     """Return the GPUs that a launch with these options would use, and the option that names them.
 
     Raises:
@@ -101,13 +101,13 @@ def choose(
     try:
         visible = visible_gpus(found, cuda_visible_devices)
         if gpu_ids:
-            return Asked(select(visible, gpu_ids, "--gpu-ids")), wanted
+            return Selection(select(visible, gpu_ids, "--gpu-ids")), wanted
     except HardwareMissing as error:
-        return Asked((), missing=len(gpu_ids.split(",")) if gpu_ids else 1), str(error)
+        return Selection((), missing=len(gpu_ids.split(",")) if gpu_ids else 1), str(error)
     if gpus == "all" and not visible:
-        return Asked((), missing=1), wanted
+        return Selection((), missing=1), wanted
     count = len(visible) if gpus in (None, "all") else int(gpus or 0)
-    return Asked(visible[:count], missing=max(0, count - len(visible))), wanted
+    return Selection(visible[:count], missing=max(0, count - len(visible))), wanted
 
 
 def about(
@@ -132,42 +132,48 @@ def about(
         wanted = f"--gpu-ids {gpu_ids}" if gpu_ids else f"--gpus {gpus}" if gpus is not None else ""
         missing = len(gpu_ids.split(",")) if gpu_ids else gpus if isinstance(gpus, int) else 1
         return without_driver(
-            dataclasses.replace(question, wanted=wanted, asked=Asked(missing=missing)), found.absent
+            dataclasses.replace(question, wanted=wanted, selection=Selection(missing=missing)),
+            found.absent,
         )
-    asked, wanted = choose(found.gpus, cuda_visible_devices, gpus, gpu_ids)
+    selection, wanted = choose(found.gpus, cuda_visible_devices, gpus, gpu_ids)
     return dataclasses.replace(
-        question, asked=asked, wanted=wanted, processes=processes or max(1, len(asked.gpus))
+        question,
+        selection=selection,
+        wanted=wanted,
+        processes=processes or max(1, len(selection.gpus)),
     )
 
 
 def examine(
     driver: Driver,
     question: Question,
-    on_look: Callable[[int, int], None] = lambda _done, _all: None,
+    on_sample: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Verdict:
     """Sample the GPUs of the question, and return the verdict.
 
-    The modes `check` and `deep` take ten samples, other modes one. `on_look` is called after each
+    The modes `check` and `deep` take ten samples, other modes one. `on_sample` is called after each
     sample with the number of samples so far and the number of all samples.
     """
     samples: list[Sample] = []
     thorough = question.mode in (Mode.CHECK, Mode.DEEP)
-    looks = _LOOKS if thorough and question.asked.gpus else 1
-    for number in range(looks):
+    count = _SAMPLES if thorough and question.selection.gpus else 1
+    for number in range(count):
         if number:
-            time.sleep(_LOOK_EVERY_S)
-        samples.append(look(driver, question, events=thorough))
-        on_look(number + 1, looks)
+            time.sleep(_SAMPLE_INTERVAL_S)
+        samples.append(take_sample(driver, question, events=thorough))
+        on_sample(number + 1, count)
         if samples[-1].fault:
             break
     node = None if question.mode is Mode.LIVE else read_node(question.runs_dir)
     return verdict(samples, question, node)
 
 
-def look(driver: Driver, question: Question, events: bool) -> Sample:
+def take_sample(driver: Driver, question: Question, events: bool) -> Sample:
     """Return one sample, with a fault if the driver does not answer in time."""
     uuids = tuple(
-        dict.fromkeys(gpu.mig_parent or gpu.uuid for gpu in question.asked.gpus if not gpu.fault)
+        dict.fromkeys(
+            gpu.mig_parent or gpu.uuid for gpu in question.selection.gpus if not gpu.fault
+        )
     )
     try:
         return driver.sample(uuids, names_of(question), events)
@@ -183,22 +189,22 @@ def names_of(question: Question) -> tuple[str, ...]:
 
 def verdict(samples: Sequence[Sample], question: Question, node: Node | None) -> Verdict:
     """Return the verdict on the samples (at least one, oldest first) and the node. Pure."""
-    newest, asked = samples[-1], question.asked
-    findings = judge_driver(newest) + judge_count(asked, question.wanted)
+    newest, selection = samples[-1], question.selection
+    findings = judge_driver(newest) + judge_count(selection, question.wanted)
     if newest.fault is None:
-        findings += judge_gpus(samples, asked, rules_for(question.mode), question.limits)
+        findings += judge_gpus(samples, selection, rules_for(question.mode), question.limits)
         if question.mode is not Mode.LIVE:
-            findings += judge_mixture(newest, asked)
+            findings += judge_mixture(newest, selection)
     if node is not None:
         findings += judge_node(
             node,
             newest.driver,
             question.processes,
-            bool(asked.gpus) and newest.fault is None,
+            bool(selection.gpus) and newest.fault is None,
             question.limits,
         )
     version = newest.driver.get("driver_version")
-    gpus = tuple(_description(gpu, newest) for gpu in asked.gpus)
+    gpus = tuple(_description(gpu, newest) for gpu in selection.gpus)
     return _of(question, findings, gpus, version if isinstance(version, str) else None)
 
 
@@ -216,12 +222,10 @@ def _of(
     absent = [
         name for name in question.required if name not in judged and not name.startswith("deep")
     ]
-    doubts = [
-        Finding(name, Result.UNKNOWN, "required, and there was nothing to judge") for name in absent
-    ]
+    unknown = [Finding(name, Result.UNKNOWN, "required, but not judged here") for name in absent]
     return Verdict(
         question.mode,
-        (*findings, *doubts),
+        (*findings, *unknown),
         gpus,
         driver_version,
         question.required,
@@ -238,12 +242,12 @@ def without_driver(question: Question, reason: str) -> Verdict:
                 "driver",
                 Result.CRITICAL,
                 reason,
-                limit="it is there",
+                limit="present",
                 source="you",
                 action="give_gpus",
             )
         ]
-        findings += judge_count(question.asked, question.wanted)
+        findings += judge_count(question.selection, question.wanted)
     if question.mode is not Mode.LIVE:
         findings += judge_node(
             read_node(question.runs_dir), {}, question.processes, False, question.limits
@@ -261,7 +265,7 @@ def broken_driver(question: Question, reason: str, code: int = NO_ANSWER) -> Ver
                 "driver",
                 Result.CRITICAL,
                 reason,
-                limit="it answers",
+                limit="answers",
                 source="NVIDIA",
                 action=action,
             )
@@ -270,7 +274,7 @@ def broken_driver(question: Question, reason: str, code: int = NO_ANSWER) -> Ver
 
 
 def _description(gpu: Gpu, newest: Sample) -> dict[str, Any]:
-    """Return what the screen and Prometheus show of a GPU."""
+    """Return the properties of a GPU that the screen and Prometheus show."""
     readings = newest.gpus.get(gpu.mig_parent or gpu.uuid, {})
     figures = {
         name: value for name in _DESCRIBING[2:] if isinstance(value := readings.get(name), int)

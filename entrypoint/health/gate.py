@@ -11,7 +11,7 @@ from entrypoint.driver.process import Driver
 from entrypoint.errors import HardwareUnfit
 from entrypoint.health.check import Question, examine
 from entrypoint.health.limits import read_limits
-from entrypoint.health.rules import Asked
+from entrypoint.health.rules import Selection
 from entrypoint.health.screen import closing_line
 from entrypoint.health.verdict import Mode
 from entrypoint.health.watch import Watch
@@ -38,7 +38,7 @@ def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Itera
     per_gpu = max(1, plan.nproc_per_node // len(plan.gpus))
     question = Question(
         Mode.GATE,
-        Asked(plan.gpus, per_gpu=per_gpu),
+        Selection(plan.gpus, per_gpu=per_gpu),
         limits=limits,
         overridden=overridden,
         processes=plan.nproc_per_node,

@@ -34,9 +34,9 @@ class Limits:
 
 SOURCES = {
     "ecc_uncorrected": "NVIDIA Health Validation",
-    "remapped_rows": "NVIDIA, row remapping: 512 rows are all there are",
-    "remap_pending": "Trainbox; others fail it",
-    "retired_pages": "NVIDIA, dynamic page retirement: 64 pages are all there are",
+    "remapped_rows": "NVIDIA, row remapping: a GPU has 512 spare rows",
+    "remap_pending": "Trainbox; other tools fail it",
+    "retired_pages": "NVIDIA, dynamic page retirement: at most 64 pages",
     "slowdown_samples": "Trainbox",
     "shutdown_margin_c": "the device, and Trainbox's margin",
     "pcie_replays_per_minute": "DCGM",

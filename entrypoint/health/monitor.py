@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from entrypoint.driver.process import Driver, NoAnswer
 from entrypoint.driver.readings import Sample, Unread
 from entrypoint.errors import InvalidRequest
-from entrypoint.health.check import NO_ANSWER, Question, about, look, verdict, without_driver
+from entrypoint.health.check import NO_ANSWER, Question, about, take_sample, verdict, without_driver
 from entrypoint.health.node import read_node
 from entrypoint.health.rules import SLOWDOWN_WINDOW
 from entrypoint.health.screen import closing_line
@@ -42,7 +42,7 @@ _GAUGES = {
     "temperature_c": ("trainbox_gpu_temperature_celsius", "The GPU's temperature"),
     "utilization_percent": (
         "trainbox_gpu_utilization_percent",
-        "Share of the time in which something computed on the GPU",
+        "Share of the time in which a program computed on the GPU",
     ),
     "memory_used_mib": ("trainbox_gpu_memory_used_mebibytes", "Memory in use on the GPU"),
     "power_w": ("trainbox_gpu_power_watts", "Power that the GPU draws"),
@@ -130,18 +130,18 @@ def monitor(
     threading.Thread(target=server.serve_forever, daemon=True).start()
     host, port = server.server_address[:2]
     message(f"/healthz and /metrics on http://{host!s}:{port}, every {interval_s:g} s", sys.stdout)
-    looks = _Looks(driver, question, (gpus, gpu_ids, processes))
+    examinations = _Examinations(driver, question, (gpus, gpu_ids, processes))
     last_line = ""
     while not stop.is_set():
-        latest.put(seen := looks.next())
-        told = {
+        latest.put(seen := examinations.next())
+        reported = {
             finding.line
             for finding in seen.findings
             if finding.result in (Result.WARN, Result.UNKNOWN, Result.CRITICAL)
         }
-        for line in sorted(told - looks.told):
+        for line in sorted(reported - examinations.reported):
             message(line, sys.stdout)
-        looks.told = told
+        examinations.reported = reported
         if (line := closing_line(seen)) != last_line:
             message(last_line := line, sys.stdout)
         stop.wait(interval_s)
@@ -156,17 +156,17 @@ def monitor(
     return 0
 
 
-class _Looks:
+class _Examinations:
     """Successive verdicts on the samples so far; GPUs that are missing are searched for again."""
 
     def __init__(
         self,
         driver: Driver,
         question: Question,
-        words: tuple[int | str | None, str | None, int | None],
+        options: tuple[int | str | None, str | None, int | None],
     ) -> None:
-        self.told: set[str] = set()
-        self._driver, self._words, self._base = driver, words, question
+        self.reported: set[str] = set()
+        self._driver, self._options, self._base = driver, options, question
         self._question: Question | None = None
         self._samples: deque[Sample] = deque(maxlen=SLOWDOWN_WINDOW)
         self._xids: list[tuple[str, int]] = []
@@ -174,7 +174,7 @@ class _Looks:
     def next(self) -> Verdict:
         if self._driver.waiting_since_s is not None and (still := self._awaited()) is not None:
             return still
-        gpus = self._words[0]
+        gpus = self._options[0]
         if gpus == 0:
             return without_driver(self._base, "not queried: --gpus 0")
         if self._question is None:
@@ -183,7 +183,7 @@ class _Looks:
                     self._driver.detect(),
                     self._base,
                     os.environ.get("CUDA_VISIBLE_DEVICES"),
-                    *self._words,
+                    *self._options,
                 )
             except NoAnswer as error:
                 return self._judged(
@@ -191,10 +191,10 @@ class _Looks:
                 )
             if isinstance(found, Verdict):
                 return found
-            self._question = None if found.asked.missing else found
+            self._question = None if found.selection.missing else found
             if self._question is None:
-                return self._judged(look(self._driver, found, events=True), found)
-        return self._judged(look(self._driver, self._question, events=True), self._question)
+                return self._judged(take_sample(self._driver, found, events=True), found)
+        return self._judged(take_sample(self._driver, self._question, events=True), self._question)
 
     def _awaited(self) -> Verdict | None:
         """Return a verdict while a late answer is missing, or None once it has come.

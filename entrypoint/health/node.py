@@ -41,14 +41,14 @@ def read_node(runs_dir: Path | None) -> Node:
 
     If the folder for runs does not exist yet, the folder that it would be made in is examined.
     """
-    place = nearest(runs_dir) if runs_dir else Path("/")
+    folder = nearest(runs_dir) if runs_dir else Path("/")
     return Node(
         cpus=usable_cpus(),
         shm_free_mib=_free_mib(_SHM),
         memory_free_mib=_memory_free_mib(),
-        disk_free_mib=_free_mib(place),
+        disk_free_mib=_free_mib(folder),
         output=str(runs_dir) if runs_dir else None,
-        output_fault=_write_fault(place) if runs_dir else None,
+        output_fault=_write_fault(folder) if runs_dir else None,
         wheels_cuda=_wheels_cuda(),
     )
 
@@ -57,7 +57,7 @@ def nearest(folder: Path) -> Path:
     """Return the folder itself, or the nearest folder above it that exists for this user."""
     # Path.exists raises PermissionError in a folder that the user may not read.
     return next(
-        (place for place in (folder, *folder.absolute().parents) if os.path.exists(place)),  # noqa: PTH110
+        (path for path in (folder, *folder.absolute().parents) if os.path.exists(path)),  # noqa: PTH110
         Path("/"),
     )
 
@@ -152,10 +152,10 @@ def judge_cuda(wheels: str | None, driver: Readings) -> Finding:
             f"the driver does not report its CUDA version ({known})",
             action="ask_host",
         )
-    had = f"{known // 1000}.{known % 1000 // 10}"
+    supported = f"{known // 1000}.{known % 1000 // 10}"
     good = known // 1000 >= int(wheels.split(".", 1)[0])
     version = driver.get("driver_version")
-    read = f"driver {version} supports CUDA up to {had}, torch is built for {wheels}"
+    read = f"driver {version} supports CUDA up to {supported}, torch is built for {wheels}"
     if good:
         return Finding("cuda", Result.PASS, read)
     read = f"this image is too new for this driver: {read}"
@@ -169,21 +169,21 @@ def judge_cuda(wheels: str | None, driver: Readings) -> Finding:
     )
 
 
-def _free_mib(place: Path) -> int | None:
+def _free_mib(folder: Path) -> int | None:
     try:
-        return shutil.disk_usage(place).free // _MIB
+        return shutil.disk_usage(folder).free // _MIB
     except OSError:
         return None
 
 
-def _write_fault(place: Path) -> str | None:
-    """Return why nothing can be written in `place`, or None. This does not write anything."""
-    if not place.is_dir():
-        return f"{place} is not a folder"
-    if os.statvfs(place).f_flag & os.ST_RDONLY:
-        return f"{place} is on a read-only file system"
-    if not os.access(place, os.W_OK | os.X_OK):
-        return f"{place} cannot be written by uid {os.getuid()}, gid {os.getgid()}"
+def _write_fault(folder: Path) -> str | None:
+    """Return why nothing can be written in `folder`, or None. This does not write anything."""
+    if not folder.is_dir():
+        return f"{folder} is not a folder"
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return f"{folder} is on a read-only file system"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"{folder} cannot be written by uid {os.getuid()}, gid {os.getgid()}"
     return None
 
 

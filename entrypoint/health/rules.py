@@ -67,7 +67,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Selection:
     """The GPUs to judge.
 
     `missing` is the number of requested GPUs that were not found. `per_gpu` is the number of
@@ -79,11 +79,11 @@ class Asked:
     per_gpu: int = 1
 
 
-def judge(count: int, limit: int, read: str, says: str, bad: Result, action: str) -> Judgement:
-    """Return `bad` if the count is at the limit or above, else PASS."""
-    return (
-        Judgement(bad, read, says, action) if count >= limit else Judgement(Result.PASS, read, says)
-    )
+def judge(count: int, threshold: int, read: str, limit: str, bad: Result, action: str) -> Judgement:
+    """Return `bad` if the count is at the threshold or above, else PASS."""
+    if count >= threshold:
+        return Judgement(bad, read, limit, action)
+    return Judgement(Result.PASS, read, limit)
 
 
 def _recovery_action(values: Values, _limits: Limits) -> Judgement:
@@ -99,7 +99,7 @@ def _recovery_action(values: Values, _limits: Limits) -> Judgement:
         7: (Result.CRITICAL, "system reboot", "reboot"),
     }
     result, text, action = known.get(number, (Result.WARN, "unknown to Trainbox", "inspect"))
-    return Judgement(result, f"the driver asks for {number} ({text})", "0 (none)", action)
+    return Judgement(result, f"the driver recommends {number} ({text})", "0 (none)", action)
 
 
 def _ecc(values: Values, limits: Limits) -> Judgement:
@@ -127,41 +127,41 @@ def _row_remap(values: Values, limits: Limits) -> Judgement:
         f"{rows} rows remapped, {'one' if pending else 'none'} pending, "
         f"{'one' if failed else 'none'} failed"
     )
-    says = f"none failed, none pending, less than {limits.remapped_rows}"
+    limit = f"none failed, none pending, less than {limits.remapped_rows}"
     if failed:
-        return Judgement(Result.CRITICAL, read, says, "replace")
+        return Judgement(Result.CRITICAL, read, limit, "replace")
     if pending:
-        return Judgement(Result(limits.remap_pending), read, says, "reset_gpu")
-    return judge(rows, limits.remapped_rows, read, says, Result.WARN, "replace")
+        return Judgement(Result(limits.remap_pending), read, limit, "reset_gpu")
+    return judge(rows, limits.remapped_rows, read, limit, Result.WARN, "replace")
 
 
 def _retired_pages(values: Values, limits: Limits) -> Judgement:
     pages, pending = values["retired_pages"], values["retired_pages_pending"]
     read = f"{pages} pages retired{', one pending' if pending else ''}"
-    says = f"less than {limits.retired_pages}, none pending"
+    limit = f"less than {limits.retired_pages}, none pending"
     if pages < limits.retired_pages and pending:
-        return Judgement(Result.WARN, read, says, "reset_gpu")
-    return judge(pages, limits.retired_pages, read, says, Result.CRITICAL, "replace")
+        return Judgement(Result.WARN, read, limit, "reset_gpu")
+    return judge(pages, limits.retired_pages, read, limit, Result.CRITICAL, "replace")
 
 
 def _slowdown(values: Values, limits: Limits) -> Judgement:
-    reasons, slow, looks, span_s = values["slowdown"]
+    reasons, slow, samples, span_s = values["slowdown"]
     names = {
         0x08: "hardware slowdown",
         0x40: "hardware thermal slowdown",
         0x80: "hardware power brake",
     }
     now = ", ".join(name for bit, name in names.items() if reasons & bit) or "none"
-    read = f"{now} now, in {slow} of the last {looks} looks"
-    says = (
-        f"none; CRITICAL from {limits.slowdown_samples} of {SLOWDOWN_WINDOW} looks in "
+    read = f"{now} now, in {slow} of the last {samples} samples"
+    limit = (
+        f"none; CRITICAL from {limits.slowdown_samples} of {SLOWDOWN_WINDOW} samples in "
         f"{SUSTAINED_S:g} s or more"
     )
     if slow >= limits.slowdown_samples and span_s >= SUSTAINED_S:
-        return Judgement(Result.CRITICAL, read, says, "cool")
+        return Judgement(Result.CRITICAL, read, limit, "cool")
     if slow:
-        return Judgement(Result.WARN, read, says, "cool")
-    return Judgement(Result.PASS, read, says)
+        return Judgement(Result.WARN, read, limit, "cool")
+    return Judgement(Result.PASS, read, limit)
 
 
 def _temperature(values: Values, limits: Limits) -> Judgement:
@@ -174,13 +174,13 @@ def _temperature(values: Values, limits: Limits) -> Judgement:
     # On most GPUs slowdown and shutdown are 3 °C apart, so the warning is at the working limit.
     warning = slowdown if isinstance(working, Unread) else min(working, slowdown)
     read, critical = f"{temperature} °C", shutdown - limits.shutdown_margin_c
-    says = (
+    limit = (
         f"below {warning} °C, its working limit; slowdown {slowdown} °C, CRITICAL from "
         f"{critical} °C, shutdown {shutdown} °C"
     )
     if temperature >= critical:
-        return Judgement(Result.CRITICAL, read, says, "cool")
-    return judge(temperature, warning, read, says, Result.WARN, "cool")
+        return Judgement(Result.CRITICAL, read, limit, "cool")
+    return judge(temperature, warning, read, limit, Result.WARN, "cool")
 
 
 def _margin(values: Values, limits: Limits) -> Judgement:
@@ -191,10 +191,10 @@ def _margin(values: Values, limits: Limits) -> Judgement:
         values["shutdown_margin_c"],
     )
     read, critical = f"{margin} °C left", shutdown + limits.shutdown_margin_c
-    says = f"slowdown at {slowdown}, CRITICAL from {critical}, shutdown at {shutdown}"
+    limit = f"slowdown at {slowdown}, CRITICAL from {critical}, shutdown at {shutdown}"
     if margin <= critical:
-        return Judgement(Result.CRITICAL, read, says, "cool")
-    return judge(-margin, -slowdown, read, says, Result.WARN, "cool")
+        return Judgement(Result.CRITICAL, read, limit, "cool")
+    return judge(-margin, -slowdown, read, limit, Result.WARN, "cool")
 
 
 def _pcie_width(values: Values, _limits: Limits) -> Judgement:
@@ -211,28 +211,30 @@ def _pcie_width(values: Values, _limits: Limits) -> Judgement:
 
 def _pcie_replays(values: Values, limits: Limits) -> Judgement:
     rate, most = values["pcie_replays_per_minute"], limits.pcie_replays_per_minute
-    read, says = f"{rate:g} replays a minute", f"at most {most:g} a minute"
+    read, limit = f"{rate:g} replays a minute", f"at most {most:g} a minute"
     return (
-        Judgement(Result.WARN, read, says, "inspect")
+        Judgement(Result.WARN, read, limit, "inspect")
         if rate > most
-        else Judgement(Result.PASS, read, says)
+        else Judgement(Result.PASS, read, limit)
     )
 
 
 def _nvlink(values: Values, limits: Limits) -> Judgement:
     active, peers = values["nvlink_active"], values["nvlink_peers"]
     down = [str(link) for link, state in enumerate(active) if not state]
-    read, says = f"{len(active) - len(down)} of {len(active)} links active", "all"
+    read, limit = f"{len(active) - len(down)} of {len(active)} links active", "all"
     if not down:
-        return Judgement(Result.PASS, read, says)
+        return Judgement(Result.PASS, read, limit)
     # A card without a bridge looks the same as a card whose links have all failed.
     if len(down) == len(active):
-        return Judgement(Result.WARN, f"{read}: no bridge, or all are down", says, "inspect")
+        return Judgement(Result.WARN, f"{read}: no bridge, or all are down", limit, "inspect")
     read += f": down {', '.join(down)}"
     # Some machines do not connect all links of their GPUs, and a single GPU needs no link.
     if len(set(peers)) == 1:
-        return Judgement(Result.WARN, f"{read}, as many as on each GPU in use", says, "inspect")
-    return Judgement(Result(limits.nvlink_inactive), read, says, "reset_gpu")
+        return Judgement(
+            Result.WARN, f"{read}, the same number as on each GPU in use", limit, "inspect"
+        )
+    return Judgement(Result(limits.nvlink_inactive), read, limit, "reset_gpu")
 
 
 def _nvlink_errors(values: Values, limits: Limits) -> Judgement:
@@ -241,17 +243,17 @@ def _nvlink_errors(values: Values, limits: Limits) -> Judgement:
     worst = max(errors)
     where = f", {worst} on link {errors.index(worst)}" if worst else ""
     read = f"{risen} new replays and recoveries, {sum(errors)} since the driver was loaded{where}"
-    says = f"less than {limits.nvlink_errors} new on a link, none before"
+    limit = f"less than {limits.nvlink_errors} new on a link, none before"
     if risen >= limits.nvlink_errors:
-        return Judgement(Result.CRITICAL, read, says, "reset_gpu")
-    return judge(worst, 1, read, says, Result.WARN, "inspect")
+        return Judgement(Result.CRITICAL, read, limit, "reset_gpu")
+    return judge(worst, 1, read, limit, Result.WARN, "inspect")
 
 
 def _nvlink_crc(values: Values, limits: Limits) -> Judgement:
     rate, most = values["nvlink_crc_per_second"], limits.nvlink_crc_per_second
-    says = f"less than {most:g} a second"
+    limit = f"less than {most:g} a second"
     result, action = (Result.CRITICAL, "reset_gpu") if rate >= most else (Result.PASS, "")
-    return Judgement(result, f"{rate:g} CRC errors a second on the worst link", says, action)
+    return Judgement(result, f"{rate:g} CRC errors a second on the worst link", limit, action)
 
 
 def _fabric(values: Values, _limits: Limits) -> Judgement:
@@ -270,7 +272,7 @@ def _fabric(values: Values, _limits: Limits) -> Judgement:
 
 
 def _inforom(values: Values, _limits: Limits) -> Judgement:
-    return Judgement(Result.PASS, f"version {values['inforom']}", "whole")
+    return Judgement(Result.PASS, f"version {values['inforom']}", "intact")
 
 
 def _persistence(values: Values, _limits: Limits) -> Judgement:
@@ -291,14 +293,14 @@ def _compute_mode(values: Values, _limits: Limits) -> Judgement:
     name = {0: "DEFAULT", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}.get(
         mode, str(mode)
     )
-    says = "DEFAULT"
+    limit = "DEFAULT"
     if mode == 2:
-        return Judgement(Result.CRITICAL, name, says, "change_mode")
+        return Judgement(Result.CRITICAL, name, limit, "change_mode")
     if mode in (1, 3):
-        wanted = f"{name}, {processes} program(s) there, {per_gpu} to start"
+        wanted = f"{name}, {processes} program(s) on the GPU, {per_gpu} to start"
         crowded = processes + per_gpu > 1
-        return Judgement(Result.CRITICAL if crowded else Result.WARN, wanted, says, "change_mode")
-    return Judgement(Result.PASS, name, says)
+        return Judgement(Result.CRITICAL if crowded else Result.WARN, wanted, limit, "change_mode")
+    return Judgement(Result.PASS, name, limit)
 
 
 def _mig(values: Values, _limits: Limits) -> Judgement:
@@ -315,9 +317,9 @@ def _mig(values: Values, _limits: Limits) -> Judgement:
 def _processes(values: Values, _limits: Limits) -> Judgement:
     pids = values["processes"]
     read = (
-        f"{len(pids)} program(s) compute there: pid {', '.join(map(str, pids))}"
+        f"{len(pids)} program(s) use the GPU: pid {', '.join(map(str, pids))}"
         if pids
-        else "nothing computes there"
+        else "no program uses the GPU"
     )
     return judge(len(pids), 1, read, "none", Result.WARN, "wait")
 
@@ -434,7 +436,7 @@ def names_to_read(rules: Sequence[Rule]) -> tuple[str, ...]:
 
 
 def judge_gpus(
-    samples: Sequence[Sample], asked: Asked, rules: Sequence[Rule], limits: Limits
+    samples: Sequence[Sample], selection: Selection, rules: Sequence[Rule], limits: Limits
 ) -> list[Finding]:
     """Return the findings on each GPU.
 
@@ -443,12 +445,12 @@ def judge_gpus(
     """
     links = [readings.get("nvlink_active") for readings in samples[-1].gpus.values()]
     own = {
-        "per_gpu": asked.per_gpu,
+        "per_gpu": selection.per_gpu,
         "nvlink_peers": tuple(sum(each) for each in links if isinstance(each, tuple)),
     }
     return [
         replace(finding, gpu=gpu.label, uuid=gpu.uuid)
-        for gpu in asked.gpus
+        for gpu in selection.gpus
         for finding in _judge_gpu(samples, gpu, own, rules, limits)
     ]
 
@@ -465,7 +467,7 @@ def _judge_gpu(
                 "handle",
                 Result.CRITICAL,
                 gpu.fault,
-                limit="it can be used",
+                limit="usable",
                 source="CUDA",
                 action="use_others",
             )
@@ -480,7 +482,7 @@ def _judge_gpu(
     ]
     handle = broken[0] if broken else readings["handle"]
     if isinstance(handle, Unread):
-        return [_of_error("handle", handle, "the GPU answers")]
+        return [_error_finding("handle", handle, "the GPU answers")]
     # Apply each rule to the newest values and the derived ones.
     values = dict(readings) | _derived(samples, uuid) | dict(own)
     findings = [_apply(rule, values, limits) for rule in rules]
@@ -491,7 +493,7 @@ def _judge_gpu(
     ]
 
 
-def _of_error(check: str, error: Unread, limit: str = "") -> Finding:
+def _error_finding(check: str, error: Unread, limit: str = "") -> Finding:
     """Return the finding for a value that could not be read.
 
     The result is NA for a value that the hardware does not have, CRITICAL for a lost GPU, else
@@ -533,13 +535,15 @@ def _unread(rule: Rule, errors: Sequence[Unread]) -> Finding:
     error = max(errors, key=lambda error: (error.code not in ABSENT, error.code != NO_PERMISSION))
     if error.code == CORRUPTED_INFOROM:
         return Finding(
-            rule.check, Result.WARN, str(error), limit="whole", source="NVIDIA", action="inspect"
+            rule.check, Result.WARN, str(error), limit="intact", source="NVIDIA", action="inspect"
         )
-    return replace(_of_error(rule.check, error), source="" if error.code in ABSENT else rule.source)
+    return replace(
+        _error_finding(rule.check, error), source="" if error.code in ABSENT else rule.source
+    )
 
 
 def _xid_findings(samples: Sequence[Sample], uuid: str, values: Values) -> list[Finding]:
-    """Return one finding for each Xid, or a PASS. Return nothing if nobody listened for Xids."""
+    """Return one finding for each Xid, or a PASS. Return nothing if Xids were not collected."""
     events = values.get("events")
     if events is None:
         return []
@@ -548,7 +552,7 @@ def _xid_findings(samples: Sequence[Sample], uuid: str, values: Values) -> list[
         return [Finding("xid", result, str(events), optional=events.code == NO_PERMISSION)]
     seen = dict.fromkeys(xid for sample in samples for owner, xid in sample.xids if owner == uuid)
     return [_xid_finding(xid) for xid in seen] or [
-        Finding("xid", Result.PASS, "none since the first look")
+        Finding("xid", Result.PASS, "none since the first sample")
     ]
 
 
@@ -579,7 +583,7 @@ def _derived(samples: Sequence[Sample], uuid: str) -> dict[str, Any]:
     return derived
 
 
-def _slow_looks(series: Sequence[tuple[float, Any]]) -> tuple[int, int, int, float]:
+def _slow_samples(series: Sequence[tuple[float, Any]]) -> tuple[int, int, int, float]:
     """Return the newest reasons, the slow samples, all samples, and their time span in seconds."""
     recent = series[-SLOWDOWN_WINDOW:]
     slow = sum(bool(reasons & _HARDWARE_SLOWDOWN) for _, reasons in recent)
@@ -612,7 +616,7 @@ def _rise(series: Sequence[tuple[float, Any]], of: Callable[[Any], int]) -> floa
 
 
 _DERIVE: dict[str, Callable[[Sequence[tuple[float, Any]]], Any]] = {
-    "slowdown": _slow_looks,
+    "slowdown": _slow_samples,
     "pcie_replays_per_minute": _per_minute,
     "nvlink_crc_per_second": _worst_per_second,
     "nvlink_errors_risen": _worst_rise,
@@ -629,7 +633,7 @@ def judge_driver(sample: Sample) -> list[Finding]:
             "driver",
             Result.CRITICAL,
             str(sample.fault),
-            limit="it answers",
+            limit="answers",
             source="NVIDIA",
             action=action,
         )
@@ -641,25 +645,25 @@ def driver_action(code: int) -> str:
     return {UNKNOWN_ERROR: "recreate_container", NO_PERMISSION: "grant"}.get(code, "reboot")
 
 
-def judge_count(asked: Asked, wanted: str) -> list[Finding]:
+def judge_count(selection: Selection, wanted: str) -> list[Finding]:
     """Return one finding on whether the requested GPUs were found.
 
     `wanted` is the option that requested the GPUs, or empty.
     """
-    found = len(asked.gpus)
-    read = f"{found} of {found + asked.missing} GPUs requested" if wanted else f"{found} GPUs"
-    if asked.missing:
+    found = len(selection.gpus)
+    read = f"{found} of {found + selection.missing} GPUs requested" if wanted else f"{found} GPUs"
+    if selection.missing:
         return [
             Finding("count", Result.CRITICAL, read, limit=wanted, source="you", action="use_others")
         ]
     return [Finding("count", Result.PASS, read, limit=wanted, source="you" if wanted else "")]
 
 
-def judge_mixture(sample: Sample, asked: Asked) -> list[Finding]:
+def judge_mixture(sample: Sample, selection: Selection) -> list[Finding]:
     """Return findings on differences between GPUs that train together."""
     readings = {
         gpu.mig_parent or gpu.uuid: sample.gpus.get(gpu.mig_parent or gpu.uuid, {})
-        for gpu in asked.gpus
+        for gpu in selection.gpus
     }
     if len(readings) < 2:
         return []

@@ -16,13 +16,15 @@ def screen(verdict: Verdict) -> str:
     lines = [f"NVIDIA driver {verdict.driver_version}"] if verdict.driver_version else []
     if verdict.stub:
         lines.append(
-            "This is the test stub of NVML, not a driver: the results are not about real hardware."
+            "This is a test stub of NVML, not a driver: the results describe no real hardware."
         )
     width = max((len(gpu["gpu"]) for gpu in verdict.gpus), default=0) + 2
     lines += [_gpu_row(gpu, verdict, width) for gpu in verdict.gpus]
     deep = [finding for finding in verdict.findings if finding.check.startswith("deep")]
     node = [finding for finding in verdict.findings if finding.gpu is None and finding not in deep]
-    lines.append(f"{'node':<7}{worst(f.result for f in node):<9} " + "; ".join(_node_words(node)))
+    lines.append(
+        f"{'node':<7}{worst(f.result for f in node):<9} " + "; ".join(_node_readings(node))
+    )
     lines += _deep_rows(deep)
     for finding in by_weight(verdict.findings):
         if finding.result in _SHOWN_BELOW:
@@ -49,14 +51,14 @@ def closing_line(verdict: Verdict) -> str:
 
 def grouped(findings: Iterable[Finding]) -> str:
     """Return text such as `ecc-uncorrected (GPU 1), persistence (GPU 0 1 2), shm (node)`."""
-    places: dict[str, list[str]] = {}
+    by_check: dict[str, list[str]] = {}
     for finding in findings:
-        gpus = places.setdefault(finding.check, [])
+        gpus = by_check.setdefault(finding.check, [])
         if finding.gpu not in gpus:
             gpus.append(finding.gpu or "")
     return ", ".join(
         f"{check} (GPU {' '.join(gpus)})" if any(gpus) else f"{check} (node)"
-        for check, gpus in places.items()
+        for check, gpus in by_check.items()
     )
 
 
@@ -71,7 +73,7 @@ def _gpu_row(gpu: dict[str, object], verdict: Verdict, width: int) -> str:
     )
 
 
-def _node_words(findings: Sequence[Finding]) -> list[str]:
+def _node_readings(findings: Sequence[Finding]) -> list[str]:
     """Return the readings of the passed checks of the node."""
     shown_above = ("driver", "count", "same-name", "same-vbios")
     return [
@@ -90,7 +92,7 @@ def _deep_rows(findings: Sequence[Finding]) -> list[str]:
         finding for finding in findings if finding.check != "deep" and finding.result is Result.PASS
     ]
     rows = [
-        f"{f.check.removeprefix('deep-'):<11}{f'{f.place}: ' if f.gpu else ''}{f.read}"
+        f"{f.check.removeprefix('deep-'):<11}{f'{f.subject}: ' if f.gpu else ''}{f.read}"
         for f in tests
     ]
     return [
@@ -100,8 +102,8 @@ def _deep_rows(findings: Sequence[Finding]) -> list[str]:
 
 
 def _explained(finding: Finding) -> list[str]:
-    whose = f" ({finding.source})" if finding.source else ""
-    where = f"{finding.place}, {finding.uuid}" if finding.uuid else finding.place
+    source = f" ({finding.source})" if finding.source else ""
+    where = f"{finding.subject}, {finding.uuid}" if finding.uuid else finding.subject
     lines = [f"{finding.result:<9} {finding.check} on {where}", f"          read   {finding.read}"]
-    lines += [f"          limit  {finding.limit}{whose}"] if finding.limit else []
+    lines += [f"          limit  {finding.limit}{source}"] if finding.limit else []
     return [*lines, f"          do     {finding.advice}"] if finding.action else lines

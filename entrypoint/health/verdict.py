@@ -53,8 +53,8 @@ class Finding:
 
     Between GPUs, `gpu` is a label such as `0+1`, and `uuid` is None. On the node, both are None.
     `read` describes the reading. `limit` is the limit for it, and `source` is the origin of the
-    limit. `action` is a name of `ACTIONS`, or empty if nothing is to do. `optional` marks an
-    UNKNOWN from a missing right, which closes nothing.
+    limit. `action` is a name of `ACTIONS`, or empty. `optional` marks an
+    UNKNOWN from a missing permission, which closes nothing.
     """
 
     check: str
@@ -68,16 +68,16 @@ class Finding:
     optional: bool = False
 
     @property
-    def place(self) -> str:
+    def subject(self) -> str:
         """Return `node`, or `GPU` with its label."""
         return "node" if self.gpu is None else f"GPU {self.gpu}"
 
     @property
     def line(self) -> str:
         """Return the whole finding as a line for a log."""
-        whose = f" ({self.source})" if self.source else ""
-        limit = f"; limit: {self.limit}{whose}" if self.limit else ""
-        where = f"{self.place} ({self.uuid})" if self.uuid else self.place
+        source = f" ({self.source})" if self.source else ""
+        limit = f"; limit: {self.limit}{source}" if self.limit else ""
+        where = f"{self.subject} ({self.uuid})" if self.uuid else self.subject
         return (
             f"{where}: {self.check} {self.result}: "
             f"{self.read}{limit}{f' -> {self.advice}' if self.action else ''}"
@@ -94,22 +94,21 @@ class Finding:
 ACTIONS = {
     "reset_gpu": "stop what runs on the GPU, then `nvidia-smi --gpu-reset -i {gpu}` as root",
     "reboot": "drain the node and reboot it",
-    "replace": "take the GPU out of service and have it replaced",
+    "replace": "take the GPU out of service and replace it",
     "drain": "take the node out of service and test its memory and CPUs",
-    "restart_app": "start the program again: the same command goes on from its newest checkpoint",
-    "recreate_container": "remove the container and start a new one; a daemon reload takes "
-    "the GPUs from "
-    "a running one",
-    "update_driver": "install a newer driver, or use an image made for this one's CUDA",
-    "cool": "look at the fans, the air flow and the power supply",
-    "inspect": "look at it when there is time; the run may start",
-    "ask_host": "see `nvidia-smi -q` on the host: if it cannot tell either, reboot",
-    "give_gpus": "on the host install the driver, in a container the NVIDIA container toolkit, and "
-    "start it with --gpus all",
-    "use_others": "name other GPUs with --gpu-ids, or ask for fewer",
+    "restart_app": "start the program again: the same command resumes from the newest checkpoint",
+    "recreate_container": "remove the container and start a new one; a daemon reload takes the "
+    "GPUs from a running one",
+    "update_driver": "install a newer driver, or use an image built for its CUDA version",
+    "cool": "check the fans, the air flow and the power supply",
+    "inspect": "inspect the GPU when convenient; the run may start",
+    "ask_host": "run `nvidia-smi -q` on the host: if it fails too, reboot",
+    "give_gpus": "install the driver on the host; in a container, also use the NVIDIA container "
+    "toolkit and --gpus all",
+    "use_others": "name other GPUs with --gpu-ids, or request fewer",
     "wait": "let the other program end, or use other GPUs",
-    "change_mode": "`nvidia-smi` sets it, as root: -pm 1 persistence, -c 0 compute mode",
-    "grant": "give the container or the user the right to read it",
+    "change_mode": "set it as root with `nvidia-smi`: -pm 1 (persistence), -c 0 (compute mode)",
+    "grant": "grant the container or the user permission to read it",
     "make_room": "give the container more of it: --shm-size, --memory, --cpus, or a larger disk",
     "fix_mount": "mount a folder that this user may write to, or set --user",
 }
@@ -197,7 +196,7 @@ class Verdict:
 
 
 def worst(results: Iterable[Result]) -> Result:
-    """Return the most severe of `results`, or PASS if there are none."""
+    """Return the most severe of `results`, or PASS without results."""
     return max((Result.PASS, *(r for r in results if r is not Result.NA)), key=_WEIGHT.__getitem__)
 
 

@@ -13,7 +13,7 @@ from entrypoint.driver.process import Driver, NoAnswer
 from entrypoint.health.limits import Limits
 from entrypoint.health.rules import (
     SLOWDOWN_WINDOW,
-    Asked,
+    Selection,
     judge_driver,
     judge_gpus,
     names_to_read,
@@ -51,7 +51,7 @@ class Watch:
         ends_a_run: bool = True,
     ) -> None:
         self.events, self._ends_a_run = events, ends_a_run
-        self._asked, self._limits = Asked(gpus), limits
+        self._selection, self._limits = Selection(gpus), limits
         uuids = tuple(dict.fromkeys(gpu.mig_parent or gpu.uuid for gpu in gpus))
         self._questions: dict[Driver, tuple[Any, ...]] = {
             listener: ("xids", uuids),
@@ -75,7 +75,7 @@ class Watch:
                 driver.ask(*question)
         return self._fatal
 
-    def last_look(self, within_s: float = 2.0) -> str | None:
+    def final_check(self, within_s: float = 2.0) -> str | None:
         """Wait up to `within_s` for each answer, and return why the training had to end, or None.
 
         Call this after the training, because a broken GPU may be the reason for its failure.
@@ -90,11 +90,11 @@ class Watch:
 
     def _take(self, driver: Driver, within_s: float) -> None:
         """Judge the answer to the open question if it comes within `within_s`."""
-        asked_s = time.monotonic() - (driver.waiting_since_s or 0)
+        waited_s = time.monotonic() - (driver.waiting_since_s or 0)
         try:
             sample: Sample = driver.answer(within_s)
         except NoAnswer as error:
-            if asked_s > driver.deadline_s or driver.died_at_s is not None:
+            if waited_s > driver.deadline_s or driver.died_at_s is not None:
                 # UNKNOWN, which does not end the training.
                 self._log(Finding("driver", Result.UNKNOWN, str(error), action="ask_host"))
                 driver.revive()
@@ -105,10 +105,10 @@ class Watch:
             return
         listens = self._questions[driver][0] == "xids"
         if not listens:
-            self._log(Finding("driver", Result.PASS, "it answers"))
+            self._log(Finding("driver", Result.PASS, "answers"))
             self._samples.append(sample)
         seen = [sample] if listens else self._samples
-        for finding in judge_gpus(seen, self._asked, () if listens else _RULES, self._limits):
+        for finding in judge_gpus(seen, self._selection, () if listens else _RULES, self._limits):
             if listens and finding.check != "xid":
                 continue  # judged with the values that `driver` reads
             self._log(finding)

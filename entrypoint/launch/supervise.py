@@ -35,7 +35,7 @@ class Watch(Protocol):
     def fatal(self) -> str | None:
         """Return why the child must save and stop, or None. Return at once."""
 
-    def last_look(self) -> str | None:
+    def final_check(self) -> str | None:
         """Return the same after the child has ended. This call may wait for some seconds."""
 
 
@@ -124,7 +124,7 @@ def _exit_code(
         code = PREEMPTED  # the child had no handler yet, so nothing is lost
     finished = code in (0, WRONG_USE)
     looks_broken = code in (1, PREEMPTED, *_AMBIGUOUS_CODES) or code < 0
-    if not finished and (broken or (watch and looks_broken and watch.last_look())):
+    if not finished and (broken or (watch and looks_broken and watch.final_check())):
         return HARDWARE
     if code < 0:
         known = -code in list(signal.Signals)

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from entrypoint.errors import NoPlace
+from entrypoint.errors import NotWritable
 
 _OWNER = ".owner"
 
@@ -24,12 +24,12 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
     If this process is killed, a later training removes the folder.
 
     Raises:
-        NoPlace: the folder cannot be made.
+        NotWritable: the folder cannot be made.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix=f"trainbox-{purpose}"))
     except OSError as error:
-        raise NoPlace(
+        raise NotWritable(
             f"a temporary folder cannot be made ({error.strerror or error}): give the container "
             "one, as in --tmpfs /tmp, or set TMPDIR"
         ) from error

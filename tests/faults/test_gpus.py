@@ -144,7 +144,10 @@ def test_row_35_a_fatal_xid_saves_and_ends_the_job(watched: Watched) -> None:
             {"gpu1__ecc__volatile__uncorrected": 1},
             "ecc-uncorrected CRITICAL: 1 uncorrected memory errors",
         ),
-        ({"gpu1__field__230": 2}, "recovery-action CRITICAL: the driver asks for 2 (node reboot)"),
+        (
+            {"gpu1__field__230": 2},
+            "recovery-action CRITICAL: the driver recommends 2 (node reboot)",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

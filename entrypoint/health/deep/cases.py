@@ -23,7 +23,7 @@ _LIMITS = {
     "all-reduce": ("all values right", "Trainbox"),
 }
 _FEWEST_TO_COMPARE = 3
-_LONGEST_WORDS = 300
+_LONGEST_FAULT = 300
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Probe:
         return bool(self.devices[0].uuid)
 
     @property
-    def place(self) -> str:
+    def name(self) -> str:
         """The devices as text: `GPU 0`, `GPU 0 and 1`, `CPU processes 0, 1 and 2`."""
         *others, last = [device.label for device in self.devices]
         kind = "GPU" if self.on_gpus else "CPU processes" if others else "CPU process"
@@ -64,7 +64,7 @@ class Probe:
     def finding(self, test: str, result: Result, read: str, **more: Any) -> Finding:
         """Return a finding on the devices; on the node if they are CPU processes."""
         if not self.on_gpus:
-            return Finding(f"deep-{test}", result, f"{self.place}: {read}", **more)
+            return Finding(f"deep-{test}", result, f"{self.name}: {read}", **more)
         gpu, uuid = "+".join(device.label for device in self.devices), self.devices[0].uuid
         return Finding(
             f"deep-{test}", result, read, gpu, uuid if len(self.devices) == 1 else None, **more
@@ -98,9 +98,9 @@ class Reading:
     def line(self) -> str:
         """The line that is printed while the tests run."""
         if self.finding.result is Result.PASS and self.speed is not None:
-            return f"{self.test} {self.probe.place}: {in_unit(self.test, self.speed)}, right"
-        # The finding of CPU processes has the place in its own text.
-        where = f"{self.probe.place}: " if self.probe.on_gpus else ""
+            return f"{self.test} {self.probe.name}: {in_unit(self.test, self.speed)}, right"
+        # The finding of CPU processes names them in its own text.
+        where = f"{self.probe.name}: " if self.probe.on_gpus else ""
         return f"{self.test} {where}{self.finding.read}"
 
 
@@ -158,23 +158,23 @@ def ended(probe: Probe, out: str, err: str, code: int) -> ProbeOutput:
     lines = tuple(_parsed(out))
     if code == 0:
         return ProbeOutput(
-            probe, lines, "" if _complete(probe, lines) else "it ended without a result"
+            probe, lines, "" if _complete(probe, lines) else "it exited without a result"
         )
-    told = [
-        f"{_whose(probe, line)}{line['error']}" for line in lines if "error" in line
+    errors = [
+        f"{_prefix(probe, line)}{line['error']}" for line in lines if "error" in line
     ] or err.strip().splitlines()[-1:]
-    words = " ".join("; ".join(told).split())[:_LONGEST_WORDS] or "no output"
+    text = " ".join("; ".join(errors).split())[:_LONGEST_FAULT] or "no output"
     return ProbeOutput(
         probe,
         lines,
-        f"{words} ({f'exit code {code}' if code > 0 else f'killed by signal {-code}'})",
+        f"{text} ({f'exit code {code}' if code > 0 else f'killed by signal {-code}'})",
     )
 
 
 def out_of_time(probe: Probe, out: str, deadline_s: float) -> ProbeOutput:
     """Return the output of a child that was killed at the deadline."""
     return ProbeOutput(
-        probe, tuple(_parsed(out)), f"no end after {deadline_s:g} s: killed", deadline_s
+        probe, tuple(_parsed(out)), f"not finished after {deadline_s:g} s: killed", deadline_s
     )
 
 
@@ -197,9 +197,9 @@ def _of(test: str, lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]
     return [line for line in lines if line.get("test") == test]
 
 
-def _whose(probe: Probe, line: Mapping[str, Any]) -> str:
+def _prefix(probe: Probe, line: Mapping[str, Any]) -> str:
     """Return `GPU 1: ` if the probe has several devices."""
-    return f"{Probe((probe.devices[line['rank']],)).place}: " if len(probe.devices) > 1 else ""
+    return f"{Probe((probe.devices[line['rank']],)).name}: " if len(probe.devices) > 1 else ""
 
 
 def readings(outcome: ProbeOutput) -> list[Reading]:
@@ -218,7 +218,7 @@ def _reading(outcome: ProbeOutput, test: str, after_a_fault: bool) -> Reading:
     limit, source = _LIMITS[test]
     speed = min((float(line["speed"]) for line in lines), default=0.0)
     if wrong := [line for line in lines if not line["right"]]:
-        read = "WRONG: " + "; ".join(f"{_whose(probe, line)}{line['told']}" for line in wrong)
+        read = "WRONG: " + "; ".join(f"{_prefix(probe, line)}{line['told']}" for line in wrong)
         action = "drain" if not probe.on_gpus else "reset_gpu" if test in _TOGETHER else "replace"
         finding = probe.finding(
             test, Result.CRITICAL, read, limit=limit, source=source, action=action
@@ -240,7 +240,7 @@ def _reading(outcome: ProbeOutput, test: str, after_a_fault: bool) -> Reading:
         )
     limit, source = "exit code 0", "Trainbox"
     if outcome.killed_after_s:
-        limit, source = f"it ends within {outcome.killed_after_s:g} s", "--deadline-s"
+        limit, source = f"finished within {outcome.killed_after_s:g} s", "--deadline-s"
     finding = probe.finding(
         test, Result.CRITICAL, outcome.fault, limit=limit, source=source, action=action
     )
@@ -264,22 +264,28 @@ def findings(found: Sequence[Reading], devices: Sequence[Device], limits: Limits
     }
     alone = [device for device in devices if device not in exchanged]
     return [
-        *(_beside_its_like(reading, found, limits) for reading in found),
+        *(_compared(reading, found, limits) for reading in found),
         *(_why_alone(each, devices) for each in alone),
     ]
 
 
-def _beside_its_like(reading: Reading, found: Sequence[Reading], limits: Limits) -> Finding:
-    like = [
+def _compared(reading: Reading, found: Sequence[Reading], limits: Limits) -> Finding:
+    similar = [
         other.speed for other in found if _kind(other) == _kind(reading) and other.speed is not None
     ]
     least, finding = limits.deep_slowest_of_median, reading.finding
-    if finding.result is not Result.PASS or reading.speed is None or len(like) < _FEWEST_TO_COMPARE:
+    if (
+        finding.result is not Result.PASS
+        or reading.speed is None
+        or len(similar) < _FEWEST_TO_COMPARE
+    ):
         return finding
-    median = statistics.median(like)
+    median = statistics.median(similar)
     if reading.speed >= least * median:
         return finding
-    limit = f"{least:g} of {in_unit(reading.test, median)}, the median of {len(like)} similar ones"
+    limit = (
+        f"{least:g} of {in_unit(reading.test, median)}, the median of {len(similar)} similar ones"
+    )
     source = SOURCES["deep_slowest_of_median"]
     return replace(finding, result=Result.WARN, limit=limit, source=source, action="inspect")
 
@@ -293,10 +299,10 @@ def _why_alone(device: Device, devices: Sequence[Device]) -> Finding:
     """Return a finding for a device without an exchange, for --require."""
     probe = Probe((device,))
     if device.is_slice:
-        return probe.finding("all-reduce", Result.NA, "CUDA lets a process see one MIG slice")
+        return probe.finding("all-reduce", Result.NA, "CUDA shows a process only one MIG slice")
     if len([each for each in devices if not each.is_slice]) == 1:
         return probe.finding("all-reduce", Result.NA, "no other device to exchange with")
-    read = "not tested: its own tests, or those of all others, did not end"
+    read = "not tested: its own tests, or those of all others, did not finish"
     return probe.finding(
         "all-reduce", Result.UNKNOWN, read, action="ask_host" if probe.on_gpus else "make_room"
     )

@@ -37,13 +37,13 @@ def deepened(
     limits: Limits,
     processes: int,
     deadline_s: float,
-    say: Callable[[str], None],
-    look_again: Callable[[], Verdict],
+    report: Callable[[str], None],
+    examine_again: Callable[[], Verdict],
 ) -> Verdict:
     """Test the verdict's GPUs, or `processes` CPU processes if it has none.
 
     Return a new verdict with the findings of the tests. A closed verdict is returned without tests.
-    `say` gets a line after each test. `look_again` is called after the last test, since load
+    `report` gets a line after each test. `examine_again` is called after the last test, since load
     reveals Xids, ECC errors and overheating.
     """
     if verdict.closing:
@@ -55,16 +55,16 @@ def deepened(
     def done(cases: list[Probe]) -> Iterator[Reading]:
         for probe in cases:
             for reading in readings(_run(probe, deadline_s)):
-                say(f"deep: {reading.line}")
+                report(f"deep: {reading.line}")
                 yield reading
 
     alone = list(done([Probe((device,)) for device in devices]))
     # An exchange with a device that did not finish would only wait for the deadline again.
     stuck = {reading.probe.devices[0] for reading in alone if reading.speed is None}
     found = [*alone, *done(exchanges([device for device in devices if device not in stuck]))]
-    words = f"{len(found)} tests on {Probe(devices).place} in {time.monotonic() - begin_s:.0f} s"
+    summary = f"{len(found)} tests on {Probe(devices).name} in {time.monotonic() - begin_s:.0f} s"
     return _with(
-        look_again(), Finding("deep", Result.PASS, words), *findings(found, devices, limits)
+        examine_again(), Finding("deep", Result.PASS, summary), *findings(found, devices, limits)
     )
 
 

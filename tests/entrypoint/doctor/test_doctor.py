@@ -462,8 +462,8 @@ def test_gpus_with_the_same_finding_share_a_line() -> None:
         Finding("shm", Result.WARN, "64 MiB for /home/karoline"),
     ]
     assert finding_lines(findings, [("karoline", "[user]")]) == [
-        "GPU 0,1,2: persistence WARN: off -> change_mode: `nvidia-smi` sets it, as root: "
-        "-pm 1 persistence, -c 0 compute mode",
+        "GPU 0,1,2: persistence WARN: off -> change_mode: set it as root with "
+        "`nvidia-smi`: -pm 1 (persistence), -c 0 (compute mode)",
         "node: shm WARN: 64 MiB for /home/[user]",
     ]
 

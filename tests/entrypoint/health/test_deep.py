@@ -193,7 +193,11 @@ def test_each_fault_is_found_where_it_is(trainbox: Trainbox) -> None:
                 r"CPU processes 0 and 1: WRONG: CPU process 1: 6 wrong values in 6 sums of 4 MiB",
                 "drain",
             ),
-            ("deep-all-reduce", r"CPU processes 0 and 2: no end after 45 s: killed", "make_room"),
+            (
+                "deep-all-reduce",
+                r"CPU processes 0 and 2: not finished after 45 s: killed",
+                "make_room",
+            ),
             (
                 "deep-all-reduce",
                 r"CPU processes 1 and 2: (.*; )?CPU process 2: RuntimeError: CUDA error: "
@@ -213,7 +217,7 @@ def test_each_fault_is_found_where_it_is(trainbox: Trainbox) -> None:
     ]
     assert good == ["CPU processes 0, 1 and 2"]
     assert (
-        "deep: all-reduce CPU processes 0 and 2: no end after 45 s: killed"
+        "deep: all-reduce CPU processes 0 and 2: not finished after 45 s: killed"
         in ended.err.splitlines()
     )
 
@@ -235,18 +239,18 @@ def test_what_does_not_end_is_killed_at_its_deadline_and_left_out(trainbox: Trai
         (
             "deep-matmul",
             "CRITICAL",
-            "CPU process 0: no end after 1.5 s: killed",
-            "it ends within 1.5 s",
+            "CPU process 0: not finished after 1.5 s: killed",
+            "finished within 1.5 s",
             "--deadline-s",
         ),
         ("deep-memory", "UNKNOWN", "CPU process 0: not tested after the failure", "", ""),
     ]
-    left_out = "not tested: its own tests, or those of all others, did not end"
+    left_out = "not tested: its own tests, or those of all others, did not finish"
     assert [(f["result"], f["read"]) for f in findings if f["check"] == "deep-all-reduce"] == [
         ("UNKNOWN", f"CPU process {number}: {left_out}") for number in (0, 1)
     ]
     assert ended.err.splitlines()[2:] == [
-        "deep: matmul CPU process 1: no end after 1.5 s: killed",
+        "deep: matmul CPU process 1: not finished after 1.5 s: killed",
         "deep: memory CPU process 1: not tested after the failure",
     ]
 
@@ -324,8 +328,8 @@ def test_a_gpu_that_only_the_driver_sees(trainbox: Trainbox, library: Path) -> N
     assert ended.code == 1
     verdict, findings = deep_findings(ended.out)
     reads = {finding["check"]: finding["read"] for finding in verdict["findings"]}
-    assert reads["slowdown"] == "none now, in 0 of the last 10 looks"
-    assert reads["xid"] == "none since the first look"
+    assert reads["slowdown"] == "none now, in 0 of the last 10 samples"
+    assert reads["xid"] == "none since the first sample"
     uuid = "GPU-00000000-0000-0000-0000-000000000000"
     assert [(f["check"], f["result"], f["gpu"], f["uuid"], f["action"]) for f in findings[1:]] == [
         ("deep-matmul", "CRITICAL", "0", uuid, "ask_host"),

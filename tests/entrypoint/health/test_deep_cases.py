@@ -84,7 +84,7 @@ def test_devices_are_the_verdicts_gpus_or_cpu_processes() -> None:
     ],
 )
 def test_each_pair_then_all_and_no_slices(devices: tuple[Device, ...], places: list[str]) -> None:
-    assert [probe.place for probe in exchanges(devices)] == places
+    assert [probe.name for probe in exchanges(devices)] == places
 
 
 def test_a_device_alone_is_a_process_and_several_are_ranks() -> None:
@@ -152,7 +152,7 @@ def test_what_is_right_passes_with_its_figure() -> None:
     ]
     slower = text(line("all-reduce", 41.2e9), line("all-reduce", 39.9e9, rank=1))
     (pair,) = readings(ended(_PAIR, slower, "", 0))
-    assert (pair.finding.result, pair.finding.place, pair.finding.uuid) == (
+    assert (pair.finding.result, pair.finding.subject, pair.finding.uuid) == (
         Result.PASS,
         "GPU 0+1",
         None,
@@ -164,8 +164,8 @@ def test_what_is_right_passes_with_its_figure() -> None:
 @pytest.mark.parametrize(
     ("probe", "test", "advice"),
     [
-        (Probe(_GPUS[1:2]), "matmul", "replace: take the GPU out of service and have it replaced"),
-        (Probe(_GPUS[1:2]), "memory", "replace: take the GPU out of service and have it replaced"),
+        (Probe(_GPUS[1:2]), "matmul", "replace: take the GPU out of service and replace it"),
+        (Probe(_GPUS[1:2]), "memory", "replace: take the GPU out of service and replace it"),
         (
             _PAIR,
             "all-reduce",
@@ -215,13 +215,13 @@ def test_a_pair_that_does_not_end_is_named_with_the_deadline() -> None:
     assert reading.finding == Finding(
         "deep-all-reduce",
         Result.CRITICAL,
-        "no end after 120 s: killed",
+        "not finished after 120 s: killed",
         gpu="0+1",
-        limit="it ends within 120 s",
+        limit="finished within 120 s",
         source="--deadline-s",
         action="reset_gpu",
     )
-    assert reading.line == "all-reduce GPU 0 and 1: no end after 120 s: killed"
+    assert reading.line == "all-reduce GPU 0 and 1: not finished after 120 s: killed"
     assert readings(out_of_time(Probe(_CPUS[:1]), "", 1.5))[0].finding.action == "make_room"
 
 
@@ -235,7 +235,7 @@ def test_what_was_done_before_a_fault_counts_and_what_comes_after_is_not_tested(
     first, second = found(out_of_time(probe, "", 5))
     assert (first.result, first.read, first.action) == (
         Result.CRITICAL,
-        "no end after 5 s: killed",
+        "not finished after 5 s: killed",
         "reset_gpu",
     )
     assert (second.result, second.read, second.action) == (
@@ -267,7 +267,7 @@ def test_what_was_done_before_a_fault_counts_and_what_comes_after_is_not_tested(
             "ModuleNotFoundError: torch (exit code 1)",
         ),
         ("NCCL version 2.27\n[1]\n17\n", "", -11, "no output (killed by signal 11)"),
-        (text(line("all-reduce")), "", 0, "it ended without a result"),
+        (text(line("all-reduce")), "", 0, "it exited without a result"),
         (
             text(line("all-reduce"), line("all-reduce", rank=1)),
             "terminate called",
@@ -359,8 +359,8 @@ def test_a_wrong_value_is_no_warning_for_being_slow() -> None:
         (
             _SLICES,
             [
-                ("0:0", "NA", "CUDA lets a process see one MIG slice"),
-                ("0:1", "NA", "CUDA lets a process see one MIG slice"),
+                ("0:0", "NA", "CUDA shows a process only one MIG slice"),
+                ("0:1", "NA", "CUDA shows a process only one MIG slice"),
             ],
         ),
         (_GPUS[:1], [("0", "NA", "no other device to exchange with")]),
@@ -368,7 +368,7 @@ def test_a_wrong_value_is_no_warning_for_being_slow() -> None:
         (
             (*_SLICES[:1], _GPUS[1]),
             [
-                ("0:0", "NA", "CUDA lets a process see one MIG slice"),
+                ("0:0", "NA", "CUDA shows a process only one MIG slice"),
                 ("1", "NA", "no other device to exchange with"),
             ],
         ),
@@ -430,8 +430,8 @@ def test_the_screen_has_a_row_for_each_test_and_tells_what_closes() -> None:
         "       memory     GPU 1: 2,990 GB/s; as it should",
         "",
         "CRITICAL  deep-all-reduce on GPU 0+1",
-        "          read   no end after 120 s: killed",
-        "          limit  it ends within 120 s (--deadline-s)",
+        "          read   not finished after 120 s: killed",
+        "          limit  finished within 120 s (--deadline-s)",
         "          do     reset_gpu: stop what runs on the GPU, then `nvidia-smi "
         "--gpu-reset -i 0,1` as root",
         "",

@@ -64,7 +64,7 @@ def test_a_rule(case: Case, library: Path, forked: Trainbox) -> None:
     for finding in verdict["findings"]:
         if finding["check"] == case.check and finding["result"] in (WARN, UNKNOWN, CRITICAL):
             assert finding["read"], finding
-            assert (finding["action"] and finding["advice"]) or "nothing to judge" in finding[
+            assert (finding["action"] and finding["advice"]) or "not judged here" in finding[
                 "read"
             ], finding
 
@@ -151,7 +151,7 @@ def test_the_screen(forked: Trainbox, library: Path, tmp_path: Path) -> None:
     assert lines[0] == "NVIDIA driver 580.95.05 (stub)"
     assert (
         lines[1]
-        == "This is the test stub of NVML, not a driver: the results are not about real hardware."
+        == "This is a test stub of NVML, not a driver: the results describe no real hardware."
     )
     uuids = [f"GPU-00000000-0000-0000-0000-00000000000{gpu}" for gpu in (0, 1)]
     assert (

@@ -8,7 +8,7 @@ import pytest
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.readings import Sample, Unread
 from entrypoint.health.limits import Limits
-from entrypoint.health.rules import RULES, Asked, judge_gpus, rules_for
+from entrypoint.health.rules import RULES, Selection, judge_gpus, rules_for
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 
 GPUS = tuple(Gpu(index, f"GPU-{index}", "H100", 81559) for index in range(2))
@@ -27,7 +27,7 @@ def judged(
         Sample(number * every_s, {gpu.uuid: {"handle": 0, **look} for gpu in gpus})
         for number, look in enumerate(looks)
     ]
-    found = judge_gpus(samples, Asked(gpus), rules, dataclasses.replace(Limits(), **limits))
+    found = judge_gpus(samples, Selection(gpus), rules, dataclasses.replace(Limits(), **limits))
     (finding,) = (f for f in found if f.check == check and f.gpu == "0")
     return finding
 
@@ -115,7 +115,7 @@ def test_a_lost_gpu_is_one_finding_whatever_showed_it(code: int) -> None:
             {"GPU-0": {"handle": 0, "temperature_c": Unread(code, "gone"), "ecc_uncorrected": 0}},
         )
     ]
-    found = judge_gpus(samples, Asked(GPUS[:1]), RULES, Limits())
+    found = judge_gpus(samples, Selection(GPUS[:1]), RULES, Limits())
     assert [(finding.check, finding.result) for finding in found] == [("handle", Result.CRITICAL)]
 
 
@@ -123,7 +123,8 @@ def test_exclusive_mode_has_room_for_one_process() -> None:
     sample = Sample(0.0, {"GPU-0": {"handle": 0, "compute_mode": 3, "processes": ()}})
     rules = [rule for rule in RULES if rule.check == "compute-mode"]
     results = [
-        judge_gpus([sample], Asked(GPUS[:1], per_gpu=n), rules, Limits())[1].result for n in (1, 2)
+        judge_gpus([sample], Selection(GPUS[:1], per_gpu=n), rules, Limits())[1].result
+        for n in (1, 2)
     ]
     assert results == [Result.WARN, Result.CRITICAL]
 

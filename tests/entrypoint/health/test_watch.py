@@ -73,12 +73,12 @@ def test_what_changes_is_told_once(tmp_path: Path) -> None:
         "slowdown_c": 89,
         "shutdown_c": 95,
     }
-    assert (watch.last_look(), watch.last_look(), events(watch)) == (None, None, []), (
+    assert (watch.final_check(), watch.final_check(), events(watch)) == (None, None, []), (
         "it was so at the start"
     )
     driver.read["GPU-1"]["temperature_c"] = 50
     driver.read["GPU-0"]["clocks_event_reasons"] = 0x40
-    assert (watch.last_look(), watch.last_look()) == (None, None)
+    assert (watch.final_check(), watch.final_check()) == (None, None)
     assert events(watch) == [("slowdown", "WARN", "0"), ("temperature", "PASS", "1")]
 
 
@@ -87,9 +87,9 @@ def test_an_xid_is_told_each_time_and_a_fatal_one_ends_the_run(tmp_path: Path) -
     watch = made(driver, listener, tmp_path)
     for xids in ((("GPU-1", 31),), (("GPU-1", 31),), ()):
         listener.xids = xids
-        assert watch.last_look() is None
+        assert watch.final_check() is None
     listener.xids = (("GPU-1", 79),)
-    assert "Xid 79" in str(watch.last_look())
+    assert "Xid 79" in str(watch.final_check())
     assert events(watch) == [("xid", "WARN", "1"), ("xid", "WARN", "1"), ("xid", "CRITICAL", "1")]
 
 
@@ -108,9 +108,9 @@ def test_a_critical_finding_of_these_checks_ends_the_run(
 ) -> None:
     driver = Answering()
     watch = made(driver, Answering(), tmp_path)
-    assert watch.last_look() is None
+    assert watch.final_check() is None
     driver.read["GPU-1"] |= values
-    assert f"GPU 1 (GPU-1): {check} CRITICAL" in str(watch.last_look())
+    assert f"GPU 1 (GPU-1): {check} CRITICAL" in str(watch.final_check())
 
 
 def test_each_rule_that_ends_a_run_is_watched() -> None:
@@ -124,7 +124,7 @@ def test_in_a_sweep_nothing_ends_the_run(tmp_path: Path) -> None:
     watch = made(driver, listener, tmp_path, ends_a_run=False)
     listener.xids = (("GPU-1", 79),)
     driver.read["GPU-0"]["ecc_uncorrected"] = 7
-    assert watch.last_look() is None
+    assert watch.final_check() is None
     assert sorted(events(watch)) == [("ecc-uncorrected", "CRITICAL", "0"), ("xid", "CRITICAL", "1")]
 
 
@@ -137,14 +137,14 @@ def test_the_gate_knows_sweeps_and_how_many_share_a_gpu(monkeypatch: pytest.Monk
     driver: Any = Answering()
     with entrypoint.health.gate.watched(plan("sweep", 2), driver, None) as watch:
         driver.read["GPU-0"]["ecc_uncorrected"] = 7
-        assert watch.last_look() is None
+        assert watch.final_check() is None
     driver = Answering()
     with entrypoint.health.gate.watched(plan("ddp", 2), driver, None) as watch:
         assert events(watch) == []
         driver.read["GPU-0"]["ecc_uncorrected"] = 7
-        assert "ecc-uncorrected CRITICAL" in str(watch.last_look())
+        assert "ecc-uncorrected CRITICAL" in str(watch.final_check())
     with pytest.raises(
         HardwareUnfit,
-        match="compute-mode CRITICAL: EXCLUSIVE_PROCESS, 0 program.s. there, 2 to start",
+        match="compute-mode CRITICAL: EXCLUSIVE_PROCESS, 0 program.s. on the GPU, 2 to start",
     ):
         entrypoint.health.gate.watched(plan("sweep", 4), Answering(), None).__enter__()  # type: ignore[arg-type]

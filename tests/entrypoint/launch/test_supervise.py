@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from entrypoint.cli import commands as cli
-from entrypoint.errors import NoPlace
+from entrypoint.errors import NotWritable
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import _exit_code
 from entrypoint.system.temporary import temporary_folder
@@ -302,13 +302,13 @@ sys.exit(supervise""",
     assert (ended.code, ended.out, ended.err) == (75, "", "")
 
 
-def watched(fatal: str | None, last_look: str | None) -> str:
+def watched(fatal: str | None, final_check: str | None) -> str:
     """The supervisor with a watch that answers so, once the child has said that it is ready."""
     watch = f"""
 
 class Watch:
     def fatal(self): return {fatal!r} if os.path.exists(child_is_ready) else None
-    def last_look(self): return {last_look!r}
+    def final_check(self): return {final_check!r}
 child_is_ready = child.rpartition("# ")[2]
 sys.exit(supervise([sys.executable, "-c", child], os.environ, budget, Watch()))
 """
@@ -347,7 +347,7 @@ def test_a_child_that_hangs_on_broken_hardware_is_killed(start: Start, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("code", "last_look", "expected"),
+    ("code", "final_check", "expected"),
     [
         (0, "GPU 1", 0),
         (1, "GPU 1", 3),
@@ -360,10 +360,10 @@ def test_a_child_that_hangs_on_broken_hardware_is_killed(start: Start, tmp_path:
     ],
 )
 def test_a_crash_is_the_hardwares_if_that_is_broken(
-    start: Start, code: int, last_look: str | None, expected: int
+    start: Start, code: int, final_check: str | None, expected: int
 ) -> None:
     assert (
-        finish(start(f"raise SystemExit({code})", program=watched(None, last_look))).code
+        finish(start(f"raise SystemExit({code})", program=watched(None, final_check))).code
         == expected
     )
 
@@ -401,7 +401,7 @@ def test_a_missing_temporary_folder_is_a_storage_failure(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with (
         pytest.raises(
-            NoPlace, match="a temporary folder cannot be made .*: give the container one"
+            NotWritable, match="a temporary folder cannot be made .*: give the container one"
         ),
         temporary_folder("run-"),
     ):
