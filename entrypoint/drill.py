@@ -103,12 +103,16 @@ def _drilled(
     """Yield the lines of the table; `folder` is kept after a failure."""
     outcomes: list[DrillResult] = []
     for number, case in enumerate(cases(most)):
-        place = folder / f"case-{number}"
-        place.mkdir()
+        case_folder = folder / f"case-{number}"
+        case_folder.mkdir()
         try:
             outcomes.append(
                 run_case(
-                    case, training_words(task, shards, steps, place, device), place, steps, draw
+                    case,
+                    training_arguments(task, shards, steps, case_folder, device),
+                    case_folder,
+                    steps,
+                    draw,
                 )
             )
         except DrillFailed as failure:
@@ -123,7 +127,7 @@ def _drilled(
     if different:
         keep(folder)
         raise BitsDiffer(
-            f"drill {task}: {len(different)} of {len(outcomes)} trainings ended with other bits; "
+            f"drill {task}: {len(different)} of {len(outcomes)} trainings differ in their bits; "
             "to find the first difference: "
             + command("verify", f"{folder}/case-0/run {folder}/case-{different[0]}/run")
         )
@@ -131,11 +135,11 @@ def _drilled(
 
 
 def run_case(
-    case: Schedule, words: list[str], folder: Path, steps: int, draw: random.Random
+    case: Schedule, arguments: list[str], folder: Path, steps: int, draw: random.Random
 ) -> DrillResult:
     """Train `case` in `folder`, and kill each start but the last one after a random step.
 
-    `words` are the arguments of `trainbox train`.
+    `arguments` are those of `trainbox train`.
 
     Raises:
         DrillFailed: a start failed or left no digest.
@@ -148,7 +152,7 @@ def run_case(
                 command_of(
                     "entrypoint",
                     "train",
-                    *(word.replace("{processes}", str(count)) for word in words),
+                    *(argument.replace("{processes}", str(count)) for argument in arguments),
                 ),
                 env={
                     name: value for name, value in os.environ.items() if name not in _LAUNCH_NAMES
@@ -208,12 +212,12 @@ def final_digest(run: Path, steps: int) -> str:
     return f"{last['model'][:16]} {last['optimizer'][:8]} {validated[:8]}"
 
 
-def training_words(
+def training_arguments(
     task: str, shards: int, steps: int, folder: Path, device: list[str]
 ) -> list[str]:
     """Return the arguments of `trainbox train` for one case of the drill."""
-    words = [task, "--shards", str(shards), "--max-steps", str(steps), "--log-steps", "1"]
-    words += [
+    arguments = [task, "--shards", str(shards), "--max-steps", str(steps), "--log-steps", "1"]
+    arguments += [
         "--checkpoint-steps",
         str(_CHECKPOINT_STEPS),
         "--runs-dir",
@@ -221,7 +225,7 @@ def training_words(
         "--run",
         "run",
     ]
-    return [*words, *device]
+    return [*arguments, *device]
 
 
 def row(outcome: DrillResult, first: DrillResult) -> str:

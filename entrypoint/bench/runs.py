@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from entrypoint.bench.tables import BenchCase, BenchResult, Measured, turns
+from entrypoint.bench.tables import BenchCase, BenchResult, Measured, measurement_order
 from entrypoint.errors import LaunchError, NotWritable
 from entrypoint.system.commands import command_of
 from entrypoint.system.processes import die_with_parent
@@ -24,12 +24,12 @@ from entrypoint.system.streams import say
 from entrypoint.system.temporary import temporary_folder
 
 _POLL_S = 0.1
-_END_S = 10.0  # the wait for a stopped training, whose checkpoint nobody needs
+_END_S = 10.0  # the wait for a stopped training, whose checkpoint is not needed
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 # Settings that the bench chooses for its trainings.
 _OWN_NAMES = {"STRATEGY", "TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
 
-Words = Callable[[BenchCase, str], list[str]]
+Arguments = Callable[[BenchCase, str], list[str]]
 Further = Callable[[Mapping[BenchCase, BenchResult]], list[BenchCase]]
 
 
@@ -42,7 +42,7 @@ class NoCase(LaunchError):
 
 
 class Stopped(Exception):
-    """The end of a bench by a signal."""
+    """A signal that ends the bench."""
 
 
 class Bench:
@@ -52,43 +52,45 @@ class Bench:
     """
 
     def __init__(
-        self, asked: Sequence[BenchCase], words: Words, describe: Callable[[BenchCase], str]
+        self, cases: Sequence[BenchCase], arguments: Arguments, describe: Callable[[BenchCase], str]
     ) -> None:
-        self.outcomes = {case: BenchResult() for case in asked}
+        self.outcomes = {case: BenchResult() for case in cases}
         self.facts: dict[str, Any] = {}
         self.stopped_by: str | None = None
-        self._words, self._describe = words, describe
+        self._arguments, self._describe = arguments, describe
 
     def run(self, rounds: int, further: Further | None = None) -> None:
         """Measure all cases in `rounds` rounds, until a signal arrives.
 
-        If `further` returns more cases, measure these in as many further rounds, and ask again. A
-        case that fails is not measured again.
+        If `further` returns more cases, measure these in `rounds` further rounds, and call it
+        again. A case that fails is not measured again.
 
         Raises:
             NoCase: no case can be launched.
         """
         with (
-            self._signals_noted(),
+            self._signals_recorded(),
             temporary_folder("bench-") as folder,
             contextlib.suppress(Stopped),
         ):
             self._check_launches()
-            asked = [case for case, outcome in self.outcomes.items() if not outcome.failure]
+            cases = [case for case, outcome in self.outcomes.items() if not outcome.failure]
             first = 0
-            while asked:
-                self._run(turns(asked, range(first, first + rounds)), first + rounds, folder)
+            while cases:
+                self._run(
+                    measurement_order(cases, range(first, first + rounds)), first + rounds, folder
+                )
                 first += rounds
-                asked = further(self.outcomes) if further else []
+                cases = further(self.outcomes) if further else []
                 self.outcomes |= {
-                    case: BenchResult() for case in asked if case not in self.outcomes
+                    case: BenchResult() for case in cases if case not in self.outcomes
                 }
 
     def _check_launches(self) -> None:
         """Check with `trainbox plan` that each case can be launched, before the first training."""
         for case, outcome in self.outcomes.items():
-            asked = subprocess.run(
-                command_of("entrypoint", "plan", *self._words(case, "runs")),
+            planned = subprocess.run(
+                command_of("entrypoint", "plan", *self._arguments(case, "runs")),
                 env=_environment(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -97,19 +99,22 @@ class Bench:
             )
             if self.stopped_by:
                 raise Stopped
-            if asked.returncode:
-                outcome.failure, outcome.exit_code = _last_words(asked.stderr), asked.returncode
+            if planned.returncode:
+                outcome.failure, outcome.exit_code = (
+                    _last_message(planned.stderr),
+                    planned.returncode,
+                )
         first = next(iter(self.outcomes.values()))
         if all(outcome.failure for outcome in self.outcomes.values()):
             raise NoCase(first.exit_code, f"bench: no case can be launched here: {first.failure}")
 
     def _run(self, todo: Sequence[tuple[int, BenchCase]], rounds: int, folder: Path) -> None:
         took: list[float] = []
-        for place, (number, case) in enumerate(todo):
+        for position, (number, case) in enumerate(todo):
             outcome = self.outcomes[case]
             if outcome.failure:
                 continue
-            left = sum(not self.outcomes[later].failure for _, later in todo[place:])
+            left = sum(not self.outcomes[later].failure for _, later in todo[position:])
             about = (
                 f", about {_duration(left * sum(took) / len(took))} left up to round {rounds}"
                 if took
@@ -118,7 +123,7 @@ class Bench:
             say(f"round {number + 1} of {rounds}, {self._describe(case)}{about}")
             begin = time.monotonic()
             try:
-                outcome.rounds[number] = self._train(case, folder / f"{number}-{place}")
+                outcome.rounds[number] = self._train(case, folder / f"{number}-{position}")
                 say(f"  {outcome.rounds[number].samples_per_second:,.0f} samples/s")
             except NoCase as failure:
                 outcome.failure, outcome.exit_code = str(failure), failure.exit_code
@@ -136,7 +141,7 @@ class Bench:
         log = folder / "output.log"
         with log.open("w", encoding="utf-8") as output:
             training = subprocess.Popen(
-                command_of("entrypoint", "train", *self._words(case, str(folder))),
+                command_of("entrypoint", "train", *self._arguments(case, str(folder))),
                 env=_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -151,7 +156,7 @@ class Bench:
                 code = training.returncode
                 raise NoCase(
                     code if code > 0 else 128 - code,
-                    _last_words(log.read_text(encoding="utf-8", errors="replace")),
+                    _last_message(log.read_text(encoding="utf-8", errors="replace")),
                 )
             measured = Measured(
                 **json.loads((folder / "case" / "measured.json").read_text(encoding="utf-8"))
@@ -177,7 +182,7 @@ class Bench:
         raise Stopped
 
     @contextlib.contextmanager
-    def _signals_noted(self) -> Iterator[None]:
+    def _signals_recorded(self) -> Iterator[None]:
         def note(number: int, _frame: FrameType | None) -> None:
             self.stopped_by = self.stopped_by or signal.Signals(number).name
 
@@ -204,7 +209,7 @@ def write_files(folder: Path, text: str, report: Mapping[str, Any]) -> None:
         (folder / "bench.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise NotWritable(
-            f"--out {folder} cannot be written ({error.strerror}): give a folder that can"
+            f"--out {folder} cannot be written ({error.strerror}): give a writable folder"
         ) from error
     drawn = subprocess.run(command_of("trainer", "bench-figure", str(folder)), check=False)
     if drawn.returncode:
@@ -225,7 +230,7 @@ def prepare_folder(folder: Path) -> None:
         (folder / "bench.md").touch()
     except OSError as error:
         raise NotWritable(
-            f"--out {folder} cannot be written ({error.strerror}): give a folder that can"
+            f"--out {folder} cannot be written ({error.strerror}): give a writable folder"
         ) from error
 
 
@@ -245,7 +250,7 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _last_words(output: str) -> str:
+def _last_message(output: str) -> str:
     """Return the last message of Trainbox in `output`, or the last line if it has none."""
     printed = [line.strip() for line in output.splitlines() if line.strip()] or ["no output"]
     own = [line.removeprefix("trainbox: ") for line in printed if line.startswith("trainbox: ")]

@@ -1,7 +1,7 @@
 """The suggestions of `trainbox bench --suggest`. Pure.
 
-They say which batch size and how many workers and GPUs pay, and which cases to measure next. A
-larger value pays if it is faster by the factor PAYS.
+They recommend a batch size, workers and GPUs, and list the cases to measure next. A larger value
+pays if it is faster by the factor PAYS.
 """
 
 import dataclasses
@@ -61,14 +61,14 @@ def suggestions(
     """
     groups = _groups(outcomes, rounds)
     found = []
-    for place, group in groups.items():
+    for kind, group in groups.items():
         if group is None:
-            found.append(f"{describe(place, unit)}: no case has a result")
+            found.append(f"{describe(kind, unit)}: no case has a result")
             continue
         reasons = _more_or_less(group, "batch_size", _more_batch(group)[1])
         waits = f"it waits for data {data_share(group.cases[group.best]):.0%} of the time"
         reasons += [*_more_or_less(group, "workers", ""), waits + _more_workers(group, cpus)[1]]
-        found.append("; ".join([f"{describe(place, unit)}: {_options(group.best)}", *reasons]))
+        found.append("; ".join([f"{describe(kind, unit)}: {_options(group.best)}", *reasons]))
     return [
         *found,
         *_count_advice(
@@ -90,16 +90,15 @@ def _groups(
 
     A group without any result is None.
     """
-    by_place: dict[BenchCase, dict[BenchCase, BenchResult]] = {}
+    by_kind: dict[BenchCase, dict[BenchCase, BenchResult]] = {}
     for case, outcome in outcomes.items():
         if outcome.rounds or outcome.failure:
-            by_place.setdefault(dataclasses.replace(case, batch_size=None, workers=None), {})[
+            by_kind.setdefault(dataclasses.replace(case, batch_size=None, workers=None), {})[
                 case
             ] = outcome
-    bests = {place: _best(own, rounds) for place, own in by_place.items()}
+    bests = {kind: _best(own, rounds) for kind, own in by_kind.items()}
     return {
-        place: None if best is None else _Group(by_place[place], best)
-        for place, best in bests.items()
+        kind: None if best is None else _Group(by_kind[kind], best) for kind, best in bests.items()
     }
 
 
@@ -172,7 +171,7 @@ def _more_workers(group: _Group, cpus: int) -> tuple[BenchCase | None, str]:
     if data_share(group.cases[group.best]) < 1 - 1 / PAYS:
         return None, ", and more workers cannot pay"
     if now == 0 and group.best.workers != 0:
-        return None, ", and the data is held in memory, where no worker loads it"
+        return None, ", and the data is in memory, which needs no workers"
     workers = max(1, 2 * now)
     processes = 1 if group.best.strategy == "dp" else group.best.count
     if workers * processes > cpus:
@@ -207,7 +206,7 @@ def _neighbours(group: _Group, name: str) -> tuple[list[BenchCase], list[BenchCa
 def _more_or_less(group: _Group, name: str, why_no_more: str) -> list[str]:
     """Return how the next larger and the next smaller value compare with the best.
 
-    If a larger value was not measured, `why_no_more` says why.
+    If a larger value was not measured, `why_no_more` is the reason.
     """
     less, more = _neighbours(group, name)
     return [
@@ -237,7 +236,7 @@ def _count_advice(
     if len(chosen) < 2:
         return []
     base = min(chosen, key=lambda case: case.count)
-    told = []
+    lines = []
     for case in chosen:
         found = ratio(outcomes[case], outcomes[base])
         if case.count == base.count or found is None:
@@ -247,9 +246,9 @@ def _count_advice(
             "pays" if pays(outcomes[case], outcomes[base]) else f"does not pay: use {base.count}"
         )
         poor = ", most of it lost" if verdict == "pays" and efficiency < _POOR_EFFICIENCY else ""
-        place = describe(BenchCase(case.count, case.strategy, None, None), unit)
-        told.append(
-            f"{place} {verdict}: {found.median:.2f}x ({found.least:.2f} to {found.most:.2f}) of "
-            f"{base.count}, each at its own best, an efficiency of {efficiency:.0%}{poor}"
+        name = describe(BenchCase(case.count, case.strategy, None, None), unit)
+        lines.append(
+            f"{name} {verdict}: {found.median:.2f}x ({found.least:.2f} to {found.most:.2f}) of "
+            f"{base.count}, each at its best settings, an efficiency of {efficiency:.0%}{poor}"
         )
-    return told
+    return lines

@@ -18,7 +18,7 @@ _SCALINGS = {
     "": "Speed",
 }
 # Options that the bench sets itself.
-_OWN_WORDS = {
+_OWN_OPTIONS = {
     *(
         "--run",
         "--runs-dir",
@@ -46,7 +46,7 @@ _FOREVER = "1000000000"
 class BenchCase:
     """A training on `count` GPUs or CPU processes.
 
-    `batch_size` is global; None is the task's own, or its own workers.
+    `batch_size` is global. If `batch_size` or `workers` is None, the task's own value is used.
     """
 
     count: int
@@ -149,12 +149,12 @@ def lines(
     """
     found = []
     scalings = ["strong", "weak"] if len(counts) > 1 else [""]
-    for scaling, batch_size, waiting in itertools.product(scalings, batch_sizes, workers):
+    for scaling, batch_size, loaders in itertools.product(scalings, batch_sizes, workers):
         if scaling == "weak" and batch_size is None:
             continue
 
         def case(
-            count: int, strategy: str, batch: int | None = batch_size, own: int | None = waiting
+            count: int, strategy: str, batch: int | None = batch_size, own: int | None = loaders
         ) -> BenchCase:
             share = count if scaling == "weak" else 1  # noqa: B023 - called in this turn
             return BenchCase(
@@ -181,18 +181,20 @@ def with_others(table: Sequence[Line], measured: Iterable[BenchCase]) -> list[Li
     return [*table, *(Line("", case, case) for case in measured if case not in known)]
 
 
-def turns(asked: Sequence[BenchCase], rounds: range) -> list[tuple[int, BenchCase]]:
+def measurement_order(cases_: Sequence[BenchCase], rounds: range) -> list[tuple[int, BenchCase]]:
     """Return (round, case) in the order of measurement.
 
     Every second round is in reverse order. If the machine slows down, all cases slow down alike.
     """
-    return [(number, case) for number in rounds for case in (asked[::-1] if number % 2 else asked)]
+    return [
+        (number, case) for number in rounds for case in (cases_[::-1] if number % 2 else cases_)
+    ]
 
 
-def check_words(words: Sequence[str]) -> None:
+def check_arguments(arguments: Sequence[str]) -> None:
     """Raise InvalidRequest for training options that the bench sets itself."""
-    for word in words:
-        if (name := word.partition("=")[0]) in _OWN_WORDS:
+    for argument in arguments:
+        if (name := argument.partition("=")[0]) in _OWN_OPTIONS:
             raise InvalidRequest(
                 f"bench sets {name} itself for each of its trainings: drop it "
                 f"(`{command('bench', '--help')}`)"
@@ -217,49 +219,50 @@ def check_strategies(text: str, cpu: bool) -> tuple[str, ...]:
     return named
 
 
-def with_choices(
-    words: Sequence[str], environ: Mapping[str, str], cpu: bool, threads: int
+def with_defaults(
+    arguments: Sequence[str], environ: Mapping[str, str], cpu: bool, threads: int
 ) -> list[str]:
-    """Add the bench's own defaults to `words`.
+    """Add the bench's own defaults to `arguments`.
 
-    An option in `words` or the environment has priority. A --config file turns the defaults off.
+    An option in `arguments` or the environment has priority. A --config file turns the defaults
+    off.
     """
     # A batch that does not fit fails. Splitting it would change what is measured.
-    chosen = {"--accumulation": "1"}
+    defaults = {"--accumulation": "1"}
     if cpu:
-        chosen["--threads"] = str(threads)
-    given = {word.partition("=")[0] for word in words}
+        defaults["--threads"] = str(threads)
+    given = {argument.partition("=")[0] for argument in arguments}
     if "--config" in given:
-        return list(words)
-    open_to_us = [
+        return list(arguments)
+    unset = [
         name
-        for name in chosen
+        for name in defaults
         if name not in given and f"TRAINBOX_{name[2:].upper()}" not in environ
     ]
-    return [*words, *itertools.chain.from_iterable((name, chosen[name]) for name in open_to_us)]
+    return [*arguments, *itertools.chain.from_iterable((name, defaults[name]) for name in unset)]
 
 
-def training_words(
-    case: BenchCase, words: Sequence[str], cpu: bool, runs_dir: str, seconds: float
+def training_arguments(
+    case: BenchCase, arguments: Sequence[str], cpu: bool, runs_dir: str, seconds: float
 ) -> list[str]:
     """Return the arguments of `trainbox train` for a case.
 
-    `words` are the arguments that all cases share, with the task first.
+    `arguments` are shared by all cases, with the task first.
     """
-    place = (
+    device = (
         ["--device", "cpu", "--processes", str(case.count)] if cpu else ["--gpus", str(case.count)]
     )
     batch = [] if case.batch_size is None else ["--batch-size", str(case.batch_size)]
     loading = [] if case.workers is None else ["--workers", str(case.workers)]
     never = [
-        word
+        argument
         for name in ("--max-steps", "--eval-every", "--checkpoint-minutes")
-        for word in (name, _FOREVER)
+        for argument in (name, _FOREVER)
     ]
     ends = [*never, "--measure-seconds", f"{seconds:g}"]
-    where = ["--runs-dir", runs_dir, "--run", "case", "--nnodes", "1"]
+    folder = ["--runs-dir", runs_dir, "--run", "case", "--nnodes", "1"]
     strategy = ["--strategy", case.strategy] if case.count > 1 else []
-    return [*words, *place, *batch, *loading, *ends, *where, *strategy]
+    return [*arguments, *device, *batch, *loading, *ends, *folder, *strategy]
 
 
 def rows(table: Iterable[Line], outcomes: Mapping[BenchCase, BenchResult]) -> list[Row]:

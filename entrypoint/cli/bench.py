@@ -41,8 +41,8 @@ def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu
     """Check that TASKS (default: digits and digits_augmented) train to the same bits through kills.
 
     Each task is trained on 1 to V processes (or GPUs), then killed at random steps and resumed on
-    other numbers of processes. Training options come from the environment: TRAINBOX_BATCH_SIZE=256
-    trainbox drill my.py:Gestures
+    other numbers of processes. Set training options in the environment:
+    TRAINBOX_BATCH_SIZE=256 trainbox drill my.py:Gestures
 
     \b
     Examples:
@@ -58,17 +58,17 @@ def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu
     gpus = () if cpu else visible_to_cuda(detect(driver := Driver()))
     if not cpu:
         driver.close()  # the trainings query it themselves
-    most = min(shards, len(gpus) or 4)
+    largest = min(shards, len(gpus) or 4)
     device = (
         ["--gpus", "{processes}"] if gpus else ["--device", "cpu", "--processes", "{processes}"]
     )
     click.echo(
-        f"drill on up to {most} {'GPUs' if gpus else 'CPU processes'}, {steps} steps of "
+        f"drill on up to {largest} {'GPUs' if gpus else 'CPU processes'}, {steps} steps of "
         f"{shards} shards, --seed {seed}"
     )
     for task in tasks or ("digits", "digits_augmented"):
-        # for the steps of the kills, not for secrets
-        for line in drill_task(task, shards, steps, device, most, random.Random(seed)):  # noqa: S311
+        # The random numbers select the steps of the kills. They are not secrets.
+        for line in drill_task(task, shards, steps, device, largest, random.Random(seed)):  # noqa: S311
             click.echo(line)
 
 
@@ -82,19 +82,19 @@ def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu
     "counts",
     type=Numbers(1),
     envvar="GPUS",
-    help="How many GPUs. Default: 1, 2, 4 ... and all visible.",
+    help="Numbers of GPUs. Default: 1, 2, 4 ... and all visible.",
 )
 @click.option(
     "--processes",
     type=Numbers(1),
     envvar="PROCESSES",
-    help="How many CPU processes. Default without GPUs: 1, 2 ... up to 4.",
+    help="Numbers of CPU processes. Default without GPUs: 1, 2 ... up to 4.",
 )
 @click.option(
     "--device",
     type=click.Choice(["auto", "cuda", "cpu"]),
     envvar=["DEVICE", "TRAINBOX_DEVICE"],
-    help="Default: auto.",
+    help="Device to measure. Default: auto.",
 )
 @click.option(
     "--strategies",
@@ -115,7 +115,7 @@ def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu
     "--workers",
     type=Numbers(0),
     envvar="TRAINBOX_WORKERS",
-    help="Loader workers of each process. Default: as train.",
+    help="Loader workers of each process. Default: the same as for train.",
 )
 @click.option(
     "--rounds",
@@ -140,11 +140,11 @@ def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu
     "--out",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="Also write bench.md, bench.json, bench.svg there.",
+    help="Also write bench.md, bench.json and bench.svg to this folder.",
 )
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="TASK")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="TASK")
 def bench(
-    words: tuple[str, ...],
+    arguments: tuple[str, ...],
     counts: tuple[int, ...] | None,
     processes: tuple[int, ...] | None,
     device: str | None,
@@ -158,8 +158,8 @@ def bench(
 ) -> None:
     """Measure the training speed of TASK on 1, 2, 4 or more GPUs, by batch size and workers.
 
-    Each case is a real `trainbox train`; the cases take turns in each round. Other options of
-    `train` apply to all cases.
+    Each case is a real `trainbox train`. In each round, every case is measured once. Other options
+    of `train` apply to all cases.
 
     \b
     Examples:
@@ -171,18 +171,18 @@ def bench(
     from entrypoint.bench.runs import Bench, NoCase, prepare_folder, write_files
     from entrypoint.bench.suggest import further, suggestions
 
-    tables.check_words(words)
-    cpu, asked = _bench_counts(counts, processes, device)
+    tables.check_arguments(arguments)
+    cpu, numbers = _bench_counts(counts, processes, device)
     named = tables.check_strategies(strategies, cpu)
-    table = tables.lines(asked, named, batch_sizes or (None,), workers or (None,))
+    table = tables.lines(numbers, named, batch_sizes or (None,), workers or (None,))
     if out is not None:
         prepare_folder(out)
     unit = "process" if cpu else "GPU"
     cpus = usable_cpus()
-    chosen = tables.with_choices(words, os.environ, cpu, max(1, cpus // max(asked)))
+    shared = tables.with_defaults(arguments, os.environ, cpu, max(1, cpus // max(numbers)))
     runs = Bench(
         tables.cases(table),
-        lambda case, folder: tables.training_words(case, chosen, cpu, folder, seconds),
+        lambda case, folder: tables.training_arguments(case, shared, cpu, folder, seconds),
         lambda case: tables.describe(case, unit),
     )
     runs.run(rounds, (lambda outcomes: further(outcomes, rounds, cpus)) if suggest else None)
@@ -220,7 +220,7 @@ def _bench_counts(
         )
     if processes and device == "cuda":
         raise InvalidRequest(
-            "--processes is for CPU runs, and --device cuda is asked: drop one of them"
+            "--processes is for CPU runs, and --device cuda is requested: drop one of them"
         )
     if counts:
         return False, counts

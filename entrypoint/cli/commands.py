@@ -1,5 +1,6 @@
-"""The command `trainbox`: plan and supervise trainings, hand verbs to the trainer, or run another
-program.
+"""The command `trainbox`.
+
+It plans and supervises trainings, passes verbs to the trainer, or runs another program.
 """
 
 import contextlib
@@ -49,9 +50,7 @@ _RENAMED = {
 
 @dataclasses.dataclass
 class Checked:
-    """Whether to check the GPUs' health beside a plan, and the driver that the plan was made
-    with.
-    """
+    """The health options of a launch, and the driver process that the plan was made with."""
 
     health: bool
     health_limits: Path | None
@@ -109,11 +108,11 @@ def cli() -> None:
 
     \b
     Examples:
-      trainbox train                           digits, on whatever is here
+      trainbox train                           digits, on the hardware found here
       trainbox train mnist --gpus 2            two GPUs, torchrun DDP
       trainbox train my.py:Gestures --processes 2 --epochs 3
-      trainbox plan mnist --gpus 3             what would be launched, and why
-      trainbox health --gpus 2                 are two GPUs here, and fit for training?
+      trainbox plan mnist --gpus 3             print the launch plan and the reason
+      trainbox health --gpus 2                 check that two GPUs are fit for training
       trainbox doctor                          a report to paste into an issue
       trainbox verify runs/digits-7d2c1a90     repeat a run and compare the bits
       docker run IMAGE nvidia-smi              any other program
@@ -131,7 +130,7 @@ def train(training: tuple[str, ...], **options: Any) -> None:
 
     \b
     Examples:
-      trainbox train                                     digits on whatever is here
+      trainbox train                                     digits on the hardware found here
       trainbox train mnist --gpus 2 --epochs 5           two GPUs
       trainbox train fashion_mnist --batch-size 512 --lr 0.002 --lr-scaling linear
       trainbox train my_tasks/gestures.py:Gestures --set width=64
@@ -233,9 +232,9 @@ def verify(
 )
 @click.option("--help", "-h", "wants_help", is_flag=True, help="Show the everyday options.")
 @click.option("--help-all", "wants_all_help", is_flag=True, help="Show all options.")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="TASK")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="TASK")
 def sweep(
-    words: tuple[str, ...], per_gpu: int, wants_help: bool, wants_all_help: bool, **options: Any
+    arguments: tuple[str, ...], per_gpu: int, wants_help: bool, wants_all_help: bool, **options: Any
 ) -> None:
     """Train TASK for each combination of settings and each seed, on all GPUs or on N CPU slots
     (--processes N).
@@ -250,13 +249,15 @@ def sweep(
       trainbox sweep mnist --seeds 100 --name course --worker    on a second machine
       trainbox sweep show course --csv
     """
-    if words[:1] == ("show",):
-        _hand_over("sweep-show", *words[1:], *(["--help"] if wants_help or wants_all_help else []))
+    if arguments[:1] == ("show",):
+        _hand_over(
+            "sweep-show", *arguments[1:], *(["--help"] if wants_help or wants_all_help else [])
+        )
     if wants_help or wants_all_help:
         _show_help(click.get_current_context(), "sweep", wants_all_help)
     _supervised(
         *_checked_plan(
-            words, options, "sweep", lambda request, gpus: plan_sweep(request, gpus, per_gpu)
+            arguments, options, "sweep", lambda request, gpus: plan_sweep(request, gpus, per_gpu)
         )
     )
 
@@ -295,9 +296,9 @@ def _supervised(plan: LaunchPlan, checked: Checked, resumes: bool = True) -> NoR
     sys.exit(code)
 
 
-def _hand_over(*words: str) -> NoReturn:
+def _hand_over(*arguments: str) -> NoReturn:
     sys.stdout.flush()
-    os.execv(sys.executable, command_of("trainer", *words))
+    os.execv(sys.executable, command_of("trainer", *arguments))
 
 
 def _planned_launch(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
@@ -346,8 +347,9 @@ def _checked_plan(
 
 
 def _from_environment(names: Sequence[str]) -> str:
-    """Return a text such as `device cpu (from DEVICE)`: a forgotten variable changes a run
-    silently.
+    """Return a text such as `device cpu (from DEVICE)`.
+
+    The run shows it, because a forgotten variable would change the run without a message.
     """
     from entrypoint.doctor.redaction import shown_setting  # its patterns take 3 ms to compile
 
@@ -359,7 +361,7 @@ def _from_environment(names: Sequence[str]) -> str:
 
 
 def _plan(
-    words: tuple[str, ...],
+    arguments: tuple[str, ...],
     options: dict[str, Any],
     decide: Callable[[LaunchRequest, tuple[Gpu, ...]], LaunchPlan],
     checked: Checked,
@@ -367,7 +369,7 @@ def _plan(
     options["device"] = _device(options["device"], options["processes"])
     threads = os.environ.get("OMP_NUM_THREADS", "")
     request = LaunchRequest(
-        argv=("trainer", *words),
+        argv=("trainer", *arguments),
         python=sys.executable,
         cpus=usable_cpus(),
         omp_num_threads=int(threads) if threads.isdecimal() and int(threads) > 0 else None,
@@ -380,9 +382,9 @@ def _plan(
     return decide(request, visible_to_cuda(detect(checked.driver)))
 
 
-def _device(asked: str | None, processes: int | None) -> str | None:
-    if asked not in (None, "auto"):
-        return asked
+def _device(requested: str | None, processes: int | None) -> str | None:
+    if requested not in (None, "auto"):
+        return requested
     return (
         "mps"
         if (sys.platform, platform.machine()) == ("darwin", "arm64") and processes is None
@@ -409,19 +411,22 @@ def _drop_ranks() -> None:
 
 
 def main() -> NoReturn:
-    """The console script and the image's entrypoint."""
+    """Run the console script, which is also the image's entrypoint."""
     open_streams()
-    words = sys.argv[1:]
+    arguments = sys.argv[1:]
     try:
-        if words and words[0] in _RENAMED:
+        if arguments and arguments[0] in _RENAMED:
             raise InvalidRequest(
-                f"the verb {words[0]} was renamed: use `{hints.command(*_RENAMED[words[0]])}`"
+                f"the verb {arguments[0]} was renamed: use "
+                f"`{hints.command(*_RENAMED[arguments[0]])}`"
             )
-        if words and not words[0].startswith("-") and words[0] not in cli.commands:
-            _run_verbatim(words)
+        if arguments and not arguments[0].startswith("-") and arguments[0] not in cli.commands:
+            _run_verbatim(arguments)
         check_packages(sys.path)
         _drop_ranks()
-        sys.exit(cli.main(words or ["--help"], prog_name="trainbox", standalone_mode=False) or 0)
+        sys.exit(
+            cli.main(arguments or ["--help"], prog_name="trainbox", standalone_mode=False) or 0
+        )
     except click.ClickException as error:
         message(error.format_message())
         sys.exit(WRONG_USE)

@@ -54,14 +54,14 @@ _USED = {
     "modes",
     flag_value="live",
     multiple=True,
-    help="Liveness probe: check that the driver answers and all GPUs are there.",
+    help="Liveness probe: check that the driver answers and all GPUs are present.",
 )
 @click.option(
     "--monitor",
     "modes",
     flag_value="monitor",
     multiple=True,
-    help="Beside runs: sample periodically, and serve the findings over HTTP.",
+    help="During runs: sample periodically, and serve the findings over HTTP.",
 )
 @click.option(
     "--deep",

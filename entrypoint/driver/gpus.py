@@ -61,34 +61,34 @@ def select(gpus: Sequence[Gpu], ids: str, source: str) -> tuple[Gpu, ...]:
     return tuple(chosen)
 
 
-def _find(gpus: Sequence[Gpu], entry: str, asked: str, position: int) -> Gpu:
+def _find(gpus: Sequence[Gpu], entry: str, given: str, position: int) -> Gpu:
     if not entry:
         raise InvalidRequest(
-            f"{asked}: entry {position} is empty: write indices or UUIDs with single commas, as in "
+            f"{given}: entry {position} is empty: write indices or UUIDs with single commas, as in "
             "0,2"
         )
     if entry.startswith(("GPU-", "MIG-")):
         matches = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
         if len(matches) > 1:
             raise InvalidRequest(
-                f"{asked}: {entry} matches {len(matches)} GPUs ({labels(matches)}): write more of "
+                f"{given}: {entry} matches {len(matches)} GPUs ({labels(matches)}): write more of "
                 "the UUID"
             )
     elif all(part.isascii() and part.isdigit() for part in entry.split(":", 1)):
         matches = [gpu for gpu in gpus if entry in (gpu.label, f"{gpu.index}")]
         if len(matches) > 1:
             raise InvalidRequest(
-                f"{asked}: GPU {entry} is divided into MIG slices ({labels(matches)}): name one "
+                f"{given}: GPU {entry} is divided into MIG slices ({labels(matches)}): name one "
                 f"slice, as in {matches[0].label}"
             )
     else:
         raise InvalidRequest(
-            f"{asked}: '{entry}' is not a GPU: write indices or UUIDs separated by commas, as in "
+            f"{given}: '{entry}' is not a GPU: write indices or UUIDs separated by commas, as in "
             "0,2 or GPU-8f3a"
         )
     if not matches:
         raise HardwareMissing(
-            f"{asked}: GPU {entry} was not found: choose from the GPUs found ({labels(gpus)})"
+            f"{given}: GPU {entry} was not found: choose from the GPUs found ({labels(gpus)})"
         )
     return matches[0]
 

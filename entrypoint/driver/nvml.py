@@ -18,7 +18,7 @@ from entrypoint.driver.readings import Readings, Sample, Unread, Value
 
 @dataclass(frozen=True)
 class Detection:
-    """The GPUs and the driver's version, or the reason why there are none.
+    """The GPUs and the driver's version, or why no GPU was found.
 
     Attributes:
         absent: set on a host without an NVIDIA driver, where training on the CPU is fine.

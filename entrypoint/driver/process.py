@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DEADLINE_S = 10.0
 DEADLINE_NAME = "TRAINBOX_DRIVER_DEADLINE_S"
 _REVIVED_AFTER_S = 10.0
-_WITHOUT_GPUS = "to train without GPUs all the same: --device cpu"
+_WITHOUT_GPUS = "to train without GPUs, use --device cpu"
 _POLL_S = 0.05
 
 
@@ -121,22 +121,22 @@ class Driver:
             waited_s = time.monotonic() - (self.waiting_since_s or 0)
             raise NoAnswer(
                 f"the NVIDIA driver does not answer: waited {waited_s:.0f} s (without persistence "
-                f"mode it may only be slow: {DEADLINE_NAME} sets how long)"
+                f"mode it may only be slow: {DEADLINE_NAME} sets the limit)"
             )
         try:
-            came = _read_frame(self._answers)
+            reply = _read_frame(self._answers)
         except EOFError:
             self.died_at_s = self.died_at_s or time.monotonic()
             raise NoAnswer(
-                "the process that asks the NVIDIA driver has died in the driver's library"
+                "the process that queries the NVIDIA driver died in the driver's library"
             ) from None
         self.waiting_since_s = None
-        if isinstance(came, _Failure):
-            raise NoAnswer(f"asking the NVIDIA driver failed: {came.text}")
-        return came
+        if isinstance(reply, _Failure):
+            raise NoAnswer(f"the query of the NVIDIA driver failed: {reply.text}")
+        return reply
 
     def revive(self) -> bool:
-        """Replace a process that died some seconds ago, and return whether one can be asked.
+        """Replace a process that died some seconds ago. Return whether a process can answer.
 
         Do not call it in a program with threads: it forks.
         """

@@ -45,7 +45,7 @@ class LaunchRequest:
 class LaunchPlan:
     """The command to start: `argv`, with `env` added to the environment.
 
-    `reason` is one line that says how the plan was made.
+    `reason` explains the plan in one line.
     """
 
     strategy: str
@@ -78,7 +78,7 @@ def plan_launch(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -
         HardwareMissing: requested GPUs are missing. The plan never falls back to the CPU.
     """
     nodes = _nodes(request, cluster)
-    chosen, asked = _choose_gpus(request, gpus, cluster)
+    chosen, choice = _choose_gpus(request, gpus, cluster)
     nproc = _processes(request, chosen, cluster)
     strategy = _strategy(request, chosen, nproc, nodes)
     _refuse_faults(chosen)
@@ -89,7 +89,7 @@ def plan_launch(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -
         nnodes=nodes.count,
         nproc_per_node=1 if strategy == "dp" else nproc,
         argv=_argv(request, strategy, nproc, nodes),
-        reason=(reason := _reason(strategy, chosen, gpus, asked, nproc, nodes, request)),
+        reason=(reason := _reason(strategy, chosen, gpus, choice, nproc, nodes, request)),
         env=_env(request, strategy, chosen, nproc, reason),
     )
 
@@ -105,7 +105,7 @@ def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> Lau
     """
     if request.gpus is None and request.gpu_ids is None and request.device != "cpu" and gpus:
         request = replace(request, gpus="all")
-    chosen, asked = _choose_gpus(request, gpus, Cluster())
+    chosen, choice = _choose_gpus(request, gpus, Cluster())
     _refuse_faults(chosen)
     if chosen:
         if request.processes is not None:
@@ -122,10 +122,10 @@ def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> Lau
             )
         kind, most = (
             ("Apple GPU", 1) if request.device == "mps" else ("CPU", request.cpus)
-        )  # Apple's one GPU is not for several at a time
+        )  # Several trials cannot share the one Apple GPU.
         slots = [(f"{kind} slot {number}", "") for number in range(request.processes or most)]
         shared = f", {len(slots)} slot{'s' if len(slots) > 1 else ''}"
-    found = _found(chosen, gpus, asked, len(slots), request)
+    found = _found(chosen, gpus, choice, len(slots), request)
     reason = f"{found} -> sweep{shared}"
     cpus = max(1, request.cpus // len(slots))
     return LaunchPlan(
@@ -358,12 +358,12 @@ def _reason(
     strategy: str,
     chosen: Sequence[Gpu],
     visible: Sequence[Gpu],
-    asked: str,
+    choice: str,
     nproc: int,
     nodes: _Nodes,
     request: LaunchRequest,
 ) -> str:
-    found = _found(chosen, visible, asked, nproc, request)
+    found = _found(chosen, visible, choice, nproc, request)
     if strategy == "dp":
         return f"{found} -> DataParallel, 1 process"
     if strategy == "single":
@@ -389,9 +389,9 @@ def _reason(
 
 
 def _found(
-    chosen: Sequence[Gpu], visible: Sequence[Gpu], asked: str, nproc: int, request: LaunchRequest
+    chosen: Sequence[Gpu], visible: Sequence[Gpu], choice: str, nproc: int, request: LaunchRequest
 ) -> str:
-    """Return the part of the reason that says what was requested and what was found."""
+    """Return the part of the reason with the requested and the found GPUs or processes."""
     if chosen:
         kind = "MIG slice" if chosen[0].mig_parent else "GPU"
         noun, named = (kind if len(some) == 1 else f"{kind}s" for some in (visible, chosen))
@@ -400,7 +400,7 @@ def _found(
             "requested": f"{of_them} visible {noun} requested",
             "named": f"{named} {labels(chosen)} named, of {len(visible)} visible",
             "visible": f"{of_them} {noun} visible",
-        }[asked]
+        }[choice]
     if request.processes:
         return f"{nproc} CPU process{'es' if nproc > 1 else ''} requested"
     if visible:

@@ -13,7 +13,7 @@ from entrypoint.drill import (
     cases,
     final_digest,
     row,
-    training_words,
+    training_arguments,
 )
 from entrypoint.errors import DrillFailed
 
@@ -46,7 +46,7 @@ def test_the_table() -> None:
 
 
 def test_the_words_of_a_training() -> None:
-    words = training_words("digits", 4, 60, Path("d"), ["--gpus", "{processes}"])
+    words = training_arguments("digits", 4, 60, Path("d"), ["--gpus", "{processes}"])
     expected = (
         "digits --shards 4 --max-steps 60 --log-steps 1 --checkpoint-steps 5 --runs-dir d "
         "--run run --gpus {processes}"

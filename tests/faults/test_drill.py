@@ -56,7 +56,7 @@ def test_trainings_with_different_bits_give_exit_code_8(
         "DIFFERENT",
     ]
     assert (
-        "trainbox: drill digits: 2 of 6 trainings ended with other bits; to find the first "
+        "trainbox: drill digits: 2 of 6 trainings differ in their bits; to find the first "
         "difference: trainbox verify " in err
     )
     assert err.strip().endswith("case-2/run")

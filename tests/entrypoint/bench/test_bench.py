@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint.bench.runs import _duration, _last_words
+from entrypoint.bench.runs import _duration, _last_message
 from entrypoint.bench.tables import (
     BenchCase,
     BenchResult,
@@ -14,15 +14,15 @@ from entrypoint.bench.tables import (
     Spread,
     as_json,
     cases,
+    check_arguments,
     check_strategies,
-    check_words,
     doubling,
     lines,
     markdown,
+    measurement_order,
     rows,
-    training_words,
-    turns,
-    with_choices,
+    training_arguments,
+    with_defaults,
     with_others,
 )
 from entrypoint.errors import InvalidRequest
@@ -116,7 +116,7 @@ def test_what_was_measured_besides_has_a_table_without_scaling() -> None:
 
 
 def test_the_rounds_take_turns_there_and_back() -> None:
-    assert turns([ONE, TWO], range(2, 5)) == [
+    assert measurement_order([ONE, TWO], range(2, 5)) == [
         (2, ONE),
         (2, TWO),
         (3, TWO),
@@ -144,7 +144,7 @@ LENGTH = f"{FOREVER} --measure-seconds 2.5 --runs-dir d --run case --nnodes 1"
 def test_the_words_of_a_training(
     case: BenchCase, words: list[str], cpu: bool, expected: str
 ) -> None:
-    assert training_words(case, words, cpu, "d", 2.5) == expected.split()
+    assert training_arguments(case, words, cpu, "d", 2.5) == expected.split()
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_the_words_of_a_training(
 def test_what_the_bench_chooses_where_nobody_else_does(
     words: str, environ: dict[str, str], cpu: bool, added: str
 ) -> None:
-    assert with_choices(words.split(), environ, cpu, 3) == [*words.split(), *added.split()]
+    assert with_defaults(words.split(), environ, cpu, 3) == [*words.split(), *added.split()]
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ def test_what_the_bench_sets_itself_is_refused(word: str) -> None:
         InvalidRequest,
         match=f"bench sets {word.partition('=')[0]} itself for each of its trainings: drop it",
     ):
-        check_words(["digits", "--lr", "0.1", word])
-    check_words(["digits", "--lr", "0.1", "--set", "run=1"])
+        check_arguments(["digits", "--lr", "0.1", word])
+    check_arguments(["digits", "--lr", "0.1", "--set", "run=1"])
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_the_json_has_rows_and_rounds() -> None:
     ],
 )
 def test_the_last_words_of_a_training(output: str, words: str) -> None:
-    assert _last_words(output) == words
+    assert _last_message(output) == words
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (89.0, "89 s"), (95.0, "2 min")])

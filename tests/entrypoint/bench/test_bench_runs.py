@@ -221,7 +221,7 @@ def test_a_signal_ends_the_case_and_prints_the_finished_cases(
         (
             ["--processes", "2", "--device", "cuda"],
             2,
-            "--processes is for CPU runs, and --device cuda is asked",
+            "--processes is for CPU runs, and --device cuda is requested",
         ),
         (["--processes", "1,two"], 2, "'1,two' is not a list of whole numbers from 1, such as 1,4"),
         (["--workers", "4,4"], 2, "'4,4' repeats a number: give each number once"),

@@ -118,7 +118,7 @@ def test_reasons() -> None:
         (
             BenchCase(1, "single", 64, None),
             {},
-            "and the data is held in memory, where no worker loads it",
+            "and the data is in memory, which needs no workers",
         ),
         # one process loads for all its GPUs
         (BenchCase(4, "dp", 64, 4), {}, ", and more workers were not tried"),
@@ -128,7 +128,7 @@ def test_reasons() -> None:
         (
             BenchCase(1, "single", 64, 2),
             {"workers": 0},
-            "and the data is held in memory, where no worker loads it",
+            "and the data is in memory, which needs no workers",
         ),
         (
             BenchCase(2, "ddp", 64, 3),
@@ -146,12 +146,12 @@ def test_why_there_is_no_more(case: BenchCase, others: dict[str, Any], words: st
     [
         (
             190.0,
-            "2 GPUs ddp pays: 1.90x (1.90 to 1.90) of 1, each at its own best, an "
+            "2 GPUs ddp pays: 1.90x (1.90 to 1.90) of 1, each at its best settings, an "
             "efficiency of 95%",
         ),
         (
             110.0,
-            "2 GPUs ddp pays: 1.10x (1.10 to 1.10) of 1, each at its own best, an "
+            "2 GPUs ddp pays: 1.10x (1.10 to 1.10) of 1, each at its best settings, an "
             "efficiency of 55%",
         ),
         (
@@ -292,7 +292,7 @@ def test_each_count_goes_its_own_way_and_the_bests_meet_in_the_last_rounds() -> 
     told = suggestions(outcomes, "GPU", 2, CPUS)
     assert (
         told[-1]
-        == "2 GPUs ddp pays: 2.00x (2.00 to 2.00) of 1, each at its own best, an efficiency of 100%"
+        == "2 GPUs ddp pays: 2.00x (2.00 to 2.00) of 1, each at its best settings, an efficiency of 100%"
     )
 
 

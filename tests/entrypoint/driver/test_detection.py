@@ -16,14 +16,14 @@ GPU_1_LOST = (
     "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or fix it "
     "(reset, reboot)"
 )
-ALL_THE_SAME = "to train without GPUs all the same: --device cpu"
+WITHOUT_GPUS = "to train without GPUs, use --device cpu"
 MISMATCH = (
     "the NVIDIA driver does not answer (NVML 18: RM has detected an NVML/RM version mismatch.): "
-    f"the driver was updated under a running kernel module: reboot the host; {ALL_THE_SAME}"
+    f"the driver was updated under a running kernel module: reboot the host; {WITHOUT_GPUS}"
 )
 UNKNOWN_ERROR = (
     "the NVIDIA driver does not answer (NVML 999: Unknown Error): "
-    f"the container may have lost its GPUs (a daemon reload does that): recreate it; {ALL_THE_SAME}"
+    f"the container may have lost its GPUs (a daemon reload does that): recreate it; {WITHOUT_GPUS}"
 )
 ONE_SLICE = (
     "CUDA and NCCL let a process see one slice only; train on one with --gpus 1 or --gpu-ids"
@@ -259,7 +259,7 @@ def test_a_broken_driver_is_told_with_its_remedy(
         "",
         "CLOSED, CRITICAL: 0 GPUs; driver (node)",
     )
-    assert text.removesuffix(f"; {ALL_THE_SAME}") in judged.out
+    assert text.removesuffix(f"; {WITHOUT_GPUS}") in judged.out
     assert broken.labels("--device", "cpu") == ([], "no GPU visible -> 1 process on the CPU")
     assert broken.labels("--gpus", "0") == ([], "no GPU visible -> 1 process on the CPU")
 
@@ -267,7 +267,7 @@ def test_a_broken_driver_is_told_with_its_remedy(
 def test_a_driver_that_breaks_while_it_lists(host: Callable[..., Host]) -> None:
     assert host("h100", {"ret.count": 999}).refusal() == (
         3,
-        f"the NVIDIA driver failed while listing GPUs (NVML 999: Unknown Error); {ALL_THE_SAME}",
+        f"the NVIDIA driver failed while listing GPUs (NVML 999: Unknown Error); {WITHOUT_GPUS}",
     )
 
 

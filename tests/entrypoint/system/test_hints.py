@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import entrypoint.cli.commands
-from entrypoint.bench.tables import check_words
+from entrypoint.bench.tables import check_arguments
 from entrypoint.errors import InvalidRequest
 from entrypoint.system.hints import command
 from trainer.errors import WrongUse
@@ -59,7 +59,7 @@ def test_a_command_is_spelled_as_it_was_typed(
 def test_messages_name_the_command_that_make_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINBOX_COMMAND", "make")
     with pytest.raises(InvalidRequest, match=r'drop it \(`make bench ARGS="--help"`\)'):
-        check_words(["--run"])
+        check_arguments(["--run"])
     with pytest.raises(WrongUse, match=r'`make train ARGS="--help"` lists the settings'):
         check_names(["TRAINBOX_API_KEY"], {"TRAINBOX_EPOCHS"})
 
