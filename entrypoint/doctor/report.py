@@ -44,7 +44,7 @@ class DriverAnswer:
     """The answers of the NVIDIA driver.
 
     Attributes:
-        summary: the version, or why there is none.
+        summary: the version, or why it is not known.
         installed: whether the driver is installed, even if it does not work.
         gpus: all GPUs that the driver lists.
         visible: the GPUs that CUDA_VISIBLE_DEVICES selects.

@@ -19,7 +19,7 @@ from entrypoint.errors import DrillFailed
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 8])
-def test_every_number_undisturbed_and_kills_between_different_numbers(most: int) -> None:
+def test_the_schedules_of_a_drill(most: int) -> None:
     drilled = cases(most)
     assert [case.processes for case in drilled if len(case.processes) == 1] == [
         (count,) for count in range(1, most + 1)
@@ -45,7 +45,7 @@ def test_the_table() -> None:
     )
 
 
-def test_the_words_of_a_training() -> None:
+def test_the_arguments_of_a_training() -> None:
     words = training_arguments("digits", 4, 60, Path("d"), ["--gpus", "{processes}"])
     expected = (
         "digits --shards 4 --max-steps 60 --log-steps 1 --checkpoint-steps 5 --runs-dir d "
@@ -54,7 +54,7 @@ def test_the_words_of_a_training() -> None:
     assert words == expected.split()
 
 
-def test_the_step_that_a_training_has_reached(tmp_path: Path) -> None:
+def test_the_last_step_of_a_training(tmp_path: Path) -> None:
     """An event of the hardware may stand at a step that a kill took back; a line that is being
     written does not count.
     """
@@ -101,7 +101,7 @@ def test_the_digest_of_a_training(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_training_that_did_nothing_fails(
+def test_a_training_without_progress_fails(
     tmp_path: Path, weights: tuple[str, ...], validations: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(DrillFailed, match=message):

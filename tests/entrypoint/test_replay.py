@@ -118,7 +118,7 @@ def test_the_command(
         ("config.json", b"[" * 99_999, "config.json is damaged (maximum recursion depth"),
     ],
 )
-def test_a_damaged_file_is_wrong_use(tmp_path: Path, name: str, text: bytes, message: str) -> None:
+def test_a_damaged_file_is_refused(tmp_path: Path, name: str, text: bytes, message: str) -> None:
     for file in ("config.json", "manifest.json"):
         (tmp_path / file).write_bytes(text if file == name else b"{}")
     with pytest.raises(InvalidRequest) as refused:

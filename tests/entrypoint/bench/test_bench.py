@@ -57,11 +57,11 @@ def outcome(*speeds: float, **others: Any) -> BenchResult:
 @pytest.mark.parametrize(
     ("most", "counts"), [(1, (1,)), (2, (1, 2)), (3, (1, 2, 3)), (4, (1, 2, 4)), (6, (1, 2, 4, 6))]
 )
-def test_counts_when_none_are_named(most: int, counts: tuple[int, ...]) -> None:
+def test_default_counts(most: int, counts: tuple[int, ...]) -> None:
     assert doubling(most) == counts
 
 
-def test_strong_scaling_keeps_the_batch_and_weak_that_of_each() -> None:
+def test_strong_scaling_keeps_the_batch_and_weak_scaling_its_share() -> None:
     table = [
         (line.scaling, line.case, line.base)
         for line in lines((1, 2, 4), ("dp", "ddp"), (64,), (0,))
@@ -81,7 +81,7 @@ def test_strong_scaling_keeps_the_batch_and_weak_that_of_each() -> None:
     ]
 
 
-def test_without_one_the_fewest_are_the_base_of_the_same_strategy() -> None:
+def test_without_a_count_of_one_the_smallest_count_is_the_base() -> None:
     found = {
         line.case: line.base
         for line in lines((2, 4), ("dp", "ddp"), (64,), (None,))
@@ -95,13 +95,13 @@ def test_without_one_the_fewest_are_the_base_of_the_same_strategy() -> None:
     }
 
 
-def test_one_count_has_one_table_and_no_batch_no_weak_scaling() -> None:
+def test_one_count_gives_one_table_without_scaling() -> None:
     assert {line.scaling for line in lines((2,), ("ddp",), (64, 128), (0, 4))} == {""}
     assert len(lines((2,), ("ddp",), (64, 128), (0, 4))) == 4
     assert {line.scaling for line in lines((1, 2), ("ddp",), (None,), (None,))} == {"strong"}
 
 
-def test_a_case_of_two_tables_is_measured_once() -> None:
+def test_a_case_in_two_tables_is_measured_once() -> None:
     found = cases(lines((1, 2), ("ddp",), (64, 128), (None,)))
     assert found == [
         BenchCase(n, "single" if n == 1 else "ddp", b, None)
@@ -109,13 +109,13 @@ def test_a_case_of_two_tables_is_measured_once() -> None:
     ]
 
 
-def test_what_was_measured_besides_has_a_table_without_scaling() -> None:
+def test_additional_cases_have_a_table_without_scaling() -> None:
     table = [Line("strong", ONE, ONE), Line("strong", TWO, ONE)]
     more = BenchCase(2, "ddp", 128, 4)
     assert with_others(table, [ONE, TWO, more]) == [*table, Line("", more, more)]
 
 
-def test_the_rounds_take_turns_there_and_back() -> None:
+def test_every_second_round_is_in_reverse_order() -> None:
     assert measurement_order([ONE, TWO], range(2, 5)) == [
         (2, ONE),
         (2, TWO),
@@ -141,7 +141,7 @@ LENGTH = f"{FOREVER} --measure-seconds 2.5 --runs-dir d --run case --nnodes 1"
          f"digits --device cpu --processes 2 --workers 0 {LENGTH} --strategy ddp"),
     ],
 )  # fmt: skip
-def test_the_words_of_a_training(
+def test_the_arguments_of_a_training(
     case: BenchCase, words: list[str], cpu: bool, expected: str
 ) -> None:
     assert training_arguments(case, words, cpu, "d", 2.5) == expected.split()
@@ -158,7 +158,7 @@ def test_the_words_of_a_training(
         ("digits --config runs/a/config.json", {}, True, ""),
     ],
 )
-def test_what_the_bench_chooses_where_nobody_else_does(
+def test_the_defaults_of_the_bench(
     words: str, environ: dict[str, str], cpu: bool, added: str
 ) -> None:
     assert with_defaults(words.split(), environ, cpu, 3) == [*words.split(), *added.split()]
@@ -168,7 +168,7 @@ def test_what_the_bench_chooses_where_nobody_else_does(
     "word",
     ["--run", "--epochs=3", "--max-steps", "--runs-dir", "--strategy", "--nnodes", "--resume"],
 )
-def test_what_the_bench_sets_itself_is_refused(word: str) -> None:
+def test_an_option_that_the_bench_sets_is_refused(word: str) -> None:
     with pytest.raises(
         InvalidRequest,
         match=f"bench sets {word.partition('=')[0]} itself for each of its trainings: drop it",
@@ -195,7 +195,7 @@ def test_strategies(text: str, cpu: bool, answer: tuple[str, ...] | str) -> None
         check_strategies(text, cpu)
 
 
-def test_a_row_has_medians_and_ratios_of_the_same_round() -> None:
+def test_a_row_has_medians_and_ratios_within_rounds() -> None:
     outcomes = {
         ONE: outcome(100.0, 200.0, 300.0),  # the machine grows faster: the ratios do not see it
         TWO: outcome(
@@ -221,7 +221,7 @@ def test_a_row_has_medians_and_ratios_of_the_same_round() -> None:
     assert two.memory_mib == (90.0, 80.0)
 
 
-def test_the_memory_is_the_most_of_the_rounds_of_each_gpu() -> None:
+def test_the_memory_is_the_maximum_over_the_rounds_for_each_gpu() -> None:
     both = BenchResult(
         {0: measured(1.0, memory_mib=[90.0, 85.0]), 1: measured(1.0, memory_mib=[80.0, 95.0])}
     )
@@ -230,7 +230,7 @@ def test_the_memory_is_the_most_of_the_rounds_of_each_gpu() -> None:
     assert (row.speed_up, row.efficiency) == (None, None)
 
 
-def test_the_efficiency_is_against_the_base_count() -> None:
+def test_the_efficiency_is_relative_to_the_base_count() -> None:
     four = BenchCase(4, "ddp", 64, 4)
     (row,) = rows([Line("strong", four, TWO)], {TWO: outcome(100.0), four: outcome(150.0)})
     assert (row.speed_up, row.efficiency) == (Spread(1.5, 1.5, 1.5), 0.75)
@@ -239,7 +239,7 @@ def test_the_efficiency_is_against_the_base_count() -> None:
 @pytest.mark.parametrize(
     "failed", [BenchResult(failure="out"), BenchResult({0: measured(5.0)}, "out"), BenchResult()]
 )
-def test_a_case_that_failed_has_no_figures_and_is_no_base(failed: BenchResult) -> None:
+def test_a_failed_case_has_no_figures_and_is_not_a_base(failed: BenchResult) -> None:
     table = [Line("strong", ONE, ONE), Line("strong", TWO, ONE)]
     one, two = rows(table, {ONE: failed, TWO: outcome(150.0)})
     assert (one.failure, one.samples_per_second) == (failed.failure or "not measured", None)
@@ -287,7 +287,7 @@ def test_markdown() -> None:
     assert markdown(rows(table, outcomes), facts, ["this"]) == TABLE
 
 
-def test_one_count_has_no_speed_up_and_parts_and_idle_workers_are_told() -> None:
+def test_one_count_has_no_speed_up_and_reports_idle_workers() -> None:
     (row,) = rows([Line("", ONE, ONE)], {ONE: outcome(1000.0, accumulation=2, workers=0)})
     text = markdown([row], FACTS | {"unit": "process"})
     assert "speed-up" not in text
@@ -321,7 +321,7 @@ def test_the_json_has_rows_and_rounds() -> None:
         ("", "no output"),
     ],
 )
-def test_the_last_words_of_a_training(output: str, words: str) -> None:
+def test_the_last_message_of_a_training(output: str, words: str) -> None:
     assert _last_message(output) == words
 
 

@@ -234,7 +234,7 @@ def test_a_signal_ends_the_case_and_prints_the_finished_cases(
         (["--processes", "1", "--out", "/proc/none"], 4, "--out /proc/none cannot be written "),
     ],
 )
-def test_what_cannot_run_is_refused_at_once(
+def test_a_bench_that_cannot_run_is_refused_at_once(
     forked: Trainbox, words: list[str], code: int, text: str
 ) -> None:
     ended = forked("bench", "digits", *words, env={"CUDA_VISIBLE_DEVICES": ""})

@@ -59,7 +59,7 @@ ONE, TWO = BenchCase(1, "single", 64, 4), BenchCase(2, "ddp", 64, 4)
         ((), False),
     ],
 )
-def test_what_pays_is_faster_in_every_round(speeds: tuple[float, ...], yes: bool) -> None:
+def test_a_case_pays_if_it_is_faster_in_every_round(speeds: tuple[float, ...], yes: bool) -> None:
     assert pays(outcome(ONE, *speeds), outcome(ONE, 100.0, 100.0)) is yes
 
 
@@ -74,9 +74,7 @@ def test_what_pays_is_faster_in_every_round(speeds: tuple[float, ...], yes: bool
         ({"b64w0": 100, "b128w0": 60}, "--batch-size 64 --workers 0"),
     ],
 )
-def test_the_largest_batch_and_the_most_workers_that_pay(
-    speeds: dict[str, float], chosen: str
-) -> None:
+def test_the_best_case_is_the_largest_that_pays(speeds: dict[str, float], chosen: str) -> None:
     (advice,) = suggestions(by_batch(**speeds), "GPU", 1, CPUS)
     assert advice.startswith(f"1 GPU single: {chosen}; ")
 
@@ -137,7 +135,9 @@ def test_reasons() -> None:
         ),
     ],
 )
-def test_why_there_is_no_more(case: BenchCase, others: dict[str, Any], words: str) -> None:
+def test_the_reason_not_to_try_a_larger_value(
+    case: BenchCase, others: dict[str, Any], words: str
+) -> None:
     assert words in suggestions({case: outcome(case, 100.0, **others)}, "GPU", 1, CPUS)[0]
 
 
@@ -161,14 +161,14 @@ def test_why_there_is_no_more(case: BenchCase, others: dict[str, Any], words: st
         ),
     ],
 )
-def test_whether_more_gpus_pay(speed: float, told: str) -> None:
+def test_the_advice_on_more_gpus(speed: float, told: str) -> None:
     assert (
         suggestions({ONE: outcome(ONE, 100.0), TWO: outcome(TWO, speed)}, "GPU", 1, CPUS)[-1]
         == told
     )
 
 
-def test_nothing_is_suggested_of_what_has_no_result() -> None:
+def test_a_group_without_a_result_has_no_suggestion() -> None:
     failed = {ONE: BenchResult(failure="out of memory")}
     assert suggestions(failed, "GPU", 1, CPUS) == ["1 GPU single: no case has a result"]
     assert suggestions({ONE: BenchResult()}, "GPU", 1, CPUS) == []
@@ -202,7 +202,7 @@ def of_one(batch_size: int | None, workers: int | None) -> BenchCase:
     return BenchCase(1, "single", batch_size, workers)
 
 
-def test_it_goes_on_to_twice_the_batch_while_that_pays() -> None:
+def test_the_search_doubles_the_batch_while_this_pays() -> None:
     speeds = {32: 100.0, 64: 180.0, 128: 300.0, 256: 310.0}
     outcomes, history = searched(
         [of_one(None, None)],
@@ -223,7 +223,7 @@ def test_it_goes_on_to_twice_the_batch_while_that_pays() -> None:
     ]
 
 
-def test_it_ends_where_a_batch_does_not_fit() -> None:
+def test_the_search_ends_at_a_batch_that_does_not_fit() -> None:
     def machine(case: BenchCase) -> Measured | str:
         return "too large" if case.batch_size == 256 else measured(case, case.batch_size or 0)
 
@@ -232,7 +232,7 @@ def test_it_ends_where_a_batch_does_not_fit() -> None:
     assert len(history) == 3
 
 
-def test_it_ends_at_the_size_of_the_dataset() -> None:
+def test_the_search_ends_at_the_size_of_the_dataset() -> None:
     _, history = searched(
         [of_one(64, None)],
         lambda case: measured(case, case.batch_size or 0, data_seconds=[0], examples=300),
@@ -240,7 +240,7 @@ def test_it_ends_at_the_size_of_the_dataset() -> None:
     assert history[-1] == [of_one(128, None), of_one(256, None)]
 
 
-def test_it_goes_on_to_twice_the_workers_while_it_waits_for_data() -> None:
+def test_the_search_doubles_the_workers_while_data_is_the_bottleneck() -> None:
     """Each worker is worth as much until the rest is slower, from three on; a larger batch is worth
     nothing.
     """
@@ -265,7 +265,7 @@ def test_it_goes_on_to_twice_the_workers_while_it_waits_for_data() -> None:
     )
 
 
-def test_it_ends_with_the_cpus() -> None:
+def test_the_search_ends_at_the_number_of_cpus() -> None:
     case = BenchCase(2, "ddp", 64, 4)
     outcomes, history = searched([case], lambda case: measured(case, 10.0, data_seconds=[1.5]))
     assert history == [[case], [case, BenchCase(2, "ddp", 128, 4)]]
@@ -274,7 +274,7 @@ def test_it_ends_with_the_cpus() -> None:
     )
 
 
-def test_each_count_goes_its_own_way_and_the_bests_meet_in_the_last_rounds() -> None:
+def test_each_count_is_searched_alone_and_the_best_cases_are_compared_last() -> None:
     speeds: Mapping[int, dict[int, float]] = {
         1: {64: 100.0, 128: 101.0},
         2: {64: 120.0, 128: 160.0, 256: 200.0, 512: 190.0},
@@ -291,14 +291,14 @@ def test_each_count_goes_its_own_way_and_the_bests_meet_in_the_last_rounds() -> 
     ]
     told = suggestions(outcomes, "GPU", 2, CPUS)
     assert (
-        told[-1]
-        == "2 GPUs ddp pays: 2.00x (2.00 to 2.00) of 1, each at its best settings, an efficiency of 100%"
+        told[-1] == "2 GPUs ddp pays: 2.00x (2.00 to 2.00) of 1, each at its best settings, an "
+        "efficiency of 100%"
     )
 
 
 @pytest.mark.parametrize("batch_size", [None, 64])
 @pytest.mark.parametrize("workers", [None, 1, 4])
-def test_where_more_of_both_pays_it_finds_the_most_of_both(
+def test_the_search_raises_batch_and_workers_together(
     batch_size: int | None, workers: int | None
 ) -> None:
     """On a machine whose every figure is exact, no neighbour of what is suggested is better by
@@ -326,7 +326,7 @@ def test_where_more_of_both_pays_it_finds_the_most_of_both(
     assert " --workers 8;" in told
 
 
-def test_the_best_that_fails_later_gives_way_to_what_was_measured_beside_it() -> None:
+def test_a_best_case_that_fails_later_is_replaced() -> None:
     small, best, more = of_one(64, None), of_one(128, None), of_one(256, None)
     outcomes = {
         small: outcome(small, 100.0),
@@ -337,7 +337,7 @@ def test_the_best_that_fails_later_gives_way_to_what_was_measured_beside_it() ->
     assert told.startswith("1 GPU single: --batch-size 256; --batch-size 128 has no result (lost)")
 
 
-def test_a_signal_in_a_later_round_leaves_the_best_of_before() -> None:
+def test_a_signal_in_a_later_round_keeps_the_earlier_best_case() -> None:
     small, best, more = of_one(64, None), of_one(128, None), of_one(256, None)
     outcomes = {
         small: outcome(small, 100.0),
@@ -350,7 +350,7 @@ def test_a_signal_in_a_later_round_leaves_the_best_of_before() -> None:
     )
 
 
-def test_all_that_was_tried_last_has_failed() -> None:
+def test_all_new_cases_of_the_last_rounds_failed() -> None:
     small, best, more = of_one(64, None), of_one(128, None), of_one(256, None)
     outcomes = {
         small: outcome(small, 100.0),
@@ -362,7 +362,7 @@ def test_all_that_was_tried_last_has_failed() -> None:
     )
 
 
-def test_what_fails_half_way_is_out_of_the_choice() -> None:
+def test_a_case_that_fails_in_a_later_round_is_not_chosen() -> None:
     best, fails, more = of_one(128, 1), of_one(256, 1), of_one(128, 2)
     outcomes = {
         of_one(64, 1): outcome(of_one(64, 1), 100.0, 100.0),

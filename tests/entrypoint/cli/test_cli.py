@@ -93,7 +93,7 @@ VERBS = "the verbs are bench, doctor, drill, health, plan, sweep, tasks, train, 
 PROGRAM = "import os, sys; print(os.getpid(), sys.argv[1:], sys.stdin.read()); sys.exit(41)"
 
 
-def test_a_program_is_run_in_our_place_with_its_words_and_streams(trainbox: Trainbox) -> None:
+def test_a_program_replaces_the_launcher_with_its_arguments_and_streams(trainbox: Trainbox) -> None:
     words = ["--help", "-h", "--gpus", "two words", "", "*", "$HOME", "\u00e9"]
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "entrypoint", sys.executable, "-c", PROGRAM, *words],
@@ -256,7 +256,7 @@ def test_variables_of_make_and_compose_are_not_refused(narrow: Callable[..., End
 # Pages.
 
 
-def test_without_words_the_page_of_verbs_is_shown(trainbox: Trainbox) -> None:
+def test_without_arguments_the_page_of_verbs_is_shown(trainbox: Trainbox) -> None:
     ended = trainbox()
     assert (ended.code, ended.err) == (0, "")
     assert ended.out == trainbox("--help").out
@@ -363,7 +363,7 @@ def test_a_plan_shows_what_came_from_the_environment(plan: Command) -> None:
     )
 
 
-def test_what_a_task_prints_is_not_taken_for_settings(
+def test_the_output_of_a_task_is_not_parsed_as_settings(
     in_this_process: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A base class in another file has the check import the task, which may print."""
@@ -449,7 +449,7 @@ def test_what_a_task_prints_is_not_taken_for_settings(
         ),
     ],
 )
-def test_launch_options_come_from_words_and_the_environment(
+def test_launch_options_come_from_arguments_and_the_environment(
     plan: Command, env: dict[str, str], words: list[str], expected: dict[str, Any]
 ) -> None:
     ended = plan(*words, **env)
@@ -458,12 +458,12 @@ def test_launch_options_come_from_words_and_the_environment(
     assert {name: shown[name] for name in expected} == expected
 
 
-def test_the_job_has_its_name_from_the_environment(plan: Command) -> None:
+def test_the_job_name_comes_from_the_environment(plan: Command) -> None:
     assert "--rdzv-id=run7" in json.loads(plan(**MEETING).out)["argv"]
     assert "--rdzv-id=run8" in json.loads(plan("--rdzv-id", "run8", **MEETING).out)["argv"]
 
 
-def test_threads_of_the_environment_stay(plan: Command) -> None:
+def test_omp_num_threads_of_the_environment_is_kept(plan: Command) -> None:
     assert json.loads(plan(OMP_NUM_THREADS="3").out)["env"]["OMP_NUM_THREADS"] == "3"
     assert (
         json.loads(plan("--gpus", "1", OMP_NUM_THREADS="many").out)["env"]["OMP_NUM_THREADS"]
@@ -531,7 +531,7 @@ def test_a_wrong_value_in_the_environment_is_refused(plan: Command) -> None:
         ),
     ],
 )
-def test_a_wrong_training_option_is_told_once_and_starts_nothing(
+def test_a_wrong_training_option_is_reported_once_and_starts_nothing(
     trainbox: Trainbox, verb: str, words: list[str], text: str
 ) -> None:
     assert refused(trainbox(verb, *words, "--processes", "2", "--device", "cpu")) == text
@@ -695,13 +695,13 @@ def test_every_number_is_in_the_table() -> None:
         ("--config .", "--config . cannot be read: Is a directory"),
     ],
 )
-def test_contradictions_and_slips_are_told(check: Command, words: str, text: str) -> None:
+def test_contradictions_and_typing_errors_are_reported(
+    check: Command, words: str, text: str
+) -> None:
     assert refused(check(*words.split())) == text
 
 
-def test_a_file_that_is_not_there_is_told_with_where_it_was_looked_for(
-    check: Command, tmp_path: Path
-) -> None:
+def test_a_missing_task_file_is_reported_with_its_folder(check: Command, tmp_path: Path) -> None:
     assert (
         refused(check("my.py:Gestures"))
         == f"task my.py:Gestures: no file my.py in the current folder ({tmp_path}): check the path"
@@ -711,7 +711,7 @@ def test_a_file_that_is_not_there_is_told_with_where_it_was_looked_for(
 # Training options in the environment.
 
 
-def test_training_options_come_from_the_environment_and_words_win(check: Command) -> None:
+def test_arguments_override_training_options_of_the_environment(check: Command) -> None:
     assert refused(check(TRAINBOX_EPOCHS="0")).startswith(
         "Invalid value for '--epochs': 0 is not a whole number from 1 "
     )
@@ -722,7 +722,7 @@ def test_training_options_come_from_the_environment_and_words_win(check: Command
     assert check("digits", TASK="mnits") == Ended(0, "\n\n", "")
 
 
-def test_an_empty_value_in_the_environment_is_no_value(check: Command) -> None:
+def test_an_empty_variable_counts_as_unset(check: Command) -> None:
     names = [p.envvar for p in trainer.cli.commands.train.params if p.envvar]
     flat = [name for envvar in names for name in ([envvar] if isinstance(envvar, str) else envvar)]
     assert {
@@ -756,7 +756,7 @@ def test_an_empty_value_in_the_environment_is_no_value(check: Command) -> None:
         "\udcff",
     ],
 )
-def test_a_run_is_a_name_and_no_path(check: Command, name: str) -> None:
+def test_a_run_must_be_a_name_and_not_a_path(check: Command, name: str) -> None:
     text = refused(check("--run", name))
     assert text == (
         f"--run {name!r} must be a folder name, not a path: set the parent folder with --runs-dir"
@@ -766,7 +766,9 @@ def test_a_run_is_a_name_and_no_path(check: Command, name: str) -> None:
 @pytest.mark.parametrize(
     "task", ["$(touch x)", "; touch x", "`touch x`", "a\nb", "/etc/passwd", "\udcff", "", "x" * 200]
 )
-def test_a_hostile_task_is_only_a_wrong_name(check: Command, tmp_path: Path, task: str) -> None:
+def test_a_hostile_task_is_refused_as_an_unknown_name(
+    check: Command, tmp_path: Path, task: str
+) -> None:
     text = refused(check("--", task))
     assert text == f"no task {task!r}: {_TASKS}"
     assert list(tmp_path.iterdir()) == []
@@ -830,20 +832,20 @@ def test_a_hostile_config_file_is_refused(
 # Mistakes that are known.
 
 
-def test_a_precision_that_the_device_has_not_is_told_before_the_launch(plan: Command) -> None:
+def test_a_precision_that_the_device_lacks_is_refused_before_the_launch(plan: Command) -> None:
     text = "--precision fp16 needs an NVIDIA GPU (the device is cpu): use fp32 or bf16"
     assert refused(plan("--device", "cpu", "--precision", "fp16")) == text
 
 
-def test_of_two_mistakes_one_is_told(trainbox: Trainbox) -> None:
+def test_of_two_errors_one_is_reported(trainbox: Trainbox) -> None:
     refused(trainbox("plan", "--gpus", "1", "--device", "cpu", "--epochs", "0"))
 
 
-def test_no_gpu_and_a_named_one_contradict(trainbox: Trainbox) -> None:
+def test_zero_gpus_and_gpu_ids_contradict_each_other(trainbox: Trainbox) -> None:
     refused(trainbox("plan", "--gpus", "0", "--gpu-ids", "0"))
 
 
-def test_an_empty_word_is_no_program(in_this_process: Callable[..., Ended]) -> None:
+def test_an_empty_argument_is_refused(in_this_process: Callable[..., Ended]) -> None:
     refused(in_this_process(entrypoint.cli.commands.main, [""], {}))
 
 
@@ -851,21 +853,19 @@ def test_an_empty_word_is_no_program(in_this_process: Callable[..., Ended]) -> N
     ("option", "value"),
     [("--max-steps", "9" * 400), ("--log-steps", "9" * 400), ("--warmup-epochs", "1e308")],
 )
-def test_a_number_too_large_to_count_with_is_refused(
-    check: Command, option: str, value: str
-) -> None:
+def test_a_number_that_is_too_large_is_refused(check: Command, option: str, value: str) -> None:
     refused(check(f"{option}={value}"))
 
 
-def test_a_run_has_a_name_that_a_folder_can_have(check: Command) -> None:
+def test_a_run_name_that_is_too_long_is_refused(check: Command) -> None:
     refused(check("--run", "x" * 300))
 
 
-def test_a_line_feed_in_a_field_is_told_in_one_line(check: Command) -> None:
+def test_a_line_feed_in_a_field_is_reported_in_one_line(check: Command) -> None:
     refused(check("--set", "a\nb=1"))
 
 
-def test_a_message_has_the_length_of_a_message(check: Command, tmp_path: Path) -> None:
+def test_the_length_of_a_message_is_limited(check: Command, tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text(json.dumps({"task": BIG}))
     assert len(refused(check("--config", "c.json"))) <= 1000
 
@@ -904,7 +904,7 @@ def test_the_list_of_verbs_fits_in_80_columns(in_this_process: Callable[..., End
 
 
 @pytest.mark.parametrize("verb", ["train", "verify", "tasks", "sweep-show"])
-def test_the_usage_of_a_verb_is_what_is_typed(
+def test_the_usage_of_a_verb_shows_the_typed_command(
     in_this_process: Callable[..., Ended], verb: str
 ) -> None:
     shown = in_this_process(trainer.cli.commands.main, [verb, "--help"], {}).out

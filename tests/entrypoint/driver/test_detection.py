@@ -104,7 +104,7 @@ def test_the_list_as_lines(host: Callable[..., Host]) -> None:
     ]
 
 
-def test_slices_are_listed_in_place_of_their_gpu(host: Callable[..., Host]) -> None:
+def test_slices_are_listed_instead_of_their_gpu(host: Callable[..., Host]) -> None:
     free_place = {"gpu0.mig3.memory_mib": ""}
     found = json.loads(host("h100-mig", free_place)("health", "--list", "--json").out)
     assert [(gpu["index"], gpu["mig_index"], gpu["uuid"], gpu["mig_parent"]) for gpu in found] == [
@@ -132,7 +132,7 @@ def test_a_gpu_in_mig_mode_without_slices_cannot_be_used(host: Callable[..., Hos
     )
 
 
-def test_an_old_driver_that_knows_no_mig(host: Callable[..., Host]) -> None:
+def test_an_old_driver_without_mig(host: Callable[..., Host]) -> None:
     assert host("old-driver").labels()[0] == ["0", "1", "2", "3"]
 
 
@@ -188,13 +188,13 @@ def test_plans_on_slices(host: Callable[..., Host]) -> None:
         ("-1", []),
     ],
 )
-def test_cuda_visible_devices_is_obeyed(
+def test_cuda_visible_devices_selects_gpus(
     host: Callable[..., Host], value: str, expected: list[str]
 ) -> None:
     assert host("h100", count=4).labels(CUDA_VISIBLE_DEVICES=value)[0] == expected
 
 
-def test_cuda_visible_devices_that_cannot_be_obeyed(host: Callable[..., Host]) -> None:
+def test_cuda_visible_devices_that_selects_missing_gpus(host: Callable[..., Host]) -> None:
     four = host("h100", count=4)
     assert four.refusal(CUDA_VISIBLE_DEVICES="0,0") == (
         2,
@@ -226,7 +226,7 @@ def test_a_lost_gpu_is_listed_and_refused_and_can_be_avoided(host: Callable[...,
     assert four.labels("--gpu-ids", "0,2,3")[0] == ["0", "2", "3"]
 
 
-def test_health_judges_what_a_launch_would_take(host: Callable[..., Host]) -> None:
+def test_health_judges_the_gpus_that_a_launch_would_use(host: Callable[..., Host]) -> None:
     four = host("h100", LOST, count=4)
     bad = four("health")
     assert (bad.code, bad.err) == (1, "")
@@ -246,7 +246,7 @@ def test_health_judges_what_a_launch_would_take(host: Callable[..., Host]) -> No
 
 
 @pytest.mark.parametrize(("error", "text"), [(18, MISMATCH), (999, UNKNOWN_ERROR)])
-def test_a_broken_driver_is_told_with_its_remedy(
+def test_a_broken_driver_is_reported_with_its_remedy(
     host: Callable[..., Host], error: int, text: str
 ) -> None:
     broken = host("h100", {"ret.init": error})

@@ -121,7 +121,7 @@ TEXTS = [f"CUDA_VISIBLE_DEVICES={value}{rest}" for value, *_, rest in REFUSED]
 
 
 @pytest.mark.parametrize(("value", "gpus", "expected"), VISIBLE)
-def test_a_value_leaves_these_gpus_visible(
+def test_the_gpus_that_a_value_selects(
     value: str | None, gpus: tuple[Gpu, ...], expected: str
 ) -> None:
     assert labels(visible_gpus(gpus, value)) == expected
@@ -130,7 +130,7 @@ def test_a_value_leaves_these_gpus_visible(
 @pytest.mark.parametrize(
     ("value", "gpus", "code", "rest"), REFUSED, ids=[repr(value[:20]) for value, *_ in REFUSED]
 )
-def test_a_value_is_refused_in_these_words(
+def test_a_refused_value_and_its_message(
     value: str, gpus: tuple[Gpu, ...], code: int, rest: str
 ) -> None:
     with pytest.raises(LaunchError) as refused:
@@ -141,7 +141,7 @@ def test_a_value_is_refused_in_these_words(
     )
 
 
-def test_names_count_from_the_host_and_not_from_what_is_visible() -> None:
+def test_indices_are_those_of_the_host() -> None:
     visible = visible_gpus(FOUR, "3,1")
     assert labels(select(visible, "3", "--gpu-ids")) == "3"
     with pytest.raises(LaunchError) as refused:
@@ -151,7 +151,7 @@ def test_names_count_from_the_host_and_not_from_what_is_visible() -> None:
     )
 
 
-def test_a_gpu_keeps_all_that_is_known_of_it() -> None:
+def test_a_selected_gpu_keeps_its_fields() -> None:
     assert visible_gpus(SLICES, "MIG-11e5") == (
         Gpu(1, "MIG-11e5", "H100 MIG 1g.10gb", 9984, 1, "GPU-1"),
     )

@@ -203,7 +203,7 @@ def test_every_profile_is_tested() -> None:
     assert {file.stem for file in files} == set(PROFILES)
 
 
-def test_the_versions_say_that_this_is_a_stub(start: Callable[..., Nvml]) -> None:
+def test_the_versions_name_the_stub(start: Callable[..., Nvml]) -> None:
     nvml = start("h100")
     assert nvml("nvmlSystemGetDriverVersion()") == "580.95.05 (stub)"
     assert nvml("nvmlSystemGetCudaDriverVersion_v2()") == 13000
@@ -220,7 +220,7 @@ def test_struct_sizes_are_those_of_pynvml(start: Callable[..., Nvml]) -> None:
 # MIG
 
 
-def test_mig_slices_are_devices_of_their_own(start: Callable[..., Nvml]) -> None:
+def test_mig_slices_are_separate_devices(start: Callable[..., Nvml]) -> None:
     nvml = start(
         "a100-mig",
         {"gpu0.mig1.compute_instance": 1, "gpu0.mig2.gpu_instance": None, "gpu0.mig_pending": 0},
@@ -338,7 +338,7 @@ def test_values_reach_the_caller(start: Callable[..., Nvml]) -> None:
     assert nvml("nvmlDeviceGetComputeRunningProcesses(gpu(0))") == []
 
 
-def test_a_gpu_that_shares_the_host_memory_has_none_of_its_own(start: Callable[..., Nvml]) -> None:
+def test_a_gpu_that_shares_the_host_memory_reports_none(start: Callable[..., Nvml]) -> None:
     nvml = start("b200", {"gpu.memory_mib": None})
     assert (
         nvml(
@@ -350,7 +350,7 @@ def test_a_gpu_that_shares_the_host_memory_has_none_of_its_own(start: Callable[.
     assert nvml.error("nvmlDeviceGetMemoryInfo(gpu(3))") == NOT_SUPPORTED
 
 
-def test_fields_fail_alone(start: Callable[..., Nvml]) -> None:
+def test_fields_fail_separately(start: Callable[..., Nvml]) -> None:
     nvml = start("h100", {"gpu0.field.230": 4, "gpu0.field.60": 1 << 40, "gpu0.ret.field.91": 15})
     values = nvml(
         "fields(0, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, "
@@ -417,7 +417,7 @@ def test_errors_of_links(start: Callable[..., Nvml]) -> None:
 # Faults
 
 
-def test_init_fails_with_the_error_asked_for(start: Callable[..., Nvml]) -> None:
+def test_init_fails_with_the_configured_error(start: Callable[..., Nvml]) -> None:
     nvml = start("h100", {"ret.init": 18}, init=False)
     nvml.send("nvmlInit()")
     assert nvml.receive() == {"error": 18, "kind": "NVMLError_LibRmVersionMismatch"}
@@ -616,7 +616,7 @@ def test_an_xid_becomes_an_event_once(start: Callable[..., Nvml]) -> None:
     )
 
 
-def test_a_missing_symbol_is_a_function_that_is_not_found(
+def test_a_missing_symbol_is_reported_as_function_not_found(
     start: Callable[..., Nvml], tmp_path: Path
 ) -> None:
     library = build_stub(tmp_path / "old", without=["nvmlDeviceGetFieldValues"])
@@ -633,7 +633,7 @@ def test_a_missing_symbol_is_a_function_that_is_not_found(
     assert told.receive() == missing, "ret.field=13 must look the same"
 
 
-def test_mistakes_in_a_file_are_not_answered(start: Callable[..., Nvml]) -> None:
+def test_errors_in_a_configuration_are_refused(start: Callable[..., Nvml]) -> None:
     nvml = start("h100", {"gpu0.temperature": "warm"})
     assert nvml.error("nvmlDeviceGetTemperature(gpu(0), 0)") == 999
     nvml.config.unlink()
@@ -647,7 +647,7 @@ def test_an_unknown_profile_names_the_known_ones() -> None:
         read_profile("h1000")
 
 
-def test_without_a_compiler_the_reason_is_said(
+def test_without_a_compiler_the_reason_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -167,7 +167,7 @@ def test_three_processes_each_slower_than_the_limit(trainbox: Trainbox) -> None:
 
 
 @pytest.mark.slow
-def test_each_fault_is_found_where_it_is(trainbox: Trainbox) -> None:
+def test_each_fault_is_found_on_its_device(trainbox: Trainbox) -> None:
     faults = {"compute_1": "bit", "compute_2": "matmul", "compute_3": "copy"}
     faults |= {"exchange_1": "sum", "exchange_2": "stop", "exchange_3": "fail"}
     environment = broken(trainbox.folder, **faults)
@@ -222,7 +222,7 @@ def test_each_fault_is_found_where_it_is(trainbox: Trainbox) -> None:
     )
 
 
-def test_what_does_not_end_is_killed_at_its_deadline_and_left_out(trainbox: Trainbox) -> None:
+def test_a_program_that_hangs_is_killed_at_its_deadline(trainbox: Trainbox) -> None:
     environment = broken(trainbox.folder, compute_1="stop at once", compute_2="stop at once")
     begin_s = time.monotonic()
     process = trainbox.start(*_ON_CPUS, "--json", "--deadline-s", "1.5", env=environment)
@@ -266,7 +266,7 @@ def start_until(
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)]
 )
-def test_stopped_it_leaves_no_program_behind(
+def test_a_stopped_check_leaves_no_process(
     trainbox: Trainbox, number: signal.Signals, code: int
 ) -> None:
     environment = broken(trainbox.folder, compute_1="stop at once")
@@ -278,7 +278,7 @@ def test_stopped_it_leaves_no_program_behind(
     gone(trainbox.folder)
 
 
-def test_all_that_a_program_has_started_is_killed_with_it(tmp_path: Path) -> None:
+def test_the_descendants_of_a_program_are_killed_with_it(tmp_path: Path) -> None:
     """The processes have their own sessions, are stopped, and did not ask to die with a parent."""
     program = (
         "import os, subprocess, sys, time\n"
@@ -301,7 +301,7 @@ def test_all_that_a_program_has_started_is_killed_with_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_killed_while_ranks_exchange_it_leaves_none_behind(trainbox: Trainbox) -> None:
+def test_a_killed_check_leaves_no_ranks(trainbox: Trainbox) -> None:
     environment = broken(trainbox.folder, exchange_1="stop")
 
     process = start_until(

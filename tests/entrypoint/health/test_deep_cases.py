@@ -83,11 +83,13 @@ def test_devices_are_the_verdicts_gpus_or_cpu_processes() -> None:
         ((*_SLICES, *_GPUS[1:3]), ["GPU 1 and 2"]),
     ],
 )
-def test_each_pair_then_all_and_no_slices(devices: tuple[Device, ...], places: list[str]) -> None:
+def test_the_exchanges_are_pairs_and_then_all_without_slices(
+    devices: tuple[Device, ...], places: list[str]
+) -> None:
     assert [probe.name for probe in exchanges(devices)] == places
 
 
-def test_a_device_alone_is_a_process_and_several_are_ranks() -> None:
+def test_one_device_has_one_process_and_several_have_ranks() -> None:
     assert argv_of(Probe(_GPUS[:1]), "python") == [
         "python",
         "-P",
@@ -101,7 +103,7 @@ def test_a_device_alone_is_a_process_and_several_are_ranks() -> None:
     )
 
 
-def test_a_child_sees_its_gpus_and_no_other_job() -> None:
+def test_a_child_sees_only_its_own_gpus_and_job() -> None:
     around = {
         "PATH": "/bin",
         "CUDA_VISIBLE_DEVICES": "7",
@@ -126,7 +128,7 @@ def test_a_child_sees_its_gpus_and_no_other_job() -> None:
     assert env_of(Probe(_CPUS), {}, cpus=2)["OMP_NUM_THREADS"] == "1"
 
 
-def test_what_is_right_passes_with_its_figure() -> None:
+def test_a_correct_result_passes_with_its_speed() -> None:
     alone = ended(
         Probe(_GPUS[2:3]), text(line("matmul", 51.23e12), line("memory", 3012e9)), "a warning", 0
     )
@@ -200,7 +202,7 @@ def test_a_wrong_value_is_critical_whatever_its_speed(probe: Probe, test: str, a
     assert "WRONG: " in finding.read
 
 
-def test_of_a_pair_the_one_that_has_wrong_values_is_named() -> None:
+def test_the_device_of_a_pair_with_wrong_values_is_named() -> None:
     lines = text(line("all-reduce"), line("all-reduce", rank=1, right=False, told="3 wrong values"))
     (on_gpus,) = readings(ended(Probe((_GPUS[0], _GPUS[3])), lines, "", 0))
     assert on_gpus.finding.read == "WRONG: GPU 3: 3 wrong values"
@@ -225,7 +227,7 @@ def test_a_pair_that_does_not_end_is_named_with_the_deadline() -> None:
     assert readings(out_of_time(Probe(_CPUS[:1]), "", 1.5))[0].finding.action == "make_room"
 
 
-def test_what_was_done_before_a_fault_counts_and_what_comes_after_is_not_tested() -> None:
+def test_results_before_a_fault_count_and_later_tests_are_unknown() -> None:
     probe = Probe(_GPUS[:1])
     for outcome in (
         out_of_time(probe, text(line("matmul")), 5),
@@ -277,14 +279,14 @@ def test_what_was_done_before_a_fault_counts_and_what_comes_after_is_not_tested(
         ("", "x" * 1000, 1, "x" * 300 + " (exit code 1)"),
     ],
 )
-def test_a_child_that_ends_badly_is_critical_with_its_last_words(
+def test_a_failed_child_is_critical_with_its_last_message(
     out: str, err: str, code: int, read: str
 ) -> None:
     (finding,) = found(ended(_PAIR, out, err, code))
     assert (finding.result, finding.read, finding.action) == (Result.CRITICAL, read, "ask_host")
 
 
-def test_lines_of_libraries_are_passed_over() -> None:
+def test_lines_of_libraries_are_ignored() -> None:
     noise = 'NCCL version 2.27\n{"rank"\n{"level": "info"}\nnull\n'
     (finding,) = found(
         ended(_PAIR, noise + text(line("all-reduce"), line("all-reduce", rank=1)), "", 0)
@@ -296,7 +298,7 @@ def results(given: list[Finding], check: str = "deep-memory") -> list[str]:
     return [finding.result for finding in given if finding.check == check]
 
 
-def test_one_that_is_slow_beside_its_like_is_a_warning() -> None:
+def test_a_device_that_is_slower_than_similar_ones_is_a_warning() -> None:
     slow = judged(
         *(
             memory(gpu, speed)
@@ -322,7 +324,7 @@ def test_the_limit_can_be_overridden() -> None:
     assert results(judged(*speeds, deep_slowest_of_median=1.1)) == ["WARN"] * 3
 
 
-def test_two_cannot_tell_which_of_them_is_slow_and_other_models_are_not_compared() -> None:
+def test_two_devices_or_different_models_are_not_compared() -> None:
     assert results(judged(memory(_GPUS[0], 1000e9), memory(_GPUS[1], 1e9))) == ["PASS", "PASS"]
     t4 = Device("3", "GPU-3", "Tesla T4")
     mixed = [*(memory(gpu, 3000e9) for gpu in _GPUS[:3]), memory(t4, 300e9)]
@@ -334,7 +336,7 @@ def test_two_cannot_tell_which_of_them_is_slow_and_other_models_are_not_compared
     assert results(judged(*pairs), "deep-all-reduce")[:3] == ["PASS"] * 3
 
 
-def test_pairs_are_compared_with_pairs_and_all_with_nothing() -> None:
+def test_only_pairs_are_compared_with_pairs() -> None:
     pairs = [(_GPUS[0], _GPUS[1]), (_GPUS[0], _GPUS[2]), (_GPUS[1], _GPUS[2])]
     given = [
         exchange(*pair, speed=speed) for pair, speed in zip(pairs, (40e9, 12e9, 41e9), strict=True)
@@ -348,7 +350,7 @@ def test_pairs_are_compared_with_pairs_and_all_with_nothing() -> None:
     ]
 
 
-def test_a_wrong_value_is_no_warning_for_being_slow() -> None:
+def test_a_wrong_value_stays_critical_if_the_device_is_slow() -> None:
     speeds = [memory(_GPUS[0], 1e9, right=False), *(memory(gpu, 1000e9) for gpu in _GPUS[1:])]
     assert results(judged(*speeds)) == ["CRITICAL", "PASS", "PASS", "PASS"]
 
@@ -374,7 +376,7 @@ def test_a_wrong_value_is_no_warning_for_being_slow() -> None:
         ),
     ],
 )
-def test_where_nothing_can_be_exchanged_that_is_said(
+def test_a_device_without_an_exchange_has_a_finding(
     devices: tuple[Device, ...], expected: list[tuple[str | None, str, str]]
 ) -> None:
     outcomes = [memory(device, 1e9) for device in devices]
@@ -384,7 +386,7 @@ def test_where_nothing_can_be_exchanged_that_is_said(
     assert not Verdict(Mode.DEEP, tuple(given), required=("deep-all-reduce",)).open
 
 
-def test_a_device_that_was_left_out_is_unknown_and_closes() -> None:
+def test_a_device_left_out_of_the_exchange_is_unknown_and_closes() -> None:
     hung = out_of_time(Probe(_GPUS[2:3]), "", 120)
     given = judged(
         memory(_GPUS[0], 1e9), memory(_GPUS[1], 1e9), hung, exchange(*_GPUS[:2]), devices=_GPUS[:3]
@@ -402,11 +404,11 @@ def test_a_device_that_was_left_out_is_unknown_and_closes() -> None:
         ("memory", 3012.4e9, "3,012 GB/s"),
     ],
 )
-def test_speeds_have_three_digits_or_all(test: str, speed: float, text: str) -> None:
+def test_speeds_have_three_digits_or_more(test: str, speed: float, text: str) -> None:
     assert in_unit(test, speed) == text
 
 
-def test_the_screen_has_a_row_for_each_test_and_tells_what_closes() -> None:
+def test_the_screen_has_a_row_for_each_test_and_explains_failures() -> None:
     given = judged(
         memory(_GPUS[0], 3000e9),
         memory(_GPUS[1], 2990e9),

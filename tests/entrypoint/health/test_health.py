@@ -69,7 +69,7 @@ def test_a_rule(case: Case, library: Path, forked: Trainbox) -> None:
             ], finding
 
 
-def test_each_check_has_a_red_and_a_green_case() -> None:
+def test_each_check_has_a_failing_and_a_passing_case() -> None:
     """Rules that need several samples are tested with the monitor below."""
     several = {"xid", "pcie-replays", "nvlink-crc"}
     for check in set(check_names()) - several:
@@ -374,7 +374,7 @@ def test_probes_of_a_driver_that_hangs_do_not_pile_up(
     ],
     ids=str,
 )
-def test_a_liveness_probe_ends_nothing_for_a_warning(
+def test_a_liveness_probe_passes_despite_a_warning(
     forked: Trainbox, library: Path, tmp_path: Path, keys: dict[str, object], code: int
 ) -> None:
     ended = health(forked, library, put(tmp_path, "h100", keys, count=2), "--live", "--gpus", "2")
@@ -521,9 +521,7 @@ def test_the_monitor_judges_the_rate_of_a_counter(
         watching.wait_for(503)
 
 
-def test_a_driver_that_hangs_and_comes_back(
-    monitor: Callable[..., Monitor], tmp_path: Path
-) -> None:
+def test_a_driver_that_hangs_and_recovers(monitor: Callable[..., Monitor], tmp_path: Path) -> None:
     watching = monitor({})
     watching.wait_for(200)
     config = put(tmp_path, "h100", {"hang": 1}, count=2)
@@ -533,7 +531,7 @@ def test_a_driver_that_hangs_and_comes_back(
     assert watching.wait_for(200) == "OPEN, PASS: 2 GPUs\n"
 
 
-def test_the_monitor_ends_when_the_process_that_asks_has_died(
+def test_the_monitor_ends_when_its_driver_process_has_died(
     monitor: Callable[..., Monitor], tmp_path: Path
 ) -> None:
     watching = monitor({})
@@ -544,7 +542,9 @@ def test_the_monitor_ends_when_the_process_that_asks_has_died(
     assert finish(watching.process).code == 1
 
 
-def test_a_missing_gpu_is_waited_for(monitor: Callable[..., Monitor], tmp_path: Path) -> None:
+def test_the_monitor_waits_for_a_missing_gpu(
+    monitor: Callable[..., Monitor], tmp_path: Path
+) -> None:
     watching = monitor({}, "--gpus", "3")
     assert watching.wait_for(503) == "CLOSED, CRITICAL: 2 GPUs; count (node)\n"
     put(tmp_path, "h100", count=3)

@@ -45,7 +45,7 @@ def judged(
         ([1] + [0] * 10, 1.0, Result.PASS),
     ],
 )
-def test_slowdown_that_lasts_is_told_from_one_that_comes_and_goes(
+def test_a_sustained_slowdown_differs_from_a_short_one(
     slow: list[int], every_s: float, result: Result
 ) -> None:
     looks = [{"clocks_event_reasons": 0x40 if each else 0x5} for each in slow]
@@ -61,7 +61,7 @@ def test_slowdown_that_lasts_is_told_from_one_that_comes_and_goes(
         ([500, 3], Result.PASS, 0),
     ],
 )
-def test_pcie_replays_are_counted_a_minute_and_a_reset_is_no_replay(
+def test_the_rate_of_pcie_replays_ignores_a_reset(
     counts: list[int], result: Result, rate: float
 ) -> None:
     finding = judged("pcie-replays", [{"pcie_replays": count} for count in counts])
@@ -84,7 +84,7 @@ def test_nvlink_errors_are_critical_when_they_are_new(
     assert judged("nvlink-errors", [{"nvlink_errors": each} for each in counts]).result is result
 
 
-def test_a_value_that_can_be_read_no_more_is_no_pass() -> None:
+def test_a_value_that_becomes_unreadable_does_not_pass() -> None:
     finding = judged(
         "pcie-replays", [{"pcie_replays": 1}, {"pcie_replays": Unread(999, "Unknown Error")}]
     )
@@ -102,13 +102,13 @@ def test_a_value_that_can_be_read_no_more_is_no_pass() -> None:
         (2, "UNKNOWN", False),
     ],
 )
-def test_what_follows_from_an_error(code: int, result: str, optional: bool) -> None:
+def test_the_result_of_a_reading_error(code: int, result: str, optional: bool) -> None:
     finding = judged("ecc-uncorrected", [{"ecc_uncorrected": Unread(code, "no")}])
     assert (str(finding.result), finding.optional) == (result, optional)
 
 
 @pytest.mark.parametrize("code", [15, 16])
-def test_a_lost_gpu_is_one_finding_whatever_showed_it(code: int) -> None:
+def test_a_lost_gpu_gives_one_finding(code: int) -> None:
     samples = [
         Sample(
             0.0,
@@ -119,7 +119,7 @@ def test_a_lost_gpu_is_one_finding_whatever_showed_it(code: int) -> None:
     assert [(finding.check, finding.result) for finding in found] == [("handle", Result.CRITICAL)]
 
 
-def test_exclusive_mode_has_room_for_one_process() -> None:
+def test_exclusive_mode_allows_one_process() -> None:
     sample = Sample(0.0, {"GPU-0": {"handle": 0, "compute_mode": 3, "processes": ()}})
     rules = [rule for rule in RULES if rule.check == "compute-mode"]
     results = [
@@ -144,14 +144,14 @@ def test_exclusive_mode_has_room_for_one_process() -> None:
         (Mode.LIVE, Finding("x", Result.CRITICAL, ""), (), False),
     ],
 )
-def test_what_closes(
+def test_the_findings_that_close_a_verdict(
     mode: Mode, finding: Finding, required: tuple[str, ...], is_open: bool
 ) -> None:
     verdict = Verdict(mode, (Finding("driver", Result.PASS, ""), finding), required=required)
     assert (verdict.open, verdict.exit_code) == (is_open, 0 if is_open else 1)
 
 
-def test_which_rules_do_not_run_in_which_modes() -> None:
+def test_the_rules_that_each_mode_leaves_out() -> None:
     """All rules run in the thorough modes; the other modes leave some out, or name theirs."""
     every = [rule.check for rule in RULES]
     runs = {mode: [rule.check for rule in rules_for(mode)] for mode in Mode}

@@ -18,7 +18,7 @@ print(read_node(Path(sys.argv[1])).output_fault)
 """
 
 
-def test_a_folder_for_runs_behind_a_closed_one(tmp_path: Path) -> None:
+def test_a_folder_for_runs_in_an_unreadable_folder(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     (closed / "inner").mkdir(parents=True)
     closed.chmod(0)

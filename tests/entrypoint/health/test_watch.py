@@ -64,7 +64,7 @@ def made(driver: Answering, listener: Answering, folder: Path, **more: Any) -> W
     return Watch(driver, listener, GPUS, Limits(), folder / "events", **({"known": {}} | more))  # type: ignore[arg-type]
 
 
-def test_what_changes_is_told_once(tmp_path: Path) -> None:
+def test_a_change_is_logged_once(tmp_path: Path) -> None:
     driver, listener = Answering(), Answering()
     watch = made(driver, listener, tmp_path, known={("temperature", "1"): Result.WARN})
     driver.read["GPU-1"] |= {
@@ -82,7 +82,7 @@ def test_what_changes_is_told_once(tmp_path: Path) -> None:
     assert events(watch) == [("slowdown", "WARN", "0"), ("temperature", "PASS", "1")]
 
 
-def test_an_xid_is_told_each_time_and_a_fatal_one_ends_the_run(tmp_path: Path) -> None:
+def test_an_xid_is_logged_each_time_and_a_fatal_xid_ends_the_run(tmp_path: Path) -> None:
     driver, listener = Answering(), Answering()
     watch = made(driver, listener, tmp_path)
     for xids in ((("GPU-1", 31),), (("GPU-1", 31),), ()):
@@ -119,7 +119,7 @@ def test_each_rule_that_ends_a_run_is_watched() -> None:
     assert [rule.check for rule in ending if Mode.WATCH not in rule.modes] == []
 
 
-def test_in_a_sweep_nothing_ends_the_run(tmp_path: Path) -> None:
+def test_in_a_sweep_no_finding_ends_the_run(tmp_path: Path) -> None:
     driver, listener = Answering(), Answering()
     watch = made(driver, listener, tmp_path, ends_a_run=False)
     listener.xids = (("GPU-1", 79),)
@@ -132,7 +132,7 @@ def plan(strategy: str, processes: int) -> LaunchPlan:
     return LaunchPlan(strategy, GPUS, 1, processes, ("python",), "because")
 
 
-def test_the_gate_knows_sweeps_and_how_many_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gate_of_a_sweep_and_of_a_shared_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entrypoint.health.gate, "Driver", Answering)
     driver: Any = Answering()
     with entrypoint.health.gate.watched(plan("sweep", 2), driver, None) as watch:

@@ -154,13 +154,13 @@ TEXTS = [text for _, text in REFUSED.values()]
 
 
 @pytest.mark.parametrize("case", CLUSTERS)
-def test_an_environment_is_this_cluster(case: str) -> None:
+def test_the_cluster_of_an_environment(case: str) -> None:
     env, expected = CLUSTERS[case]
     assert detect_cluster(env) == expected
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_an_environment_is_refused_in_these_words(case: str) -> None:
+def test_a_refused_environment_and_its_message(case: str) -> None:
     env, text = REFUSED[case]
     with pytest.raises(LaunchError) as refused:
         detect_cluster(env)
@@ -188,7 +188,7 @@ def test_the_first_host_of_a_compressed_list(nodelist: str, host: str) -> None:
 @pytest.mark.parametrize(
     ("job", "port"), [("0", 20000), ("9999", 29999), ("10000", 20000), ("4294967294", 27294)]
 )
-def test_each_job_has_a_port_of_its_own_that_needs_no_privilege(job: str, port: int) -> None:
+def test_each_job_has_its_own_unprivileged_port(job: str, port: int) -> None:
     assert detect_cluster(SRUN | {"SLURM_JOB_ID": job}).rdzv_endpoint == f"n03:{port}"
 
 
@@ -200,6 +200,6 @@ def test_the_first_host_of_a_list_with_two_brackets() -> None:
 
 
 @pytest.mark.parametrize("name", ["PET_NPROC_PER_NODE", "PET_NNODES"])
-def test_nothing_of_something_is_malformed(name: str) -> None:
+def test_an_empty_part_is_malformed(name: str) -> None:
     with pytest.raises(LaunchError):
         detect_cluster(PET | {name: "0"})

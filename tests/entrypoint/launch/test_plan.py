@@ -1154,7 +1154,7 @@ def _id(row: tuple[Any, ...]) -> str:
 
 
 @pytest.mark.parametrize("row", PLANS, ids=_id)
-def test_a_request_becomes_this_plan(row: tuple[Any, ...]) -> None:
+def test_the_plan_of_a_request(row: tuple[Any, ...]) -> None:
     request, gpus, cluster, *expected = row
     plan = plan_launch(request, gpus, cluster)
     assert plan.argv[0] == "/venv/python"
@@ -1169,7 +1169,7 @@ def test_a_request_becomes_this_plan(row: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.parametrize("row", REFUSALS, ids=_id)
-def test_a_request_is_refused_in_these_words(row: tuple[Any, ...]) -> None:
+def test_a_refused_request_and_its_message(row: tuple[Any, ...]) -> None:
     request, gpus, cluster, *expected = row
     with pytest.raises(LaunchError) as refused:
         plan_launch(request, gpus, cluster)
@@ -1287,7 +1287,7 @@ SWEEP_REFUSALS = [
 
 
 @pytest.mark.parametrize("row", SWEEPS, ids=lambda row: row[-1])
-def test_a_sweep_gets_these_slots(row: tuple[Any, ...]) -> None:
+def test_the_slots_of_a_sweep(row: tuple[Any, ...]) -> None:
     request, per_gpu, gpus, *expected = row
     plan = plan_sweep(request, gpus, per_gpu)
     env = plan.env
@@ -1303,7 +1303,7 @@ def test_a_sweep_gets_these_slots(row: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.parametrize("row", SWEEP_REFUSALS, ids=lambda row: row[-1])
-def test_a_sweep_is_refused_in_these_words(row: tuple[Any, ...]) -> None:
+def test_a_refused_sweep_and_its_message(row: tuple[Any, ...]) -> None:
     request, per_gpu, gpus, *expected = row
     with pytest.raises(LaunchError) as refused:
         plan_sweep(request, gpus, per_gpu)
@@ -1339,7 +1339,7 @@ def test_the_environment_of_a_plan(
     }
 
 
-def test_every_error_text_stands_in_a_table() -> None:
+def test_every_error_text_is_in_a_table() -> None:
     told = {
         entrypoint.launch.plan: [text for *_, text in REFUSALS + SWEEP_REFUSALS],
         entrypoint.driver.gpus: test_gpus.TEXTS,

@@ -114,7 +114,7 @@ def test_the_exit_code_is_passed_on(start: Start, code: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR2])
-def test_a_child_killed_by_a_signal_ends_as_in_a_shell(
+def test_a_child_killed_by_a_signal_gives_the_exit_code_of_a_shell(
     start: Start, number: signal.Signals
 ) -> None:
     ended = finish(start(f"import os; os.kill(os.getpid(), {int(number)})"))
@@ -125,7 +125,7 @@ def test_a_child_killed_by_a_signal_ends_as_in_a_shell(
     )
 
 
-def test_what_was_killed_and_does_not_resume_is_not_said_to(
+def test_the_message_for_a_killed_child_that_does_not_resume(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert _exit_code(-signal.SIGKILL, False, None, None, resumes=False) == 137
@@ -135,7 +135,7 @@ def test_what_was_killed_and_does_not_resume_is_not_said_to(
 
 
 @pytest.mark.parametrize(("verb", "resumes"), [("verify", False), ("train", True)])
-def test_verify_alone_does_not_resume(
+def test_only_verify_does_not_resume(
     monkeypatch: pytest.MonkeyPatch, verb: str, resumes: bool
 ) -> None:
     seen: list[bool] = []
@@ -165,7 +165,7 @@ def test_the_first_signal_reaches_the_child(start: Start, number: signal.Signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
-def test_a_child_without_handlers_yet_ends_as_preempted(
+def test_a_signal_before_the_handlers_exist_counts_as_preempted(
     start: Start, number: signal.Signals
 ) -> None:
     process = start("import os, signal; os.write(1, b'1\\n'); signal.pause()")
@@ -213,7 +213,7 @@ def test_the_second_signal_kills(start: Start, second: signal.Signals) -> None:
     ]
 
 
-def test_a_signal_that_comes_twice_at_once_is_one(start: Start) -> None:
+def test_a_signal_delivered_twice_at_once_counts_once(start: Start) -> None:
     program = SUPERVISE.replace(
         "child, budget",
         "import entrypoint.launch.supervise; entrypoint.launch.supervise._ECHO_S = "
@@ -325,7 +325,7 @@ def marking(child: str, mark: Path) -> str:
     )
 
 
-def test_a_fatal_finding_stops_the_child_as_a_signal_does_and_the_end_is_the_hardwares(
+def test_a_fatal_finding_stops_the_child_and_exits_with_the_hardware_code(
     start: Start, tmp_path: Path
 ) -> None:
     ended = finish(
@@ -359,7 +359,7 @@ def test_a_child_that_hangs_on_broken_hardware_is_killed(start: Start, tmp_path:
         (75, None, 75),
     ],
 )
-def test_a_crash_is_the_hardwares_if_that_is_broken(
+def test_a_crash_on_broken_hardware_exits_with_the_hardware_code(
     start: Start, code: int, final_check: str | None, expected: int
 ) -> None:
     assert (

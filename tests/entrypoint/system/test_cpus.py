@@ -120,15 +120,13 @@ def test_quota_of_version_1(tmp_path: Path, case: str) -> None:
     assert usable(tmp_path, own, {f"cpu/{name}": text for name, text in files.items()}) == expected
 
 
-def test_the_affinity_counts_where_it_is_smaller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_smaller_affinity_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 5, 9}, raising=False)
     assert usable(tmp_path, V2, {"a/b/cpu.max": "400000 100000\n"}) == 3
     assert usable(tmp_path, V2, {"a/b/cpu.max": "200000 100000\n"}) == 2
 
 
-def test_without_cgroups_and_affinity_the_host_is_counted(
+def test_without_cgroups_and_affinity_all_cpus_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")

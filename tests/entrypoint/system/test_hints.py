@@ -43,7 +43,7 @@ _ROOT = Path(__file__).parents[3]
         ),
     ],
 )
-def test_a_command_is_spelled_as_it_was_typed(
+def test_a_command_has_the_form_that_was_typed(
     monkeypatch: pytest.MonkeyPatch, typed: str, health: str, bench: str, verify: str, compare: str
 ) -> None:
     monkeypatch.setenv("TRAINBOX_COMMAND", typed)
@@ -56,7 +56,7 @@ def test_a_command_is_spelled_as_it_was_typed(
     assert found == (health, bench, verify, compare)
 
 
-def test_messages_name_the_command_that_make_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_recommend_the_make_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINBOX_COMMAND", "make")
     with pytest.raises(InvalidRequest, match=r'drop it \(`make bench ARGS="--help"`\)'):
         check_arguments(["--run"])
@@ -64,7 +64,7 @@ def test_messages_name_the_command_that_make_has(monkeypatch: pytest.MonkeyPatch
         check_names(["TRAINBOX_API_KEY"], {"TRAINBOX_EPOCHS"})
 
 
-def test_no_message_of_the_launcher_spells_a_command_itself() -> None:
+def test_every_recommended_command_comes_from_hints() -> None:
     """Help pages may: they document `trainbox`. An f-string is a message."""
     spelled = re.compile(r'f"[^"]*trainbox (train|plan|sweep|drill|bench|verify|health)\b')
     files = [path for path in (_ROOT / "entrypoint").rglob("*.py") if path.name != "hints.py"]
