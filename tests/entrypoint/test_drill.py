@@ -1,4 +1,4 @@
-"""The drill's cases and table; what it does for real is tested in tests/faults."""
+"""The drill's cases and table. tests/faults has the tests with real trainings."""
 
 import itertools
 import json
@@ -46,18 +46,16 @@ def test_the_table() -> None:
 
 
 def test_the_arguments_of_a_training() -> None:
-    words = training_arguments("digits", 4, 60, Path("d"), ["--gpus", "{processes}"])
+    arguments = training_arguments("digits", 4, 60, Path("d"), ["--gpus", "{processes}"])
     expected = (
         "digits --shards 4 --max-steps 60 --log-steps 1 --checkpoint-steps 5 --runs-dir d "
         "--run run --gpus {processes}"
     )
-    assert words == expected.split()
+    assert arguments == expected.split()
 
 
 def test_the_last_step_of_a_training(tmp_path: Path) -> None:
-    """An event of the hardware may stand at a step that a kill took back; a line that is being
-    written does not count.
-    """
+    """A hardware event may have a later step, which a kill undid. A partial line does not count."""
     metrics = tmp_path / "run" / "metrics.jsonl"
     assert _last_step(tmp_path) == 0
     metrics.parent.mkdir()

@@ -1,4 +1,4 @@
-"""The docker command that does a run again."""
+"""The docker command that repeats a run."""
 
 import json
 import os

@@ -131,7 +131,7 @@ LENGTH = f"{FOREVER} --measure-seconds 2.5 --runs-dir d --run case --nnodes 1"
 
 
 @pytest.mark.parametrize(
-    ("case", "words", "cpu", "expected"),
+    ("case", "arguments", "cpu", "expected"),
     [
         (TWO, ["mnist", "--set", "width=8"], False,
          f"mnist --set width=8 --gpus 2 --batch-size 64 --workers 4 {LENGTH} --strategy ddp"),
@@ -142,13 +142,13 @@ LENGTH = f"{FOREVER} --measure-seconds 2.5 --runs-dir d --run case --nnodes 1"
     ],
 )  # fmt: skip
 def test_the_arguments_of_a_training(
-    case: BenchCase, words: list[str], cpu: bool, expected: str
+    case: BenchCase, arguments: list[str], cpu: bool, expected: str
 ) -> None:
-    assert training_arguments(case, words, cpu, "d", 2.5) == expected.split()
+    assert training_arguments(case, arguments, cpu, "d", 2.5) == expected.split()
 
 
 @pytest.mark.parametrize(
-    ("words", "environ", "cpu", "added"),
+    ("arguments", "environ", "cpu", "added"),
     [
         ("digits", {}, False, "--accumulation 1"),
         ("digits", {}, True, "--accumulation 1 --threads 3"),
@@ -159,21 +159,21 @@ def test_the_arguments_of_a_training(
     ],
 )
 def test_the_defaults_of_the_bench(
-    words: str, environ: dict[str, str], cpu: bool, added: str
+    arguments: str, environ: dict[str, str], cpu: bool, added: str
 ) -> None:
-    assert with_defaults(words.split(), environ, cpu, 3) == [*words.split(), *added.split()]
+    assert with_defaults(arguments.split(), environ, cpu, 3) == [*arguments.split(), *added.split()]
 
 
 @pytest.mark.parametrize(
-    "word",
+    "argument",
     ["--run", "--epochs=3", "--max-steps", "--runs-dir", "--strategy", "--nnodes", "--resume"],
 )
-def test_an_option_that_the_bench_sets_is_refused(word: str) -> None:
+def test_an_option_that_the_bench_sets_is_refused(argument: str) -> None:
     with pytest.raises(
         InvalidRequest,
-        match=f"bench sets {word.partition('=')[0]} itself for each of its trainings: drop it",
+        match=f"bench sets {argument.partition('=')[0]} itself for each of its trainings: drop it",
     ):
-        check_arguments(["digits", "--lr", "0.1", word])
+        check_arguments(["digits", "--lr", "0.1", argument])
     check_arguments(["digits", "--lr", "0.1", "--set", "run=1"])
 
 
@@ -197,7 +197,9 @@ def test_strategies(text: str, cpu: bool, answer: tuple[str, ...] | str) -> None
 
 def test_a_row_has_medians_and_ratios_within_rounds() -> None:
     outcomes = {
-        ONE: outcome(100.0, 200.0, 300.0),  # the machine grows faster: the ratios do not see it
+        ONE: outcome(
+            100.0, 200.0, 300.0
+        ),  # The machine becomes faster during the bench, which does not change the ratios.
         TWO: outcome(
             190.0,
             360.0,
@@ -314,15 +316,15 @@ def test_the_json_has_rows_and_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "words"),
+    ("output", "last"),
     [
         ("a\ntrainbox: the GPU's memory is used up\nlater\n", "the GPU's memory is used up"),
         ("Traceback\nValueError: x\n\n", "ValueError: x"),
         ("", "no output"),
     ],
 )
-def test_the_last_message_of_a_training(output: str, words: str) -> None:
-    assert _last_message(output) == words
+def test_the_last_message_of_a_training(output: str, last: str) -> None:
+    assert _last_message(output) == last
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (89.0, "89 s"), (95.0, "2 min")])

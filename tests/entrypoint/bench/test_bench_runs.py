@@ -1,7 +1,7 @@
 """`trainbox bench` on CPU processes: its tables, a case that fails, a signal.
 
-The bench runs in the test's process, and what it starts are forks. The test of a signal starts real
-processes, and so does a slow test.
+The bench runs in the test's process, and its trainings are forks. The test of a signal and a slow
+test start real processes.
 """
 
 import functools
@@ -43,7 +43,7 @@ def hungry(trainbox: Trainbox) -> str:
 
 @pytest.fixture
 def bench(forked_trainings: ForkedCommand) -> ForkedCommand:
-    """Run `trainbox bench` in this process, with forks for all that it starts."""
+    """Run `trainbox bench` in this process, with forks for its trainings."""
     return functools.partial(forked_trainings, "bench")
 
 
@@ -60,13 +60,13 @@ def either(
     """Run `trainbox bench` in forks and, as a slow test, with real starts."""
     if request.param == "forks":
         return bench
-    return lambda *words, env: trainbox(
-        "bench", *words, env={"TMPDIR": str(trainbox.folder / "tmp")} | env
+    return lambda *arguments, env: trainbox(
+        "bench", *arguments, env={"TMPDIR": str(trainbox.folder / "tmp")} | env
     )
 
 
 def test_two_processes_against_one(trainbox: Trainbox, either: ForkedCommand, hungry: str) -> None:
-    words = [
+    arguments = [
         hungry,
         "--processes",
         "1,2",
@@ -79,7 +79,7 @@ def test_two_processes_against_one(trainbox: Trainbox, either: ForkedCommand, hu
         "--seconds",
         "0.3",
     ]
-    ended = either(*words, "--out", "tables", "--lr", "0.002", env={"TRAINBOX_EPOCHS": "3"})
+    ended = either(*arguments, "--out", "tables", "--lr", "0.002", env={"TRAINBOX_EPOCHS": "3"})
     assert ended.code == 0, ended.err
     tables = trainbox.folder / "tables"
     assert sorted(path.name for path in tables.iterdir()) == ["bench.json", "bench.md", "bench.svg"]
@@ -117,7 +117,7 @@ def test_two_processes_against_one(trainbox: Trainbox, either: ForkedCommand, hu
 def test_a_batch_that_does_not_fit_is_a_row_without_a_result(
     trainbox: Trainbox, bench: ForkedCommand, hungry: str
 ) -> None:
-    words = [
+    arguments = [
         hungry,
         "--processes",
         "1",
@@ -128,7 +128,7 @@ def test_a_batch_that_does_not_fit_is_a_row_without_a_result(
         "--seconds",
         "0.1",
     ]
-    ended = bench(*words)
+    ended = bench(*arguments)
     assert ended.code == 0, ended.err
     assert re.search(r"^\| 1 \| single \| 16 \| 16 \| 0 \| [\d,]+ \| ", ended.out, re.MULTILINE)
     assert re.search(
@@ -136,7 +136,7 @@ def test_a_batch_that_does_not_fit_is_a_row_without_a_result(
     )
     reason = r"the GPU's memory is used up \(CUDA out of memory\)"
     assert re.search(rf"^- 1 process single, batch 64: {reason}", ended.out, re.MULTILINE)
-    assert ended.err.count("batch 64") == 1  # the second round does not try it again
+    assert ended.err.count("batch 64") == 1  # The second round does not try the batch again.
     assert left_over(trainbox) == []
 
 
@@ -151,7 +151,7 @@ def test_suggest_tries_larger_batches_until_one_does_not_fit(
         return Measured(**{**figures, "samples_per_second": 100.0 * batch})
 
     monkeypatch.setattr("entrypoint.bench.runs.Measured", measured)
-    words = [
+    arguments = [
         "hungry.py:Hungry",
         "--processes",
         "1",
@@ -163,7 +163,7 @@ def test_suggest_tries_larger_batches_until_one_does_not_fit(
         "0.2",
         "--suggest",
     ]
-    ended = bench(*words, "--out", "tables")
+    ended = bench(*arguments, "--out", "tables")
     assert ended.code == 0, ended.err
     tried = re.findall(r"^round (\d) of \d, 1 process single, batch (\d+)", ended.err, re.MULTILINE)
     assert sorted(tried) == [("1", "16"), ("2", "16"), ("2", "32"), ("3", "32"), ("3", "64")], (
@@ -184,9 +184,9 @@ def test_suggest_tries_larger_batches_until_one_does_not_fit(
 def test_a_signal_ends_the_case_and_prints_the_finished_cases(
     trainbox: Trainbox, hungry: str
 ) -> None:
-    words = ["bench", hungry, "--processes", "1", "--batch-size", "16,32", "--rounds", "1"]
+    arguments = ["bench", hungry, "--processes", "1", "--batch-size", "16,32", "--rounds", "1"]
     env = {"TMPDIR": str(trainbox.folder / "tmp")}
-    process = trainbox.start(*words, "--seconds", "0.1", env=env)
+    process = trainbox.start(*arguments, "--seconds", "0.1", env=env)
     assert process.stderr is not None
     lines = iter(process.stderr.readline, "")
     assert any("batch 32" in line for line in lines), "the second case did not begin"
@@ -200,7 +200,7 @@ def test_a_signal_ends_the_case_and_prints_the_finished_cases(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "text"),
+    ("arguments", "code", "text"),
     [
         (
             ["--gpus", "1,2"],
@@ -235,9 +235,9 @@ def test_a_signal_ends_the_case_and_prints_the_finished_cases(
     ],
 )
 def test_a_bench_that_cannot_run_is_refused_at_once(
-    forked: Trainbox, words: list[str], code: int, text: str
+    forked: Trainbox, arguments: list[str], code: int, text: str
 ) -> None:
-    ended = forked("bench", "digits", *words, env={"CUDA_VISIBLE_DEVICES": ""})
+    ended = forked("bench", "digits", *arguments, env={"CUDA_VISIBLE_DEVICES": ""})
     assert (ended.code, ended.out) == (code, "")
     (line,) = ended.err.splitlines()
     assert text in line
@@ -245,7 +245,7 @@ def test_a_bench_that_cannot_run_is_refused_at_once(
 
 
 def test_a_training_does_not_inherit_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training on one GPU has none; those on several have it as an option."""
+    """A training on one GPU has no strategy; others have it as an option."""
     monkeypatch.setenv("STRATEGY", "dp")
     monkeypatch.setenv("TASK", "digits")
     environment = entrypoint.bench.runs._environment()

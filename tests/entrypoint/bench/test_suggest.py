@@ -1,4 +1,4 @@
-"""What the bench suggests, and what it goes on to try, from values."""
+"""The suggestions of the bench and the cases that it tries next, from values."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ def outcome(case: BenchCase, *speeds: float, **others: Any) -> BenchResult:
 
 
 def by_batch(**speeds: float) -> dict[BenchCase, BenchResult]:
-    """Of one GPU, by `b<batch>w<workers>`."""
+    """Return cases of one GPU, by `b<batch>w<workers>`."""
     named = {
         BenchCase(1, "single", *map(int, name.lstrip("b").split("w"))): speed
         for name, speed in speeds.items()
@@ -67,7 +67,7 @@ def test_a_case_pays_if_it_is_faster_in_every_round(speeds: tuple[float, ...], y
     ("speeds", "chosen"),
     [
         ({"b64w0": 100, "b128w0": 150, "b256w0": 152}, "--batch-size 128 --workers 0"),
-        # against the last that paid
+        # compared with the last case that paid
         ({"b64w0": 100, "b128w0": 103, "b256w0": 106}, "--batch-size 256 --workers 0"),
         ({"b64w0": 100, "b64w4": 200, "b64w8": 204}, "--batch-size 64 --workers 4"),
         ({"b64w0": 100, "b64w4": 90, "b128w0": 110, "b128w4": 160}, "--batch-size 128 --workers 4"),
@@ -94,7 +94,7 @@ def test_reasons() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "others", "words"),
+    ("case", "others", "text"),
     [
         (
             BenchCase(1, "single", 64, 2),
@@ -102,7 +102,7 @@ def test_reasons() -> None:
             "a larger batch was not tried; it waits for data 10% "
             "of the time, "
             "and more workers were not tried",
-        ),  # a signal came first
+        ),  # a signal arrived first
         (
             BenchCase(1, "single", 64, 2),
             {"examples": 127},
@@ -118,7 +118,7 @@ def test_reasons() -> None:
             {},
             "and the data is in memory, which needs no workers",
         ),
-        # one process loads for all its GPUs
+        # With DataParallel, one process loads the data of all GPUs.
         (BenchCase(4, "dp", 64, 4), {}, ", and more workers were not tried"),
         (BenchCase(4, "dp", 64, 5), {}, ", and twice the workers are more than the 8 CPUs"),
         (BenchCase(1, "single", 64, 4), {}, ", and more workers were not tried"),
@@ -136,13 +136,13 @@ def test_reasons() -> None:
     ],
 )
 def test_the_reason_not_to_try_a_larger_value(
-    case: BenchCase, others: dict[str, Any], words: str
+    case: BenchCase, others: dict[str, Any], text: str
 ) -> None:
-    assert words in suggestions({case: outcome(case, 100.0, **others)}, "GPU", 1, CPUS)[0]
+    assert text in suggestions({case: outcome(case, 100.0, **others)}, "GPU", 1, CPUS)[0]
 
 
 @pytest.mark.parametrize(
-    ("speed", "told"),
+    ("speed", "advice"),
     [
         (
             190.0,
@@ -161,10 +161,10 @@ def test_the_reason_not_to_try_a_larger_value(
         ),
     ],
 )
-def test_the_advice_on_more_gpus(speed: float, told: str) -> None:
+def test_the_advice_on_more_gpus(speed: float, advice: str) -> None:
     assert (
         suggestions({ONE: outcome(ONE, 100.0), TWO: outcome(TWO, speed)}, "GPU", 1, CPUS)[-1]
-        == told
+        == advice
     )
 
 
@@ -178,15 +178,16 @@ def test_a_group_without_a_result_has_no_suggestion() -> None:
 def searched(
     given: list[BenchCase], measure: Callable[[BenchCase], Measured | str], rounds: int = 2
 ) -> tuple[dict[BenchCase, BenchResult], list[list[BenchCase]]]:
-    """Measure `given`, then what is asked for until nothing is, on a machine that is `measure`; a
-    failure is a text.
+    """Measure `given`, then the further cases until there are no more.
+
+    `measure` returns a case's speed on the machine, or a failure as text.
     """
     outcomes: dict[BenchCase, BenchResult] = {}
-    asked, history = given, []
-    while asked:
-        history.append(asked)
+    cases, history = given, []
+    while cases:
+        history.append(cases)
         first = (len(history) - 1) * rounds
-        for case in asked:
+        for case in cases:
             result = measure(case)
             if isinstance(result, str):
                 outcomes[case] = BenchResult(failure=result)
@@ -194,7 +195,7 @@ def searched(
                 outcomes.setdefault(case, BenchResult()).rounds.update(
                     dict.fromkeys(range(first, first + rounds), result)
                 )
-        asked = further(outcomes, rounds, CPUS)
+        cases = further(outcomes, rounds, CPUS)
     return outcomes, history
 
 
@@ -241,9 +242,7 @@ def test_the_search_ends_at_the_size_of_the_dataset() -> None:
 
 
 def test_the_search_doubles_the_workers_while_data_is_the_bottleneck() -> None:
-    """Each worker is worth as much until the rest is slower, from three on; a larger batch is worth
-    nothing.
-    """
+    """Each worker adds the same speed up to three workers. A larger batch adds none."""
 
     def machine(case: BenchCase) -> Measured:
         workers = case.workers or 0
@@ -257,10 +256,10 @@ def test_the_search_doubles_the_workers_while_data_is_the_bottleneck() -> None:
         [of_one(64, 0), of_one(128, 0), of_one(64, 1)],
         [of_one(64, 1), of_one(128, 1), of_one(64, 2)],
         [of_one(64, 2), of_one(128, 2), of_one(64, 4)],
-        [of_one(64, 4), of_one(128, 4)],  # it no longer waits
+        [of_one(64, 4), of_one(128, 4)],  # the case no longer waits for data
     ]
-    (told,) = suggestions(outcomes, "GPU", 2, CPUS)
-    assert told.startswith(
+    (line,) = suggestions(outcomes, "GPU", 2, CPUS)
+    assert line.startswith(
         "1 GPU single: --batch-size 64 --workers 4; --batch-size 128 gives 1.00x"
     )
 
@@ -289,9 +288,9 @@ def test_each_count_is_searched_alone_and_the_best_cases_are_compared_last() -> 
         BenchCase(2, "ddp", 256, None),
         BenchCase(2, "ddp", 512, None),
     ]
-    told = suggestions(outcomes, "GPU", 2, CPUS)
+    lines = suggestions(outcomes, "GPU", 2, CPUS)
     assert (
-        told[-1] == "2 GPUs ddp pays: 2.00x (2.00 to 2.00) of 1, each at its best settings, an "
+        lines[-1] == "2 GPUs ddp pays: 2.00x (2.00 to 2.00) of 1, each at its best settings, an "
         "efficiency of 100%"
     )
 
@@ -301,9 +300,7 @@ def test_each_count_is_searched_alone_and_the_best_cases_are_compared_last() -> 
 def test_the_search_raises_batch_and_workers_together(
     batch_size: int | None, workers: int | None
 ) -> None:
-    """On a machine whose every figure is exact, no neighbour of what is suggested is better by
-    enough.
-    """
+    """If all figures are exact, no neighbour of the suggested case pays."""
 
     def machine(case: BenchCase) -> Measured | str:
         batch, loaders = case.batch_size or 32, case.workers or 2
@@ -318,12 +315,12 @@ def test_the_search_raises_batch_and_workers_together(
         )
 
     outcomes, _ = searched([of_one(batch_size, workers)], machine)
-    (told,) = suggestions(outcomes, "GPU", 2, CPUS)
-    assert told.startswith("1 GPU single: ")
-    ratios = [float(ratio) for ratio in re.findall(r"gives ([0-9.]+)x", told)]
+    (line,) = suggestions(outcomes, "GPU", 2, CPUS)
+    assert line.startswith("1 GPU single: ")
+    ratios = [float(ratio) for ratio in re.findall(r"gives ([0-9.]+)x", line)]
     assert ratios
     assert max(ratios) < 1.05
-    assert " --workers 8;" in told
+    assert " --workers 8;" in line
 
 
 def test_a_best_case_that_fails_later_is_replaced() -> None:
@@ -333,8 +330,8 @@ def test_a_best_case_that_fails_later_is_replaced() -> None:
         best: BenchResult({0: measured(best, 200.0), 1: measured(best, 200.0)}, failure="lost"),
         more: BenchResult({1: measured(more, 400.0)}),
     }
-    (told,) = suggestions(outcomes, "GPU", 1, CPUS)
-    assert told.startswith("1 GPU single: --batch-size 256; --batch-size 128 has no result (lost)")
+    (line,) = suggestions(outcomes, "GPU", 1, CPUS)
+    assert line.startswith("1 GPU single: --batch-size 256; --batch-size 128 has no result (lost)")
 
 
 def test_a_signal_in_a_later_round_keeps_the_earlier_best_case() -> None:
@@ -344,8 +341,8 @@ def test_a_signal_in_a_later_round_keeps_the_earlier_best_case() -> None:
         best: outcome(best, 200.0),
         more: BenchResult({1: measured(more, 400.0)}),
     }
-    (told,) = suggestions(outcomes, "GPU", 1, CPUS)
-    assert told.startswith(
+    (line,) = suggestions(outcomes, "GPU", 1, CPUS)
+    assert line.startswith(
         "1 GPU single: --batch-size 128; --batch-size 256 was not measured in the same round; "
     )
 

@@ -1,6 +1,4 @@
-"""The command line: verbs, what is run as it stands, options and their environment, and every way
-to get them wrong.
-"""
+"""The command line: verbs, other programs, options, their environment variables, and errors."""
 
 import json
 import os
@@ -41,9 +39,9 @@ class FourGpus:
 def in_this_process(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Callable[[Any, list[str], dict[str, str]], Ended]:
-    """Call a package's `main` in an empty folder with these words and this environment."""
+    """Call a package's `main` in an empty folder with these arguments and this environment."""
 
-    def call(main: Callable[[], Any], words: list[str], env: dict[str, str]) -> Ended:
+    def call(main: Callable[[], Any], arguments: list[str], env: dict[str, str]) -> Ended:
         with monkeypatch.context() as patch:
             patch.chdir(tmp_path)
             wanted = clean_environment(**env)
@@ -51,7 +49,7 @@ def in_this_process(
                 patch.delenv(name)
             for name, value in wanted.items():
                 patch.setenv(name, value)
-            patch.setattr(sys, "argv", ["trainbox", *words])
+            patch.setattr(sys, "argv", ["trainbox", *arguments])
             with pytest.raises(SystemExit) as ended:
                 main()
         streams = capfd.readouterr()
@@ -65,21 +63,21 @@ def plan(in_this_process: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch)
     """Run `trainbox plan` in this process, as on a host with four GPUs."""
     monkeypatch.setattr(entrypoint.cli.commands, "Driver", FourGpus)
     monkeypatch.setattr(entrypoint.cli.commands, "subprocess", CHECKS_HERE)
-    return lambda *words, **env: in_this_process(
-        entrypoint.cli.commands.main, ["plan", *words], env
+    return lambda *arguments, **env: in_this_process(
+        entrypoint.cli.commands.main, ["plan", *arguments], env
     )
 
 
 @pytest.fixture
 def check(in_this_process: Callable[..., Ended]) -> Command:
-    """What `trainbox train` asks the trainer before it launches anything."""
-    return lambda *words, **env: in_this_process(
-        trainer.cli.commands.main, ["train", "--check", *words], env
+    """Run the check that `trainbox train` makes before it launches anything."""
+    return lambda *arguments, **env: in_this_process(
+        trainer.cli.commands.main, ["train", "--check", *arguments], env
     )
 
 
 def refused(ended: Ended) -> str:
-    """The one line that says why, after `trainbox: `."""
+    """Return the one line with the reason, without `trainbox: `."""
     assert ended.code == 2, ended
     assert ended.out == ""
     (line,) = ended.err.splitlines()
@@ -87,16 +85,16 @@ def refused(ended: Ended) -> str:
     return line.removeprefix("trainbox: ")
 
 
-# What is no verb is run as it stands.
+# An argument that is not a verb is run as a program.
 
 VERBS = "the verbs are bench, doctor, drill, health, plan, sweep, tasks, train, verify"
 PROGRAM = "import os, sys; print(os.getpid(), sys.argv[1:], sys.stdin.read()); sys.exit(41)"
 
 
 def test_a_program_replaces_the_launcher_with_its_arguments_and_streams(trainbox: Trainbox) -> None:
-    words = ["--help", "-h", "--gpus", "two words", "", "*", "$HOME", "\u00e9"]
+    arguments = ["--help", "-h", "--gpus", "two words", "", "*", "$HOME", "\u00e9"]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "entrypoint", sys.executable, "-c", PROGRAM, *words],
+        [sys.executable, "-P", "-m", "entrypoint", sys.executable, "-c", PROGRAM, *arguments],
         env=clean_environment(GPUS="nonsense"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -105,11 +103,11 @@ def test_a_program_replaces_the_launcher_with_its_arguments_and_streams(trainbox
     )
     out, err = process.communicate("a line", timeout=60)
     assert (process.returncode, err) == (41, "")
-    assert out == f"{process.pid} {words} a line\n"
+    assert out == f"{process.pid} {arguments} a line\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("arguments", "text"),
     [
         (["trian"], "(No such file or directory): did you mean `train`?"),
         (["helth"], "(No such file or directory): did you mean `health`?"),
@@ -120,12 +118,14 @@ def test_a_program_replaces_the_launcher_with_its_arguments_and_streams(trainbox
     ],
 )
 def test_neither_a_verb_nor_a_program(
-    in_this_process: Callable[..., Ended], tmp_path: Path, words: list[str], text: str
+    in_this_process: Callable[..., Ended], tmp_path: Path, arguments: list[str], text: str
 ) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch(mode=0o600)
-    ended = in_this_process(entrypoint.cli.commands.main, words, {})
-    assert refused(ended) == f"'{words[0]}' is neither a verb nor a program that can be run {text}"
+    ended = in_this_process(entrypoint.cli.commands.main, arguments, {})
+    assert (
+        refused(ended) == f"'{arguments[0]}' is neither a verb nor a program that can be run {text}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,15 +168,17 @@ UNUSED_BY_MODE = {
 def narrow(
     in_this_process: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str, dict[str, str]], Ended]:
-    """Run one of these invocations; a comparison and a list print their name alone."""
+    """Run one of these invocations. A comparison and a list only print their name."""
 
-    def hand_over(*words: str) -> None:
-        print(" ".join(words))
+    def hand_over(*arguments: str) -> None:
+        print(" ".join(arguments))
         sys.exit(0)
 
     monkeypatch.setattr(entrypoint.cli.commands, "_hand_over", hand_over)
     monkeypatch.setattr(entrypoint.cli.health, "_list_gpus", lambda _json: print("health --list"))
-    return lambda words, env: in_this_process(entrypoint.cli.commands.main, words.split(), env)
+    return lambda arguments, env: in_this_process(
+        entrypoint.cli.commands.main, arguments.split(), env
+    )
 
 
 def unused_options(command: click.Command, used: set[str]) -> list[tuple[str, str]]:
@@ -253,7 +255,7 @@ def test_variables_of_make_and_compose_are_not_refused(narrow: Callable[..., End
     assert printed.startswith("verify a --print-docker: no config.json there: ")
 
 
-# Pages.
+# Help pages.
 
 
 def test_without_arguments_the_page_of_verbs_is_shown(trainbox: Trainbox) -> None:
@@ -304,7 +306,7 @@ def declared_options(command: click.Command) -> set[str]:
     return {p.opts[0] for p in command.params if isinstance(p, click.Option) and not p.hidden}
 
 
-# The plan as JSON, and launch options from words and from the environment.
+# The plan as JSON, and launch options from arguments and from the environment.
 
 ALONE = ["-P", "-m", "trainer", "train"]
 MEETING = {"NNODES": "2", "NODE_RANK": "1", "RDZV_ENDPOINT": "node0:29400", "RDZV_ID": "run7"}
@@ -366,7 +368,7 @@ def test_a_plan_shows_what_came_from_the_environment(plan: Command) -> None:
 def test_the_output_of_a_task_is_not_parsed_as_settings(
     in_this_process: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A base class in another file has the check import the task, which may print."""
+    """If a base class is in another file, the check imports the task, which may print."""
     (tmp_path / "base_of_it.py").write_text("from trainer.tasks.digits import Digits\n")
     (tmp_path / "printing.py").write_text(
         "import atexit\nfrom dataclasses import dataclass\nfrom base_of_it import "
@@ -378,13 +380,13 @@ def test_the_output_of_a_task_is_not_parsed_as_settings(
         "_supervised",
         lambda plan, _checked: sys.exit(9 * ("TRAINBOX_SETTINGS" in plan.env)),
     )
-    words = ["sweep", "printing.py:T", "--grid", "width=1,2", "--device", "cpu"]
-    ended = in_this_process(entrypoint.cli.commands.main, words, {})
+    arguments = ["sweep", "printing.py:T", "--grid", "width=1,2", "--device", "cpu"]
+    ended = in_this_process(entrypoint.cli.commands.main, arguments, {})
     assert (ended.code, ended.err) == (0, "")
 
 
 @pytest.mark.parametrize(
-    ("env", "words", "expected"),
+    ("env", "arguments", "expected"),
     [
         (
             {"GPUS": "3"},
@@ -450,9 +452,9 @@ def test_the_output_of_a_task_is_not_parsed_as_settings(
     ],
 )
 def test_launch_options_come_from_arguments_and_the_environment(
-    plan: Command, env: dict[str, str], words: list[str], expected: dict[str, Any]
+    plan: Command, env: dict[str, str], arguments: list[str], expected: dict[str, Any]
 ) -> None:
-    ended = plan(*words, **env)
+    ended = plan(*arguments, **env)
     assert (ended.code, ended.err) == (0, "")
     shown = json.loads(ended.out)
     assert {name: shown[name] for name in expected} == expected
@@ -475,7 +477,7 @@ _NEITHER = "is neither a number of GPUs nor `all`: to name GPUs use --gpu-ids"
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("arguments", "text"),
     [
         (["--gpus", "two"], f"Invalid value for '--gpus': 'two' {_NEITHER} two"),
         (["--gpus", "0,2"], f"Invalid value for '--gpus': '0,2' {_NEITHER} 0,2"),
@@ -503,8 +505,8 @@ _NEITHER = "is neither a number of GPUs nor `all`: to name GPUs use --gpu-ids"
         (["--node-rank=-1"], "Invalid value for '--node-rank': -1 is not in the range x>=0."),
     ],
 )
-def test_wrong_launch_options_are_refused(plan: Command, words: list[str], text: str) -> None:
-    assert refused(plan(*words)) == text
+def test_wrong_launch_options_are_refused(plan: Command, arguments: list[str], text: str) -> None:
+    assert refused(plan(*arguments)) == text
 
 
 def test_launch_options_that_contradict_each_other_are_refused(trainbox: Trainbox) -> None:
@@ -521,7 +523,7 @@ def test_a_wrong_value_in_the_environment_is_refused(plan: Command) -> None:
 
 @pytest.mark.parametrize("verb", ["train", "plan"])
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("arguments", "text"),
     [
         (["--lr", "nan"], "Invalid value for '--lr': nan is not a finite number above 0"),
         (
@@ -532,17 +534,17 @@ def test_a_wrong_value_in_the_environment_is_refused(plan: Command) -> None:
     ],
 )
 def test_a_wrong_training_option_is_reported_once_and_starts_nothing(
-    trainbox: Trainbox, verb: str, words: list[str], text: str
+    trainbox: Trainbox, verb: str, arguments: list[str], text: str
 ) -> None:
-    assert refused(trainbox(verb, *words, "--processes", "2", "--device", "cpu")) == text
+    assert refused(trainbox(verb, *arguments, "--processes", "2", "--device", "cpu")) == text
     assert list(trainbox.folder.iterdir()) == []
 
 
 def test_neither_the_plan_nor_the_check_imports_torch(trainbox: Trainbox) -> None:
-    # each process, and so the check too, lists its imports
+    # Each process lists its imports, and so does the check.
     traced = {"PYTHONPROFILEIMPORTTIME": "1"}
-    for words, code in (["digits"], 0), (["digits", "--set", "widht=1"], 2):
-        ended = trainbox("plan", "--device", "cpu", *words, env=traced)
+    for arguments, code in (["digits"], 0), (["digits", "--set", "widht=1"], 2):
+        ended = trainbox("plan", "--device", "cpu", *arguments, env=traced)
         assert ended.code == code
         imported = re.findall(r"^import time:.*\| +(\S+)$", ended.err, re.MULTILINE)
         assert {"entrypoint.launch.plan", "trainer.settings.config", "trainer.task"} <= set(
@@ -556,7 +558,7 @@ def test_neither_the_plan_nor_the_check_imports_torch(trainbox: Trainbox) -> Non
         } == set()
 
 
-# Option: the values that are no such number. Each also refuses words, nothing at all, NaN and
+# Each option with values that it refuses. Each also refuses texts, the empty text, NaN and
 # infinity.
 WHOLE_NUMBERS = {
     "--epochs": ["0", "-1"],
@@ -621,7 +623,7 @@ def test_every_number_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("arguments", "text"),
     [
         (
             "--epochs 1 --max-steps 2",
@@ -696,9 +698,9 @@ def test_every_number_is_in_the_table() -> None:
     ],
 )
 def test_contradictions_and_typing_errors_are_reported(
-    check: Command, words: str, text: str
+    check: Command, arguments: str, text: str
 ) -> None:
-    assert refused(check(*words.split())) == text
+    assert refused(check(*arguments.split())) == text
 
 
 def test_a_missing_task_file_is_reported_with_its_folder(check: Command, tmp_path: Path) -> None:
@@ -829,7 +831,7 @@ def test_a_hostile_config_file_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
 
 
-# Mistakes that are known.
+# Known mistakes.
 
 
 def test_a_precision_that_the_device_lacks_is_refused_before_the_launch(plan: Command) -> None:

@@ -40,7 +40,7 @@ def mig_uuid(gpu: int, mig: int) -> str:
 
 @dataclass
 class Host:
-    """A machine with the GPUs of a profile, on which `trainbox` is run."""
+    """A machine with the GPUs of a profile, on which `trainbox` runs."""
 
     trainbox: Trainbox
     environment: dict[str, str]
@@ -55,7 +55,7 @@ class Host:
         return plan
 
     def labels(self, *words: str, **env: str) -> tuple[list[str], str]:
-        """The GPUs of the plan as (index or index:slice), and its reason."""
+        """Return the labels of the plan's GPUs, and its reason."""
         plan = self.plan(*words, **env)
         assert plan["env"]["CUDA_VISIBLE_DEVICES"] == ",".join(gpu["uuid"] for gpu in plan["gpus"])
         names = [
@@ -109,10 +109,10 @@ def test_slices_are_listed_instead_of_their_gpu(host: Callable[..., Host]) -> No
     found = json.loads(host("h100-mig", free_place)("health", "--list", "--json").out)
     assert [(gpu["index"], gpu["mig_index"], gpu["uuid"], gpu["mig_parent"]) for gpu in found] == [
         *(
-            (0, label, mig_uuid(0, place), uuid(0))
-            for label, place in enumerate([0, 1, 2, 4, 5, 6])
+            (0, label, mig_uuid(0, position), uuid(0))
+            for label, position in enumerate([0, 1, 2, 4, 5, 6])
         ),
-        *((1, place, mig_uuid(1, place), uuid(1)) for place in range(7)),
+        *((1, position, mig_uuid(1, position), uuid(1)) for position in range(7)),
     ]
     assert {(gpu["name"], gpu["memory_mib"]) for gpu in found} == {
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9984)
@@ -235,7 +235,7 @@ def test_health_judges_the_gpus_that_a_launch_would_use(host: Callable[..., Host
     assert (good.code, good.err) == (0, "")
     assert good.out.splitlines()[-1].startswith("OPEN, PASS: 2 GPUs")
     few = four("health", "--gpu-ids", "0,2", GPUS="5")
-    assert few.code == 0, "--gpu-ids says which ones"
+    assert few.code == 0, "--gpu-ids selects the GPUs"
     few = four("health", GPUS="5")
     assert few.code == 1
     assert few.out.splitlines()[-1] == "CLOSED, CRITICAL: 4 GPUs; count (node), handle (GPU 1)"
@@ -279,7 +279,7 @@ def test_a_host_without_a_driver_trains_on_the_cpu(
     host: Callable[..., Host], tmp_path: Path, broken: str, why: str
 ) -> None:
     bare = host("h100", {"ret.init": 9})
-    if broken == "library":  # found before a real one, and cannot be loaded
+    if broken == "library":  # The loader finds this file before a real library, and cannot load it.
         (tmp_path / "libnvidia-ml.so.1").touch()
         bare.environment["LD_LIBRARY_PATH"] = str(tmp_path)
     listed = bare("health", "--list")
@@ -312,7 +312,7 @@ def test_a_driver_that_lists_no_gpu(host: Callable[..., Host]) -> None:
     )
 
 
-# Mistakes that are known; strict, so that the mark has to go with the mistake.
+# Known mistakes.
 
 
 def test_a_gpu_without_memory_of_its_own_can_be_used(host: Callable[..., Host]) -> None:
@@ -329,7 +329,7 @@ def test_a_fault_of_one_gpu_leaves_the_others(
     assert host(profile, {fault: 15}, count=2).labels("--gpus", "1")[0][0].startswith("0")
 
 
-# The one test here that waits for torch.
+# This is the only test here that waits for torch.
 
 
 def test_gpus_that_torch_does_not_see_are_never_replaced_by_the_cpu(

@@ -1,4 +1,4 @@
-"""The process that asks the NVIDIA driver, and its end."""
+"""The process that queries the NVIDIA driver, and its end."""
 
 import subprocess
 import sys

@@ -1,12 +1,12 @@
-"""CUDA_VISIBLE_DEVICES and --gpu-ids: the GPUs that a value leaves, or the words that refuse it."""
+"""CUDA_VISIBLE_DEVICES and --gpu-ids: the selected GPUs, or the refusal."""
 
 import pytest
 
 from entrypoint.driver.gpus import Gpu, labels, select, visible_gpus
 from entrypoint.errors import LaunchError
 
-# Four whole GPUs, of which two have UUIDs that begin alike; a host of MIG slices; a GPU beside
-# slices of another.
+# FOUR has two GPUs whose UUIDs have the same beginning. SLICES are MIG slices. MIXED has a GPU and
+# slices of another GPU.
 FOUR = tuple(
     Gpu(index, f"GPU-{uuid}", "H100", 81559)
     for index, uuid in enumerate(["8f3a11", "8f3b22", "c0ffee", "d00d1e"])
@@ -21,7 +21,7 @@ LONG = ",".join(str(index) for index in range(20_000))
 _WRITE = "write indices or UUIDs"
 
 
-# CUDA_VISIBLE_DEVICES, on which GPUs -> labels of what is visible.
+# CUDA_VISIBLE_DEVICES, GPUs of the host -> labels of the visible GPUs.
 VISIBLE = [
     (None, FOUR, "0 1 2 3"),
     (None, (), "none"),
@@ -46,7 +46,7 @@ VISIBLE = [
     ("1:1,0", MIXED, "1:1 0"),
 ]
 
-# CUDA_VISIBLE_DEVICES, on which GPUs -> exit code, and the text after `CUDA_VISIBLE_DEVICES=value`.
+# CUDA_VISIBLE_DEVICES, GPUs of the host -> exit code, text after `CUDA_VISIBLE_DEVICES=value`.
 REFUSED = [
     ("0,0", FOUR, 2, " names GPU 0 twice: name each GPU once"),
     ("2,GPU-c0ffee", FOUR, 2, " names GPU 2 twice: name each GPU once"),

@@ -1,5 +1,6 @@
-"""The NVML stub answers as NVML does: real processes with the real pynvml, and faults while they
-run.
+"""The NVML stub answers as NVML does.
+
+The tests start real processes with the real pynvml, and inject faults while they run.
 """
 
 import json
@@ -20,8 +21,8 @@ from tests.support.paths import SUPPORT
 MIB = 1024 * 1024
 NOT_SUPPORTED, FUNCTION_NOT_FOUND = 3, 13
 
-# Evaluates a line of Python at a time, and answers with a line of JSON: the value, or the NVML
-# error.
+# The program evaluates one line of Python at a time, and prints the value or the NVML error as a
+# line of JSON.
 CHILD = """
 import ctypes, json, sys
 from pynvml import *
@@ -114,9 +115,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(library: Path, tmp_path: Path) -> Iterator[Callable[..., Nvml]]:
-    """Start processes: each call writes the file and, unless told not to, calls nvmlInit in its
-    process.
-    """
+    """Start processes: each call writes the file and, unless `init` is False, calls nvmlInit."""
     with ExitStack() as stack:
 
         def start(profile: str, keys: dict[str, object] | None = None, init: bool = True) -> Nvml:
@@ -129,7 +128,7 @@ def start(library: Path, tmp_path: Path) -> Iterator[Callable[..., Nvml]]:
         yield start
 
 
-# The profiles: name, count, memory, compute capability, and what each of them does not have.
+# The profiles: name, count, memory, compute capability, and the values that each one lacks.
 
 CALLS = {
     "serial": "nvmlDeviceGetSerial(gpu(0))",
@@ -150,7 +149,7 @@ CALLS = {
     "nvlink errors": "nvmlDeviceGetNvLinkErrorCounter(gpu(0), 0, NVML_NVLINK_ERROR_DL_REPLAY)",
     "fabric": "fabric(0, c_nvmlGpuFabricInfo_v2_t())",
     "mig": "nvmlDeviceGetMigMode(gpu(0))",
-    # without _v3, 13 is no NVMLError in pynvml
+    # Without _v3, 13 is not an NVMLError in pynvml.
     "processes": "nvmlDeviceGetComputeRunningProcesses_v3(gpu(0))",
     "events": "nvmlDeviceGetSupportedEventTypes(gpu(0))",
 }
@@ -434,7 +433,7 @@ def test_init_fails_with_the_configured_error(start: Callable[..., Nvml]) -> Non
 
 def test_init_hangs_until_the_key_is_gone(start: Callable[..., Nvml]) -> None:
     nvml = start("h100", {"hang.init": 1}, init=False)
-    # so that it is nvmlInit, and not the start of Python, that is waited for
+    # The test then waits for nvmlInit, not for the start of Python.
     assert nvml("1 + 1") == 2
     nvml.send("nvmlInit()")
     assert not nvml.answers(0.4)
@@ -469,8 +468,8 @@ def test_one_call_fails_on_one_gpu(start: Callable[..., Nvml]) -> None:
     assert [nvml.error(f"nvmlDeviceGetPowerUsage(gpu({i}))") for i in range(3)] == [999, 999, 0]
 
 
-# What a line `ret.CALL=17` breaks, for every CALL; held are the handles of a GPU and of a slice,
-# and an event set.
+# The expression that a line `ret.CALL=17` breaks, for every CALL. The process holds handles of a
+# GPU and of a slice, and an event set.
 EVERY_CALL = {
     "init": "nvmlInit()",
     "shutdown": "nvmlShutdown()",
@@ -628,9 +627,9 @@ def test_a_missing_symbol_is_reported_as_function_not_found(
     finally:
         old.close()
     assert missing == {"error": FUNCTION_NOT_FOUND, "kind": "NVMLError_FunctionNotFound"}
-    told = start("h100", {"ret.field": FUNCTION_NOT_FOUND})
-    told.send("fields(0, 230)")
-    assert told.receive() == missing, "ret.field=13 must look the same"
+    configured = start("h100", {"ret.field": FUNCTION_NOT_FOUND})
+    configured.send("fields(0, 230)")
+    assert configured.receive() == missing, "ret.field=13 must look the same"
 
 
 def test_errors_in_a_configuration_are_refused(start: Callable[..., Nvml]) -> None:
@@ -651,5 +650,5 @@ def test_without_a_compiler_the_reason_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RuntimeError, match="needs a C compiler: there is no cc on PATH"):
+    with pytest.raises(RuntimeError, match="needs a C compiler: cc is not on PATH"):
         build_stub(tmp_path)

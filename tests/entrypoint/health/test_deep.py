@@ -20,7 +20,7 @@ from tests.support.paths import SUPPORT
 
 _ON_CPUS = ("health", "--deep", "--gpus", "0")
 _BROKEN_TORCH = SUPPORT / "broken_torch"
-# As a cluster sets them for the nodes of a job, which these programs are not.
+# A cluster sets these variables for the nodes of a job. The programs of --deep must ignore them.
 _OF_A_JOB = {"PET_NNODES": "2", "WORLD_SIZE": "9", "RANK": "4", "LOCAL_RANK": "3"}
 
 Finding = dict[str, Any]
@@ -35,7 +35,7 @@ def deep_findings(out: str) -> tuple[dict[str, Any], list[Finding]]:
 
 
 def broken(folder: Path, **faults: str) -> dict[str, str]:
-    """Return the environment for these faults, by which the programs are also found."""
+    """Return the environment for these faults, which also marks the programs."""
     counted = folder / "programs"
     counted.mkdir()
     named = {name.replace("_", " "): fault for name, fault in faults.items()}
@@ -46,27 +46,27 @@ def broken(folder: Path, **faults: str) -> dict[str, str]:
     }
 
 
-def marked(folder: Path, word: str = "") -> list[int]:
+def marked(folder: Path, text: str = "") -> list[int]:
     """Return the processes that were started with the environment of `broken`."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if (
                 str(folder / "programs").encode() in (process / "environ").read_bytes()
-                and word.encode() in (process / "cmdline").read_bytes()
+                and text.encode() in (process / "cmdline").read_bytes()
                 and (process / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
             ):
                 found.append(int(process.name))
         except OSError:
-            continue  # gone, or somebody else's
+            continue  # the process is gone, or belongs to another user
     return found
 
 
-def stopped(folder: Path, word: str) -> bool:
+def stopped(folder: Path, text: str) -> bool:
     """Return whether a marked process has stopped itself."""
     states = [
         Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        for pid in marked(folder, word)
+        for pid in marked(folder, text)
     ]
     return "T" in states
 
@@ -75,7 +75,7 @@ def gone(folder: Path) -> None:
     deadline = time.monotonic() + 120
     while left := marked(folder):
         if time.monotonic() > deadline:
-            for pid in left:  # also a test that fails leaves no process behind
+            for pid in left:  # A failed test also leaves no process.
                 os.kill(pid, signal.SIGKILL)
             pytest.fail(f"still running: {left}")
         time.sleep(0.02)
@@ -113,16 +113,16 @@ def test_two_processes(trainbox: Trainbox) -> None:
         assert match and all(float(figure.replace(",", "")) > 0 for figure in match.groups()), (
             finding["read"]
         )
-    # it was compared, and with room
+    # The speeds were compared, and were above the limit.
     assert 1e-4 < float(re.findall(r"error ([\d.]+)", findings[1]["read"])[0]) < 0.1
     assert (
         findings[1]["source"]
         == "Higham, Accuracy and Stability of Numerical Algorithms, section 3.1"
     )
-    told = ended.err.splitlines()
-    assert len(told) == 5
-    assert re.fullmatch(rf"deep: matmul CPU process 0: {number} TFLOP/s, right", told[0])
-    assert re.fullmatch(rf"deep: all-reduce CPU processes 0 and 1: {number} GB/s, right", told[4])
+    lines = ended.err.splitlines()
+    assert len(lines) == 5
+    assert re.fullmatch(rf"deep: matmul CPU process 0: {number} TFLOP/s, right", lines[0])
+    assert re.fullmatch(rf"deep: all-reduce CPU processes 0 and 1: {number} GB/s, right", lines[4])
 
 
 @pytest.mark.slow
@@ -131,9 +131,9 @@ def test_three_processes_each_slower_than_the_limit(trainbox: Trainbox) -> None:
     limits.write_text("deep_slowest_of_median = 1000\n")
     ended = trainbox(*_ON_CPUS, "--processes", "3", "--health-limits", str(limits))
     assert ended.code == 0, ended.out + ended.err
-    places = re.findall(r"^deep: ([a-z-]+ CPU process(?:es)? [^:]+): ", ended.err, re.MULTILINE)
+    tested = re.findall(r"^deep: ([a-z-]+ CPU process(?:es)? [^:]+): ", ended.err, re.MULTILINE)
     alone = [f"{test} CPU process {number}" for number in range(3) for test in ("matmul", "memory")]
-    assert places == [
+    assert tested == [
         *alone,
         *(
             f"all-reduce CPU processes {which}"
@@ -144,8 +144,8 @@ def test_three_processes_each_slower_than_the_limit(trainbox: Trainbox) -> None:
         r"^WARN +(deep-[a-z-]+) on node\n +read +(.+?): .*\n +limit +(.+)$", ended.out, re.MULTILINE
     )
     pairs = [f"CPU processes {pair}" for pair in ("0 and 1", "0 and 2", "1 and 2")]
-    assert [(check, place) for check, place, _ in warned] == [
-        *((f"deep-{place.split()[0]}", place.partition(" ")[2]) for place in alone),
+    assert [(check, name) for check, name, _ in warned] == [
+        *((f"deep-{name.split()[0]}", name.partition(" ")[2]) for name in alone),
         *(("deep-all-reduce", pair) for pair in pairs),
     ]
     assert all(
@@ -227,7 +227,7 @@ def test_a_program_that_hangs_is_killed_at_its_deadline(trainbox: Trainbox) -> N
     begin_s = time.monotonic()
     process = trainbox.start(*_ON_CPUS, "--json", "--deadline-s", "1.5", env=environment)
     wait_until(lambda: len(list((trainbox.folder / "programs").iterdir())) == 2, process)
-    assert len(marked(trainbox.folder, "compute")) == 1  # the first one is gone
+    assert len(marked(trainbox.folder, "compute")) == 1  # the first process is gone
     ended = finish(process)
     assert time.monotonic() - begin_s >= 3
     assert ended.code == 1
@@ -256,9 +256,9 @@ def test_a_program_that_hangs_is_killed_at_its_deadline(trainbox: Trainbox) -> N
 
 
 def start_until(
-    trainbox: Trainbox, words: tuple[str, ...], env: dict[str, str], ready: Callable[[], bool]
+    trainbox: Trainbox, arguments: tuple[str, ...], env: dict[str, str], ready: Callable[[], bool]
 ) -> "subprocess.Popen[str]":
-    process = trainbox.start(*words, env=env)
+    process = trainbox.start(*arguments, env=env)
     wait_until(ready, process)
     return process
 
@@ -342,7 +342,7 @@ def test_a_gpu_that_only_the_driver_sees(trainbox: Trainbox, library: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("arguments", "text"),
     [
         (["--deep", "--deadline-s", "0"], "'--deadline-s'"),
         (
@@ -351,6 +351,6 @@ def test_a_gpu_that_only_the_driver_sees(trainbox: Trainbox, library: Path) -> N
         ),
     ],
 )
-def test_wrong_use(forked: Trainbox, words: list[str], text: str) -> None:
-    ended = forked("health", *words)
+def test_wrong_use(forked: Trainbox, arguments: list[str], text: str) -> None:
+    ended = forked("health", *arguments)
     assert (ended.code, text in ended.err) == (2, True), ended.err

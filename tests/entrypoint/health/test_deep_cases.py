@@ -1,4 +1,4 @@
-"""What --deep starts, and what it makes of the lines that come back: values in, findings out."""
+"""The programs that --deep starts, and the findings from the lines that they print."""
 
 import json
 from typing import Any
@@ -31,9 +31,13 @@ _PAIR = Probe(_GPUS[:2])
 
 
 def line(
-    test: str, speed: float = 41.2e9, right: bool = True, rank: int = 0, told: str = "as it should"
+    test: str,
+    speed: float = 41.2e9,
+    right: bool = True,
+    rank: int = 0,
+    detail: str = "as it should",
 ) -> dict[str, Any]:
-    return {"rank": rank, "test": test, "right": right, "told": told, "speed": speed}
+    return {"rank": rank, "test": test, "right": right, "told": detail, "speed": speed}
 
 
 def text(*lines: dict[str, Any]) -> str:
@@ -73,7 +77,7 @@ def test_devices_are_the_verdicts_gpus_or_cpu_processes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "places"),
+    ("devices", "names"),
     [
         (_GPUS[:1], []),
         (_GPUS[:2], ["GPU 0 and 1"]),
@@ -84,9 +88,9 @@ def test_devices_are_the_verdicts_gpus_or_cpu_processes() -> None:
     ],
 )
 def test_the_exchanges_are_pairs_and_then_all_without_slices(
-    devices: tuple[Device, ...], places: list[str]
+    devices: tuple[Device, ...], names: list[str]
 ) -> None:
-    assert [probe.name for probe in exchanges(devices)] == places
+    assert [probe.name for probe in exchanges(devices)] == names
 
 
 def test_one_device_has_one_process_and_several_have_ranks() -> None:
@@ -203,7 +207,9 @@ def test_a_wrong_value_is_critical_whatever_its_speed(probe: Probe, test: str, a
 
 
 def test_the_device_of_a_pair_with_wrong_values_is_named() -> None:
-    lines = text(line("all-reduce"), line("all-reduce", rank=1, right=False, told="3 wrong values"))
+    lines = text(
+        line("all-reduce"), line("all-reduce", rank=1, right=False, detail="3 wrong values")
+    )
     (on_gpus,) = readings(ended(Probe((_GPUS[0], _GPUS[3])), lines, "", 0))
     assert on_gpus.finding.read == "WRONG: GPU 3: 3 wrong values"
     assert on_gpus.line == "all-reduce GPU 0 and 3: WRONG: GPU 3: 3 wrong values"

@@ -1,4 +1,4 @@
-"""`trainbox health` on the NVML stub: each rule red and green, each kind of GPU, broken drivers.
+"""`trainbox health` on the NVML stub: each rule, each kind of GPU, broken drivers.
 
 One process that has imported `trainbox` forks for each case. The tests of a driver that hangs and
 of the monitor start real processes.
@@ -46,9 +46,14 @@ def put(folder: Path, profile: str, keys: dict[str, object] | None = None, **mor
 
 
 def health(
-    trainbox: Trainbox, library: Path, config: Path, *words: str, verb: str = "health", **env: str
+    trainbox: Trainbox,
+    library: Path,
+    config: Path,
+    *arguments: str,
+    verb: str = "health",
+    **env: str,
 ) -> Ended:
-    return trainbox(verb, *words, env=on_stub(library, config) | env)
+    return trainbox(verb, *arguments, env=on_stub(library, config) | env)
 
 
 def on_stub(library: Path, config: Path) -> dict[str, str]:
@@ -113,7 +118,7 @@ def test_an_image_too_new_for_the_driver_closes_the_gate(library: Path, forked: 
 
 def test_a_library_without_a_symbol_is_an_old_driver(trainbox: Trainbox, tmp_path: Path) -> None:
     if shutil.which("cc") is None:
-        pytest.skip("the NVML stub needs a C compiler: there is no cc on PATH")
+        pytest.skip("the NVML stub needs a C compiler: cc is not on PATH")
     absent = [
         "nvmlDeviceGetFieldValues",
         "nvmlDeviceGetRemappedRows",
@@ -192,11 +197,11 @@ def test_the_json_matches_its_schema(library: Path, forked: Trainbox) -> None:
     del verdict["open"]
     assert mismatches(verdict, schema) == [
         "$: no open",
-        "$.findings[0].result: GOOD is none of the enum",
+        "$.findings[0].result: GOOD is not in the enum",
     ]
 
 
-def mismatches(value: Any, schema: dict[str, Any], place: str = "$") -> list[str]:
+def mismatches(value: Any, schema: dict[str, Any], path: str = "$") -> list[str]:
     """Return the differences between `value` and the schema.
 
     Only the keywords of JSON Schema that docs/reference/health.schema.json uses are checked.
@@ -213,32 +218,32 @@ def mismatches(value: Any, schema: dict[str, Any], place: str = "$") -> list[str
     allowed = schema.get("type", [])
     names = [allowed] if isinstance(allowed, str) else allowed
     if names and not any(isinstance(value, kinds[name]) for name in names):
-        return [f"{place}: {value!r} is no {allowed}"]
+        return [f"{path}: {value!r} is not {allowed}"]
     found = (
-        [f"{place}: {value} is none of the enum"]
+        [f"{path}: {value} is not in the enum"]
         if "enum" in schema and value not in schema["enum"]
         else []
     )
     if "const" in schema and value != schema["const"]:
-        found.append(f"{place}: {value} is not {schema['const']}")
+        found.append(f"{path}: {value} is not {schema['const']}")
     if isinstance(value, dict):
         properties = schema.get("properties", {})
-        found += [f"{place}: no {name}" for name in schema.get("required", []) if name not in value]
+        found += [f"{path}: no {name}" for name in schema.get("required", []) if name not in value]
         found += [
-            f"{place}: {name} is unknown"
+            f"{path}: {name} is unknown"
             for name in value
             if schema.get("additionalProperties") is False and name not in properties
         ]
         for name, part in value.items():
-            found += mismatches(part, properties.get(name, {}), f"{place}.{name}")
+            found += mismatches(part, properties.get(name, {}), f"{path}.{name}")
     if isinstance(value, list):
         for number, item in enumerate(value):
-            found += mismatches(item, schema.get("items", {}), f"{place}[{number}]")
+            found += mismatches(item, schema.get("items", {}), f"{path}[{number}]")
     return found
 
 
 @pytest.mark.parametrize(
-    ("words", "limits", "text"),
+    ("arguments", "limits", "text"),
     [
         (
             ["--require", "ecc"],
@@ -292,10 +297,10 @@ def mismatches(value: Any, schema: dict[str, Any], place: str = "$") -> list[str
     ],
 )
 def test_wrong_use_exits_with_code_2(
-    forked: Trainbox, library: Path, tmp_path: Path, words: list[str], limits: str, text: str
+    forked: Trainbox, library: Path, tmp_path: Path, arguments: list[str], limits: str, text: str
 ) -> None:
     (tmp_path / "limits.toml").write_text(limits)
-    ended = health(forked, library, put(tmp_path, "h100"), *words)
+    ended = health(forked, library, put(tmp_path, "h100"), *arguments)
     assert (ended.code, ended.out) == (2, "")
     assert text in ended.err and len(ended.err.splitlines()) == 1
 
@@ -318,16 +323,18 @@ def processes_of(config: Path) -> list[int]:
 
 @pytest.mark.waits
 @pytest.mark.parametrize(
-    "words", [["health", "--gate"], ["health", "--live"], ["train", "--gpus", "1"]], ids=" ".join
+    "arguments",
+    [["health", "--gate"], ["health", "--live"], ["train", "--gpus", "1"]],
+    ids=" ".join,
 )
 def test_a_driver_that_hangs_is_given_up(
-    forked: Trainbox, library: Path, tmp_path: Path, words: list[str]
+    forked: Trainbox, library: Path, tmp_path: Path, arguments: list[str]
 ) -> None:
     config = put(tmp_path, "h100", {"hang.init": 1})
-    ended = health(forked, library, config, *words[1:], verb=words[0])
-    printed = ended.out if words[0] == "health" else ended.err
+    ended = health(forked, library, config, *arguments[1:], verb=arguments[0])
+    printed = ended.out if arguments[0] == "health" else ended.err
     assert "the NVIDIA driver does not answer: waited 10 s" in printed
-    assert ended.code == (1 if words[0] == "health" else 3)
+    assert ended.code == (1 if arguments[0] == "health" else 3)
     wait_until_none(config)
 
 
@@ -343,12 +350,12 @@ def wait_until_none(config: Path) -> None:
 def test_probes_of_a_driver_that_hangs_do_not_pile_up(
     trainbox: Trainbox, library: Path, tmp_path: Path
 ) -> None:
-    """While the process of an earlier probe holds the lock, a second probe does not ask."""
+    """While the process of an earlier probe holds the lock, a second probe sends no query."""
     config = put(tmp_path, "h100", {"hang.init": 1})
     first = trainbox.start("health", "--live", env=on_stub(library, config))
     wait_until(lambda: len(processes_of(config)) == 2, first)
     second = trainbox.start("health", "--live", env=on_stub(library, config))
-    # the second probe waits for the lock and has no process that asks the driver
+    # The second probe waits for the lock and has no process that queries the driver.
     wait_until(lambda: len(processes_of(config)) == 3, first)
     ended = finish(second)
     assert ended.code == 1
@@ -387,10 +394,10 @@ def test_a_liveness_probe_passes_despite_a_warning(
 class Monitor:
     """A running `trainbox health --monitor` that samples ten times a second."""
 
-    def __init__(self, trainbox: Trainbox, library: Path, config: Path, *words: str) -> None:
+    def __init__(self, trainbox: Trainbox, library: Path, config: Path, *arguments: str) -> None:
         fast = ("--listen", "127.0.0.1:0", "--interval-s", "0.1", "--processes", "1")
         self.process = trainbox.start(
-            "health", "--monitor", *fast, *words, env=on_stub(library, config)
+            "health", "--monitor", *fast, *arguments, env=on_stub(library, config)
         )
         self.address = re.search(r"http://\S+?:\d+", self.next_line("http://"))[0]  # type: ignore[index]
 
@@ -404,7 +411,7 @@ class Monitor:
 
     def get(self, path: str) -> tuple[int, str]:
         try:
-            # http, our own
+            # plain HTTP to our own server
             with urllib.request.urlopen(f"{self.address}{path}", timeout=60) as answer:  # noqa: S310
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
@@ -428,8 +435,8 @@ class Monitor:
 
 @pytest.fixture
 def monitor(trainbox: Trainbox, library: Path, tmp_path: Path) -> Iterator[Callable[..., Monitor]]:
-    yield lambda keys, *words: Monitor(
-        trainbox, library, put(tmp_path, "h100", keys, count=2), *words
+    yield lambda keys, *arguments: Monitor(
+        trainbox, library, put(tmp_path, "h100", keys, count=2), *arguments
     )
 
 

@@ -1,4 +1,4 @@
-"""What the pure rules make of several looks, of other GPUs, and of errors."""
+"""The findings of the pure rules on several samples, on other GPUs, and on errors."""
 
 import dataclasses
 from typing import Any
@@ -16,16 +16,16 @@ GPUS = tuple(Gpu(index, f"GPU-{index}", "H100", 81559) for index in range(2))
 
 def judged(
     check: str,
-    looks: list[dict[str, Any]],
+    readings: list[dict[str, Any]],
     every_s: float = 1.0,
     gpus: tuple[Gpu, ...] = GPUS[:1],
     **limits: Any,
 ) -> Finding:
-    """The finding of `check` on GPU 0, of which these were read one after the other."""
+    """Return the finding of `check` on GPU 0 after these samples."""
     rules = [rule for rule in RULES if rule.check == check]
     samples = [
-        Sample(number * every_s, {gpu.uuid: {"handle": 0, **look} for gpu in gpus})
-        for number, look in enumerate(looks)
+        Sample(number * every_s, {gpu.uuid: {"handle": 0, **reading} for gpu in gpus})
+        for number, reading in enumerate(readings)
     ]
     found = judge_gpus(samples, Selection(gpus), rules, dataclasses.replace(Limits(), **limits))
     (finding,) = (f for f in found if f.check == check and f.gpu == "0")
@@ -48,8 +48,8 @@ def judged(
 def test_a_sustained_slowdown_differs_from_a_short_one(
     slow: list[int], every_s: float, result: Result
 ) -> None:
-    looks = [{"clocks_event_reasons": 0x40 if each else 0x5} for each in slow]
-    assert judged("slowdown", looks, every_s).result is result
+    readings = [{"clocks_event_reasons": 0x40 if each else 0x5} for each in slow]
+    assert judged("slowdown", readings, every_s).result is result
 
 
 @pytest.mark.parametrize(

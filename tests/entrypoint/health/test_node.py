@@ -1,4 +1,4 @@
-"""The node as a user without rights sees it."""
+"""The node as an unprivileged user sees it."""
 
 import subprocess
 import sys
@@ -6,8 +6,7 @@ from pathlib import Path
 
 from tests.support.commands import clean_environment
 
-# As root, become nobody in particular once everything is imported: the interpreter itself may lie
-# in root's home.
+# As root, drop the privileges after all imports, because the interpreter may be in root's home.
 PROGRAM = """
 import os, sys
 from pathlib import Path
@@ -22,12 +21,12 @@ def test_a_folder_for_runs_in_an_unreadable_folder(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     (closed / "inner").mkdir(parents=True)
     closed.chmod(0)
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", PROGRAM, closed / "inner" / "runs"],
         env=clean_environment(),
         capture_output=True,
         text=True,
     )
     closed.chmod(0o700)
-    assert told.stderr == ""
-    assert "cannot be written by uid" in told.stdout
+    assert done.stderr == ""
+    assert "cannot be written by uid" in done.stdout

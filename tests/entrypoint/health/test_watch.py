@@ -1,4 +1,4 @@
-"""The watch beside a training, with a driver that answers what a test puts into it."""
+"""The watch during a training, with a driver that returns the values of the test."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ from entrypoint.health.watch import Watch
 from entrypoint.launch.plan import LaunchPlan
 
 GPUS = (Gpu(0, "GPU-0", "H100", 81559), Gpu(1, "GPU-1", "H100", 81559))
-# Of a healthy GPU, as far as the gate and the watch read.
+# The values of a healthy GPU that the gate and the watch read.
 HEALTHY: dict[str, Any] = dict.fromkeys(names_to_read(RULES), Unread(3, "Not Supported")) | {
     "handle": 0,
     "recovery_action": 0,
@@ -31,7 +31,7 @@ HEALTHY: dict[str, Any] = dict.fromkeys(names_to_read(RULES), Unread(3, "Not Sup
 
 
 class Answering:
-    """In place of a Driver: what is read of each GPU, by UUID, and the Xids to hear."""
+    """A stand-in for Driver with the readings of each GPU, by UUID, and the Xids to report."""
 
     def __init__(self) -> None:
         self.read: dict[str, dict[str, Any]] = {gpu.uuid: dict(HEALTHY) for gpu in GPUS}

@@ -1,4 +1,4 @@
-"""What the environment says about who started us: SLURM, Kubernetes or nobody."""
+"""The cluster that an environment describes: SLURM, Kubernetes or none."""
 
 import pytest
 
@@ -32,7 +32,7 @@ CLUSTERS: dict[str, tuple[dict[str, str], Cluster]] = {
         Cluster("slurm", 1, None, None, "123456"),
     ),
     "slurm: nothing but the job": ({"SLURM_JOB_ID": "7"}, Cluster("slurm", rdzv_id="7")),
-    "slurm: an array job's name is no number": (
+    "slurm: an array job's name is not a number": (
         {"SLURM_JOB_ID": "7_1"},
         Cluster("slurm", rdzv_id="7_1"),
     ),
@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
         "SLURM_JOB_NODELIST='' has no host: set --rdzv-endpoint HOST:PORT",
     ),
     "slurm: no node id": ({**SRUN, "SLURM_NODEID": ""}, f"SLURM_NODEID='' {_NO_NUMBER}"),
-    "slurm: nodes in words": (
+    "slurm: nodes as text": (
         JOB | {"SLURM_JOB_NUM_NODES": "two"},
         f"SLURM_JOB_NUM_NODES='two' {_NO_NUMBER}",
     ),
@@ -123,12 +123,12 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
         SRUN | {"SLURM_STEP_NUM_TASKS": "-1"},
         f"SLURM_STEP_NUM_TASKS='-1' {_NO_NUMBER}",
     ),
-    "slurm: a job that is no number": (
+    "slurm: a job that is not a number": (
         SRUN | {"SLURM_JOB_ID": "x"},
         f"SLURM_JOB_ID='x' {_NO_NUMBER}",
     ),
     "kubernetes: elastic nodes": (PET | {"PET_NNODES": "1:4"}, f"PET_NNODES='1:4' {_NO_NUMBER}"),
-    "kubernetes: a rank in words": (
+    "kubernetes: a rank as text": (
         PET | {"PET_NODE_RANK": "first"},
         f"PET_NODE_RANK='first' {_NO_NUMBER}",
     ),
@@ -192,7 +192,7 @@ def test_each_job_has_its_own_unprivileged_port(job: str, port: int) -> None:
     assert detect_cluster(SRUN | {"SLURM_JOB_ID": job}).rdzv_endpoint == f"n03:{port}"
 
 
-# Mistakes that are known; strict, so that the mark has to go with the mistake.
+# Known mistakes.
 
 
 def test_the_first_host_of_a_list_with_two_brackets() -> None:

@@ -1,6 +1,4 @@
-"""The launch decision as tables: what each request becomes on each kind of host, and every refusal,
-word for word.
-"""
+"""The launch decision as tables: the plan of each request on each host, and each refusal."""
 
 import ast
 import dataclasses
@@ -34,7 +32,7 @@ SLICES = tuple(
     for mig in range(3)
 )
 SLICE = SLICES[:1]
-MIXED = (FOUR[0], *SLICES[3:5])  # a whole GPU, and two slices of the next
+MIXED = (FOUR[0], *SLICES[3:5])  # one GPU, and two slices of the next
 
 LOCAL = Cluster()
 SLURM = Cluster("slurm", rdzv_id="77")
@@ -47,7 +45,7 @@ def kube(nproc: int) -> Cluster:
     return Cluster("kubernetes", nproc_per_node=nproc)
 
 
-# What follows the interpreter in argv.
+# The arguments after the interpreter.
 
 ALONE = "-P -m trainer train digits"
 
@@ -78,8 +76,8 @@ def two(rank: int | None = 0, endpoint: str | None = "node0:29400", **words: Any
     return ask(nnodes=2, node_rank=rank, rdzv_endpoint=endpoint, **words)
 
 
-# Asked, on which GPUs, started by whom | strategy, GPUs, nodes x processes on each, argv,
-# CUDA_VISIBLE_DEVICES | why. fmt: off
+# Request, GPUs of the host, cluster | strategy, GPUs, nodes x processes on each, argv,
+# CUDA_VISIBLE_DEVICES | reason. fmt: off
 PLANS = [
     # Without a GPU in use.
     (
@@ -491,7 +489,7 @@ PLANS = [
         "GPU-b,GPU-d",
         "GPUs 1 3 named, of 4 visible -> DataParallel, 1 process",
     ),
-    # A lost GPU is no harm to a plan that does without it.
+    # A lost GPU does not matter to a plan without it.
     (
         ask(gpus=1),
         LOST,
@@ -514,7 +512,7 @@ PLANS = [
         "GPU-a,GPU-c,GPU-d",
         "GPUs 0 2 3 named, of 4 visible -> torchrun DDP, 3 processes",
     ),
-    # MIG: a training takes one slice.
+    # MIG: a training uses one slice.
     (
         ask(),
         SLICES,
@@ -592,7 +590,7 @@ PLANS = [
         "MIG-b0",
         "MIG slice 1:0 named, of 3 visible -> 1 process on GPU 1:0",
     ),
-    # Several nodes, named by hand.
+    # Several nodes from options.
     (
         two(),
         ONE,
@@ -826,7 +824,7 @@ _ONE_SLICE = (
     "CUDA and NCCL let a process see one slice only; train on one with --gpus 1 or --gpu-ids"
 )
 
-# Asked, on which GPUs, started by whom | exit code, text.
+# Request, GPUs of the host, cluster | exit code, text.
 REFUSALS = [
     # Contradictions about the CPU.
     (
@@ -886,8 +884,8 @@ REFUSALS = [
         f"--rdzv-endpoint node\x1b[31m:29400 {_NOT_HOST_PORT}",
     ),
     *[
-        (two(endpoint=place), ONE, LOCAL, 2, f"--rdzv-endpoint {place} {_NOT_HOST_PORT}")
-        for place in ("::1", "a..b:1", ".a:1", f"{'a' * 64}.b:1")
+        (two(endpoint=endpoint), ONE, LOCAL, 2, f"--rdzv-endpoint {endpoint} {_NOT_HOST_PORT}")
+        for endpoint in ("::1", "a..b:1", ".a:1", f"{'a' * 64}.b:1")
     ],
     (two(endpoint="*:29400"), ONE, LOCAL, 2, f"--rdzv-endpoint *:29400 {_NOT_HOST_PORT}"),
     (two(endpoint="[::1:29400"), ONE, LOCAL, 2, f"--rdzv-endpoint [::1:29400 {_NOT_HOST_PORT}"),
@@ -919,7 +917,7 @@ REFUSALS = [
         "and so on",
     ),
     (two(rank=2), ONE, LOCAL, 2, "node rank 2 of 2 nodes: ranks count from 0, so the last is 1"),
-    # Words that contradict each other.
+    # Options that contradict each other.
     (
         ask(gpus=1, device="cpu"),
         ONE,
@@ -1016,7 +1014,7 @@ REFUSALS = [
         f"2 devices requested, 2 of them MIG slices of one GPU (0:0 0:1): {_ONE_SLICE}",
     ),
     (ask(gpu_ids="2,0,2"), FOUR, LOCAL, 2, "--gpu-ids=2,0,2 names GPU 2 twice: name each GPU once"),
-    # Hardware that is not there: never a CPU run in its place.
+    # Missing hardware, which is never replaced by the CPU.
     (
         ask(gpus=9),
         FOUR,
@@ -1144,13 +1142,13 @@ REFUSALS = [
 def _id(row: tuple[Any, ...]) -> str:
     """`gpus=3 on 0 1 2 3, slurm`, for pytest's report."""
     request, gpus, cluster = row[:3]
-    said = {
+    given = {
         name: value
         for name, value in vars(request).items()
         if name not in ("argv", "python", "cpus") and value
     }
-    words = " ".join(f"{name}={value}" for name, value in said.items())
-    return f"{words or 'nothing'} on {labels(gpus)}, {cluster.kind}"
+    request = " ".join(f"{name}={value}" for name, value in given.items())
+    return f"{request or 'nothing'} on {labels(gpus)}, {cluster.kind}"
 
 
 @pytest.mark.parametrize("row", PLANS, ids=_id)
@@ -1176,7 +1174,7 @@ def test_a_refused_request_and_its_message(row: tuple[Any, ...]) -> None:
     assert [refused.value.exit_code, str(refused.value)] == expected
 
 
-# A sweep's: what is asked, trials a GPU; the slots (name and CUDA_VISIBLE_DEVICES), threads a slot,
+# A sweep: request, trials per GPU | slots (name and CUDA_VISIBLE_DEVICES), threads per slot,
 # device, reason. fmt: off
 SWEEPS = [
     (
@@ -1340,14 +1338,14 @@ def test_the_environment_of_a_plan(
 
 
 def test_every_error_text_is_in_a_table() -> None:
-    told = {
+    listed = {
         entrypoint.launch.plan: [text for *_, text in REFUSALS + SWEEP_REFUSALS],
         entrypoint.driver.gpus: test_gpus.TEXTS,
         entrypoint.launch.cluster: test_cluster.TEXTS,
     }
     missing = [
         pattern
-        for module, texts in told.items()
+        for module, texts in listed.items()
         for pattern in error_patterns(module)
         if not any(re.fullmatch(pattern, text) for text in texts)
     ]
@@ -1355,9 +1353,7 @@ def test_every_error_text_is_in_a_table() -> None:
 
 
 def error_patterns(module: ModuleType) -> list[str]:
-    """Each text that the module raises, as a regular expression: its f-string with `.*` for each
-    value.
-    """
+    """Return each text that the module raises, as a regular expression with `.*` for each value."""
     assert module.__file__
     patterns: list[str] = []
     for node in ast.walk(ast.parse(Path(module.__file__).read_text())):

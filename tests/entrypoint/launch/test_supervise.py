@@ -1,6 +1,4 @@
-"""The parent of a training: exit codes, signals and deaths, with real processes that say when they
-are ready.
-"""
+"""The supervisor of a training: exit codes, signals and kills, with real processes."""
 
 import os
 import select
@@ -23,8 +21,8 @@ from entrypoint.launch.supervise import _exit_code
 from entrypoint.system.temporary import temporary_folder
 from tests.support.commands import clean_environment, finish
 
-# A shell may have started the tests with some of these ignored, as nohup does; a Python child would
-# inherit that.
+# A shell may have started the tests with some of these signals ignored, as nohup does. A Python
+# child would inherit this.
 SUPERVISE = """
 import os, signal, sys
 from entrypoint.launch.supervise import supervise
@@ -34,40 +32,40 @@ for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"):
 sys.exit(supervise([sys.executable, "-c", child], os.environ, budget))
 """
 
-# A signal is then never taken for the echo of the one before.
+# A signal then never counts as the echo of the previous signal.
 NO_ECHO = SUPERVISE.replace(
     "child, budget",
     "import entrypoint.launch.supervise; entrypoint.launch.supervise._ECHO_S = 0\nchild, budget",
     1,
 )
 
-# Each says its process id when it is ready, and the name of every signal that reaches it.
+# Each program prints its process id when it is ready, and the name of each signal that it gets.
 TALKS = """
 import os, signal
-def say(text):
+def print_line(text):
     os.write(1, f"{text}\\n".encode())  # at once and whole, whoever else writes there
 def take_signals(handler):
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, handler)
-    say(os.getpid())
+    print_line(os.getpid())
 """
 ENDS_WHEN_TOLD = (
     TALKS
     + """
-def told(number, frame):
-    say(signal.Signals(number).name)
+def report(number, frame):
+    print_line(signal.Signals(number).name)
     raise SystemExit(75)
-take_signals(told)
+take_signals(report)
 signal.pause()
 """
 )
 GOES_ON = """
-take_signals(lambda number, frame: say(signal.Signals(number).name))
+take_signals(lambda number, frame: print_line(signal.Signals(number).name))
 while True:
     signal.pause()
 """
 IGNORES, IGNORES_AS_TWO = TALKS + GOES_ON, TALKS + "os.fork()" + GOES_ON
-ENDS_AFTER_A_LINE = TALKS + "say(os.getpid()); input(); raise SystemExit(7)"
+ENDS_AFTER_A_LINE = TALKS + "print_line(os.getpid()); input(); raise SystemExit(7)"
 
 RECEIVED = "received: saving a checkpoint, then stopping (send it again to stop at once)"
 KILLED = "killed; the same command resumes from the newest checkpoint"
@@ -77,7 +75,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start a supervisor of a child with this code; at the end of the test none is left."""
+    """Start a supervisor of a child with this code. It is killed at the end of the test."""
     with ExitStack() as stack:
 
         def start(
@@ -104,7 +102,7 @@ def line(process: subprocess.Popen[str]) -> str:
 
 
 def first_line(process: subprocess.Popen[str]) -> int:
-    """The process id of the child, which is ready then."""
+    """Return the process id of the child, which is then ready."""
     return int(line(process))
 
 
@@ -158,7 +156,7 @@ def test_the_first_signal_reaches_the_child(start: Start, number: signal.Signals
     first_line(process)
     process.send_signal(number)
     ended = finish(process)
-    # of an early SIGINT Python makes a traceback
+    # Python turns an early SIGINT into a traceback.
     handed_on = "SIGUSR2" if number == signal.SIGINT else number.name
     assert (ended.code, ended.out) == (75, f"{handed_on}\n")
     assert ended.err == f"trainbox: {number.name} {RECEIVED}\n"
@@ -176,9 +174,7 @@ def test_a_signal_before_the_handlers_exist_counts_as_preempted(
 
 
 def test_a_third_signal_does_not_replace_the_exit_code() -> None:
-    """Python gives up its handlers while it ends, and a signal that is not ignored would then end
-    it.
-    """
+    """At its end, Python removes its handlers. A signal that is not ignored would then kill it."""
     ends = (
         NO_ECHO.replace("sys.exit(supervise(", "code = (supervise(")
         + "print(signal.getsignal(signal.SIGINT).name)\nsys.exit(code)"
@@ -235,7 +231,7 @@ def test_a_kill_takes_the_whole_session(start: Start) -> None:
     process.send_signal(signal.SIGTERM)
     assert line(process) == "SIGTERM"
     process.send_signal(signal.SIGTERM)
-    # The second child holds the pipe: its end is seen by the end of the output.
+    # The second child holds the pipe, so the end of the output shows its end.
     assert finish(process).code == 128 + signal.SIGTERM
 
 
@@ -264,7 +260,7 @@ def test_an_ignored_sighup_stays_ignored(start: Start) -> None:
     hangup, terminate = 1 << (signal.SIGHUP - 1), 1 << (signal.SIGTERM - 1)
     assert (caught & hangup, ignored & hangup, caught & terminate) == (0, hangup, terminate)
     process.send_signal(signal.SIGHUP)
-    assert process.communicate("go on\n", timeout=60) == ("", "")
+    assert process.communicate("continue\n", timeout=60) == ("", "")
     assert process.returncode == 7
 
 
@@ -303,7 +299,7 @@ sys.exit(supervise""",
 
 
 def watched(fatal: str | None, final_check: str | None) -> str:
-    """The supervisor with a watch that answers so, once the child has said that it is ready."""
+    """Return the supervisor with a watch that gives these answers once the child is ready."""
     watch = f"""
 
 class Watch:
@@ -316,10 +312,11 @@ sys.exit(supervise([sys.executable, "-c", child], os.environ, budget, Watch()))
 
 
 def marking(child: str, mark: Path) -> str:
-    """The child, which makes the file `mark` when it is ready."""
+    """Return the child, which makes the file `mark` when it is ready."""
     return (
         child.replace(
-            "def say(text):", f"def say(text, mark={str(mark)!r}):\n    open(mark, 'w').close()"
+            "def print_line(text):",
+            f"def print_line(text, mark={str(mark)!r}):\n    open(mark, 'w').close()",
         )
         + f"# {mark}"
     )
@@ -378,7 +375,7 @@ def test_a_training_that_ends_itself_with_code_0_has_not_finished(
     finishes: bool,
     expected: int,
 ) -> None:
-    """The trainer makes a file when it has finished; a task's os._exit(0) leaves none."""
+    """The trainer makes a file when it has finished. After os._exit(0) in a task, it is missing."""
 
     def supervise(_argv: object, env: dict[str, str], **_more: object) -> int:
         if finishes:

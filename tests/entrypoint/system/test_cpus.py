@@ -1,4 +1,4 @@
-"""How many CPUs may be used: cgroup trees of both versions, built in a folder, and the affinity."""
+"""The number of usable CPUs, from cgroup trees of both versions and from the affinity."""
 
 import os
 from collections.abc import Mapping
@@ -17,9 +17,7 @@ def _host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def usable(folder: Path, own: str, files: Mapping[str, str]) -> int:
-    """The CPUs of a process whose /proc/self/cgroup says `own`, where /sys/fs/cgroup holds
-    `files`.
-    """
+    """Return the CPUs of a process with the cgroup `own` and `files` in /sys/fs/cgroup."""
     (folder / "own").write_text(own)
     for name, text in files.items():
         path = folder / "root" / name
@@ -95,7 +93,7 @@ VERSION_1: dict[str, tuple[str, dict[str, str], int]] = {
         5,
     ),
     "a period is missing": (V1, {"a/b/cpu.cfs_quota_us": "400000\n"}, HOST_CPUS),
-    "cpuset and cpuacct are no quota": (
+    "cpuset and cpuacct are not quotas": (
         "4:cpuset:/a\n3:cpuacct:/a\n",
         {"a/cpu.cfs_quota_us": "400000\n", "a/cpu.cfs_period_us": "100000\n"},
         HOST_CPUS,

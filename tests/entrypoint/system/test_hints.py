@@ -1,4 +1,4 @@
-"""Commands in the launcher's messages are spelled as they work where the user typed."""
+"""The launcher's messages recommend commands in the form that works for the user."""
 
 import ast
 import re
@@ -65,7 +65,7 @@ def test_messages_recommend_the_make_target(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_every_recommended_command_comes_from_hints() -> None:
-    """Help pages may: they document `trainbox`. An f-string is a message."""
+    """Help pages are exempt, because they document `trainbox`. An f-string is a message."""
     spelled = re.compile(r'f"[^"]*trainbox (train|plan|sweep|drill|bench|verify|health)\b')
     files = [path for path in (_ROOT / "entrypoint").rglob("*.py") if path.name != "hints.py"]
     assert [path.name for path in files if spelled.search(path.read_text())] == []
