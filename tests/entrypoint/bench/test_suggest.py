@@ -156,8 +156,8 @@ def test_the_reason_not_to_try_a_larger_value(
         ),
         (
             90.0,
-            "2 GPUs ddp does not pay: use 1: 0.90x (0.90 to 0.90) of 1, each at its own "
-            "best, an efficiency of 45%",
+            "2 GPUs ddp does not pay: use 1: 0.90x (0.90 to 0.90) of 1, each at its best "
+            "settings, an efficiency of 45%",
         ),
     ],
 )
