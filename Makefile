@@ -201,7 +201,7 @@ lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; links and code
 	$(VENV)/bin/hadolint Dockerfile
 	$(VENV)/bin/shellcheck .ci/run $(wildcard deploy/*/*.sh deploy/*/*.sbatch)
 	$(VENV)/bin/yamllint --strict .
-	$(VENV)/bin/python -P -m tests.support.markdown $(wildcard *.md examples/*.md examples/*/*.md docs/*.md docs/*/*.md docs/*/*/*.md)
+	$(VENV)/bin/python -P -m tests.support.markdown $(wildcard *.md .github/*.md tests/*/*.md examples/*.md examples/*/*.md docs/*.md docs/*/*.md docs/*/*/*.md)
 	$(mkdocs) --quiet
 
 docs: $(VENV)/.dev ## Build the pages of docs/ as HTML in build/site, and print the file to open
