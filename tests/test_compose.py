@@ -74,8 +74,8 @@ def test_a_project_belongs_to_a_user_and_a_checkout(settings: dict[str, str], na
     assert json.loads(config(**settings).stdout)["name"] == name
 
 
-def test_without_the_path_of_the_checkout_there_is_no_project() -> None:
-    """Rather than one that could be another user's."""
+def test_the_project_needs_the_path_of_the_checkout() -> None:
+    """Without the path, the project could be that of another user."""
     done = config(USER="ada")
     assert done.returncode != 0
     assert "PWD is missing a value: is not set. Set it to the path of this checkout" in done.stderr

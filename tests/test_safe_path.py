@@ -1,4 +1,4 @@
-"""Files in the current folder never run in place of Trainbox, a library or the standard library."""
+"""Files in the current folder never run instead of Trainbox, a library or the standard library."""
 
 import ast
 import os

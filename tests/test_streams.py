@@ -23,7 +23,7 @@ def _python(program: str, redirected: str, folder: Path, **env: str) -> int:
 
 @pytest.mark.parametrize("package", ["entrypoint", "trainer"])
 @pytest.mark.parametrize("redirected", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_no_file_takes_the_place_of_a_closed_stream(
+def test_no_file_gets_the_number_of_a_closed_stream(
     tmp_path: Path, package: str, redirected: str
 ) -> None:
     program = (
@@ -61,11 +61,11 @@ def test_a_replaced_stream_takes_every_character(tmp_path: Path, package: str) -
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_full_disk_or_a_reader_that_left_takes_the_output_and_no_more(
+def test_a_full_disk_or_a_reader_that_left_only_loses_the_output(
     tmp_path: Path, unbuffered: str
 ) -> None:
     if not Path("/dev/full").exists():
-        pytest.skip("there is no /dev/full")
+        pytest.skip("/dev/full does not exist")
     program = (
         "import sys; from trainer.system.streams import open_streams, outlive_readers; "
         "open_streams(); outlive_readers()\n"

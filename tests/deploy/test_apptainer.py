@@ -1,6 +1,4 @@
-"""What deploy/apptainer asks of a make-believe apptainer, and whether its definition makes the
-Dockerfile's image.
-"""
+"""deploy/apptainer with a stand-in for Apptainer, and its definition next to the Dockerfile."""
 
 import json
 import os
@@ -19,7 +17,7 @@ from tests.support.commands import clean_environment
 ROOT = Path(__file__).parents[2]
 WRAPPER = ROOT / "deploy/apptainer/trainbox.sh"
 DEFINITION = ROOT / "deploy/apptainer/trainbox.def"
-TELLS = """#!{python}
+PRINTS_ITS_CALL = """#!{python}
 import json, os, sys
 prefix = "APPTAINERENV_"
 found = os.environ.items()
@@ -29,10 +27,8 @@ print(json.dumps([sys.argv[1:], given]))
 
 
 @dataclass
-class Asked:
-    """What Apptainer was asked for: options, image and command, and the variables of the
-    container.
-    """
+class Call:
+    """A call of Apptainer: its arguments, and the variables of the container."""
 
     words: list[str]
     env: dict[str, str]
@@ -51,13 +47,13 @@ class Wrapper:
     folder: Path
 
     def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """In a folder that holds trainbox.sif."""
+        """Run the wrapper in a folder with a trainbox.sif."""
         env = {
             "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
             "TMPDIR": str(self.folder),
             "NVIDIA_DEVICE": "/none",
         } | env
-        # a developer's own stay outside
+        # the variables of the developer do not count
         env = dict.fromkeys(("SIF", "RUNS_DIR", "DATA_DIR", "TASKS_DIR"), "") | env
         return subprocess.run(
             [WRAPPER, *words],
@@ -67,26 +63,26 @@ class Wrapper:
             text=True,
         )
 
-    def __call__(self, *words: str, **env: str) -> Asked:
+    def __call__(self, *words: str, **env: str) -> Call:
         done = self.run(*words, **env)
         assert done.returncode == 0, done.stderr
-        return Asked(*json.loads(done.stdout))
+        return Call(*json.loads(done.stdout))
 
 
 @pytest.fixture
 def wrapper(tmp_path: Path) -> Wrapper:
     (tmp_path / "bin").mkdir()
     tells = tmp_path / "bin/apptainer"
-    tells.write_text(TELLS.format(python=sys.executable))
+    tells.write_text(PRINTS_ITS_CALL.format(python=sys.executable))
     tells.chmod(0o755)
     (tmp_path / "trainbox.sif").touch()
     return Wrapper(tmp_path)
 
 
-def test_closed_but_for_the_folders(wrapper: Wrapper) -> None:
+def test_the_container_is_closed_except_for_the_folders(wrapper: Wrapper) -> None:
     here = wrapper.folder
-    asked = wrapper("train", "digits", "--set", "name=it's $HOME")
-    assert asked.words == [
+    call = wrapper("train", "digits", "--set", "name=it's $HOME")
+    assert call.words == [
         *(
             "exec",
             "--containall",
@@ -102,12 +98,12 @@ def test_closed_but_for_the_folders(wrapper: Wrapper) -> None:
     assert (here / "runs").is_dir() and (here / "data").is_dir()
     assert stat.S_IMODE((here / f"trainbox-{os.getuid()}").stat().st_mode) == 0o700
     assert wrapper("plan").words[-3:] == ["trainbox.sif", "trainbox", "plan"], (
-        "its /tmp is used again"
+        "the folder of /tmp is used again"
     )
 
 
 @pytest.mark.parametrize(("device", "given"), [("/dev/null", True), ("/none", False)])
-def test_the_driver_is_asked_for_where_there_is_one(
+def test_the_driver_is_mounted_if_the_host_has_one(
     wrapper: Wrapper, device: str, given: bool
 ) -> None:
     assert ("--nv" in wrapper("train", NVIDIA_DEVICE=device).words) is given
@@ -147,7 +143,7 @@ def test_the_driver_is_asked_for_where_there_is_one(
         *("NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG", "PYTORCH_ALLOC_CONF", "CUDA_LAUNCH_BLOCKING"),
     ],
 )
-def test_settings_and_the_schedulers_words_go_in(wrapper: Wrapper, name: str) -> None:
+def test_settings_and_variables_of_the_scheduler_are_passed_on(wrapper: Wrapper, name: str) -> None:
     value = """a=1,2  name=it's "a" $HOME `id`"""
     assert wrapper("train", **{name: value}).env[name] == value
 
@@ -164,34 +160,34 @@ def test_settings_and_the_schedulers_words_go_in(wrapper: Wrapper, name: str) ->
         "TRAINBOX_BUILD_INFO",
     ],
 )
-def test_what_means_nothing_in_there_stays_outside(wrapper: Wrapper, name: str) -> None:
+def test_variables_with_paths_of_the_host_are_not_passed_on(wrapper: Wrapper, name: str) -> None:
     assert name not in wrapper("train", **{name: str(wrapper.folder / "x")}).env
 
 
-def test_messages_recommend_the_script_as_it_was_typed(wrapper: Wrapper) -> None:
+def test_messages_name_the_script_as_the_user_typed_it(wrapper: Wrapper) -> None:
     assert wrapper("train", TRAINBOX_COMMAND="make").env["TRAINBOX_COMMAND"].endswith("trainbox.sh")
 
 
-def test_every_setting_of_make_goes_in() -> None:
-    """The list of the Makefile, once more in the wrapper."""
+def test_every_setting_of_make_is_passed_on() -> None:
+    """The wrapper repeats the list of the Makefile."""
     (settings,) = re.findall(
         r"^settings = \$\(call given,(.*)\)$", (ROOT / "Makefile").read_text(), re.MULTILINE
     )
     (passed,) = re.findall(r"^    (GPUS \| .*?)\)$", WRAPPER.read_text(), re.MULTILINE | re.DOTALL)
     names = {word for word in re.split(r"[\s|\\]+", passed) if "*" not in word}
-    assert set(settings.split()) - names == {"HEALTH_LIMITS"}, "which is mounted"
+    assert set(settings.split()) - names == {"HEALTH_LIMITS"}, "a file, which is mounted"
 
 
-def test_folders_elsewhere(wrapper: Wrapper) -> None:
+def test_other_folders_are_mounted(wrapper: Wrapper) -> None:
     here = wrapper.folder
     binds = wrapper(
         "train", RUNS_DIR=f"{here}/big/runs", TRAINBOX_DATA_DIR=f"{here}/big/data"
     ).binds
     assert binds == [f"{here}/big/runs:/workspace/runs", f"{here}/big/data:/workspace/data"]
     (here / "limits.toml").touch()
-    asked = wrapper("health", HEALTH_LIMITS="limits.toml")
-    assert asked.binds[-1] == f"{here}/limits.toml:/workspace/limits.toml:ro"
-    assert asked.env["HEALTH_LIMITS"] == "/workspace/limits.toml"
+    call = wrapper("health", HEALTH_LIMITS="limits.toml")
+    assert call.binds[-1] == f"{here}/limits.toml:/workspace/limits.toml:ro"
+    assert call.env["HEALTH_LIMITS"] == "/workspace/limits.toml"
 
 
 @pytest.mark.parametrize(
@@ -210,13 +206,13 @@ def test_the_folder_of_a_task_is_mounted_read_only(
     assert wrapper(*words, **env).binds[2:] == [f"{wrapper.folder}/{folder}:/workspace/{folder}:ro"]
 
 
-def test_a_task_by_its_whole_path(wrapper: Wrapper) -> None:
+def test_a_task_can_have_an_absolute_path(wrapper: Wrapper) -> None:
     folder = wrapper.folder / "elsewhere"
     folder.mkdir()
     assert wrapper("train", f"{folder}/gestures.py:Gestures").binds[2:] == [f"{folder}:{folder}:ro"]
 
 
-def test_the_digest_that_was_written_down(wrapper: Wrapper) -> None:
+def test_the_digest_is_read_from_the_sha256_file(wrapper: Wrapper) -> None:
     image, digest = wrapper.folder / "trainbox.sif", wrapper.folder / "trainbox.sif.sha256"
     assert "TRAINBOX_IMAGE_DIGEST" not in wrapper("train").env
     digest.write_text(f"{'ab' * 32}  trainbox.sif\n")
@@ -227,7 +223,7 @@ def test_the_digest_that_was_written_down(wrapper: Wrapper) -> None:
         == "sha256:cd"
     )
     os.utime(digest, (0, 0))
-    assert "TRAINBOX_IMAGE_DIGEST" not in wrapper("train").env, "it is that of an older image"
+    assert "TRAINBOX_IMAGE_DIGEST" not in wrapper("train").env, "the digest of an older image"
 
 
 def _foreign_tmp(folder: Path) -> None:
@@ -239,7 +235,7 @@ def _no_runs(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "env", "code", "said"),
+    ("before", "env", "code", "message"),
     [
         (None, {"SIF": "none.sif"}, 2, "SIF=none.sif does not exist: build it with make sif"),
         (lambda folder: (folder / "bin/apptainer").unlink(), {}, 2, "no apptainer on PATH"),
@@ -259,7 +255,7 @@ def _no_runs(folder: Path) -> None:
     ids=[
         "no image",
         "no apptainer",
-        "another's tmp",
+        "tmp of another user",
         "no runs",
         "here",
         "above",
@@ -269,12 +265,12 @@ def _no_runs(folder: Path) -> None:
         "TASKS_DIR=.",
     ],
 )
-def test_what_is_wrong_is_told(
+def test_a_mistake_is_reported(
     wrapper: Wrapper,
     before: Callable[[Path], None] | None,
     env: dict[str, str],
     code: int,
-    said: str,
+    message: str,
 ) -> None:
     tools = wrapper.folder / "tools"
     tools.mkdir()
@@ -283,33 +279,33 @@ def test_what_is_wrong_is_told(
     if before:
         before(wrapper.folder)
     done = wrapper.run("train", PATH=f"{wrapper.folder}/bin:{tools}", **env)
-    assert (done.returncode, said in done.stderr, done.stdout) == (code, True, ""), done.stderr
+    assert (done.returncode, message in done.stderr, done.stdout) == (code, True, ""), done.stderr
 
 
-# The definition, and the Dockerfile.
+# The definition and the Dockerfile.
 
 
 def exports(text: str) -> dict[str, str]:
-    """NAME=value of the words after `ENV` or `export`, the lines of both joined."""
+    """Return the variables that the `ENV` or `export` instructions set."""
     lines = re.findall(r"^(?:ENV|    export) (.*(?:(?<=\\)\n.*)*)", text, re.MULTILINE)
     return dict(word.split("=", 1) for line in lines for word in line.replace("\\\n", " ").split())
 
 
 def test_the_definition_sets_what_the_dockerfile_sets() -> None:
     docker, definition = exports((ROOT / "Dockerfile").read_text()), exports(DEFINITION.read_text())
-    assert docker.pop("HOME") == "/tmp", "which the wrapper says, since Apptainer sets it itself"
+    assert docker.pop("HOME") == "/tmp", "Apptainer sets HOME itself, so the wrapper gives it"
     for name in ("USER", "LOGNAME"):
         assert definition.pop(name) == f"${{{name}:-{docker.pop(name)}}}"
     assert definition == docker
 
 
-def test_the_definition_takes_the_dockerfiles_base() -> None:
+def test_the_definition_has_the_base_image_of_the_dockerfile() -> None:
     base = re.search(r"^ARG (BASE_IMAGE=.+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert base
-    assert DEFINITION.read_text().count(f"    {base[1]}\n") == 2, "once a stage"
+    assert DEFINITION.read_text().count(f"    {base[1]}\n") == 2, "once in each stage"
 
 
-def test_the_definition_installs_by_hash_what_the_dockerfile_installs() -> None:
+def test_the_definition_installs_the_same_packages_by_hash() -> None:
     both = [path.read_text() for path in (ROOT / "Dockerfile", DEFINITION)]
     packages = [
         re.findall(r"--no-install-recommends (.*?)(?: \\)?$", text, re.MULTILINE) for text in both

@@ -42,8 +42,9 @@ Object = dict[str, Any]
 
 @cache
 def objects(folder: Path) -> list[Object]:
-    """What `kubectl apply -k` would send; without a kustomize, the resources as they are written,
-    unpatched.
+    """Return the objects that `kubectl apply -k` would send.
+
+    Without kustomize, return the resources of the files without patches.
     """
     if KUSTOMIZE:
         done = subprocess.run(
@@ -64,7 +65,7 @@ def one(folder: Path, kind: str) -> Object:
 
 
 def job_of(folder: Path) -> Object:
-    """The folder's Job, or the one that a JobSet or a training runtime makes, as {spec: ...}."""
+    """Return the folder's Job, or the Job of its JobSet or training runtime, as {spec: ...}."""
     for thing in objects(folder):
         if thing["kind"] == "Job":
             return thing
@@ -74,7 +75,7 @@ def job_of(folder: Path) -> Object:
 
 
 def jobset_of(folder: Path) -> Object:
-    """The `spec` of the folder's JobSet, or of the one that a training runtime makes."""
+    """Return the `spec` of the folder's JobSet, or of the JobSet of its training runtime."""
     (jobset, *_) = [thing for thing in objects(folder) if thing["kind"] == "JobSet"] or [
         one(folder, "ClusterTrainingRuntime")["spec"]["template"]
     ]
@@ -83,7 +84,7 @@ def jobset_of(folder: Path) -> Object:
 
 
 def template_of(folder: Path) -> Object:
-    """The pod that the folder's Job, JobSet, runtime or Deployment makes."""
+    """Return the pod template of the folder's Job, JobSet, runtime or Deployment."""
     (deployment, *_) = [thing for thing in objects(folder) if thing["kind"] == "Deployment"] or [
         job_of(folder)
     ]
@@ -91,10 +92,10 @@ def template_of(folder: Path) -> Object:
     return template
 
 
-# Rights.
+# Security.
 
 
-def test_every_folder_is_looked_at() -> None:
+def test_all_folders_are_tested() -> None:
     folders = {path.parent.name for path in DEPLOY.glob("*/kustomization.yaml")}
     assert folders == {*TRAININGS, "trainjob", "tensorboard", "storage"}
     kinds = {thing["kind"] for folder in DEPLOY.iterdir() for thing in objects(folder)} - {
@@ -107,9 +108,10 @@ def test_every_folder_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("name", [*TRAININGS, "tensorboard"])
-def test_pod_security_restricted_admits_it(name: str) -> None:
-    """Nothing stands in the pod but what is known to be allowed; a host's namespace, port or path
-    would be a new word.
+def test_pod_security_restricted_admits_the_pod(name: str) -> None:
+    """The pod has only keys that are known to be allowed.
+
+    A namespace, a port or a path of the host would be a new key.
     """
     template = template_of(DEPLOY / name)
     spec = template["spec"]
@@ -167,11 +169,11 @@ def test_pod_security_restricted_admits_it(name: str) -> None:
         assert {"cpu", "memory"} <= container["resources"]["limits"].keys()
 
 
-def test_the_pod_of_a_jobset_and_of_a_trainjob_is_that_of_the_job() -> None:
+def test_jobset_and_trainjob_have_the_pod_of_the_job() -> None:
     base, jobset, runtime = (
         job_of(DEPLOY / name)["spec"]["template"] for name in ("base", "jobset", "trainjob-runtime")
     )
-    per_kind = ("name", "env", "envFrom")  # how each is told its settings and place
+    per_kind = ("name", "env", "envFrom")  # where the settings and the rank come from
 
     def common(template: Object) -> Object:
         spec = {
@@ -190,12 +192,12 @@ def test_the_pod_of_a_jobset_and_of_a_trainjob_is_that_of_the_job() -> None:
 @pytest.mark.parametrize("name", TRAININGS)
 def test_a_training_pod(name: str) -> None:
     spec = job_of(DEPLOY / name)["spec"]["template"]["spec"]
-    assert spec["restartPolicy"] == "Never", "podFailurePolicy wants it"
+    assert spec["restartPolicy"] == "Never", "podFailurePolicy requires Never"
     assert spec["terminationGracePeriodSeconds"] >= STOP_BUDGET_S + 10
     (health,), (train,) = spec["initContainers"], spec["containers"]
     assert health["args"] == ["health", "--gate"]
     assert health["resources"] == train["resources"]
-    assert health["resources"].keys() == {"limits"}, "requests are then the same"
+    assert health["resources"].keys() == {"limits"}, "requests then equal the limits"
     assert isinstance(health["resources"]["limits"]["nvidia.com/gpu"], int)
     assert health["volumeMounts"] == train["volumeMounts"]
     mounts = {
@@ -249,12 +251,13 @@ def test_tensorboard_reads_takes_no_gpu_and_is_reached_by_no_pod() -> None:
     assert policy["spec"] == {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"]}
 
 
-# Who retries.
+# Retries.
 
 
 def fate(job: Object, *ends: tuple[str, int], disrupted: bool = False) -> str:
-    """What the Job controller does about a pod whose containers ended so; Count where no rule
-    matches.
+    """Return the action of the Job controller for these exit codes of a pod's containers.
+
+    The action is Count if no rule matches.
     """
     for rule in job["spec"]["podFailurePolicy"]["rules"]:
         codes = rule.get("onExitCodes")
@@ -271,7 +274,7 @@ def fate(job: Object, *ends: tuple[str, int], disrupted: bool = False) -> str:
 
 
 def who_retries() -> dict[int, str]:
-    """By docs/reference/exit-codes.md: exit code -> who should retry."""
+    """Return who should retry each exit code, by docs/reference/exit-codes.md."""
     rows = re.findall(
         r"^\| (\d+) \|.*\| ([^|]*) \|$",
         (ROOT / "docs/reference/exit-codes.md").read_text(),
@@ -281,7 +284,7 @@ def who_retries() -> dict[int, str]:
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_who_retries_is_as_the_page_of_exit_codes_has_it(name: str) -> None:
+def test_retries_follow_the_page_of_exit_codes(name: str) -> None:
     job = job_of(DEPLOY / name)
     (health,), (train,) = (
         job["spec"]["template"]["spec"][kind] for kind in ("initContainers", "containers")
@@ -302,15 +305,15 @@ def test_who_retries_is_as_the_page_of_exit_codes_has_it(name: str) -> None:
     assert fate(job, ("health", 0), (train["name"], 137)) == "Count"
     assert fate(job, ("health", 0), (train["name"], 137), disrupted=True) == "Ignore"
     assert fate(job, ("health", 0), (train["name"], 2), disrupted=True) == "FailJob"
-    assert fate(job, (health["name"], 1)) == "Count", "the gate is closed: another node may do"
-    assert fate(job, (health["name"], 2)) == "FailJob", "asked in a wrong way"
+    assert fate(job, (health["name"], 1)) == "Count", "another node may be healthy"
+    assert fate(job, (health["name"], 2)) == "FailJob", "a wrong option"
     for rule in job["spec"]["podFailurePolicy"]["rules"]:
         values = rule.get("onExitCodes", {"values": []})["values"]
-        assert values == sorted(set(values)), "the API wants them ordered"
+        assert values == sorted(set(values)), "the API requires sorted values"
 
 
 @needs_kustomize
-def test_how_often_it_is_tried() -> None:
+def test_the_number_of_retries() -> None:
     limits = {
         name: {k: v for k, v in job_of(DEPLOY / name)["spec"].items() if k.startswith("backoff")}
         for name in JOBS
@@ -326,7 +329,7 @@ def test_how_often_it_is_tried() -> None:
     }
     for folder in ("jobset", "trainjob-runtime"):
         assert job_of(DEPLOY / folder)["spec"]["backoffLimit"] == 0, (
-            "a pod's failure is then everybody's new start"
+            "if a pod fails, all pods restart"
         )
         spec = jobset_of(DEPLOY / folder)
         (rule,) = spec["failurePolicy"]["rules"]
@@ -339,9 +342,7 @@ def test_how_often_it_is_tried() -> None:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod that a controller makes of a job: what its containers have in their environment, and
-    how others see it.
-    """
+    """A pod of a job: the environment of its containers, and its labels."""
 
     labels: dict[str, str]
     address: str
@@ -361,7 +362,7 @@ class Pod:
 def environment(
     container: Object, folder: Path, labels: dict[str, str], index: int | None
 ) -> dict[str, str]:
-    """ConfigMaps, the index, then `env` in its order, with fields and $(NAME) put in."""
+    """Return the variables of a container: ConfigMaps, the index, then `env` in its order."""
     env = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
     for source in container.get("envFrom", []):
         name = source["configMapRef"]["name"]
@@ -392,7 +393,7 @@ def environment(
 
 
 def pods(folder: Path) -> list[Pod]:
-    """The pods of the folder's job."""
+    """Return the pods of the folder's job."""
     kinds = {thing["kind"]: thing for thing in objects(folder)}
     if "TrainJob" in kinds:
         return _pods_of_trainjob(kinds["TrainJob"], folder)
@@ -407,7 +408,7 @@ def pods(folder: Path) -> list[Pod]:
 
 
 def _pods_of_trainjob(trainjob: Object, folder: Path) -> list[Pod]:
-    """As Kubeflow Trainer merges a TrainJob into its runtime (its plugins `torch` and `jobset`)."""
+    """Merge a TrainJob into its runtime as the plugins of Kubeflow Trainer do."""
     runtime = one(folder.parent / "trainjob-runtime", "ClusterTrainingRuntime")
     assert trainjob["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     assert trainjob["spec"]["runtimeRef"]["kind"] == runtime["kind"]
@@ -448,7 +449,7 @@ def _made(
     spec: Object, job: str, subdomain: str, labels: dict[str, str], folder: Path
 ) -> list[Pod]:
     indexed = spec.get("completionMode") == "Indexed"
-    assert spec.get("completions", 1) == spec.get("parallelism", 1), "all are needed at once"
+    assert spec.get("completions", 1) == spec.get("parallelism", 1), "all pods must run at once"
     made = []
     for index in range(spec.get("completions", 1)):
         own = {**spec["template"]["metadata"]["labels"], **labels, JOB_NAME: job}
@@ -520,14 +521,14 @@ def test_the_plan_of_each_of_two_nodes(name: str, run: Run) -> None:
         assert (plan["strategy"], plan["nnodes"], plan["nproc_per_node"]) == ("ddp", 2, 1)
         meeting = {"rdzv-endpoint": ENDPOINTS[name], "rdzv-id": RDZV_IDS[name]}
         assert rdzv_of(plan) == {"nnodes": "2", "node-rank": str(rank)} | meeting
-        assert ",await_name=1 " in " ".join(plan["argv"]), "a pod's name is known once it runs"
+        assert ",await_name=1 " in " ".join(plan["argv"]), "the name of a pod is known when it runs"
         assert pod.env[pod.train["name"]]["RDZV_SECRET"] == SECRET
         assert SECRET not in json.dumps(plan)
         assert pod.env[pod.train["name"]]["TASK"] == "digits"
 
 
 def changed(folder: Path, name: str, *changes: tuple[str, str]) -> Path:
-    """A user's copy of an overlay, beside the others, with some lines changed."""
+    """Copy all overlays, and change some lines of one as a user would."""
     shutil.copytree(DEPLOY, folder / "kubernetes")
     copy = shutil.copytree(folder / "kubernetes" / name, folder / "kubernetes" / "my-run")
     for old, new in changes:
@@ -548,7 +549,7 @@ def changed(folder: Path, name: str, *changes: tuple[str, str]) -> Path:
         ("trainjob", ("nvidia.com/gpu: 1", "nvidia.com/gpu: 4")),
     ],
 )
-def test_a_changed_line_reaches_all_that_hangs_on_it(
+def test_a_changed_line_changes_all_that_depends_on_it(
     name: str, change: tuple[str, str], run: Run, tmp_path: Path
 ) -> None:
     nodes = [("NNODES=2", "NNODES=3"), ("numNodes: 2", "numNodes: 3")][name == "trainjob"]
@@ -582,7 +583,7 @@ def test_a_training_without_gpus(run: Run, tmp_path: Path) -> None:
 
 
 @needs_kustomize
-def test_a_task_of_ones_own_is_mounted_where_its_name_says(tmp_path: Path) -> None:
+def test_the_file_of_a_task_is_mounted_at_the_path_in_its_name(tmp_path: Path) -> None:
     new = "  - {name: tasks, files: [gestures.py]}\ngeneratorOptions"
     for name in ("one-node", "jobset"):
         folder = changed(
@@ -608,7 +609,7 @@ def test_a_task_of_ones_own_is_mounted_where_its_name_says(tmp_path: Path) -> No
 
 @needs_kustomize
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_the_gate_is_closed_where_a_gpu_was_promised_and_is_not_there(name: str, run: Run) -> None:
+def test_the_gate_is_closed_if_a_requested_gpu_is_missing(name: str, run: Run) -> None:
     pod = pods(DEPLOY / name)[0]
     (health,) = pod.spec["initContainers"]
     assert run(pod, "health", health["args"]).code == 0
@@ -616,7 +617,7 @@ def test_the_gate_is_closed_where_a_gpu_was_promised_and_is_not_there(name: str,
 
 
 @needs_kustomize
-def test_the_gate_is_closed_by_a_broken_gpu_and_the_probe_ends_a_pod_that_has_one(run: Run) -> None:
+def test_a_broken_gpu_closes_the_gate_and_fails_the_liveness_probe(run: Run) -> None:
     (pod,) = pods(DEPLOY / "one-node")
     (health,) = pod.spec["initContainers"]
     program, *live = pod.train["livenessProbe"]["exec"]["command"]
@@ -627,25 +628,25 @@ def test_the_gate_is_closed_by_a_broken_gpu_and_the_probe_ends_a_pod_that_has_on
 
 
 @needs_kustomize
-def test_the_settings_of_a_run_cannot_change_under_it() -> None:
+def test_the_settings_of_a_run_are_immutable() -> None:
     for name in ("base", "one-node", "several-nodes", "sweep", "jobset"):
         assert one(DEPLOY / name, "ConfigMap")["immutable"] is True
 
 
-# Who reaches whom.
+# Network.
 
 
 def admitted(policy: Object, pod: Pod, other: dict[str, str]) -> bool:
-    """Whether the policy lets a pod with `other` labels reach `pod`."""
+    """Return whether the policy lets a pod with the labels `other` reach `pod`."""
     spec = policy["spec"]
     assert spec["policyTypes"] == ["Ingress"]
     assert spec["podSelector"]["matchLabels"].items() <= pod.labels.items(), (
-        "it does not protect this pod"
+        "the policy does not select this pod"
     )
     for rule in spec["ingress"]:
-        assert rule.keys() == {"from"}, "workers meet at ports of their own"
+        assert rule.keys() == {"from"}, "the ranks use any port"
         for peer in rule["from"]:
-            assert peer.keys() == {"podSelector"}, "this namespace alone"
+            assert peer.keys() == {"podSelector"}, "only pods of this namespace"
             if peer["podSelector"]["matchLabels"].items() <= other.items():
                 return True
     return False
@@ -671,7 +672,7 @@ def test_only_the_jobs_own_pods_reach_its_rendezvous(name: str) -> None:
 
 
 @needs_kustomize
-def test_the_service_gives_the_pods_the_names_that_they_look_for() -> None:
+def test_the_service_gives_the_pods_their_dns_names() -> None:
     service = one(DEPLOY / "several-nodes", "Service")
     for pod in pods(DEPLOY / "several-nodes"):
         assert service["metadata"]["name"] == pod.spec["subdomain"]
@@ -682,7 +683,7 @@ def test_the_service_gives_the_pods_the_names_that_they_look_for() -> None:
     assert ENDPOINTS["several-nodes"].endswith(f":{port['port']}")
 
 
-def test_the_secret_is_referred_to_and_never_written_down() -> None:
+def test_the_manifests_refer_to_the_secret_and_do_not_contain_it() -> None:
     for name in MULTI_NODE:
         folder = DEPLOY / ("trainjob-runtime" if name == "trainjob" else name)
         text = "".join(path.read_text() for path in folder.glob("*.yaml"))
@@ -700,14 +701,12 @@ def test_the_secret_is_referred_to_and_never_written_down() -> None:
 
 
 @needs_kustomize
-def test_pod_0_begins_the_sweep_and_the_others_join(tmp_path: Path) -> None:
-    """The container's own command, with programs in the place of tini and trainbox that tell their
-    words.
-    """
+def test_pod_0_starts_the_sweep_and_the_others_join(tmp_path: Path) -> None:
+    """Run the container's command with stand-ins for tini and trainbox, which print arguments."""
     for name, text in {"tini": 'shift; exec "$@"', "trainbox": 'printf "%s\\n" "$@"'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    (tmp_path / "name=wide").touch()  # no word of ARGS is a pattern for files
+    (tmp_path / "name=wide").touch()  # ARGS must not be expanded to file names
     for index, pod in enumerate(pods(DEPLOY / "sweep")):
         env = clean_environment(**pod.env["train"])
         done = subprocess.run(
@@ -742,7 +741,7 @@ def test_pod_0_begins_the_sweep_and_the_others_join(tmp_path: Path) -> None:
         assert subprocess.run(check, env=env, cwd=ROOT, check=False).returncode == 0
 
 
-# The page.
+# The guide.
 
 
 def blocks() -> list[tuple[str, Object]]:
@@ -756,7 +755,7 @@ def blocks() -> list[tuple[str, Object]]:
 
 
 @needs_kustomize
-def test_what_the_page_says_to_write_does_what_it_says(run: Run, tmp_path: Path) -> None:
+def test_the_changes_that_the_page_shows_have_their_effect(run: Run, tmp_path: Path) -> None:
     made = []
     for number, (name, lines) in enumerate(blocks()):
         folder = changed(tmp_path / str(number), name)
@@ -795,7 +794,7 @@ def test_what_the_page_says_to_write_does_what_it_says(run: Run, tmp_path: Path)
     )
 
 
-def test_the_page_names_folders_and_jobs_that_are_there() -> None:
+def test_the_folders_and_jobs_that_the_page_names_exist() -> None:
     page = PAGE.read_text()
     folders = set(re.findall(r"deploy/kubernetes/([\w-]+)", page)) - {"mnist"}
     table = set(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE))

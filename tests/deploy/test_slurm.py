@@ -29,7 +29,7 @@ RUN = ROOT / "deploy/slurm/run.sh"
 SCRIPTS = ("one-node", "several-nodes", "sweep")
 
 
-# Without a SLURM: programs in the place of its own, which note their words.
+# Without SLURM: stand-ins for its programs, which record their arguments.
 
 
 def run_in_a_job(
@@ -39,8 +39,9 @@ def run_in_a_job(
     programs: dict[str, str] | None = None,
     **env: str,
 ) -> tuple[int, list[list[str]], str]:
-    """(exit code, words of each call of srun and scontrol, stderr) of run.sh; `step` is what srun
-    does.
+    """Run run.sh; return its exit code, its calls of srun and scontrol, and stderr.
+
+    `step` is the script that srun runs.
     """
     programs = (programs or {}) | {
         "srun": f'echo "srun GPUS=$GPUS $*" >>calls; {step}',
@@ -83,9 +84,7 @@ def run_in_a_job(
     ],
 )
 @pytest.mark.parametrize("nodes", [1, 3])
-def test_one_variable_says_what_trainbox_is(
-    tmp_path: Path, run_in: str, program: str, nodes: int
-) -> None:
+def test_run_in_selects_the_program(tmp_path: Path, run_in: str, program: str, nodes: int) -> None:
     code, calls, _ = run_in_a_job(
         tmp_path,
         "train",
@@ -132,7 +131,7 @@ def test_nodes_get_a_new_secret_in_their_environment_alone(
     assert (found[0] != found[1]) == (nodes == "2" and not given)
 
 
-def test_another_word_for_it_is_refused(tmp_path: Path) -> None:
+def test_another_value_of_run_in_is_refused(tmp_path: Path) -> None:
     code, calls, err = run_in_a_job(tmp_path, "train", RUN_IN="docker:trainbox")
     assert (code, calls) == (2, [])
     assert (
@@ -152,7 +151,7 @@ def test_another_word_for_it_is_refused(tmp_path: Path) -> None:
         (75, {"SLURM_RESTART_COUNT": "500"}, True),
     ],
 )
-def test_who_goes_back_into_the_queue(
+def test_the_exit_code_decides_whether_the_job_is_requeued(
     tmp_path: Path, code: int, env: dict[str, str], again: bool
 ) -> None:
     ended, calls, err = run_in_a_job(tmp_path, "train", step=f"exit {code}", **env)
@@ -177,27 +176,28 @@ def test_who_goes_back_into_the_queue(
         ((75, 75), 75),
     ],
 )
-def test_the_node_where_it_began_decides(
+def test_the_node_that_failed_first_sets_the_exit_code(
     tmp_path: Path, codes: tuple[int, int], decisive: int
 ) -> None:
-    """srun itself ends with the highest code; those that only lost contact end with 7, and those
-    that waited, with 75.
+    """srun exits with the highest code of all nodes.
+
+    A node that only lost contact exits with code 7, and a node that waited exits with code 75.
     """
     lines = [
         f"srun: error: n{task + 1}: task {task}: Exited with exit code {code}"
         for task, code in enumerate(codes)
     ]
-    # the first is what a task wrote
-    said = ["0: srun: error: n3: task 2: Exited with exit code 6", "1: trainbox: x", *lines]
-    step = "; ".join([*(f"echo '{line}' >&2" for line in said), f"exit {max(codes)}"])
+    # The first line was printed by a task.
+    printed = ["0: srun: error: n3: task 2: Exited with exit code 6", "1: trainbox: x", *lines]
+    step = "; ".join([*(f"echo '{line}' >&2" for line in printed), f"exit {max(codes)}"])
     code, calls, err = run_in_a_job(tmp_path, "train", step=step, SLURM_JOB_NUM_NODES="2")
     assert code == decisive
     assert bool(calls[1:]) == (decisive in (3, 7, 75, 137))
-    assert err.splitlines()[:-1] == said
+    assert err.splitlines()[:-1] == printed
 
 
-def test_warned_it_waits_for_the_step(tmp_path: Path) -> None:
-    """Whose own end counts."""
+def test_after_a_warning_run_sh_waits_for_the_step(tmp_path: Path) -> None:
+    """The exit code is that of the step."""
     step = (
         "trap 'exit 0' USR1; while [ -e /proc/$PPID/fd/3 ]; do :; done; kill -USR1 $PPID; "
         "while :; do sleep 0.1; done"
@@ -205,56 +205,58 @@ def test_warned_it_waits_for_the_step(tmp_path: Path) -> None:
     assert run_in_a_job(tmp_path, "train", step=step)[::2] == (0, "")
 
 
-def test_a_step_that_dies_of_the_warning_is_waited_for_once(tmp_path: Path) -> None:
+def test_a_step_that_the_warning_kills_is_waited_for_once(tmp_path: Path) -> None:
     code, calls, _ = run_in_a_job(tmp_path, "train", step="kill -USR1 $$")
     assert (code, [words[0] for words in calls]) == (128 + signal.SIGUSR1, ["srun", "scontrol"])
 
 
-def test_warned_before_the_step_has_begun_it_goes_back(tmp_path: Path) -> None:
-    warns = {"mktemp": "kill -USR1 $PPID; exec /usr/bin/mktemp"}  # which run.sh calls just before
+def test_a_warning_before_the_step_requeues_the_job(tmp_path: Path) -> None:
+    warns = {
+        "mktemp": "kill -USR1 $PPID; exec /usr/bin/mktemp"
+    }  # run.sh calls mktemp just before the step
     code, calls, err = run_in_a_job(tmp_path, "train", programs=warns)
     assert (code, calls) == (75, [["scontrol", "requeue", "7"]])
     assert err == "run.sh: trainbox exited with code 75: the job is requeued\n"
 
 
-def test_a_job_that_is_cancelled_does_not_come_back(tmp_path: Path) -> None:
-    """SLURM then ends the batch script with a SIGTERM, too."""
+def test_a_cancelled_job_is_not_requeued(tmp_path: Path) -> None:
+    """SLURM then sends a SIGTERM to the batch script as well."""
     code, calls, err = run_in_a_job(tmp_path, "train", step="kill -TERM $PPID; exit 75")
     assert (code, [words[0] for words in calls], err) == (-signal.SIGTERM, ["srun"], "")
 
 
-def test_of_an_array_only_the_task_goes_back(tmp_path: Path) -> None:
-    """The last task's own number is that of the array."""
+def test_only_the_stopped_task_of_an_array_is_requeued(tmp_path: Path) -> None:
+    """The job number of the last task is that of the array."""
     array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
     _, calls, _ = run_in_a_job(tmp_path, "sweep", step="exit 75", **array)
     assert calls[1:] == [["scontrol", "requeue", "7_3"]]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_asks_for_what_lets_it_go_on(name: str) -> None:
-    asked = re.findall(
+def test_a_script_requests_all_that_a_requeue_needs(name: str) -> None:
+    options = re.findall(
         r"^#SBATCH (\S+)", (ROOT / f"deploy/slurm/{name}.sbatch").read_text(), re.MULTILINE
     )
-    assert {"--signal=B:USR1@120", "--requeue", "--open-mode=append"} <= set(asked)
-    # with `--nodes=1-4`, SLURM would give one
-    assert not any("ntasks" in option for option in asked)
+    assert {"--signal=B:USR1@120", "--requeue", "--open-mode=append"} <= set(options)
+    # with `--nodes=1-4`, SLURM would then give one node
+    assert not any("ntasks" in option for option in options)
 
 
 def commands_of_the_page() -> list[tuple[str, list[str]]]:
-    """(script, its words) of each sbatch command in docs/guides/slurm.md."""
+    """Return (script, arguments) of each sbatch command in docs/guides/slurm.md."""
     found = re.findall(
         r"^[^|\n]*\bsbatch .*?deploy/slurm/(\S+)\.sbatch +([^#\n]*)", PAGE.read_text(), re.MULTILINE
     )
     return [(script, words.split()) for script, words in found]
 
 
-def test_the_page_starts_scripts_that_are_there_with_words_that_trainbox_takes() -> None:
+def test_the_commands_of_the_page_name_existing_scripts_and_valid_options() -> None:
     commands = commands_of_the_page()
     assert {script for script, _ in commands} == set(SCRIPTS)
     assert len(commands) >= 5
     for script, words in commands:
         if words[0].startswith("my_tasks/"):
-            continue  # the reader's own
+            continue  # a task of the reader
         check = [
             sys.executable,
             "-P",
@@ -273,7 +275,7 @@ def test_the_page_starts_scripts_that_are_there_with_words_that_trainbox_takes()
 
 
 def sinfo() -> list[str]:
-    """The state of each node; none where no SLURM answers."""
+    """Return the state of each node, or nothing if SLURM does not answer."""
     done = subprocess.run(
         ["sinfo", "-h", "-N", "-o", "%T"], capture_output=True, text=True, timeout=60
     )
@@ -285,23 +287,23 @@ def wait_for(
 ) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain:\n{what()}"
+        assert time.monotonic() < deadline, f"timed out:\n{what()}"
         time.sleep(0.2)
 
 
 class Slurm:
-    """Submits from an empty folder that holds `deploy`, as a checkout does."""
+    """Submits jobs from a folder that only has `deploy`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.submitted = folder, list[str]()
         (folder / "deploy").symlink_to(ROOT / "deploy")
 
     def submit(self, script: str, *words: str, options: tuple[str, ...] = ()) -> str:
-        """The job's number; with 2 CPUs on each node, no GPU, and a memory that any node has."""
-        asked = ("--gpus-per-node=0", "--cpus-per-task=2", "--mem=1G", *options)
+        """Submit a job with 2 CPUs and 1 GB on each node and without a GPU; return its number."""
+        resources = ("--gpus-per-node=0", "--cpus-per-task=2", "--mem=1G", *options)
         env = clean_environment(OMP_NUM_THREADS="1", RUN_IN=f"venv:{sys.prefix}")
         done = subprocess.run(
-            ["sbatch", "--parsable", *asked, f"deploy/slurm/{script}.sbatch", *words],
+            ["sbatch", "--parsable", *resources, f"deploy/slurm/{script}.sbatch", *words],
             cwd=self.folder,
             env=env | {name: value for name, value in os.environ.items() if name == "SLURM_CONF"},
             capture_output=True,
@@ -326,7 +328,7 @@ class Slurm:
         )
 
     def finish(self, number: str) -> dict[str, str]:
-        """Until the job has come to its good end."""
+        """Wait until the job has completed."""
         running = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED", "NODE_FAIL")
         wait_for(
             lambda: self.job(number)["JobState"] not in running,
@@ -362,7 +364,7 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
     if len(sinfo()) != 2:
         pytest.skip("no SLURM of two nodes answers: `sinfo` lists others or fails")
     with (Path(tempfile.gettempdir()) / "trainbox-test-slurm.lock").open("w") as lock:
-        # one test at a time: another process of pytest may have the next
+        # one test at a time, also with several pytest processes
         fcntl.flock(lock, fcntl.LOCK_EX)
         wait_for(idle, lambda: f"nodes are not idle: {sinfo()}")
         runner = Slurm(tmp_path)
@@ -374,15 +376,15 @@ def slurm(tmp_path: Path) -> Iterator[Slurm]:
 
 @pytest.mark.waits
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # they wait for one another, and the machine may be busy
-def test_two_nodes_warned_before_their_time_is_up_go_on_to_the_bits_of_one(slurm: Slurm) -> None:
+@pytest.mark.timeout(1200)  # the tests wait for each other, and the machine may be busy
+def test_two_nodes_near_their_time_limit_are_requeued_to_the_same_bits(slurm: Slurm) -> None:
     gate = Gate(slurm.folder, step=100)
     number = slurm.submit("several-nodes", *GATED, "--processes", "2", options=("--time=10",))
     wait_for(gate._reached, lambda: slurm.log(number))
     assert "4 processes on 2 nodes; this is node 0, rendezvous at n1:" in slurm.log(number)
     hours, minutes, _ = map(int, slurm.job(number)["RunTime"].split(":"))
     elapsed = 60 * hours + minutes
-    # so that the two minutes of --signal have begun
+    # the two minutes of --signal begin at once
     scontrol("update", f"JobId={number}", f"TimeLimit={elapsed + 2}")
     slurm.wait_for_log(number, "trainbox: SIGUSR1 received: saving a checkpoint")
     scontrol("update", f"JobId={number}", f"TimeLimit={elapsed + 10}")
@@ -399,12 +401,12 @@ def test_two_nodes_warned_before_their_time_is_up_go_on_to_the_bits_of_one(slurm
 
 @pytest.mark.waits
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # they wait for one another, and the machine may be busy
-def test_a_node_cut_off_is_lost_and_the_rest_goes_on_with_the_same_bits(slurm: Slurm) -> None:
+@pytest.mark.timeout(1200)  # the tests wait for each other, and the machine may be busy
+def test_a_lost_node_is_dropped_and_the_job_resumes_to_the_same_bits(slurm: Slurm) -> None:
     if not shutil.which("hosts-here") or "NodeAddr=10.77.0.12 " not in scontrol(
         "show", "node", "n2"
     ):
-        pytest.skip("no cable to pull: the nodes are not hosts of a `hosts-here` on PATH")
+        pytest.skip("the network of the nodes cannot be cut: they are not hosts of `hosts-here`")
     gate = Gate(slurm.folder, step=100)
     words = (*GATED, "--processes", "2", "--shards", "4")
     number = slurm.submit("several-nodes", *words, options=("--nodes=1-2",))
@@ -426,8 +428,8 @@ def test_a_node_cut_off_is_lost_and_the_rest_goes_on_with_the_same_bits(slurm: S
 
 @pytest.mark.waits
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # they wait for one another, and the machine may be busy
-def test_a_sweep_is_shared_by_an_array_and_a_task_that_is_stopped_goes_on(slurm: Slurm) -> None:
+@pytest.mark.timeout(1200)  # the tests wait for each other, and the machine may be busy
+def test_an_array_shares_a_sweep_and_a_stopped_task_is_requeued(slurm: Slurm) -> None:
     gate = Gate(slurm.folder, step=5)
     words = (
         GATED[0],
@@ -457,7 +459,7 @@ def test_a_sweep_is_shared_by_an_array_and_a_task_that_is_stopped_goes_on(slurm:
     assert [job["Restarts"] for job in ended] == ["0", "1"]
     table = re.findall(r"^ *(\d+) +(\d+) +[\d.]+", slurm.log(first), re.MULTILINE)
     assert table == [("8", "1"), ("16", "1")]  # each once
-    went_on = [
+    resumed = [
         (trial / "logs/output.log").read_text().count("resume     from step") for trial in trials
     ]
-    assert sorted(went_on) == [0, 1]
+    assert sorted(resumed) == [0, 1]
