@@ -304,9 +304,9 @@ def _resume(job: Job, resume: str) -> None:
             f"--resume never, and {job.run.path} holds a checkpoint of step {step}: "
             "choose another --run name, or remove the folder"
         )
-    job.state.restore(job.checkpoints.load(step), job.strategy, job.run.path)
+    job.state.restore(job.checkpoints.files.load(step), job.strategy, job.run.path)
     if job.world.is_first and job.state.progress.best_step is not None:
-        job.checkpoints.restore_best(job.state.progress.best_step)
+        job.checkpoints.files.restore_best(job.state.progress.best_step)
 
 
 def _newest(job: Job, anyway: bool) -> int | None:
@@ -318,23 +318,23 @@ def _newest(job: Job, anyway: bool) -> int | None:
         WrongUse: There are checkpoints without a manifest, and `anyway` is false.
     """
     run, checkpoints = job.run, job.checkpoints
-    checkpoints.remove_leftovers()
+    checkpoints.files.remove_leftovers()
     described = _manifest_of(run)
     if described is not None:
         run_id = described.get("run_id")
-        checkpoints.run_id = run_id if isinstance(run_id, str) else None
-    elif checkpoints.steps():
+        checkpoints.files.run_id = run_id if isinstance(run_id, str) else None
+    elif checkpoints.files.steps():
         if not anyway:
             raise WrongUse(
                 f"{run.path}/manifest.json is missing or damaged, so it is unknown whether "
                 "the same bits can follow: "
                 "restore it, or resume with --resume anyway"
             )
-        checkpoints.run_id = checkpoints.run_id_found()
-    step = checkpoints.newest()
+        checkpoints.files.run_id = checkpoints.files.run_id_found()
+    step = checkpoints.files.newest()
     if step is None:
         # The generators of a task are seeded, so an id from them would not be unique.
-        checkpoints.run_id = secrets.token_hex(8)
+        checkpoints.files.run_id = secrets.token_hex(8)
         if trained := max(
             (entry["step"] for entry in read_entries(run.path / "metrics.jsonl")), default=0
         ):
@@ -347,7 +347,7 @@ def _newest(job: Job, anyway: bool) -> int | None:
 
 def _why_parts_stay(job: Job, asked: Config, resume: str) -> str | None:
     """Return why the batch must not be split further, or None if it may be."""
-    if resume != "anyway" and (steps := job.world.from_first(job.checkpoints.steps())):
+    if resume != "anyway" and (steps := job.world.from_first(job.checkpoints.files.steps())):
         return (
             f"{job.run.path} holds a checkpoint of step {steps[-1]}, and in smaller parts "
             "other bits follow: go on where there "
@@ -484,7 +484,7 @@ def _describe(
     if stored is None or step == 0:
         run.folder.write_json(
             "manifest.json",
-            json.dumps({"run_id": job.checkpoints.run_id} | found | tried, indent=2) + "\n",
+            json.dumps({"run_id": job.checkpoints.files.run_id} | found | tried, indent=2) + "\n",
         )
         return sources
     # Compare with the manifest. A module that is imported later is compared now, before anything is

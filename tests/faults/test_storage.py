@@ -80,7 +80,7 @@ def test_row_12_a_page_zeroed_fifty_times(tmp_path: Path) -> None:
         page = 4096 * draw.randrange(1, len(whole) // 4096 - 1)
         tensors.write_bytes(whole[:page] + bytes(4096) + whole[page + 4096 :])
         sidecar.write_text(words)
-        assert saved.newest() == 1
+        assert saved.files.newest() == 1
         assert len(reports) == time_
 
 

@@ -114,7 +114,7 @@ def test_model_optimizer_and_nested_primitives_come_back_as_they_were(
         },
     }
     saver.save(7, state)
-    loaded = saver.checkpoints.load(7)
+    loaded = saver.checkpoints.files.load(7)
     assert _equal(loaded, state)
 
     fresh = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
@@ -156,7 +156,7 @@ def test_views_tied_and_transposed_tensors_keep_their_values(saver: Saver) -> No
         }
     }
     saver.save(1, state, best=1)
-    assert _equal(saver.checkpoints.load(1), state)
+    assert _equal(saver.checkpoints.files.load(1), state)
     assert _equal(
         dict(sorted(load_file(saver.folder.parent / "model.safetensors").items())),
         dict(sorted(state["model"].items())),
@@ -169,10 +169,10 @@ def test_training_goes_on_while_the_save_is_written(saver: Saver, writer: thread
     saver.checkpoints.save(1, state, {}, None)  # returns although nothing can be written yet
     state["model"]["weight"].fill_(2)
     state["progress"]["step"] = 2
-    assert saver.checkpoints.steps() == []
+    assert saver.checkpoints.files.steps() == []
     writer.set()
     saver.checkpoints.wait()
-    assert _equal(saver.checkpoints.load(1), simple(1))
+    assert _equal(saver.checkpoints.files.load(1), simple(1))
 
 
 def test_the_next_save_waits_for_the_one_under_way(
@@ -202,8 +202,8 @@ def test_the_next_save_waits_for_the_one_under_way(
     thread.join()
     saver.checkpoints.wait()
     assert order == [True]
-    assert _equal(saver.checkpoints.load(1), simple(1))
-    assert _equal(saver.checkpoints.load(2), simple(2))
+    assert _equal(saver.checkpoints.files.load(1), simple(1))
+    assert _equal(saver.checkpoints.files.load(2), simple(2))
 
 
 def test_buffers_follow_a_state_that_changes_its_shape(saver: Saver) -> None:
@@ -213,22 +213,22 @@ def test_buffers_follow_a_state_that_changes_its_shape(saver: Saver) -> None:
             "model": {"weight": torch.full((step, 2), float(step)), "more": torch.arange(step)}
         }
         saver.save(step, state)
-        assert _equal(saver.checkpoints.load(step), state)
+        assert _equal(saver.checkpoints.files.load(step), state)
 
 
 def test_the_newest_few_and_the_best_are_kept(saver: Saver) -> None:
     saver.checkpoints.keep = 2
     for step in range(1, 7):
         saver.save(step, best=1 if step < 4 else 4)
-    assert saver.checkpoints.steps() == [4, 5, 6]
+    assert saver.checkpoints.files.steps() == [4, 5, 6]
     assert saver.names() == [
         f"step-0000000{step}{suffix}" for step in (4, 5, 6) for suffix in (".json", ".pt")
     ]
     saver.save(7, best=4)
     saver.save(8, best=4)
-    assert saver.checkpoints.steps() == [4, 7, 8]
+    assert saver.checkpoints.files.steps() == [4, 7, 8]
     saver.save(9, best=9)
-    assert saver.checkpoints.steps() == [8, 9]
+    assert saver.checkpoints.files.steps() == [8, 9]
 
 
 def test_the_best_weights_are_written_for_use_elsewhere(saver: Saver) -> None:
@@ -263,7 +263,7 @@ def test_temporary_files_of_an_interrupted_save_are_removed_and_nothing_else(sav
     }
     for name, data in kept.items():
         (saver.folder / name).write_bytes(data)
-    saver.checkpoints.remove_leftovers()
+    saver.checkpoints.files.remove_leftovers()
     assert saver.names() == sorted([*kept, "step-00000001.json", "step-00000001.pt"])
 
 
@@ -278,18 +278,18 @@ def test_what_is_no_file_of_ours_under_a_temporary_name_is_set_aside(
     saver.path(2, ".pt.tmp").symlink_to(tmp_path / "precious")
     os.mkfifo(saver.path(3, ".pt.tmp"))
     saver.path(4, ".json.tmp").mkdir()
-    saver.checkpoints.remove_leftovers()
+    saver.checkpoints.files.remove_leftovers()
     assert [report.split()[0] for report in sorted(saver.reports)] == [
         str(saver.path(step, suffix))
         for step, suffix in ((2, ".pt.tmp"), (3, ".pt.tmp"), (4, ".json.tmp"))
     ]
     for step in (2, 3, 4):
         saver.save(step)
-    assert saver.checkpoints.newest() == 4
+    assert saver.checkpoints.files.newest() == 4
     assert (tmp_path / "precious").read_text() == "the user's own"
     saver.path(5, ".pt.tmp").symlink_to(tmp_path / "precious")
     saver.save(5)
-    assert saver.checkpoints.newest() == 5
+    assert saver.checkpoints.files.newest() == 5
     assert (tmp_path / "precious").read_text() == "the user's own"
 
 
@@ -297,13 +297,13 @@ def test_stray_files_are_ignored(saver: Saver) -> None:
     saver.save(1)
     for name in ("step-latest00.json", "step-12.json", "latest", "step-00000009 (copy).json"):
         (saver.folder / name).write_text("")
-    assert saver.checkpoints.newest() == 1
+    assert saver.checkpoints.files.newest() == 1
     assert saver.reports == []
 
 
 def test_nothing_saved_is_no_checkpoint_and_no_failure(saver: Saver) -> None:
-    assert saver.checkpoints.newest() is None
-    saver.checkpoints.remove_leftovers()
+    assert saver.checkpoints.files.newest() is None
+    saver.checkpoints.files.remove_leftovers()
 
 
 def _truncate(path: Path) -> None:
@@ -427,8 +427,8 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     for step in (1, 2, 3):
         saver.save(step)
     damage(saver.path(3))
-    assert saver.checkpoints.newest() == 2
-    assert _equal(saver.checkpoints.load(2), simple(2))
+    assert saver.checkpoints.files.newest() == 2
+    assert _equal(saver.checkpoints.files.load(2), simple(2))
     (report,) = saver.reports
     assert re.fullmatch(
         rf"checkpoint {saver.path(3)} is damaged \({reason}.*\): set aside, using step 2", report
@@ -437,10 +437,10 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
         name.startswith("step-00000003") and not name.endswith(".damaged") for name in saver.names()
     )
     assert any(name.endswith(".damaged") for name in saver.names())
-    assert saver.checkpoints.newest() == 2
+    assert saver.checkpoints.files.newest() == 2
     assert len(saver.reports) == 1
     saver.save(3)
-    assert saver.checkpoints.newest() == 3
+    assert saver.checkpoints.files.newest() == 3
 
 
 def test_each_of_fifty_flipped_bits_is_noticed(saver: Saver) -> None:
@@ -453,11 +453,11 @@ def test_each_of_fifty_flipped_bits_is_noticed(saver: Saver) -> None:
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         saver.path(2).write_bytes(data)
         saver.path(2, ".json").write_bytes(sidecar)
-        assert saver.checkpoints.newest() == 1
+        assert saver.checkpoints.files.newest() == 1
     assert len(saver.reports) == 50
     saver.path(2).write_bytes(whole)
     saver.path(2, ".json").write_bytes(sidecar)
-    assert saver.checkpoints.newest() == 2
+    assert saver.checkpoints.files.newest() == 2
 
 
 def _change_content(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -487,7 +487,7 @@ def test_a_checkpoint_whose_content_is_not_that_of_its_name_is_set_aside(
     saver.save(2)
     saver.save(3)
     _change_content(saver.path(3), lambda state: state | {"checkpoint": change})
-    assert saver.checkpoints.newest() == 2
+    assert saver.checkpoints.files.newest() == 2
     assert re.search(
         rf"step-00000003.pt is damaged \({reason}\): set aside, using step 2", saver.reports[0]
     )
@@ -498,7 +498,7 @@ def test_a_renamed_checkpoint_is_set_aside(saver: Saver) -> None:
     saver.save(2)
     for suffix in (".pt", ".json"):
         saver.path(2, suffix).rename(saver.path(99999999, suffix))
-    assert saver.checkpoints.newest() == 1
+    assert saver.checkpoints.files.newest() == 1
     (report,) = saver.reports
     assert (
         "step-99999999.pt is damaged (its sidecar is of step 2): set aside, using step 1" in report
@@ -510,7 +510,7 @@ def test_a_run_without_an_id_reads_its_own_checkpoints_and_no_others(
 ) -> None:
     """As an earlier version has written them."""
     old = Saver(tmp_path / "old")
-    old.checkpoints.run_id = None
+    old.checkpoints.files.run_id = None
     old.save(1)
     _change_content(
         old.path(1),
@@ -519,12 +519,12 @@ def test_a_run_without_an_id_reads_its_own_checkpoints_and_no_others(
     _change_sidecar(
         lambda sidecar: {name: value for name, value in sidecar.items() if name != "run_id"}
     )(old.path(1))
-    assert old.checkpoints.newest() == 1
-    assert _equal(old.checkpoints.load(1), simple(1))
+    assert old.checkpoints.files.newest() == 1
+    assert _equal(old.checkpoints.files.load(1), simple(1))
     saver.save(2)
     for suffix in (".pt", ".json"):
         shutil.copy(saver.path(2, suffix), old.path(2, suffix))
-    assert old.checkpoints.newest() == 1
+    assert old.checkpoints.files.newest() == 1
     assert "its sidecar is of another run, with the id '0123' instead of None" in old.reports[0]
 
 
@@ -533,7 +533,7 @@ def test_what_is_set_aside_again_does_not_replace_what_was_set_aside_before(save
     for _ in range(2):
         saver.save(2)
         _truncate(saver.path(2))
-        assert saver.checkpoints.newest() == 1
+        assert saver.checkpoints.files.newest() == 1
     assert [name for name in saver.names() if "damaged" in name] == [
         f"step-00000002.{suffix}.damaged{number}"
         for suffix in ("json", "pt")
@@ -552,7 +552,7 @@ def test_with_all_damaged_it_fails_and_does_not_start_over(saver: Saver) -> None
     before = _files(saver.folder)
     for _ in range(2):  # and again at the next start
         with pytest.raises(StorageFailure) as failure:
-            saver.checkpoints.newest()
+            saver.checkpoints.files.newest()
         assert re.fullmatch(
             rf"no valid checkpoint in {saver.folder} \(step-00000002.pt: [0-9]+ bytes .*; "
             r"step-00000001.pt: .*\): restore the "
@@ -566,7 +566,7 @@ def test_with_all_damaged_it_fails_and_does_not_start_over(saver: Saver) -> None
         StorageFailure,
         match=r"no valid checkpoint in .* \(4 file\(s\) set aside as damaged\): restore",
     ):
-        saver.checkpoints.newest()
+        saver.checkpoints.files.newest()
 
 
 def test_without_all_sidecars_it_fails_and_keeps_the_tensors(saver: Saver) -> None:
@@ -576,12 +576,12 @@ def test_without_all_sidecars_it_fails_and_keeps_the_tensors(saver: Saver) -> No
         saver.path(step, ".json").unlink()
     before = _files(saver.folder)
     assert len(before) == 3
-    saver.checkpoints.remove_leftovers()
+    saver.checkpoints.files.remove_leftovers()
     with pytest.raises(
         StorageFailure,
         match="step-00000005.pt: its sidecar step-00000005.json is missing; step-00000004.pt",
     ):
-        saver.checkpoints.newest()
+        saver.checkpoints.files.newest()
     assert _files(saver.folder) == before
 
 
@@ -589,8 +589,8 @@ def test_a_sidecar_missing_of_an_older_checkpoint_is_reported_too(saver: Saver) 
     for step in (1, 2, 3):
         saver.save(step)
     saver.path(1, ".json").unlink()
-    saver.checkpoints.remove_leftovers()
-    assert saver.checkpoints.newest() == 3
+    saver.checkpoints.files.remove_leftovers()
+    assert saver.checkpoints.files.newest() == 3
     assert len(saver.reports) == 1
     assert (
         "step-00000001.pt is damaged (its sidecar step-00000001.json is missing): set "
@@ -606,7 +606,7 @@ def test_without_the_whole_folder_it_fails(saver: Saver) -> None:
         StorageFailure,
         match=r"no checkpoint in .*, but this run has saved some \(first_checkpoint.json exists\)",
     ):
-        saver.checkpoints.newest()
+        saver.checkpoints.files.newest()
 
 
 class Crashed(BaseException):
@@ -643,14 +643,14 @@ def test_a_crash_during_a_save_leaves_the_one_before(saver: Saver, at: str) -> N
     assert any(name.endswith(".tmp") for name in saver.names()) or at == "model.safetensors"
 
     after = Saver(saver.folder.parent)
-    after.checkpoints.remove_leftovers()
+    after.checkpoints.files.remove_leftovers()
     saved = [1, 2] if at == ".json" else [1]  # only the last rename is missing: it is done now
     assert after.names() == sorted(
         f"step-0000000{step}{suffix}" for step in saved for suffix in (".json", ".pt")
     )
-    assert after.checkpoints.newest() == saved[-1]
+    assert after.checkpoints.files.newest() == saved[-1]
     assert after.reports == []
-    assert _equal(after.checkpoints.load(saved[-1]), simple(saved[-1]))
+    assert _equal(after.checkpoints.files.load(saved[-1]), simple(saved[-1]))
 
 
 def test_the_very_first_checkpoint_survives_a_crash_before_its_last_rename(saver: Saver) -> None:
@@ -658,8 +658,8 @@ def test_the_very_first_checkpoint_survives_a_crash_before_its_last_rename(saver
     _save_and_crash(saver, 1, simple(1), ".json")
     assert saver.names() == ["step-00000001.json.tmp", "step-00000001.pt"]
     after = Saver(saver.folder.parent)
-    after.checkpoints.remove_leftovers()
-    assert after.checkpoints.newest() == 1
+    after.checkpoints.files.remove_leftovers()
+    assert after.checkpoints.files.newest() == 1
 
 
 @pytest.mark.parametrize("unlinks", [0, 1])
@@ -682,10 +682,10 @@ def test_a_crash_while_an_old_checkpoint_is_removed_leaves_no_tensors_without_a_
         saver.checkpoints._write(2, simple(2), {}, None)
     monkeypatch.undo()
     after = Saver(saver.folder.parent)
-    after.checkpoints.remove_leftovers()
-    assert after.checkpoints.newest() == 2
+    after.checkpoints.files.remove_leftovers()
+    assert after.checkpoints.files.newest() == 2
     assert after.reports == []
-    assert after.checkpoints.steps() == ([2] if unlinks else [1, 2])
+    assert after.checkpoints.files.steps() == ([2] if unlinks else [1, 2])
 
 
 @pytest.mark.parametrize("at", [".pt", "model.safetensors", ".json"])
@@ -700,13 +700,13 @@ def test_a_crash_while_a_step_is_saved_again_damages_nothing(
     _save_and_crash(saver, 2, evaluated, at)
 
     after = Saver(saver.folder.parent)
-    after.checkpoints.remove_leftovers()
+    after.checkpoints.files.remove_leftovers()
     # with nothing else saved this once said: no valid checkpoint, restore a backup
-    newest = after.checkpoints.newest()
+    newest = after.checkpoints.files.newest()
     assert after.reports == []
     assert newest in [*before, 2] or (newest is None and not before)
     if newest is not None:
-        assert after.checkpoints.load(newest)["model"]["weight"].equal(
+        assert after.checkpoints.files.load(newest)["model"]["weight"].equal(
             torch.full((100,), float(newest))
         )
 
@@ -734,7 +734,7 @@ def test_a_malicious_checkpoint_with_a_right_sidecar_is_refused_and_runs_nothing
     data = evil.read_bytes()
     sidecar |= {"step": 2, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
     saver.path(2, ".json").write_text(json.dumps(sidecar))
-    for load in (saver.checkpoints.newest, lambda: saver.checkpoints.load(2)):
+    for load in (saver.checkpoints.files.newest, lambda: saver.checkpoints.files.load(2)):
         with pytest.raises(
             StorageFailure, match="step-00000002.pt cannot be loaded safely"
         ) as failure:
@@ -810,7 +810,7 @@ def test_a_disk_that_refuses_gives_place_reason_and_room_and_harms_nothing(
     )
     assert {path.name: path.read_bytes() for path in saver.folder.iterdir()} == before
     saver.save(3, big)  # the next one is none the worse
-    assert saver.checkpoints.newest() == 3
+    assert saver.checkpoints.files.newest() == 3
 
 
 def test_a_disk_that_refuses_a_step_saved_again_leaves_the_first(
@@ -822,8 +822,8 @@ def test_a_disk_that_refuses_a_step_saved_again_leaves_the_first(
     with pytest.raises(StorageFailure):
         saver.checkpoints.wait()
     file_size_limit(resource.RLIM_INFINITY)
-    assert saver.checkpoints.newest() == 1
-    assert _equal(saver.checkpoints.load(1), simple(1))
+    assert saver.checkpoints.files.newest() == 1
+    assert _equal(saver.checkpoints.files.load(1), simple(1))
 
 
 def test_a_folder_removed_in_between_is_made_again(saver: Saver) -> None:

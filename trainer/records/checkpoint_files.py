@@ -1,0 +1,308 @@
+"""The files of checkpoints: how they are named, verified, loaded, kept and removed."""
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from trainer.errors import StorageFailure
+from trainer.system.files import open_regular, read_object, replacing
+from trainer.system.storage import storage_failure
+
+# This file is in a run's folder once the run has completed a checkpoint.
+FIRST_CHECKPOINT = "first_checkpoint.json"
+_FILES_BESIDE = (
+    "model.safetensors",
+    "config.json",
+    "manifest.json",
+    "metrics.jsonl",
+    "digests.jsonl",
+    FIRST_CHECKPOINT,
+)
+_MOST_NAMED = 3  # the most damaged checkpoints that a message names
+
+
+class CheckpointFiles:
+    """The checkpoint files of one run, and its best weights in model.safetensors.
+
+    A checkpoint is a file such as `step-00000800.pt` and its sidecar `step-00000800.json`. The
+    sidecar has the SHA-256 of the file and appears last.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        report: Callable[[str], None],
+        run_id: str | None = None,
+        mapped: bool = False,
+    ) -> None:
+        """Use the checkpoints in `folder`.
+
+        `report` logs a message. Only checkpoints with the id `run_id` are loaded. It is None for
+        runs that an earlier version started. Loaded tensors are `mapped` from the file if each rank
+        needs only its share of them.
+        """
+        self.folder, self.run_id, self._report, self._mapped = folder, run_id, report, mapped
+        self.first, self.best = (
+            folder.parent / FIRST_CHECKPOINT,
+            folder.parent / "model.safetensors",
+        )
+
+    def remove_leftovers(self) -> None:
+        """Clean up after a killed process.
+
+        A save that lacks only its last rename is finished. Temporary files are removed.
+        """
+        for sidecar in self.folder.glob("step-*.json.tmp"):
+            if _is_sidecar_of(
+                sidecar, sidecar.with_name(sidecar.name.removesuffix(".json.tmp") + ".pt")
+            ):
+                sidecar.replace(sidecar.with_suffix(""))
+        beside = (self.folder.parent / f"{name}.tmp" for name in _FILES_BESIDE)
+        for path in [*self.folder.glob("step-*.tmp"), *beside]:
+            if path.is_file() and not path.is_symlink():
+                path.unlink()
+            elif os.path.lexists(path):
+                self._report(
+                    f"{path} is not a temporary file of Trainbox (a folder, a link or a FIFO): set "
+                    "aside"
+                )
+                _set_aside(path)
+
+    def newest(self) -> int | None:
+        """Return the step of the newest valid checkpoint, or None if this run never completed one.
+
+        If an older checkpoint is valid, damaged checkpoints and files without a sidecar are
+        renamed to `.damaged`.
+
+        Raises:
+            StorageFailure: The run had checkpoints, and none of them is valid. A restart would hide
+                this loss. Nothing is renamed.
+        """
+        steps, problems = self.steps(), dict[int, str]()
+        valid = None
+        for step in reversed(steps):
+            problem = self._problem(step)
+            if problem is None:
+                valid = step
+                break
+            problems[step] = problem
+        for step in self._steps_of(".pt"):
+            if step not in steps:
+                problems[step] = f"its sidecar {self.path(step).name} is missing"
+        if valid is None:
+            self._refuse_to_restart(problems)
+            return None
+        for step in sorted(problems, reverse=True):
+            self._report(
+                f"checkpoint {self.path(step, '.pt')} is damaged ({problems[step]}): set "
+                f"aside, using step {valid}"
+            )
+            for suffix in (".pt", ".json"):
+                _set_aside(self.path(step, suffix))
+        return valid
+
+    def _refuse_to_restart(self, problems: Mapping[int, str]) -> None:
+        """Raise StorageFailure if there is any sign that this run had a checkpoint."""
+        remedy = (
+            "restore the missing or damaged files from a backup, or start a new run with --run NAME"
+        )
+        if problems:
+            named = [
+                f"{self.path(step, '.pt').name}: {problems[step]}"
+                for step in sorted(problems, reverse=True)
+            ]
+            more = f"; and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+            raise StorageFailure(
+                f"no valid checkpoint in {self.folder} ({'; '.join(named[:_MOST_NAMED])}{more}): "
+                f"{remedy}"
+            )
+        if damaged := len(list(self.folder.glob("step-*.damaged*"))):
+            raise StorageFailure(
+                f"no valid checkpoint in {self.folder} ({damaged} file(s) set aside as "
+                f"damaged): {remedy}"
+            )
+        if os.path.lexists(self.first):
+            raise StorageFailure(
+                f"no checkpoint in {self.folder}, but this run has saved some "
+                f"({self.first.name} exists): {remedy}"
+            )
+
+    def steps(self) -> list[int]:
+        """Return the steps that have a sidecar, oldest first."""
+        return self._steps_of(".json")
+
+    def _steps_of(self, suffix: str) -> list[int]:
+        stems = (path.name.removesuffix(suffix) for path in self.folder.glob(f"step-*{suffix}"))
+        steps = [
+            int(match[1]) for stem in stems if (match := re.fullmatch(r"step-([0-9]{8,})", stem))
+        ]
+        return sorted(step for step in steps if os.path.lexists(self.path(step, suffix)))
+
+    def run_id_found(self) -> str | None:
+        """Return the run's id from its newest readable sidecar, for a run without a manifest."""
+        for step in reversed(self.steps()):
+            with contextlib.suppress(OSError, ValueError):
+                found = read_object(self.path(step)).get("run_id")
+                return found if isinstance(found, str) else None
+        return None
+
+    def load(self, step: int) -> dict[str, Any]:
+        """Return the state saved at `step`: tensors on the CPU and primitive values.
+
+        Raises:
+            StorageFailure: Loading the file could run code.
+        """
+        state = self._load(step, self._mapped)
+        state.pop("checkpoint", None)
+        return state
+
+    def _load(self, step: int, mmap: bool) -> dict[str, Any]:
+        path = self.path(step, ".pt")
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        except Exception as error:
+            # The file matches its sidecar, so it is not damaged: another program wrote both.
+            raise StorageFailure(f"checkpoint {path} cannot be loaded safely: {error}") from error
+        if not isinstance(state, dict):
+            raise StorageFailure(
+                f"checkpoint {path} cannot be loaded safely: it contains a "
+                f"{type(state).__name__}, not a state"
+            )
+        return state
+
+    def write_best(self, step: int, tensors: Mapping[str, Tensor]) -> None:
+        """Write model.safetensors."""
+        model = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        with replacing(self.best) as file:
+            file.write(to_safetensors(model, {"format": "pt", "step": str(step)}))
+
+    def restore_best(self, best_step: int) -> None:
+        """Write model.safetensors again if it is missing, damaged or of an earlier step.
+
+        The weights come from the checkpoint of `best_step`. A file of a later step was written
+        before its checkpoint was complete, and the run will write it again.
+
+        Raises:
+            StorageFailure: That checkpoint is missing or damaged too, so the best weights are lost.
+        """
+        found = _step_of_weights(self.best)
+        if found is not None and found >= best_step:
+            return
+        problem = self._problem(best_step)
+        if problem is not None:
+            raise StorageFailure(
+                f"{self.best} is missing or damaged, and so is the checkpoint of the best step "
+                f"{best_step} ({problem}): restore one of them from a backup, or start a new "
+                "run with --run NAME"
+            )
+        state = self.load(best_step)["model"]
+        try:
+            self.write_best(
+                best_step,
+                {name: value for name, value in state.items() if isinstance(value, Tensor)},
+            )
+        except OSError as error:
+            raise storage_failure(self.best, error) from error
+        self._report(
+            f"{self.best} was missing or damaged: rewritten from the checkpoint of step {best_step}"
+        )
+
+    def prune(self, keep: int, best_step: int | None) -> None:
+        """Remove all checkpoints except the newest `keep` and that of `best_step`."""
+        for step in self.steps()[:-keep]:
+            if step != best_step:
+                # If the process is killed in between, this leaves a complete checkpoint or a
+                # temporary file for `remove_leftovers`.
+                temporary = self.path(step, ".json.tmp")
+                self.path(step).replace(temporary)
+                self.path(step, ".pt").unlink(missing_ok=True)
+                temporary.unlink()
+
+    def _problem(self, step: int) -> str | None:
+        """Return what is wrong with the checkpoint of `step`, or None.
+
+        Raises:
+            StorageFailure: The digest is correct, but loading the file could run code.
+        """
+        try:
+            sidecar = read_object(self.path(step))
+        except (OSError, ValueError) as error:
+            return f"its sidecar cannot be read: {getattr(error, 'strerror', None) or error}"
+        if problem := self._identity_problem("sidecar", sidecar, step):
+            return problem
+        try:
+            with open_regular(self.path(step, ".pt")) as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != sidecar.get("bytes"):  # check first: reading a huge file takes long
+                    return f"{size} bytes instead of {_short(sidecar.get('bytes'))}"
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            return f"its tensors cannot be read: {error.strerror or error}"
+        if found != sidecar.get("sha256"):
+            return f"sha256 {found[:12]}... instead of {_short(sidecar.get('sha256'))}"
+        # An earlier version did not write the identity.
+        identity = self._load(step, mmap=True).get("checkpoint")
+        return self._identity_problem(
+            "content", {"step": step} if identity is None else identity, step
+        )
+
+    def _identity_problem(self, what: str, identity: Any, step: int) -> str | None:
+        """Return why `identity` is not of this run and `step`, or None."""
+        if not isinstance(identity, dict) or identity.get("step") != step:
+            return (
+                f"its {what} is of step "
+                f"{_short(identity.get('step') if isinstance(identity, dict) else identity)}"
+            )
+        if (other := identity.get("run_id")) != self.run_id:
+            return (
+                f"its {what} is of another run, with the id {_short(other)} instead of "
+                f"{_short(self.run_id)}"
+            )
+        return None
+
+    def path(self, step: int, suffix: str = ".json") -> Path:
+        return self.folder / f"step-{step:08d}{suffix}"
+
+
+def _is_sidecar_of(sidecar: Path, tensors: Path) -> bool:
+    """Return whether `sidecar` is complete and has the SHA-256 of the file `tensors`."""
+    try:
+        expected = read_object(sidecar).get("sha256")
+        with open_regular(tensors) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == expected
+    except (OSError, ValueError):
+        return False
+
+
+def _set_aside(path: Path) -> None:
+    """Rename what is at `path` to `.damaged`, or to `.damaged.2` and so on if that name exists."""
+    aside, number = path.with_name(f"{path.name}.damaged"), 1
+    while os.path.lexists(aside):
+        number += 1
+        aside = path.with_name(f"{path.name}.damaged.{number}")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(aside)
+
+
+def _step_of_weights(path: Path) -> int | None:
+    """Return the step in the metadata of a .safetensors file; None if missing or damaged."""
+    try:
+        open_regular(path).close()
+        with safe_open(path, "pt") as file:
+            return int((file.metadata() or {}).get("step", ""))
+    except (OSError, SafetensorError, ValueError):
+        return None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
