@@ -45,7 +45,7 @@ from trainer.records.compare import (
     cannot_resume,
     changes_bits,
     edited_settings,
-    in_words,
+    listed_changes,
     manifest_differences,
     read_entries,
 )
@@ -195,7 +195,7 @@ def _refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: boo
     if changed:
         raise WrongUse(
             f"the settings of {run.path} are not those that it was started with "
-            f"({in_words(changed)}): undo the change in "
+            f"({listed_changes(changed)}): undo the change in "
             "config.json (manifest.json has the old values), or train anew under another --run name"
         )
 
@@ -234,7 +234,7 @@ def verify_run(
         if (again / "manifest.json").exists():
             repeated = check_files(Evidence.of(again, "the same settings done again"))
             changed = manifest_differences(stored.manifest, repeated.manifest)
-            print(verdict(stored, repeated, in_words(changed), until), flush=True)
+            print(verdict(stored, repeated, listed_changes(changed), until), flush=True)
 
 
 def _refuse_another_plan(path: Path, manifest: Mapping[str, Any], steps: int | None) -> None:
@@ -338,7 +338,7 @@ def _newest(job: Job, anyway: bool) -> int | None:
         if trained := max(
             (entry["step"] for entry in read_entries(run.path / "metrics.jsonl")), default=0
         ):
-            run.say(
+            run.report(
                 f"{run.path} was stopped after step {trained}, before its first "
                 "checkpoint: it restarts at step 0"
             )
@@ -397,7 +397,7 @@ def _start(
         header(job)
     # Check the task, and train.
     if complete:
-        run.say(
+        run.report(
             "this run is complete: nothing is left to do (a larger --epochs or another "
             "--seed trains a new run)"
         )
@@ -476,7 +476,7 @@ def _describe(
     tried = {"did_not_fit": list(did_not_fit)} if did_not_fit else {}
     stored = _manifest_of(run)
     if stored is None and complete:
-        run.say(
+        run.report(
             f"{run.path}/manifest.json is missing or damaged: it is unknown what this run "
             "was trained with"
         )
@@ -495,13 +495,13 @@ def _describe(
     if (breaking := {n: v for n, v in changed.items() if changes_bits(n)}) and not anyway:
         if complete:
             raise Changed(
-                f"{run.path} is complete, and was trained with {in_words(breaking)}: "
+                f"{run.path} is complete, and was trained with {listed_changes(breaking)}: "
                 "restore that, see its result all the "
                 "same with --resume anyway, or train anew under another --run name"
             )
         raise cannot_resume(run.path, breaking)
     if changed:
-        run.say(f"changed since the run's start: {in_words(changed)}")
+        run.report(f"changed since the run's start: {listed_changes(changed)}")
     # Add this start to the manifest.
     if not complete:
         start = {

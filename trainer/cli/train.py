@@ -158,7 +158,7 @@ def _compare(one: Path, other: Path) -> None:
         Differs: the digests differ, or a run's files contradict each other.
     """
     from trainer.records.compare import (  # their patterns take milliseconds to compile
-        in_words,
+        listed_changes,
         manifest_differences,
     )
     from trainer.records.evidence import Evidence, verdict
@@ -175,7 +175,7 @@ def _compare(one: Path, other: Path) -> None:
     from trainer.records.shipped import check_files
 
     a, b = (check_files(run) for run in runs)
-    same = verdict(a, b, in_words(manifest_differences(a.manifest, b.manifest)))
+    same = verdict(a, b, listed_changes(manifest_differences(a.manifest, b.manifest)))
     # Entries have a time: equal files are copies, not two trainings.
     copied = bool(a.metrics) and a.metrics == b.metrics
     note = f"; {other} is a copy of {one}: this is one training, compared with itself"

@@ -191,7 +191,7 @@ def build(config: Settings, task: Task, strategy: Strategy, run: RunLog, data_di
         strategy=strategy,
         run=run,
         checkpoints=Checkpoints(
-            run.path / "checkpoints", config.keep, run.writes, run.say, strategy.gathers_states
+            run.path / "checkpoints", config.keep, run.writes, run.report, strategy.gathers_states
         ),
         state=TrainState(
             model=model,

@@ -167,7 +167,7 @@ def _update(job: Job, norm: Tensor | None, before: list[Tensor]) -> None:
     job.state.running.drop_step()
     for buffer, old in zip(_statistics(job.state.model), before, strict=True):
         buffer.copy_(old)
-    job.run.say(
+    job.run.report(
         f"step {progress.step}: the gradient is not finite, the step is skipped "
         f"({progress.skipped} so far)"
     )

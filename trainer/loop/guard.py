@@ -34,7 +34,7 @@ def _report(job: Job, names: set[str]) -> None:
     """Log the attributes that have moved and were not reported before."""
     if names:
         job.attributes.reported |= names
-        job.run.say(
+        job.run.report(
             f"step {job.state.progress.step}: task {type(job.task).__name__} has changed "
             f"{', '.join(sorted(names))}, which "
             "checkpoints leave out: a resumed run may get other bits"

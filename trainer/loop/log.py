@@ -84,7 +84,7 @@ class TrainingLog:
         recent, job = self._recent_losses, self._job
         usual = statistics.median(recent) if len(recent) >= _FEW_ENTRIES else math.inf
         if loss > _SPIKE * usual > 0:
-            job.run.say(
+            job.run.report(
                 f"step {job.state.progress.step}: the loss {loss:.4g} is {loss / usual:.0f} times "
                 f"the usual {usual:.4g}: check the data of these steps, or use --clip-norm or a "
                 "lower --lr"
@@ -124,7 +124,7 @@ class TrainingLog:
         self._slow_network_s += seconds
         if before < _SLOW_FOR_S <= self._slow_network_s and not self._warned_of_network:
             self._warned_of_network = True
-            job.run.say(
+            job.run.report(
                 f"step {job.state.progress.step}: the exchange of gradients takes "
                 f"{least_share:.0%} of the time ({least_share * seconds / steps * 1000:,.0f} ms a "
                 "step), because the network is slow for this model: use one machine, or a larger "

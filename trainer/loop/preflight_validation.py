@@ -47,7 +47,7 @@ def check_validation(job: Job) -> list[dict[str, str]]:
         sample_suffices = False
     # If it failed on any rank, all ranks validate the whole set.
     if not all(job.world.from_each(sample_suffices)):
-        job.run.say(
+        job.run.report(
             "a sample of the validation set is too small for the preflight check: validating the "
             "whole set"
         )

@@ -18,7 +18,7 @@ from trainer.system.hints import tensorboard
 
 def header(job: Job) -> None:
     """Log what is trained, on which hardware and with which settings."""
-    config, world, schedule, say = job.config, job.world, job.schedule, job.run.say
+    config, world, schedule = job.config, job.world, job.schedule
     rows = {
         "run": str(job.run.path),
         "plan": os.environ.get("TRAINBOX_REASON")
@@ -49,7 +49,7 @@ def header(job: Job) -> None:
             f"from step {job.state.progress.step}, epoch "
             f"{job.state.progress.step // schedule.steps_per_epoch + 1}"
         )
-    say("\n".join(f"{name:<10} {value}" for name, value in rows.items()))
+    job.run.report("\n".join(f"{name:<10} {value}" for name, value in rows.items()))
 
 
 def _optimizer_of_the_task(job: Job) -> dict[str, str]:
@@ -67,7 +67,7 @@ def smaller_micro_batches(job: Job, did_not_fit: str) -> None:
     norm = ""
     if has_batch_norm(job.state.model):
         norm = f"; batch norm now sees {examples_at_once(job.config)} examples at once"
-    job.run.say(
+    job.run.report(
         f"{did_not_fit}: restarting with smaller micro-batches of the same batch"
         f"{norm}\n{'batch':<10} "
         f"{batch_equation(job)}"
@@ -123,4 +123,6 @@ def closing(job: Job) -> None:
         "metrics": f"{path}/metrics.jsonl; to view them: {tensorboard(path.parent)}",
     }
     width = min(100, shutil.get_terminal_size().columns)
-    job.run.say("-" * width + "\n" + "\n".join(f"{key:<10} {value}" for key, value in rows.items()))
+    job.run.report(
+        "-" * width + "\n" + "\n".join(f"{key:<10} {value}" for key, value in rows.items())
+    )

@@ -14,8 +14,8 @@ from trainer.system.files import open_regular, parse_object
 
 _LONGEST = 2400  # characters of a string in the manifest
 
-# A resume with another value of one of these may give other bits, so it is refused. Changes of
-# other entries are reported and allowed.
+# A change of one of these entries may change the bits, so a resume is refused. Changes of other
+# entries are logged and allowed.
 _CHANGE_BITS = {
     "plan.strategy",
     "threads",
@@ -39,7 +39,7 @@ _CHANGE_BITS_PREFIXES = (
     "environment.CUDNN_",
     "environment.NVIDIA_TF32",
 )
-# These differ between starts and do not affect the bits.
+# These entries belong to one start and do not affect the bits.
 _OF_THE_START = (
     "argv",
     "plan.",
@@ -52,7 +52,7 @@ _OF_THE_START = (
 
 
 @dataclass(frozen=True)
-class Parting:
+class BitsDifference:
     """The first step at which the digests of two runs differ."""
 
     step: int
@@ -60,10 +60,10 @@ class Parting:
     tensors: tuple[str, ...]  # in the order of the model, then of the optimizer
     parts: tuple[str, ...] = ()  # descriptions of the combined digests that differ
 
-    def in_words(self) -> str:
-        """Return the difference as a sentence for people."""
+    def __str__(self) -> str:
+        """Return a description for messages."""
         since = (
-            "there is no earlier step to compare"
+            "no earlier step was compared"
             if self.agreed_step is None
             else f"step {self.agreed_step} is the same"
         )
@@ -81,7 +81,7 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
     Damaged lines are skipped, such as the incomplete last line after a crash.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: The file cannot be read.
     """
     try:
         with open_regular(path) as file:
@@ -106,8 +106,10 @@ _PARTS = {
 }
 
 
-def first_parting(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> Parting | None:
-    """Return where the digests of two runs differ first, or None if all common steps agree."""
+def first_difference(
+    one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]
+) -> BitsDifference | None:
+    """Return the first difference of two runs' digests, or None if all common steps agree."""
     of_one, of_other = ({entry["step"]: entry for entry in entries} for entries in (one, other))
     agreed = None
     for step in sorted(of_one.keys() & of_other.keys()):
@@ -119,12 +121,12 @@ def first_parting(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]
         )
         parts = tuple(label for name, label in _PARTS.items() if a[name] != b[name])
         if tensors or parts:
-            return Parting(step, agreed, tensors, parts)
+            return BitsDifference(step, agreed, tensors, parts)
         agreed = step
     return None
 
 
-def first_other_validation(
+def first_validation_difference(
     one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]
 ) -> str | None:
     """Describe the first common validation whose metrics differ, or return None."""
@@ -141,15 +143,15 @@ def first_other_validation(
         ]:
             name = names[0]
             return (
-                f"the validation at step {step} has another {name} ({_short(a.get(name))} -> "
+                f"the validation at step {step} differs in {name} ({_short(a.get(name))} -> "
                 f"{_short(b.get(name))})"
             )
     return None
 
 
-def _text(figure: Any) -> str:
-    """Return `figure` as JSON, in which NaN is equal to NaN."""
-    return json.dumps(figure, sort_keys=True)
+def _text(value: Any) -> str:
+    """Return `value` as JSON, in which NaN is equal to NaN."""
+    return json.dumps(value, sort_keys=True)
 
 
 def manifest_differences(
@@ -158,7 +160,7 @@ def manifest_differences(
     """Return the entries that differ between two manifests, as {dotted name: (old, new)}.
 
     Entries that belong to a single start are left out, such as the arguments. The strategy and the
-    number of processes are among them, except under FSDP, where the bits depend on them.
+    number of processes are left out too, except under FSDP, where the bits depend on them.
 
     A source file that only one manifest lists is not a difference, because a start may end before
     it loads that file.
@@ -191,7 +193,7 @@ def shown_arguments(argv: Sequence[str]) -> list[str]:
 
 
 def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings as the manifest records them, without secrets of the task's fields."""
+    """Return the settings as the manifest records them, without secrets in the task's fields."""
     fields = settings.get("fields")
     if not isinstance(fields, dict):
         return dict(settings)
@@ -206,8 +208,8 @@ def edited_settings(
 ) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ between a run's manifest and its config.json.
 
-    The result is {dotted name: (manifest, config)}. Secrets are removed before the comparison, so
-    another secret in a task's field is not an edit.
+    The result is {dotted name: (manifest, config)}. Secrets are removed before the comparison, so a
+    changed secret in a task's field is not an edit.
     """
     settings = manifest.get("settings", {})
     before = _flat(settings, "settings.")
@@ -220,19 +222,19 @@ def edited_settings(
 
 
 def changes_bits(name: str) -> bool:
-    """Return whether another value of the manifest entry `name` may give other bits."""
+    """Return whether a change of the manifest entry `name` may change the bits."""
     return name in _CHANGE_BITS or name.startswith(_CHANGE_BITS_PREFIXES)
 
 
 def cannot_resume(run: Path, changed: Mapping[str, tuple[Any, Any]]) -> Changed:
     """Return the error for a run whose manifest differs from this start in `changed`."""
     return Changed(
-        f"{run} cannot be resumed with the same bits ({in_words(changed)}): restore the old "
-        "values, or accept other bits with --resume anyway"
+        f"{run} cannot be resumed with the same bits ({listed_changes(changed)}): restore the old "
+        "values, or accept different bits with --resume anyway"
     )
 
 
-def in_words(changed: Mapping[str, tuple[Any, Any]]) -> str:
+def listed_changes(changed: Mapping[str, tuple[Any, Any]]) -> str:
     """Return the changes as in `threads: 1 -> 2; cudnn: 9 -> 10`, with long values cut."""
     return "; ".join(
         f"{name}: {_short(old)} -> {_short(new)}" for name, (old, new) in changed.items()

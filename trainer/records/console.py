@@ -15,24 +15,24 @@ from trainer.system.files import append_regular
 from trainer.system.storage import storage_failure
 from trainer.system.streams import printable
 
-_PLAIN_LINE_EVERY_S = 10.0
+_LINE_EVERY_S = 10.0
 _BAR = "{desc}{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
 
 
 class Console:
-    """The terminal and the log file of one rank, which prints only if `speaks` is true."""
+    """The terminal and the log file of one rank, which prints only if `prints` is true."""
 
-    def __init__(self, log: Path, speaks: bool) -> None:
+    def __init__(self, log: Path, prints: bool) -> None:
         """Open `log`, which also receives this process's warnings and tracebacks.
 
         Raises:
-            StorageFailure: the log cannot be written.
+            StorageFailure: The log cannot be written.
         """
-        self._speaks = speaks
+        self._prints = prints
         self._bar: tqdm[Any] | None = None
-        self._batch_size, self._plain_at = 0, 0.0
+        self._batch_size, self._last_line_at = 0, 0.0
         heartbeat = os.environ.get("TRAINBOX_HEARTBEAT")
-        self._heartbeat = Path(heartbeat) if heartbeat and speaks else None
+        self._heartbeat = Path(heartbeat) if heartbeat and prints else None
         try:
             self._log = append_regular(log)
         except OSError as error:
@@ -43,10 +43,10 @@ class Console:
         )
         logging.getLogger().addHandler(self._handler)
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Print a line on the terminal and write it to the log."""
-        if self._speaks:
-            text = printable(text, keep="\n\t")  # it may contain text from other nodes
+        if self._prints:
+            text = printable(text, keep="\n\t")  # the text may come from another node
             tqdm.write(text, file=sys.stdout)
             sys.stdout.flush()
             self._log.write(text + "\n")
@@ -54,7 +54,7 @@ class Console:
     def start_bar(self, step: int, schedule: Schedule) -> None:
         """Show a progress bar from `step` on, if standard error is a terminal."""
         self._batch_size = schedule.batch_size
-        if self._speaks and sys.stderr.isatty():
+        if self._prints and sys.stderr.isatty():
             self._bar = tqdm(
                 initial=step * schedule.batch_size,
                 total=schedule.total_steps * schedule.batch_size,
@@ -69,13 +69,13 @@ class Console:
         if self._bar is not None:
             self._bar.update(self._batch_size)
 
-    def say_now_and_then(self, line: str, speed: str) -> None:
+    def report_progress(self, line: str, speed: str) -> None:
         """Show `line` on the bar. Without a bar, print `line` and `speed` every 10 seconds."""
         if self._bar is not None:
             self._bar.set_description_str(line + "  ", refresh=False)
-        elif time.monotonic() - self._plain_at > _PLAIN_LINE_EVERY_S:
-            self._plain_at = time.monotonic()
-            self.say(line + speed)
+        elif time.monotonic() - self._last_line_at > _LINE_EVERY_S:
+            self._last_line_at = time.monotonic()
+            self.report(line + speed)
 
     def beat(self) -> None:
         """Touch the heartbeat file, whose age the image's health check reads."""
@@ -84,7 +84,7 @@ class Console:
                 self._heartbeat.touch()
 
     def end_bar(self) -> None:
-        """Close the bar. `say` still works."""
+        """Close the bar. `report` still works."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

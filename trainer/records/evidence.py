@@ -1,6 +1,6 @@
-"""Read the record of a run strictly, and compare two records, without torch.
+"""Read the record of a run for `verify`, and compare two records, without torch.
 
-A changed, cut or damaged record is an error. Lines are never skipped.
+Reading is strict: a changed, truncated or damaged record is an error. No line is skipped.
 """
 
 import json
@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import Differs, WrongUse
-from trainer.records.compare import edited_settings, first_other_validation, first_parting, in_words
+from trainer.records.compare import (
+    edited_settings,
+    first_difference,
+    first_validation_difference,
+    listed_changes,
+)
 from trainer.settings.config import parse_config
 from trainer.system.files import parse_object, read_text
 
@@ -38,8 +43,8 @@ class Evidence:
         """Read the folder of a run.
 
         Raises:
-            WrongUse: a file is missing or damaged.
-            Differs: metrics.jsonl is missing, a resume did not restore the digests, or config.json
+            WrongUse: A file is missing or damaged.
+            Differs: Metrics.jsonl is missing, a resume did not restore the digests, or config.json
                 was edited.
         """
         config, manifest = _object_in(run / "config.json"), _object_in(run / "manifest.json")
@@ -48,7 +53,7 @@ class Evidence:
         if edited := edited_settings(manifest, config):
             raise Differs(
                 f"DIFFERENT SETTINGS: {run}/config.json was edited after the run was started "
-                f"({in_words(edited)}): restore it"
+                f"({listed_changes(edited)}): restore it"
             )
         # Check the settings that the manifest does not have, too.
         parse_config(json.dumps(config), run / "config.json")
@@ -87,10 +92,10 @@ class Evidence:
 
     @property
     def end(self) -> int:
-        """The step of the last digest, or 0 if there is none."""
+        """The step of the last digest, or 0 without any digest."""
         return max((entry["step"] for entry in self.digests), default=0)
 
-    def refuse_open_end(self) -> None:
+    def refuse_incomplete(self) -> None:
         """Raise WrongUse if another file has a later step than digests.jsonl."""
         trained = max(
             (entry["step"] for entry in self.metrics if entry["kind"] != "health"), default=0
@@ -108,7 +113,7 @@ class Evidence:
 
     def refuse_unfinished(self) -> None:
         """Raise WrongUse if the run does not have its last validation."""
-        self.refuse_open_end()
+        self.refuse_incomplete()
         if self.end not in self.validations:
             raise WrongUse(
                 f"{self.name} is not finished (it ends at step {self.end} without a "
@@ -123,8 +128,8 @@ def verdict(run: Evidence, again: Evidence, manifests: str, until: int | None = 
     `manifests` lists the manifest entries that differ, and may be empty.
 
     Raises:
-        Differs: the digests, validations, best steps or ends differ.
-        WrongUse: the runs have no digest of a trained step in common, or one record is incomplete.
+        Differs: The digests, validations, best steps or ends differ.
+        WrongUse: The runs have no digest of a trained step in common, or one record is incomplete.
     """
     one, other = run.name, again.name
     entries = (
@@ -141,16 +146,16 @@ def verdict(run: Evidence, again: Evidence, manifests: str, until: int | None = 
             f"{one} and {other} have no digest of a trained step in common (the first digest of "
             f"{one} is of step {trained}): train with --digest-steps N for more digests"
         )
-    if parting := first_parting(run.digests, again.digests):
-        raise Differs(f"DIFFERENT BITS: {one} against {other}: {parting.in_words()}{entries}")
-    if validation := _other_validation(run, again, until):
+    if difference := first_difference(run.digests, again.digests):
+        raise Differs(f"DIFFERENT BITS: {one} against {other}: {difference}{entries}")
+    if validation := _validation_difference(run, again, until):
         raise Differs(
             f"DIFFERENT BITS: {one} against {other}: the weights are the same, and "
             f"{validation}{entries}"
         )
     if until is None:
         for each in (run, again):
-            each.refuse_open_end()
+            each.refuse_incomplete()
         if run.end != again.end:
             raise Differs(
                 f"DIFFERENT ENDS: {one} ends at step {run.end} and {other} at step "
@@ -169,17 +174,17 @@ def verdict(run: Evidence, again: Evidence, manifests: str, until: int | None = 
     )
 
 
-def _other_validation(run: Evidence, again: Evidence, until: int | None) -> str | None:
-    """Describe the first validation that one run lacks or that has other metrics, or return None.
+def _validation_difference(run: Evidence, again: Evidence, until: int | None) -> str | None:
+    """Describe the first validation that is missing in one run or differs, or return None.
 
     A run may have stopped at a step before the validation of that step.
     """
     ends = min(until or run.end, run.end, again.end)
     for step in sorted(run.validations.keys() ^ again.validations.keys()):
         if step < ends or (until is None and step == run.end == again.end):
-            lacking = run if step in again.validations else again
-            return f"the metrics.jsonl of {lacking.name} has no validation at step {step}"
-    return first_other_validation(run.metrics, again.metrics)
+            incomplete = run if step in again.validations else again
+            return f"the metrics.jsonl of {incomplete.name} has no validation at step {step}"
+    return first_validation_difference(run.metrics, again.metrics)
 
 
 def _text_in(path: Path) -> str:
@@ -187,7 +192,7 @@ def _text_in(path: Path) -> str:
         return read_text(path)
     except OSError as error:
         raise WrongUse(
-            f"{path} cannot be read ({error.strerror}): give the folder of a run"
+            f"{path} cannot be read ({error.strerror}): name the folder of a run"
         ) from error
     except ValueError as error:
         raise WrongUse(f"{path} is damaged ({error}): restore it") from error
@@ -208,17 +213,17 @@ def _entries(
     `problem_of(entry, entry before)` returns what is wrong with an entry, or None.
 
     Raises:
-        WrongUse: a line is not an entry, or it has a problem.
+        WrongUse: A line is not an entry, or it has a problem.
     """
     entries: list[dict[str, Any]] = []
     lines = _text_in(path).split("\n")
-    whole = lines.pop() == ""  # the last line ends with a newline
-    for number, line in enumerate(lines if whole else [*lines, ""], 1):
+    complete = lines.pop() == ""  # the last line ends with a newline
+    for number, line in enumerate(lines if complete else [*lines, ""], 1):
         try:
             entry = parse_object(line)
             problem = problem_of(entry, entries[-1] if entries else None)
         except ValueError as error:
-            problem = str(error) if whole or number <= len(lines) else "cut short"
+            problem = str(error) if complete or number <= len(lines) else "incomplete"
         if problem:
             raise WrongUse(
                 f"line {number} of {path} is damaged ({problem}): restore the file; if the "
@@ -251,7 +256,7 @@ def _digest_problem(entry: dict[str, Any], before: dict[str, Any] | None) -> str
         wrong += ["kind"]
     if wrong:
         return f"{wrong[0]} is missing or malformed"
-    # A resume records the digests of its first step, which may be recorded already.
+    # A resume records the digests of its first step. They may already be recorded.
     if before and entry["step"] < before["step"] + (entry["kind"] != "resume"):
         return f"step {entry['step']} comes after step {before['step']}"
     return None
@@ -271,7 +276,7 @@ def _one_per_step(path: Path, entries: Sequence[dict[str, Any]]) -> list[dict[st
     A step has a second entry if the run was resumed there.
 
     Raises:
-        Differs: the second entry of a step has other digests.
+        Differs: The second entry of a step has other digests.
     """
     by_step: dict[int, dict[str, Any]] = {}
     for number, entry in enumerate(entries, 1):
@@ -280,7 +285,7 @@ def _one_per_step(path: Path, entries: Sequence[dict[str, Any]]) -> list[dict[st
             if entry[name] != before[name]:
                 raise Differs(
                     f"DIFFERENT BITS: line {number} of {path}: the resume at step "
-                    f"{entry['step']} has another digest of {name} than the entry before it: "
+                    f"{entry['step']} has a different digest of {name} than the entry before it: "
                     "restore the file, or train the run again"
                 )
     return list(by_step.values())

@@ -17,7 +17,7 @@ EVENT = ("time_unix_s", "gpu", "uuid", "check", "result", "read", "do")
 class HardwareEvents:
     """The events in the file at `path`, each returned once.
 
-    If `path` is None or the file is missing, there are no events.
+    Without a file, `new` returns an empty list.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -43,8 +43,8 @@ class HardwareEvents:
 def hardware_events() -> HardwareEvents:
     """Return the events of the file that the environment names.
 
-    Each call for the same file returns the same object. A sweep's worker trains many times, and
-    events that one of its runs has recorded are then not recorded by the next.
+    Each call for the same file returns the same object. A worker of a sweep trains many times, and
+    its next run must not record the events of the previous run again.
     """
     return _events_in(os.environ.get("TRAINBOX_HEALTH_EVENTS", ""))
 
@@ -86,8 +86,8 @@ def record_left_over(events: Path) -> None:
                 file.write(b"\n")
             file.write(b"".join(json.dumps(position | event).encode() + b"\n" for event in left))
     except (OSError, ValueError, KeyError, TypeError):
-        # The training had not started to record, or its folder is gone. The entrypoint has printed
-        # the events.
+        # The training had not started to record, or its folder was removed. The entrypoint has
+        # already printed the events.
         return
 
 

@@ -20,7 +20,7 @@ from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
 from trainer.records.compare import (
     cannot_resume,
-    in_words,
+    listed_changes,
     manifest_differences,
     shown_arguments,
     shown_settings,
@@ -48,8 +48,8 @@ _ENVIRONMENT = (
     "PYTHONHASHSEED",
 )
 _SAMPLED_EXAMPLES = 16
-# Of larger datasets in memory, only every n-th example is hashed. Hashing all would take seconds.
-_WHOLE_BYTES = 2**30
+# Of a larger dataset in memory, only every n-th example is hashed: hashing all takes seconds.
+_HASHED_BYTES = 2**30
 
 
 def describe(
@@ -100,17 +100,17 @@ class SourceRecord:
     def __init__(self, run: RunLog, known: Mapping[str, str], anyway: bool) -> None:
         """Start with `known`, the files that the manifest lists.
 
-        If `anyway` is true, a changed file is reported and not refused.
+        If `anyway` is true, a changed file is logged and not refused.
         """
         self._run, self._known, self._anyway = run, dict(known), anyway
-        self._asked: set[str] = set()
+        self._seen: set[str] = set()
 
     def newly_loaded(self) -> dict[str, str]:
         """Return the source files that this process has loaded since the last call."""
         found = {
-            name: digest for name, digest in loaded_sources().items() if name not in self._asked
+            name: digest for name, digest in loaded_sources().items() if name not in self._seen
         }
-        self._asked |= found.keys()
+        self._seen |= found.keys()
         return found
 
     def compare_and_add(self, found: Sequence[Mapping[str, str]]) -> None:
@@ -119,8 +119,8 @@ class SourceRecord:
         `found` has one entry per rank, in the order of the ranks.
 
         Raises:
-            Changed: a file has changed since the run was started.
-            WrongUse: the processes have loaded different files.
+            Changed: A file has changed since the run was started.
+            WrongUse: The processes have loaded different files.
         """
         known = len(self._known)
         old = {name: self._known[name] for name in found[0] if name in self._known}
@@ -132,25 +132,25 @@ class SourceRecord:
             for name, digest in others.items():
                 if self._known.setdefault(name, digest) != digest:
                     raise WrongUse(
-                        f"the source file of module {name} differs between process 0 and "
-                        f"process {rank}: copy the same files to all machines"
+                        f"the source file of module {name} differs between processes 0 and {rank}: "
+                        "copy the same files to all machines"
                     )
         if self._run.writes and (changed or len(self._known) > known):
             self._write(changed)
 
     def _write(self, changed: Mapping[str, tuple[Any, Any]]) -> None:
         if (stored := self._run.folder.read_json("manifest.json")) is None:
-            return  # the file was removed, and a resume will report that
+            return  # the file was removed, which the next resume reports
         stored["sources"] = dict(sorted({**self._known, **stored.get("sources", {})}.items()))
         if changed:
-            self._run.say(f"changed since the run's start: {in_words(changed)}")
-            for start in stored.get("resumes", [])[-1:]:  # none before the first checkpoint
+            self._run.report(f"changed since the run's start: {listed_changes(changed)}")
+            for start in stored.get("resumes", [])[-1:]:  # empty before the first checkpoint
                 start["changed"] = {**start.get("changed", {}), **changed}
         self._run.folder.write_json("manifest.json", json.dumps(stored, indent=2) + "\n")
 
 
 def sampled_examples(dataset: Dataset[Any], workers: int) -> tuple[list[Any], dict[str, str]]:
-    """Return examples spread over the dataset, and the source files that were loaded to read them.
+    """Return examples spread over the dataset, and digests of the source files that read them.
 
     Each example is a batch of one. A dataset in memory gives no examples.
     """
@@ -171,7 +171,7 @@ def dataset_digest(dataset: Dataset[Any], examples: list[Any]) -> str:
     """
     if isinstance(dataset, TensorDataset):
         tensors = dataset.tensors
-        every = -(-sum(tensor.nbytes for tensor in tensors) // _WHOLE_BYTES)
+        every = -(-sum(tensor.nbytes for tensor in tensors) // _HASHED_BYTES)
         return value_digest(
             [len(tensors[0]), tuple(tensor[:: max(1, every)] for tensor in tensors)]
         )

@@ -17,14 +17,14 @@ METRICS, DIGESTS = "metrics.jsonl", "digests.jsonl"
 
 
 class RunFolder:
-    """The folder of one run. Only the first rank `writes`; the others read."""
+    """The folder of one run. Only the first rank `writes`."""
 
     def __init__(self, path: Path, writes: bool) -> None:
         """Make the folder with its subfolders, and lock it.
 
         Raises:
-            StorageFailure: the folder cannot be written.
-            Busy: another process trains in it.
+            StorageFailure: The folder cannot be written.
+            Busy: Another process trains in it.
         """
         self.path, self.writes = path, writes
         self._metrics: TextIO | None = None
@@ -47,7 +47,7 @@ class RunFolder:
         """Return the text of config.json, or None if the run is new.
 
         Raises:
-            WrongUse: the file exists and cannot be read.
+            WrongUse: The file exists and cannot be read.
         """
         path = self.path / "config.json"
         try:
@@ -57,7 +57,7 @@ class RunFolder:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise WrongUse(
-                f"{path} cannot be read ({reason}): restore it or use another --run"
+                f"{path} cannot be read ({reason}): restore it, or start a new run with --run NAME"
             ) from error
 
     def read_json(self, name: str) -> dict[str, Any] | None:
@@ -71,7 +71,7 @@ class RunFolder:
         """Replace the file `name` atomically.
 
         Raises:
-            StorageFailure: the file cannot be written.
+            StorageFailure: The file cannot be written.
         """
         if not self.writes:
             return
@@ -88,22 +88,22 @@ class RunFolder:
     def cut_records(self, step: int, evaluated_step: int) -> list[str]:
         """Drop the entries after `step`, which the resumed run will write again.
 
-        Validations are kept up to `evaluated_step`. Returns the names of the records that are
-        missing or damaged although the run has steps.
+        Validations are kept up to `evaluated_step`. Return the names of the records that have lost
+        their entries.
 
         Raises:
-            StorageFailure: a record cannot be read or written.
+            StorageFailure: A record cannot be read or written.
         """
         lost = []
-        # A hardware event happened once, so a resumed run does not write it again.
+        # All hardware events are kept, because a resumed run does not repeat them.
         last = {"validation": evaluated_step, "health": math.inf}
         for name in (METRICS, DIGESTS):
             try:
                 entries = read_entries(self.path / name)
             except OSError as error:
                 raise StorageFailure(
-                    f"{self.path / name} cannot be read ({error.strerror}): restore the "
-                    "file, or move it away"
+                    f"{self.path / name} cannot be read ({error.strerror}): restore it, or move it "
+                    "away"
                 ) from error
             if step and not entries and self._should_have_entries(name):
                 lost.append(name)
@@ -137,7 +137,7 @@ class RunFolder:
         """Append an entry to metrics.jsonl. JSON has no infinity and no NaN, so both become null.
 
         Raises:
-            StorageFailure: the file cannot be written.
+            StorageFailure: The file cannot be written.
         """
         assert self._metrics is not None
         finite = {
@@ -159,7 +159,7 @@ class RunFolder:
         """Append an entry to digests.jsonl.
 
         Raises:
-            StorageFailure: the file cannot be written.
+            StorageFailure: The file cannot be written.
         """
         if not self.writes:
             return

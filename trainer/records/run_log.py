@@ -13,7 +13,7 @@ from trainer.records.gpu_events import EVENT, hardware_events, note_run
 from trainer.records.run_folder import METRICS, RunFolder
 from trainer.records.tensorboard import TensorBoardLog
 
-_LOOK_EVERY_S = 5.0
+_EVENTS_EVERY_S = 5.0
 
 
 class RunLog:
@@ -23,8 +23,8 @@ class RunLog:
         """Open the run in `path`.
 
         Raises:
-            StorageFailure: the folder cannot be written.
-            Busy: another process trains in it.
+            StorageFailure: The folder cannot be written.
+            Busy: Another process trains in it.
         """
         self.path, self.writes = path, rank == 0
         self.folder = RunFolder(path, self.writes)
@@ -33,19 +33,19 @@ class RunLog:
         except StorageFailure:
             self.folder.close()
             raise
-        self.say = self.console.say
-        self.board = TensorBoardLog(path, self.writes, self.say)
+        self.report = self.console.report
+        self.board = TensorBoardLog(path, self.writes, self.report)
         self._events, self._known_events = hardware_events(), list[dict[str, Any]]()
-        self._step, self._steps_per_epoch, self._look_at = 0, 1, 0.0
+        self._step, self._steps_per_epoch, self._events_at = 0, 1, 0.0
 
     def begin(self, step: int, evaluated_step: int, schedule: Schedule) -> None:
         """Start to record at `step`, and drop the entries of steps that will be repeated."""
         if not self.writes:
             return
         for name in self.folder.cut_records(step, evaluated_step):
-            self.say(
+            self.report(
                 f"{self.path / name} is missing or damaged: its entries up to step {step} are "
-                "lost, and verify will report that"
+                "lost, so verify will fail"
             )
         entries = self.folder.open_metrics()
         note_run(self.path / METRICS)
@@ -60,8 +60,8 @@ class RunLog:
         """Count a step. Every few seconds, touch the heartbeat and record hardware events."""
         self._step += 1
         self.console.count_step()
-        if time.monotonic() > self._look_at:
-            self._look_at = time.monotonic() + _LOOK_EVERY_S
+        if time.monotonic() > self._events_at:
+            self._events_at = time.monotonic() + _EVENTS_EVERY_S
             self.console.beat()
             self._record_events()
 
@@ -76,10 +76,10 @@ class RunLog:
     ) -> None:
         """Write an entry to metrics.jsonl and TensorBoard, and `line` to the terminal.
 
-        The line of an entry with `speed` is shown on the bar or every few seconds.
+        With `speed`, the line is shown on the bar, or every few seconds without a bar.
 
         Raises:
-            StorageFailure: metrics.jsonl cannot be written.
+            StorageFailure: Metrics.jsonl cannot be written.
         """
         if not self.writes:
             return
@@ -88,9 +88,9 @@ class RunLog:
         self.folder.append_entry(entry)
         self.board.scalars(kind, values, step)
         if speed is None:
-            self.say(line)
+            self.report(line)
         else:
-            self.console.say_now_and_then(line, speed)
+            self.console.report_progress(line, speed)
 
     def _record_events(self) -> None:
         """Write new hardware events, which the entrypoint has already printed."""
@@ -119,8 +119,8 @@ class RunLog:
             self.board.text(f"health/{check}", "\n\n".join(texts), self._step, time_unix_s)
 
     def end_progress(self) -> None:
-        """Close the bar, TensorBoard's files and metrics.jsonl. `say` still works."""
-        # The training has a result or an error of its own, which must not be hidden.
+        """Close the bar, TensorBoard's files and metrics.jsonl. `report` still works."""
+        # A failure to record events must not hide the result or the error of the training.
         with contextlib.suppress(StorageFailure):
             self._record_events()
         self.console.end_bar()

@@ -26,8 +26,8 @@ def check_files(run: Evidence) -> Evidence:
     Returns `run` with the step of its best weights.
 
     Raises:
-        Differs: a file differs from what the run saved at its step, or a file is missing.
-        WrongUse: a file cannot be read.
+        Differs: A file differs from what the run saved at its step, or a file is missing.
+        WrongUse: A file cannot be read.
     """
     best_step, weights = None, run.folder / "model.safetensors"
     newest: Mapping[str, Any] = {}
@@ -52,9 +52,7 @@ def _check_weights(run: Evidence, path: Path) -> int:
     except (OSError, SafetensorError) as error:
         raise _unreadable(path, error) from error
     if not re.fullmatch(r"\d{1,18}", text):
-        raise Differs(
-            f"{path} has no valid step ({text!r}), so the run did not save it: restore it"
-        )
+        raise Differs(f"{path} was not saved by a run (its step is {text!r}): restore it")
     _compare(run, path, int(text), digests, whole=False)
     return int(text)
 
@@ -95,11 +93,11 @@ def _compare(
 ) -> dict[str, Any]:
     """Return the entry of `step` after comparing its tensors with `digests`.
 
-    If `whole` is false, `digests` need not have the modules' extra state.
+    If `whole` is false, `digests` may lack the extra state of modules.
 
     Raises:
-        Differs: a tensor differs.
-        WrongUse: the entry's digest of all weights does not match its digests of tensors.
+        Differs: A tensor differs.
+        WrongUse: The entry's digest of all weights does not match its digests of tensors.
     """
     entry = next((entry for entry in run.digests if entry["step"] == step), None)
     if entry is None:
@@ -139,7 +137,7 @@ def _check_progress(run: Evidence, newest: Mapping[str, Any], best_step: int | N
     """Compare the newest checkpoint's progress with metrics.jsonl and the best weights.
 
     Raises:
-        Differs: a validation or the best weights are missing or of another step.
+        Differs: A validation or the best weights are missing or of another step.
     """
     validated = [
         step for step in (newest.get("evaluated_step"), newest.get("best_step"), best_step) if step

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 class TensorBoardLog:
     """TensorBoard's files of one run, opened at the first write.
 
-    If they cannot be written, this is reported once with `say`. Later calls then do nothing.
+    If they cannot be written, this is logged once with `report`. Later calls then do nothing.
     """
 
-    def __init__(self, run: Path, writes: bool, say: Callable[[str], None]) -> None:
-        self.from_step = 0  # TensorBoard drops what an earlier start wrote from this step on
-        self._run, self._disabled, self._say = run, not writes, say
+    def __init__(self, run: Path, writes: bool, report: Callable[[str], None]) -> None:
+        self.from_step = 0  # TensorBoard drops the entries of earlier starts from this step
+        self._run, self._disabled, self._report = run, not writes, report
         self._board: SummaryWriter | None = None
 
     def scalars(self, kind: str, values: Mapping[str, Any], step: int) -> None:
@@ -68,7 +68,7 @@ class TensorBoardLog:
             for name, value in vars(config).items()
             if value != usual[name] and name not in hidden
         }
-        # TensorBoard hides trials that lack a swept setting, even if its value is the default.
+        # TensorBoard hides trials without a swept setting, even if its value is the default.
         shown |= set(swept) & vars(config).keys()
         settings = {name: _plain(value) for name, value in vars(config).items() if name in shown}
         settings |= {
@@ -107,7 +107,7 @@ class TensorBoardLog:
             write(self._board)
         except OSError as error:
             self._disabled = True
-            self._say(
+            self._report(
                 f"TensorBoard's files cannot be written ({error}): training continues without "
                 "them, and metrics.jsonl has all values"
             )
@@ -116,7 +116,7 @@ class TensorBoardLog:
 def write_picture(folder: Path, name: str, file: Path) -> None:
     """Add the PNG picture in `file`, tagged `name`, to the TensorBoard log in `folder`.
 
-    torch.utils.tensorboard would import torch, which a sweep's end does not need otherwise.
+    torch.utils.tensorboard would import torch, which the end of a sweep does not need.
     """
     from PIL import Image
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]

@@ -25,7 +25,12 @@ from trainer.errors import Changed, Differs, Preempted, StorageFailure, WrongUse
 from trainer.loop.digests import DigestLog
 from trainer.records import manifest
 from trainer.records.checkpoint import Checkpoints
-from trainer.records.compare import Parting, first_other_validation, first_parting, read_entries
+from trainer.records.compare import (
+    BitsDifference,
+    first_difference,
+    first_validation_difference,
+    read_entries,
+)
 from trainer.records.digest import tensors_digest
 from trainer.records.evidence import Evidence, verdict
 from trainer.records.run_log import RunLog
@@ -69,7 +74,7 @@ def test_a_resumed_runs_digests_are_those_of_one_never_stopped(here: Here) -> No
         here.train(max_steps=15, digest_steps=2, stop=StopAfter(5))
     here.train(max_steps=15, digest_steps=2)
     assert ("resume", 5) in [(entry["kind"], entry["step"]) for entry in _digests(here)]
-    assert first_parting(_digests(here), _digests(here, "whole")) is None
+    assert first_difference(_digests(here), _digests(here, "whole")) is None
     assert (
         "SAME BITS: runs/r and runs/whole, 9 digests up to step 15"
         in here.command("verify", "runs/r", "runs/whole")[1]
@@ -89,30 +94,32 @@ def test_the_first_step_and_tensor_that_part_are_named() -> None:
         _entry(8, a="3", b="3"),
     ]
     other = [_entry(0, a="1", b="1"), _entry(4, a="2", b="2"), _entry(8, a="3", b="4", c="1")]
-    parting = first_parting(one, other)
-    assert parting == Parting(8, 4, ("b", "c"), ("the weights",))
+    difference = first_difference(one, other)
+    assert difference == BitsDifference(8, 4, ("b", "c"), ("the weights",))
     assert (
-        parting.in_words()
+        str(difference)
         == "first difference at step 8 (step 4 is the same): first tensor b, 2 in all"
     )
-    assert first_parting(one, one) is None
+    assert first_difference(one, one) is None
     order = [one[0] | {"order": "y"}]
-    assert first_parting(one, order) == Parting(0, None, (), ("the order of the batches",))
+    assert first_difference(one, order) == BitsDifference(
+        0, None, (), ("the order of the batches",)
+    )
 
 
 def test_a_digest_of_the_weights_that_differs_alone_names_the_weights() -> None:
     one = [_entry(0, a="1"), _entry(4, a="2")]
-    parting = first_parting(one, [one[0], one[1] | {"model": "9"}])
-    assert parting is not None
-    assert parting.in_words() == "first difference at step 4 (step 0 is the same): the weights"
+    difference = first_difference(one, [one[0], one[1] | {"model": "9"}])
+    assert difference is not None
+    assert str(difference) == "first difference at step 4 (step 0 is the same): the weights"
 
 
 def test_a_digest_of_a_tensor_that_differs_alone_is_named() -> None:
     one = [_entry(0, a="1"), _entry(4, a="2")]
-    parting = first_parting(one, [one[0], one[1] | {"tensors": {"a": "9"}}])
-    assert parting is not None
+    difference = first_difference(one, [one[0], one[1] | {"tensors": {"a": "9"}}])
+    assert difference is not None
     assert (
-        parting.in_words()
+        str(difference)
         == "first difference at step 4 (step 0 is the same): first tensor a, 1 in all"
     )
 
@@ -262,7 +269,7 @@ def test_a_resume_that_did_not_restore_the_digests_differs(finished: Here) -> No
         ended, _, err = finished.command("verify", "runs/r", "runs/twin")
         assert ended == code, err
     assert (
-        "line 9 of runs/r/digests.jsonl: the resume at step 18 has another digest of "
+        "line 9 of runs/r/digests.jsonl: the resume at step 18 has a different digest of "
         "optimizer than the entry before" in err
     )
 
@@ -402,7 +409,7 @@ def _as_fifo(name: str) -> Callable[[Path], object]:
 
 
 _DAMAGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
-    (_with_line(7, b'{"kind": "ste'), "line 7 of runs/r/digests.jsonl is damaged (cut short)"),
+    (_with_line(7, b'{"kind": "ste'), "line 7 of runs/r/digests.jsonl is damaged (incomplete)"),
     (_with_line(7, b"garbage\n"), "line 7 of runs/r/digests.jsonl is damaged (Expecting value"),
     (_with_line(3, b"garbage\n"), "line 3 of runs/r/digests.jsonl is damaged (Expecting value"),
     (_with_line(3, b"\n"), "line 3 of runs/r/digests.jsonl is damaged (Expecting value"),
@@ -661,8 +668,8 @@ def test_validations_are_compared_too(here: Here) -> None:
     path.write_text("\n".join([*lines[:-1], json.dumps(last | {"loss": 9.0})]) + "\n")
     code, _, err = here.command("verify", "runs/r", "runs/other")
     assert code == 8
-    assert "the weights are the same, and the validation at step 12 has another loss (" in err
-    assert first_other_validation([last], [last | {"time_unix_s": 1.0}]) is None
+    assert "the weights are the same, and the validation at step 12 differs in loss (" in err
+    assert first_validation_difference([last], [last | {"time_unix_s": 1.0}]) is None
 
 
 def test_verify_names_the_altered_entry_the_first_step_and_the_first_tensor(here: Here) -> None:
@@ -705,7 +712,7 @@ def test_a_comparison_names_the_settings(here: Here) -> None:
     code, _, err = here.command("verify", "runs/one", "runs/other")
     assert code == 8
     assert (
-        "first difference at step 0 (there is no earlier step to compare): first tensor "
+        "first difference at step 0 (no earlier step was compared): first tensor "
         "linear.weight" in err
     )
     assert "; manifest entries that differ: settings.seed: 0 -> 1" in err
@@ -742,7 +749,7 @@ def test_a_resume_under_what_changes_bits_is_refused_unless_wanted(
     with pytest.raises(WrongUse) as refused:
         here.train(**_STOPPED)
     assert f"runs/r cannot be resumed with the same bits ({words}" in str(refused.value)
-    assert "or accept other bits with --resume anyway" in str(refused.value)
+    assert "or accept different bits with --resume anyway" in str(refused.value)
     assert words in here.train(**_STOPPED, resume="anyway")
     (start,) = json.loads(path.read_text())["resumes"]
     assert start["step"] == 5
@@ -780,7 +787,7 @@ def test_other_data_and_another_task_source_have_other_digests(
     data.tensors[0][17, 2] += 1
     assert manifest.dataset_digest(data, []) != digest
     # of more than a gibibyte, every so-many-th example
-    monkeypatch.setattr(manifest, "_WHOLE_BYTES", 100)
+    monkeypatch.setattr(manifest, "_HASHED_BYTES", 100)
     data.tensors[0][1, 2] += 1
     assert manifest.dataset_digest(data, []) == manifest.dataset_digest(data, [])
     here.train(max_steps=1)
@@ -976,7 +983,7 @@ def test_processes_with_other_source_files_are_refused() -> None:
     record.compare_and_add([{"one": "a"}, {"one": "a", "only_there": "b"}])
     with pytest.raises(
         WrongUse,
-        match="the source file of module two differs between process 0 and process 1: "
+        match="the source file of module two differs between processes 0 and 1: "
         "copy the same",
     ):
         record.compare_and_add([{"two": "a"}, {"two": "b"}])

@@ -27,7 +27,7 @@ def _job(nnodes: int, least: list[float], said: list[str]) -> Any:
         ),
         strategy=SimpleNamespace(forward_is_collective=False),
         reduction=SimpleNamespace(exchange_time=SimpleNamespace(seconds=lambda: next(taken))),
-        run=SimpleNamespace(say=said.append),
+        run=SimpleNamespace(report=said.append),
         state=SimpleNamespace(progress=SimpleNamespace(step=100)),
     )
 

@@ -42,7 +42,7 @@ def _line(*words: Any, **other: Any) -> str:
 def events(here: Here, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that is named to a training, which looks at it after each step."""
     monkeypatch.setenv("TRAINBOX_HEALTH_EVENTS", str(here.folder / "events.jsonl"))
-    monkeypatch.setattr(run_log, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(run_log, "_EVENTS_EVERY_S", 0.0)
     return here.folder / "events.jsonl"
 
 
@@ -168,7 +168,7 @@ def test_events_of_a_training_are_in_its_metrics_and_in_tensorboard_and_not_prin
 def test_it_looks_by_time_and_once_more_at_the_end_also_when_it_is_stopped(
     here: Here, events: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_log, "_LOOK_EVERY_S", 1000.0)
+    monkeypatch.setattr(run_log, "_EVENTS_EVERY_S", 1000.0)
     _write_in_steps(monkeypatch, events, {3: _line(3.0)})
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(10))
