@@ -30,14 +30,14 @@ def fit(
 ) -> None:
     """Train from the current step of `job.state` to the end of the schedule.
 
-    `validated` is called with the step and the metrics of each validation.
+    `validated` is called with the step and the metrics after each validation.
 
     Raises:
         Preempted: `stop` was requested on a rank, and a checkpoint of this step is saved.
-        NotFinite: A loss, a gradient or a weight is infinite or NaN; no checkpoint has it.
+        NotFinite: A loss, a gradient or a weight is infinite or NaN. No checkpoint contains it.
         StorageFailure: A checkpoint or the metrics could not be written.
-        DoesNotFit: The memory was used up in the first steps of this call. The caller builds a new
-            job with smaller micro-batches.
+        DoesNotFit: The first steps of this call do not fit in memory. The caller builds a new job
+            with smaller micro-batches.
     """
     config, world, schedule, state = job.config, job.world, job.schedule, job.state
     progress = state.progress
@@ -45,8 +45,8 @@ def fit(
     log, digests = TrainingLog(job), DigestLog(job)
     saving = Saving(job, stop, digests)
 
-    # This rank's micro-batches from the current step on. The order of the examples depends only on
-    # the seed and the epoch.
+    # Read this rank's micro-batches from the current step. The order of the examples depends only
+    # on the seed and the epoch.
     micro_batches = training_batches(job.train, schedule, first_step, world.device, job.workers)
     if job.around_batches is not None:
         micro_batches = job.around_batches(micro_batches)
@@ -58,13 +58,14 @@ def fit(
         for micro in schedule.micros
     ]
 
+    # Record the digests of the start, and start the clock.
     warmup_steps = round(config.warmup_epochs * schedule.steps_per_epoch)
     digest_steps = config.digest_steps or schedule.steps_per_epoch
     digests.record("resume" if first_step else "start")
     state.watch.start(first_step)
     state.model.train()
     while True:
-        # Validate at the end of an epoch, unless it is done. A stop during it saves and ends here.
+        # Validate at the end of an epoch. If a stop is requested meanwhile, save and stop.
         if evaluation_due(job) and not validate(job, saving, validated):
             saving.save_and_stop()
         if progress.step >= job.end_step or progress.ended_early:
@@ -77,17 +78,17 @@ def fit(
         for group in state.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
 
-        # Copy the running statistics if the step may have to be undone.
-        before = (
+        # Copy the running statistics, such as those of batch norm, if the step may be undone.
+        old_statistics = (
             [buffer.clone() for buffer in _statistics(state.model)] if config.skip_nonfinite else []
         )
 
-        # In the first steps of a start, the ranks agree whether the batch fits in memory before
-        # they exchange gradients. Later steps exchange while the last backward runs.
+        # In the first steps, the ranks agree that the batch fits in memory before they exchange
+        # gradients. In later steps, the exchange overlaps with the backward.
         overlaps = progress.step >= first_step + FIRST_STEPS
         with contextlib.nullcontext() if overlaps else all_fit(job.strategy):
             for micro, weight_B in zip(schedule.micros, weights_B, strict=True):
-                # Fetch a micro-batch. Its random numbers depend on its step, shard and part.
+                # Fetch a micro-batch, and seed its random numbers.
                 batch = next(micro_batches)
                 world.seed(config.seed, "forward", progress.step, micro.shard, micro.part)
 
@@ -105,17 +106,17 @@ def fit(
         state.running.steps += 1
         progress.step += 1
 
-        # Clip the gradient. Its norm costs time, so compute it only for the log or a limit.
-        logged = 0 in (
-            progress.step % config.log_steps,
-            progress.step % schedule.steps_per_epoch,
-            progress.step - job.end_step,
+        # Clip the gradient. Its norm takes time, so compute it only if it is used.
+        logged = (
+            progress.step % config.log_steps == 0
+            or progress.step % schedule.steps_per_epoch == 0
+            or progress.step == job.end_step
         )
         norm = _clipped_norm(job) if logged or config.clip_norm or config.skip_nonfinite else None
 
-        # Update the weights, and clear the gradients: all of the model's, since the optimizer may
-        # not have each parameter.
-        _update(job, norm, before)
+        # Update the weights. Clear all gradients of the model, because the optimizer may not have
+        # all parameters.
+        _update(job, norm, old_statistics)
         state.model.zero_grad()
 
         # Count the step on the progress bar, log the losses, and record digests of the weights.
@@ -125,17 +126,18 @@ def fit(
         if progress.step % digest_steps == 0 or progress.step == job.end_step:
             digests.record("step")
 
-        # All ranks vote: save a checkpoint if one is due, and stop if any rank was asked to. The
-        # first save is prepared when the optimizer has its state.
+        # After the first step, the optimizer has its state: reserve the memory for checkpoints.
         if progress.step == first_step + 1:
             saving.prepare()
+
+        # All ranks vote. Save if a checkpoint is due, and stop if any rank was asked to stop.
         saving.save_or_stop()
     job.checkpoints.wait()
     progress.train_seconds = state.watch.seconds
 
 
 def _clipped_norm(job: Job) -> Tensor:
-    """Unscale the gradient and clip it to `--clip-norm`; return its norm from before."""
+    """Unscale the gradient and clip it to `--clip-norm`. Return its norm before clipping."""
     if job.state.scaler.is_enabled():
         job.state.scaler.unscale_(job.state.optimizer)
     if job.config.clip_norm is not None:
@@ -148,24 +150,24 @@ def _clipped_norm(job: Job) -> Tensor:
     return whole
 
 
-def _update(job: Job, norm: Tensor | None, before: list[Tensor]) -> None:
+def _update(job: Job, norm: Tensor | None, old_statistics: list[Tensor]) -> None:
     """Update the weights, or under --skip-nonfinite undo a step whose gradient is not finite.
 
-    `norm` is that of the sum over all ranks, so all ranks decide the same. Under fp16 the scaler
-    decides instead. `before` has the running statistics from before the step.
+    `norm` is the norm of the sum over all ranks, so all ranks decide the same. Under fp16, the
+    scaler decides instead. `old_statistics` are the running statistics before the step.
     """
-    progress, most = job.state.progress, job.config.skip_nonfinite
-    if not most or norm is None or job.state.scaler.is_enabled() or math.isfinite(norm):
+    progress, limit = job.state.progress, job.config.skip_nonfinite
+    if not limit or norm is None or job.state.scaler.is_enabled() or math.isfinite(norm):
         job.state.scaler.step(job.state.optimizer)
         job.state.scaler.update()
         progress.skipped_in_a_row = 0
         return
     progress.skipped += 1
     progress.skipped_in_a_row += 1
-    if progress.skipped_in_a_row > most:
+    if progress.skipped_in_a_row > limit:
         raise not_finite(job, f"the gradient of {progress.skipped_in_a_row} steps in a row")
     job.state.running.drop_step()
-    for buffer, old in zip(_statistics(job.state.model), before, strict=True):
+    for buffer, old in zip(_statistics(job.state.model), old_statistics, strict=True):
         buffer.copy_(old)
     job.run.report(
         f"step {progress.step}: the gradient is not finite, the step is skipped "
@@ -174,5 +176,5 @@ def _update(job: Job, norm: Tensor | None, before: list[Tensor]) -> None:
 
 
 def _statistics(model: nn.Module) -> list[Tensor]:
-    """Return the buffers that one bad batch can corrupt."""
+    """Return the running statistics: the buffers that one bad batch can corrupt."""
     return [buffer for buffer in model.buffers() if buffer.is_floating_point()]

@@ -983,8 +983,7 @@ def test_processes_with_other_source_files_are_refused() -> None:
     record.compare_and_add([{"one": "a"}, {"one": "a", "only_there": "b"}])
     with pytest.raises(
         WrongUse,
-        match="the source file of module two differs between processes 0 and 1: "
-        "copy the same",
+        match="the source file of module two differs between processes 0 and 1: copy the same",
     ):
         record.compare_and_add([{"two": "a"}, {"two": "b"}])
 

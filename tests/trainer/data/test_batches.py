@@ -1,6 +1,4 @@
-"""Which examples a step sees: integers in, integers out, the same for every way of sharing the
-work.
-"""
+"""The examples of each step are the same for any number of processes and workers."""
 
 import itertools
 import random
@@ -50,7 +48,7 @@ def _schedule(
 
 
 class Plain(Dataset[Any]):
-    """The examples of a TensorDataset one by one, so that they come through a loader."""
+    """A dataset of tensors that is read example by example, through a loader."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors = tensors
@@ -63,7 +61,7 @@ class Plain(Dataset[Any]):
 
 
 class Augmented(Dataset[Any]):
-    """Examples that draw from all three generators."""
+    """A dataset whose examples draw from all three generators."""
 
     def __len__(self) -> int:
         return 23
@@ -74,7 +72,7 @@ class Augmented(Dataset[Any]):
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1437])
-def test_an_epochs_order_is_a_permutation_that_depends_on_seed_and_epoch_alone(size: int) -> None:
+def test_an_epochs_order_is_a_permutation_that_depends_only_on_seed_and_epoch(size: int) -> None:
     order = epoch_order(3, 5, size)
     assert sorted(order.tolist()) == list(range(size))
     torch.manual_seed(99)
@@ -87,7 +85,7 @@ def test_an_epochs_order_is_a_permutation_that_depends_on_seed_and_epoch_alone(s
         assert not epoch_order(4, 5, size).equal(order)
 
 
-# A batch smaller than shards x accumulation is refused by the session: some part would be empty.
+# `build` refuses a batch smaller than shards x accumulation: a micro-batch would be empty.
 _CUTS = [
     (batch_size, shards, accumulation)
     for batch_size, shards, accumulation in itertools.product(
@@ -98,7 +96,7 @@ _CUTS = [
 
 
 @pytest.mark.parametrize(("batch_size", "shards", "accumulation"), _CUTS)
-def test_the_shards_parts_partition_the_global_batch_in_near_equal_pieces(
+def test_micro_batches_partition_the_global_batch_almost_equally(
     batch_size: int, shards: int, accumulation: int
 ) -> None:
     whole = micro_batches(batch_size, shards, accumulation, range(shards))
@@ -118,13 +116,13 @@ def test_the_shards_parts_partition_the_global_batch_in_near_equal_pieces(
         assert all(len(owned) for owned in ranks)
 
 
-def test_a_micro_batch_names_its_shard_and_part() -> None:
+def test_a_micro_batch_has_its_shard_and_part() -> None:
     assert micro_batches(7, 2, 2, [1]) == (MicroBatch(1, 0, 3, 5), MicroBatch(1, 1, 5, 7))
     assert MicroBatch(1, 0, 3, 5).size == 2
 
 
 @pytest.mark.parametrize("world_size", range(1, 6))
-def test_owned_blocks_follow_each_other_and_the_first_never_goes_without(world_size: int) -> None:
+def test_owned_blocks_are_consecutive_and_the_first_is_never_empty(world_size: int) -> None:
     for count in range(12):
         blocks = [_process(rank, world_size).owned(count) for rank in range(world_size)]
         assert [i for block in blocks for i in block] == list(range(count))
@@ -136,8 +134,8 @@ def test_owned_blocks_follow_each_other_and_the_first_never_goes_without(world_s
 
 
 @pytest.mark.parametrize("start", [0, 1, 4, 5, 9, 16])
-def test_the_stream_from_a_middle_step_is_the_tail_of_the_whole_one(start: int) -> None:
-    # 4 steps an epoch: 4 epochs
+def test_the_indices_from_a_later_step_are_the_tail_of_all_indices(start: int) -> None:
+    # 4 epochs of 4 steps
     schedule = _schedule(examples=23, batch_size=5, steps=16, accumulation=2)
     whole = [(epoch, indices.tolist()) for epoch, indices in schedule.indices(0)]
     tail = [(epoch, indices.tolist()) for epoch, indices in schedule.indices(start)]
@@ -145,7 +143,7 @@ def test_the_stream_from_a_middle_step_is_the_tail_of_the_whole_one(start: int) 
     assert len(whole) == 32
 
 
-def test_an_epoch_shows_each_example_at_most_once_and_leaves_others_out_each_time() -> None:
+def test_an_epoch_has_each_example_at_most_once_and_drops_different_ones() -> None:
     schedule = _schedule(examples=23, batch_size=5, steps=16)
     epochs: dict[int, list[int]] = {}
     for epoch, indices in schedule.indices(0):
@@ -157,7 +155,7 @@ def test_an_epoch_shows_each_example_at_most_once_and_leaves_others_out_each_tim
     assert epochs[0] != epochs[1]
 
 
-def test_all_processes_together_see_the_stream_of_one() -> None:
+def test_all_processes_together_have_the_indices_of_one() -> None:
     whole = [
         indices.tolist() for _, indices in _schedule(examples=50, batch_size=16, steps=6).indices(0)
     ]
@@ -195,7 +193,7 @@ def _batches(workers: int, start: int) -> list[tuple[list[int], list[list[float]
     return [(batch["index"].tolist(), batch["drawn"].tolist()) for batch in batches]
 
 
-# on a machine of two cores
+# The warning comes on a machine with two cores.
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize("workers", [1, 3])
 def test_random_augmentation_is_the_same_with_any_number_of_workers_and_from_any_start(
@@ -206,8 +204,7 @@ def test_random_augmentation_is_the_same_with_any_number_of_workers_and_from_any
     assert _batches(0, 6) == whole[6:]
     assert _batches(workers, 0) == whole
     assert _batches(workers, 6) == whole[6:]
-    # It is augmentation: the same example is drawn anew in the next epoch, and each generator
-    # counts.
+    # The same example is augmented differently in the next epoch, by each generator.
     first = {
         index: drawn
         for indices, draws in whole[:4]
@@ -248,8 +245,7 @@ def test_evaluation_covers_each_example_once(examples: int, batch_size: int, kin
 
 
 def _evaluated_twice() -> list[list[tuple[int, list[int], list[list[float]]]]]:
-    # In a function of its own: a failing test would hold the workers, which leave SIGTERM to their
-    # parent, until it ends.
+    # A separate function, because a failing test would keep the workers alive until pytest ends.
     batches = EvaluationBatches(Augmented(), 10, range(3), CPU, 1)
     return [
         [(n, b["index"].tolist(), b["drawn"].tolist()) for n, b in batches.iterate()]
@@ -257,14 +253,14 @@ def _evaluated_twice() -> list[list[tuple[int, list[int], list[list[float]]]]]:
     ]
 
 
-def test_evaluation_can_be_repeated_with_living_workers_and_draws_the_same() -> None:
+def test_a_repeated_evaluation_with_the_same_workers_draws_the_same() -> None:
     first, second = _evaluated_twice()
     assert first == second
     assert [n for n, _, _ in first] == [10, 10, 3]
     assert [i for _, indices, _ in first for i in indices] == list(range(23))
 
 
-def test_containers_are_moved_with_what_is_in_them() -> None:
+def test_tensors_in_nested_containers_are_moved() -> None:
     tensor = torch.ones(2)
     batch = {"a": tensor, "b": [tensor, ("name", tensor)], "c": 3}
     moved = to_device(batch, torch.device("meta"))
@@ -278,7 +274,7 @@ def test_containers_are_moved_with_what_is_in_them() -> None:
     assert to_device(tensor, CPU) is tensor
 
 
-def test_tensors_stay_where_they_are_on_a_cpu() -> None:
+def test_tensors_stay_on_a_cpu() -> None:
     held, other = TensorDataset(torch.ones(3)), Plain(torch.ones(3))
     assert place_tensors(held, CPU) is held
     assert place_tensors(other, CPU) is other
@@ -289,7 +285,7 @@ class Endless(IterableDataset[int]):
         return itertools.count()
 
 
-def test_a_dataset_without_a_length_is_told() -> None:
+def test_a_dataset_without_a_length_is_refused() -> None:
     with pytest.raises(
         WrongUse, match=r"the dataset Endless has no length \(.*\): use a map-style dataset"
     ):

@@ -1,5 +1,6 @@
-"""State in plain attributes, which a checkpoint leaves out: put back after the first forwards, and
-named when it moves.
+"""State in plain attributes, which checkpoints leave out.
+
+It is restored after the preflight check, and a later change is reported.
 """
 
 import functools
@@ -32,14 +33,14 @@ _GENERATOR = random.Random(0)  # noqa: S311
 
 
 class _Note:
-    """An object of the user's own in an attribute."""
+    """An object of a user's class."""
 
     def __init__(self) -> None:
         self.count = 0
 
 
 class _Slotted:
-    """Has no `__dict__`."""
+    """An object without `__dict__`."""
 
     __slots__ = ("count",)
 
@@ -48,7 +49,7 @@ class _Slotted:
 
 
 class _Hook:
-    """Has a state; a module calls it after each forward."""
+    """A hook with a state, which a module calls after each forward."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -77,7 +78,7 @@ def _add(numbers: list[int], number: int) -> None:
 
 
 class _Stateful(StepCounter):
-    """Has attributes of each kind; none of them moves by itself."""
+    """A model with attributes of each kind, which its forward does not change."""
 
     forwards_of_all = 0
 
@@ -101,7 +102,7 @@ class _Stateful(StepCounter):
         self.partial = functools.partial(_add, [])
         self.linear.register_forward_hook(_Hook())
         self.hidden = [nn.Linear(1, 1)]
-        self.words = dict.fromkeys(map(str, range(5000)), 0)
+        self.vocabulary = dict.fromkeys(map(str, range(5000)), 0)
 
 
 def _grow_note(model: _Stateful) -> None:
@@ -144,7 +145,7 @@ _MOVES: dict[str, Callable[[Tiny, Any], Any]] = {
     "partial,": lambda _task, model: model.partial(1),
     "linear.hook 0,": lambda _task, model: _grow_hook(model),
     "hidden,": lambda _task, model: _move_hidden(model),
-    "words,": lambda _task, model: model.words.__setitem__("more", 1),
+    "vocabulary,": lambda _task, model: model.vocabulary.__setitem__("more", 1),
     "Tiny.state,": lambda task, _model: task.state.append(1),
     "_Stateful.forwards_of_all from 0 to 1": lambda _task, _model: setattr(
         _Stateful, "forwards_of_all", 1
@@ -170,7 +171,7 @@ def stateful(monkeypatch: pytest.MonkeyPatch) -> None:
 def _moving(
     monkeypatch: pytest.MonkeyPatch, moves: list[Callable[[Tiny, Any], Any]], forward: int
 ) -> None:
-    """Let the forward with number `forward` make the moves, once."""
+    """Run the moves once, in the forward with the number `forward`."""
     plain = Tiny.losses
 
     def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
@@ -184,20 +185,20 @@ def _moving(
 
 
 @pytest.mark.usefixtures("stateful")
-@pytest.mark.parametrize("words", _MOVES)
-def test_an_attribute_that_moves_late_ends_the_run_at_the_next_digest(
-    here: Here, monkeypatch: pytest.MonkeyPatch, words: str
+@pytest.mark.parametrize("text", _MOVES)
+def test_an_attribute_that_changes_late_fails_the_run_at_the_next_digest(
+    here: Here, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    _moving(monkeypatch, [_MOVES[words]], 5)
+    _moving(monkeypatch, [_MOVES[text]], 5)
     with pytest.raises(WrongUse) as ended:
         here.train(max_steps=12)
-    assert str(ended.value).startswith(f"task Tiny: by step 6 it has changed {words}")
+    assert str(ended.value).startswith(f"task Tiny: by step 6 it has changed {text}")
     assert str(ended.value).endswith("or use --fast, which does not guarantee the same bits")
     assert here.steps() == []
 
 
 @pytest.mark.usefixtures("stateful")
-def test_an_attribute_that_has_moved_is_not_saved(
+def test_no_checkpoint_is_saved_after_an_attribute_changes(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _moving(monkeypatch, [lambda _task, model: setattr(model, "scale", 2.0)], 3)
@@ -211,22 +212,22 @@ def test_an_attribute_that_has_moved_is_not_saved(
 
 @pytest.mark.usefixtures("stateful")
 @pytest.mark.parametrize(
-    "words",
+    "text",
     ["scale from 1.0 to 2.0", "history,", "Tiny.state,", "generator, a random generator that"],
 )
-def test_an_attribute_that_the_first_forward_moves_is_refused_before_step_1(
-    here: Here, monkeypatch: pytest.MonkeyPatch, words: str
+def test_an_attribute_that_the_first_forward_changes_is_refused_before_step_1(
+    here: Here, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     grow = {"scale from 1.0 to 2.0": lambda _task, model: setattr(model, "scale", model.scale * 2)}
-    # the buffer that counts forwards is put back after each
-    _moving(monkeypatch, [{**_MOVES, **grow}[words]], 1)
+    # The buffer that counts forwards is restored after each.
+    _moving(monkeypatch, [{**_MOVES, **grow}[text]], 1)
     with pytest.raises(WrongUse) as refused:
         here.train(max_steps=12)
-    assert f"task Tiny: a forward changes {words}" in str(refused.value)
+    assert f"task Tiny: a forward changes {text}" in str(refused.value)
 
 
 @pytest.mark.usefixtures("stateful")
-def test_fast_trains_on_and_names_what_has_moved_once(
+def test_fast_continues_and_logs_the_changed_attributes_once(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _moving(monkeypatch, list(_MOVES.values()), 5)
@@ -236,11 +237,13 @@ def test_fast_trains_on_and_names_what_has_moved_once(
         "step 6: task Tiny has changed Tiny.state, _Stateful.forwards_of_all, array, "
         "closure, counter, "
     )
-    assert line.endswith("words, which checkpoints leave out: a resumed run may get other bits")
+    assert line.endswith(
+        "vocabulary, which checkpoints leave out: a resumed run may get other bits"
+    )
     assert here.steps()[-1] == 18
 
 
-def test_the_first_forwards_leave_no_trace(stateful: None) -> None:
+def test_a_snapshot_restores_all_attributes(stateful: None) -> None:
     task, model = Tiny(), _Stateful()
     vars(task)["state"] = []
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -253,7 +256,7 @@ def test_the_first_forwards_leave_no_trace(stateful: None) -> None:
     vars(optimizer)["count"] = vars(task)["new"] = model.late = 1  # type: ignore[assignment]
     assert len(attributes.differing(before, attributes.values())) == len(_MOVES) + 3
     restore()
-    # nobody can turn them back
+    # Counters and generators cannot be rewound.
     assert attributes.differing(before, attributes.values()).keys() == {"counter", "numbers"}
     assert model.table["means"][0] is tensor
     assert model.hidden[0] is hidden
@@ -265,7 +268,7 @@ def test_the_first_forwards_leave_no_trace(stateful: None) -> None:
 
 
 class _Bank(StepCounter):
-    """Keeps tensors above 4 MiB, and changes a part of one when `moves` gives True."""
+    """A model with tensors above 4 MiB, which fills one of them when `moves` returns true."""
 
     moves: Callable[["_Bank"], bool] = staticmethod(lambda _model: False)
 
@@ -304,7 +307,7 @@ def test_large_tensors_are_not_copied(here: Here, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("moves", "deterministic", "words"),
+    ("moves", "deterministic", "text"),
     [
         (
             lambda model: not model.bank.any(),
@@ -325,23 +328,23 @@ def test_large_tensors_are_not_copied(here: Here, monkeypatch: pytest.MonkeyPatc
     ],
     ids=["the first forward", "each forward", "each validation", "each validation, --fast"],
 )
-def test_a_large_tensor_that_the_preflight_check_moves_is_named(
+def test_a_large_tensor_that_the_preflight_check_changes_is_reported(
     here: Here,
     monkeypatch: pytest.MonkeyPatch,
     moves: Callable[[_Bank], bool],
     deterministic: bool,
-    words: str,
+    text: str,
 ) -> None:
     _with_bank(monkeypatch, moves)
     if deterministic:
-        with pytest.raises(WrongUse, match=words):
+        with pytest.raises(WrongUse, match=text):
             here.train(max_steps=12)
         assert here.steps() == []
     else:
-        assert here.train(max_steps=12, deterministic=False).count(words) == 1
+        assert here.train(max_steps=12, deterministic=False).count(text) == 1
 
 
-def test_a_large_tensor_that_a_validation_moves_is_refused(
+def test_a_large_tensor_that_a_validation_changes_is_refused(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _with_bank(monkeypatch, lambda model: not model.training and int(model.forwards) > 5)
@@ -349,7 +352,7 @@ def test_a_large_tensor_that_a_validation_moves_is_refused(
         here.train(max_steps=18)
 
 
-def test_all_processes_end_when_an_attribute_moves_on_one() -> None:
+def test_all_processes_fail_if_an_attribute_changes_on_one() -> None:
     attributes, world = Mock(), Mock()
     attributes.changed.return_value = {}
     world.from_each.side_effect = lambda own: [
@@ -371,7 +374,7 @@ def test_all_processes_end_when_an_attribute_moves_on_one() -> None:
 
 
 class _ActNorm(StepCounter):
-    """Scales its inputs by a parameter that the first forward sets from the data."""
+    """A model whose first forward sets a parameter from the data."""
 
     buffer = False
 
@@ -403,18 +406,18 @@ def test_weights_that_the_first_forward_sets_from_the_data_are_refused(
         here.train(max_steps=3)
 
 
-def test_fast_trains_weights_that_the_first_forward_sets_and_sets_them_in_the_first_step(
+def test_fast_sets_such_weights_in_the_first_step_and_not_in_the_preflight_check(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Tiny, "build_model", lambda _task: _ActNorm())
-    here.train("tried", max_steps=3, deterministic=False)
+    here.train("checked", max_steps=3, deterministic=False)
     monkeypatch.setattr("trainer.session.preflight_check", lambda _job: None)
-    here.train("untried", max_steps=3, deterministic=False)
-    assert here.digest("tried") == here.digest("untried")
+    here.train("unchecked", max_steps=3, deterministic=False)
+    assert here.digest("checked") == here.digest("unchecked")
 
 
 class _Threshold(StepCounter):
-    """Keeps a number of the first batch that it sees."""
+    """A model that keeps a number of its first batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -426,7 +429,7 @@ class _Threshold(StepCounter):
         return super().forward(inputs_B4.clamp(max=self.threshold))
 
 
-def test_what_a_model_keeps_of_the_first_batch_it_sees_is_refused(
+def test_a_number_that_a_model_keeps_from_its_first_batch_is_refused(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Tiny, "build_model", lambda _task: _Threshold())
@@ -435,8 +438,9 @@ def test_what_a_model_keeps_of_the_first_batch_it_sees_is_refused(
 
 
 class _Busy(nn.Module):
-    """Has attributes that each forward sets anew, by its batch alone, and parts of torch that keep
-    such.
+    """A model with attributes that each forward sets from its batch alone.
+
+    Some modules of torch have such attributes too.
     """
 
     def __init__(self) -> None:
@@ -470,7 +474,7 @@ class _Busy(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
-def test_attributes_that_each_forward_sets_anew_may_move(
+def test_attributes_that_each_forward_sets_may_change(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def losses(task: Tiny, model: Any, batch: Any) -> dict[str, Tensor]:
@@ -487,7 +491,7 @@ def test_attributes_that_each_forward_sets_anew_may_move(
     assert here.digest() == here.digest("undisturbed")
 
 
-def test_a_state_of_the_optimizers_own_that_its_state_dict_leaves_out_is_named(
+def test_an_optimizers_attribute_outside_its_state_dict_is_reported(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slow(torch.optim.SGD):
@@ -506,12 +510,10 @@ def test_a_state_of_the_optimizers_own_that_its_state_dict_leaves_out_is_named(
         here.train(max_steps=3)
 
 
-def test_a_users_module_in_the_place_of_a_librarys_is_a_source(
+def test_a_users_module_that_replaces_a_library_is_a_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Libraries are remembered, by module and not by name: thousands of them are passed over at
-    each digest.
-    """
+    """Libraries are cached by module, not by name, because each digest skips thousands of them."""
     library, users = ModuleType("just_loaded"), ModuleType("just_loaded")
     library.__file__, users.__file__ = numpy.__file__, str(tmp_path / "just_loaded.py")
     (tmp_path / "just_loaded.py").touch()

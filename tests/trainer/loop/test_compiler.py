@@ -192,10 +192,10 @@ def test_only_programs_that_need_the_compiler_import_it(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_compiled_model_trains_like_the_plain_one(ranks: Ranks) -> None:
-    words = (TINY, "--max-steps", "5", "--log-steps", "1", "--device", "cpu", "--threads", "1")
+    arguments = (TINY, "--max-steps", "5", "--log-steps", "1", "--device", "cpu", "--threads", "1")
     losses = []
     for run, more in (("plain", ()), ("compiled", ("--compile",))):
-        ranks.train(1, *words, "--run", run, *more)
+        ranks.train(1, *arguments, "--run", run, *more)
         losses.append([entry["loss"] for entry in ranks.entries(run, "train")])
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     assert len(losses[0]) == 5

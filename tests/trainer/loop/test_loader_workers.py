@@ -19,15 +19,15 @@ _JOBS = SUPPORT / "jobs.py"
 def _held(ranks: Ranks, task: str) -> tuple[Gate, StartedRanks, Processes]:
     """Start a training with two loader workers and hold it in its fifth step."""
     gate = Gate(ranks.folder, 5)
-    words = ("--workers", "2", "--device", "cpu", "--log-steps", "1", "--run", "r")
-    training = ranks.start(1, "train", f"{_JOBS}:{task}", *words)
+    arguments = ("--workers", "2", "--device", "cpu", "--log-steps", "1", "--run", "r")
+    training = ranks.start(1, "train", f"{_JOBS}:{task}", *arguments)
     gate.wait_for(training)
     workers = Processes(children_of(training.pids[0]))
     assert len(workers.started) >= 2
     return gate, training, workers
 
 
-def test_an_example_that_cannot_be_read_ends_the_training_with_the_users_error(
+def test_an_unreadable_example_fails_the_training_with_the_users_error(
     ranks: Ranks,
 ) -> None:
     gate, training, workers = _held(ranks, "Holey")
@@ -51,7 +51,7 @@ def test_an_example_that_cannot_be_read_ends_the_training_with_the_users_error(
     workers.wait_until_gone()
 
 
-def test_a_killed_loader_worker_ends_the_training_with_the_cause(ranks: Ranks) -> None:
+def test_a_killed_loader_worker_fails_the_training_with_the_cause(ranks: Ranks) -> None:
     gate, training, workers = _held(ranks, "Shaky")
     killed = next(iter(workers.started))
     os.kill(killed, signal.SIGKILL)
@@ -70,7 +70,7 @@ def test_a_killed_loader_worker_ends_the_training_with_the_cause(ranks: Ranks) -
 @pytest.mark.parametrize(
     ("error", "code"), [(EOFError("a worker is gone"), 1), (KeyboardInterrupt(), 130)]
 )
-def test_the_end_of_a_workers_stream_is_not_taken_for_ctrl_c(
+def test_the_end_of_a_workers_stream_is_not_mistaken_for_ctrl_c(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     error: BaseException,

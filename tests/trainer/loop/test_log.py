@@ -1,4 +1,4 @@
-"""An entry of the log: what it warns of."""
+"""The warnings of the training log, and the time that it measures."""
 
 import itertools
 import time
@@ -13,11 +13,12 @@ from trainer.parallel.world import World
 from trainer.system.elapsed import Elapsed
 
 
-def _job(nnodes: int, least: list[float], said: list[str]) -> Any:
-    """Of four processes, of which one has `least` seconds of exchange and the others 1 s more; an
-    entry takes 6 s.
+def _job(nnodes: int, least: list[float], reports: list[str]) -> Any:
+    """Return a job of four ranks with entries of 6 s.
+
+    One rank exchanges for `least` seconds, the others for 1 s more. `reports` gets the messages.
     """
-    taken = itertools.accumulate(least, initial=3.0)  # connections were made before
+    taken = itertools.accumulate(least, initial=3.0)  # 3 s before the first entry
     others = torch.tensor([[0.0]] + [[1 / 6]] * 3)
     return SimpleNamespace(
         world=SimpleNamespace(
@@ -27,42 +28,42 @@ def _job(nnodes: int, least: list[float], said: list[str]) -> Any:
         ),
         strategy=SimpleNamespace(forward_is_collective=False),
         reduction=SimpleNamespace(exchange_time=SimpleNamespace(seconds=lambda: next(taken))),
-        run=SimpleNamespace(report=said.append),
+        run=SimpleNamespace(report=reports.append),
         state=SimpleNamespace(progress=SimpleNamespace(step=100)),
     )
 
 
-def _said(nnodes: int, *least: float) -> tuple[list[list[float]], list[str]]:
-    """The shares of the entries after the first one, each of 30 steps, and what was said."""
-    said: list[str] = []
-    log, found = TrainingLog(_job(nnodes, list(least), said)), []
-    assert log._exchange_shares(6.0) == []  # of the first entry
+def _log(nnodes: int, *least: float) -> tuple[list[list[float]], list[str]]:
+    """Return the shares of the entries after the first, of 30 steps each, and the reports."""
+    reports: list[str] = []
+    log, found = TrainingLog(_job(nnodes, list(least), reports)), []
+    assert log._exchange_shares(6.0) == []  # the first entry
     for _ in least:
         found.append(log._exchange_shares(6.0))
         log._warn_of_a_slow_network(min(found[-1]), 30, 6.0)
-    return found, said
+    return found, reports
 
 
-def test_a_slow_network_is_told_once() -> None:
-    shares, said = _said(2, 3.3, 3.6, 4.5)
+def test_a_slow_network_is_reported_once() -> None:
+    shares, reports = _log(2, 3.3, 3.6, 4.5)
     assert shares[1] == pytest.approx([0.6, 0.6 + 1 / 6, 0.6 + 1 / 6, 0.6 + 1 / 6])
-    assert said == [
+    assert reports == [
         "step 100: the exchange of gradients takes 60% of the time (120 ms a step), because the "
         "network is slow for this model: use one machine, or a larger --batch-size to exchange "
         "less often"
     ]
-    assert len(_said(2, 6.0, 6.0, 0.0, 6.0, 6.0)[1]) == 1
+    assert len(_log(2, 6.0, 6.0, 0.0, 6.0, 6.0)[1]) == 1
 
 
-def test_a_short_time_of_it_is_not_told() -> None:
-    assert _said(2, 6.0, 2.9, 6.0, 2.9, 6.0)[1] == []
+def test_a_short_slowdown_of_the_network_is_not_reported() -> None:
+    assert _log(2, 6.0, 2.9, 6.0, 2.9, 6.0)[1] == []
 
 
-def test_one_machine_has_no_network_to_tell_of() -> None:
-    assert _said(1, 6.0, 6.0, 6.0)[1] == []
+def test_one_machine_has_no_network_warning() -> None:
+    assert _log(1, 6.0, 6.0, 6.0)[1] == []
 
 
-def test_the_number_of_machines_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_machines_comes_from_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     process = World(0, 4, torch.device("cpu"))
     monkeypatch.delenv("GROUP_WORLD_SIZE", raising=False)
     assert process.nnodes == 1
@@ -70,7 +71,7 @@ def test_the_number_of_machines_is_torchruns(monkeypatch: pytest.MonkeyPatch) ->
     assert process.nnodes == 3
 
 
-def test_on_a_cpu_the_hosts_time_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_is_timed_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [5.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     elapsed = Elapsed(torch.device("cpu"))
@@ -81,8 +82,8 @@ def test_on_a_cpu_the_hosts_time_is_taken(monkeypatch: pytest.MonkeyPatch) -> No
     assert elapsed.seconds() == 0.5
 
 
-def test_of_a_gpu_its_own_time_is_taken_and_no_step_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events that the GPU comes by at 1, 2, 3 ... ms; only asking for the seconds waits for it."""
+def test_a_gpu_is_timed_by_events_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU records events at 1, 2, 3 ... ms. Only reading the seconds waits for it."""
     recorded, waited = [], []
 
     class Event:
@@ -106,7 +107,7 @@ def test_of_a_gpu_its_own_time_is_taken_and_no_step_waits(monkeypatch: pytest.Mo
     assert waited == []
     assert elapsed.seconds() == elapsed.seconds() == pytest.approx(0.003)
     assert waited == [recorded[-1]]
-    for _ in range(1000):  # nobody asks for long
+    for _ in range(1000):  # many events before the next reading
         with elapsed():
             pass
     assert (len(waited), elapsed.seconds()) == (2, pytest.approx(1.003))

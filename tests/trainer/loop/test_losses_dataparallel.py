@@ -1,6 +1,4 @@
-"""DataParallel without a GPU: torch's own scatter, replicate and gather around our module, their
-copies made on the CPU.
-"""
+"""DataParallel without a GPU: torch's scatter, replicate and gather, with copies on the CPU."""
 
 import copy
 import importlib
@@ -17,7 +15,7 @@ from torch.nn.parallel import scatter_gather
 from trainer.loop.losses import LossModule
 from trainer.task import Task, load_task
 
-# the package has a function of that name
+# The package has a function of the same name.
 replicate_module = importlib.import_module("torch.nn.parallel.replicate")
 
 
@@ -38,7 +36,7 @@ class _CpuGather:
 def _cpu_broadcast(
     tensors: Sequence[Tensor], devices: Sequence[int], detach: bool = False
 ) -> list[list[Tensor]]:
-    """A copy for each device, through which the gradients come back added up."""
+    """Return a copy for each device. The backward adds the gradients of the copies."""
     return [
         [tensor.detach().clone() if detach else tensor * 1 for tensor in tensors] for _ in devices
     ]
@@ -48,9 +46,7 @@ def _cpu_broadcast(
 def data_parallel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[[nn.Module, Any, int], Any]]:
-    """`nn.DataParallel(module)(batch)` on that many devices, its forwards in a thread each, as
-    there.
-    """
+    """Run `nn.DataParallel(module)(batch)` on a number of devices, each forward in a thread."""
     monkeypatch.setattr(scatter_gather, "Scatter", _CpuScatter)
     monkeypatch.setattr(scatter_gather, "Gather", _CpuGather)
     monkeypatch.setattr(replicate_module, "_broadcast_coalesced_reshape", _cpu_broadcast)
@@ -62,8 +58,8 @@ def data_parallel(
             inputs, _ = scatter_gather.scatter_kwargs((batch,), {}, ids)
             replicas = replicate_module.replicate(module, ids[: len(inputs)])
             outputs = [
-                pool.submit(replica, *words).result()
-                for replica, words in zip(replicas, inputs, strict=True)
+                pool.submit(replica, *arguments).result()
+                for replica, arguments in zip(replicas, inputs, strict=True)
             ]
             return scatter_gather.gather(outputs, 0)
 
@@ -71,9 +67,7 @@ def data_parallel(
 
 
 class Pairs(Task):
-    """Two losses of a tuple, a list or a dict of inputs and labels; with a buffer and a parameter
-    of its own.
-    """
+    """A task with two losses of inputs and labels in a tuple, a list or a dict."""
 
     def build_model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3))
@@ -109,7 +103,7 @@ def _batch(kind: str, size: int) -> Any:
 
 @pytest.mark.parametrize("kind", ["tuple", "list", "dict"])
 @pytest.mark.parametrize(("size", "devices"), [(7, 3), (8, 2), (12, 4), (2, 3), (1, 2)])
-def test_losses_and_gradients_are_those_of_one_device(
+def test_losses_and_gradients_equal_those_of_one_device(
     data_parallel: Callable[[nn.Module, Any, int], Any], kind: str, size: int, devices: int
 ) -> None:
     torch.manual_seed(0)
@@ -147,16 +141,14 @@ def test_a_built_in_task_in_mixed_precision(
         found["cross_entropy"], expected["cross_entropy"], rtol=0.02, atol=0.02
     )
     plain = LossModule(task, module.model, "cpu", None)(batch)
-    assert not plain["cross_entropy"].equal(expected["cross_entropy"])  # autocast did hold inside
+    assert not plain["cross_entropy"].equal(expected["cross_entropy"])  # autocast was active
     assert not plain["cross_entropy"].equal(found["cross_entropy"])
 
 
 def test_the_weighted_sum_over_the_whole_batch_is_not_a_mean_of_means(
     data_parallel: Callable[[nn.Module, Any, int], Any],
 ) -> None:
-    """What the contract of per-example losses is for: a weighted `mean` of each shard would be
-    another number.
-    """
+    """A weighted mean of each shard would differ. Per-example losses avoid this."""
     task, batch = Pairs(), _batch("tuple", 7)
     torch.manual_seed(0)
     module = LossModule(task, task.build_model(), "cpu", None)

@@ -1,4 +1,4 @@
-"""What a training measures of itself for the bench."""
+"""The measurements of a training for `trainbox bench`."""
 
 import itertools
 import json
@@ -30,8 +30,10 @@ FOREVER = (
 )
 
 
-def measure(here: Here, seconds: float, *words: str) -> dict[str, Any]:
-    code, _, err = here.command("train", TINY, *FOREVER, "--measure-seconds", f"{seconds}", *words)
+def measure(here: Here, seconds: float, *arguments: str) -> dict[str, Any]:
+    code, _, err = here.command(
+        "train", TINY, *FOREVER, "--measure-seconds", f"{seconds}", *arguments
+    )
     assert code == 0, err
     found = json.loads((here.path() / "measured.json").read_text())
     assert isinstance(found, dict)
@@ -62,17 +64,15 @@ def test_a_measured_training_ends_by_itself_and_saves_nothing(here: Here) -> Non
     assert here.entries("validation") == []
 
 
-def test_what_comes_before_and_after_is_not_measured(
+def test_the_warm_up_and_the_end_are_not_measured(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a clock that moves by 1 s at each batch and by 1000 s at the first: a warm-up is known,
-    not waited for.
-    """
+    """The clock advances by 1000 s at the first batch, and by 1 s at each other batch."""
     taken = itertools.count()
     now = [0.0]
 
-    def slow_first(*words: Any) -> Iterator[Any]:
-        for number, batch in enumerate(batches(*words)):
+    def slow_first(*arguments: Any) -> Iterator[Any]:
+        for number, batch in enumerate(batches(*arguments)):
             next(taken)
             now[0] += 1000.0 if number == 0 else 1.0
             yield batch
@@ -81,10 +81,10 @@ def test_what_comes_before_and_after_is_not_measured(
     monkeypatch.setattr(trainer.loop.fit, "training_batches", slow_first)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     found = measure(here, 60)
-    # Warm-up of a fifth, looked at after 1, 2, 4, 8, 16 steps; then 60 steps of a second, all of it
-    # waiting for data.
+    # The warm-up takes a fifth of the time, and is checked after 1, 2, 4, 8 and 16 steps. Then come
+    # 60 steps of one second, which only wait for data.
     assert (found["steps"], found["seconds"], found["data_seconds"]) == (60, 60.0, [60.0])
-    # and one more, so that the end of the training is not in what is measured
+    # One more step follows, so that the end of the training is not measured.
     assert next(taken) == 16 + 60 + 1
 
 

@@ -22,7 +22,7 @@ _FOUND = "the GPU's memory is used up (CUDA out of memory. Tried to allocate 2.0
 
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets how many examples fit in memory at once."""
+    """Return a function that sets how many examples fit in memory at once."""
     return lambda examples: monkeypatch.setenv("ROOM", str(examples))
 
 
@@ -44,19 +44,19 @@ def _digests(here: Here, run: str) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize(("room_for", "parts"), [(8, 1), (7, 2), (4, 2), (3, 4), (1, 8)])
-def test_the_batch_is_halved_until_it_fits_and_the_bits_are_those_of_as_many_parts(
-    here: Here, room: Any, room_for: int, parts: int
+@pytest.mark.parametrize(("room_for", "count"), [(8, 1), (7, 2), (4, 2), (3, 4), (1, 8)])
+def test_the_batch_is_split_until_it_fits_with_the_bits_of_that_accumulation(
+    here: Here, room: Any, room_for: int, count: int
 ) -> None:
     here.train("whole", task=LARGE, log_steps=1)
-    here.train("asked", task=LARGE, log_steps=1, accumulation=parts)
+    here.train("requested", task=LARGE, log_steps=1, accumulation=count)
     room(room_for)
     out = here.train(task=LARGE, log_steps=1)
 
-    assert here.digest() == here.digest("asked")
-    assert _config(here) == _config(here, "asked")
-    assert (_config(here)["batch_size"], _config(here)["accumulation"]) == (8, parts)
-    # The batch, the steps, and which examples each sees.
+    assert here.digest() == here.digest("requested")
+    assert _config(here) == _config(here, "requested")
+    assert (_config(here)["batch_size"], _config(here)["accumulation"]) == (8, count)
+    # The batch, the steps and the examples of each step stay the same.
     assert [(e["step"], e["epoch"]) for e in here.entries("train")] == [
         (e["step"], e["epoch"]) for e in here.entries("train", "whole")
     ]
@@ -67,48 +67,52 @@ def test_the_batch_is_halved_until_it_fits_and_the_bits_are_those_of_as_many_par
         if name != "forwards":
             torch.testing.assert_close(here.weights()[name], weight)
 
-    sizes = [8 >> number for number in range(parts.bit_length() - 1)]
-    told = [f"{_FOUND} with {size} examples at once" for size in sizes]
+    sizes = [8 >> number for number in range(count.bit_length() - 1)]
+    messages = [f"{_FOUND} with {size} examples at once" for size in sizes]
     assert out.count("batch      8 = 1 process x 8 x 1 accumulation\n") == 1
-    for number, line in enumerate(told, 1):
+    for number, line in enumerate(messages, 1):
         assert (
             f"{line}: restarting with smaller micro-batches of the same batch\n"
             f"batch      8 = 1 process x {8 >> number} x {2**number} accumulation\n" in out
         )
-    assert out.count("restarting with smaller micro-batches") == len(told)
+    assert out.count("restarting with smaller micro-batches") == len(messages)
     assert out.count("run        runs/r\n") == 1
     manifest = _manifest(here)
-    assert manifest.get("did_not_fit", []) == told
-    assert manifest["settings"]["accumulation"] == parts
+    assert manifest.get("did_not_fit", []) == messages
+    assert manifest["settings"]["accumulation"] == count
 
 
-def test_the_second_step_is_a_first_one_too_and_nothing_of_it_stays(here: Here, room: Any) -> None:
+def test_a_batch_that_does_not_fit_in_the_second_step_restarts_the_run(
+    here: Here, room: Any
+) -> None:
     here.train(
-        "asked", task=LARGE, fields={"first": 2}, log_steps=1, digest_steps=1, accumulation=2
+        "requested", task=LARGE, fields={"first": 2}, log_steps=1, digest_steps=1, accumulation=2
     )
     room(4)
     out = here.train(task=LARGE, fields={"first": 2}, log_steps=1, digest_steps=1)
     assert f"{_FOUND} with 8 examples at once: restarting with smaller micro-batches" in out
-    assert here.digest() == here.digest("asked")
+    assert here.digest() == here.digest("requested")
     assert [e["step"] for e in here.entries("train")] == list(range(1, 19))
-    trained = [[e for e in _digests(here, run) if e["kind"] == "step"] for run in ("r", "asked")]
+    trained = [
+        [e for e in _digests(here, run) if e["kind"] == "step"] for run in ("r", "requested")
+    ]
     assert trained[0] == trained[1]
 
 
-def test_what_did_not_fit_is_freed_before_the_next_is_built(
+def test_the_old_model_is_freed_before_the_next_is_built(
     here: Here, room: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[weakref.ref[nn.Module]] = []
     build_model = Large.build_model
 
-    def noted(task: Large) -> nn.Module:
+    def recorded(task: Large) -> nn.Module:
         assert [model for model in built if model() is not None] == []
         model = build_model(task)
-        model.itself = [model]  # type: ignore[assignment]  # a cycle, as the hooks of several processes make
+        model.itself = [model]  # type: ignore[assignment]  # a cycle, like those of hooks
         built.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr(Large, "build_model", noted)
+    monkeypatch.setattr(Large, "build_model", recorded)
     room(2)
     here.train(task=LARGE, fields={"first": 2})
     assert len(built) == 3
@@ -118,10 +122,10 @@ def test_what_did_not_fit_is_freed_before_the_next_is_built(
     ("settings", "step"),
     [({"fields": {"first": 3}}, 2), ({"fields": {"first": 2}, "checkpoint_steps": 1}, 1)],
 )
-def test_later_the_run_ends_and_what_was_saved_goes_on(
+def test_after_the_first_steps_the_run_fails_and_keeps_its_checkpoints(
     here: Here, room: Any, settings: dict[str, Any], step: int
 ) -> None:
-    """From the third step on, and where a checkpoint holds the larger parts' bits."""
+    """From the third step, or once a checkpoint has the bits of the larger micro-batches."""
     room(4)
     with pytest.raises(OutOfMemory) as ended:
         here.train(task=LARGE, **settings)
@@ -161,7 +165,7 @@ def test_later_the_run_ends_and_what_was_saved_goes_on(
         ),
     ],
 )
-def test_what_cannot_be_cut_ends_with_5(
+def test_a_batch_that_cannot_be_split_exits_with_code_5(
     here: Here, room: Any, settings: dict[str, Any], room_for: int, text: str
 ) -> None:
     room(room_for)
@@ -183,10 +187,10 @@ def test_what_cannot_be_cut_ends_with_5(
         ({"batch_size": 7, "fields": {"norm": True}}, 3, "7 = 1 process x 2 or 3 x 3 accumulation"),
     ],
 )
-def test_no_part_is_empty(
+def test_no_micro_batch_is_empty(
     here: Here, room: Any, settings: dict[str, Any], room_for: int, equation: str
 ) -> None:
-    """A share that cannot be halved evenly has parts that differ by one."""
+    """The sizes of micro-batches differ by one if a shard cannot be halved evenly."""
     room(room_for)
     out = here.train(task=LARGE, max_steps=2, **settings)
     assert f"\nbatch      {equation}\n" in out
@@ -194,8 +198,8 @@ def test_no_part_is_empty(
     assert bool(norm) == ("fields" in settings)
 
 
-def test_a_resumed_run_keeps_its_parts(here: Here, room: Any) -> None:
-    here.train("asked", task=LARGE, accumulation=4)
+def test_a_resumed_run_keeps_its_micro_batches(here: Here, room: Any) -> None:
+    here.train("requested", task=LARGE, accumulation=4)
     room(2)
     with pytest.raises(Preempted):
         here.train(task=LARGE, stop=StopAfter(4))
@@ -203,14 +207,12 @@ def test_a_resumed_run_keeps_its_parts(here: Here, room: Any) -> None:
     out = here.train(task=LARGE)
     assert "batch      8 = 1 process x 2 x 4 accumulation\n" in out
     assert "restarting with smaller micro-batches" not in out
-    assert here.digest() == here.digest("asked")
+    assert here.digest() == here.digest("requested")
     with pytest.raises(WrongUse, match="started with other settings .accumulation: 4 -> 1."):
         here.train(task=LARGE, accumulation=1)
 
 
-def test_a_resume_where_they_do_not_fit_is_explained_and_goes_on_if_wanted(
-    here: Here, room: Any
-) -> None:
+def test_a_resume_with_less_memory_is_refused_without_resume_anyway(here: Here, room: Any) -> None:
     room(4)
     with pytest.raises(Preempted):
         here.train(task=LARGE, stop=StopAfter(4))
@@ -234,7 +236,9 @@ def test_a_resume_where_they_do_not_fit_is_explained_and_goes_on_if_wanted(
     assert here.steps()[-1] == 18
 
 
-def test_a_run_that_was_cut_is_verified_and_its_config_repeats_it(here: Here, room: Any) -> None:
+def test_a_run_whose_batch_was_split_is_verified_and_repeated_by_its_config(
+    here: Here, room: Any
+) -> None:
     room(2)
     here.train(task=LARGE)
     room(8)
@@ -262,21 +266,21 @@ def test_a_comparison_names_the_micro_batches(here: Here, room: Any) -> None:
     assert "; manifest entries that differ: settings.accumulation: 1 -> 4\n" in err
 
 
-@pytest.mark.parametrize(("words", "batch"), [([], 6), (["--batch-size", "4"], 4)])
+@pytest.mark.parametrize(("arguments", "batch"), [([], 6), (["--batch-size", "4"], 4)])
 def test_the_accumulation_of_a_config_file_is_kept(
-    here: Here, words: list[str], batch: int
+    here: Here, arguments: list[str], batch: int
 ) -> None:
     Path("c.json").write_text(json.dumps({"batch_size": 6, "accumulation": 2}))
     code, _, err = here.command(
         *("train", TINY, "--max-steps", "1", "--device", "cpu", "--run", "r"),
-        *("--config", "c.json", *words),
+        *("--config", "c.json", *arguments),
     )
     assert code == 0, err
     assert (_config(here)["batch_size"], _config(here)["accumulation"]) == (batch, 2)
 
 
 @pytest.mark.parametrize("option", ["--batch-size", "--batch-size-per-gpu"])
-def test_a_batch_size_is_a_number(here: Here, option: str) -> None:
+def test_a_batch_size_must_be_a_number(here: Here, option: str) -> None:
     code, _, err = here.command("train", TINY, option, "auto", "--device", "cpu")
     assert code == 2
     assert "'auto' is not a whole number" in err

@@ -22,9 +22,7 @@ from trainer.settings.config import warmup_then_cosine
 
 @pytest.fixture
 def gradients(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The norm of the gradients at each optimizer step of whatever is trained, as the optimizer
-    finds them.
-    """
+    """Return a list that gets the gradient's norm at each step of any optimizer."""
     norms: list[float] = []
 
     def note(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -44,7 +42,7 @@ def gradients(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 def _by_hand(
     kind: Callable[..., torch.optim.Optimizer], steps: int, **options: Any
 ) -> dict[str, Tensor]:
-    """The weights after a loop written down without the trainer, on its data in its order."""
+    """Return the weights after a plain loop over the same data in the same order."""
     from trainer.data.schedule import epoch_order
     from trainer.data.seeding import derive_seed
 
@@ -78,7 +76,7 @@ def _by_hand(
         ({"weight_decay": 0.0}, torch.optim.AdamW, {"weight_decay": 0.0}),
     ],
 )
-def test_the_optimizer_and_its_weight_decay_are_the_ones_asked_for(
+def test_the_requested_optimizer_and_weight_decay_are_used(
     here: Here,
     settings: dict[str, Any],
     kind: Callable[..., torch.optim.Optimizer],
@@ -91,7 +89,7 @@ def test_the_optimizer_and_its_weight_decay_are_the_ones_asked_for(
         torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
-def test_the_gradient_is_clipped_and_the_log_tells_its_norm_before(
+def test_the_gradient_is_clipped_and_its_norm_before_is_logged(
     here: Here, gradients: list[float]
 ) -> None:
     here.train("free", max_steps=10, log_steps=1)
@@ -110,7 +108,7 @@ def test_the_gradient_is_clipped_and_the_log_tells_its_norm_before(
 
 
 @pytest.mark.parametrize("accumulation", [2, 3, 8])
-def test_accumulation_changes_nothing_but_the_rounding(
+def test_accumulation_changes_only_the_rounding(
     here: Here, gradients: list[float], accumulation: int
 ) -> None:
     here.train("whole", log_steps=1)
@@ -126,12 +124,12 @@ def test_accumulation_changes_nothing_but_the_rounding(
     assert len(gradients) == 18
 
 
-def test_the_loss_in_the_log_is_the_mean_since_the_entry_before(here: Here) -> None:
+def test_the_logged_loss_is_the_mean_since_the_previous_entry(here: Here) -> None:
     here.train("each", log_steps=1)
     here.train("some", log_steps=4)
     each = {entry["step"]: entry["loss"] for entry in here.entries("train", "each")}
     entries = here.entries("train", "some")
-    # and at each end of an epoch
+    # An epoch of 6 steps ends with an entry, too.
     assert [entry["step"] for entry in entries] == [4, 6, 8, 12, 16, 18]
     before = 0
     for entry in entries:
@@ -143,7 +141,7 @@ def test_the_loss_in_the_log_is_the_mean_since_the_entry_before(here: Here) -> N
     assert here.digest("some") == here.digest("each")
 
 
-def test_the_mean_in_the_log_survives_a_stop_in_its_middle(here: Here) -> None:
+def test_the_logged_mean_survives_a_stop_between_entries(here: Here) -> None:
     here.train("undisturbed", log_steps=4)
     with pytest.raises(Preempted):
         here.train(log_steps=4, stop=StopAfter(3))
@@ -190,8 +188,8 @@ def test_precision_of_a_gpu_is_refused_on_a_cpu(here: Here) -> None:
             here.train(precision=precision)
 
 
-def test_early_stopping_ends_and_the_same_command_does_not_go_on(here: Here) -> None:
-    # the loss falls: never better
+def test_after_early_stopping_the_same_command_does_not_resume(here: Here) -> None:
+    # The loss falls, so `max:loss` never gets better.
     settings: dict[str, Any] = {"epochs": 9, "early_stopping": "max:loss", "patience": 2}
     out = here.train(**settings)
     assert [entry["step"] for entry in here.entries("validation")] == [6, 12, 18]
@@ -206,13 +204,13 @@ def test_early_stopping_ends_and_the_same_command_does_not_go_on(here: Here) -> 
     assert len(here.entries("validation")) == 3
 
 
-def test_early_stopping_waits_while_it_gets_better(here: Here) -> None:
+def test_early_stopping_waits_while_the_metric_improves(here: Here) -> None:
     out = here.train(epochs=5, early_stopping="loss", patience=1)
     assert len(here.entries("validation")) == 5
     assert "ended early" not in out
 
 
-def test_patience_is_counted_over_a_stop(here: Here) -> None:
+def test_patience_continues_after_a_stop(here: Here) -> None:
     settings: dict[str, Any] = {"epochs": 9, "early_stopping": "max:loss", "patience": 3}
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(14), **settings)
@@ -222,7 +220,7 @@ def test_patience_is_counted_over_a_stop(here: Here) -> None:
 
 
 @pytest.mark.parametrize(("best_by", "best"), [(None, 18), ("loss", 18), ("max:loss", 6)])
-def test_the_best_is_chosen_by_the_metric_asked_for(
+def test_the_requested_metric_selects_the_best_checkpoint(
     here: Here, best_by: str | None, best: int
 ) -> None:
     out = here.train(best_by=best_by)
@@ -241,7 +239,7 @@ def test_the_best_is_chosen_by_the_metric_asked_for(
 @pytest.mark.parametrize(
     ("every", "steps"), [(1, [6, 12, 18, 24, 30]), (2, [12, 24, 30]), (3, [18, 30]), (9, [30])]
 )
-def test_validation_is_every_few_epochs_and_at_the_end(
+def test_validations_come_every_few_epochs_and_at_the_end(
     here: Here, every: int, steps: list[int]
 ) -> None:
     here.train(epochs=5, eval_every=every)
@@ -249,7 +247,7 @@ def test_validation_is_every_few_epochs_and_at_the_end(
 
 
 @pytest.mark.parametrize(("max_steps", "validated"), [(4, [4]), (6, [6]), (14, [6, 12, 14])])
-def test_max_steps_end_anywhere_and_are_validated(
+def test_max_steps_may_end_within_an_epoch_and_are_validated(
     here: Here, max_steps: int, validated: list[int]
 ) -> None:
     out = here.train(max_steps=max_steps, log_steps=1)
@@ -293,7 +291,7 @@ def _digest_and_losses(here: Here, run: str) -> tuple[str, list[tuple[int, float
 
 @pytest.mark.parametrize("log_steps", [1, 50])
 @pytest.mark.parametrize("step", [1, 6, 9, 18])
-def test_a_loss_that_is_not_finite_ends_with_code_6_and_leaves_only_finite_checkpoints(
+def test_a_loss_that_is_not_finite_exits_with_code_6_and_leaves_only_finite_checkpoints(
     here: Here, step: int, log_steps: int
 ) -> None:
     settings: dict[str, Any] = {
@@ -316,11 +314,11 @@ def test_a_loss_that_is_not_finite_ends_with_code_6_and_leaves_only_finite_check
             for entry in state["optimizer"]["state"].values()
             for tensor in entry.values()
         )
-    with pytest.raises(NotFinite):  # the same command tells the same and starts from the newest
+    with pytest.raises(NotFinite):  # the same command resumes and fails again
         here.train(**settings)
 
 
-def test_a_loss_that_is_not_finite_between_two_entries_is_told_at_the_next(here: Here) -> None:
+def test_a_loss_that_is_not_finite_between_two_entries_fails_at_the_next(here: Here) -> None:
     with pytest.raises(
         NotFinite, match="loss 'squared_error' is not finite by step 12: .*\\(best: step 6\\)"
     ):
@@ -328,10 +326,10 @@ def test_a_loss_that_is_not_finite_between_two_entries_is_told_at_the_next(here:
     assert here.steps() == [6]
 
 
-def test_a_save_under_way_is_finished_when_the_training_fails(
+def test_a_running_save_is_finished_when_the_training_fails(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank exits without waiting for threads, which would lose a save under way."""
+    """A rank exits without waiting for threads, which would lose a running save."""
     save, finish, failed = torch.save, Checkpoints.finish, threading.Event()
 
     def save_after_the_failure(*arguments: Any, **options: Any) -> None:
@@ -350,7 +348,7 @@ def test_a_save_under_way_is_finished_when_the_training_fails(
     assert here.steps() == [3]
 
 
-def test_exploding_weights_are_told_too(here: Here) -> None:
+def test_exploding_weights_are_reported(here: Here) -> None:
     with pytest.raises(NotFinite, match="not finite"):
         here.train(optimizer="sgd", learning_rate=1e30, log_steps=50)
     assert all(
@@ -360,7 +358,7 @@ def test_exploding_weights_are_told_too(here: Here) -> None:
     )
 
 
-def test_the_fast_mode_trains_and_leaves_torchs_choices_free(here: Here) -> None:
+def test_fast_trains_without_deterministic_algorithms(here: Here) -> None:
     here.train("exact")
     assert torch.get_deterministic_debug_mode() == 2
     assert not torch.backends.cudnn.benchmark
@@ -380,7 +378,7 @@ def test_the_seed_changes_the_start_and_the_order(here: Here) -> None:
     assert here.digest("a") == here.digest("c") != here.digest("b")
 
 
-def test_whatever_torchs_generator_did_before_does_not_matter(here: Here) -> None:
+def test_the_earlier_state_of_torchs_generator_does_not_matter(here: Here) -> None:
     here.train("a", max_steps=3)
     torch.manual_seed(12345)
     here.train("b", max_steps=3)
@@ -391,18 +389,16 @@ def test_whatever_torchs_generator_did_before_does_not_matter(here: Here) -> Non
 def test_a_checkpoint_that_falls_due_before_a_validation_is_not_lost(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several processes hear of one another's wishes one vote later, which is then the
-    validation's.
-    """
+    """Ranks learn the result of a vote at the next vote, here that of the validation."""
     votes: list[tuple[bool, ...]] = [(False, False)]
 
-    def one_later(_process: World, *wishes: bool) -> list[bool]:
-        votes.append(wishes)
+    def one_later(_process: World, *requests: bool) -> list[bool]:
+        votes.append(requests)
         return list(votes[-2])
 
-    asked = iter(range(1, 99))
+    checks = iter(range(1, 99))
     monkeypatch.setattr(World, "vote", one_later)
-    # of two epochs of 6 steps
-    monkeypatch.setattr(Checkpoints, "due", lambda _self, _minutes: next(asked) == 12)
+    # The check after step 12 is due, at the end of the second epoch.
+    monkeypatch.setattr(Checkpoints, "due", lambda _self, _minutes: next(checks) == 12)
     here.train(max_steps=18, best_by="max:loss", keep=99)  # never better than the first time
     assert here.steps() == [6, 13, 18]

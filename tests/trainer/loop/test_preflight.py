@@ -1,6 +1,4 @@
-"""Tasks that cannot keep the promise of the same bits are found out before the first step, and
-named.
-"""
+"""The preflight check refuses tasks that cannot guarantee the same bits."""
 
 import itertools
 import os
@@ -30,7 +28,7 @@ def _noisy(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
 
 
 def _dropping(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
-    """As much at random, from torch's generator."""
+    """As random as `_noisy`, but from torch's generator."""
     inputs_B4, targets_B = batch
     return {"error": (model(inputs_B4) - targets_B + torch.randn(())).square()}
 
@@ -47,33 +45,35 @@ class _Rows(Dataset[Any]):
 
 
 @pytest.mark.parametrize("fast", [False, True])
-def test_losses_from_a_generator_of_its_own(
+def test_losses_that_draw_from_their_own_generator_are_refused(
     here: Here, monkeypatch: pytest.MonkeyPatch, fast: bool
 ) -> None:
     monkeypatch.setattr(Tiny, "losses", _noisy)
     if fast:
         here.train(max_steps=2, deterministic=False)
         return
-    words = (
+    text = (
         "task Tiny: a forward changes tests.trainer.loop.test_preflight._OWN, a random "
         "generator that checkpoints leave out"
     )
-    with pytest.raises(WrongUse, match=words):
+    with pytest.raises(WrongUse, match=text):
         here.train(max_steps=2)
     assert not (here.path() / "checkpoints" / "step-00000002.pt").exists()
 
 
-def test_losses_from_torchs_generator_are_fine_and_the_trial_leaves_no_trace(
+def test_losses_that_draw_from_torchs_generator_pass_and_the_check_changes_no_bits(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Tiny, "losses", _dropping)
-    here.train("tried", max_steps=2)
+    here.train("checked", max_steps=2)
     monkeypatch.setattr("trainer.session.preflight_check", lambda _job: None)
-    here.train("untried", max_steps=2)
-    assert here.digest("tried") == here.digest("untried")
+    here.train("unchecked", max_steps=2)
+    assert here.digest("checked") == here.digest("unchecked")
 
 
-def test_a_dataset_with_a_generator_of_its_own(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_that_draws_from_its_own_generator_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     count = itertools.count()
     draws = {
         "own": lambda: float(_OWN.normal()),
@@ -81,7 +81,7 @@ def test_a_dataset_with_a_generator_of_its_own(here: Here, monkeypatch: pytest.M
         "seeded": numpy.random.normal,
     }
     for name, draw in draws.items():
-        monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _place, draw=draw: _Rows(draw))
+        monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _folder, draw=draw: _Rows(draw))
         if name == "seeded":
             here.train(name, max_steps=2, workers=0)
             continue
@@ -93,13 +93,13 @@ def test_a_dataset_with_a_generator_of_its_own(here: Here, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_dataset_that_seldom_draws_from_a_generator_of_its_own(
+def test_a_dataset_that_rarely_draws_from_its_own_generator_is_refused(
     here: Here, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     own = random.Random(0)  # noqa: S311
     rows = _Rows(lambda: float(own.random() < 0.02))
-    monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _place: rows)
-    monkeypatch.setattr("trainer.loop.preflight._READING_S", 3600.0)  # for all 50
+    monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _folder: rows)
+    monkeypatch.setattr("trainer.loop.preflight._READING_S", 3600.0)  # enough for all 50
     with pytest.raises(
         WrongUse,
         match=rf"task Tiny: training example \d+ differs when it is read again: {_REMEDY}",
@@ -107,7 +107,7 @@ def test_a_dataset_that_seldom_draws_from_a_generator_of_its_own(
         here.train(max_steps=2, workers=workers)
 
 
-def test_examples_are_read_twice_for_as_long_as_there_is_time() -> None:
+def test_examples_are_read_twice_within_the_time() -> None:
     rows = _Rows(lambda: 0.0)
     assert [index for index, _ in read_twice(rows, 0, 0, 0.0)] == [0, 49, 49, 0]
     order = [index for index, _ in read_twice(rows, 0, 0, 3600.0)]
@@ -118,7 +118,7 @@ def test_examples_are_read_twice_for_as_long_as_there_is_time() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 50, 997, 1000])
-def test_the_first_few_of_a_spread_are_spread(count: int) -> None:
+def test_each_prefix_of_a_spread_is_spread(count: int) -> None:
     order = list(spread(count))
     assert sorted(order) == list(range(count))
     for few in (4, 16, 64):
@@ -128,8 +128,8 @@ def test_the_first_few_of_a_spread_are_spread(count: int) -> None:
         )
 
 
-class _Noted(_Rows):
-    """Writes down which process reads it."""
+class _Recorded(_Rows):
+    """A dataset that records which process reads it."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         with Path("readers").open("a") as readers:
@@ -138,14 +138,12 @@ class _Noted(_Rows):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_with_loader_workers_only_they_read_the_dataset(
+def test_only_loader_workers_read_the_dataset(
     here: Here, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    """A file that the training process opened would be shared by the workers, whose reads would
-    move one another.
-    """
-    monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _place: _Noted(lambda: 0.0))
-    monkeypatch.setattr(Tiny, "validation_dataset", lambda _task, _place: _Noted(lambda: 0.0))
+    """Workers would share a file that the training process opens, with its position."""
+    monkeypatch.setattr(Tiny, "train_dataset", lambda _task, _folder: _Recorded(lambda: 0.0))
+    monkeypatch.setattr(Tiny, "validation_dataset", lambda _task, _folder: _Recorded(lambda: 0.0))
     here.train(max_steps=2, workers=workers)
     readers = set(map(int, Path("readers").read_text().split()))
     assert (os.getpid() in readers) == (workers == 0)
@@ -153,13 +151,13 @@ def test_with_loader_workers_only_they_read_the_dataset(
 
 
 def _rarely_random(task: Any, model: Any, batch: Any) -> dict[str, Tensor]:
-    """From Python's and NumPy's global generators, and seldom."""
+    """Draw from the global generators of Python and NumPy, but rarely."""
     inputs_B4, targets_B = batch
     noise = numpy.random.normal() if random.random() < 0.1 else 0.0  # noqa: S311
     return {"error": (model(inputs_B4) - targets_B + noise).square()}
 
 
-def test_what_pythons_and_numpys_generators_give_is_the_same_each_time(
+def test_the_generators_of_python_and_numpy_are_seeded(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Tiny, "losses", _rarely_random)
@@ -170,7 +168,7 @@ def test_what_pythons_and_numpys_generators_give_is_the_same_each_time(
     assert here.digest("one") == here.digest("other")
 
 
-def test_data_and_models_drawn_by_numpy_are_the_same_each_time(
+def test_data_and_models_drawn_by_numpy_are_seeded(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Drawn(StepCounter):
@@ -180,9 +178,9 @@ def test_data_and_models_drawn_by_numpy_are_the_same_each_time(
 
     plain = Tiny.train_dataset
 
-    def shuffled(task: Tiny, place: Path) -> TensorDataset:
+    def shuffled(task: Tiny, folder: Path) -> TensorDataset:
         order = torch.from_numpy(numpy.random.permutation(50))
-        return TensorDataset(*(tensor[order] for tensor in plain(task, place).tensors))
+        return TensorDataset(*(tensor[order] for tensor in plain(task, folder).tensors))
 
     monkeypatch.setattr(Tiny, "build_model", lambda _task: Drawn())
     monkeypatch.setattr(Tiny, "train_dataset", shuffled)
@@ -195,7 +193,7 @@ def test_data_and_models_drawn_by_numpy_are_the_same_each_time(
 
 
 class _Counting(StepCounter):
-    """Something of its own that a checkpoint leaves out, or that a new model has not."""
+    """A model with a state that checkpoints leave out, or that a new model does not have."""
 
     kind = ""
 
@@ -224,7 +222,7 @@ class _Counting(StepCounter):
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "text"),
     [
         (
             "counter",
@@ -238,16 +236,16 @@ class _Counting(StepCounter):
         ),
     ],
 )
-def test_what_a_resumed_run_would_not_have_is_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch, kind: str, words: str
+def test_state_that_a_resume_cannot_restore_is_refused(
+    here: Here, monkeypatch: pytest.MonkeyPatch, kind: str, text: str
 ) -> None:
     monkeypatch.setattr(_Counting, "kind", kind)
     monkeypatch.setattr(Tiny, "build_model", lambda _task: _Counting())
-    with pytest.raises(WrongUse, match=words):
+    with pytest.raises(WrongUse, match=text):
         here.train(max_steps=2)
 
 
-def test_a_mean_teacher_moves_once_a_step_and_survives_a_resume(
+def test_a_mean_teacher_changes_once_per_step_and_survives_a_resume(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_Counting, "kind", "teacher")
@@ -259,8 +257,8 @@ def test_a_mean_teacher_moves_once_a_step_and_survives_a_resume(
     assert here.digest() == here.digest("undisturbed")
     weights = {step: here.state(step, "undisturbed")["model"] for step in here.steps("undisturbed")}
     assert not torch.equal(weights[12]["teacher.weight"], weights[12]["linear.weight"])
-    # One step moves it by a tenth of the way to the student before the step, though two shards'
-    # forwards do so.
+    # One step moves the teacher by a tenth of the way to the student before the step, although the
+    # forwards of both shards move it.
     here.train("one", shards=2, threads=1, max_steps=1, learning_rate=0.5)
     here.train("two", shards=2, threads=1, max_steps=2, learning_rate=0.5)
     one, two = (here.weights(run) for run in ("one", "two"))
@@ -269,7 +267,7 @@ def test_a_mean_teacher_moves_once_a_step_and_survives_a_resume(
     )
 
 
-def test_a_statistic_from_a_generator_of_its_own(
+def test_a_statistic_that_draws_from_its_own_generator_is_refused(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = Tiny.statistics
@@ -287,7 +285,7 @@ def test_a_statistic_from_a_generator_of_its_own(
 
 
 class _Extra(StepCounter):
-    """Keeps a number as torch means it to be kept: in its extra state."""
+    """A model that keeps a number in its extra state, as torch intends."""
 
     def __init__(self) -> None:
         super().__init__()

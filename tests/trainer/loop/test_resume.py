@@ -12,19 +12,19 @@ from tests.support.ranks import Forks, Ranks, StartedRanks, ranks_in
 from tests.support.tiny import TINY
 from trainer.errors import Preempted
 
-# 40 steps an epoch: the third epoch is cut short.
-WORDS = (*GATED, "--max-steps", "100")
+# An epoch has 40 steps, so the third epoch is incomplete.
+ARGUMENTS = (*GATED, "--max-steps", "100")
 
 
 @pytest.fixture(scope="module")
 def undisturbed(
     forks: Forks, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, tuple[str, list[float]]]:
-    """The digest and validation losses of a run that is never stopped, by number of processes."""
+    """Return the digest and the validation losses of a run without a stop, by process count."""
     results = {}
     for count in (1, 2):
         with ranks_in(forks, tmp_path_factory.mktemp(f"undisturbed-{count}")) as ranks:
-            digest = ranks.train(count, *WORDS).digest
+            digest = ranks.train(count, *ARGUMENTS).digest
             results[count] = digest, _validation_losses(ranks.folder)
     return results
 
@@ -37,9 +37,9 @@ def _steps(folder: Path) -> list[int]:
     return [entry["step"] for entry in Trainbox(folder).entries("r", "train")]
 
 
-def _held(ranks: Ranks, gates: list[Gate], *words: str) -> StartedRanks:
+def _held(ranks: Ranks, gates: list[Gate], *arguments: str) -> StartedRanks:
     """Start a training and wait until each rank is at its gate."""
-    training = ranks.start(len(gates), "train", *WORDS, *words)
+    training = ranks.start(len(gates), "train", *ARGUMENTS, *arguments)
     for gate in gates:
         gate.wait_for(training)
     return training
@@ -74,7 +74,7 @@ def test_a_signal_saves_and_the_same_command_resumes_to_the_same_bits(
     assert _steps(ranks.folder) == list(range(1, last_step + 1))
     assert (ranks.folder / f"runs/r/checkpoints/step-{last_step:08d}.json").exists()
 
-    resumed = ranks.train(count, *WORDS)
+    resumed = ranks.train(count, *ARGUMENTS)
     assert f"from step {last_step}" in resumed.out
     assert (resumed.digest, _validation_losses(ranks.folder)) == undisturbed[count]
     assert _steps(ranks.folder) == list(range(1, 101))
@@ -83,16 +83,16 @@ def test_a_signal_saves_and_the_same_command_resumes_to_the_same_bits(
 def test_ctrl_c_to_the_command_saves_and_the_same_command_resumes(
     trainbox: Trainbox, ranks: Ranks, undisturbed: dict[int, tuple[str, list[float]]]
 ) -> None:
-    """The real command, whose launcher passes the signal on."""
+    """The real command forwards the signal to its processes."""
     gate = SignalGate(trainbox.folder, 50)
-    process = trainbox.start("train", *WORDS)
+    process = trainbox.start("train", *ARGUMENTS)
     gate.wait_for(process)
     process.send_signal(signal.SIGINT)
     stopped = finish(process)
     assert stopped.code == 75, stopped.err
     assert "trainbox: stopped by SIGINT at step 50 of 100, checkpoint saved" in stopped.err
     assert "Traceback" not in stopped.err
-    assert ranks.train(1, *WORDS).digest == undisturbed[1][0]
+    assert ranks.train(1, *ARGUMENTS).digest == undisturbed[1][0]
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -105,13 +105,13 @@ def test_a_kill_loses_only_the_steps_since_the_last_checkpoint(
     assert training.wait().codes == [-signal.SIGKILL] * count
     for gate in gates:
         gate.release()
-    resumed = ranks.train(count, *WORDS, "--checkpoint-steps", "10")
+    resumed = ranks.train(count, *ARGUMENTS, "--checkpoint-steps", "10")
     # The checkpoint of step 50 may not have been complete.
     assert any(f"resume     from step {step}, " in resumed.out for step in (40, 50)), resumed.out
     assert resumed.digest == undisturbed[count][0]
 
 
-def test_a_damaged_newest_checkpoint_is_set_aside_for_the_one_before(here: Here) -> None:
+def test_a_damaged_newest_checkpoint_is_set_aside_for_the_previous_one(here: Here) -> None:
     here.train("undisturbed")
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(10), checkpoint_steps=4)
@@ -129,11 +129,11 @@ def test_a_damaged_newest_checkpoint_is_set_aside_for_the_one_before(here: Here)
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_restart(here: Here) -> None:
-    words = ("train", TINY, "--device", "cpu", "--run", "r")
-    assert here.command(*words)[0] == 0
+    arguments = ("train", TINY, "--device", "cpu", "--run", "r")
+    assert here.command(*arguments)[0] == 0
     for path in (here.path() / "checkpoints").glob("*.pt"):
         _flip_a_bit(path)
-    code, _, err = here.command(*words)
+    code, _, err = here.command(*arguments)
     assert code == 4
     assert "no valid checkpoint" in err
 
@@ -144,7 +144,7 @@ def test_the_newest_and_the_best_checkpoints_are_kept(here: Here) -> None:
     assert here.steps() == [6, 15, 18]
 
 
-def test_a_complete_run_is_left_as_it_is(here: Here) -> None:
+def test_a_complete_run_is_unchanged(here: Here) -> None:
     here.train()
     before = {path: path.read_bytes() for path in here.path().rglob("*") if path.is_file()}
     assert "this run is complete" in here.train()
@@ -156,7 +156,7 @@ def test_a_complete_run_is_left_as_it_is(here: Here) -> None:
 def test_a_second_command_in_the_same_run_is_refused(ranks: Ranks) -> None:
     gate = Gate(ranks.folder, 1)
     training = _held(ranks, [gate])
-    second = ranks(1, "train", *WORDS)
+    second = ranks(1, "train", *ARGUMENTS)
     assert second.codes == [2]
     assert "another process trains in runs/r:" in second.errs[0]
     gate.release()
@@ -164,12 +164,12 @@ def test_a_second_command_in_the_same_run_is_refused(ranks: Ranks) -> None:
 
 
 def test_a_resume_with_other_settings_is_refused_with_the_difference(here: Here) -> None:
-    words = ("train", TINY, "--device", "cpu", "--run", "r")
-    assert here.command(*words)[0] == 0
-    code, _, err = here.command(*words, "--lr", "0.5")
+    arguments = ("train", TINY, "--device", "cpu", "--run", "r")
+    assert here.command(*arguments)[0] == 0
+    code, _, err = here.command(*arguments, "--lr", "0.5")
     assert code == 2
     assert "learning_rate: 0.05 -> 0.5" in err
-    assert here.command(*words, "--resume", "never")[0] == 2
+    assert here.command(*arguments, "--resume", "never")[0] == 2
 
 
 def _flip_a_bit(path: Path) -> None:

@@ -1,6 +1,4 @@
-"""Checkpoints are whole or not there, and hold what was saved, whatever happens to the disk or the
-process meanwhile.
-"""
+"""Checkpoints are complete or absent, whatever happens to the disk or the process."""
 
 import contextlib
 import hashlib
@@ -30,7 +28,7 @@ from trainer.system.files import replacing
 
 
 class Saver:
-    """Checkpoints in a folder of their own, and what they report."""
+    """Checkpoints in their own folder, and their reports."""
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
         self.folder, self.reports = folder / "checkpoints", list[str]()
@@ -43,7 +41,7 @@ class Saver:
         best: int | None = None,
         **metrics: float,
     ) -> None:
-        """And wait until it is durable."""
+        """Save, and wait until the checkpoint is durable."""
         self.checkpoints.save(step, state or simple(step), metrics, best)
         self.checkpoints.wait()
 
@@ -67,7 +65,7 @@ def saver(tmp_path: Path) -> Iterator[Saver]:
 
 @pytest.fixture
 def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """An event: until it is set, no save gets to write its tensors."""
+    """Return an event. Until it is set, no save writes its tensors."""
     released, save = threading.Event(), torch.save
 
     def wait_and_save(*arguments: Any, **options: Any) -> None:
@@ -94,9 +92,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
-def test_model_optimizer_and_nested_primitives_come_back_as_they_were(
-    saver: Saver, kind: Any
-) -> None:
+def test_model_optimizer_and_nested_primitives_are_restored(saver: Saver, kind: Any) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).double()
     optimizer = kind(model.parameters(), lr=0.1, weight_decay=0.01)
     for _ in range(3):
@@ -128,7 +124,7 @@ def test_model_optimizer_and_nested_primitives_come_back_as_they_were(
     assert _equal(fresh.state_dict(), model.state_dict())
 
 
-def test_the_sidecar_says_what_the_file_is(saver: Saver) -> None:
+def test_the_sidecar_describes_the_file(saver: Saver) -> None:
     saver.save(7, simple(7), best=5, loss=0.5)
     sidecar = json.loads(saver.path(7, ".json").read_text())
     data = saver.path(7).read_bytes()
@@ -163,10 +159,12 @@ def test_views_tied_and_transposed_tensors_keep_their_values(saver: Saver) -> No
     )
 
 
-def test_training_goes_on_while_the_save_is_written(saver: Saver, writer: threading.Event) -> None:
+def test_training_continues_while_the_save_is_written(
+    saver: Saver, writer: threading.Event
+) -> None:
     state = simple(1)
     saver.checkpoints.prepare(state)
-    saver.checkpoints.save(1, state, {}, None)  # returns although nothing can be written yet
+    saver.checkpoints.save(1, state, {}, None)  # returns before anything is written
     state["model"]["weight"].fill_(2)
     state["progress"]["step"] = 2
     assert saver.checkpoints.files.steps() == []
@@ -175,7 +173,7 @@ def test_training_goes_on_while_the_save_is_written(saver: Saver, writer: thread
     assert _equal(saver.checkpoints.files.load(1), simple(1))
 
 
-def test_the_next_save_waits_for_the_one_under_way(
+def test_the_next_save_waits_for_the_current_one(
     saver: Saver, writer: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = simple(1)
@@ -206,7 +204,7 @@ def test_the_next_save_waits_for_the_one_under_way(
     assert _equal(saver.checkpoints.files.load(2), simple(2))
 
 
-def test_buffers_follow_a_state_that_changes_its_shape(saver: Saver) -> None:
+def test_a_state_may_change_its_shape_between_saves(saver: Saver) -> None:
     saver.checkpoints.prepare(simple(0))
     for step in (1, 2, 3):
         state = {
@@ -231,7 +229,7 @@ def test_the_newest_few_and_the_best_are_kept(saver: Saver) -> None:
     assert saver.checkpoints.files.steps() == [8, 9]
 
 
-def test_the_best_weights_are_written_for_use_elsewhere(saver: Saver) -> None:
+def test_the_best_weights_are_written_to_model_safetensors(saver: Saver) -> None:
     saver.save(1, best=1)
     saver.save(2, best=1)
     assert load_file(saver.folder.parent / "model.safetensors")["weight"].equal(
@@ -243,7 +241,7 @@ def test_the_best_weights_are_written_for_use_elsewhere(saver: Saver) -> None:
     )
 
 
-def test_a_process_that_is_not_the_first_writes_nothing(tmp_path: Path) -> None:
+def test_only_the_first_process_writes(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", 3, False, lambda _: None)
     checkpoints.prepare(simple(1))
     checkpoints.save(1, simple(1), {}, 1)
@@ -251,7 +249,7 @@ def test_a_process_that_is_not_the_first_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_temporary_files_of_an_interrupted_save_are_removed_and_nothing_else(saver: Saver) -> None:
+def test_only_temporary_files_of_an_interrupted_save_are_removed(saver: Saver) -> None:
     saver.save(1)
     saver.path(2, ".pt.tmp").write_bytes(b"half")
     saver.path(4, ".json.tmp").write_bytes(b"{")
@@ -267,12 +265,8 @@ def test_temporary_files_of_an_interrupted_save_are_removed_and_nothing_else(sav
     assert saver.names() == sorted([*kept, "step-00000001.json", "step-00000001.pt"])
 
 
-def test_what_is_no_file_of_ours_under_a_temporary_name_is_set_aside(
-    saver: Saver, tmp_path: Path
-) -> None:
-    """A FIFO would hang the next save, and a save through a link would overwrite what it leads
-    to.
-    """
+def test_a_foreign_file_with_a_temporary_name_is_set_aside(saver: Saver, tmp_path: Path) -> None:
+    """A FIFO would block the next save, and a save through a link would overwrite its target."""
     saver.save(1)
     (tmp_path / "precious").write_text("the user's own")
     saver.path(2, ".pt.tmp").symlink_to(tmp_path / "precious")
@@ -301,7 +295,7 @@ def test_stray_files_are_ignored(saver: Saver) -> None:
     assert saver.reports == []
 
 
-def test_nothing_saved_is_no_checkpoint_and_no_failure(saver: Saver) -> None:
+def test_a_new_run_has_no_checkpoint_and_no_failure(saver: Saver) -> None:
     assert saver.checkpoints.files.newest() is None
     saver.checkpoints.files.remove_leftovers()
 
@@ -420,8 +414,8 @@ _DAMAGES = [
 
 
 @pytest.mark.parametrize(("damage", "reason"), _DAMAGES)
-@pytest.mark.timeout(30)  # a FIFO without a writer blocks whoever opens it
-def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
+@pytest.mark.timeout(30)  # opening a FIFO without a writer blocks
+def test_a_damaged_checkpoint_is_set_aside_for_the_previous_one(
     saver: Saver, damage: Callable[[Path], Any], reason: str
 ) -> None:
     for step in (1, 2, 3):
@@ -461,7 +455,7 @@ def test_each_of_fifty_flipped_bits_is_noticed(saver: Saver) -> None:
 
 
 def _change_content(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Replace the tensors, and let their sidecar say so."""
+    """Replace the tensors, and update their sidecar."""
     torch.save(change(torch.load(path, weights_only=True)), path)
     data = path.read_bytes()
     _change_sidecar(
@@ -481,7 +475,7 @@ def _change_content(path: Path, change: Callable[[dict[str, Any]], Any]) -> None
         (None, "its content is of another run, with the id None instead of '0123'"),
     ],
 )
-def test_a_checkpoint_whose_content_is_not_that_of_its_name_is_set_aside(
+def test_a_checkpoint_whose_content_does_not_match_its_name_is_set_aside(
     saver: Saver, change: Any, reason: str
 ) -> None:
     saver.save(2)
@@ -508,7 +502,7 @@ def test_a_renamed_checkpoint_is_set_aside(saver: Saver) -> None:
 def test_a_run_without_an_id_reads_its_own_checkpoints_and_no_others(
     saver: Saver, tmp_path: Path
 ) -> None:
-    """As an earlier version has written them."""
+    """An earlier version wrote such runs."""
     old = Saver(tmp_path / "old")
     old.checkpoints.files.run_id = None
     old.save(1)
@@ -528,7 +522,7 @@ def test_a_run_without_an_id_reads_its_own_checkpoints_and_no_others(
     assert "its sidecar is of another run, with the id '0123' instead of None" in old.reports[0]
 
 
-def test_what_is_set_aside_again_does_not_replace_what_was_set_aside_before(saver: Saver) -> None:
+def test_files_set_aside_do_not_replace_earlier_ones(saver: Saver) -> None:
     saver.save(1)
     for _ in range(2):
         saver.save(2)
@@ -545,7 +539,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_with_all_damaged_it_fails_and_does_not_start_over(saver: Saver) -> None:
+def test_a_run_whose_checkpoints_are_all_damaged_fails_and_does_not_restart(saver: Saver) -> None:
     for step in (1, 2):
         saver.save(step)
         _truncate(saver.path(step))
@@ -569,7 +563,7 @@ def test_with_all_damaged_it_fails_and_does_not_start_over(saver: Saver) -> None
         saver.checkpoints.files.newest()
 
 
-def test_without_all_sidecars_it_fails_and_keeps_the_tensors(saver: Saver) -> None:
+def test_a_run_without_sidecars_fails_and_keeps_the_tensors(saver: Saver) -> None:
     for step in range(1, 6):
         saver.save(step)
     for step in (3, 4, 5):
@@ -585,7 +579,7 @@ def test_without_all_sidecars_it_fails_and_keeps_the_tensors(saver: Saver) -> No
     assert _files(saver.folder) == before
 
 
-def test_a_sidecar_missing_of_an_older_checkpoint_is_reported_too(saver: Saver) -> None:
+def test_a_missing_sidecar_of_an_older_checkpoint_is_reported(saver: Saver) -> None:
     for step in (1, 2, 3):
         saver.save(step)
     saver.path(1, ".json").unlink()
@@ -599,7 +593,7 @@ def test_a_sidecar_missing_of_an_older_checkpoint_is_reported_too(saver: Saver) 
     assert "step-00000001.pt.damaged" in saver.names()
 
 
-def test_without_the_whole_folder_it_fails(saver: Saver) -> None:
+def test_a_run_without_its_checkpoints_folder_fails(saver: Saver) -> None:
     saver.save(7)
     shutil.rmtree(saver.folder)
     with pytest.raises(
@@ -610,13 +604,11 @@ def test_without_the_whole_folder_it_fails(saver: Saver) -> None:
 
 
 class Crashed(BaseException):
-    """The process is gone: nothing of the save's own runs on."""
+    """The process is killed, so no handler of the save runs."""
 
 
 def _crash_when_replacing(monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    """At the first rename onto a name with `suffix`, and leave the temporary file, as a crash
-    does.
-    """
+    """Crash at the first rename to a name with `suffix`, and leave the temporary file."""
     replace, unlink = Path.replace, Path.unlink
 
     def crash(self: Path, target: Path) -> Path:
@@ -637,14 +629,14 @@ def _save_and_crash(saver: Saver, step: int, state: dict[str, Any], at: str) -> 
 
 
 @pytest.mark.parametrize("at", [".pt", "model.safetensors", ".json"])
-def test_a_crash_during_a_save_leaves_the_one_before(saver: Saver, at: str) -> None:
+def test_a_crash_during_a_save_keeps_the_previous_checkpoint(saver: Saver, at: str) -> None:
     saver.save(1, best=1)
     _save_and_crash(saver, 2, simple(2), at)
     assert any(name.endswith(".tmp") for name in saver.names()) or at == "model.safetensors"
 
     after = Saver(saver.folder.parent)
     after.checkpoints.files.remove_leftovers()
-    saved = [1, 2] if at == ".json" else [1]  # only the last rename is missing: it is done now
+    saved = [1, 2] if at == ".json" else [1]  # only the last rename was missing
     assert after.names() == sorted(
         f"step-0000000{step}{suffix}" for step in saved for suffix in (".json", ".pt")
     )
@@ -693,7 +685,7 @@ def test_a_crash_while_an_old_checkpoint_is_removed_leaves_no_tensors_without_a_
 def test_a_crash_while_a_step_is_saved_again_damages_nothing(
     saver: Saver, before: list[int], at: str
 ) -> None:
-    """`--checkpoint-steps` and the validation of the same step each save it."""
+    """`--checkpoint-steps` and the validation may each save the same step."""
     for step in [*before, 2]:
         saver.save(step)
     evaluated = simple(2) | {"progress": {"step": 2, "evaluated_step": 2}}
@@ -701,7 +693,6 @@ def test_a_crash_while_a_step_is_saved_again_damages_nothing(
 
     after = Saver(saver.folder.parent)
     after.checkpoints.files.remove_leftovers()
-    # with nothing else saved this once said: no valid checkpoint, restore a backup
     newest = after.checkpoints.files.newest()
     assert after.reports == []
     assert newest in [*before, 2] or (newest is None and not before)
@@ -720,7 +711,7 @@ class _Evil:
 
 
 @pytest.mark.parametrize("form", ["torch.save", "plain pickle"])
-def test_a_malicious_checkpoint_with_a_right_sidecar_is_refused_and_runs_nothing(
+def test_a_malicious_checkpoint_with_a_valid_sidecar_is_refused_and_runs_nothing(
     saver: Saver, tmp_path: Path, form: str
 ) -> None:
     saver.save(1)
@@ -741,7 +732,7 @@ def test_a_malicious_checkpoint_with_a_right_sidecar_is_refused_and_runs_nothing
             load()
         assert failure.value.exit_code == 4
     assert not marker.exists()
-    with evil.open("rb") as file, contextlib.suppress(RuntimeError):  # it would have been effective
+    with evil.open("rb") as file, contextlib.suppress(RuntimeError):  # an unsafe load runs the code
         torch.load(file, weights_only=False)
     assert marker.exists()
 
@@ -768,10 +759,10 @@ def test_weights_that_are_not_finite_are_refused_and_nothing_is_written(
     assert load_file(saver.folder.parent / "model.safetensors")["weight"].equal(
         torch.full((100,), 1.0)
     )
-    saver.checkpoints.wait()  # told once
+    saver.checkpoints.wait()  # raised only once
 
 
-def test_a_save_that_fails_in_any_other_way_is_told_too(saver: Saver) -> None:
+def test_any_other_failure_of_a_save_is_raised(saver: Saver) -> None:
     saver.save(1)
     saver.checkpoints.save(
         2, {"model": {"w": torch.ones(2)}, "progress": {"best": lambda: 3}}, {}, None
@@ -783,15 +774,13 @@ def test_a_save_that_fails_in_any_other_way_is_told_too(saver: Saver) -> None:
 
 @pytest.fixture
 def file_size_limit() -> Iterator[Callable[[int], None]]:
-    """Sets the largest size a file of this process may have; Python ignores the signal and gets an
-    OSError.
-    """
+    """Return a function that limits the file size of this process. A larger write is an OSError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_disk_that_refuses_gives_place_reason_and_room_and_harms_nothing(
+def test_a_failed_write_reports_path_reason_and_space_and_damages_nothing(
     saver: Saver, file_size_limit: Callable[[int], None]
 ) -> None:
     saver.save(1, best=1)
@@ -809,11 +798,11 @@ def test_a_disk_that_refuses_gives_place_reason_and_room_and_harms_nothing(
         "a file's size" in text
     )
     assert {path.name: path.read_bytes() for path in saver.folder.iterdir()} == before
-    saver.save(3, big)  # the next one is none the worse
+    saver.save(3, big)  # the next save works
     assert saver.checkpoints.files.newest() == 3
 
 
-def test_a_disk_that_refuses_a_step_saved_again_leaves_the_first(
+def test_a_failed_second_save_of_a_step_keeps_the_first(
     saver: Saver, file_size_limit: Callable[[int], None]
 ) -> None:
     saver.save(1)
@@ -826,7 +815,7 @@ def test_a_disk_that_refuses_a_step_saved_again_leaves_the_first(
     assert _equal(saver.checkpoints.files.load(1), simple(1))
 
 
-def test_a_folder_removed_in_between_is_made_again(saver: Saver) -> None:
+def test_a_removed_folder_is_created_again(saver: Saver) -> None:
     saver.save(1)
     shutil.rmtree(saver.folder)
     saver.save(2)
@@ -864,12 +853,12 @@ exit $code
     reason="a private mount namespace needs root and unshare",
 )
 @pytest.mark.slow
-def test_a_full_disk_ends_the_training_with_code_4_and_keeps_what_was_saved(tmp_path: Path) -> None:
+def test_a_full_disk_exits_with_code_4_and_keeps_the_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     if subprocess.run(
         ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", tmp_path / "runs"], capture_output=True
     ).returncode:
-        pytest.skip("mounting is not permitted here, not even in a namespace of our own")
+        pytest.skip("mounting is not permitted, even in a private namespace")
     train = [
         sys.executable,
         "-P",

@@ -1,4 +1,4 @@
-"""The entrypoint's events of the hardware, in the run of the training that they fall into."""
+"""Hardware events of the entrypoint are recorded in the run that is trained at that time."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from trainer.records.run_log import RunLog
 from trainer.sweep import worker
 from trainer.system.signals import StopRequest
 
-_TRIALS = 3  # forwards before the first step of a start
+_PREFLIGHT = 3  # forwards before the first step of a start
 
 
 def _event(time_unix_s: float, check: str = "xid", **other: Any) -> dict[str, Any]:
@@ -34,13 +34,16 @@ def _event(time_unix_s: float, check: str = "xid", **other: Any) -> dict[str, An
     return {**event, "read": "Xid 79: GPU has fallen off the bus", **other}
 
 
-def _line(*words: Any, **other: Any) -> str:
-    return json.dumps({**_event(*words, **other), "text": "GPU 1 (GPU-1): for the terminal"}) + "\n"
+def _line(*arguments: Any, **other: Any) -> str:
+    return (
+        json.dumps({**_event(*arguments, **other), "text": "GPU 1 (GPU-1): for the terminal"})
+        + "\n"
+    )
 
 
 @pytest.fixture
 def events(here: Here, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that is named to a training, which looks at it after each step."""
+    """Return the file of events, which the training reads after each step."""
     monkeypatch.setenv("TRAINBOX_HEALTH_EVENTS", str(here.folder / "events.jsonl"))
     monkeypatch.setattr(run_log, "_EVENTS_EVERY_S", 0.0)
     return here.folder / "events.jsonl"
@@ -52,23 +55,21 @@ def _append(path: Path, text: str) -> None:
 
 
 def _write_in_steps(monkeypatch: pytest.MonkeyPatch, path: Path, texts: dict[int, str]) -> None:
-    """Have each text written in its step of the next training, counted from the training's
-    first.
-    """
+    """Write each text in its step of the next training, counted from 1."""
     forwards, losses = 0, Tiny.losses
 
     def writing(task: Tiny, model: Any, batch: Any) -> Any:
         nonlocal forwards
         if model.training:
             forwards += 1
-            _append(path, texts.get(forwards - _TRIALS, ""))
+            _append(path, texts.get(forwards - _PREFLIGHT, ""))
         return losses(task, model, batch)
 
     monkeypatch.setattr(Tiny, "losses", writing)
 
 
 def _recorded(here: Here, run_name: str = "r") -> list[tuple[int, int, float]]:
-    """(step, epoch, time) of the events in metrics.jsonl."""
+    """Return (step, epoch, time) of the events in metrics.jsonl."""
     return [
         (entry["step"], entry["epoch"], entry["time_unix_s"])
         for entry in here.entries("health", run_name)
@@ -76,14 +77,14 @@ def _recorded(here: Here, run_name: str = "r") -> list[tuple[int, int, float]]:
 
 
 def _board(here: Here) -> EventAccumulator:
-    """As TensorBoard itself reads it."""
+    """Read the run as TensorBoard does."""
     board = EventAccumulator(str(here.path() / "tensorboard"), {TENSORS: 0})
     board.Reload()
     return board
 
 
 def _shown(here: Here) -> list[tuple[int, float, str]]:
-    """(step, time, text) of the events that TensorBoard shows."""
+    """Return (step, time, text) of the events that TensorBoard shows."""
     board = _board(here)
     found = [
         e
@@ -94,10 +95,10 @@ def _shown(here: Here) -> list[tuple[int, float, str]]:
     return sorted((e.step, e.wall_time, e.tensor_proto.string_val[0].decode()) for e in found)
 
 
-def test_each_event_is_given_once_and_a_half_written_one_when_it_is_whole(tmp_path: Path) -> None:
+def test_each_event_is_returned_once_and_a_half_written_one_when_complete(tmp_path: Path) -> None:
     path = tmp_path / "events"
     events = HardwareEvents(path)
-    assert events.new() == []  # there is no file yet
+    assert events.new() == []  # without a file
     _append(path, _line(1.0) + _line(2.0)[:30])
     assert events.new() == [_event(1.0)]
     assert events.new() == []
@@ -122,7 +123,7 @@ def test_each_event_is_given_once_and_a_half_written_one_when_it_is_whole(tmp_pa
         _line("soon"),
     ],
 )
-def test_a_damaged_line_is_passed_over(tmp_path: Path, damaged: str) -> None:
+def test_a_damaged_line_is_skipped(tmp_path: Path, damaged: str) -> None:
     path = tmp_path / "events"
     path.write_bytes(b"\xff\xfe\n" + damaged.rstrip("\n").encode() + b"\n" + _line(2.0).encode())
     assert HardwareEvents(path).new() == [_event(2.0)]
@@ -151,13 +152,13 @@ def test_events_of_a_training_are_in_its_metrics_and_in_tensorboard_and_not_prin
         {"kind": "health", "step": 10, "epoch": 2, **_event(9.5)},  # 6 steps an epoch
         {"kind": "health", "step": 10, "epoch": 2, **_event(9.6, gpu=2)},
     ]
-    words = (
+    text = (
         "uuid GPU-1, check xid, result CRITICAL, read Xid 79: GPU has fallen off the bus, "
         "do reset_gpu"
     )
     assert _shown(here) == [
         (2, 2.5, "check ecc, result WARN, read ECC is off"),
-        (10, 9.6, f"gpu 1, {words}\n\ngpu 2, {words}"),
+        (10, 9.6, f"gpu 1, {text}\n\ngpu 2, {text}"),
     ]
     assert "Xid" not in out
     assert "Xid" not in (here.path() / "logs/rank-0.log").read_text()
@@ -165,7 +166,7 @@ def test_events_of_a_training_are_in_its_metrics_and_in_tensorboard_and_not_prin
     assert here.digest() == here.digest("undisturbed")
 
 
-def test_it_looks_by_time_and_once_more_at_the_end_also_when_it_is_stopped(
+def test_events_are_read_every_few_seconds_and_at_the_end_or_a_stop(
     here: Here, events: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_log, "_EVENTS_EVERY_S", 1000.0)
@@ -178,12 +179,10 @@ def test_it_looks_by_time_and_once_more_at_the_end_also_when_it_is_stopped(
     assert _recorded(here) == [(10, 2, 3.0), (11, 2, 4.0)]
 
 
-def test_no_resume_loses_an_event_or_has_it_twice(
+def test_a_resume_keeps_each_event_exactly_once(
     here: Here, events: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A crash in step 8 takes the run back to the checkpoint of step 5; what the hardware did in
-    between did happen.
-    """
+    """After a crash in step 8, the run resumes at step 5. The events in between are kept."""
     events.write_text(_line(1.0))
     _write_in_steps(monkeypatch, events, {8: _line(8.0)})
     with pytest.raises(Preempted):
@@ -191,7 +190,7 @@ def test_no_resume_loses_an_event_or_has_it_twice(
     for step in (6, 7, 8):
         for path in (here.path() / "checkpoints").glob(f"step-{step:08d}*"):
             path.unlink()
-    hardware._events_in.cache_clear()  # as in a process of its own, which reads the file anew
+    hardware._events_in.cache_clear()  # as in a new process, which reads the whole file
     _append(events, _line(9.0))
     out = here.train(log_steps=1)
     assert "resume     from step 5, epoch 1\n" in out
@@ -204,7 +203,7 @@ def test_no_resume_loses_an_event_or_has_it_twice(
     ]
     assert [scalar.step for scalar in _board(here).Tensors("train/loss")] == list(range(1, 19))
     _append(events, _line(10.0))
-    here.train(log_steps=1)  # it is complete, and nothing is done
+    here.train(log_steps=1)  # the run is complete
     assert len(_recorded(here)) == 3
 
 
@@ -217,10 +216,10 @@ def test_only_the_first_process_writes_events(here: Here, events: Path) -> None:
     assert not (here.path() / "metrics.jsonl").exists()
 
 
-def test_a_trial_of_a_sweep_is_not_told_of_what_was_before_it(
+def test_a_trial_of_a_sweep_does_not_get_earlier_events(
     here: Here, events: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def train_task(*_words: Any, **_more: Any) -> dict[str, float]:
+    def train_task(*_arguments: Any, **_more: Any) -> dict[str, float]:
         _append(events, _line(2.0))
         seen.extend(hardware_events().new())
         return {}
