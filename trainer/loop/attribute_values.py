@@ -72,8 +72,8 @@ class ValueWalk:
         if _is_plain_tuple(value):
             return value
         self._remaining -= 1
-        if (whole := self._whole(value)) is not None:
-            return whole
+        if (simple := self._without_parts(value)) is not None:
+            return simple
         parts = parts_of(value)
         if parts is None or id(value) in self._entered or self._remaining < 0:
             return (kind.__name__,)
@@ -91,7 +91,7 @@ class ValueWalk:
             frozenset(found) if isinstance(value, set | frozenset) else found,
         )
 
-    def _whole(self, value: Any) -> Any:
+    def _without_parts(self, value: Any) -> Any:
         """Return the result of `value` for a value without parts, or None if it has parts."""
         if isinstance(value, Tensor):
             return self._tensor_value(value)
@@ -223,8 +223,8 @@ def _parts_of_code(value: Any) -> Iterable[tuple[Any, Any]] | None:
         )
     if not is_users_module(value.__module__):
         return None
-    kept = (*(value.__closure__ or ()), value.__defaults__, value.__kwdefaults__, vars(value))
-    return [(None, part) for part in kept if part]
+    state = (*(value.__closure__ or ()), value.__defaults__, value.__kwdefaults__, vars(value))
+    return [(None, part) for part in state if part]
 
 
 def _filled(cell: CellType) -> Iterator[tuple[str, Any]]:
@@ -304,8 +304,8 @@ def _content_restorer(value: Any) -> Callable[[], None]:
         content = value.copy()
         return lambda: _fill(value, value.update, content)
     if isinstance(value, CellType):
-        held = dict(_filled(value))
-        return lambda: _fill_cell(value, held)
+        filled = dict(_filled(value))
+        return lambda: _fill_cell(value, filled)
     if isinstance(value, tuple | frozenset | functools.partial | MethodType | GeneratorType):
         # These always contain the same objects. A generator cannot be rewound.
         return _do_nothing

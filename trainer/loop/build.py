@@ -183,7 +183,7 @@ def build(config: Settings, task: Task, strategy: Strategy, run: RunLog, data_di
         LossModule(task, model, world.device.type, autocast_dtype), autocast_dtype
     )
     optimizer = _build_optimizer(task, config, model, peak)
-    # The parts that `fit` works on. Loader workers have their own copies of the datasets.
+    # Loader workers have their own copies of the datasets, so this process cannot compare them.
     read_here = {} if workers else {"train_dataset": train, "validation_dataset": validation}
     return Job(
         task=task,

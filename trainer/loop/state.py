@@ -145,10 +145,10 @@ class TrainState:
         self.optimizer.load_state_dict({**state, "state": saved})
         # Torch converts a state to the type of its parameter, such as float64 to float32: undo it.
         for index, values in saved.items():
-            kept = self.optimizer.state[parameters[index]]
+            converted = self.optimizer.state[parameters[index]]
             for name, value in values.items():
-                if isinstance(value, torch.Tensor) and kept[name].dtype != value.dtype:
-                    kept[name] = value.to(kept[name].device, copy=True)
+                if isinstance(value, torch.Tensor) and converted[name].dtype != value.dtype:
+                    converted[name] = value.to(converted[name].device, copy=True)
 
 
 @dataclass

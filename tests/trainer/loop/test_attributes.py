@@ -238,7 +238,7 @@ def test_fast_continues_and_logs_the_changed_attributes_once(
         "closure, counter, "
     )
     assert line.endswith(
-        "vocabulary, which checkpoints leave out: a resumed run may get other bits"
+        "vocabulary, which checkpoints leave out: a resumed run may get different bits"
     )
     assert here.steps()[-1] == 18
 
