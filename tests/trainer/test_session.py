@@ -641,8 +641,8 @@ def test_a_checkpoint_of_another_architecture_is_told(here: Here) -> None:
         patch.setattr(tiny, "Tiny", Wider)
         with pytest.raises(
             WrongUse,
-            match=r"the checkpoint in runs/r is of another model or optimizer \(forwards: \(\) -> "
-            r"missing\): undo",
+            match=r"the checkpoint in runs/r is of another model or optimizer "
+            r"\(forwards: shape \(\) -> missing\): undo",
         ):
             here.train()
 
@@ -804,8 +804,8 @@ def test_a_complete_run_is_not_made_longer_and_the_reason_is_given(here: Here) -
         assert code == 2
         assert err == (
             f"trainbox: runs/r was started with other settings ({changed}): use the "
-            "old values, or start a new run with --run NAME; its length cannot change, because its "
-            "learning rates depend on it\n"
+            "old values, or start a new run with --run NAME; the length of a run cannot "
+            "change, because its learning rates depend on it\n"
         )
 
 

@@ -105,7 +105,7 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
     settled = Settings(**given)
     if stored is not None and (changed := differences(stored, settled)):
         longer = any(name in line for line in changed for name in ("epochs: ", "max_steps: ")) and (
-            "; its length cannot change, because its learning rates depend on it"
+            "; the length of a run cannot change, because its learning rates depend on it"
         )
         raise WrongUse(
             f"{run.path} was started with other settings ({'; '.join(changed)}): use the old "

@@ -39,6 +39,7 @@ class TrainingLog:
         job, progress = self._job, self._job.state.progress
         if not job.state.running.steps:
             return
+        # Compute the mean losses since the last entry, and fail if a value is not finite.
         losses = job.state.running.means(job.schedule.batch_size)
         for name, value in losses.items():
             if not math.isfinite(value):
@@ -49,6 +50,7 @@ class TrainingLog:
                 raise not_finite(job, "the gradient")
         elif not job.config.skip_nonfinite and not math.isfinite(norm):
             raise not_finite(job, "the gradient")
+        # Measure the time since the last entry, and write the entry.
         epoch = (progress.step - 1) // job.schedule.steps_per_epoch + 1
         steps, seconds = job.state.watch.lap(progress.step)
         speed = steps * job.schedule.batch_size / seconds
@@ -75,6 +77,7 @@ class TrainingLog:
             f"{position}, loss {values['loss']:.4f}",
             f", {speed:,.0f} samples/s, {remaining_s:.0f} s to go",
         )
+        # Warn of a loss spike and of a slow network, and start the next means.
         self._warn_of_a_spike(values["loss"])
         if shares:
             self._warn_of_a_slow_network(min(shares), steps, seconds)

@@ -114,6 +114,7 @@ class TrainState:
         Raises:
             WrongUse: The saved state is of another model or optimizer.
         """
+        # Compare the model and the optimizer with those of the checkpoint.
         model = self.model.state_dict()
         found, here = _shapes(saved["model"]), _shapes(model)
         found["optimizer"] = saved["optimizer_class"]
@@ -125,6 +126,7 @@ class TrainState:
                     f"the checkpoint in {path} is of another model or optimizer ({name}: {old} -> "
                     f"{new}): undo the change of the task, or start a new run with --run NAME"
                 )
+        # Restore all parts of the state.
         self.model.load_state_dict(
             {name: strategy.share(value, model[name]) for name, value in saved["model"].items()}
         )
@@ -195,9 +197,9 @@ class Job:
         return {name: value_digest(self.strategy.whole(value)) for name, value in tensors.items()}
 
 
-def _shapes(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the shapes of a state_dict's tensors; a module's extra state has none."""
+def _shapes(model: Mapping[str, Any]) -> dict[str, str]:
+    """Return a description of each entry of a state dict: a tensor's shape, or extra state."""
     return {
-        name: tuple(value.shape) if isinstance(value, torch.Tensor) else "extra state"
+        name: f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "extra state"
         for name, value in model.items()
     }

@@ -47,6 +47,7 @@ class Evidence:
             Differs: Metrics.jsonl is missing, a resume did not restore the digests, or config.json
                 was edited.
         """
+        # Read the settings, and check that they were not edited.
         config, manifest = _object_in(run / "config.json"), _object_in(run / "manifest.json")
         if problem := _manifest_problem(manifest):
             raise WrongUse(f"{run}/manifest.json is damaged ({problem}): restore it")
@@ -55,8 +56,9 @@ class Evidence:
                 f"DIFFERENT SETTINGS: {run}/config.json was edited after the run was started "
                 f"({listed_changes(edited)}): restore it"
             )
-        # Check the settings that the manifest does not have, too.
+        # Also check the settings that the manifest does not have.
         parse_config(json.dumps(config), run / "config.json")
+        # Read the digests and the metrics.
         digests = _one_per_step(
             run / "digests.jsonl", _entries(run / "digests.jsonl", _digest_problem)
         )
@@ -70,6 +72,7 @@ class Evidence:
             raise WrongUse(
                 f"{run}/metrics.jsonl is damaged (its validations are at steps {steps}): restore it"
             )
+        # List the checkpoints.
         names = [
             match
             for path in (run / "checkpoints").glob("*")
@@ -107,8 +110,8 @@ class Evidence:
             if step > self.end:
                 raise WrongUse(
                     f"the record of {self.name} is incomplete (digests.jsonl ends at step "
-                    f"{self.end}, {name} at step {step}): restore digests.jsonl; if the run was "
-                    f"killed, resume it, or verify its first part with --steps {self.end}"
+                    f"{self.end}, {name} at step {step}): restore digests.jsonl, or, if the run "
+                    f"was killed, resume it or verify its first part with --steps {self.end}"
                 )
 
     def refuse_unfinished(self) -> None:
@@ -226,8 +229,8 @@ def _entries(
             problem = str(error) if complete or number <= len(lines) else "incomplete"
         if problem:
             raise WrongUse(
-                f"line {number} of {path} is damaged ({problem}): restore the file; if the "
-                "run was killed, resume it with the same command, which repairs the file"
+                f"line {number} of {path} is damaged ({problem}): restore the file, or, if "
+                "the run was killed, repair the file by resuming the run with the same command"
             )
         entries.append(entry)
     return entries
