@@ -375,7 +375,7 @@ def _plan(
         omp_num_threads=int(threads) if threads.isdecimal() and int(threads) > 0 else None,
         **options,
     )
-    # A CPU run does not query the driver, so it works beside a broken one.
+    # A CPU run does not query the driver, so it works with a broken driver.
     if request.device in ("cpu", "mps") or request.gpus == 0:
         return decide(request, ())
     checked.driver = Driver()

@@ -92,7 +92,7 @@ PROGRAM = "import os, sys; print(os.getpid(), sys.argv[1:], sys.stdin.read()); s
 
 
 def test_a_program_replaces_the_launcher_with_its_arguments_and_streams(trainbox: Trainbox) -> None:
-    arguments = ["--help", "-h", "--gpus", "two words", "", "*", "$HOME", "\u00e9"]
+    arguments = ["--help", "-h", "--gpus", "two parts", "", "*", "$HOME", "\u00e9"]
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "entrypoint", sys.executable, "-c", PROGRAM, *arguments],
         env=clean_environment(GPUS="nonsense"),

@@ -600,8 +600,8 @@ def test_an_xid_becomes_an_event_once(start: Callable[..., Nvml]) -> None:
     nvml.send("nvmlEventSetWait(events, 5000)")
     assert not nvml.answers(0.1)
     write_config(nvml.config, "h100", {"gpu2.xid": "13,79,79", "gpu0.xid": 31})
-    nobody = 0xFFFFFFFF
-    instance = {"gpuInstanceId": nobody, "computeInstanceId": nobody}
+    whole_gpu = 0xFFFFFFFF
+    instance = {"gpuInstanceId": whole_gpu, "computeInstanceId": whole_gpu}
     assert nvml.receive()["value"] == {"device": 0, "eventType": 8, "eventData": 31, **instance}
     assert [nvml("nvmlEventSetWait(events, 5000).eventData") for _ in range(2)] == [79, 79]
     assert nvml.error("nvmlEventSetWait(events, 30)") == 10

@@ -22,8 +22,8 @@ PET = {
 }
 
 CLUSTERS: dict[str, tuple[dict[str, str], Cluster]] = {
-    "nobody": ({}, Cluster("local", 1, None, None, None, None)),
-    "nobody, with names of others": (
+    "none": ({}, Cluster("local", 1, None, None, None, None)),
+    "none, with unrelated variables": (
         {"SLURM_CONF": "/x", "JOB_COMPLETION_INDEX": "1", "RANK": "1"},
         Cluster(),
     ),
@@ -63,7 +63,7 @@ CLUSTERS: dict[str, tuple[dict[str, str], Cluster]] = {
         PET | {"PET_MASTER_PORT": "1234"},
         Cluster("kubernetes", 2, 1, "job-0.job:1234"),
     ),
-    "kubernetes: an endpoint goes before an address": (
+    "kubernetes: an endpoint overrides an address": (
         PET | {"PET_RDZV_ENDPOINT": "head:5000", "PET_RDZV_ID": "run7"},
         Cluster("kubernetes", 2, 1, "head:5000", "run7"),
     ),
@@ -83,7 +83,7 @@ CLUSTERS: dict[str, tuple[dict[str, str], Cluster]] = {
         POD | {"JOB_COMPLETION_INDEX": "3"},
         Cluster("kubernetes", 1, 3),
     ),
-    "kubernetes: the node rank goes before the index": (
+    "kubernetes: the node rank overrides the index": (
         PET | {"JOB_COMPLETION_INDEX": "3"},
         Cluster("kubernetes", 2, 1, "job-0.job:29400"),
     ),

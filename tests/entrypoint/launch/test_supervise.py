@@ -43,7 +43,7 @@ NO_ECHO = SUPERVISE.replace(
 TALKS = """
 import os, signal
 def print_line(text):
-    os.write(1, f"{text}\\n".encode())  # at once and whole, whoever else writes there
+    os.write(1, f"{text}\\n".encode())  # one write, so that lines do not mix
 def take_signals(handler):
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, handler)
