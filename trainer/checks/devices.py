@@ -26,12 +26,12 @@ _CPU_BYTES = 64 * _MIB  # of the copy in the host's memory
 class Measured:
     """The result of one test of one device.
 
-    `told` is the result as text. `speed` is in FLOP/s or bytes/s.
+    `detail` is the result as text. `speed` is in FLOP/s or bytes/s.
     """
 
     test: str
     right: bool
-    told: str
+    detail: str
     speed: float
 
 
@@ -60,8 +60,10 @@ def matrix_product(device: torch.device) -> Measured:
         _finish(device)
         best_s = min(best_s, time.perf_counter() - begin_s)
         differing += int((product_MM.view(torch.int32) != first_MM.view(torch.int32)).sum())
-    told = f"largest error {worst:.4f} of the bound, {differing} values differ in {repeats} repeats"
-    return Measured("matmul", worst <= 1 and differing == 0, told, 2 * size**3 / best_s)
+    detail = (
+        f"largest error {worst:.4f} of the bound, {differing} values differ in {repeats} repeats"
+    )
+    return Measured("matmul", worst <= 1 and differing == 0, detail, 2 * size**3 / best_s)
 
 
 def _largest_error(product_MM: Tensor, left_MM: Tensor, right_MM: Tensor) -> float:
@@ -96,8 +98,8 @@ def memory_copy(device: torch.device) -> Measured:
         for start in range(0, count, _PIECE_N):
             piece_N = target_N[start : start + _PIECE_N]
             wrong += int((piece_N != _pattern(start, start + len(piece_N), device)).sum())
-    told = f"{wrong} wrong values in {_REPEATS} copies of {count * 4 // _MIB} MiB"
-    return Measured("memory", wrong == 0, told, 2 * count * 4 / best_s)
+    detail = f"{wrong} wrong values in {_REPEATS} copies of {count * 4 // _MIB} MiB"
+    return Measured("memory", wrong == 0, detail, 2 * count * 4 / best_s)
 
 
 def _pattern(start: int, stop: int, device: torch.device) -> Tensor:
@@ -128,9 +130,9 @@ def all_reduce(world: World) -> Measured:
         _finish(world.device)
         best_s = min(best_s, time.perf_counter() - begin_s)
         wrong += int((sum_N != right_N).sum())
-    told = f"{wrong} wrong values in {1 + _REPEATS} sums of {size_mib} MiB"
+    detail = f"{wrong} wrong values in {1 + _REPEATS} sums of {size_mib} MiB"
     moved = 2 * (world.world_size - 1) / world.world_size * count * 4
-    return Measured("all-reduce", wrong == 0, told, moved / best_s)
+    return Measured("all-reduce", wrong == 0, detail, moved / best_s)
 
 
 def _part(rank: int, count: int, device: torch.device) -> Tensor:

@@ -218,14 +218,14 @@ def _reading(outcome: ProbeOutput, test: str, after_a_fault: bool) -> Reading:
     limit, source = _LIMITS[test]
     speed = min((float(line["speed"]) for line in lines), default=0.0)
     if wrong := [line for line in lines if not line["right"]]:
-        read = "WRONG: " + "; ".join(f"{_prefix(probe, line)}{line['told']}" for line in wrong)
+        read = "WRONG: " + "; ".join(f"{_prefix(probe, line)}{line['detail']}" for line in wrong)
         action = "drain" if not probe.on_gpus else "reset_gpu" if test in _TOGETHER else "replace"
         finding = probe.finding(
             test, Result.CRITICAL, read, limit=limit, source=source, action=action
         )
         return Reading(probe, test, finding, speed)
     if len(lines) == len(probe.devices) and not (outcome.fault and test == probe.tests[-1]):
-        read = f"{in_unit(test, speed)}; {lines[0]['told']}"
+        read = f"{in_unit(test, speed)}; {lines[0]['detail']}"
         return Reading(
             probe, test, probe.finding(test, Result.PASS, read, limit=limit, source=source), speed
         )

@@ -37,7 +37,7 @@ def line(
     rank: int = 0,
     detail: str = "as it should",
 ) -> dict[str, Any]:
-    return {"rank": rank, "test": test, "right": right, "told": detail, "speed": speed}
+    return {"rank": rank, "test": test, "right": right, "detail": detail, "speed": speed}
 
 
 def text(*lines: dict[str, Any]) -> str:

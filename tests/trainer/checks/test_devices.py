@@ -19,7 +19,7 @@ _CPU = torch.device("cpu")
 def test_a_right_product_is_far_within_the_bound() -> None:
     measured = matrix_product(_CPU)
     assert measured.right
-    error, differing = measured.told.split()[2], measured.told.split()[6]
+    error, differing = measured.detail.split()[2], measured.detail.split()[6]
     assert 1e-4 < float(error) < 0.1
     assert differing == "0"
     assert 1e8 < measured.speed < 1e14
@@ -56,8 +56,8 @@ def test_a_wrong_product_is_beyond_it(
     monkeypatch.setattr(torch, "mm", broken)
     measured = matrix_product(_CPU)
     assert not measured.right
-    assert float(measured.told.split()[2]) > 1
-    assert "0 values differ" in measured.told  # it is wrong in the same way each time
+    assert float(measured.detail.split()[2]) > 1
+    assert "0 values differ" in measured.detail  # it is wrong in the same way each time
 
 
 def test_a_product_with_one_other_bit_is_not_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,12 +72,12 @@ def test_a_product_with_one_other_bit_is_not_right(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch, "mm", broken)
     measured = matrix_product(_CPU)
     assert not measured.right
-    assert "1 values differ in 20 repeats" in measured.told
+    assert "1 values differ in 20 repeats" in measured.detail
 
 
 def test_a_copy_of_64_mib_is_right() -> None:
     measured = memory_copy(_CPU)
-    assert (measured.right, measured.told) == (True, "0 wrong values in 5 copies of 64 MiB")
+    assert (measured.right, measured.detail) == (True, "0 wrong values in 5 copies of 64 MiB")
     assert 1e7 < measured.speed < 1e13
 
 
@@ -111,7 +111,10 @@ def test_each_wrong_value_of_a_copy_is_counted(
     monkeypatch.setattr(device_tests, "_PIECE_N", 100_000)
     monkeypatch.setattr(Tensor, "copy_", fault)
     measured = memory_copy(_CPU)
-    assert (measured.right, measured.told) == (False, f"{wrong} wrong values in 5 copies of 1 MiB")
+    assert (measured.right, measured.detail) == (
+        False,
+        f"{wrong} wrong values in 5 copies of 1 MiB",
+    )
 
 
 class _OneOfThree(World):
@@ -138,7 +141,7 @@ def _one_of_three() -> _OneOfThree:
 
 def test_a_sum_of_all_parts() -> None:
     measured = all_reduce(_one_of_three())
-    assert (measured.right, measured.told) == (True, "0 wrong values in 6 sums of 4 MiB")
+    assert (measured.right, measured.detail) == (True, "0 wrong values in 6 sums of 4 MiB")
 
 
 @pytest.mark.parametrize("parts", [(0, 1), (0, 1, 1), (2, 1, 1), (0, 1, 2, 2), (1,)], ids=str)
