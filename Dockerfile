@@ -61,7 +61,7 @@ ARG BASE_NAME=${BASE_IMAGE%@*}
 ARG BASE_DIGEST=${BASE_IMAGE#${BASE_NAME}}
 ARG REVISION=unknown
 ARG VERSION=0+unknown
-# `trainbox --version` reads the metadata. chmod is needed if the checkout was made under a strict
+# `trainbox --version` reads the metadata. chmod is needed if the checkout was created under a strict
 # umask.
 RUN --mount=type=bind,source=requirements.lock,target=/mnt/requirements.lock \
     lock=$(sha256sum < /mnt/requirements.lock) \

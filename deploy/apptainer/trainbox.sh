@@ -17,19 +17,19 @@ sif=${SIF:-trainbox.sif}
 runs=${RUNS_DIR:-${TRAINBOX_RUNS_DIR:-runs}}
 data=${DATA_DIR:-${TRAINBOX_DATA_DIR:-data}}
 tasks=${TASKS_DIR:-my_tasks}
-for word in "${TASK-}" "$@"; do # TASK=folder/file.py:Class
-    if [[ -z ${TASKS_DIR-} && $word == */*.py:* ]]; then tasks=${word%/*.py:*}; fi
+for argument in "${TASK-}" "$@"; do # TASK=folder/file.py:Class
+    if [[ -z ${TASKS_DIR-} && $argument == */*.py:* ]]; then tasks=${argument%/*.py:*}; fi
 done
 
 command -v apptainer >/dev/null || refuse "no apptainer on PATH: install it, or load its module"
 [[ -e $sif ]] || refuse "SIF=$sif does not exist: build it with make sif, or set SIF to its path"
-mkdir -p "$runs" "$data" || refuse "RUNS_DIR=$runs or DATA_DIR=$data cannot be made: set them to folders that you may write to" 4
+mkdir -p "$runs" "$data" || refuse "RUNS_DIR=$runs or DATA_DIR=$data cannot be created: set them to folders that you may write to" 4
 
 # All users share the host's /tmp, and Apptainer's own has only 64 MB. Each user therefore gets a
 # folder on each node. It keeps compiled code for the next run, so nothing needs to be cleaned up.
 tmp=${TMPDIR:-/tmp}/trainbox-$UID
 mkdir -m 700 "$tmp" 2>/dev/null || true # the folder may exist
-[[ -d $tmp && -O $tmp && ! -L $tmp ]] || refuse "$tmp is not a folder of yours: set TMPDIR to a folder that you may write to" 4
+[[ -d $tmp && -O $tmp && ! -L $tmp ]] || refuse "$tmp is not your own folder: set TMPDIR to a folder that you may write to" 4
 
 # Without --no-eval, a shell in the container would expand $ and `` in the variables that are passed
 # on.
@@ -37,7 +37,7 @@ options=(--containall --no-eval --home "$tmp:/tmp" --pwd /workspace)
 options+=(--bind "$(realpath "$runs"):/workspace/runs" --bind "$(realpath "$data"):/workspace/data")
 if [[ $tasks == /* ]]; then inside=$(realpath -ms "$tasks"); else inside=$(realpath -ms "/workspace/$tasks"); fi
 case $inside in / | /tmp | /workspace | /workspace/runs | /workspace/data)
-    refuse "the task's folder, ${tasks:-/}, would hide runs/, data/ or the image: put the file into one of its own, as my_tasks/mine.py:Mine"
+    refuse "the task's folder, ${tasks:-/}, would hide runs/, data/ or the image: move the file into a folder of its own, such as my_tasks/mine.py:Mine"
     ;;
 esac
 if [[ -d $tasks ]]; then options+=(--bind "$(realpath "$tasks"):$inside:ro"); fi

@@ -9,7 +9,7 @@
 #   RESTARTS=20                       the number of restarts after failures
 set -euo pipefail
 
-say() { printf 'run.sh: %s\n' "$*" >&2; }
+report() { printf 'run.sh: %s\n' "$*" >&2; }
 
 # SLURM_JOB_ID of an array's last task is the id of the whole array, so use the id with the task's
 # number.
@@ -22,12 +22,12 @@ finish() { # exit with code $1, and requeue the job if the same command can resu
     # This point is reached only if trainbox exits by itself. If a job is cancelled, SLURM kills
     # this shell as well.
     if (($1 != 75 && $1 != 3 && $1 != 7 && $1 <= 128)); then
-        say "trainbox exited with code $1: manual action is needed"
+        report "trainbox exited with code $1: manual action is needed"
     elif (($1 != 75 && restarts >= ${RESTARTS:=20})); then
-        say "trainbox exited with code $1 after $restarts restarts, and RESTARTS=$RESTARTS: manual action is needed"
+        report "trainbox exited with code $1 after $restarts restarts, and RESTARTS=$RESTARTS: manual action is needed"
     else
-        say "trainbox exited with code $1: the job is requeued"
-        scontrol requeue "$job" || say "SLURM cannot requeue the job: submit the same command again to resume"
+        report "trainbox exited with code $1: the job is requeued"
+        scontrol requeue "$job" || report "SLURM cannot requeue the job: submit the same command again to resume"
     fi
     exit "$1"
 }
@@ -52,7 +52,7 @@ case $where in
 venv:*) step+=("${where#*:}/bin/trainbox") ;;
 apptainer:*) step+=(env "SIF=${where#*:}" deploy/apptainer/trainbox.sh) ;;
 pyxis:*) step+=(--container-image="${where#*:}" --container-mounts="$PWD:$PWD" --container-workdir="$PWD" trainbox) ;;
-*) say "RUN_IN=$where: write venv:FOLDER, apptainer:IMAGE.sif or pyxis:IMAGE" && exit 2 ;;
+*) report "RUN_IN=$where is unknown: set RUN_IN to venv:FOLDER, apptainer:IMAGE.sif or pyxis:IMAGE" && exit 2 ;;
 esac
 
 # If trainbox does not find the GPUs that SLURM allocated, it exits with code 3. It never trains on

@@ -239,8 +239,8 @@ def _no_runs(folder: Path) -> None:
     [
         (None, {"SIF": "none.sif"}, 2, "SIF=none.sif does not exist: build it with make sif"),
         (lambda folder: (folder / "bin/apptainer").unlink(), {}, 2, "no apptainer on PATH"),
-        (_foreign_tmp, {}, 4, "is not a folder of yours: set TMPDIR"),
-        (_no_runs, {}, 4, "RUNS_DIR=runs or DATA_DIR=data cannot be made"),
+        (_foreign_tmp, {}, 4, "is not your own folder: set TMPDIR"),
+        (_no_runs, {}, 4, "RUNS_DIR=runs or DATA_DIR=data cannot be created"),
         *(
             (
                 None,

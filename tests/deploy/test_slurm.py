@@ -135,8 +135,8 @@ def test_another_value_of_run_in_is_refused(tmp_path: Path) -> None:
     code, calls, err = run_in_a_job(tmp_path, "train", RUN_IN="docker:trainbox")
     assert (code, calls) == (2, [])
     assert (
-        err
-        == "run.sh: RUN_IN=docker:trainbox: write venv:FOLDER, apptainer:IMAGE.sif or pyxis:IMAGE\n"
+        err == "run.sh: RUN_IN=docker:trainbox is unknown: set RUN_IN to venv:FOLDER, "
+        "apptainer:IMAGE.sif or pyxis:IMAGE\n"
     )
 
 
