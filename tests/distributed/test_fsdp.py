@@ -1,5 +1,6 @@
-"""--strategy fsdp on two and four processes: the numbers of one, from shares; a checkpoint is gone
-on from by any number.
+"""--strategy fsdp on two and four processes.
+
+The numbers are those of one process, and any number of processes resumes from a checkpoint.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ from trainer.settings.config import Config
 _TASK = f"{Path(sharded.__file__)}:Sharded"
 _SETTINGS: dict[str, Any] = {
     "max_steps": 30,
-    # it falls: the second validation ends the training, after 10 steps
+    # The loss falls, so the second validation ends the training after 10 steps.
     "early_stopping": "max:loss",
     "patience": 1,
     "clip_norm": 0.4,
@@ -49,7 +50,7 @@ _SETTINGS: dict[str, Any] = {
 }
 _LAST = 10
 _PARAMETERS = sum(parameter.numel() for parameter in sharded.Sharded().build_model().parameters())
-_UNTRAINED = 110 + 12  # of them: frozen, and unused
+_UNTRAINED = 110 + 12  # of these, frozen and unused parameters
 
 
 def _command(run: str, *words: str, **others: Any) -> list[str]:
@@ -80,9 +81,7 @@ def ranks(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> _Sharded:
 
 @pytest.fixture(scope="module")
 def runs(ranks: Ranks) -> Trainbox:
-    """The run `on2` of two processes, and `on4` of four, which goes on from the fourth step of
-    that.
-    """
+    """Train the run `on2` on two processes, and `on4` on four from the fourth step of `on2`."""
     trainbox = Trainbox(ranks.folder)
     for processes in (2, 4):
         if processes == 4:
@@ -92,7 +91,7 @@ def runs(ranks: Ranks) -> Trainbox:
         held = json.loads((trainbox.folder / f"held-{processes}-0.json").read_text())["model"]
         assert f"sharded    {held:,} of them on rank 0\n" in ended.out
         assert f"(ended early at step {_LAST})\n" in ended.out
-        # nobody measures it
+        # FSDP does not measure the exchange.
         assert not any(
             "exchange_share" in entry for entry in trainbox.entries(f"on{processes}", "train")
         )
@@ -101,7 +100,7 @@ def runs(ranks: Ranks) -> Trainbox:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Here:
-    """The run `r` of one process that holds everything."""
+    """Train the run `r` on one process, which holds everything."""
     with training_here(tmp_path_factory.mktemp("alone")) as here:
         here.train(task=_TASK, **_SETTINGS)
     return here
@@ -120,7 +119,7 @@ def _largest_difference(some: dict[str, Tensor], other: dict[str, Tensor]) -> fl
 
 
 def _copy(source: Path, target: Path, step: int) -> None:
-    """A run in `target` that has come to `step` of that in `source`."""
+    """Copy the run of `source` to `target` as it was after `step`."""
     shutil.copytree(source, target)
     for path in (target / "checkpoints").iterdir():
         if path.stem != f"step-{step:08d}":
@@ -137,7 +136,7 @@ def _digests(run: Path, step: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("processes", "first"), [(2, 0), (4, 4)])
-def test_it_computes_what_one_process_does_and_ends_as_early(
+def test_the_numbers_and_the_end_are_those_of_one_process(
     runs: Trainbox, alone: Here, processes: int, first: int
 ) -> None:
     state = _state(runs.folder, f"on{processes}")
@@ -146,7 +145,7 @@ def test_it_computes_what_one_process_does_and_ends_as_early(
     training, found = alone.entries("train"), runs.entries(f"on{processes}", "train")
     assert [entry["step"] for entry in found] == list(range(1, _LAST + 1))
     found = found[first:]  # the steps before were copied with the run
-    assert min(entry["gradient_norm"] for entry in found) > 0.4, "clipping has nothing to do"
+    assert min(entry["gradient_norm"] for entry in found) > 0.4, "nothing is clipped"
     for name in ("loss", "gradient_norm", "learning_rate"):
         assert [entry[name] for entry in found] == pytest.approx(
             [entry[name] for entry in training[first:]], rel=1e-5
@@ -175,7 +174,7 @@ def test_each_process_holds_its_share_of_weights_and_optimizer(
         assert max(part[name] for part in held) < 1.15 * total / processes
 
 
-def test_another_number_of_processes_goes_on_from_the_same_bits(
+def test_another_number_of_processes_resumes_from_the_same_bits(
     ranks: Ranks, runs: Trainbox, alone: Here
 ) -> None:
     on2, on4, target = (runs.folder / "runs" / name for name in ("on2", "on4", "4to2"))
@@ -184,12 +183,12 @@ def test_another_number_of_processes_goes_on_from_the_same_bits(
     ended = ranks(2, *_command(target.name))
     assert ended.codes == [0, 0], ended.errs
     assert "resume     from step 8" in ended.out
-    assert "changed since the run's start" not in ended.out  # by two processes
+    assert "changed since the run's start" not in ended.out  # as two processes would report
     assert _digests(target, 8) == _digests(on4, 8)
     assert _largest_difference(_state(runs.folder, target.name)["model"], alone.weights()) < 1e-6
 
 
-def test_stopped_within_an_epoch_and_then_killed_in_part_it_goes_on_to_the_same_bits(
+def test_a_stop_within_an_epoch_and_a_killed_rank_do_not_change_the_bits(
     ranks: Ranks, runs: Trainbox
 ) -> None:
     words = _command("stopped", "--runs-dir", str(runs.folder / "runs"))
@@ -199,7 +198,7 @@ def test_stopped_within_an_epoch_and_then_killed_in_part_it_goes_on_to_the_same_
     stopped = process.wait()
     assert stopped.code == 75, stopped.errs
     assert "-> torchrun FSDP over gloo, 2 processes\n" in stopped.out
-    # All are told in the sixth step, and answer each other in the next.
+    # All ranks get the signal in the sixth step, and vote in the next one.
     message = "stopped by SIGTERM at step 7 of 30, checkpoint saved: resume with the same command"
     assert stopped.errs[0].count("checkpoint saved") == stopped.errs[0].count(message) == 1
 
@@ -210,7 +209,7 @@ def test_stopped_within_an_epoch_and_then_killed_in_part_it_goes_on_to_the_same_
 
     again = ranks(2, *words)
     assert again.codes == [0, 0], again.errs
-    # the save of step 8 may have been cut short
+    # The save of step 8 may be incomplete.
     assert re.search("resume +from step [78],", again.out), again
     on2, found = (runs.folder / "runs" / name for name in ("on2", "stopped"))
     assert _digests(found, _LAST) == _digests(on2, _LAST)
@@ -222,7 +221,7 @@ def test_stopped_within_an_epoch_and_then_killed_in_part_it_goes_on_to_the_same_
     assert validations[0] == validations[1]
 
 
-def test_one_process_goes_on_if_told_to(runs: Trainbox, here: Here, alone: Here) -> None:
+def test_one_process_resumes_with_resume_anyway(runs: Trainbox, here: Here, alone: Here) -> None:
     _copy(runs.folder / "runs" / "on4", here.path("r"), 8)
     code, _, err = here.command(*_command("r"))
     assert code == 2
@@ -233,7 +232,7 @@ def test_one_process_goes_on_if_told_to(runs: Trainbox, here: Here, alone: Here)
     assert _largest_difference(here.weights(), alone.weights()) < 1e-6
 
 
-def test_a_run_of_one_process_goes_on_shared_out_if_told_to(ranks: Ranks, alone: Here) -> None:
+def test_fsdp_resumes_a_run_of_one_process_with_resume_anyway(ranks: Ranks, alone: Here) -> None:
     _copy(alone.path(), ranks.folder / "runs/1to2", 8)
     refused = ranks(2, *_command("1to2"))
     assert refused.codes[0] == 2, refused
@@ -309,7 +308,7 @@ _ALONE, _DDP2, _FSDP2, _FSDP4 = (
         (_DDP2, [_ALONE], None, ("ddp", 3), None),
     ],
 )
-def test_what_it_has_trained_is_verified_by_as_many_processes(
+def test_a_run_is_verified_only_by_the_same_number_of_processes(
     monkeypatch: pytest.MonkeyPatch,
     plan: dict[str, Any],
     resumed: list[dict[str, Any]],
@@ -334,10 +333,11 @@ def test_what_it_has_trained_is_verified_by_as_many_processes(
 def test_bf16_with_batch_norm_is_near_to_one_process_with_two_shards(
     ranks: Ranks, here: Here
 ) -> None:
-    """Weights are gathered in bf16, and batch norm's in float32; its buffers move by the mean over
-    the processes.
+    """Weights are gathered in bf16, and those of batch norm in float32.
+
+    The buffers of batch norm are averaged over the processes.
     """
-    # which are always as many
+    # The metric `words` is constant, so the second validation ends the training.
     others: dict[str, Any] = {"precision": "bf16", "clip_norm": None, "early_stopping": "words"}
     ended = ranks(2, *_command("low", "--set", "normed=true", **others))
     assert ended.codes == [0, 0], ended.errs
@@ -377,13 +377,15 @@ def test_bf16_with_batch_norm_is_near_to_one_process_with_two_shards(
         ({"compile": True}, _COMPILE),
     ],
 )
-def test_what_it_cannot_keep_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_options_that_fsdp_does_not_support_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(WrongUse) as refused:
         Sharded.check(Config(**settings))
     assert str(refused.value) == message
 
 
-def test_it_is_refused_before_anything_starts_and_by_ranks_that_others_have_started(
+def test_compile_is_refused_by_the_command_and_by_each_rank(
     trainbox: Trainbox, ranks: Ranks
 ) -> None:
     ended = trainbox(*_command("r", "--compile"), *_LAUNCH)
@@ -420,7 +422,7 @@ def test_it_is_refused_before_anything_starts_and_by_ranks_that_others_have_star
         ),
     ],
 )
-def test_what_cannot_be_shared_out_is_refused_by_all(
+def test_all_ranks_refuse_a_task_that_cannot_be_sharded(
     ranks: Ranks, setting: str, message: str
 ) -> None:
     ended = ranks(2, *_command(setting, "--set", setting))
@@ -433,7 +435,7 @@ def _strategy(device: str, name: str, rank: int = 0) -> Strategy:
 
 
 @pytest.mark.parametrize(("strategy", "precision"), [("single", "fp16"), ("fsdp", "fp32")])
-def test_a_gpu_without_bf16_does_not_scale_what_is_shared_out(
+def test_without_bf16_fsdp_trains_in_fp32(
     monkeypatch: pytest.MonkeyPatch, strategy: str, precision: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
@@ -441,14 +443,14 @@ def test_a_gpu_without_bf16_does_not_scale_what_is_shared_out(
 
 
 @pytest.mark.parametrize(("strategy", "raised"), [("single", DoesNotFit), ("fsdp", MemoryError)])
-def test_used_up_memory_is_no_matter_for_all_where_they_wait_in_a_forward(
+def test_ranks_do_not_agree_on_used_up_memory_under_fsdp(
     strategy: str, raised: type[Exception]
 ) -> None:
     with pytest.raises(raised), all_fit(_strategy("cpu", strategy)):
         raise MemoryError
 
 
-def test_it_has_a_default_name_of_its_own(tmp_path: Path) -> None:
+def test_the_default_name_of_a_run_names_fsdp(tmp_path: Path) -> None:
     single, fsdp = (
         _default_name(Config(), _strategy("cpu", strategy), tmp_path)
         for strategy in ("single", "fsdp")
@@ -461,7 +463,7 @@ def _names(model: nn.Module) -> list[str]:
     return [names[block] for block in blocks(model)]
 
 
-def test_blocks_are_the_parts_of_lists_and_not_what_is_in_them() -> None:
+def test_blocks_are_the_items_of_lists_and_not_their_submodules() -> None:
     assert _names(sharded.Sharded().build_model()) == ["blocks.0", "blocks.1", "blocks.2"]
 
 
@@ -472,7 +474,7 @@ def test_blocks_of_lists_in_lists_and_without_parameters() -> None:
     assert _names(model) == ["0", "1.0", "2"]
 
 
-def test_a_dict_in_a_list_is_no_block_since_nobody_can_call_it() -> None:
+def test_a_dict_in_a_list_is_not_a_block_because_it_cannot_be_called() -> None:
     layers = [
         nn.ModuleDict({"one": nn.Linear(2, 2), "more": nn.Sequential(nn.Linear(2, 2))})
         for _ in range(2)
@@ -480,7 +482,7 @@ def test_a_dict_in_a_list_is_no_block_since_nobody_can_call_it() -> None:
     assert _names(nn.ModuleList(layers)) == ["0.more.0", "1.more.0"]
 
 
-def test_a_part_that_shares_a_parameter_is_no_block_and_one_that_stands_twice_is_one() -> None:
+def test_a_module_with_a_shared_parameter_is_not_a_block_and_a_repeated_one_is_a_block() -> None:
     tied = nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 2), nn.Linear(2, 5, bias=False))
     tied[2].weight = tied[0].weight  # type: ignore[union-attr, assignment]
     assert _names(tied) == ["1"]
@@ -517,7 +519,7 @@ def test_blocks_are_gathered_in_bf16_and_norms_in_float32(
     assert policies == {"model.a.1": MixedPrecisionPolicy(), "model.a.0": low, "": low}
 
 
-def test_a_gathered_state_is_a_copy_on_the_first_process_alone(a_group_of_one: None) -> None:
+def test_only_the_first_process_has_a_copy_of_the_gathered_state(a_group_of_one: None) -> None:
     module = _Teacher(False)
     shard(module, torch.device("cpu"), 1, None)
     weight, step = module.get_parameter("student.weight"), torch.ones(())
@@ -525,7 +527,7 @@ def test_a_gathered_state_is_a_copy_on_the_first_process_alone(a_group_of_one: N
     found = _strategy("cpu", "fsdp").gathered(state)
     assert torch.equal(found["weight"], whole(weight).detach())
     assert type(found["weight"]) is Tensor
-    step += 1  # as a training goes on while it is written
+    step += 1  # as the training continues during the save
     assert (found["steps"], found["name"]) == ([torch.ones(())], "AdamW")
     assert _strategy("cpu", "fsdp", rank=1).gathered(state) == {
         "weight": None,
@@ -535,7 +537,7 @@ def test_a_gathered_state_is_a_copy_on_the_first_process_alone(a_group_of_one: N
 
 
 class _Teacher(nn.Module):
-    """A part that is not trained moves in a forward, as a mean teacher's does."""
+    """A module with a frozen part whose forward changes it, as a mean teacher does."""
 
     def __init__(self, moves: bool) -> None:
         super().__init__()
@@ -555,7 +557,7 @@ class _Teacher(nn.Module):
 
 
 @pytest.mark.parametrize("moves", [True, False])
-def test_a_forward_that_moves_what_is_not_trained_is_noted(
+def test_a_forward_that_changes_frozen_parameters_is_noted(
     a_group_of_one: None, moves: bool
 ) -> None:
     module = _Teacher(moves)
@@ -589,7 +591,7 @@ def test_weights_used_outside_their_block_are_explained(
         ),
     ],
 )
-def test_parameters_that_cannot_be_shared_out_are_named(parameter: Tensor, message: str) -> None:
+def test_parameters_that_cannot_be_sharded_are_named(parameter: Tensor, message: str) -> None:
     module = nn.Linear(2, 2)
     module.scale = nn.Parameter(parameter)  # type: ignore[assignment]
     with pytest.raises(WrongUse, match=re.escape(message)):

@@ -37,7 +37,7 @@ def test_three_nodes_agree_on_the_store_and_on_the_number_of_processes(
         f"node 2 ({_HOST}, 127.0.0.1)",
     ]
     assert party.said.empty()
-    with pytest.raises(ConnectionRefusedError):  # nobody else can come
+    with pytest.raises(ConnectionRefusedError):  # the port is closed
         socket.create_connection(("127.0.0.1", port))
 
 
@@ -124,10 +124,10 @@ def test_a_name_with_an_old_address_is_looked_up_again(
 
     monkeypatch.setattr(socket, "getaddrinfo", stale)
     first = party.start(node_of(0, port, endpoint=f"pod-0:{port}", await_name=True))
-    place = f"at pod-0:{port}"
+    endpoint = f"at pod-0:{port}"
     assert (
         party.hear()
-        == f"waiting for the address of node 0 {place}, 1 s of 120 s (pod-0 (192.0.2.1) is "
+        == f"waiting for the address of node 0 {endpoint}, 1 s of 120 s (pod-0 (192.0.2.1) is "
         "not this machine's)"
     )
     second = party.start(
@@ -146,7 +146,7 @@ def test_a_name_with_an_old_address_is_looked_up_again(
     )
     with pytest.raises(
         NetworkFailure,
-        match=rf"^waited 1 s in vain for the address of node 0 {place} \(pod-0 \(192.0.2.1\)",
+        match=rf"^waited 1 s in vain for the address of node 0 {endpoint} \(pod-0 \(192.0.2.1\)",
     ):
         party.start(node_of(0, port, endpoint=f"pod-0:{port}", await_name=True, timeout_s=1))()
 
@@ -263,9 +263,9 @@ def test_strangers_and_nodes_that_leave_again_do_not_count(party: Party) -> None
         json.dumps(hello | wrong).encode() + b"\n"
         for wrong in ({"node_rank": 0}, {"node_rank": []}, {"nnodes": "2"})
     ]
-    for words in [*strange, json.dumps(hello).encode()]:
+    for sent in [*strange, json.dumps(hello).encode()]:
         with socket.create_connection(("127.0.0.1", port)) as stranger:
-            stranger.sendall(words)
+            stranger.sendall(sent)
     assert party.start(node_of(1, port))().processes == first().processes == (1, 2)
 
 
@@ -282,11 +282,11 @@ def _watch(node: Meeting, heard: "queue.Queue[tuple[str, int]]") -> None:
 def test_all_nodes_learn_that_a_node_is_lost(three: list[Meeting]) -> None:
     """Node 0 reports the loss of node 2 to node 1, which has no connection to node 2."""
     heard = [queue.Queue[tuple[str, int]](), queue.Queue[tuple[str, int]]()]
-    for node, words in zip(three, heard, strict=False):
-        _watch(node, words)
+    for node, messages in zip(three, heard, strict=False):
+        _watch(node, messages)
     three[2].lines[0].connection.close()
     reason = f"node 2 ({_HOST}, 127.0.0.1) is lost (its connection was closed)"
-    assert [words.get(timeout=120) for words in heard] == [(reason, 7), (reason, 7)]
+    assert [messages.get(timeout=120) for messages in heard] == [(reason, 7), (reason, 7)]
 
 
 @pytest.mark.parametrize(("code", "due"), [(0, 0), (75, 75), (5, 7), (137, 7)])
@@ -302,7 +302,7 @@ def test_the_other_nodes_learn_the_exit_code_of_a_node(
     assert heard[0].get(timeout=120) == (f"node 2 ({_HOST}, 127.0.0.1) ended with {code}", due)
 
 
-# Our torchrun, with `then` in the place of torch's own part.
+# Our torchrun, with `then` instead of torch's own part.
 _PROGRAM = """
 import os, signal, sys, threading, torch.distributed, torch.distributed.run as real
 from trainer.launch import torchrun
@@ -322,7 +322,7 @@ def _start(ranks: Ranks, port: int, timeout_s: int, then: str) -> StartedRanks:
     return ranks.start(1, program, module="tests.support.program")
 
 
-def test_a_meeting_that_fails_is_one_line_and_exit_code_7(ranks: Ranks) -> None:
+def test_a_failed_rendezvous_is_one_line_and_exit_code_7(ranks: Ranks) -> None:
     ended = _start(ranks, free_port(), 1, "print('met')").wait()
     assert (ended.codes, ended.out, len(ended.errs[0].splitlines())) == ([7], "", 1)
     assert ended.errs[0].startswith("trainbox: waited 1 s in vain for node 0 at 127.0.0.1:")
@@ -344,7 +344,9 @@ def test_a_lost_store_is_a_failure_of_the_network(party: Party, ranks: Ranks) ->
     assert heard.get(timeout=120) == (f"node 1 ({_HOST}, 127.0.0.1) ended with 7", 7)
 
 
-def test_a_signal_before_there_are_ranks_stops_the_others_too(party: Party, ranks: Ranks) -> None:
+def test_a_signal_before_the_ranks_start_stops_the_other_nodes_too(
+    party: Party, ranks: Ranks
+) -> None:
     port = free_port()
     first = party.start(node_of(0, port))
     node = _start(ranks, port, 120, "os.kill(os.getpid(), signal.SIGTERM); print('lives on')")

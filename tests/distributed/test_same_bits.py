@@ -39,7 +39,7 @@ def _entries(ranks: Ranks, run: str) -> list[dict[str, Any]]:
 def alone(
     forks: Forks, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, list[dict[str, Any]]]:
-    """The digest and the entries of one process."""
+    """Return the digest and the entries of one process."""
     with ranks_in(forks, tmp_path_factory.mktemp("alone")) as ranks:
         digest = ranks.train(1, _SHAKY, *_WORDS, "--workers", "0", "--run", "r").digest
         # One process has no exchange.

@@ -19,7 +19,7 @@ _STEPS = 20
 def alone(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The entries of training and validation of the task digits on one process."""
+    """Return the training and validation entries of the task digits on one process."""
     with training_here(tmp_path_factory.mktemp("alone")) as here:
         here.train(task="digits", fields={"dropout": "0"}, max_steps=_STEPS, log_steps=1)
         return here.entries("train"), here.entries("validation")

@@ -35,7 +35,7 @@ _ON_TWO = ("train", *_SHAKY, "--processes", "2")
 
 @pytest.fixture(scope="module")
 def undisturbed(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float]]:
-    """The digest and validation losses of the run that nothing happens to."""
+    """Return the digest and the validation losses of the undisturbed run."""
     with ranks_in(forks, tmp_path_factory.mktemp("undisturbed")) as ranks:
         digest = ranks.train(2, *_SHAKY).digest
         return digest, [entry["loss"] for entry in ranks.entries("r", "validation")]
@@ -159,7 +159,7 @@ def test_a_mistake_on_one_process_sets_the_message_and_the_exit_code(ranks: Rank
 @pytest.mark.parametrize(
     "text", ["Timed out waiting 600000ms for recv", "Application timeout caused pair closure"]
 )
-def test_a_rank_that_stood_still_is_named_for_each_text_of_a_timeout(
+def test_a_rank_that_hung_is_named_for_each_text_of_a_timeout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     (tmp_path / "0").write_text(f"lost contact with another process: {text}")

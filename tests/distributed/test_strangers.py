@@ -1,5 +1,6 @@
-"""Who may join a training of several machines, and what strangers at its port can do: on loopback,
-without torch.
+"""Which nodes may join a training of several machines, and what strangers at its port can do.
+
+The tests run on loopback and without torch.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ _HELLO = {"node_rank": 1, "nnodes": 2, "job": "j", "processes": 1, "host": "h"}
 
 
 class _Stranger:
-    """A connection to node 0 that speaks its language by hand."""
+    """A connection to node 0 that sends messages by hand."""
 
     def __init__(self, port: int) -> None:
         self.connection = socket.create_connection(("127.0.0.1", port), timeout=60)
@@ -50,7 +51,7 @@ class _Stranger:
         return self._file.readline()
 
     def rest(self) -> bytes:
-        """What node 0 still says before it closes the connection."""
+        """Return what node 0 still sends before it closes the connection."""
         with contextlib.suppress(ConnectionResetError):
             return self._file.read()
         return b""
@@ -71,7 +72,7 @@ def strangers() -> Iterator[Any]:
 
 
 def _listening(party: Party, **other: Any) -> tuple[Any, int]:
-    """Node 0 of two, that is listening, and its port."""
+    """Start node 0 of two, and return it with its port when it listens."""
     port = free_port()
     first = party.start(node_of(0, port, **other))
     while True:
@@ -113,9 +114,7 @@ def test_a_hello_out_of_range_is_refused_and_node_1_still_joins(
     assert party.start(node_of(1, port))().processes == first().processes == (1, 2)
 
 
-def test_garbage_at_any_point_ends_a_strangers_connection_alone(
-    party: Party, strangers: Any
-) -> None:
+def test_garbage_only_closes_the_connection_of_the_stranger(party: Party, strangers: Any) -> None:
     first, port = _listening(party)
     infinite = json.dumps(_HELLO).replace('"processes": 1', '"processes": Infinity').encode()
     for words in (
@@ -166,7 +165,7 @@ print(meet(Node(0, 2, 1, f"127.0.0.1:{sys.argv[1]}", "j", 120), print).processes
 """
 
 
-def test_a_thousand_silent_connections_leave_node_0_its_files_and_node_1_its_place(
+def test_a_thousand_silent_connections_do_not_keep_node_1_out(
     party: Party,
 ) -> None:
     port = free_port()
@@ -220,9 +219,7 @@ def test_nodes_with_the_same_secret_meet_and_hear_of_each_others_end(party: Part
 def test_a_node_without_the_same_secret_is_refused_and_the_right_one_joins(
     party: Party, here: bytes | None, there: bytes | None, reason: str, job: str
 ) -> None:
-    """A node of another job, as at a port that two jobs share, is refused with 7: its scheduler may
-    try again.
-    """
+    """A node of another job at a shared port is refused with code 7: its scheduler may retry."""
     port = free_port()
     first = party.start(node_of(0, port, secret=here))
     failure: type[Failure] = WrongUse
@@ -257,19 +254,19 @@ def test_a_recorded_hello_cannot_be_sent_again(party: Party, strangers: Any) -> 
     replayer.greet()
     replayer.send(hello)
     assert json.loads(replayer.rest())["code"] == 2
-    recorder.send(hello)  # on its own connection it is the right one
+    recorder.send(hello)  # on its own connection, the message is valid
     assert b'"store_port"' in recorder.line()
     assert first().processes == (1, 1)
 
 
 def _unlimited(connection: socket.socket) -> Line:
-    """A line on a pair of sockets, which has none of TCP's settings."""
+    """Return a line on a pair of sockets, without the settings of TCP."""
     line = Line.__new__(Line)
     line.connection, line.name, line._longest, line._begun = connection, "", 4096, b""
     return line
 
 
-def test_a_message_is_believed_once_and_in_its_own_direction() -> None:
+def test_a_message_is_accepted_once_and_in_one_direction() -> None:
     ends = socket.socketpair()
     with ends[0], ends[1]:
         lines = [_unlimited(end) for end in ends]
@@ -278,7 +275,7 @@ def test_a_message_is_believed_once_and_in_its_own_direction() -> None:
         lines[0].send(ended=0)
         sent = ends[1].recv(4096, socket.MSG_PEEK)
         assert lines[1].read() == {"ended": 0}
-        for number in (0, 1):  # once more, and back to where it came from
+        for number in (0, 1):  # again, and back to the sender
             ends[number].sendall(sent)
             with pytest.raises(
                 ValueError, match="^its message is not signed with the secret of this node$"
@@ -286,7 +283,7 @@ def test_a_message_is_believed_once_and_in_its_own_direction() -> None:
                 lines[1 - number].read()
 
 
-def test_a_program_in_the_place_of_node_0_is_not_believed(party: Party) -> None:
+def test_a_program_that_pretends_to_be_node_0_is_refused(party: Party) -> None:
     with socket.create_server(("127.0.0.1", 0)) as impostor:
         port = impostor.getsockname()[1]
         second = party.start(node_of(1, port, secret=_SECRET))
@@ -310,7 +307,7 @@ def test_a_program_in_the_place_of_node_0_is_not_believed(party: Party) -> None:
         {"processes": [1, 2]},
     ],
 )
-def test_an_answer_out_of_range_is_not_node_0s(party: Party, answer: dict[str, Any]) -> None:
+def test_an_answer_out_of_range_is_refused(party: Party, answer: dict[str, Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as impostor:
         port = impostor.getsockname()[1]
         second = party.start(node_of(1, port))
@@ -326,10 +323,9 @@ def test_an_answer_out_of_range_is_not_node_0s(party: Party, answer: dict[str, A
                 second()
 
 
-def test_an_endpoint_that_is_every_interface_is_refused_whatever_its_name(
+def test_an_endpoint_of_all_interfaces_is_refused_under_any_name(
     party: Party, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # refused
     everywhere = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("0.0.0.0", 1))]  # noqa: S104
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: everywhere)
     with pytest.raises(
@@ -378,10 +374,10 @@ def test_a_secret_that_cannot_protect_is_refused(tmp_path: Path) -> None:
         assert str(refused.value) == text
 
 
-# What torchrun makes of it.
+# In torchrun.
 
 
-def test_what_a_peer_says_reaches_the_terminal_without_control_characters(
+def test_a_message_of_a_peer_is_printed_without_control_characters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     torchrun._say("node 1 (\x1b[2J\x07evil\r\n\u202ehost, 10.0.0.7) is lost")
@@ -410,7 +406,7 @@ def _node_0(ranks: Ranks, port: int, before: str = "", **env: str) -> StartedRan
     return ranks.start(1, program, module="tests.support.program", env=env)
 
 
-def test_ranks_do_not_inherit_the_secret_and_nobody_prints_it(party: Party, ranks: Ranks) -> None:
+def test_ranks_do_not_inherit_the_secret_and_it_is_not_printed(party: Party, ranks: Ranks) -> None:
     port = free_port()
     node = _node_0(ranks, port, RDZV_SECRET=_SECRET.decode())
     party.start(node_of(1, port, secret=_SECRET), lambda _: None)()
@@ -421,7 +417,7 @@ def test_ranks_do_not_inherit_the_secret_and_nobody_prints_it(party: Party, rank
     ]
 
 
-def test_without_a_secret_a_warning_says_who_can_join_and_a_crash_of_the_rendezvous_is_7(
+def test_a_missing_secret_gives_a_warning_and_a_crash_of_the_rendezvous_code_7(
     ranks: Ranks,
 ) -> None:
     node = _node_0(

@@ -1,6 +1,4 @@
-"""A mistake in a task on several processes: each ends, none waits for another, and the cause has
-exit code 2.
-"""
+"""A mistake in a task on several processes: all processes end, and the cause has exit code 2."""
 
 import pytest
 
@@ -45,8 +43,8 @@ def test_a_mistake_ends_all_processes_and_a_sample_is_not_judged_alone(
         assert "validating the whole set" in ended.out
         return
     method, text = _CAUSES[mistake]
-    # A rank that waits for one that has ended notices its end: code 7, which the launcher takes for
-    # no cause of its own.
+    # A rank that waits for an ended rank exits with code 7, which the launcher does not report as
+    # a cause.
     assert set(ended.codes) in ({2}, {2, 7}), ended.errs
     own = [err for code, err in zip(ended.codes, ended.errs, strict=True) if code == 2]
     assert len(set(own)) == 1
@@ -58,9 +56,9 @@ def test_a_mistake_ends_all_processes_and_a_sample_is_not_judged_alone(
 def test_a_sample_that_figures_refuses_on_the_first_rank_is_followed_by_a_validation_of_all(
     ranks: Ranks,
 ) -> None:
-    """The first rank alone draws.
+    """Only the first rank draws figures.
 
-    If it computed the whole set alone, the other would wait, and time out.
+    If it computed the whole set alone, the other rank would wait and time out.
     """
     words = (
         "train",
@@ -79,5 +77,5 @@ def test_a_sample_that_figures_refuses_on_the_first_rank_is_followed_by_a_valida
     assert "validating the whole set" in ended.out
     sizes = [(ranks.folder / f"validated-{rank}").read_text().split() for rank in range(2)]
     sample, shares = ["8", "2"], [["8", "8", "8", "8"], ["8", "8", "2"]]
-    # the sample, all of it together, the one at the end
+    # The sample, then the whole set on all ranks, then the validation at the end.
     assert sizes == [sample + share + share for share in shares]
