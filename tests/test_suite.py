@@ -27,6 +27,11 @@ def test_the_last_selection_counts() -> None:
     assert [part.command[-1] for part in parts([])] == ["not waits", "waits"]
 
 
+def test_the_few_fast_tests_that_wait_have_fewer_workers() -> None:
+    workers = [parts(words)[1].command for words in (["-m", "not slow"], ["-m", "slow"], [])]
+    assert [command[command.index("-n") + 1] for command in workers] == ["2", "4", "4"]
+
+
 def test_each_pytest_process_writes_its_own_report() -> None:
     reports = [part.command[-1] for part in parts(["--junitxml=build/test.xml"])]
     assert reports == ["--junitxml=build/test.xml", "--junitxml=build/test-waits.xml"]

@@ -206,19 +206,19 @@ def taken_port() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
-def test_row_21_the_port_of_the_rendezvous_is_taken(trainbox: Trainbox, taken_port: int) -> None:
+def test_row_21_the_port_of_the_rendezvous_is_taken(ranks: Ranks, taken_port: int) -> None:
     """The port belongs to a program that is not a rendezvous."""
     endpoint = f"127.0.0.1:{taken_port}"
     nodes = ("--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", endpoint, "--rdzv-id", "x")
-    ended = trainbox("train", *GATED, *nodes)
+    ended = ranks.launch("train", *GATED, *nodes).wait()
     assert ended.code == 7
     warning, message = messages(ended)
     assert warning.startswith("trainbox: RDZV_SECRET is not set, so ")
     assert message.startswith(
         f"trainbox: port {taken_port} of 127.0.0.1 is in use by another program: "
     )
-    assert "Traceback" not in ended.err
-    assert not (trainbox.folder / "runs").exists()
+    assert "Traceback" not in ended.errs[0]
+    assert not (ranks.folder / "runs").exists()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Forks that run a module, in place of processes that start Python and import torch again."""
+"""Forks that run a module, instead of processes that start Python and import torch again."""
 
 import os
 import runpy
@@ -9,8 +9,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
-
-import torch
 
 _HANDLED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 
@@ -59,7 +57,7 @@ def fork_python(
     start_new_session: bool = False,
     preexec_fn: Callable[[], None] | None = None,
 ) -> Fork:
-    """Fork for the command `args`, which is `python -m MODULE WORDS`, as `subprocess.Popen` does.
+    """Fork for the command `python -m MODULE ARGUMENTS`, as `subprocess.Popen` starts it.
 
     The output is that of this process.
     """
@@ -77,13 +75,15 @@ def fork_python(
             preexec_fn()
         os.environ.clear()
         os.environ.update(env)
-        torch.set_num_threads(int(env["OMP_NUM_THREADS"]))  # as torch does when it is imported
+        import torch  # not at the top, since each pytest worker imports this file
+
+        torch.set_num_threads(int(env["OMP_NUM_THREADS"]))  # as an import of torch does
         run_and_exit(module, words)
     return Fork(pid)
 
 
 def run_and_exit(module: str, words: Sequence[str]) -> NoReturn:
-    """Run `python -m MODULE WORDS` in this fork, and end it."""
+    """Run `python -m MODULE ARGUMENTS` in this fork, and end it."""
     try:
         sys.argv = [module, *words]
         runpy.run_module(module, run_name="__main__")

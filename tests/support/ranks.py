@@ -177,7 +177,7 @@ class Ranks:
         return self._fork(job, module, words, environments)
 
     def launch(self, *words: str, env: Mapping[str, str] | None = None) -> StartedRanks:
-        """Start `trainbox WORDS`, whose launcher and ranks are forks as well."""
+        """Start `trainbox ARGUMENTS`, whose launcher and ranks are forks as well."""
         return self._fork(self.forks.job_folder(), _LAUNCHES, words, [dict(env or {})])
 
     def _fork(

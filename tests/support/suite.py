@@ -24,7 +24,9 @@ _PYTEST = [sys.executable, "-P", "-m", "pytest"]
 # worksteal: the tests of a file share fixtures on one worker until another worker is idle.
 _PYTEST += ["--dist", "worksteal", "--durations=15", "--durations-min=1"]
 _CPU_BOUND = ["-n", "auto", "--maxprocesses=4"]
-_WAITING = ["-n", "4"]
+# Each worker collects the tests, which takes more CPU time than the few fast tests that wait.
+_WAITING, _WAITING_FAST = ["-n", "4"], ["-n", "2"]
+_FAST = "not slow"
 _CACHE = ".pytest_cache/waits"  # of its own, so that --lf knows the failures of both
 
 
@@ -53,7 +55,7 @@ def parts(words: Sequence[str]) -> list[Part]:
         _pytest(
             "tests that wait",
             "waits",
-            _WAITING,
+            _WAITING_FAST if given.mark == _FAST else _WAITING,
             given.mark,
             given.junitxml and given.junitxml.with_stem(f"{given.junitxml.stem}-waits"),
             [*others, "-o", f"cache_dir={_CACHE}", *_named_or_waiting(others)],

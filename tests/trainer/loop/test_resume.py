@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Trainbox, finish
+from tests.support.commands import Trainbox
 from tests.support.faults import GATED, Gate, SignalGate
 from tests.support.here import Here, StopAfter
 from tests.support.ranks import Forks, Ranks, StartedRanks, ranks_in
@@ -81,17 +81,17 @@ def test_a_signal_saves_and_the_same_command_resumes_to_the_same_bits(
 
 
 def test_ctrl_c_to_the_command_saves_and_the_same_command_resumes(
-    trainbox: Trainbox, ranks: Ranks, undisturbed: dict[int, tuple[str, list[float]]]
+    ranks: Ranks, undisturbed: dict[int, tuple[str, list[float]]]
 ) -> None:
-    """The real command forwards the signal to its processes."""
-    gate = SignalGate(trainbox.folder, 50)
-    process = trainbox.start("train", *ARGUMENTS)
+    """The command forwards the signal to its processes."""
+    gate = SignalGate(ranks.folder, 50)
+    process = ranks.launch("train", *ARGUMENTS)
     gate.wait_for(process)
     process.send_signal(signal.SIGINT)
-    stopped = finish(process)
-    assert stopped.code == 75, stopped.err
-    assert "trainbox: stopped by SIGINT at step 50 of 100, checkpoint saved" in stopped.err
-    assert "Traceback" not in stopped.err
+    stopped = process.wait()
+    assert stopped.code == 75, stopped
+    assert "trainbox: stopped by SIGINT at step 50 of 100, checkpoint saved" in stopped.errs[0]
+    assert "Traceback" not in stopped.errs[0]
     assert ranks.train(1, *ARGUMENTS).digest == undisturbed[1][0]
 
 

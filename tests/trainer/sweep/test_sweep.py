@@ -461,8 +461,10 @@ def test_a_sweep_stopped_by_a_signal_saves_its_trials_and_resumes(sweeps: Sweeps
     _check_resumed(sweeps.folder, 3, 0, 1)
 
 
-def test_trainbox_sweep_is_stopped_by_a_signal_and_resumes(trainbox: Trainbox) -> None:
-    """With the real launcher, sweep and worker."""
+def test_trainbox_sweep_is_stopped_by_a_signal_and_resumes(
+    trainbox: Trainbox, ranks: Ranks
+) -> None:
+    """Stop the real launcher, sweep and worker."""
     (trainbox.folder / "hold").touch()
     arguments = ("sweep", _BRITTLE_FILE, "--device", "cpu", "--processes", "1", "--name", "s")
     arguments += ("--seeds", "2", "--log-steps", "1", "--set", "holds=true")
@@ -473,8 +475,8 @@ def test_trainbox_sweep_is_stopped_by_a_signal_and_resumes(trainbox: Trainbox) -
     assert stopped.code == 75, stopped.err
     _check_stopped(trainbox.folder, stopped, 2, 0)
     (trainbox.folder / "hold").unlink()
-    ended = trainbox(*arguments, env=_ENV | {"TRAINBOX_KEEP": "2"})
-    assert ended.code == 0, ended.out + ended.err
+    ended = ranks.launch(*arguments, env={"TRAINBOX_KEEP": "2"}).wait()
+    assert ended.code == 0, ended
     _check_resumed(trainbox.folder, 2, 0)
     assert "plan       1 CPU process requested -> sweep, 1 slot" in ended.out
     assert "settings   keep 2 (from TRAINBOX_KEEP)" in ended.out
@@ -510,26 +512,24 @@ def _steps(folder: Path, trial: int) -> list[int]:
     return [entry["step"] for entry in logged(folder / f"runs/s/trial-{trial:05d}", "train")]
 
 
-def test_a_machine_that_dies_gives_its_trials_to_the_other(
-    trainbox: Trainbox, sweeps: Sweeps
-) -> None:
-    """The first machine is the real `trainbox sweep`, killed while it waits in its trial."""
-    (trainbox.folder / "gate").touch()
+def test_a_machine_that_dies_gives_its_trials_to_the_other(sweeps: Sweeps) -> None:
+    """The first machine is a `trainbox sweep` that is killed while it waits in its trial."""
+    (sweeps.folder / "gate").touch()
     arguments = ("--seeds", "3", "--set", "waits=true")
     command = ("sweep", _BRITTLE_FILE, "--device", "cpu", "--processes", "1", "--name", "s")
-    doomed = trainbox.start(*command, *arguments, env=_ENV)
+    doomed = sweeps.ranks.launch(*command, *arguments)
     wait_until(lambda: len(sweeps.at_the_gate()) == 1, doomed)
-    assert _states(trainbox.folder) == ["running", "pending", "pending"]
+    assert _states(sweeps.folder) == ["running", "pending", "pending"]
     (worker,) = sweeps.at_the_gate()
     worker_end = os.pidfd_open(int(worker))
-    doomed.kill()
+    doomed.send_signal(signal.SIGKILL)
     doomed.wait()
     assert select.select([worker_end], [], [], 60)[0], "the worker outlives its sweep"
     os.close(worker_end)
-    (trainbox.folder / "gate").unlink()
+    (sweeps.folder / "gate").unlink()
     ended = sweeps(*arguments, "--worker", task=_BRITTLE_FILE)
     assert (ended.code, "95 %" in ended.out) == (0, False), ended.err
-    assert _states(trainbox.folder) == ["done"] * 3
+    assert _states(sweeps.folder) == ["done"] * 3
     assert len(sweeps.trained()) == 3
     assert sweeps(*arguments, task=_BRITTLE_FILE).out.count("3, 0 to do") == 1
 
@@ -549,14 +549,14 @@ def test_two_machines_share_one_sweep(sweeps: Sweeps) -> None:
     assert set(sweeps.trained()) == sweeps.at_the_gate()
 
 
-def test_trainbox_sweep_finds_a_dead_worker_whose_child_lives_on(trainbox: Trainbox) -> None:
+def test_trainbox_sweep_finds_a_dead_worker_whose_child_lives_on(ranks: Ranks) -> None:
     command = ("sweep", _BRITTLE_FILE, "--device", "cpu", "--processes", "1", "--name", "s")
-    ended = trainbox(*command, "--set", "leaves=true", "--retries", "0", env=_ENV)
+    ended = ranks.launch(*command, "--set", "leaves=true", "--retries", "0").wait()
     assert ended.code == 1
     assert "trial 0 failed on CPU slot 0: its process was killed by SIGKILL" in ended.out
-    assert "1 of 1 trials failed: " in ended.err
-    assert "; trial 0: its process was killed by SIGKILL" in ended.err
-    child = int((trainbox.folder / "child").read_text())
+    assert "1 of 1 trials failed: " in ended.errs[0]
+    assert "; trial 0: its process was killed by SIGKILL" in ended.errs[0]
+    child = int((ranks.folder / "child").read_text())
     assert (
         not Path(f"/proc/{child}").exists()
         or "\nState:\tZ" in Path(f"/proc/{child}/status").read_text()
