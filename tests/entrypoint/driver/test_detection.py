@@ -45,18 +45,18 @@ class Host:
     trainbox: Trainbox
     environment: dict[str, str]
 
-    def __call__(self, *words: str, **env: str) -> Ended:
-        return self.trainbox(*words, env=self.environment | env)
+    def __call__(self, *arguments: str, **env: str) -> Ended:
+        return self.trainbox(*arguments, env=self.environment | env)
 
-    def plan(self, *words: str, **env: str) -> dict[str, Any]:
-        ended = self("plan", *words, **env)
+    def plan(self, *arguments: str, **env: str) -> dict[str, Any]:
+        ended = self("plan", *arguments, **env)
         assert (ended.code, ended.err) == (0, "")
         plan: dict[str, Any] = json.loads(ended.out)
         return plan
 
-    def labels(self, *words: str, **env: str) -> tuple[list[str], str]:
+    def labels(self, *arguments: str, **env: str) -> tuple[list[str], str]:
         """Return the labels of the plan's GPUs, and its reason."""
-        plan = self.plan(*words, **env)
+        plan = self.plan(*arguments, **env)
         assert plan["env"]["CUDA_VISIBLE_DEVICES"] == ",".join(gpu["uuid"] for gpu in plan["gpus"])
         names = [
             f"{gpu['index']}" + f":{gpu['mig_index']}" * (gpu["mig_index"] is not None)
@@ -64,8 +64,8 @@ class Host:
         ]
         return names, plan["reason"]
 
-    def refusal(self, *words: str, **env: str) -> tuple[int, str]:
-        ended = self("plan", *words, **env)
+    def refusal(self, *arguments: str, **env: str) -> tuple[int, str]:
+        ended = self("plan", *arguments, **env)
         assert ended.out == ""
         return ended.code, ended.err.removeprefix("trainbox: ").removesuffix("\n")
 

@@ -68,12 +68,14 @@ def meeting(
     )
 
 
-def ask(**words: Any) -> LaunchRequest:
-    return LaunchRequest(argv=("trainer", "train", "digits"), python="/venv/python", **words)
+def ask(**options: Any) -> LaunchRequest:
+    return LaunchRequest(argv=("trainer", "train", "digits"), python="/venv/python", **options)
 
 
-def two(rank: int | None = 0, endpoint: str | None = "node0:29400", **words: Any) -> LaunchRequest:
-    return ask(nnodes=2, node_rank=rank, rdzv_endpoint=endpoint, **words)
+def two(
+    rank: int | None = 0, endpoint: str | None = "node0:29400", **options: Any
+) -> LaunchRequest:
+    return ask(nnodes=2, node_rank=rank, rdzv_endpoint=endpoint, **options)
 
 
 # Request, GPUs of the host, cluster | strategy, GPUs, nodes x processes on each, argv,
