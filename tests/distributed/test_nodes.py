@@ -16,7 +16,7 @@ from tests.support.processes import Job
 from tests.support.ranks import Ranks, StartedRanks
 from tests.support.tiny import TINY
 from trainer.errors import Failure, NetworkFailure, WrongUse
-from trainer.launch.rendezvous import Meeting
+from trainer.launch.meeting import Meeting
 
 _HOST = socket.gethostname()
 _SECRET = "0123456789abcdef"  # noqa: S105 - no password
@@ -32,7 +32,7 @@ def test_three_nodes_agree_on_the_store_and_on_the_number_of_processes(
     assert met[0].store is not None
     assert {each.store_port for each in met} == {met[0].store.getsockname()[1]}
     assert met[0].store.getsockname()[0] == "127.0.0.1"
-    assert [line.name for line in met[0].lines] == [
+    assert [connection.name for connection in met[0].connections] == [
         f"node 1 ({_HOST}, 127.0.0.1)",
         f"node 2 ({_HOST}, 127.0.0.1)",
     ]
@@ -284,7 +284,7 @@ def test_all_nodes_learn_that_a_node_is_lost(three: list[Meeting]) -> None:
     heard = [queue.Queue[tuple[str, int]](), queue.Queue[tuple[str, int]]()]
     for node, messages in zip(three, heard, strict=False):
         _watch(node, messages)
-    three[2].lines[0].connection.close()
+    three[2].connections[0].socket.close()
     reason = f"node 2 ({_HOST}, 127.0.0.1) is lost (its connection was closed)"
     assert [messages.get(timeout=120) for messages in heard] == [(reason, 7), (reason, 7)]
 
@@ -366,7 +366,7 @@ def test_torchs_own_part_does_not_outlive_a_node_that_ends_or_is_lost(
     node = _start(ranks, port, 120, "print('runs', flush=True); threading.Event().wait()")
     wait_until(lambda: node.printed("out") == ["runs\n"], node)
     if code is None:
-        first().lines[0].connection.close()
+        first().connections[0].socket.close()
         what = "is lost (its connection was closed)"
     else:
         first().leave(code)

@@ -20,9 +20,8 @@ from tests.support.commands import clean_environment
 from tests.support.nodes import Party, free_port, node_of
 from tests.support.ranks import Ranks, StartedRanks
 from trainer.errors import Failure, NetworkFailure, WrongUse
-from trainer.launch import rendezvous as meeting
-from trainer.launch import torchrun
-from trainer.launch.connection import Line
+from trainer.launch import reception, torchrun
+from trainer.launch.connection import Connection
 from trainer.launch.secret import take_secret
 
 _HOST = socket.gethostname()
@@ -148,8 +147,8 @@ def test_garbage_only_closes_the_connection_of_the_stranger(party: Party, strang
 def test_a_silent_or_slow_stranger_is_dropped_in_time(
     party: Party, strangers: Any, monkeypatch: pytest.MonkeyPatch, begin: bytes
 ) -> None:
-    monkeypatch.setattr(meeting, "_HELLO_S", 0.3)
-    monkeypatch.setattr(meeting, "_LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(reception, "_HELLO_S", 0.3)
+    monkeypatch.setattr(reception, "_LOOK_EVERY_S", 0.1)
     first, port = _listening(party)
     stranger = strangers(port)
     stranger.send(begin)
@@ -160,7 +159,8 @@ def test_a_silent_or_slow_stranger_is_dropped_in_time(
 _NODE_0 = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))  # fewer files, fewer strangers needed
-from trainer.launch.rendezvous import Node, meet
+from trainer.launch.node import Node
+from trainer.launch.rendezvous import meet
 print(meet(Node(0, 2, 1, f"127.0.0.1:{sys.argv[1]}", "j", 120), print).processes)
 """
 
@@ -259,11 +259,12 @@ def test_a_recorded_hello_cannot_be_sent_again(party: Party, strangers: Any) -> 
     assert first().processes == (1, 1)
 
 
-def _unlimited(connection: socket.socket) -> Line:
-    """Return a line on a pair of sockets, without the settings of TCP."""
-    line = Line.__new__(Line)
-    line.connection, line.name, line._longest, line._begun = connection, "", 4096, b""
-    return line
+def _unlimited(connected: socket.socket) -> Connection:
+    """Return a connection on a pair of sockets, which do not have TCP's settings."""
+    connection = Connection.__new__(Connection)
+    connection.socket, connection.name = connected, ""
+    connection._longest, connection._received_part = 4096, b""
+    return connection
 
 
 def test_a_message_is_accepted_once_and_in_one_direction() -> None:
@@ -421,7 +422,7 @@ def test_a_missing_secret_gives_a_warning_and_a_crash_of_the_rendezvous_code_7(
     ranks: Ranks,
 ) -> None:
     node = _node_0(
-        ranks, 29999, before="import trainer.launch.rendezvous as m; m._host = lambda *_: [][0]"
+        ranks, 29999, before="import trainer.launch.rendezvous as m; m.host = lambda *_: [][0]"
     )
     ended = node.wait()
     assert (ended.codes, ended.out) == ([7], "")

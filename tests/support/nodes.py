@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from trainer.launch import rendezvous
-from trainer.launch.rendezvous import Meeting, Node, meet
+from trainer.launch import node as node_module
+from trainer.launch.meeting import Meeting
+from trainer.launch.node import Node
+from trainer.launch.rendezvous import meet
 
 
 def free_port() -> int:
@@ -45,10 +47,10 @@ class Party:
 
         def result() -> Meeting:
             answer = met.result(120)
-            for connection in [line.connection for line in answer.lines] + (
+            for opened in [connection.socket for connection in answer.connections] + (
                 [answer.store] if answer.store else []
             ):
-                self._stack.callback(connection.close)
+                self._stack.callback(opened.close)
             return answer
 
         return result
@@ -67,4 +69,4 @@ def party() -> Iterator[Party]:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report each second, instead of each 10 s, which nodes are missing."""
-    monkeypatch.setattr(rendezvous, "_REPORT_EVERY_S", 1)
+    monkeypatch.setattr(node_module, "_REPORT_EVERY_S", 1)

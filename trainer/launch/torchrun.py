@@ -25,7 +25,9 @@ from types import FrameType
 from typing import NamedTuple
 
 from trainer.errors import MESSAGES, STORE, Failure, NetworkFailure, Preempted
-from trainer.launch.rendezvous import Meeting, Node, meet
+from trainer.launch.meeting import Meeting
+from trainer.launch.node import Node
+from trainer.launch.rendezvous import meet
 from trainer.launch.secret import take_secret
 from trainer.system.processes import children
 from trainer.system.signals import STOP_SIGNALS, hand_on, handle_stop_signals

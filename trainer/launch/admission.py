@@ -1,0 +1,61 @@
+"""Decide which nodes may join a job. Nothing here reads or sends a message."""
+
+from dataclasses import dataclass
+
+from trainer.errors import NetworkFailure, WrongUse
+from trainer.launch.messages import Hello
+from trainer.launch.node import SAME_SECRET, Node
+
+OWN_RANK = "give each machine a --node-rank of its own"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a node may not join, and the exit code that it should use."""
+
+    reason: str
+    code: int
+
+
+def mismatch(node: Node, hello: Hello, name: str) -> Refusal | None:
+    """Return the refusal of the node `name`, if it has another job or number of nodes than `node`.
+
+    The exit code for another job is 7. Its scheduler may try again, when the port is free.
+    """
+    if hello.job != node.job:
+        return Refusal(
+            f"{name} is of job {hello.job}, and job {node.job} meets at {node.endpoint}",
+            NetworkFailure.exit_code,
+        )
+    if hello.nnodes != node.nnodes:
+        return Refusal(
+            f"{name} was started for {hello.nnodes} nodes, and node 0 for {node.nnodes}: "
+            "give --nnodes the same number on each",
+            WrongUse.exit_code,
+        )
+    return None
+
+
+def another_secret(node: Node, hello: Hello, name: str, signed: bool) -> Refusal:
+    """Return the refusal of the node `name`, whose hello has a wrong signature or none."""
+    if found := mismatch(node, hello, name):
+        return found
+    if node.secret is None:
+        reason = f"{name} has a secret, and node 0 has none"
+    elif signed:
+        reason = f"{name} has another secret than node 0"
+    else:
+        reason = f"{name} has no secret, and node 0 has one"
+    return Refusal(f"{reason}: {SAME_SECRET}", WrongUse.exit_code)
+
+
+def taken_rank(joined_name: str, joined_host: str, hello: Hello, name: str) -> Refusal | None:
+    """Return the refusal of the node `name`, if another machine has joined with its rank.
+
+    A node that was restarted on the same machine may join again.
+    """
+    if joined_host == hello.host:
+        return None
+    return Refusal(
+        f"there is a {joined_name} already, and now {name}: {OWN_RANK}", WrongUse.exit_code
+    )

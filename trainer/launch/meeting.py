@@ -1,0 +1,85 @@
+"""The connected nodes of a job, which report their ends to each other during the training.
+
+Each other node keeps its connection to node 0 open. TCP keepalive shows whether the other machine
+still answers.
+"""
+
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainer.errors import NetworkFailure
+from trainer.launch.connection import Connection
+from trainer.launch.interface import interface_of
+from trainer.launch.messages import End
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The connected nodes of a job.
+
+    `address` is the address of node 0, and `store_port` is the port for torch's store. `store` is
+    the listening socket of the store on node 0, and None on other nodes. `processes` has the number
+    of ranks of each node. `connections` are those to each other node on node 0, and otherwise the
+    one to node 0.
+    """
+
+    address: str
+    store_port: int
+    store: socket.socket | None
+    processes: tuple[int, ...]
+    connections: tuple[Connection, ...]
+
+    @property
+    def interface(self) -> str | None:
+        """The name of the network interface by which this node reaches the other nodes.
+
+        None if the connection uses another than the first IPv4 address of its interface. None on
+        systems other than Linux.
+        """
+        return interface_of(self.connections[0].socket.getsockname()[0])
+
+    def watch(self, on_end: Callable[[str, int], None]) -> None:
+        """Call `on_end`, on a new thread, when the first other node exits or is lost.
+
+        The arguments are a description and the exit code for this node. Node 0 forwards failures,
+        because the other nodes have no connections to each other.
+        """
+        threading.Thread(target=self._watch, args=(on_end,), daemon=True).start()
+
+    def leave(self, code: int) -> None:
+        """Report to the other nodes that this node exits with `code`."""
+        for connection in self.connections:
+            connection.send(ended=code)
+
+    def _watch(self, on_end: Callable[[str, int], None]) -> None:
+        """Wait for the end of one other node, forward a failure and call `on_end`."""
+        # Wait until the first node reports its end, or until its connection breaks.
+        with selectors.DefaultSelector() as selector:
+            for connection in self.connections:
+                selector.register(connection, selectors.EVENT_READ, connection)
+            end = None
+            while end is None:
+                (key, _), *_ = selector.select()
+                end = _end_of(key.data)
+        # Forward a failure before this node acts on it. The node that failed needs no report.
+        if end.code == NetworkFailure.exit_code:
+            for connection in self.connections:
+                if connection is not key.data:
+                    connection.send(lost=end.what)
+        on_end(end.what, end.code)
+
+
+def _end_of(connection: Connection) -> End | None:
+    """Return the end that `connection` reports, or None if its message is not complete yet.
+
+    If the connection is broken, the node is lost.
+    """
+    try:
+        message = connection.read()
+        return None if message is None else End.parse(message, connection.name)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        return End(f"{connection.name} is lost ({reason})", NetworkFailure.exit_code)
