@@ -79,9 +79,9 @@ def test_a_node_that_never_comes_is_named(party: Party, rank: int, whom: str, wh
     with pytest.raises(NetworkFailure) as failure:
         party.start(node_of(rank, port, timeout_s=1))()
     assert str(failure.value) == (
-        f"waited 1 s in vain for {whom} at 127.0.0.1:{port} ({why}): start the same "
+        f"waited 1 s for {whom} at 127.0.0.1:{port} ({why}): start the same "
         "command on each machine, "
-        "with an --rdzv-endpoint that all can reach and no other program uses"
+        "with an --rdzv-endpoint that all machines can reach and that no other program uses"
     )
 
 
@@ -92,13 +92,13 @@ def test_an_unknown_host_is_refused_unless_a_scheduler_will_make_it_known(
     node = {"endpoint": "nobody.invalid:29400", "timeout_s": 1}
     with pytest.raises(
         WrongUse,
-        match=r"^--rdzv-endpoint nobody.invalid:29400: this machine knows no host "
+        match=r"^--rdzv-endpoint nobody.invalid:29400: this machine cannot find the host "
         r"nobody.invalid \(",
     ):
         party.start(node_of(rank, 0, **node))()
     with pytest.raises(
         NetworkFailure,
-        match=r"^waited 1 s in vain for (the name of )?node 0 at nobody.invalid:29400 \(",
+        match=r"^waited 1 s for (the name of )?node 0 at nobody.invalid:29400 \(",
     ):
         party.start(node_of(rank, 0, **node, await_name=True))()
 
@@ -107,7 +107,7 @@ def test_node_0_on_another_machine_than_the_endpoint_is_refused(party: Party) ->
     with pytest.raises(WrongUse) as failure:
         party.start(node_of(0, 0, endpoint="192.0.2.1:29400"))()
     assert str(failure.value) == (
-        "192.0.2.1 is not an address of this machine: --node-rank 0 belongs on the machine "
+        "192.0.2.1 is not an address of this machine: use --node-rank 0 on the machine "
         "that --rdzv-endpoint names"
     )
 
@@ -136,9 +136,9 @@ def test_a_name_with_an_old_address_is_looked_up_again(
     while (heard := party.hear()).startswith("waiting for the address of node 0 "):
         pass
     assert heard == (
-        "pod-0, where node 0 is to be found, is 127.0.0.1 here, an address that only this "
-        "machine can reach: "
-        "if the others are elsewhere, mend /etc/hosts, or set RDZV_ENDPOINT=ADDRESS:PORT on each"
+        "the host of the endpoint, pod-0, is 127.0.0.1 on this machine, an address that only this "
+        "machine can reach: if the other nodes run on other machines, correct /etc/hosts, or set "
+        "RDZV_ENDPOINT=ADDRESS:PORT on each"
     )
     assert first().processes == second().processes == (1, 2)
     monkeypatch.setattr(
@@ -146,7 +146,7 @@ def test_a_name_with_an_old_address_is_looked_up_again(
     )
     with pytest.raises(
         NetworkFailure,
-        match=rf"^waited 1 s in vain for the address of node 0 {endpoint} \(pod-0 \(192.0.2.1\)",
+        match=rf"^waited 1 s for the address of node 0 {endpoint} \(pod-0 \(192.0.2.1\)",
     ):
         party.start(node_of(0, port, endpoint=f"pod-0:{port}", await_name=True, timeout_s=1))()
 
@@ -170,7 +170,7 @@ def test_another_program_at_the_endpoint_is_named(party: Party) -> None:
             connection,
             pytest.raises(
                 NetworkFailure,
-                match=f"^another program than Trainbox answers at 127.0.0.1:{port}: ",
+                match=f"^a program other than Trainbox answers at 127.0.0.1:{port}: ",
             ),
         ):
             second()
@@ -182,20 +182,19 @@ def test_another_program_at_the_endpoint_is_named(party: Party) -> None:
         (
             {"nnodes": 4},
             WrongUse,
-            f"node 2 ({_HOST}, 127.0.0.1) was started for 4 nodes, and node 0 for 3: give "
-            "--nnodes the same number on each",
+            f"node 2 ({_HOST}, 127.0.0.1) was started for 4 nodes, but node 0 for 3: set "
+            "--nnodes to the same number on each node",
         ),
         (
             {"rank": 1},
             WrongUse,
-            f"there is a node 1 (elsewhere, 127.0.0.1) already, and now node 1 ({_HOST}, "
-            "127.0.0.1): "
+            f"node 1 (elsewhere, 127.0.0.1) and node 1 ({_HOST}, 127.0.0.1) have the same rank: "
             "give each machine a --node-rank of its own",
         ),
         (
             {"job": "k"},
             NetworkFailure,
-            f"node 2 ({_HOST}, 127.0.0.1) is of job k, and job j meets at 127.0.0.1:",
+            f"node 2 ({_HOST}, 127.0.0.1) is of job k, but job j uses 127.0.0.1:",
         ),
     ],
 )
@@ -231,7 +230,7 @@ def test_a_restarted_node_replaces_the_dead_one(party: Party) -> None:
     while "waiting for node 2 at" not in party.hear():
         pass
     newer = party.start(node_of(1, port, 3, processes=5), lambda _: None)
-    reason = f"node 1 ({_HOST}, 127.0.0.1) takes the place of node 1 ({_HOST}, 127.0.0.1)"
+    reason = f"node 1 ({_HOST}, 127.0.0.1) replaces node 1 ({_HOST}, 127.0.0.1)"
     with pytest.raises(
         WrongUse, match=f"^{re.escape(reason)}: give each machine a --node-rank of its own$"
     ):
@@ -296,17 +295,20 @@ def test_the_other_nodes_learn_the_exit_code_of_a_node(
     heard = [queue.Queue[tuple[str, int]](), queue.Queue[tuple[str, int]]()]
     _watch(three[1], heard[1])
     three[0].leave(code)
-    assert heard[1].get(timeout=120) == (f"node 0 (127.0.0.1) ended with {code}", due)
+    assert heard[1].get(timeout=120) == (f"node 0 (127.0.0.1) exited with code {code}", due)
     _watch(three[0], heard[0])
     three[2].leave(code)
-    assert heard[0].get(timeout=120) == (f"node 2 ({_HOST}, 127.0.0.1) ended with {code}", due)
+    assert heard[0].get(timeout=120) == (
+        f"node 2 ({_HOST}, 127.0.0.1) exited with code {code}",
+        due,
+    )
 
 
 # Our torchrun, with `then` instead of torch's own part.
 _PROGRAM = """
 import os, signal, sys, threading, torch.distributed, torch.distributed.run as real
 from trainer.launch import torchrun
-torchrun._NOTICED_S = torchrun._FOLLOWED_S = torchrun._TORCHRUN_S = 0.1
+torchrun._LOST_S = torchrun._EXITED_S = torchrun._TORCHRUN_S = 0.1
 def run(arguments): {then}
 real.run = run
 sys.argv = ["torchrun", "--nnodes=2", "--node-rank=1", "--nproc-per-node=1",
@@ -325,7 +327,7 @@ def _start(ranks: Ranks, port: int, timeout_s: int, then: str) -> StartedRanks:
 def test_a_failed_rendezvous_is_one_line_and_exit_code_7(ranks: Ranks) -> None:
     ended = _start(ranks, free_port(), 1, "print('met')").wait()
     assert (ended.codes, ended.out, len(ended.errs[0].splitlines())) == ([7], "", 1)
-    assert ended.errs[0].startswith("trainbox: waited 1 s in vain for node 0 at 127.0.0.1:")
+    assert ended.errs[0].startswith("trainbox: waited 1 s for node 0 at 127.0.0.1:")
 
 
 def test_a_lost_store_is_a_failure_of_the_network(party: Party, ranks: Ranks) -> None:
@@ -341,7 +343,7 @@ def test_a_lost_store_is_a_failure_of_the_network(party: Party, ranks: Ranks) ->
         f"trainbox: 2 nodes met at 127.0.0.1:{port} over lo: 1 + 1 processes",
         "trainbox: lost contact with the other nodes (wait timeout after 60000ms)",
     ]
-    assert heard.get(timeout=120) == (f"node 1 ({_HOST}, 127.0.0.1) ended with 7", 7)
+    assert heard.get(timeout=120) == (f"node 1 ({_HOST}, 127.0.0.1) exited with code 7", 7)
 
 
 def test_a_signal_before_the_ranks_start_stops_the_other_nodes_too(
@@ -354,7 +356,7 @@ def test_a_signal_before_the_ranks_start_stops_the_other_nodes_too(
     _watch(first(), heard)
     ended = node.wait()
     assert (ended.codes, ended.out, len(ended.errs[0].splitlines())) == ([75], "", 1)
-    assert heard.get(timeout=120) == (f"node 1 ({_HOST}, 127.0.0.1) ended with 75", 75)
+    assert heard.get(timeout=120) == (f"node 1 ({_HOST}, 127.0.0.1) exited with code 75", 75)
 
 
 @pytest.mark.parametrize("code", [75, None])
@@ -370,11 +372,11 @@ def test_torchs_own_part_does_not_outlive_a_node_that_ends_or_is_lost(
         what = "is lost (its connection was closed)"
     else:
         first().leave(code)
-        what = f"ended with {code}"
+        what = f"exited with code {code}"
     ended = node.wait()
     assert ended.codes == [code or 7]
     assert ended.errs[0].splitlines()[1:] == [
-        f"trainbox: node 0 (127.0.0.1) {what}; torchrun on this node did not end, so it is killed"
+        f"trainbox: node 0 (127.0.0.1) {what}; torchrun on this node did not exit, so it is killed"
     ]
 
 

@@ -86,17 +86,17 @@ def _listening(party: Party, **other: Any) -> tuple[Any, int]:
 @pytest.mark.parametrize(
     ("hello", "reason"),
     [
-        ({"processes": 5_000_000}, "processes is '5000000', and not a whole number from 1 to 4096"),
-        ({"processes": 0}, "processes is '0', and not a whole number from 1 to 4096"),
-        ({"processes": 1.0}, "processes is '1.0', and not a whole number from 1 to 4096"),
-        ({"node_rank": True}, "node_rank is 'True', and not a whole number from 1 to 1"),
-        ({"node_rank": 0}, "node_rank is '0', and not a whole number from 1 to 1"),
-        ({"node_rank": 2}, "node_rank is '2', and not a whole number from 1 to 1"),
-        ({"nnodes": [2]}, "nnodes is '[2]', and not a whole number from 2 to 65536"),
-        ({"nnodes": 10**9}, "nnodes is '1000000000', and not a whole number from 2 to 65536"),
-        ({"job": 7}, "job is not a text of 1 to 256 characters"),
-        ({"host": "h" * 257}, "host is not a text of 1 to 256 characters"),
-        ({"host": None}, "host is not a text of 1 to 256 characters"),
+        ({"processes": 5_000_000}, "processes is '5000000', not an integer from 1 to 4096"),
+        ({"processes": 0}, "processes is '0', not an integer from 1 to 4096"),
+        ({"processes": 1.0}, "processes is '1.0', not an integer from 1 to 4096"),
+        ({"node_rank": True}, "node_rank is 'True', not an integer from 1 to 1"),
+        ({"node_rank": 0}, "node_rank is '0', not an integer from 1 to 1"),
+        ({"node_rank": 2}, "node_rank is '2', not an integer from 1 to 1"),
+        ({"nnodes": [2]}, "nnodes is '[2]', not an integer from 2 to 65536"),
+        ({"nnodes": 10**9}, "nnodes is '1000000000', not an integer from 2 to 65536"),
+        ({"job": 7}, "job is not a string of 1 to 256 characters"),
+        ({"host": "h" * 257}, "host is not a string of 1 to 256 characters"),
+        ({"host": None}, "host is not a string of 1 to 256 characters"),
     ],
 )
 def test_a_hello_out_of_range_is_refused_and_node_1_still_joins(
@@ -204,15 +204,15 @@ def test_nodes_with_the_same_secret_meet_and_hear_of_each_others_end(party: Part
     heard = queue.Queue[tuple[str, int]]()
     nodes[1].watch(lambda what, due: heard.put((what, due)))
     nodes[0].leave(75)
-    assert heard.get(timeout=120) == ("node 0 (127.0.0.1) ended with 75", 75)
+    assert heard.get(timeout=120) == ("node 0 (127.0.0.1) exited with code 75", 75)
 
 
 @pytest.mark.parametrize(
     ("here", "there", "reason"),
     [
-        (_SECRET, None, f"node 1 ({_HOST}, 127.0.0.1) has no secret, and node 0 has one"),
-        (_SECRET, _OTHER, f"node 1 ({_HOST}, 127.0.0.1) has another secret than node 0"),
-        (None, _OTHER, f"node 1 ({_HOST}, 127.0.0.1) has a secret, and node 0 has none"),
+        (_SECRET, None, f"node 1 ({_HOST}, 127.0.0.1) does not have a secret, but node 0 has one"),
+        (_SECRET, _OTHER, f"node 1 ({_HOST}, 127.0.0.1) has a different secret than node 0"),
+        (None, _OTHER, f"node 1 ({_HOST}, 127.0.0.1) has a secret, but node 0 does not have one"),
     ],
 )
 @pytest.mark.parametrize("job", ["j", "another"])
@@ -227,7 +227,8 @@ def test_a_node_without_the_same_secret_is_refused_and_the_right_one_joins(
     if job == "another":
         failure, text = (
             NetworkFailure,
-            f"node 1 ({_HOST}, 127.0.0.1) is of job another, and job j meets at 127.0.0.1:{port}",
+            f"node 1 ({_HOST}, 127.0.0.1) is of job another, but job j uses 127.0.0.1:{port}: "
+            "give each job an endpoint of its own",
         )
     with pytest.raises(failure) as refused:
         party.start(node_of(1, port, secret=there, job=job), lambda _: None)()
@@ -295,7 +296,7 @@ def test_a_program_that_pretends_to_be_node_0_is_refused(party: Party) -> None:
             with pytest.raises(NetworkFailure) as failure:
                 second()
     assert str(failure.value) == (
-        f"what answers at 127.0.0.1:{port} does not know this node's secret: set "
+        f"the program at 127.0.0.1:{port} does not have this node's secret: set "
         "RDZV_SECRET to the same text on each node"
     )
 
@@ -319,7 +320,7 @@ def test_an_answer_out_of_range_is_refused(party: Party, answer: dict[str, Any])
             )
             with pytest.raises(
                 NetworkFailure,
-                match=f"^another program than Trainbox answers at 127.0.0.1:{port}: ",
+                match=f"^a program other than Trainbox answers at 127.0.0.1:{port}: ",
             ):
                 second()
 
@@ -363,7 +364,7 @@ def test_a_secret_that_cannot_protect_is_refused(tmp_path: Path) -> None:
         "`openssl rand -hex 32` makes them": {"RDZV_SECRET": " short "},
         f"RDZV_SECRET_FILE={file} is open to every user of this machine (mode 644): "
         f"chmod 600 {file}": {"RDZV_SECRET_FILE": str(file)},
-        f"RDZV_SECRET_FILE={tmp_path} is not a file: name the file that holds the secret": {
+        f"RDZV_SECRET_FILE={tmp_path} is not a file: name the file that contains the secret": {
             "RDZV_SECRET_FILE": str(tmp_path)
         },
         f"RDZV_SECRET_FILE={file}x cannot be read (No such file or directory): name a file "
@@ -381,7 +382,7 @@ def test_a_secret_that_cannot_protect_is_refused(tmp_path: Path) -> None:
 def test_a_message_of_a_peer_is_printed_without_control_characters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    torchrun._say("node 1 (\x1b[2J\x07evil\r\n\u202ehost, 10.0.0.7) is lost")
+    torchrun._log("node 1 (\x1b[2J\x07evil\r\n\u202ehost, 10.0.0.7) is lost")
     assert (
         capsys.readouterr().err
         == r"trainbox: node 1 (\x1b[2J\x07evil \u202ehost, 10.0.0.7) is lost" + "\n"

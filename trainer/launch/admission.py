@@ -24,13 +24,14 @@ def mismatch(node: Node, hello: Hello, name: str) -> Refusal | None:
     """
     if hello.job != node.job:
         return Refusal(
-            f"{name} is of job {hello.job}, and job {node.job} meets at {node.endpoint}",
+            f"{name} is of job {hello.job}, but job {node.job} uses {node.endpoint}: give each job "
+            "an endpoint of its own",
             NetworkFailure.exit_code,
         )
     if hello.nnodes != node.nnodes:
         return Refusal(
-            f"{name} was started for {hello.nnodes} nodes, and node 0 for {node.nnodes}: "
-            "give --nnodes the same number on each",
+            f"{name} was started for {hello.nnodes} nodes, but node 0 for {node.nnodes}: "
+            "set --nnodes to the same number on each node",
             WrongUse.exit_code,
         )
     return None
@@ -41,11 +42,11 @@ def another_secret(node: Node, hello: Hello, name: str, signed: bool) -> Refusal
     if found := mismatch(node, hello, name):
         return found
     if node.secret is None:
-        reason = f"{name} has a secret, and node 0 has none"
+        reason = f"{name} has a secret, but node 0 does not have one"
     elif signed:
-        reason = f"{name} has another secret than node 0"
+        reason = f"{name} has a different secret than node 0"
     else:
-        reason = f"{name} has no secret, and node 0 has one"
+        reason = f"{name} does not have a secret, but node 0 has one"
     return Refusal(f"{reason}: {SAME_SECRET}", WrongUse.exit_code)
 
 
@@ -56,6 +57,4 @@ def taken_rank(joined_name: str, joined_host: str, hello: Hello, name: str) -> R
     """
     if joined_host == hello.host:
         return None
-    return Refusal(
-        f"there is a {joined_name} already, and now {name}: {OWN_RANK}", WrongUse.exit_code
-    )
+    return Refusal(f"{joined_name} and {name} have the same rank: {OWN_RANK}", WrongUse.exit_code)

@@ -31,9 +31,9 @@ def host(node: Node, log: Log) -> Meeting:
         remark = "an address that only this machine can reach"
         if node.await_name:
             log(
-                f"{node.host_and_port[0]}, where node 0 is to be found, is {address} here, "
-                f"{remark}: if the others are elsewhere, mend /etc/hosts, or set "
-                "RDZV_ENDPOINT=ADDRESS:PORT on each"
+                f"the host of the endpoint, {node.host_and_port[0]}, is {address} on this "
+                f"machine, {remark}: if the other nodes run on other machines, correct "
+                "/etc/hosts, or set RDZV_ENDPOINT=ADDRESS:PORT on each"
             )
     with contextlib.ExitStack() as sockets, Reception(node, listener, log) as reception:
         # Let nodes join until none is missing.
@@ -60,8 +60,9 @@ def refuse_unknown_host(node: Node, error: socket.gaierror) -> None:
     """Raise WrongUse for an unknown host, unless its name may become known later."""
     if not node.await_name:
         raise WrongUse(
-            f"--rdzv-endpoint {node.endpoint}: this machine knows no host {node.host_and_port[0]} "
-            f"({error.strerror}): write its address, as in 192.168.1.10:29400"
+            f"--rdzv-endpoint {node.endpoint}: this machine cannot find the host "
+            f"{node.host_and_port[0]} ({error.strerror}): write its address, as in "
+            "192.168.1.10:29400"
         ) from error
 
 
@@ -88,7 +89,7 @@ def _listen(node: Node, deadline: Deadline) -> socket.socket:
             if ip.is_unspecified or ip.is_multicast:
                 raise WrongUse(
                     f"--rdzv-endpoint {node.endpoint} is {ip}, which is not the address of "
-                    "one machine: give the address by which the others reach node 0"
+                    "one machine: give the address by which the other nodes reach node 0"
                 )
             try:
                 return socket.create_server(address, family=family)
@@ -107,17 +108,17 @@ def _cannot_listen(node: Node, where: str, error: OSError) -> Failure:
     """Return the failure for `error`, which node 0 got when it tried to listen at `where`."""
     if error.errno == errno.EADDRNOTAVAIL:
         return WrongUse(
-            f"{where} is not an address of this machine: --node-rank 0 belongs on the "
+            f"{where} is not an address of this machine: use --node-rank 0 on the "
             "machine that --rdzv-endpoint names"
         )
     if error.errno == errno.EADDRINUSE:
         return NetworkFailure(
-            f"port {node.host_and_port[1]} of {where} is in use by another program: give "
-            "--rdzv-endpoint another port, the same on each machine"
+            f"port {node.host_and_port[1]} of {where} is in use by another program: set "
+            "--rdzv-endpoint to another port, the same on each machine"
         )
     return NetworkFailure(
-        f"node 0 cannot listen at {node.endpoint} ({error.strerror}): give --rdzv-endpoint "
-        "another port"
+        f"node 0 cannot listen at {node.endpoint} ({error.strerror}): set --rdzv-endpoint "
+        "to another port"
     )
 
 

@@ -35,11 +35,11 @@ def join(node: Node, log: Log) -> Meeting:
             remark = error.strerror or str(error)
         except NotSigned as error:
             raise NetworkFailure(
-                f"what answers at {node.endpoint} does not know this node's secret: {SAME_SECRET}"
+                f"the program at {node.endpoint} does not have this node's secret: {SAME_SECRET}"
             ) from error
         except ValueError as error:
             raise NetworkFailure(
-                f"another program than Trainbox answers at {node.endpoint}: {SAME_COMMAND}"
+                f"a program other than Trainbox answers at {node.endpoint}: {SAME_COMMAND}"
             ) from error
         deadline.check("node 0", remark)
         time.sleep(_LOOK_EVERY_S)
@@ -97,7 +97,7 @@ def _ask(node: Node, deadline: Deadline) -> Meeting:
         answer = Answer.parse(message, node.nnodes)
         own_count = answer.processes[node.rank]
         if own_count != node.processes:
-            raise ValueError(f"processes says {own_count} of this node, which has {node.processes}")
+            raise ValueError(f"processes has {own_count} for this node, which has {node.processes}")
         meeting = Meeting(
             opened.getpeername()[0], answer.store_port, None, answer.processes, (connection,)
         )

@@ -25,7 +25,7 @@ def integer(message: Message, name: str, low: int, high: int) -> int:
     value = message.get(name)
     if type(value) is not int or not low <= value <= high:  # bool is a subclass of int
         raise ValueError(
-            f"{name} is {str(value)[:LONGEST_TEXT]!r}, and not a whole number from {low} to {high}"
+            f"{name} is {str(value)[:LONGEST_TEXT]!r}, not an integer from {low} to {high}"
         )
     return value
 
@@ -38,7 +38,7 @@ def text(message: Message, name: str) -> str:
     """
     value = message.get(name)
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST_TEXT:
-        raise ValueError(f"{name} is not a text of 1 to {LONGEST_TEXT} characters")
+        raise ValueError(f"{name} is not a string of 1 to {LONGEST_TEXT} characters")
     return value
 
 
@@ -119,4 +119,6 @@ class End(NamedTuple):
             return cls(text(message, "lost"), NetworkFailure.exit_code)
         code = integer(message, "ended", 0, 255)
         is_shared = code in (0, Preempted.exit_code)
-        return cls(f"{name} ended with {code}", code if is_shared else NetworkFailure.exit_code)
+        return cls(
+            f"{name} exited with code {code}", code if is_shared else NetworkFailure.exit_code
+        )

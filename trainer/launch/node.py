@@ -9,8 +9,8 @@ from trainer.errors import NetworkFailure
 _REPORT_EVERY_S = 10
 # The remedy if a node cannot find the other nodes.
 SAME_COMMAND = (
-    "start the same command on each machine, with an --rdzv-endpoint that all can reach and no "
-    "other program uses"
+    "start the same command on each machine, with an --rdzv-endpoint that all machines can reach "
+    "and that no other program uses"
 )
 SAME_SECRET = "set RDZV_SECRET to the same text on each node"  # noqa: S105 - not a password
 
@@ -61,7 +61,7 @@ class Deadline:
         remark = f" ({remark})" if remark else ""
         if waited_s >= node.timeout_s:
             raise NetworkFailure(
-                f"waited {node.timeout_s} s in vain for {missing} at "
+                f"waited {node.timeout_s} s for {missing} at "
                 f"{node.endpoint}{remark}: {SAME_COMMAND}"
             )
         if waited_s >= (self._reports + 1) * _REPORT_EVERY_S:

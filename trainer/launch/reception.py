@@ -98,7 +98,7 @@ class Reception:
             if message is None:
                 return
             if guest is None:
-                raise ValueError("a node that has joined sends a message too early")
+                raise ValueError("a node sent a message after it joined")
             if guest.greeted:
                 self._admit(connection, Hello.parse(message))
             else:
@@ -136,7 +136,7 @@ class Reception:
             return
         # The node was restarted. The end of its earlier connection may not have arrived yet.
         if earlier is not None:
-            reason = f"{name} takes the place of {earlier[0].name}"
+            reason = f"{name} replaces {earlier[0].name}"
             self._log_once(reason)
             earlier[0].send(refused=f"{reason}: {OWN_RANK}", code=WrongUse.exit_code)
             self._drop(earlier[0])

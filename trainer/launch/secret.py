@@ -1,6 +1,6 @@
-"""The secret by which the machines of a training recognise each other.
+"""Read the secret by which the machines of a training recognize each other.
 
-docs/concepts/launch.md says what it protects.
+docs/concepts/launch.md describes its protection.
 """
 
 import os
@@ -12,17 +12,17 @@ from trainer.errors import WrongUse
 from trainer.system.files import NotRegular, open_regular
 
 _SHORTEST, _LONGEST = 16, 4096
-_CURE = "use 16 to 4096 characters, as `openssl rand -hex 32` makes them"
+_REMEDY = "use 16 to 4096 characters, as `openssl rand -hex 32` makes them"
 
 
 def take_secret(env: MutableMapping[str, str]) -> bytes | None:
-    """Return the secret that `env` has or names, or None, and remove it: ranks and tasks do not
-    need it.
+    """Return the secret from `env` or from the file that `env` names, or None if it is not set.
 
-    There is no option for it, because every user of a machine can read the arguments of a process.
+    The secret is removed from `env`, because ranks and tasks do not need it. It does not have an
+    option, because every user of a machine can read the arguments of a process.
 
     Raises:
-        WrongUse: the secret is too short or too long, or its file cannot be used.
+        WrongUse: The secret is too short or too long, or its file cannot be used.
     """
     text, file = env.pop("RDZV_SECRET", ""), env.pop("RDZV_SECRET_FILE", "")
     if text and file:
@@ -32,17 +32,24 @@ def take_secret(env: MutableMapping[str, str]) -> bytes | None:
     name = f"RDZV_SECRET_FILE={file}" if file else "RDZV_SECRET"
     secret = (_content(Path(file), name) if file else os.fsencode(text)).strip()
     if not _SHORTEST <= len(secret) <= _LONGEST:
-        raise WrongUse(f"the secret of {name} has {len(secret)} characters: {_CURE}")
+        raise WrongUse(f"the secret of {name} has {len(secret)} characters: {_REMEDY}")
     return secret
 
 
 def _content(path: Path, name: str) -> bytes:
+    """Return the content of the file `path`, up to a length.
+
+    `name` is the setting of the file, for the message.
+
+    Raises:
+        WrongUse: The file cannot be read, or every user of this machine can read it.
+    """
     try:
         with open_regular(path) as file:
             mode = os.fstat(file.fileno()).st_mode
             content = file.read(_LONGEST + 2)
     except NotRegular as error:
-        raise WrongUse(f"{name} is not a file: name the file that holds the secret") from error
+        raise WrongUse(f"{name} is not a file: name the file that contains the secret") from error
     except OSError as error:
         raise WrongUse(
             f"{name} cannot be read ({error.strerror}): name a file that you can read"

@@ -1,9 +1,9 @@
 """Run torchrun with five changes.
 
 1. It exits with the exit code of its ranks.
-2. It forwards a stop signal to the ranks instead of dying of it.
-3. It meets other nodes at Trainbox's own rendezvous.
-4. It ends when another node ends.
+2. It forwards a stop signal to the ranks, and does not exit before them.
+3. It connects to the other nodes with Trainbox's own rendezvous.
+4. It exits when another node exits.
 5. It keeps the current folder out of the sys.path of its ranks.
 
 The command line is that of torchrun:
@@ -30,15 +30,15 @@ from trainer.launch.node import Node
 from trainer.launch.rendezvous import meet
 from trainer.launch.secret import take_secret
 from trainer.system.processes import children
-from trainer.system.signals import STOP_SIGNALS, hand_on, handle_stop_signals
+from trainer.system.signals import STOP_SIGNALS, forwarded_signal, handle_stop_signals
 from trainer.system.streams import message, open_streams, outlive_readers
 from trainer.system.temporary import temporary_folder
 
 _CRASH = 1
-# How long the ranks here may take before they are killed: after another node is lost, which they
-# mostly notice themselves, and after another node has ended, which they usually do as well.
-_NOTICED_S, _FOLLOWED_S = 10.0, 60.0
-# How long torchrun may take to end after its ranks are killed.
+# Seconds until the ranks of this node are killed. If another node is lost, most ranks notice it
+# themselves. If another node has exited, the ranks usually exit as well.
+_LOST_S, _EXITED_S = 10.0, 60.0
+# Seconds until torchrun is killed after its ranks.
 _TORCHRUN_S = 10.0
 
 
@@ -53,7 +53,7 @@ def main() -> int:
         if not ranks and not forwarded:
             sys.exit(Preempted.exit_code)  # nothing runs yet, so nothing is lost
         forwarded.append(number)
-        _kill(ranks, hand_on(number))
+        _kill(ranks, forwarded_signal(number))
 
     handle_stop_signals(forward)
 
@@ -66,18 +66,18 @@ def main() -> int:
     # torchrun replaces our handlers of the signals that it handles, so it gets an unused signal.
     arguments = parse_args(["--signals-to-handle=SIGQUIT", *sys.argv[1:]])
     if arguments.module:
-        _keep_out_the_current_folder(arguments)
+        _leave_out_current_folder(arguments)
     with temporary_folder() as messages:
         os.environ[MESSAGES] = str(messages)
         arguments.log_dir = str(messages)  # by default, torchrun leaves a folder behind
         try:
             secret = take_secret(os.environ)
             if arguments.standalone:
-                _meet_in_a_file(arguments, messages)
-                return _ended(arguments, messages, forwarded, [])
+                _use_file_store(arguments, messages)
+                return _run_torchrun(arguments, messages, forwarded, [])
             return _run_on_nodes(arguments, messages, forwarded, secret)
         except Failure as failure:
-            _say(str(failure))
+            _log(str(failure))
             return failure.exit_code
         finally:
             for number in STOP_SIGNALS:
@@ -88,11 +88,12 @@ def main() -> int:
 def _run_on_nodes(
     arguments: argparse.Namespace, messages: Path, forwarded: list[int], secret: bytes | None
 ) -> int:
-    """Meet the other nodes, and run torchrun until a node ends.
+    """Connect to the other nodes, and run torchrun until a node exits.
 
     Raises:
-        Failure: the nodes did not meet.
+        Failure: The rendezvous failed.
     """
+    # Connect to the other nodes.
     try:
         meeting = _meet(arguments, secret)
         store = _open_store(arguments, meeting)
@@ -103,24 +104,27 @@ def _run_on_nodes(
             f"the rendezvous at {arguments.rdzv_endpoint} failed "
             f"({type(error).__name__}: {error}): start the same command again on each machine"
         ) from error
-    losses: list[_Loss] = []
+    # When another node exits or is lost, kill the ranks of this node, and then torchrun. A lost
+    # node is recorded at once, because the ranks exit with errors of their own.
+    ends: list[_PeerEnd] = []
 
-    def heard(what: str, due: int) -> None:
-        loss = _Loss(what, due or NetworkFailure.exit_code)
-        if due == NetworkFailure.exit_code:
-            losses.append(loss)
-            time.sleep(_NOTICED_S)
+    def on_end(what: str, code: int) -> None:
+        end = _PeerEnd(what, code or NetworkFailure.exit_code)
+        if code == NetworkFailure.exit_code:
+            ends.append(end)
+            time.sleep(_LOST_S)
         else:
-            time.sleep(_FOLLOWED_S)
-            losses.append(loss)
+            time.sleep(_EXITED_S)
+            ends.append(end)
         _kill(children(os.getpid()), signal.SIGKILL)
         time.sleep(_TORCHRUN_S)
-        _say(f"{what}; torchrun on this node did not end, so it is killed")
-        os._exit(loss.code)
+        _log(f"{what}; torchrun on this node did not exit, so it is killed")
+        os._exit(end.code)
 
+    # Run torchrun, and report its exit code to the other nodes.
     try:
-        meeting.watch(heard)
-        code = _ended(arguments, messages, forwarded, losses)
+        meeting.watch(on_end)
+        code = _run_torchrun(arguments, messages, forwarded, ends)
     except SystemExit:  # raised by `forward`
         meeting.leave(Preempted.exit_code)
         raise
@@ -129,19 +133,19 @@ def _run_on_nodes(
     return code
 
 
-class _Loss(NamedTuple):
-    """The end of another node, and the exit code if ranks were killed because of it."""
+class _PeerEnd(NamedTuple):
+    """The end of another node, and the exit code of ranks that were killed because of it."""
 
     what: str
     code: int
 
 
-def _ended(
-    arguments: argparse.Namespace, messages: Path, forwarded: list[int], losses: list[_Loss]
+def _run_torchrun(
+    arguments: argparse.Namespace, messages: Path, forwarded: list[int], ends: list[_PeerEnd]
 ) -> int:
-    """Run torchrun, print why the ranks ended, and return the exit code.
+    """Run torchrun, print why the ranks exited, and return the exit code.
 
-    A thread adds the ends of other nodes to `losses` meanwhile.
+    A thread adds the ends of other nodes to `ends` meanwhile.
     """
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -151,45 +155,45 @@ def _ended(
         run(arguments)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        if losses:  # `heard` has killed the ranks
-            what, due = losses[0]
-            codes = {rank: due if code == -signal.SIGKILL else code for rank, code in codes.items()}
-            if _cause(set(codes.values()), bool(forwarded)) == due:
-                _say(f"{what}: the same command on all nodes resumes from the newest checkpoint")
+        if ends:  # `on_end` has killed the ranks
+            what, end_code = ends[0]
+            codes = {
+                rank: end_code if code == -signal.SIGKILL else code for rank, code in codes.items()
+            }
+            if _exit_code(set(codes.values()), bool(forwarded)) == end_code:
+                _log(f"{what}: the same command on all nodes resumes from the newest checkpoint")
         return _report(
             {messages / str(rank): code for rank, code in codes.items()}, bool(forwarded)
         )
     except (DistError, ConnectionError) as error:
-        _say(f"lost contact with the other nodes ({losses[0].what if losses else error})")
+        _log(f"lost contact with the other nodes ({ends[0].what if ends else error})")
         return NetworkFailure.exit_code
     return 0
 
 
 def _meet(arguments: argparse.Namespace, secret: bytes | None) -> Meeting:
-    """Meet the other nodes.
+    """Connect to the other nodes, and choose the network interface of the ranks.
 
     Raises:
-        Failure: the nodes did not meet.
+        Failure: The rendezvous failed.
     """
     if secret is None and arguments.node_rank == 0:
-        _say(
+        _log(
             f"RDZV_SECRET is not set, so every program that reaches {arguments.rdzv_endpoint} "
             "can join this training as a node: set it to the same text on each node"
         )
-    given = dict(setting.split("=") for setting in arguments.rdzv_conf.split(","))
-    meeting = meet(
-        Node(
-            arguments.node_rank,
-            int(arguments.nnodes),
-            int(arguments.nproc_per_node),
-            arguments.rdzv_endpoint,
-            arguments.rdzv_id,
-            int(given["join_timeout"]),
-            given["await_name"] == "1",
-            secret,
-        ),
-        _say,
+    settings = dict(setting.split("=") for setting in arguments.rdzv_conf.split(","))
+    node = Node(
+        arguments.node_rank,
+        int(arguments.nnodes),
+        int(arguments.nproc_per_node),
+        arguments.rdzv_endpoint,
+        arguments.rdzv_id,
+        int(settings["join_timeout"]),
+        settings["await_name"] == "1",
+        secret,
     )
+    meeting = meet(node, _log)
     interface = meeting.interface
     if interface:
         # By default, gloo uses the interface of the host's name, and NCCL the first that is up.
@@ -197,14 +201,15 @@ def _meet(arguments: argparse.Namespace, secret: bytes | None) -> Meeting:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     over = f" over {interface}" if interface else ""
     counts = " + ".join(map(str, meeting.processes))
-    _say(f"{arguments.nnodes} nodes met at {arguments.rdzv_endpoint}{over}: {counts} processes")
+    _log(f"{arguments.nnodes} nodes met at {arguments.rdzv_endpoint}{over}: {counts} processes")
     return meeting
 
 
 def _open_store(arguments: argparse.Namespace, meeting: Meeting) -> object:
     """Set the address of the nodes' store in torchrun's arguments.
 
-    On node 0, this returns the store, which exists as long as the returned object.
+    On node 0, return the store, which exists as long as the returned object. On other nodes, return
+    None.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub does not list it
 
@@ -225,7 +230,7 @@ def _open_store(arguments: argparse.Namespace, meeting: Meeting) -> object:
     )
 
 
-def _keep_out_the_current_folder(arguments: argparse.Namespace) -> None:
+def _leave_out_current_folder(arguments: argparse.Namespace) -> None:
     """Make the ranks run their module with -P.
 
     torchrun's own command would import a user's trainer.py instead of this package.
@@ -236,7 +241,7 @@ def _keep_out_the_current_folder(arguments: argparse.Namespace) -> None:
     arguments.module, arguments.no_python = False, True
 
 
-def _meet_in_a_file(arguments: argparse.Namespace, folder: Path) -> None:
+def _use_file_store(arguments: argparse.Namespace, folder: Path) -> None:
     """Use a file as the store of a single machine.
 
     torch's network store has no authentication and listens on all interfaces.
@@ -250,21 +255,21 @@ def _meet_in_a_file(arguments: argparse.Namespace, folder: Path) -> None:
 
 
 def _report(codes: Mapping[Path, int], stopped: bool) -> int:
-    """Print why the ranks ended, each reason once, and return the exit code.
+    """Print why the ranks exited, each reason once, and return the exit code.
 
     `codes` maps the file of a rank's last message to its exit code.
     """
     texts = {
         file: file.read_text(encoding="utf-8", errors="replace") for file in codes if file.exists()
     }
-    # If other ranks timed out, a rank that torchrun had to kill was hanging: it did not react to
-    # SIGTERM either. gloo has two spellings of the error.
-    waited = any(
+    # If other ranks timed out, a rank that torchrun had to kill was hanging, because it did not
+    # react to SIGTERM either. gloo has two spellings of the error.
+    timed_out = any(
         sign in text.lower() for text in texts.values() for sign in ("timed out", "timeout")
     )
-    hung = [file for file, code in codes.items() if waited and code == -signal.SIGKILL]
+    hung = [file for file, code in codes.items() if timed_out and code == -signal.SIGKILL]
     for file in hung:
-        _say(
+        _log(
             f"rank {file.name} hung and was killed: the same command resumes from the newest "
             "checkpoint"
         )
@@ -272,23 +277,24 @@ def _report(codes: Mapping[Path, int], stopped: bool) -> int:
     for file, code in codes.items():
         if code < 0 and not (stopped and -code in STOP_SIGNALS):
             name = signal.Signals(-code).name
-            _say(
+            _log(
                 f"rank {file.name} was killed by {name}: the same command resumes from the "
                 "newest checkpoint"
             )
-    cause = _cause(set(codes.values()), stopped)
-    for text in dict.fromkeys(text for file, text in texts.items() if codes.get(file) == cause):
-        _say(text)
-    return cause
+    # Print the messages of the ranks whose exit code is that of this process.
+    exit_code = _exit_code(set(codes.values()), stopped)
+    for text in dict.fromkeys(text for file, text in texts.items() if codes.get(file) == exit_code):
+        _log(text)
+    return exit_code
 
 
-def _cause(codes: set[int], stopped: bool) -> int:
+def _exit_code(codes: set[int], stopped: bool) -> int:
     """Return the exit code of this process, given those of the ranks that failed.
 
     A code with a specific reason takes precedence over a signal, a lost connection and a crash.
     """
     if stopped and codes <= {Preempted.exit_code, *(-number for number in STOP_SIGNALS)}:
-        # A rank that is stopped before it has installed its handlers dies of the signal.
+        # A signal kills a rank that has not installed its handlers yet.
         return Preempted.exit_code
     reasons = sorted(
         code for code in codes if code not in (_CRASH, NetworkFailure.exit_code) and code > 0
@@ -301,12 +307,14 @@ def _cause(codes: set[int], stopped: bool) -> int:
 
 
 def _kill(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send the signal `number` to the processes `pids`."""
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # the process has just ended
+        with contextlib.suppress(ProcessLookupError):  # the process has just exited
             os.kill(pid, number)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
+    """Print a line of this node to standard error."""
     print(message(text), file=sys.stderr, flush=True)
 
 

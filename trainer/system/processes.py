@@ -1,6 +1,6 @@
-"""Parents, children and start times of processes, as Linux lists them.
+"""Read parents, children and start times of processes from Linux.
 
-`entrypoint.system.processes` has the entrypoint's part: the packages do not import each other.
+`entrypoint.system.processes` does this for the entrypoint, which does not import the trainer.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ _PARENT, _START_TICKS = 1, 19
 
 
 def die_with_parent() -> None:
-    """Ask Linux to send SIGKILL to this process when its parent ends: no orphan trains on."""
+    """Let Linux kill this process when its parent exits, so that no orphan continues to train."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -26,7 +26,7 @@ def children(parent: int) -> list[int]:
 
 
 def start_ticks(pid: int) -> str | None:
-    """Return when the process started, in ticks since boot; None if there is no such process."""
+    """Return the start of the process in ticks since boot, or None if it does not exist."""
     return _stat(pid, _START_TICKS)
 
 

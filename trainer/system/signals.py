@@ -1,4 +1,7 @@
-"""Requests to stop: a signal sets a flag, which the loop reads between two steps."""
+"""Handle the signals that request a stop.
+
+A signal sets a flag, which the loop reads between two steps.
+"""
 
 import os
 import signal
@@ -8,7 +11,8 @@ from types import FrameType
 from trainer.system.processes import die_with_parent
 
 # Signals that request a checkpoint and a stop, with the names for messages. The supervisor forwards
-# SIGINT as SIGUSR2: Python prints a traceback for a SIGINT that arrives before there is a handler.
+# SIGINT as SIGUSR2, because Python prints a traceback for a SIGINT that arrives before the handler
+# is installed.
 STOP_SIGNALS = {
     signal.SIGTERM: "SIGTERM",
     signal.SIGUSR1: "SIGUSR1",
@@ -26,7 +30,7 @@ class StopRequest:
 
     @classmethod
     def install(cls) -> "StopRequest":
-        """Handle the stop signals; a rank of torchrun is also killed when torchrun ends."""
+        """Install handlers of the stop signals. A rank of torchrun also exits with torchrun."""
         stop = cls()
         handle_stop_signals(stop._note)
         if "LOCAL_RANK" in os.environ:
@@ -47,13 +51,17 @@ def handle_stop_signals(handler: Callable[[int, FrameType | None], None]) -> Non
             signal.signal(number, handler)
 
 
-def hand_on(number: int) -> signal.Signals:
-    """Return the signal to send for `number` to a process that may not have handlers yet."""
+def forwarded_signal(number: int) -> signal.Signals:
+    """Return the signal to send instead of `number` to a process that may not have handlers yet."""
     return signal.SIGUSR2 if number == signal.SIGINT else signal.Signals(number)
 
 
 def leave_signals_to_the_parent() -> None:
-    """Ignore stop signals in a loader worker, so that the rank can still save a checkpoint."""
+    """Ignore stop signals in a loader worker, and exit with the rank.
+
+    A scheduler may send SIGTERM to all processes. torch restores the default action of SIGTERM in
+    its workers, and without a worker the rank could not finish its step and save a checkpoint.
+    """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()

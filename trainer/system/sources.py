@@ -152,6 +152,7 @@ def _digest(file: str, loader: Any) -> str | None:
 
 
 def _located(name: str) -> str | None:
+    """Return the file from which an import of the module `name` would load it, or None."""
     parts, path = name.split("."), None
     for end, part in enumerate(parts, start=1):
         inside = [str(Path(folder) / part) for folder in (sys.path if path is None else path)]

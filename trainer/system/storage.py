@@ -11,18 +11,19 @@ from trainer.errors import StorageFailure
 from trainer.system.hints import runs_dir
 
 
-def storage_failure(place: Path, error: OSError, needed_bytes: int = 0) -> StorageFailure:
-    """Return the failure for `error`, which was raised while writing to `place` or below it.
+def storage_failure(path: Path, error: OSError, needed_bytes: int = 0) -> StorageFailure:
+    """Return the failure for `error`, which was raised while writing to `path` or below it.
 
     The message has a remedy for the cause. `needed_bytes` is the size of the data, or 0 if unknown.
     """
-    path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else place
+    if isinstance(error.filename, str | bytes):
+        path = Path(os.fsdecode(error.filename))
     existing = next((found for found in [path, *path.parents] if _exists(found)), Path("/"))
     reason = error.strerror or f"{error}"
     if error.errno in (errno.EACCES, errno.EPERM):
-        detail, remedy = _of_rights(existing)
+        detail, remedy = _permission_remedy(existing)
     elif error.errno == errno.ENOSPC:
-        detail, remedy = _of_space(existing, needed_bytes)
+        detail, remedy = _space_remedy(existing, needed_bytes)
     elif error.errno == errno.EFBIG:
         detail, remedy = _mib(needed_bytes), "raise the limit of a file's size (`ulimit -f`)"
     else:
@@ -33,9 +34,10 @@ def storage_failure(place: Path, error: OSError, needed_bytes: int = 0) -> Stora
     )
 
 
+# The details and the remedies of all other errors.
 _OTHERS = {
     errno.EROFS: ("", "mount the file system for writing"),
-    errno.EDQUOT: ("your disk quota is used up: see `quota -s`", "delete files of yours"),
+    errno.EDQUOT: ("your disk quota is used up: see `quota -s`", "delete some of your files"),
     errno.EIO: ("the disk reports an error: see `dmesg`", ""),
     errno.ENAMETOOLONG: ("", "choose a shorter name with --run"),
     errno.ENOTDIR: ("a file is where a folder is needed", "remove that file"),
@@ -45,8 +47,8 @@ _OTHERS = {
 }
 
 
-def _of_rights(existing: Path) -> tuple[str, str]:
-    """Return the owner of the path, and a command with which this user can write there."""
+def _permission_remedy(existing: Path) -> tuple[str, str]:
+    """Return who owns the path `existing`, and a command that lets this user write there."""
     uid, gid, owner = os.geteuid(), os.getegid(), existing.stat().st_uid
     detail = f"{existing} belongs to {_user(owner)}, and this process runs as {_user(uid)}"
     if owner == uid:
@@ -57,7 +59,8 @@ def _of_rights(existing: Path) -> tuple[str, str]:
     return detail, f"take the folder over with `sudo chown -R {uid}:{gid} {existing}`"
 
 
-def _of_space(existing: Path, needed_bytes: int) -> tuple[str, str]:
+def _space_remedy(existing: Path, needed_bytes: int) -> tuple[str, str]:
+    """Return the free space of the file system of `existing`, and the remedy."""
     found = os.statvfs(existing)
     if found.f_files and not found.f_favail:
         return "no inodes left", "delete some files"
