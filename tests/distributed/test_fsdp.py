@@ -22,7 +22,6 @@ from tests.support import sharded
 from tests.support.commands import Trainbox, wait_until
 from tests.support.here import Here, training_here
 from tests.support.ranks import EndedRanks, Forks, Ranks
-from trainer import session
 from trainer.errors import WrongUse
 from trainer.loop.build import _default_precision
 from trainer.loop.losses import LossModule
@@ -31,7 +30,9 @@ from trainer.parallel import fsdp as sharding
 from trainer.parallel.fsdp import blocks, lost_writes, shard, whole
 from trainer.parallel.strategy import STRATEGIES, Sharded, Strategy
 from trainer.parallel.world import World
-from trainer.session import _default_name, _refuse_another_plan, _told_as_failures
+from trainer.session.failures import errors_as_failures
+from trainer.session.run_name import default_name
+from trainer.session.verify import _refuse_another_plan
 from trainer.settings.config import Config
 
 _TASK = f"{Path(sharded.__file__)}:Sharded"
@@ -273,7 +274,7 @@ _ALONE, _DDP2, _FSDP2, _FSDP4 = (
             [],
             None,
             ("fsdp", 4),
-            "was trained by fsdp on 2 process(es), and fsdp on 4 adds in another order",
+            "was trained by fsdp on 2 process(es), but fsdp on 4 adds in another order",
         ),
         (_FSDP2, [_FSDP2], None, ("fsdp", 2), None),
         (
@@ -281,14 +282,14 @@ _ALONE, _DDP2, _FSDP2, _FSDP4 = (
             [_FSDP4],
             None,
             ("fsdp", 2),
-            "was trained in parts, by fsdp on 2, then fsdp on 4 process(es)",
+            "was trained by fsdp on 2, then fsdp on 4 process(es)",
         ),
         (
             _FSDP2,
             [_FSDP4],
             5,
             ("fsdp", 2),
-            "was trained in parts, by fsdp on 2, then fsdp on 4 process(es)",
+            "was trained by fsdp on 2, then fsdp on 4 process(es)",
         ),
         (_FSDP2, [_FSDP4], 4, ("fsdp", 2), None),
         (
@@ -296,14 +297,14 @@ _ALONE, _DDP2, _FSDP2, _FSDP4 = (
             [],
             None,
             ("fsdp", 2),
-            "was trained by ddp on 2 process(es), and fsdp on 2 adds in another order",
+            "was trained by ddp on 2 process(es), but fsdp on 2 adds in another order",
         ),
         (
             _DDP2,
             [_FSDP2],
             None,
             ("ddp", 2),
-            "was trained in parts, by ddp on 2, then fsdp on 2 process(es)",
+            "was trained by ddp on 2, then fsdp on 2 process(es)",
         ),
         (_DDP2, [_ALONE], None, ("ddp", 3), None),
     ],
@@ -316,7 +317,7 @@ def test_a_run_is_verified_only_by_the_same_number_of_processes(
     now: tuple[str, int],
     message: str | None,
 ) -> None:
-    monkeypatch.setattr(session, "launched_as", lambda: now)
+    monkeypatch.setattr("trainer.session.verify.launched_as", lambda: now)
     refused = (
         contextlib.nullcontext()
         if message is None
@@ -452,7 +453,7 @@ def test_ranks_do_not_agree_on_used_up_memory_under_fsdp(
 
 def test_the_default_name_of_a_run_names_fsdp(tmp_path: Path) -> None:
     single, fsdp = (
-        _default_name(Config(), _strategy("cpu", strategy), tmp_path)
+        default_name(Config(), _strategy("cpu", strategy), tmp_path)
         for strategy in ("single", "fsdp")
     )
     assert fsdp == f"{single}-fsdp"
@@ -575,8 +576,8 @@ def test_weights_used_outside_their_block_are_explained(
     shard(module, torch.device("cpu"), 1, None)
     block_weight = module.model.get_parameter("0.weight")
     with (
-        pytest.raises(WrongUse, match="at hand in the block's own forward alone"),
-        _told_as_failures(tmp_path),
+        pytest.raises(WrongUse, match="gathers a block's weights only during the"),
+        errors_as_failures(tmp_path),
     ):
         module.inside(lambda: nn.functional.linear(torch.ones(1, 2), block_weight))
 

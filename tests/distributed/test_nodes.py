@@ -395,8 +395,8 @@ def test_nodes_with_different_settings_name_the_setting(ranks: Ranks) -> None:
     )
     assert ended.codes == [2, 2]
     assert ended.errs == [
-        f"trainbox: learning_rate is {rate} on {_HOST}, and not on all machines: "
-        "start the same version with the same words and TRAINBOX_ variables on each\n"
+        f"trainbox: learning_rate is {rate} on {_HOST}, but differs on another machine: "
+        "start the same version with the same arguments and TRAINBOX_ variables on each machine\n"
         for rate in (0.1, 0.2)
     ]
 

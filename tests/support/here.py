@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from tests.support.tiny import TINY
-from trainer import session
 from trainer.cli.commands import main
 from trainer.records.digest import tensors_digest
 from trainer.records.run_log import RunLog
-from trainer.session import train_task
+from trainer.session.train import train_task
 from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
 
@@ -107,7 +106,7 @@ class Here:
                 contextlib.redirect_stdout(out),
                 contextlib.redirect_stderr(err),
             ):
-                patch.setattr(session, "RunLog", Noted)
+                patch.setattr("trainer.session.train.RunLog", Noted)
                 yield out, err
         finally:
             torch.set_num_threads(threads)

@@ -308,7 +308,7 @@ def _serve() -> None:
         "torch.utils.tensorboard",
         "trainer.cli.commands",
         "trainer.parallel.fsdp",
-        "trainer.session",
+        "trainer.session.verify",
     ):
         importlib.import_module(name)
     from trainer.system.sources import loaded_sources

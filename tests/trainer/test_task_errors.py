@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from tests.support.here import Here
 from tests.support.tiny import StepCounter, Tiny
-from trainer import session
 from trainer.classification import Classification
 from trainer.task import Task
 
@@ -459,8 +458,8 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
                 Listed([(torch.zeros(4 + (i == 19)), 1.0) for i in range(20)])
             )
         },
-        "the dataset's examples have not the same shapes, as a batch needs them: pad or "
-        "crop them in __getitem__",
+        "the dataset's examples have different shapes and cannot be batched: pad or crop them in "
+        "__getitem__",
     ),
 }
 
@@ -549,7 +548,7 @@ def test_an_error_that_may_pass_is_one_line_with_code_1(
 
 
 def test_an_error_of_our_own_stays_a_traceback(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "closing", int)
+    monkeypatch.setattr("trainer.session.train.closing", int)
     code, _, err = here.command(
         "train", "tests.support.tiny:Tiny", "--device", "cpu", "--run", "r", "--max-steps", "1"
     )

@@ -86,7 +86,7 @@ def train(
         report_environment()
         return
     stop = StopRequest.install()
-    from trainer.session import train_task
+    from trainer.session.train import train_task
 
     train_task(config, stop, device, runs_dir, run, data_dir, resume, measure_s=measure_seconds)
 
@@ -145,7 +145,7 @@ def verify(
         report_environment()
         return
     stop = StopRequest.install()
-    from trainer.session import verify_run
+    from trainer.session.verify import verify_run
 
     verify_run(run, steps, stop, device, data_dir)
 

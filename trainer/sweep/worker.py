@@ -97,7 +97,7 @@ def _trained(
 ) -> dict[str, float]:
     import torch
 
-    from trainer.session import train_task
+    from trainer.session.train import train_task
     from trainer.settings.config import Config
 
     hardware_events().new()  # drop the events of earlier trials
@@ -139,7 +139,7 @@ def _unusable(device: str) -> str | None:
     import torch
 
     # The longest part of the start is done before the first order.
-    from trainer import session  # noqa: F401
+    import trainer.session.train  # noqa: F401
 
     try:
         if device == "cuda":

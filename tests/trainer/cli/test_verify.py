@@ -650,7 +650,7 @@ def test_verify_trains_again_and_compares(here: Here) -> None:
     here.train(task="digits", max_steps=3, digest_steps=2, threads=1)
     code, out, err = here.command("verify", "runs/r", "--device", "cpu")
     assert (code, err) == (0, "")
-    assert "SAME BITS: runs/r and the same settings done again, 3 digests up to step 3" in out
+    assert "SAME BITS: runs/r and the repeated run, 3 digests up to step 3" in out
     code, out, _ = here.command("verify", "runs/r", "--device", "cpu", "--steps", "2")
     assert code == 0
     assert "2 digests up to step 2" in out
@@ -679,7 +679,7 @@ def test_verify_names_the_altered_entry_the_first_step_and_the_first_tensor(here
     code, _, err = here.command("verify", "runs/r", "--device", "cpu")
     assert code == 8
     assert err.startswith(
-        "trainbox: DIFFERENT BITS: runs/r against the same settings done again: "
+        "trainbox: DIFFERENT BITS: runs/r against the repeated run: "
         "first difference at step 1 (step 0 is the same): first tensor "
     )
     assert err.endswith("manifest entries that differ: threads: 1 -> 2\n")
@@ -804,8 +804,8 @@ def test_nothing_is_trained_where_nothing_could_be_compared(here: Here) -> None:
     code, out, err = here.command("verify", "runs/r", "--steps", "3", "--device", "cpu")
     assert (code, out) == (2, "")
     assert (
-        "runs/r has no digest of a trained step up to step 3 to compare with (the first "
-        "is of step 6" in err
+        "runs/r has no digest of a trained step up to step 3 (the first is of step 6): train with "
+        "--digest-steps N" in err
     )
 
 
@@ -960,7 +960,7 @@ def test_a_resume_with_another_source_file_is_refused_before_it_saves(
 def test_a_source_file_that_a_resume_cannot_find_before_it_is_imported_is_compared_then(
     here: Here, helpers: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.session.located_sources", lambda _names: {})
+    monkeypatch.setattr("trainer.session.record.located_sources", lambda _names: {})
     settings: dict[str, Any] = {"task": "linked_task:Mine", "max_steps": 12, "workers": 0}
     with pytest.raises(Preempted):
         here.train(**settings, stop=StopAfter(8))

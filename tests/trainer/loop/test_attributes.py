@@ -411,7 +411,7 @@ def test_fast_sets_such_weights_in_the_first_step_and_not_in_the_preflight_check
 ) -> None:
     monkeypatch.setattr(Tiny, "build_model", lambda _task: _ActNorm())
     here.train("checked", max_steps=3, deterministic=False)
-    monkeypatch.setattr("trainer.session.preflight_check", lambda _job: None)
+    monkeypatch.setattr("trainer.session.train.preflight_check", lambda _job: None)
     here.train("unchecked", max_steps=3, deterministic=False)
     assert here.digest("checked") == here.digest("unchecked")
 

@@ -20,7 +20,7 @@ _FORK_EACH = """
 import json, os, sys, traceback
 import torch
 import torch.utils.tensorboard
-import trainer.session
+import trainer.session.train
 
 def run(name, program):
     if pid := os.fork():

@@ -220,9 +220,8 @@ def test_a_resume_with_less_memory_is_refused_without_resume_anyway(here: Here, 
     with pytest.raises(OutOfMemory) as ended:
         here.train(task=LARGE)
     assert str(ended.value) == (
-        f"{_FOUND} with 4 example(s) at once; runs/r holds a checkpoint of step 4, and in "
-        "smaller parts other bits follow: "
-        "go on where there is more memory, or all the same with --resume anyway"
+        f"{_FOUND} with 4 example(s) at once; runs/r has a checkpoint of step 4, and smaller "
+        "micro-batches change the bits: resume with more memory, or use --resume anyway"
     )
     assert _config(here)["accumulation"] == 2
     out = here.train(task=LARGE, resume="anyway")
@@ -251,7 +250,10 @@ def test_a_run_whose_batch_was_split_is_verified_and_repeated_by_its_config(
     room(1)
     code, _, err = here.command("train", *config, "--run", "smaller")
     assert code == 5
-    assert "--accumulation 4 (or the config.json that was given) says in how many parts" in err
+    assert (
+        "--accumulation 4 (or the config.json that was given) sets the number of micro-batches"
+        in err
+    )
     code, out, err = here.command("train", *config, "--run", "smallest", "--accumulation", "8")
     assert code == 0, err
     assert "batch      8 = 1 process x 1 x 8 accumulation\n" in out

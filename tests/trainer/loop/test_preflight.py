@@ -66,7 +66,7 @@ def test_losses_that_draw_from_torchs_generator_pass_and_the_check_changes_no_bi
 ) -> None:
     monkeypatch.setattr(Tiny, "losses", _dropping)
     here.train("checked", max_steps=2)
-    monkeypatch.setattr("trainer.session.preflight_check", lambda _job: None)
+    monkeypatch.setattr("trainer.session.train.preflight_check", lambda _job: None)
     here.train("unchecked", max_steps=2)
     assert here.digest("checked") == here.digest("unchecked")
 

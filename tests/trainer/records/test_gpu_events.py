@@ -9,7 +9,6 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import TENSOR
 
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import Tiny
-from trainer import session
 from trainer.data.schedule import Schedule, micro_batches
 from trainer.errors import Preempted
 from trainer.records import gpu_events as hardware
@@ -225,7 +224,7 @@ def test_a_trial_of_a_sweep_does_not_get_earlier_events(
         return {}
 
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(session, "train_task", train_task)
+    monkeypatch.setattr("trainer.session.train.train_task", train_task)
     monkeypatch.setattr(worker, "_log_to", lambda _path: None)
     order = {"config": {}, "run": "runs/r", "data_dir": "data", "log": "log", "swept": []}
     events.write_text(_line(1.0))

@@ -12,7 +12,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from tests.support.here import Here
 from tests.support.tiny import TINY
 from trainer.errors import WrongUse
-from trainer.session import train_task
+from trainer.session.train import train_task
 from trainer.settings.config import Config
 from trainer.sweep.results import (
     as_csv,

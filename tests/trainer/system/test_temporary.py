@@ -116,12 +116,11 @@ def test_a_lock_of_another_process_keeps_a_folder(place: Path) -> None:
 def test_a_training_keeps_the_sockets_of_loader_workers_in_its_own_folder(
     here: Here, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainer import session
-
     monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", None)  # type: ignore[attr-defined]
     found: list[Path] = []
     monkeypatch.setattr(
-        session, "header", lambda _: found.append(Path(multiprocessing.util.get_temp_dir()))
+        "trainer.session.train.header",
+        lambda _: found.append(Path(multiprocessing.util.get_temp_dir())),
     )
     here.train(max_steps=1)
     assert [path.parent for path in found] == [place]

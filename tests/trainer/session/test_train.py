@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 from tests.support import tiny
 from tests.support.here import Here, StopAfter, close_files, open_files
 from tests.support.tiny import TINY, Tiny
-from trainer import session
 from trainer.data.schedule import micro_batches
 from trainer.errors import (
     DeviceMissing,
@@ -38,7 +37,8 @@ from trainer.parallel.strategy import STRATEGIES, Replicated
 from trainer.parallel.world import World, choose_device
 from trainer.records.compare import manifest_differences
 from trainer.records.run_log import RunLog
-from trainer.session import _refuse_unlike, _told_as_failures
+from trainer.session.agreement import refuse_difference
+from trainer.session.failures import errors_as_failures
 from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
 
@@ -121,12 +121,13 @@ def test_threads_are_those_of_the_first_process_and_other_choices_of_the_hardwar
     settled = settle(Config(), Tiny(), Replicated("ddp", process), run)
     run.close()
     assert (settled.threads, settled.precision) == (7, "fp32")
-    _refuse_unlike(process, {"threads": 7, "precision": "bf16"}, "be alike")
+    refuse_difference(process, {"threads": 7, "precision": "bf16"}, "be alike")
     with pytest.raises(
         WrongUse,
-        match=rf"^precision is fp32 on {socket.gethostname()}, and not on all machines: be alike$",
+        match=rf"^precision is fp32 on {socket.gethostname()}, "
+        "but differs on another machine: be alike$",
     ):
-        _refuse_unlike(process, {"threads": 7, "precision": "fp32"}, "be alike")
+        refuse_difference(process, {"threads": 7, "precision": "fp32"}, "be alike")
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -178,7 +179,7 @@ _ENDS = [
         ),
         WrongUse,
         2,
-        "examples have not the same shapes, as a batch needs them: pad or crop them",
+        "examples have different shapes and cannot be batched: pad or crop them",
     ),
     (
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has"),
@@ -255,7 +256,7 @@ _ENDS = [
 def test_known_errors_have_their_exit_code(
     error: Exception, kind: type[Failure], code: int, text: str
 ) -> None:
-    with pytest.raises(kind) as failure, _told_as_failures(Path("runs")):
+    with pytest.raises(kind) as failure, errors_as_failures(Path("runs")):
         raise error
     assert failure.value.exit_code == code
     assert text in str(failure.value)
@@ -268,7 +269,7 @@ def test_known_errors_have_their_exit_code(
     [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("x"), OSError("odd")],
 )
 def test_unknown_errors_come_through_as_they_are(error: Exception) -> None:
-    with pytest.raises(type(error)) as raised, _told_as_failures(Path("runs")):
+    with pytest.raises(type(error)) as raised, errors_as_failures(Path("runs")):
         raise error
     assert raised.value is error
 
@@ -285,7 +286,7 @@ def test_failures_come_through_and_have_their_codes() -> None:
     }
     for kind, code in codes.items():
         failure = kind("why")
-        with pytest.raises(kind) as raised, _told_as_failures(Path("runs")):
+        with pytest.raises(kind) as raised, errors_as_failures(Path("runs")):
             raise failure
         assert raised.value is failure
         assert failure.exit_code == code
@@ -570,7 +571,7 @@ def test_the_end_of_a_call_gives_the_run_free_even_while_its_error_is_held(
         opened.append(self)
         init(self, path, rank)
 
-    from trainer.session import train_task
+    from trainer.session.train import train_task
 
     monkeypatch.setattr(RunLog, "__init__", note)
     stop = StopRequest()
@@ -626,7 +627,8 @@ def test_resume_never_refuses_a_run_that_has_a_checkpoint(here: Here) -> None:
     here.train(epochs=1, resume="never")
     with pytest.raises(
         WrongUse,
-        match="--resume never, and runs/r holds a checkpoint of step 6: choose another --run name",
+        match="--resume never was given, but runs/r has a checkpoint of step 6: "
+        "choose another --run name",
     ):
         here.train(epochs=1, resume="never")
 
@@ -697,11 +699,11 @@ def test_a_complete_run_of_another_task_or_other_data_is_refused(
     before = _snapshot(here)
     code, _, err = here.command(*_AGAIN)
     assert code == 2
-    assert err.startswith(f"trainbox: runs/r is complete, and was trained with {named}")
-    assert (
-        "see its result all the same with --resume anyway, or train anew under another --run name"
-        in err
+    assert err.startswith(
+        f"trainbox: runs/r is complete, but its task, data, software or hardware has changed "
+        f"since ({named}"
     )
+    assert "show the result with --resume anyway, or start a new run with another --run name" in err
     code, out, err = here.command(*_AGAIN, "--resume", "anyway")
     assert (code, err) == (0, "")
     assert f"changed since the run's start: {named}" in out
@@ -818,11 +820,11 @@ def test_unlike_machines_are_named_before_a_setting_that_seems_edited(
 
     def unlike(_process: World, found: dict[str, Any], _cure: str) -> None:
         if "precision" in found and "resume" not in found:
-            raise WrongUse("precision is fp32 here, and not on all machines")
+            raise WrongUse("precision is fp32 here, but differs on another machine")
 
-    monkeypatch.setattr(session, "_refuse_unlike", unlike)
+    monkeypatch.setattr("trainer.session.agreement.refuse_difference", unlike)
     code, _, err = here.command(*_AGAIN)
-    assert (code, err) == (2, "trainbox: precision is fp32 here, and not on all machines\n")
+    assert (code, err) == (2, "trainbox: precision is fp32 here, but differs on another machine\n")
 
 
 @pytest.mark.parametrize("file", ["config.json", "manifest.json"])
@@ -845,7 +847,7 @@ def test_a_setting_edited_by_hand_is_refused_with_the_difference(
         code, _, err = here.command(*_AGAIN, *words)
         assert code == 2
         assert err.startswith(
-            "trainbox: the settings of runs/r are not those that it was started with "
+            "trainbox: the settings of runs/r were changed after its start "
             "(settings.learning_rate: 0."
         )
         assert "0.05" in err and "0.5" in err

@@ -1,0 +1,177 @@
+"""Record what a run is trained with, and compare it when the run resumes."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.data.nested import tensors_in
+from trainer.errors import Changed, WrongUse
+from trainer.loop.preflight_labels import check_labels
+from trainer.loop.state import Job
+from trainer.parallel.strategy import Strategy
+from trainer.records import manifest
+from trainer.records.compare import (
+    cannot_resume,
+    changes_bits,
+    edited_settings,
+    listed_changes,
+    manifest_differences,
+)
+from trainer.records.run_log import RunLog
+from trainer.settings.config import FREE_AT_RESUME, Config
+from trainer.system.sources import loaded_sources, located_sources
+
+
+def read_manifest(run: RunLog) -> dict[str, Any] | None:
+    """Return the run's manifest, or None if it is missing or damaged."""
+    found = run.folder.read_json("manifest.json") or {}
+    kinds = {"settings": dict, "sources": dict, "plan": dict, "resumes": list}
+    valid = all(isinstance(found.get(name, kind()), kind) for name, kind in kinds.items())
+    return found if found and valid else None
+
+
+def refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool) -> None:
+    """Compare the settings with those of the run's start.
+
+    A user may have edited config.json or the manifest since.
+
+    Raises:
+        WrongUse: A setting that changes the result differs.
+    """
+    world = strategy.world
+    manifest = world.from_first(read_manifest(run)) or {}
+    changed = edited_settings(manifest, dataclasses.asdict(settled))
+    if not strategy.keeps_shards or changed.get("settings.shards", (0,))[0] is None:
+        # The number of shards is the number of processes, which is compared as part of the plan.
+        changed.pop("settings.shards", None)
+    if anyway or not world.from_first(run.folder.has_had_a_checkpoint()):
+        changed.pop("settings.accumulation", None)  # each start chooses what fits in memory
+    if changed:
+        raise WrongUse(
+            f"the settings of {run.path} were changed after its start ({listed_changes(changed)}): "
+            "undo the change in config.json (manifest.json has the old values), or start a "
+            "new run with another --run name"
+        )
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """Digests of both datasets, digests of source files, and the bytes of one example of each.
+
+    The source files are those that are loaded after both datasets were read.
+    """
+
+    digests: dict[str, str]
+    sources: dict[str, str]
+    example_bytes: tuple[int, int]
+
+
+def look_at_data(job: Job) -> DataRecord:
+    """Read some examples of both datasets, check their labels, and compare them between ranks.
+
+    Raises:
+        WrongUse: The data differ between ranks, or a label is not valid.
+    """
+    digests, example_bytes, sources = {}, [], dict[str, str]()
+    for name, dataset in (("train", job.train), ("validation", job.evaluation.dataset)):
+        examples, sources_of_reader = manifest.sampled_examples(dataset, job.workers)
+        sources |= sources_of_reader
+        check_labels(job, {"train": "training"}.get(name, name), dataset, examples)
+        digests[name] = manifest.dataset_digest(dataset, examples)
+        example_bytes.append(sum(tensor.nbytes for tensor in tensors_in(examples[:1])))
+    index = job.world.first_difference([digest[:16] for digest in digests.values()])
+    if index is not None:
+        raise WrongUse(
+            f"task {type(job.task).__name__}: the {list(digests)[index]} data differ between "
+            "processes: make them depend only on files and on the generators of torch, NumPy and "
+            "Python, which are seeded before train_dataset"
+        )
+    return DataRecord(digests, sources | loaded_sources(), (example_bytes[0], example_bytes[1]))
+
+
+def record_start(
+    job: Job, data: DataRecord, anyway: bool, did_not_fit: Sequence[str], complete: bool
+) -> None:
+    """Write the manifest and config.json, or compare them with those of the run's start.
+
+    `did_not_fit` has a message for each earlier attempt, whose micro-batches did not fit in memory.
+    A `complete` run is compared, and its manifest does not change.
+
+    Raises:
+        Changed: Something that changes bits differs, and `anyway` is false.
+    """
+    sources = data.sources
+    if job.run.writes:
+        sources = _write_manifest(job, data, anyway, did_not_fit, complete)
+    job.sources = manifest.SourceRecord(job.run, job.world.from_first(sources), anyway)
+    job.run.folder.write_json("config.json", _stored(job).to_json())
+
+
+def _stored(job: Job) -> Config:
+    """Return the settings for config.json, without shards under fsdp.
+
+    Under fsdp, each start has its own number of shards.
+    """
+    settings = dataclasses.asdict(job.config)
+    return job.config if job.strategy.keeps_shards else Config(**{**settings, "shards": None})
+
+
+def _write_manifest(
+    job: Job, data: DataRecord, anyway: bool, did_not_fit: Sequence[str], complete: bool
+) -> dict[str, str]:
+    """Write the manifest of a new run, or compare it, and return the known source files.
+
+    If a run resumes, its differences are added to the manifest.
+
+    Raises:
+        Changed: Something that changes bits differs, and `anyway` is false.
+    """
+    # Describe this start.
+    step, run = job.state.progress.step, job.run
+    settings = {
+        name: value
+        for name, value in dataclasses.asdict(_stored(job)).items()
+        if name not in FREE_AT_RESUME | {"threads"}
+    }
+    found = manifest.describe(job.strategy, sys.argv[1:], settings, data.digests, data.sources)
+    attempts = {"did_not_fit": list(did_not_fit)} if did_not_fit else {}
+    # Write the manifest of a new run.
+    stored = read_manifest(run)
+    if stored is None and complete:
+        run.report(
+            f"{run.path}/manifest.json is missing or damaged: it is unknown what this run "
+            "was trained with"
+        )
+        return data.sources
+    if stored is None or step == 0:
+        _write(run, {"run_id": job.checkpoints.files.run_id} | found | attempts)
+        return data.sources
+    # Compare with the manifest. A module that is imported later is compared now, before anything is
+    # computed.
+    known: dict[str, str] = stored.get("sources", {})
+    found["sources"] |= located_sources(known.keys() - data.sources.keys())
+    changed = manifest_differences(stored, found)
+    breaking = {name: values for name, values in changed.items() if changes_bits(name)}
+    if breaking and not anyway:
+        if not complete:
+            raise cannot_resume(run.path, breaking)
+        raise Changed(
+            f"{run.path} is complete, but its task, data, software or hardware has changed since "
+            f"({listed_changes(breaking)}): undo the change, show the result with --resume anyway, "
+            "or start a new run with another --run name"
+        )
+    if changed:
+        run.report(f"changed since the run's start: {listed_changes(changed)}")
+    # Add this start to the manifest.
+    if not complete:
+        start = {"step": step, "argv": found["argv"], "plan": found["plan"], "changed": changed}
+        resumes = [*stored.get("resumes", []), start | attempts]
+        _write(run, stored | {"sources": found["sources"] | known, "resumes": resumes})
+    return {**known, **found["sources"]}
+
+
+def _write(run: RunLog, content: dict[str, Any]) -> None:
+    run.folder.write_json("manifest.json", json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,82 @@
+"""Resume a run from its newest complete checkpoint."""
+
+import secrets
+
+from trainer.errors import WrongUse
+from trainer.loop.state import Job
+from trainer.records.compare import read_entries
+from trainer.session.record import read_manifest
+
+
+def resume_job(job: Job, resume: str) -> None:
+    """Restore the newest complete checkpoint, if there is one. Rank 0 chooses it for all ranks.
+
+    Raises:
+        WrongUse: There is a checkpoint, and `resume` is `never`.
+    """
+    step = job.world.from_first(_newest(job, resume == "anyway") if job.world.is_first else None)
+    if step is None:
+        return
+    if resume == "never":
+        raise WrongUse(
+            f"--resume never was given, but {job.run.path} has a checkpoint of step {step}: "
+            "choose another --run name, or remove the folder"
+        )
+    job.state.restore(job.checkpoints.files.load(step), job.strategy, job.run.path)
+    if job.world.is_first and job.state.progress.best_step is not None:
+        job.checkpoints.files.restore_best(job.state.progress.best_step)
+
+
+def _newest(job: Job, anyway: bool) -> int | None:
+    """Return the step of the newest complete checkpoint of this run, or None.
+
+    A run that starts gets its id here.
+
+    Raises:
+        WrongUse: There are checkpoints without a manifest, and `anyway` is false.
+    """
+    # Find the id of the run. Only checkpoints with this id belong to it.
+    run, checkpoints = job.run, job.checkpoints
+    checkpoints.files.remove_leftovers()
+    described = read_manifest(run)
+    if described is not None:
+        run_id = described.get("run_id")
+        checkpoints.files.run_id = run_id if isinstance(run_id, str) else None
+    elif checkpoints.files.steps():
+        if not anyway:
+            raise WrongUse(
+                f"{run.path}/manifest.json is missing or damaged, so Trainbox cannot check "
+                "whether a resume has the same bits: restore it, or resume with --resume anyway"
+            )
+        checkpoints.files.run_id = checkpoints.files.run_id_found()
+    # Find its newest checkpoint. Without a checkpoint, the run starts.
+    step = checkpoints.files.newest()
+    if step is None:
+        # The generators of a task are seeded, so an id from them would not be unique.
+        checkpoints.files.run_id = secrets.token_hex(8)
+        if trained := max(
+            (entry["step"] for entry in read_entries(run.path / "metrics.jsonl")), default=0
+        ):
+            run.report(
+                f"{run.path} was stopped after step {trained}, before its first "
+                "checkpoint: it restarts at step 0"
+            )
+    return step
+
+
+def reason_to_keep_micro_batches(job: Job, accumulation: int | None, resume: str) -> str | None:
+    """Return why the batch must not be split further, or None if it may be.
+
+    `accumulation` is the requested number of micro-batches, or None.
+    """
+    if resume != "anyway" and (steps := job.world.from_first(job.checkpoints.files.steps())):
+        return (
+            f"{job.run.path} has a checkpoint of step {steps[-1]}, and smaller micro-batches "
+            "change the bits: resume with more memory, or use --resume anyway"
+        )
+    if accumulation is not None:
+        return (
+            f"--accumulation {accumulation} (or the config.json that was given) sets the number "
+            "of micro-batches: raise it, or drop it, and Trainbox chooses a number that fits"
+        )
+    return None

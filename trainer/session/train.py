@@ -1,0 +1,153 @@
+"""Run one call of `train`: read `train_task` first."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from trainer.loop.build import build, settle
+from trainer.loop.fit import fit
+from trainer.loop.meter import Meter
+from trainer.loop.out_of_memory import (
+    DoesNotFit,
+    all_fit,
+    examples_at_once,
+    free_memory,
+    with_smaller_micro_batches,
+)
+from trainer.loop.preflight import preflight_check
+from trainer.loop.report import closing, header, samples_per_second, smaller_micro_batches
+from trainer.loop.shared_memory import check_shared_memory
+from trainer.loop.state import Job
+from trainer.parallel.strategy import join
+from trainer.records.run_log import RunLog
+from trainer.session.agreement import check_command, check_settings
+from trainer.session.failures import errors_as_failures
+from trainer.session.record import look_at_data, record_start, refuse_edited
+from trainer.session.resume import reason_to_keep_micro_batches, resume_job
+from trainer.session.run_name import default_name
+from trainer.settings.config import Config, check, split_metric
+from trainer.system.signals import StopRequest
+from trainer.system.temporary import sockets_in_a_folder
+from trainer.task import load_task
+
+
+# The outermost context: all loader workers must have exited when their folder is removed.
+@sockets_in_a_folder()
+def train_task(
+    config: Config,
+    stop: StopRequest,
+    device_name: str,
+    runs_dir: Path,
+    run_name: str | None,
+    data_dir: Path,
+    resume: str,
+    until_step: int | None = None,
+    validated: Callable[[int, Mapping[str, float]], None] | None = None,
+    measure_s: float | None = None,
+    swept: Sequence[str] = (),
+) -> dict[str, float]:
+    """Train `config.task` in `runs_dir/run_name`, and return the best metrics and the speed.
+
+    If a run with the same settings was stopped, the training resumes from its newest checkpoint.
+    With `until_step`, the training ends there as if complete, with the learning rates of the whole
+    training. `validated` is called with the step and the metrics of each validation. With
+    `measure_s`, the training ends after about that many measured seconds. TensorBoard shows the
+    settings `swept` first. The metric that selects the best checkpoint is first in the result. The
+    speed is its last entry, `samples_per_second`.
+
+    Raises:
+        Failure: The training did not succeed. The class of the failure has the exit code.
+    """
+    with errors_as_failures(runs_dir):
+        # Join the other ranks, load the task, and open the run's folder.
+        strategy = join(device_name)
+        world = strategy.world
+        check_command(world, config, run_name, resume)
+        task = load_task(config.task, config.fields)
+        run = RunLog(runs_dir / (run_name or default_name(config, strategy, runs_dir)), world.rank)
+        # This path is the same on all ranks, so that an error of several ranks is printed once.
+        log = run.path / "logs" / f"rank-{0 if world.world_size == 1 else '*'}.log"
+        with contextlib.closing(run), errors_as_failures(runs_dir, type(task).__name__, log):
+            # Choose all settings, and compare them with those of the run's start.
+            settled = settle(config, task, strategy, run)
+            check_settings(world, settled)
+            refuse_edited(settled, strategy, run, resume == "anyway")
+            check(settled, world.device.type)
+            # Train. If the first steps do not fit in memory, restart with smaller micro-batches.
+            did_not_fit: list[str] = []
+            while True:
+                job = build(settled, task, strategy, run, data_dir)
+                job.until_step = until_step
+                meter = Meter(job, measure_s) if measure_s else None
+                resume_job(job, resume)
+                try:
+                    _train(job, stop, resume == "anyway", did_not_fit, validated, swept)
+                    if meter is not None:
+                        meter.write()
+                    break
+                except DoesNotFit as error:
+                    found = str(error)
+                finally:
+                    job.checkpoints.finish()
+                fixed = reason_to_keep_micro_batches(job, config.accumulation, resume)
+                smaller = with_smaller_micro_batches(settled, job.state.model, found, fixed)
+                did_not_fit.append(f"{found} with {examples_at_once(settled)} examples at once")
+                settled = smaller
+                run.end_progress()
+                del job, meter
+                free_memory()
+        # Return the metrics, starting with the one that selects the best checkpoint.
+        world.leave()
+        _, chosen = split_metric(settled.best_by, "--best-by")
+        metrics = dict(
+            sorted(job.state.progress.best_metrics.items(), key=lambda item: item[0] != chosen)
+        )
+        return {**metrics, "samples_per_second": samples_per_second(job)}
+
+
+def _train(
+    job: Job,
+    stop: StopRequest,
+    anyway: bool,
+    did_not_fit: Sequence[str],
+    validated: Callable[[int, Mapping[str, float]], None] | None,
+    swept: Sequence[str],
+) -> None:
+    """Check the data and the task, record this start, train, and log the results.
+
+    `did_not_fit` has a message for each earlier attempt, whose micro-batches did not fit in memory.
+
+    Raises:
+        DoesNotFit: The first steps do not fit in memory.
+    """
+    # Look at the data, and check that loader workers have enough shared memory.
+    run, progress = job.run, job.state.progress
+    first_step = progress.step
+    complete = (
+        progress.step >= job.schedule.total_steps and progress.evaluated_step == progress.step
+    ) or progress.ended_early
+    data = look_at_data(job)
+    if not complete:
+        check_shared_memory(job, *data.example_bytes)
+    # Record what this run is trained with, and log the header.
+    record_start(job, data, anyway, did_not_fit, complete)
+    if did_not_fit:
+        smaller_micro_batches(job, did_not_fit[-1])
+    else:
+        header(job)
+    # Check the task, and train.
+    if complete:
+        run.report(
+            "this run is complete: nothing is left to do (a larger --epochs or another "
+            "--seed trains a new run)"
+        )
+    else:
+        run.begin(first_step, progress.evaluated_step, job.schedule)
+        with all_fit(job.strategy):
+            preflight_check(job)
+        fit(job, stop, validated)
+        run.board.hyperparameters(
+            job.config, job.state.progress.best_step or 0, job.state.progress.best_metrics, swept
+        )
+    run.end_progress()
+    closing(job)

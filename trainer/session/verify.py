@@ -1,0 +1,83 @@
+"""Run one call of `verify` that trains a run again."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import WrongUse
+from trainer.parallel.strategy import bits_depend_on_processes, launched_as
+from trainer.records.compare import listed_changes, manifest_differences
+from trainer.records.evidence import Evidence, verdict
+from trainer.records.shipped import check_files
+from trainer.session.train import train_task
+from trainer.settings.config import parse_config
+from trainer.system.signals import StopRequest
+from trainer.system.temporary import temporary_folder
+
+
+def verify_run(
+    path: Path, steps: int | None, stop: StopRequest, device_name: str, data_dir: Path
+) -> None:
+    """Repeat the run in `path`, or its first `steps`, and compare the digests.
+
+    The repeated run is in a temporary folder.
+
+    Raises:
+        Differs: A digest differs. The message has the first difference, and the manifest entries
+            that differ.
+        Failure: The run cannot be repeated.
+    """
+    # Read the digests of the run, and check that there is something to compare with.
+    stored = Evidence.of(path)
+    if not any(0 < entry["step"] <= (steps or entry["step"]) for entry in stored.digests):
+        first = next((entry["step"] for entry in stored.digests if entry["step"]), None)
+        raise WrongUse(
+            f"{path} has no digest of a trained step{f' up to step {steps}' if steps else ''} "
+            f"(the first is of step {first}): train with --digest-steps N for more digests"
+        )
+    stored = check_files(stored)
+    until = steps if steps is not None and steps <= stored.end else None
+    if until is None:
+        stored.refuse_unfinished()
+    _refuse_another_plan(path, stored.manifest, steps)
+    # Train again. Rank 0 writes the manifest, and only rank 0 compares.
+    with temporary_folder("verify-") as folder:
+        again = folder / "again"
+        config = parse_config(json.dumps(stored.config), path / "config.json")
+        train_task(config, stop, device_name, folder, again.name, data_dir, "never", steps)
+        if (again / "manifest.json").exists():
+            repeated = check_files(Evidence.of(again, "the repeated run"))
+            changed = manifest_differences(stored.manifest, repeated.manifest)
+            print(verdict(stored, repeated, listed_changes(changed), until), flush=True)
+
+
+def _refuse_another_plan(path: Path, manifest: Mapping[str, Any], steps: int | None) -> None:
+    """Raise WrongUse if the run's bits depend on the world size, and this world size differs."""
+    # Collect the strategy and the world size of each start up to `steps`.
+    resumes = [
+        resume["plan"]
+        for resume in manifest.get("resumes", [])
+        if resume["step"] < (steps or resume["step"] + 1)
+    ]
+    starts = list(
+        dict.fromkeys(
+            (plan["strategy"], plan["world_size"]) for plan in [manifest["plan"], *resumes]
+        )
+    )
+    now = launched_as()
+    if not any(bits_depend_on_processes(name) for name, _ in [*starts, now]):
+        return
+    # All starts must have the plan of this start.
+    if len(starts) > 1:
+        raise WrongUse(
+            f"{path} was trained by {', then '.join(f'{s} on {n}' for s, n in starts)} "
+            "process(es), and a single training cannot repeat its bits: verify its first steps "
+            "with --steps"
+        )
+    if starts != [now]:
+        ((strategy, count),) = starts
+        raise WrongUse(
+            f"{path} was trained by {strategy} on {count} process(es), but {now[0]} on {now[1]} "
+            f"adds in another order: verify it with --strategy {strategy} on {count} process(es)"
+        )
