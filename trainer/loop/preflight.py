@@ -22,7 +22,7 @@ from trainer.loop.attributes import FAST, describe_change
 from trainer.loop.losses import check_losses
 from trainer.loop.preflight_validation import check_validation
 from trainer.loop.state import Job
-from trainer.parallel.buffers import Place, buffer_places, frozen_places, kept
+from trainer.parallel.buffers import Slot, buffer_slots, frozen_slots, kept
 from trainer.records.digest import same_bits, value_digest
 
 _READING_S = 0.5  # the time for reading examples twice
@@ -74,7 +74,7 @@ def preflight_check(job: Job) -> None:
         with job.attributes.preserved():
             changed = _changed_parameters(job, batch)
         if changed:
-            job.reduction.also_moves(changed)
+            job.reduction.also_average(changed)
 
         def computed(batch: Any, number: int) -> dict[str, str]:
             return _computed(job, batch, number, micro.size, changed)
@@ -92,7 +92,7 @@ def preflight_check(job: Job) -> None:
         job.state.model.load_state_dict(extra, strict=False)
 
 
-def _changed_parameters(job: Job, batch: Any) -> list[Place]:
+def _changed_parameters(job: Job, batch: Any) -> list[Slot]:
     """Return the frozen parameters that a forward changes, such as those of a mean teacher.
 
     If no parameter is frozen, nothing is computed.
@@ -100,12 +100,12 @@ def _changed_parameters(job: Job, batch: Any) -> list[Place]:
     Raises:
         WrongUse: A frozen parameter changes under a strategy that would lose the change.
     """
-    frozen = frozen_places(job.state.model)
+    frozen = frozen_slots(job.state.model)
     if not frozen:
         return []
     before = [(home[name]._version, home[name].clone()) for home, name in frozen]
     with (
-        kept([*buffer_places(job.state.model), *frozen]),
+        kept([*buffer_slots(job.state.model), *frozen]),
         job.strategy.lost_writes(job.loss_module) as lost,
     ):
         job.world.seed(job.config.seed, "trial", 0)
@@ -223,7 +223,7 @@ def _compute_again(
     attributes.recomputed |= changing
 
 
-def _computed(job: Job, batch: Any, number: int, size: int, changed: list[Place]) -> dict[str, str]:
+def _computed(job: Job, batch: Any, number: int, size: int, changed: list[Slot]) -> dict[str, str]:
     """Return digests of the losses and gradients of `batch` under the seed `number`.
 
     `size` is the number of examples. The buffers and the `changed` parameters are restored.
@@ -234,7 +234,7 @@ def _computed(job: Job, batch: Any, number: int, size: int, changed: list[Place]
     """
     before = {name: buffer.clone() for name, buffer in _unsaved(job.state.model).items()}
     job.world.seed(job.config.seed, "trial", number)
-    with kept([*buffer_places(job.state.model), *changed]):
+    with kept([*buffer_slots(job.state.model), *changed]):
         losses_B = job.loss_module(batch)
         check_losses(job.task, losses_B, size)
         sum(loss_B.sum() for loss_B in losses_B.values() if loss_B.requires_grad).backward()

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import nn
 
-Place = tuple[dict[str, Any], str]  # the dict in which a module keeps a tensor, and its name there
+Slot = tuple[dict[str, Any], str]  # the dict in which a module keeps a tensor, and its key
 
 
-def buffer_places(module: nn.Module) -> list[Place]:
-    """Return the places of all buffers, such as running statistics and caches."""
+def buffer_slots(module: nn.Module) -> list[Slot]:
+    """Return the slots of all buffers, such as running statistics and caches."""
     return [(owner._buffers, name) for owner in module.modules() for name in owner._buffers]
 
 
-def frozen_places(module: nn.Module) -> list[Place]:
-    """Return the places of the parameters that are not trained.
+def frozen_slots(module: nn.Module) -> list[Slot]:
+    """Return the slots of the parameters that are not trained.
 
     Most of these parameters never change. Those of a mean teacher change in each forward.
     """
@@ -33,11 +33,11 @@ def frozen_places(module: nn.Module) -> list[Place]:
 
 
 @contextlib.contextmanager
-def kept(places: Sequence[Place]) -> Iterator[None]:
+def kept(slots: Sequence[Slot]) -> Iterator[None]:
     """Put each tensor back after the body, with its old values."""
     before = [
         (home, name, home[name], None if home[name] is None else home[name].clone())
-        for home, name in places
+        for home, name in slots
     ]
     try:
         yield
@@ -58,7 +58,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     was_training = module.training
     module.eval()
     try:
-        with kept(buffer_places(module)):
+        with kept(buffer_slots(module)):
             yield
     finally:
         module.train(was_training)

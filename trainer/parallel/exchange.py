@@ -6,6 +6,8 @@ rest. Collectives move bytes and never add.
 """
 
 import contextlib
+import enum
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from trainer.data.schedule import MicroBatch
 from trainer.errors import WrongUse
-from trainer.parallel.buffers import Place, buffer_places
+from trainer.parallel.buffers import Slot, buffer_slots
 from trainer.parallel.tree import TreeSum, subtrees
 from trainer.parallel.world import Transfer, World
 from trainer.system.elapsed import Elapsed
@@ -35,13 +37,22 @@ _ADDABLE = {
 _ALIGNMENT_BYTES = 512
 
 
+class _Phase(enum.Enum):
+    """A phase of a step."""
+
+    # The gradients of each shard are added to those of this rank's previous shards.
+    COLLECT = enum.auto()
+    # The last backward of this rank sends each bucket as soon as its sum is complete.
+    OVERLAP = enum.auto()
+
+
 class Reduction:
     """The sum of all shards' gradients on each rank, and the mean of the buffers that they moved.
 
-    A step has these phases. `of` runs once for each micro-batch, and collects gradients and buffers
-    at the end of each shard. `finish` runs once: it sends, adds, sends the sums back and sets each
-    parameter's gradient and the buffers. If a step `overlaps`, a bucket of gradients is sent as
-    soon as the backward of the rank's last shard has computed the bucket.
+    In each step, `of` runs once for each micro-batch, and `finish` runs once. The step starts in
+    the phase COLLECT: `of` adds gradients and moves at the end of each shard. If the step overlaps,
+    the last micro-batch of this rank is the phase OVERLAP. `finish` sends the rest, adds, sends the
+    sums back and sets each parameter's gradient and the buffers.
     """
 
     def __init__(
@@ -55,14 +66,16 @@ class Reduction:
         """Sum the gradients of `parameters`, and average the buffers of `module`."""
         self._world, self._shards, self._accumulation = world, shards, accumulation
         self._last_shard = world.owned(shards)[-1]
-        self._idle = shards == 1  # the only shard has the sum and the mean
-        self._buckets = (
-            [] if self._idle else [_Bucket(world, shards, group) for group in _grouped(parameters)]
-        )
-        self._module = module
-        self._moved = _MovedBuffers(world, shards, buffer_places(module))
-        self._launched = 0
-        self._armed = False
+        # A single shard has the sum and the mean already, so its gradients and buffers stay.
+        is_single = shards == 1
+        self._buckets = [
+            _Bucket(world, shards, group) for group in ([] if is_single else _grouped(parameters))
+        ]
+        self._buffer_slots = [] if is_single else buffer_slots(module)
+        self._moved = _MovedBuffers(world, shards, self._buffer_slots)
+        # The buckets that this step has not sent yet. All ranks send them in this order.
+        self._unsent = deque(self._buckets)
+        self._phase = _Phase.COLLECT
         # The visible part of the exchange: from a step's last backward until the sums are set.
         self.exchange_time = Elapsed(world.device)
         if world.world_size > 1:
@@ -70,37 +83,32 @@ class Reduction:
                 for parameter in bucket.parameters:
                     parameter.register_post_accumulate_grad_hook(self._hook(bucket))
 
-    def also_moves(self, places: Sequence[Place]) -> None:
-        """Treat the frozen parameters at `places`, which a forward moves, as buffers."""
-        self._moved = _MovedBuffers(
-            self._world, self._shards, [*buffer_places(self._module), *places]
-        )
+    def also_average(self, slots: Sequence[Slot]) -> None:
+        """Treat the frozen parameters in `slots`, which a forward changes, as buffers."""
+        if self._shards > 1:
+            self._moved = _MovedBuffers(self._world, self._shards, [*self._buffer_slots, *slots])
 
-    def of(
-        self, micro: MicroBatch, overlaps: bool = True
-    ) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def of(self, micro: MicroBatch, overlaps: bool = True) -> Iterator[None]:
         """Enclose the forward and backward of a micro-batch.
 
         The shards come in order, each with all its micro-batches. If `overlaps` is false, nothing
         is sent before `finish`.
         """
-        return contextlib.nullcontext() if self._idle else self._collect(micro, overlaps)
-
-    @contextlib.contextmanager
-    def _collect(self, micro: MicroBatch, overlaps: bool) -> Iterator[None]:
         # Each shard starts with the buffers from before the step.
-        last_part = micro.part == self._accumulation - 1
+        ends_shard = micro.part == self._accumulation - 1
         if micro.part == 0:
             self._moved.begin(micro.shard)
 
         # Only the last backward of a rank completes its sums, so only then may buckets be sent.
-        self._armed = overlaps and last_part and micro.shard == self._last_shard
+        ends_step = ends_shard and micro.shard == self._last_shard
+        self._phase = _Phase.OVERLAP if overlaps and ends_step else _Phase.COLLECT
         yield
-        if not last_part:
+        if not ends_shard:
             return
 
         # Add the shard's gradients and moves to those of the previous shards of this rank.
-        for bucket in self._buckets[self._launched :]:
+        for bucket in self._unsent:
             bucket.push(micro.shard)
         self._moved.end(micro.shard)
 
@@ -109,11 +117,9 @@ class Reduction:
 
         Call this after the last micro-batch of a step.
         """
-        if self._idle:
-            return
         with self.exchange_time() if self._world.world_size > 1 else contextlib.nullcontext():
             # Send the subtrees of this rank that the backward has not sent yet.
-            for bucket in self._buckets[self._launched :]:
+            for bucket in self._unsent:
                 bucket.exchange.start()
             self._moved.start()
 
@@ -126,11 +132,13 @@ class Reduction:
             for bucket in self._buckets:
                 bucket.finish()
             self._moved.finish()
-        self._launched, self._armed = 0, False
+        self._phase, self._unsent = _Phase.COLLECT, deque(self._buckets)
 
     def _hook(self, bucket: "_Bucket") -> Callable[[Tensor], None]:
+        """Return the function that torch calls when a gradient of `bucket` is computed."""
+
         def ready(parameter: Tensor) -> None:
-            if not self._armed:
+            if self._phase is not _Phase.OVERLAP:
                 return
             if id(parameter) in bucket.ready:
                 raise WrongUse(
@@ -140,10 +148,10 @@ class Reduction:
                 )
             bucket.ready.add(id(parameter))
             # Send buckets in the same order on all ranks, whatever the order of the backward.
-            while self._launched < len(self._buckets) and self._buckets[self._launched].is_ready:
-                self._buckets[self._launched].push(self._last_shard)
-                self._buckets[self._launched].exchange.start()
-                self._launched += 1
+            while self._unsent and self._unsent[0].is_ready:
+                complete = self._unsent.popleft()
+                complete.push(self._last_shard)
+                complete.exchange.start()
 
         return ready
 
@@ -185,31 +193,31 @@ class _MovedBuffers:
     buffer with an infinity is a mask: such buffers are restored after each shard.
     """
 
-    def __init__(self, world: World, shards: int, places: Sequence[Place]) -> None:
+    def __init__(self, world: World, shards: int, slots: Sequence[Slot]) -> None:
         self._shards, self._first_shard = shards, world.owned(shards)[0]
-        filled = [(home, name) for home, name in places if home[name] is not None]
-        self._places = sorted(filled, key=lambda place: not _has_a_mean(_buffer(place)))
-        self._moving = sum(_has_a_mean(_buffer(place)) for place in filled)  # these come first
+        filled = [(home, name) for home, name in slots if home[name] is not None]
+        self._slots = sorted(filled, key=lambda slot: not _has_a_mean(_buffer(slot)))
+        self._moving = sum(_has_a_mean(_buffer(slot)) for slot in filled)  # these come first
         self._before: list[Tensor] = []
         self._groups: list[_Group] = []
-        types = dict.fromkeys(_buffer(place).dtype for place in self._places[: self._moving])
+        types = dict.fromkeys(_buffer(slot).dtype for slot in self._slots[: self._moving])
         for dtype in types:
-            indices = [i for i in range(self._moving) if _buffer(self._places[i]).dtype == dtype]
-            likes = [_buffer(self._places[i]) for i in indices]
+            indices = [i for i in range(self._moving) if _buffer(self._slots[i]).dtype == dtype]
+            likes = [_buffer(self._slots[i]) for i in indices]
             self._groups.append(_Group(indices, _Exchange(world, shards, likes)))
 
     @torch.no_grad()
     def begin(self, shard: int) -> None:
         if shard == self._first_shard:
-            self._before = [_buffer(place).clone() for place in self._places]
+            self._before = [_buffer(slot).clone() for slot in self._slots]
         else:
-            for place, before in zip(self._places, self._before, strict=True):
-                _buffer(place).copy_(before)
+            for slot, before in zip(self._slots, self._before, strict=True):
+                _buffer(slot).copy_(before)
 
     @torch.no_grad()
     def end(self, shard: int) -> None:
         for group in self._groups:
-            now = [_buffer(self._places[i]) for i in group.indices]
+            now = [_buffer(self._slots[i]) for i in group.indices]
             group.exchange.push(
                 shard, list(torch._foreach_sub(now, [self._before[i] for i in group.indices]))
             )
@@ -232,21 +240,21 @@ class _MovedBuffers:
                     if whole
                     else total / self._shards
                 )
-                _buffer(self._places[i]).copy_(self._before[i] + mean)
-        for place, before in list(zip(self._places, self._before, strict=True))[self._moving :]:
-            _buffer(place).copy_(before)
+                _buffer(self._slots[i]).copy_(self._before[i] + mean)
+        for slot, before in list(zip(self._slots, self._before, strict=True))[self._moving :]:
+            _buffer(slot).copy_(before)
 
 
 @dataclass
 class _Group:
-    """Buffers of one type, by the indices of their places."""
+    """Buffers of one type, by the indices of their slots."""
 
     indices: list[int]
     exchange: "_Exchange"
 
 
-def _buffer(place: Place) -> Tensor:
-    home, name = place
+def _buffer(slot: Slot) -> Tensor:
+    home, name = slot
     buffer: Tensor = home[name]
     return buffer
 
