@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.data.batches import EvaluationBatches, evaluation_batch_count
 from trainer.errors import WrongUse
 from trainer.loop.losses import autocast
+from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_batch, checked_metrics, checked_statistics
 from trainer.parallel.buffers import evaluating
 from trainer.parallel.world import World
@@ -32,51 +33,41 @@ class Evaluation:
 
 
 def evaluate(
-    task: Task,
-    model: nn.Module,
-    batches: EvaluationBatches,
-    world: World,
-    autocast_dtype: torch.dtype | None,
-    seed_parts: tuple[int | str, ...],
-    stopped: Callable[[], bool],
-    inside: Callable[[Callable[[], dict[str, Tensor]]], dict[str, Tensor]],
+    job: Job, seed_parts: tuple[int | str, ...], stopped: Callable[[], bool]
 ) -> Evaluation | None:
-    """Return the metrics of the statistics that `add_up` returns, or None if it was stopped.
+    """Return the result of a validation, or None if it was stopped.
 
     The arguments are those of `add_up`. All ranks must call this.
     """
-    found = add_up(task, model, batches, world, autocast_dtype, seed_parts, stopped, inside)
+    found = add_up(job, job.evaluation, job.world, seed_parts, stopped)
     if found is None:
         return None
     totals, first_batch, by_batch = found
     # All ranks use the metrics of rank 0. If ranks decided by different values, some would wait for
     # the others forever.
-    metrics = world.from_first(checked_metrics(task, task.metrics(totals)))
+    metrics = job.world.from_first(checked_metrics(job.task, job.task.metrics(totals)))
     return Evaluation(metrics, totals, first_batch, by_batch)
 
 
 @torch.no_grad()
 def add_up(
-    task: Task,
-    model: nn.Module,
+    job: Job,
     batches: EvaluationBatches,
     world: World,
-    autocast_dtype: torch.dtype | None,
     seed_parts: tuple[int | str, ...],
     stopped: Callable[[], bool],
-    inside: Callable[[Callable[[], dict[str, Tensor]]], dict[str, Tensor]],
 ) -> tuple[dict[str, Tensor], Any, dict[str, Tensor]] | None:
     """Add up the task's statistics over the batches of all ranks, in the order of the batches.
 
-    Each batch is seeded by `seed_parts` and its number. `inside` is `Job.inside`. `stopped` is
-    called after each batch, except after a last batch that not all ranks have. If it returns true,
-    the result is None. Otherwise the result is the totals, the first prepared batch and the
-    statistics of each batch.
+    Each batch is seeded by `seed_parts` and its number. `stopped` is called after each batch,
+    except after a last batch that not all ranks have. If it returns true, the result is None.
+    Otherwise the result is the totals, the first prepared batch and the statistics of each batch.
 
     Raises:
         WrongUse: The shape or the name of a statistic differs between batches, so it cannot be a
             sum over examples.
     """
+    task, model = job.task, job.state.model
     rows: list[dict[str, Tensor]] = []
     first_batch = None
     batch_count = evaluation_batch_count(batches.size, batches.batch_size)
@@ -86,10 +77,10 @@ def add_up(
             world.seed(*seed_parts, number)
             batch = checked_batch(task, task.prepare(raw_batch, training=False))
             first_batch = batch if first_batch is None else first_batch
-            with autocast(world.device.type, autocast_dtype):
+            with autocast(world.device.type, job.autocast_dtype):
                 sums = checked_statistics(
                     task,
-                    inside(lambda batch=batch: task.statistics(model, batch)),  # type: ignore[misc]
+                    job.inside(lambda batch=batch: task.statistics(model, batch)),  # type: ignore[misc]
                 )
             if len(rows) == counted:
                 # This rank took part only because the forward needs its share of the weights.

@@ -59,32 +59,14 @@ def _totals(
     job: Job, batches: EvaluationBatches
 ) -> tuple[dict[str, Tensor], Any, dict[str, Tensor]]:
     """Return the totals, the first batch and the statistics of `batches`, for this rank alone."""
-    found = add_up(
-        job.task,
-        job.state.model,
-        batches,
-        _alone(job),
-        job.autocast_dtype,
-        _seed_parts(job),
-        lambda: False,
-        job.inside,
-    )
+    found = add_up(job, batches, _alone(job), _seed_parts(job), lambda: False)
     assert found is not None  # `stopped` is always false
     return found
 
 
 def _of_whole_set(job: Job) -> Evaluation:
     """Return the result of a validation of the whole set by all ranks."""
-    result = evaluate(
-        job.task,
-        job.state.model,
-        job.evaluation,
-        job.world,
-        job.autocast_dtype,
-        _seed_parts(job),
-        lambda: False,
-        job.inside,
-    )
+    result = evaluate(job, _seed_parts(job), lambda: False)
     assert result is not None  # `stopped` is always false
     return result
 

@@ -51,19 +51,9 @@ def validate(
 def _validate(job: Job, saving: Saving) -> Mapping[str, float] | None:
     """Evaluate, update the progress, record and save; return the metrics, or None if stopped."""
     progress, config = job.state.progress, job.config
-    seed_parts = (config.seed, "validation", progress.step)
 
     # Compute the metrics of the whole validation set.
-    result = evaluate(
-        job.task,
-        job.state.model,
-        job.evaluation,
-        job.world,
-        job.autocast_dtype,
-        seed_parts,
-        saving.stopped,
-        job.inside,
-    )
+    result = evaluate(job, (config.seed, "validation", progress.step), saving.stopped)
     if result is None:
         return None
     progress.evaluated_step = progress.step
