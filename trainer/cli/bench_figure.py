@@ -1,4 +1,4 @@
-"""The figure of `trainbox bench`, from the rows in its bench.json."""
+"""Draw the figure of `trainbox bench` from its bench.json."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TITLES = {
-    "strong": "strong: the batch stays",
-    "weak": "weak: the share of each stays",
+    "strong": "strong: fixed batch",
+    "weak": "weak: fixed batch per GPU",
     "": "speed",
 }
 
 
 def draw(folder: Path) -> None:
-    """Make bench.svg of the bench.json in `folder`.
+    """Draw bench.svg from the bench.json in `folder`.
 
     Raises:
-        WrongUse: there is none.
-        StorageFailure: it cannot be written.
+        WrongUse: bench.json is missing or damaged.
+        StorageFailure: bench.svg cannot be written.
     """
     try:
         report = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
@@ -44,10 +44,10 @@ def draw(folder: Path) -> None:
 
 
 def figure(rows: Sequence[Mapping[str, Any]], unit: str) -> "Figure":
-    """Samples/s over the number of GPUs (bars: least to most of the rounds), with dots where the
-    speed would grow as they do.
+    """Return a figure of the samples/s over the number of GPUs.
 
-    With one number of GPUs, over the batch size.
+    Bars reach from the slowest to the fastest round, and dots show a linear speedup. If all rows
+    have the same number of GPUs, the figure is over the batch size. `unit` is GPU or process.
     """
     from matplotlib.figure import Figure
 
@@ -86,15 +86,16 @@ def figure(rows: Sequence[Mapping[str, Any]], unit: str) -> "Figure":
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[1]:
             axes.legend(frameon=False, fontsize="small")
-    panels[0].set_ylim(bottom=0)  # of all, and only when all have their points
+    panels[0].set_ylim(bottom=0)  # for all panels, after all of them have their points
     panels[0].set_ylabel("samples/s, median and range" + ("; dots: linear" if scalings[0] else ""))
     return picture
 
 
 def _series(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, Mapping[str, float]]]]:
-    """The points of each line by its label: what stays along it.
+    """Return the points (x, speed) of each line by its label.
 
-    One GPU begins the line of each strategy.
+    The label names what is constant along the line. The point of one GPU is the first of each
+    strategy's line.
     """
     strategies = list(
         dict.fromkeys(s for row in rows if (s := row["line"]["case"]["strategy"]) != "single")

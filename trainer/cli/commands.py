@@ -1,4 +1,4 @@
-"""`python -m trainer`: the verbs, and the exit code of their errors."""
+"""Run `python -m trainer`: choose the command, and map its errors to exit codes."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 
 @click.group(context_settings=PAGE)
 def cli() -> None:
-    """Train a task on the devices that this process was given. `trainbox` plans and starts this."""
+    """Train a task on the devices of this process. `trainbox` plans and starts this command."""
 
 
 @cli.command("bench-figure", cls=Verb)
@@ -36,9 +36,10 @@ for command in (train, verify, sweep, sweep_show, tasks):
     cli.add_command(command)
 
 
-def _tell(error: Failure) -> None:
-    """Print the error to standard error; a rank writes it to a file for its launcher, which prints
-    the same error of several ranks once.
+def _report(error: Failure) -> None:
+    """Print the error to standard error, or write it to the file of this rank.
+
+    The launcher reads the files, and prints the same error of several ranks once.
     """
     if folder := os.environ.get(MESSAGES):
         Path(folder, os.environ["RANK"]).write_text(
@@ -49,26 +50,27 @@ def _tell(error: Failure) -> None:
 
 
 def main() -> NoReturn:
-    """`python -m trainer`."""
+    """Run the command of this process's arguments, and exit."""
     sys.exit(_run())
 
 
 def _run() -> int:
+    """Run the command, report its error, and return the exit code."""
     try:
         return int(cli.main(prog_name="trainbox", standalone_mode=False) or 0)
     except click.ClickException as error:
         click.echo(message(error.format_message()), err=True)
         return WrongUse.exit_code
     except Failure as error:
-        _tell(error)
+        _report(error)
         return error.exit_code
     except SystemExit as end:
         *_, (frame, _) = traceback.walk_tb(end.__traceback__)
-        # standard output was closed
+        # Click exits if standard output was closed.
         if str(frame.f_globals.get("__name__")).startswith("click."):
             raise
         # A task that was only loaded called sys.exit.
-        _tell(failure := called_exit(end))
+        _report(failure := called_exit(end))
         return failure.exit_code
     except click.Abort as abort:
         # Click reports an EOFError as Abort, for example that of a killed loader worker.

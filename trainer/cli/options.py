@@ -1,7 +1,8 @@
-"""The options of `train` and `sweep`: their types, one table, and the settings that they give."""
+"""Define the options that several commands share: their types, one table, and their settings."""
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,10 @@ from trainer.task import locate, parse_fields, static_fields
 
 
 class Number(click.ParamType[float]):
-    """A finite number above `low`, or from `low` on; click's ranges accept NaN."""
+    """A finite number above `low`, or from `low` if not `open_low`, and up to `high`.
+
+    The ranges of click accept NaN.
+    """
 
     name = "number"
 
@@ -46,7 +50,7 @@ class Number(click.ParamType[float]):
 
 
 class Whole(click.ParamType[int]):
-    """A whole number from `low` to `high`, by default up to the largest that a float can count."""
+    """A whole number from `low` to `high`, by default the largest that a float counts exactly."""
 
     name = "whole number"
 
@@ -70,15 +74,17 @@ def _read_config_file(ctx: click.Context, _param: click.Parameter, path: Path | 
     if path is not None:
         settings = load_config_file(path)
         ctx.meta["fields"] = settings.pop("fields", {})
-        # As text, so that a value is parsed as on the command line: 1.5 epochs are refused.
+        # As text, so that a value is parsed as on the command line. For example, 1.5 epochs are
+        # refused.
         ctx.default_map = {
             name: str(value) for name, value in settings.items() if value is not None
         }
 
 
 class Option(click.Option):
-    """An option with its section of the help page: `--help` shows the everyday options,
-    `--help-all` all of them in sections.
+    """An option with its section of the help page.
+
+    `--help` shows the everyday options, and `--help-all` shows all options in sections.
     """
 
     def __init__(
@@ -99,7 +105,14 @@ def make_option(*names: str, **attributes: Any) -> Any:
     return click.option(*names, cls=Option, envvar=envvar, **attributes)
 
 
-_OPTIONS = [
+_DATA_DIR = make_option(
+    "--data-dir",
+    section=STORAGE,
+    type=click.Path(path_type=Path),
+    default=Path("data"),
+    help="Folder of the datasets. Default: data.",
+)
+_TRAINING_OPTIONS = [
     click.option(
         "--config",
         cls=Option,
@@ -231,8 +244,8 @@ _OPTIONS = [
         type=Whole(0),
         metavar="N",
         default=0,
-        help="Skip up to N steps in a row whose gradient is not finite. Default: 0, which ends the "
-        "training at the first.",
+        help="Skip up to N steps in a row whose gradient is not finite. Default: 0, which "
+        "stops the training at the first.",
     ),
     make_option(
         "--precision",
@@ -349,13 +362,7 @@ _OPTIONS = [
         metavar="NAME",
         help="The run's folder in --runs-dir. Default: the task and a digest of the settings.",
     ),
-    make_option(
-        "--data-dir",
-        section=STORAGE,
-        type=click.Path(path_type=Path),
-        default=Path("data"),
-        help="Folder of the datasets. Default: data.",
-    ),
+    _DATA_DIR,
     make_option(
         "--resume",
         section=STORAGE,
@@ -368,17 +375,10 @@ _OPTIONS = [
 ]
 
 
-def training_options(command: Any) -> Any:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
 def help_options(*refused: str) -> Callable[[Any], Any]:
-    """Add the hidden options that print the trainer's part of `trainbox VERB --help`.
+    """Add the hidden options that print the trainer's part of `trainbox COMMAND --help`.
 
-    Args:
-        refused: the names of training options that the verb refuses.
+    `refused` has the names of training options that the command refuses.
     """
 
     def add(command: Any) -> Any:
@@ -434,8 +434,42 @@ def _write_options(
         )
 
 
+# The options of a command that the launcher plans. It checks the arguments with --check, and starts
+# the processes with --device-on-stdin while it still looks for the GPUs.
+_LAUNCH_OPTIONS = [
+    make_option(
+        "--device",
+        type=click.Choice(["auto", "cuda", "mps", "cpu"]),
+        default="auto",
+        help="Default: auto.",
+    ),
+    click.option("--check", "only_check", is_flag=True, hidden=True),
+    click.option("--device-on-stdin", is_flag=True, hidden=True),
+]
+
+
+def add_options(*options: Any) -> Callable[[Any], Any]:
+    """Return a decorator that adds `options` to a command, in the order of its help."""
+
+    def decorate(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+training_options = add_options(*_TRAINING_OPTIONS, *_LAUNCH_OPTIONS)
+verification_options = add_options(_DATA_DIR, *_LAUNCH_OPTIONS)
+
+
+def read_device(device: str, device_on_stdin: bool) -> str:
+    """Return the device that the launcher writes to standard input, or else `device`."""
+    return (sys.stdin.readline().strip() if device_on_stdin else "") or device
+
+
 class Verb(click.Command):
-    """A verb that refuses misspelt names in the environment, except with `--help`."""
+    """A command that refuses unknown TRAINBOX_ variables, except with `--help`."""
 
     def invoke(self, ctx: click.Context) -> Any:
         root = ctx.find_root().command
@@ -466,7 +500,7 @@ def report_environment() -> None:
         if param.name
         and ctx.get_parameter_source(param.name) is click.core.ParameterSource.ENVIRONMENT
     ]
-    click.echo()  # ends a line that a task may have begun
+    click.echo()  # ends a line that a task may have started
     click.echo(" ".join(name for name in names if name != "TRAINBOX_DEVICE"))
 
 
@@ -489,8 +523,12 @@ def without_replaced(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def task_fields(task: str, pairs: tuple[str, ...]) -> dict[str, Any]:
-    """Return the task's fields from --config and --set, checked against its source if that can be
-    read.
+    """Return the task's fields from --config and --set.
+
+    If the source of the task can be read without importing it, the fields are checked.
+
+    Raises:
+        WrongUse: A pair is malformed, or a field does not exist or has another type.
     """
     given = dict(click.get_current_context().meta.get("fields", {}))
     for pair in pairs:
@@ -503,13 +541,17 @@ def task_fields(task: str, pairs: tuple[str, ...]) -> dict[str, Any]:
 
 
 def warn_of_overruled_imports(task: str) -> None:
-    """Warn of imports that other modules replace; called in the launcher's check, not in ranks."""
-    place, _ = locate(task)
-    for line in overruled(place):
+    """Warn of imports that load another module than the user's file of that name.
+
+    Only the launcher's check calls this, so that the ranks do not repeat the warning.
+    """
+    file_or_module, _ = locate(task)
+    for line in overruled(file_or_module):
         click.echo(message(line), err=True)
 
 
 def check_run_name(run: str | None, option: str = "--run") -> None:
+    """Raise WrongUse if `run`, the value of `option`, cannot be the name of a folder."""
     if run is not None and (
         run != Path(run).name
         or run.startswith(".")

@@ -1,7 +1,6 @@
-"""`sweep` and `sweep show`."""
+"""The commands `sweep` and `sweep show`."""
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,9 +12,11 @@ from trainer.cli.options import (
     Number,
     Verb,
     Whole,
+    add_options,
     check_run_name,
     help_options,
     make_option,
+    read_device,
     report_environment,
     task_fields,
     training_options,
@@ -132,29 +133,10 @@ _SWEEP_OPTIONS = [
 ]
 
 
-def _sweep_options(command: Any) -> Any:
-    for option in reversed(_SWEEP_OPTIONS):
-        command = option(command)
-    return command
-
-
 @click.command(cls=Verb)
 @click.argument("task", envvar="TASK", default="digits")
-@_sweep_options
+@add_options(*_SWEEP_OPTIONS)
 @training_options
-@make_option(
-    "--device",
-    type=click.Choice(["auto", "cuda", "mps", "cpu"]),
-    default="auto",
-    help="Default: auto.",
-)
-@click.option("--check", "only_check", is_flag=True, hidden=True)
-@click.option(
-    "--device-on-stdin",
-    is_flag=True,
-    hidden=True,
-    help="For the launcher, which decides it meanwhile.",
-)
 @help_options("run", "resume")
 def sweep(
     task: str,
@@ -182,8 +164,7 @@ def sweep(
     **settings: Any,
 ) -> None:
     """Train TASK once for each combination and seed, each on a GPU of its own."""
-    if device_on_stdin:
-        device = sys.stdin.readline().strip() or device
+    device = read_device(device, device_on_stdin)
     if run is not None or resume != "auto":
         raise WrongUse(
             "--run and --resume are for one training: use --name; a sweep always resumes"
@@ -192,7 +173,7 @@ def sweep(
     check(config, device)
     check_run_name(name, "--name")
     ctx = click.get_current_context()
-    asked = grid.Sweep(
+    requested = grid.Sweep(
         config,
         _once("--grid", [_values(ctx, task, text) for text in grids], config),
         _once("--range", [_range(ctx, task, text) for text in ranges], config),
@@ -202,9 +183,9 @@ def sweep(
         metric,
         pruner,
     )
-    grid.check(asked)
-    for number in range(min(_CHECKED_TRIALS, asked.total) if sampler == "grid" else 0):
-        check(asked.trial_config(asked.point(number), config.seed), device)
+    grid.check(requested)
+    for number in range(min(_CHECKED_TRIALS, requested.total) if sampler == "grid" else 0):
+        check(requested.trial_config(requested.point(number), config.seed), device)
     if only_check:
         warn_of_overruled_imports(task)
         report_environment()
@@ -214,7 +195,7 @@ def sweep(
     from trainer.sweep.session import run_sweep
 
     run_sweep(
-        asked,
+        requested,
         runs_dir,
         name,
         storage,
@@ -227,7 +208,7 @@ def sweep(
 
 
 class _Show(Verb):
-    """A verb that the user types as `trainbox sweep show`."""
+    """A command that the user types as `trainbox sweep show`."""
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage("trainbox sweep show", " ".join(self.collect_usage_pieces(ctx)))
@@ -274,14 +255,14 @@ def sweep_show(
 
 
 def _values(ctx: click.Context, task: str, text: str) -> tuple[str, list[grid.Value]]:
-    """(name, values) of a --grid."""
+    """Return the name and the values of a --grid."""
     written, texts = grid.parse_grid(text)
     name, values = _converted(ctx, task, f"--grid {text}", written, texts)
     return name, grid.choices(text, values)
 
 
 def _range(ctx: click.Context, task: str, text: str) -> tuple[str, grid.Range]:
-    """(name, range) of a --range; whole numbers where the setting is one."""
+    """Return the name and the range of a --range, of whole numbers if the setting is one."""
     written, low, high, log = grid.parse_range(text)
     name, ends = _converted(ctx, task, f"--range {text}", written, [low, high])
     return name, grid.between(text, ends[0], ends[1], log)
@@ -290,8 +271,12 @@ def _range(ctx: click.Context, task: str, text: str) -> tuple[str, grid.Range]:
 def _converted(
     ctx: click.Context, task: str, given: str, written: str, texts: Sequence[str]
 ) -> tuple[str, list[grid.Value]]:
-    """The name of a field or of a setting (`lr` is learning_rate), and its values, checked as --set
-    and the options are.
+    """Return the name of a field or of a setting (`lr` is learning_rate), and its values.
+
+    The values are checked as those of --set and of the options are.
+
+    Raises:
+        WrongUse: The name is unknown, a value is not valid, or the option cannot be swept.
     """
     fields = static_fields(task)
     if fields is None:
@@ -304,7 +289,7 @@ def _converted(
     if any(field.name == written for field in fields):
         if grid.is_setting(written):
             raise WrongUse(
-                f"{given}: task {task} has a field of the name of an option, {written}: "
+                f"{given}: the field {written} of task {task} has the name of an option: "
                 "give the field another name"
             )
         option = None
@@ -312,9 +297,9 @@ def _converted(
         optional = [dataclasses.replace(field, default=None) for field in fields]
         return written, [parse_fields(task, optional, {written: text})[written] for text in texts]
     if getattr(option, "is_flag", False):
-        raise WrongUse(f"{given}: {flag} is a switch; a sweep needs values")
+        raise WrongUse(f"{given}: {flag} is a switch without values: choose another option")
     if ctx.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE:
-        raise WrongUse(f"{given}: {flag} is given a value of its own as well: drop one")
+        raise WrongUse(f"{given}: {flag} is also given: drop one of the two")
     return option.name, [option.type_cast_value(ctx, text) for text in texts]
 
 
@@ -322,8 +307,12 @@ _T = TypeVar("_T")
 
 
 def _once(option: str, named: Sequence[tuple[str, _T]], config: Config) -> dict[str, _T]:
-    """By name; each once, and none that --set gives as well."""
+    """Return `named` as a mapping.
+
+    Raises:
+        WrongUse: A name is given twice, or also by --set.
+    """
     for number, (name, _) in enumerate(named):
         if name in dict(named[:number]) or name in config.fields:
-            raise WrongUse(f"{option} {name}=...: {name} is given twice: drop one")
+            raise WrongUse(f"{option} {name}=...: {name} is given twice: drop one of the two")
     return dict(named)

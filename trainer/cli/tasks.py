@@ -1,4 +1,4 @@
-"""`tasks`: the built-in tasks, and the fields of one task."""
+"""The command `tasks`: list the built-in tasks, or the fields of one task."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from trainer.task import built_in_tasks, load_task, loaded_fields, static_fields
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
 def tasks(name: str | None, as_json: bool) -> None:
-    """List the tasks, or the fields of the task NAME (also of your own: file.py:Class)."""
+    """List the built-in tasks, or the fields of the task NAME (also file.py:Class)."""
     if name is None:
         listing = {task: summary(task) for task in built_in_tasks()}
         lines = [f"{task:<18}{text}" for task, text in listing.items()]

@@ -1,4 +1,4 @@
-"""`train` and `verify`: check the arguments before torch is imported, then run a session."""
+"""The commands `train` and `verify`: check the arguments without torch, then run a session."""
 
 import shutil
 import sys
@@ -13,10 +13,11 @@ from trainer.cli.options import (
     Verb,
     check_run_name,
     help_options,
-    make_option,
+    read_device,
     report_environment,
     task_fields,
     training_options,
+    verification_options,
     warn_of_overruled_imports,
     without_replaced,
 )
@@ -29,25 +30,7 @@ from trainer.system.signals import StopRequest
 @click.command(cls=Verb)
 @click.argument("task", envvar="TASK", default="digits")
 @training_options
-@make_option(
-    "--device",
-    type=click.Choice(["auto", "cuda", "mps", "cpu"]),
-    default="auto",
-    help="Default: auto.",
-)
-@click.option("--check", "only_check", is_flag=True, hidden=True)
-@click.option(
-    "--device-on-stdin",
-    is_flag=True,
-    hidden=True,
-    help="And the strategy: the launcher decides them meanwhile.",
-)
-@click.option(
-    "--measure-seconds",
-    type=Number(0),
-    hidden=True,
-    help="For `trainbox bench`: measure, then end.",
-)
+@click.option("--measure-seconds", type=Number(0), hidden=True)  # for `trainbox bench`
 @help_options()
 def train(
     task: str,
@@ -69,17 +52,17 @@ def train(
       trainbox train digits --epochs 5 --device cpu
       trainbox train my.py:Gestures --set width=64
     """
-    if device_on_stdin:
-        device = sys.stdin.readline().strip() or device
+    device = read_device(device, device_on_stdin)
     config = Config(task=task, fields=task_fields(task, pairs), **without_replaced(settings))
     check(config, device)
+    # The launcher chooses the strategy after the device.
     if device_on_stdin and (strategy := sys.stdin.readline().strip()):
         STRATEGIES[strategy].check(config)
     check_run_name(run)
     if config.compile and not any(map(shutil.which, ("cc", "gcc", "clang"))):
         raise WrongUse(
-            "--compile needs a C compiler, and there is none on PATH: install one, or "
-            "drop --compile"
+            "--compile needs a C compiler, but PATH does not have one: install one, or drop "
+            "--compile"
         )
     if only_check:
         warn_of_overruled_imports(task)
@@ -97,20 +80,7 @@ def train(
 @click.option(
     "--steps", type=COUNT, metavar="N", help="Repeat the first N steps. Default: the whole run."
 )
-@make_option(
-    "--data-dir",
-    type=click.Path(path_type=Path),
-    default=Path("data"),
-    help="Folder of the datasets. Default: data.",
-)
-@make_option(
-    "--device",
-    type=click.Choice(["auto", "cuda", "mps", "cpu"]),
-    default="auto",
-    help="Default: auto.",
-)
-@click.option("--check", "only_check", is_flag=True, hidden=True)
-@click.option("--device-on-stdin", is_flag=True, hidden=True)
+@verification_options
 def verify(
     run: Path,
     other: Path | None,
@@ -133,12 +103,11 @@ def verify(
     if other is not None:
         _compare(run, other)
         return
-    if device_on_stdin:
-        device = sys.stdin.readline().strip() or device
+    device = read_device(device, device_on_stdin)
     for name in ("config.json", "manifest.json", "digests.jsonl"):
         if not (run / name).is_file():
             raise WrongUse(
-                f"verify {run}: no {name} there: give the folder of a run, such as "
+                f"verify {run}: {name} is missing: give the folder of a run, such as "
                 "runs/digits-7d2c1a90"
             )
     if only_check:
@@ -154,8 +123,8 @@ def _compare(one: Path, other: Path) -> None:
     """Print that two runs have the same bits, with their differences in settings.
 
     Raises:
-        WrongUse: a folder is not a run, or both are the same folder.
-        Differs: the digests differ, or a run's files contradict each other.
+        WrongUse: A folder is not a run, or both are the same folder.
+        Differs: The digests differ, or a run's files contradict each other.
     """
     from trainer.records.compare import (  # their patterns take milliseconds to compile
         listed_changes,
@@ -166,7 +135,7 @@ def _compare(one: Path, other: Path) -> None:
     for run in (one, other):
         for name in ("digests.jsonl", "manifest.json"):
             if not (run / name).is_file():
-                raise WrongUse(f"verify {run}: no {name} there: give the folders of two runs")
+                raise WrongUse(f"verify {run}: {name} is missing: give the folders of two runs")
     if one.samefile(other):
         raise WrongUse(
             f"verify {one} {other}: both are the same folder: give the folders of two runs"

@@ -643,7 +643,7 @@ def test_an_unusable_gpu_gets_no_trial(sweeps: Sweeps) -> None:
         (["--grid", "lr=0.1,nan"], "nan is not a finite number above 0"),
         (
             ["--grid", "deterministic=0,1"],
-            "--grid deterministic=0,1: --deterministic is a switch; a sweep needs values",
+            "--grid deterministic=0,1: --deterministic is a switch without values",
         ),
         (["--grid", "lr=0.1,0.10"], "--grid lr=0.1,0.10: a value is given twice"),
         (
@@ -656,7 +656,7 @@ def test_an_unusable_gpu_gets_no_trial(sweeps: Sweeps) -> None:
         ),
         (
             ["--grid", "lr=1,2", "--lr", "3"],
-            "--grid lr=1,2: --lr is given a value of its own as well: drop one",
+            "--grid lr=1,2: --lr is also given: drop one of the two",
         ),
         (
             ["--grid", "precision=fp32,fp16", "--device", "cpu"],
