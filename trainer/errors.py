@@ -8,7 +8,7 @@ STORE = "TRAINBOX_STORE"  # the variable with the file through which a machine's
 
 
 class Failure(Exception):
-    """An expected failure, whose message says what is wrong and how to fix it."""
+    """An expected failure, whose message names the problem and its remedy."""
 
     exit_code = 1
 
@@ -18,6 +18,8 @@ class TrialsFailed(Failure):
 
 
 class WrongUse(Failure):
+    """A mistake of the user in the arguments, the settings, the data or the environment."""
+
     exit_code = 2
 
 
@@ -34,22 +36,32 @@ class Changed(WrongUse):
 
 
 class DeviceMissing(Failure):
+    """A requested device that is not available."""
+
     exit_code = 3
 
 
 class StorageFailure(Failure):
+    """A file or folder of a run that cannot be written or read."""
+
     exit_code = 4
 
 
 class OutOfMemory(Failure):
+    """A batch that does not fit in memory and cannot be split further."""
+
     exit_code = 5
 
 
 class NotFinite(Failure):
+    """A loss, gradient or weight that is infinite or NaN."""
+
     exit_code = 6
 
 
 class NetworkFailure(Failure):
+    """A lost or impossible connection to another process or machine."""
+
     exit_code = 7
 
 
@@ -71,10 +83,10 @@ def called_exit(end: SystemExit) -> Failure:
     With the exit code of the task, the training might appear to have succeeded.
     """
     frames = traceback.extract_tb(end.__traceback__)
-    place = (
+    where = (
         f" in {frames[-1].name} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     )
     return Failure(
-        f"the task called sys.exit({'' if end.code is None else repr(end.code)}){place}: "
+        f"the task called sys.exit({'' if end.code is None else repr(end.code)}){where}: "
         "raise an error instead"
     )

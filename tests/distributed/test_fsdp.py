@@ -367,9 +367,8 @@ def test_bf16_with_batch_norm_is_near_to_one_process_with_two_shards(
     [
         (
             {"shards": 2},
-            "--shards 2 promises the same bits on 1 to 2 processes, but --strategy fsdp "
-            "adds in another order on each number "
-            "of them: drop --shards, or use --strategy ddp",
+            "--shards 2 guarantees the same bits on 1 to 2 processes, but --strategy fsdp "
+            "adds in an order that depends on their number: drop --shards, or use --strategy ddp",
         ),
         (
             {"precision": "fp16"},

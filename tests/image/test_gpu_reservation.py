@@ -186,7 +186,7 @@ def test_compose_up_trains_on_healthy_gpus(stubbed: Checkout) -> None:
     )
     assert done.returncode == 3, done.stdout + done.stderr
     assert "health     OPEN, PASS: 2 GPUs" in done.stdout
-    assert "process 0 was given a GPU, torch" in done.stdout + done.stderr
+    assert "process 0 was given a GPU, but torch" in done.stdout + done.stderr
     done = stubbed.run(
         "docker",
         "compose",

@@ -18,7 +18,7 @@ def seen() -> dict[str, Any]:
     """
     try:
         import torch
-    except Exception as error:  # noqa: BLE001 - any error is the answer
+    except Exception as error:  # noqa: BLE001 - any error is an answer
         return {"error": _one_line(error)}
     answer: dict[str, Any] = {"file": torch.__file__, "libcuda": _libcuda()}
     with warnings.catch_warnings(record=True) as warned:

@@ -142,9 +142,9 @@ class Reduction:
                 return
             if id(parameter) in bucket.ready:
                 raise WrongUse(
-                    "a parameter's gradient comes in several parts (activation checkpoints "
-                    "with use_reentrant=True around a "
-                    "module that is used more than once do that): use use_reentrant=False"
+                    "a parameter's gradient is computed several times in one backward (for example "
+                    "by activation checkpoints with use_reentrant=True around a module that is "
+                    "used more than once): use use_reentrant=False"
                 )
             bucket.ready.add(id(parameter))
             # Send buckets in the same order on all ranks, whatever the order of the backward.

@@ -16,7 +16,7 @@ from trainer.parallel.world import World
 class RunningLosses:
     """The losses of each micro-batch since the last log entry.
 
-    They are added only when they are asked for, so that a step costs only an append.
+    They are added only by `gather` and `means`, so that a step costs only an append.
     """
 
     def __init__(self, world: World, micro_counts: list[int]) -> None:
@@ -37,9 +37,8 @@ class RunningLosses:
             self._names = list(losses_B)
         elif list(losses_B) != self._names:
             raise WrongUse(
-                f"losses() gave {', '.join(self._names)} before and {', '.join(losses_B)} "
-                "now: give each loss in each step, "
-                "as 0 where it does not apply"
+                f"losses() returned {', '.join(self._names)} before and {', '.join(losses_B)} "
+                "now: return each loss in each step, as 0 where it does not apply"
             )
         self._own.append([_compact(loss_B.detach()) for loss_B in losses_B.values()])
 

@@ -83,7 +83,7 @@ class Strategy:
         return self.world.owned(batch_count)
 
     def batch_parts(self, batch_size: int, shards: int, accumulation: int) -> tuple[int, str, str]:
-        """Return the number of parts of a batch, what a part is, and the examples in one."""
+        """Return how many shards or GPUs share a batch, their noun, and the examples of each."""
         noun, plural = "shard", "shards"
         if shards == self.world.world_size:
             noun, plural = ("GPU", "GPUs") if self._on_gpu else ("process", "processes")
@@ -114,7 +114,7 @@ class Strategy:
         return state
 
     def lost_writes(self, module: "nn.Module") -> contextlib.AbstractContextManager[list[str]]:
-        """Collect the names of untrained parameters whose values a forward writes in vain."""
+        """Collect the names of untrained parameters that a forward writes without effect."""
         return contextlib.nullcontext([])
 
     def peak_memory_mib(self) -> list[float]:
@@ -185,9 +185,9 @@ class Sharded(Strategy):
     def check(cls, config: "Config") -> None:
         if config.shards is not None:
             raise WrongUse(
-                f"--shards {config.shards} promises the same bits on 1 to {config.shards} "
-                "processes, but --strategy fsdp adds in another order on each number of them: drop "
-                "--shards, or use --strategy ddp"
+                f"--shards {config.shards} guarantees the same bits on 1 to {config.shards} "
+                "processes, but --strategy fsdp adds in an order that depends on their number: "
+                "drop --shards, or use --strategy ddp"
             )
         if config.precision == "fp16":
             raise WrongUse(
@@ -271,7 +271,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 def launched_as() -> tuple[str, int]:
     """Return the strategy's name and the world size that the launcher has set.
 
-    The ranks of torchrun use ddp or fsdp, whatever the environment says.
+    The ranks of torchrun use ddp unless the environment requests fsdp.
     """
     name = os.environ.get("TRAINBOX_STRATEGY", "single")
     if "LOCAL_RANK" in os.environ and name != "fsdp":
@@ -280,7 +280,7 @@ def launched_as() -> tuple[str, int]:
 
 
 def join(device_name: str) -> Strategy:
-    """Join the process group and return the strategy that the launcher has set.
+    """Join the process group, and return the strategy that the launcher has set.
 
     Raises:
         DeviceMissing: `device_name` is not available; the CPU never replaces it.

@@ -1,4 +1,4 @@
-"""The tree over a batch's shards: which nodes a rank owns, and which values are added with which.
+"""Add values along a fixed tree over the shards of a batch.
 
 The tree depends only on the number of shards. A sum along the tree thus has the same bits on any
 number of ranks. The method is that of EasyScale (Li et al., SC'23), with a tree instead of a fixed
@@ -24,7 +24,7 @@ class TreeSum(Generic[T]):
         self.waiting: list[tuple[Node, T]] = []
 
     def push(self, node: Node, value: T) -> None:
-        """Add `value` to its left neighbour if that is here, and the sum likewise, up to the root.
+        """Add `value` to its left neighbour if this has been pushed, and repeat with the sum.
 
         A node without a right neighbour, because the shards end, moves up unchanged.
         """

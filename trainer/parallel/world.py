@@ -46,7 +46,7 @@ class World:
 
     @classmethod
     def start(cls, device_name: str) -> "World":
-        """Join the process group that torchrun's variables describe; without them, be alone.
+        """Join the process group that torchrun's variables describe, or be the only process.
 
         Raises:
             DeviceMissing: `device_name` is not available; the CPU never replaces it.
@@ -114,7 +114,7 @@ class World:
         return work
 
     def all_reduce(self, values_N: Tensor) -> None:
-        """Replace each value by its sum over all ranks; on a GPU this does not wait for the end."""
+        """Replace each value by its sum over all ranks. On a GPU, do not wait for it."""
         dist.all_reduce(values_N)
 
     def gather_rows(self, rows_NK: Tensor, counts: Sequence[int]) -> Tensor:
@@ -140,7 +140,7 @@ class World:
             return None
         counts_N1 = self.gather_rows(torch.tensor([[len(digests)]]), [1] * self.world_size)
         if (counts_N1 != counts_N1[0]).any():
-            # The numbers of digests differ: name the last one that all ranks have.
+            # The numbers of digests differ. Return the last index that all ranks have.
             return int(counts_N1.min()) - 1
         if not digests:
             return None
@@ -316,16 +316,16 @@ def choose_device(name: str, local_rank: int) -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if local_rank >= count:
             raise DeviceMissing(
-                f"process {local_rank} was given a GPU, torch {torch.__version__} (CUDA "
-                f"{torch.version.cuda}) sees {count}: "
-                "the driver may be too old for this image, or the container has lost its "
-                f"GPUs; see `{command('health')}`"
+                f"process {local_rank} was given a GPU, but torch {torch.__version__} (CUDA "
+                f"{torch.version.cuda}) finds {count} GPUs: update the driver if it is too old for "
+                "this image, or restart the container if it has lost its GPUs; see "
+                f"`{command('health')}`"
             )
         return torch.device("cuda", local_rank)
     if name == "mps":
         if not torch.backends.mps.is_available():
             raise DeviceMissing(
-                "--device mps requested, but torch finds no Apple GPU: use --device cpu"
+                "--device mps requested, but torch does not find an Apple GPU: use --device cpu"
             )
         if local_rank > 0:
             raise WrongUse(

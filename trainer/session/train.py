@@ -96,7 +96,7 @@ def train_task(
                 run.end_progress()
                 del job, meter
                 free_memory()
-        # Return the metrics, starting with the one that selects the best checkpoint.
+        # Return the metrics. The metric that selects the best checkpoint is the first.
         world.leave()
         _, chosen = split_metric(settled.best_by, "--best-by")
         metrics = dict(

@@ -71,7 +71,7 @@ class Config:
         return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
 
     def fingerprint(self) -> str:
-        """Return eight hex digits that identify the settings which affect the result.
+        """Return eight hex digits from the settings that affect the result.
 
         They are part of the default name of a run.
         """

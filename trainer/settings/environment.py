@@ -9,7 +9,7 @@ from trainer.system.hints import command
 
 PREFIX = "TRAINBOX_"
 # Variables that the launcher, the image, make and deployments set. They are not settings.
-HANDED_ON = frozenset(
+NOT_SETTINGS = frozenset(
     PREFIX + name
     for name in (
         *(
@@ -43,14 +43,14 @@ LAUNCH_NAMES = (
     ),
     *("RDZV_TIMEOUT_S", "STRATEGY", "TASK"),
 )
-# Kubernetes sets these for a Service that is called trainbox or trainbox-...
+# Kubernetes sets these variables for a Service with the name trainbox or trainbox-...
 _OF_A_SERVICE = re.compile(
     r"(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$"
 )
 
 
 def check_names(names: Iterable[str], settings: Collection[str]) -> None:
-    """Check that each TRAINBOX_ name is one of `settings` or in HANDED_ON.
+    """Check that each TRAINBOX_ name is one of `settings` or in NOT_SETTINGS.
 
     Raises:
         WrongUse: a name is unknown. The message suggests the nearest setting.
@@ -59,7 +59,7 @@ def check_names(names: Iterable[str], settings: Collection[str]) -> None:
         if (
             name.startswith(PREFIX)
             and name not in settings
-            and name not in HANDED_ON
+            and name not in NOT_SETTINGS
             and not _OF_A_SERVICE.search(name)
         ):
             raise WrongUse(f"{name} is not a setting: {_remedy(name, settings)}")

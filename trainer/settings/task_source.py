@@ -32,29 +32,29 @@ def make_importable(folder: Path | None = None) -> None:
 
     They come last, so that their modules do not shadow a library.
     """
-    for place in (folder, Path()):
-        if place is not None and str(place.resolve()) not in sys.path:
-            sys.path.append(str(place.resolve()))
+    for added in (folder, Path()):
+        if added is not None and str(added.resolve()) not in sys.path:
+            sys.path.append(str(added.resolve()))
 
 
-def overruled(place: Path | str) -> Iterator[str]:
+def overruled(task: Path | str) -> Iterator[str]:
     """Yield a warning for each module next to a task that a library of the same name replaces.
 
-    `place` is the task's file, or its dotted module in the current folder.
+    `task` is the task's file, or its dotted module in the current folder.
     """
-    if isinstance(place, str):
-        name = place.partition(".")[0]
+    if isinstance(task, str):
+        name = task.partition(".")[0]
         if (own := _module_in(Path(), name)) and (winner := _winner(name, own, Path())):
-            yield f"task {place} is loaded from {winner}, not from {own}: rename {own} to use it"
+            yield f"task {task} is loaded from {winner}, not from {own}: rename {own} to use it"
         return
-    waiting, seen = [place], {place}
+    waiting, seen = [task], {task}
     for file in waiting:  # the loop body appends to this list
         for name in sorted(_imported(file)):
-            own = _module_in(place.parent, name)
+            own = _module_in(task.parent, name)
             if own is None or own in seen:
                 continue
             seen.add(own)
-            if winner := _winner(name, own, place.parent):
+            if winner := _winner(name, own, task.parent):
                 yield f"`import {name}` in {file} loads {winner}, not {own}: rename {own} to use it"
             else:
                 waiting.append(own)

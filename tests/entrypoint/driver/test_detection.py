@@ -340,9 +340,9 @@ def test_gpus_that_torch_does_not_see_are_never_replaced_by_the_cpu(
     assert ended.code == 3
     assert ended.out.startswith("health     OPEN, WARN: 1 GPU; persistence (GPU 0)")
     (message,) = ended.err.splitlines()
-    assert message.startswith("trainbox: process 0 was given a GPU, torch ")
+    assert message.startswith("trainbox: process 0 was given a GPU, but torch ")
     assert message.endswith(
-        "sees 0: the driver may be too old for this image, or the container has lost its "
-        "GPUs; see `trainbox health`"
+        "finds 0 GPUs: update the driver if it is too old for this image, or restart the "
+        "container if it has lost its GPUs; see `trainbox health`"
     )
     assert not (two.trainbox.folder / "runs").exists()

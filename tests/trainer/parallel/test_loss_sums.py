@@ -64,7 +64,7 @@ def test_other_names_are_told() -> None:
     running = _running()
     running.add({"a": torch.ones(1)})
     with pytest.raises(
-        WrongUse, match=r"losses\(\) gave a before and a, b now: give each loss in each step"
+        WrongUse, match=r"losses\(\) returned a before and a, b now: return each loss in each step"
     ):
         running.add({"a": torch.ones(1), "b": torch.ones(1)})
 

@@ -309,7 +309,9 @@ def test_a_missing_data_file_is_not_reported_as_a_full_disk(here: Here) -> None:
 def test_a_device_that_is_not_there_is_never_replaced() -> None:
     assert choose_device("cpu", 3) == torch.device("cpu")
     if not torch.cuda.is_available():
-        with pytest.raises(DeviceMissing, match="process 0 was given a GPU, torch .* sees 0: "):
+        with pytest.raises(
+            DeviceMissing, match="process 0 was given a GPU, but torch .* finds 0 GPUs: "
+        ):
             choose_device("cuda", 0)
     if not torch.backends.mps.is_available():
         with pytest.raises(DeviceMissing, match="use --device cpu"):

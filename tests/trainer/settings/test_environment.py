@@ -11,7 +11,7 @@ from tests.support.here import Here
 from trainer.cli.commands import cli
 from trainer.cli.options import variables
 from trainer.errors import WrongUse
-from trainer.settings.environment import HANDED_ON, LAUNCH_NAMES, check_names
+from trainer.settings.environment import LAUNCH_NAMES, NOT_SETTINGS, check_names
 
 _ROOT = Path(__file__).parents[3]
 _SETTINGS = {
@@ -73,7 +73,7 @@ def test_each_name_that_the_sources_use_is_known() -> None:
     used = {name for text in texts for name in re.findall(r"\bTRAINBOX_[A-Z][A-Z_]*[A-Z]\b", text)}
     assert {"TRAINBOX_EPOCHS", "TRAINBOX_HEARTBEAT", "TRAINBOX_SLOTS"} <= used
     # the first stands for any name in a help text
-    assert used - {"TRAINBOX_NAME"} - _SETTINGS - HANDED_ON == set()
+    assert used - {"TRAINBOX_NAME"} - _SETTINGS - NOT_SETTINGS == set()
 
 
 def test_the_launchers_own_names_are_those_of_its_options() -> None:
