@@ -16,7 +16,7 @@ from trainer.parallel.world import World
 _CPU = torch.device("cpu")
 
 
-def test_a_right_product_is_far_within_the_bound() -> None:
+def test_the_error_of_a_correct_product_is_far_below_the_bound() -> None:
     measured = matrix_product(_CPU)
     assert measured.right
     error, differing = measured.detail.split()[2], measured.detail.split()[6]
@@ -44,7 +44,7 @@ def _not_computed(factors_MM: tuple[Tensor, ...], out: Tensor) -> None:
 
 
 @pytest.mark.parametrize("fault", [_in_half_precision, _one_value, _not_a_number, _not_computed])
-def test_a_wrong_product_is_beyond_it(
+def test_the_error_of_a_wrong_product_exceeds_the_bound(
     monkeypatch: pytest.MonkeyPatch, fault: Callable[[Any, Tensor], None]
 ) -> None:
     mm = torch.mm
@@ -60,7 +60,7 @@ def test_a_wrong_product_is_beyond_it(
     assert "0 values differ" in measured.detail  # it is wrong in the same way each time
 
 
-def test_a_product_with_one_other_bit_is_not_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_with_one_wrong_bit_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     mm, calls = torch.mm, []
 
     def broken(*factors_MM: Tensor, out: Tensor) -> None:
@@ -75,7 +75,7 @@ def test_a_product_with_one_other_bit_is_not_right(monkeypatch: pytest.MonkeyPat
     assert "1 values differ in 20 repeats" in measured.detail
 
 
-def test_a_copy_of_64_mib_is_right() -> None:
+def test_a_correct_copy_passes() -> None:
     measured = memory_copy(_CPU)
     assert (measured.right, measured.detail) == (True, "0 wrong values in 5 copies of 64 MiB")
     assert 1e7 < measured.speed < 1e13
@@ -139,20 +139,20 @@ def _one_of_three() -> _OneOfThree:
     return _OneOfThree(rank=1, world_size=3, device=_CPU)
 
 
-def test_a_sum_of_all_parts() -> None:
+def test_a_correct_sum_passes() -> None:
     measured = all_reduce(_one_of_three())
     assert (measured.right, measured.detail) == (True, "0 wrong values in 6 sums of 4 MiB")
 
 
 @pytest.mark.parametrize("parts", [(0, 1), (0, 1, 1), (2, 1, 1), (0, 1, 2, 2), (1,)], ids=str)
-def test_a_sum_of_other_parts_is_wrong(parts: tuple[int, ...]) -> None:
+def test_a_sum_of_other_terms_fails(parts: tuple[int, ...]) -> None:
     process = _one_of_three()
     process.parts = parts
     assert not all_reduce(process).right
 
 
 @pytest.mark.parametrize("positions", [1, 4096, 2**19])
-def test_a_sum_in_the_wrong_place_is_wrong(positions: int) -> None:
+def test_a_sum_at_the_wrong_positions_fails(positions: int) -> None:
     process = _one_of_three()
     process.rolled = positions
     assert not all_reduce(process).right

@@ -54,7 +54,7 @@ def drawn(
     ]
 
 
-def test_a_panel_for_each_scaling_and_a_line_for_what_stays() -> None:
+def test_each_scaling_has_a_panel_and_each_constant_setting_a_line() -> None:
     strong = [
         row("strong", 1, 64, 100),
         row("strong", 2, 64, 150, "dp"),
@@ -73,14 +73,14 @@ def test_a_panel_for_each_scaling_and_a_line_for_what_stays() -> None:
     ]
 
 
-def test_weak_scaling_from_two_on_is_named_by_the_share_of_each() -> None:
+def test_weak_scaling_from_two_gpus_is_labelled_with_the_batch_per_gpu() -> None:
     rows = [row("weak", 2, 128, 190), row("weak", 4, 256, 380)]
     for one in rows:
         one["line"]["base"] = {"count": 2, "strategy": "ddp", "batch_size": 128, "workers": None}
     assert drawn(rows) == [{"ddp, 64 each": ([2, 4], [190, 380])}]
 
 
-def test_one_count_is_drawn_over_the_batch() -> None:
+def test_one_number_of_gpus_is_drawn_over_the_batch_size() -> None:
     (panel,) = drawn(
         [
             row("", 1, batch, speed, workers=w)
@@ -93,7 +93,7 @@ def test_one_count_is_drawn_over_the_batch() -> None:
     }
 
 
-def test_several_counts_over_the_batch_have_a_line_each_and_all_panels_room_for_it() -> None:
+def test_each_number_of_gpus_over_the_batch_size_has_a_line_within_the_limits() -> None:
     rows = [
         row("strong", 1, 64, 100),
         row("strong", 2, 64, 180),
@@ -105,7 +105,7 @@ def test_several_counts_over_the_batch_have_a_line_each_and_all_panels_room_for_
     )
 
 
-def test_no_figures_are_no_points() -> None:
+def test_rows_without_a_result_are_not_drawn() -> None:
     assert drawn([row("strong", 1, 64, None)], "process") == [{}]
 
 
@@ -121,7 +121,7 @@ def test_the_file_is_the_same_each_time(here: Here) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "{"])
-def test_a_report_that_is_missing_or_damaged(here: Here, content: str | None) -> None:
+def test_a_missing_or_damaged_report_is_refused(here: Here, content: str | None) -> None:
     if content:
         Path("bench.json").write_text(content)
     code, _, err = here.command("bench-figure", ".")

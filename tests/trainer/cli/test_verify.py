@@ -44,7 +44,7 @@ def _change(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_digests_stand_at_the_start_each_epoch_and_the_end(here: Here) -> None:
+def test_digests_are_written_at_the_start_in_each_epoch_and_at_the_end(here: Here) -> None:
     here.train(max_steps=15)  # epochs of 6 steps
     entries = _digests(here)
     assert [(entry["kind"], entry["step"]) for entry in entries] == [
@@ -68,7 +68,7 @@ def test_digests_stand_at_the_start_each_epoch_and_the_end(here: Here) -> None:
     assert entries[-1]["model"] == here.digest()
 
 
-def test_a_resumed_runs_digests_are_those_of_one_never_stopped(here: Here) -> None:
+def test_a_resumed_run_has_the_digests_of_an_uninterrupted_run(here: Here) -> None:
     here.train("whole", max_steps=15, digest_steps=2)
     with pytest.raises(Preempted):
         here.train(max_steps=15, digest_steps=2, stop=StopAfter(5))
@@ -86,7 +86,7 @@ def _entry(step: int, **tensors: str) -> dict[str, Any]:
     return {"step": step, "model": whole, "optimizer": "o", "order": "x", "tensors": tensors}
 
 
-def test_the_first_step_and_tensor_that_part_are_named() -> None:
+def test_the_first_step_and_tensor_that_differ_are_named() -> None:
     one = [
         _entry(0, a="1", b="1"),
         _entry(4, a="2", b="2"),
@@ -107,14 +107,14 @@ def test_the_first_step_and_tensor_that_part_are_named() -> None:
     )
 
 
-def test_a_digest_of_the_weights_that_differs_alone_names_the_weights() -> None:
+def test_if_only_the_digest_of_the_weights_differs_the_weights_are_named() -> None:
     one = [_entry(0, a="1"), _entry(4, a="2")]
     difference = first_difference(one, [one[0], one[1] | {"model": "9"}])
     assert difference is not None
     assert str(difference) == "first difference at step 4 (step 0 is the same): the weights"
 
 
-def test_a_digest_of_a_tensor_that_differs_alone_is_named() -> None:
+def test_if_only_the_digest_of_a_tensor_differs_the_tensor_is_named() -> None:
     one = [_entry(0, a="1"), _entry(4, a="2")]
     difference = first_difference(one, [one[0], one[1] | {"tensors": {"a": "9"}}])
     assert difference is not None
@@ -170,7 +170,7 @@ def test_the_verdict_on_two_runs_with_the_same_bits() -> None:
         ),
     ],
 )
-def test_what_differs_is_named(
+def test_the_difference_is_named(
     digests: list[dict[str, Any]],
     validations: list[int],
     best: int,
@@ -186,7 +186,7 @@ def test_what_differs_is_named(
         )
 
 
-def test_without_a_common_trained_step_nothing_is_compared() -> None:
+def test_runs_without_a_common_trained_step_are_not_compared() -> None:
     one = _evidence("A", _DIGESTS, 4, 8)
     with pytest.raises(
         WrongUse,
@@ -195,7 +195,7 @@ def test_without_a_common_trained_step_nothing_is_compared() -> None:
         verdict(one, _evidence("B", _DIGESTS[:1]), "")  # the first weights alone prove nothing
 
 
-def test_a_run_that_stopped_before_a_validation_is_compared_up_to_there() -> None:
+def test_a_run_that_stopped_before_a_validation_is_compared_up_to_its_end() -> None:
     stopped, whole = _evidence("A", _DIGESTS[:2]), _evidence("B", _DIGESTS[:2], 4)
     assert "SAME BITS: A and B, 2 digests up to step 4" in verdict(stopped, whole, "", 4)
 
@@ -218,7 +218,7 @@ def finished(here: Here, done: Path) -> Here:
     return here
 
 
-def test_each_checkpoint_has_a_digest_and_so_has_the_last_step(finished: Here) -> None:
+def test_each_checkpoint_and_the_last_step_have_a_digest(finished: Here) -> None:
     entries = _digests(finished)
     assert [(entry["kind"], entry["step"]) for entry in entries] == [
         ("start", 0),
@@ -520,7 +520,7 @@ def test_a_damaged_record_is_wrong_use(
         assert message in err
 
 
-def test_a_record_that_was_cut_has_no_end(finished: Here) -> None:
+def test_a_truncated_record_is_incomplete(finished: Here) -> None:
     lines = (finished.path() / "digests.jsonl").read_text().splitlines(keepends=True)
     (finished.path() / "digests.jsonl").write_text("".join(lines[:2]))
     for words in (("verify", "runs/r", "--device", "cpu"), ("verify", "runs/r", "runs/twin")):
@@ -614,7 +614,7 @@ def test_the_manifest_has_no_secrets(here: Here, monkeypatch: pytest.MonkeyPatch
     assert (code, "settings.fields.note: plain -> other" in err) == (8, True)
 
 
-def test_a_resume_drops_damaged_lines_and_refuses_what_is_no_file(here: Here) -> None:
+def test_a_resume_drops_damaged_lines_and_refuses_a_folder_instead_of_a_file(here: Here) -> None:
     _stopped(here)
     metrics = here.path() / "metrics.jsonl"
     shutil.copytree("runs/r", "runs/fifo")
@@ -646,7 +646,7 @@ def test_a_run_compared_with_itself_is_refused_and_a_copy_is_named(finished: Her
     assert finished.command("verify", "runs/r", "runs/copy")[0] == 8
 
 
-def test_verify_trains_again_and_compares(here: Here) -> None:
+def test_verify_repeats_the_training_and_compares(here: Here) -> None:
     here.train(task="digits", max_steps=3, digest_steps=2, threads=1)
     code, out, err = here.command("verify", "runs/r", "--device", "cpu")
     assert (code, err) == (0, "")
@@ -657,7 +657,7 @@ def test_verify_trains_again_and_compares(here: Here) -> None:
     assert [path.name for path in Path("runs").iterdir()] == ["r"]
 
 
-def test_validations_are_compared_too(here: Here) -> None:
+def test_validations_are_compared(here: Here) -> None:
     here.train(max_steps=12)
     here.train("other", max_steps=12)
     assert here.command("verify", "runs/r", "runs/other")[0] == 0
@@ -700,7 +700,7 @@ def test_verify_names_each_altered_setting(here: Here, name: str, value: Any) ->
 
 
 @pytest.mark.parametrize("words", [["verify", "runs/none"], ["verify", "runs/none", "runs/none"]])
-def test_a_folder_that_is_no_run_is_told(here: Here, words: list[str]) -> None:
+def test_a_folder_that_is_not_a_run_is_refused(here: Here, words: list[str]) -> None:
     code, _, err = here.command(*words)
     assert code == 2
     assert err.startswith(f"trainbox: {words[0]} runs/none: no ")
@@ -741,7 +741,7 @@ def _stopped(here: Here) -> Path:
         ("environment", {"MKL_CBWR": "AVX"}, "environment.MKL_CBWR: AVX -> nothing"),
     ],
 )
-def test_a_resume_under_what_changes_bits_is_refused_unless_wanted(
+def test_a_resume_after_a_change_of_bits_needs_resume_anyway(
     here: Here, entry: str, value: Any, words: str
 ) -> None:
     path = _stopped(here)
@@ -756,7 +756,7 @@ def test_a_resume_under_what_changes_bits_is_refused_unless_wanted(
     assert any(name.startswith(entry) for name in start["changed"])
 
 
-def test_a_resume_without_its_manifest_is_refused_unless_wanted(here: Here) -> None:
+def test_a_resume_without_its_manifest_needs_resume_anyway(here: Here) -> None:
     _stopped(here).unlink()
     with pytest.raises(WrongUse, match="runs/r/manifest.json is missing or damaged"):
         here.train(**_STOPPED)
@@ -764,7 +764,7 @@ def test_a_resume_without_its_manifest_is_refused_unless_wanted(here: Here) -> N
     assert json.loads((here.path() / "manifest.json").read_text())["settings"]["max_steps"] == 15
 
 
-def test_a_resume_under_what_explains_only_is_listed(here: Here) -> None:
+def test_changes_that_do_not_change_bits_are_listed_at_a_resume(here: Here) -> None:
     path = _stopped(here)
     packages = json.loads(path.read_text())["packages"]
     _change(
@@ -799,7 +799,7 @@ def test_other_data_and_another_task_source_have_other_digests(
     assert described["settings"]["seed"] == 0
 
 
-def test_nothing_is_trained_where_nothing_could_be_compared(here: Here) -> None:
+def test_verify_without_a_digest_to_compare_does_not_train(here: Here) -> None:
     here.train(max_steps=6)
     code, out, err = here.command("verify", "runs/r", "--steps", "3", "--device", "cpu")
     assert (code, out) == (2, "")
@@ -957,7 +957,7 @@ def test_a_resume_with_another_source_file_is_refused_before_it_saves(
     assert list(start["changed"]) == [f"sources.{name}"]
 
 
-def test_a_source_file_that_a_resume_cannot_find_before_it_is_imported_is_compared_then(
+def test_a_source_file_is_compared_when_it_is_imported_if_a_resume_cannot_find_it_before(
     here: Here, helpers: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.session.record.located_sources", lambda _names: {})
@@ -999,7 +999,7 @@ def test_a_source_file_that_changes_before_the_first_checkpoint_is_reported(
     assert json.loads((tmp_path / "r" / "manifest.json").read_text()) == {"sources": {"mine": "a"}}
 
 
-def test_a_moment_of_another_type_than_its_parameter_comes_back_as_it_was(
+def test_a_resume_restores_the_type_of_an_optimizer_state(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Doubled(torch.optim.SGD):

@@ -113,7 +113,7 @@ def test_gradients_are_the_trees_sum_and_buffers_the_mean_over_shards() -> None:
             buffer.copy_(before[name])
 
 
-def test_one_shard_costs_nothing() -> None:
+def test_one_shard_is_not_copied() -> None:
     net = _Net()
     reduction = Reduction(_process(0, 1), 1, 1, net, list(net.parameters()))
     (micro,) = micro_batches(4, 1, 1, range(1))
@@ -125,7 +125,7 @@ def test_one_shard_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_a_gradient_that_comes_in_parts_is_refused(
+def test_a_gradient_that_is_computed_several_times_is_refused(
     monkeypatch: pytest.MonkeyPatch, use_reentrant: bool
 ) -> None:
     """The first part would be sent as the whole."""
@@ -144,7 +144,7 @@ def test_a_gradient_that_comes_in_parts_is_refused(
         outputs_B3.sum().backward()
 
 
-def test_flags_and_masks_are_put_back_and_empty_buffers_are_no_trouble() -> None:
+def test_flags_and_masks_are_restored_and_empty_buffers_are_allowed() -> None:
     net = nn.Linear(3, 1)
     for name, buffer in (
         ("flag", torch.tensor(False)),

@@ -28,7 +28,7 @@ def test_the_sum_is_exact_in_any_order(order: tuple[float, ...]) -> None:
     assert running.means(2) == {"a": math.fsum(order) / 2}
 
 
-def test_what_was_gathered_is_carried_on_and_cleared() -> None:
+def test_gathered_sums_are_restored_and_cleared() -> None:
     running = _running()
     running.add({"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([5.0, 5.0])})
     running.steps = 1
@@ -43,7 +43,7 @@ def test_what_was_gathered_is_carried_on_and_cleared() -> None:
 
 
 @pytest.mark.parametrize("values", [[math.inf, -math.inf], [math.nan, 1.0], [math.inf, 1.0]])
-def test_a_sum_of_what_is_not_finite_is_nan(values: list[float]) -> None:
+def test_a_sum_with_a_value_that_is_not_finite_is_nan(values: list[float]) -> None:
     running = _running()
     for value in values:
         running.add({"a": torch.tensor([value])})
@@ -51,7 +51,7 @@ def test_a_sum_of_what_is_not_finite_is_nan(values: list[float]) -> None:
     assert math.isnan(running.means(1)["a"])
 
 
-def test_neither_a_graph_nor_a_table_is_kept() -> None:
+def test_the_graph_and_the_storage_of_a_loss_are_freed() -> None:
     running = _running()
     table = torch.ones(4, 1000, requires_grad=True) * 2
     running.add({"a": table.unbind(1)[0]})
@@ -60,7 +60,7 @@ def test_neither_a_graph_nor_a_table_is_kept() -> None:
     assert kept.untyped_storage().nbytes() == kept.nbytes
 
 
-def test_other_names_are_told() -> None:
+def test_other_names_are_refused() -> None:
     running = _running()
     running.add({"a": torch.ones(1)})
     with pytest.raises(

@@ -106,7 +106,7 @@ class _Second(World):
         )
 
 
-def test_threads_are_those_of_the_first_process_and_other_choices_of_the_hardware_must_agree(
+def test_threads_follow_rank_0_and_other_choices_of_the_hardware_must_be_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Machines may have other numbers of CPUs: each would add in another order, and config.json
@@ -306,7 +306,7 @@ def test_a_missing_data_file_is_not_reported_as_a_full_disk(here: Here) -> None:
     assert err.count("\n") == 1
 
 
-def test_a_device_that_is_not_there_is_never_replaced() -> None:
+def test_a_missing_device_is_never_replaced() -> None:
     assert choose_device("cpu", 3) == torch.device("cpu")
     if not torch.cuda.is_available():
         with pytest.raises(
@@ -318,7 +318,7 @@ def test_a_device_that_is_not_there_is_never_replaced() -> None:
             choose_device("mps", 0)
 
 
-def test_the_header_and_the_closing_table_hold_what_people_need(here: Here) -> None:
+def test_the_header_and_the_closing_table(here: Here) -> None:
     out = here.train(accumulation=2, max_steps=9)
     lines = [line.split(maxsplit=1) for line in out.splitlines() if " " in line]
     table = {words[0]: words[1] for words in lines if len(words) == 2}
@@ -344,7 +344,7 @@ def test_the_header_and_the_closing_table_hold_what_people_need(here: Here) -> N
     assert load_file(here.path() / "model.safetensors").keys() == here.weights().keys()
 
 
-def test_a_task_learns_from_its_data_before_its_model_is_built_and_tells_of_it(here: Here) -> None:
+def test_a_task_sees_its_data_before_its_model_is_built_and_can_log(here: Here) -> None:
     (here.folder / "data").mkdir()
     (here.folder / "data/inputs.txt").write_text("7")
     out = here.train(task="tests.support.tiny:Sized", max_steps=1)
@@ -367,7 +367,7 @@ def test_the_reason_of_the_plan_is_repeated(here: Here, monkeypatch: pytest.Monk
     }
 
 
-def test_the_manifest_tells_what_was_run_on_what(here: Here) -> None:
+def test_the_manifest_has_the_command_the_software_and_the_device(here: Here) -> None:
     assert here.command("train", TINY, "--max-steps", "1", "--device", "cpu", "--run", "r")[0] == 0
     manifest = json.loads((here.path() / "manifest.json").read_text())
     assert manifest["argv"] == ["train", TINY, "--max-steps", "1", "--device", "cpu", "--run", "r"]
@@ -381,7 +381,7 @@ def test_the_manifest_tells_what_was_run_on_what(here: Here) -> None:
     assert manifest_differences(manifest, other) == {}
 
 
-def test_the_default_name_tells_task_and_settings_apart(here: Here) -> None:
+def test_the_default_name_depends_on_the_task_and_the_settings(here: Here) -> None:
     for seed in ("1", "2", "1"):
         assert (
             here.command("train", TINY, "--max-steps", "1", "--seed", seed, "--device", "cpu")[0]
@@ -392,7 +392,7 @@ def test_the_default_name_tells_task_and_settings_apart(here: Here) -> None:
     assert all(re.fullmatch("tiny-[0-9a-f]{8}", name) for name in names)
 
 
-def test_stopped_before_it_begins_it_saves_after_one_step_and_goes_on(here: Here) -> None:
+def test_a_training_stopped_before_its_start_saves_after_one_step_and_resumes(here: Here) -> None:
     for step in range(1, 4):
         with pytest.raises(
             Preempted, match=f"stopped by SIGTERM at step {step} of 18, checkpoint saved"
@@ -425,7 +425,7 @@ _TORN = '{"kind": "train", "step": 4, "ep'
         ["\0\0\0"],
     ],
 )
-def test_entries_of_steps_that_a_crash_lost_are_dropped_and_a_torn_line_too(
+def test_a_resume_drops_incomplete_lines_and_entries_of_lost_steps(
     here: Here, junk: list[str]
 ) -> None:
     here.train("undisturbed", log_steps=1)
@@ -463,7 +463,7 @@ def test_a_resume_without_a_logged_step_reports_no_loss(here: Here) -> None:
     assert "lost" not in here.train()
 
 
-def test_a_validation_done_again_after_a_crash_stands_once_in_the_metrics(here: Here) -> None:
+def test_a_validation_that_is_repeated_after_a_crash_is_logged_once(here: Here) -> None:
     """The checkpoint of `--checkpoint-steps` at an epoch's end is from before the epoch's
     validation.
     """
@@ -478,7 +478,7 @@ def test_a_validation_done_again_after_a_crash_stands_once_in_the_metrics(here: 
     assert [(e["step"], e["loss"]) for e in here.entries("validation")] == whole
 
 
-def test_metrics_that_are_numpys_numbers_can_be_resumed_from(here: Here) -> None:
+def test_metrics_with_numpy_numbers_can_be_resumed(here: Here) -> None:
     task = "tests.support.tiny:NumpyMetrics"
     with pytest.raises(Preempted):
         here.train(task=task, stop=StopAfter(8))
@@ -487,7 +487,7 @@ def test_metrics_that_are_numpys_numbers_can_be_resumed_from(here: Here) -> None
     assert len(here.entries("validation")) == 3
 
 
-def test_tensorboard_that_cannot_be_written_is_one_line_and_training_goes_on(here: Here) -> None:
+def test_unwritable_tensorboard_files_are_logged_once_and_training_continues(here: Here) -> None:
     here.path().mkdir(parents=True)
     (here.path() / "tensorboard").write_text("a file in its place")
     out = here.train(log_steps=1)
@@ -509,7 +509,7 @@ def test_tensorboard_that_cannot_be_written_is_one_line_and_training_goes_on(her
         ("runs/r/lock", "(a folder is where a file is needed): remove that folder"),
     ],
 )
-def test_a_run_directory_that_cannot_be_written_ends_at_once_with_code_4(
+def test_an_unwritable_run_folder_is_refused_with_code_4_before_the_data_are_read(
     here: Here, place: str, remedy: str
 ) -> None:
     path = here.folder / place
@@ -526,7 +526,7 @@ def test_a_run_directory_that_cannot_be_written_ends_at_once_with_code_4(
     assert out == ""  # before any data was read
 
 
-def test_metrics_that_cannot_be_written_end_with_code_4(here: Here) -> None:
+def test_unwritable_metrics_exit_with_code_4(here: Here) -> None:
     (here.path() / "metrics.jsonl").mkdir(parents=True)
     code, _, err = here.command("train", TINY, "--device", "cpu", "--run", "r")
     assert code == 4
@@ -543,7 +543,7 @@ def test_a_run_with_a_damaged_strategy_in_its_manifest_resumes(here: Here) -> No
     assert "resume     from step 2" in out
 
 
-def test_a_setting_that_is_null_in_config_json_is_damage(here: Here) -> None:
+def test_a_null_setting_in_config_json_is_reported_as_damage(here: Here) -> None:
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(2))
     _edit(here.path() / "config.json", threads=None)
@@ -553,7 +553,7 @@ def test_a_setting_that_is_null_in_config_json_is_damage(here: Here) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"no_such_setting": 1}', "null"])
-def test_a_damaged_config_json_is_told(here: Here, text: str) -> None:
+def test_a_damaged_config_json_is_reported(here: Here, text: str) -> None:
     here.path().mkdir(parents=True)
     (here.path() / "config.json").write_text(text)
     code, _, err = here.command("train", TINY, "--device", "cpu", "--run", "r")
@@ -562,7 +562,7 @@ def test_a_damaged_config_json_is_told(here: Here, text: str) -> None:
     assert "restore it or use another --run" in err
 
 
-def test_the_end_of_a_call_gives_the_run_free_even_while_its_error_is_held(
+def test_a_failed_call_releases_the_run_while_its_error_is_referenced(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For callers that train several times in one process: no file stays open and no lock held."""
@@ -612,7 +612,7 @@ def test_the_heartbeat_file_is_touched(here: Here, monkeypatch: pytest.MonkeyPat
         ),
     ],
 )
-def test_settings_that_the_task_cannot_fulfil_are_told(
+def test_settings_that_the_task_cannot_use_are_reported(
     here: Here, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(WrongUse) as failure:
@@ -635,7 +635,7 @@ def test_resume_never_refuses_a_run_that_has_a_checkpoint(here: Here) -> None:
         here.train(epochs=1, resume="never")
 
 
-def test_a_checkpoint_of_another_architecture_is_told(here: Here) -> None:
+def test_a_checkpoint_of_another_model_is_refused(here: Here) -> None:
     class Wider(Tiny):
         def build_model(self) -> torch.nn.Module:
             return torch.nn.Linear(5, 1)
@@ -651,7 +651,7 @@ def test_a_checkpoint_of_another_architecture_is_told(here: Here) -> None:
             here.train()
 
 
-def test_a_complete_run_says_so_and_changes_nothing(here: Here) -> None:
+def test_a_complete_run_is_reported_and_not_changed(here: Here) -> None:
     here.train()
     before = {
         path: path.read_bytes()
@@ -716,7 +716,7 @@ def test_a_complete_run_of_another_task_or_other_data_is_refused(
 
 @pytest.mark.parametrize("content", [None, b"", b"cut"])
 @pytest.mark.parametrize("finished", [True, False])
-def test_best_weights_that_are_lost_are_written_again_from_their_checkpoint(
+def test_lost_best_weights_are_rewritten_from_their_checkpoint(
     here: Here, content: bytes | None, finished: bool
 ) -> None:
     here.train("undisturbed", best_by="max:loss")  # the first validation's
@@ -740,7 +740,7 @@ def test_best_weights_that_are_lost_are_written_again_from_their_checkpoint(
     }
 
 
-def test_a_complete_run_whose_best_weights_are_lost_for_good_is_no_success(here: Here) -> None:
+def test_a_complete_run_without_its_best_weights_fails(here: Here) -> None:
     here.train(best_by="max:loss")
     (here.path() / "model.safetensors").unlink()
     for path in (here.path() / "checkpoints").glob("step-00000006.*"):
@@ -753,7 +753,7 @@ def test_a_complete_run_whose_best_weights_are_lost_for_good_is_no_success(here:
     )
 
 
-def test_a_complete_run_says_what_explains_only(here: Here) -> None:
+def test_a_complete_run_logs_changes_that_do_not_change_bits(here: Here) -> None:
     here.train()
     _edit(here.path() / "manifest.json", python="3.0")
     out = here.train()
@@ -761,7 +761,7 @@ def test_a_complete_run_says_what_explains_only(here: Here) -> None:
     assert "this run is complete" in out
 
 
-def test_a_complete_run_without_its_manifest_is_refused_unless_wanted(here: Here) -> None:
+def test_a_complete_run_without_its_manifest_needs_resume_anyway(here: Here) -> None:
     here.train()
     (here.path() / "manifest.json").unlink()
     code, _, err = here.command(*_AGAIN)
@@ -774,7 +774,7 @@ def test_a_complete_run_without_its_manifest_is_refused_unless_wanted(here: Here
 
 
 @pytest.mark.parametrize("entry", ["settings", "sources", "plan", "resumes"])
-def test_a_manifest_with_an_entry_of_another_kind_is_damaged(here: Here, entry: str) -> None:
+def test_a_manifest_with_an_entry_of_another_type_is_damaged(here: Here, entry: str) -> None:
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(2))
     _edit(here.path() / "manifest.json", **{entry: 5})
@@ -783,7 +783,7 @@ def test_a_manifest_with_an_entry_of_another_kind_is_damaged(here: Here, entry: 
     assert err.startswith("trainbox: runs/r/manifest.json is missing or damaged")
 
 
-def test_a_run_that_does_not_know_its_source_files_is_refused_unless_wanted(here: Here) -> None:
+def test_a_run_without_digests_of_its_sources_needs_resume_anyway(here: Here) -> None:
     """An earlier version noted one digest of them, which this one cannot compare."""
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(2))
@@ -798,7 +798,7 @@ def test_a_run_that_does_not_know_its_source_files_is_refused_unless_wanted(here
     assert here.command(*_AGAIN, "--resume", "anyway")[0] == 0
 
 
-def test_a_complete_run_is_not_made_longer_and_the_reason_is_given(here: Here) -> None:
+def test_a_complete_run_cannot_be_extended(here: Here) -> None:
     here.train()
     for words, changed in (
         (("--epochs", "6"), "epochs: 3 -> 6"),
@@ -813,7 +813,7 @@ def test_a_complete_run_is_not_made_longer_and_the_reason_is_given(here: Here) -
         )
 
 
-def test_unlike_machines_are_named_before_a_setting_that_seems_edited(
+def test_different_machines_are_reported_before_an_edited_setting(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hardware may have chosen the setting: to undo it in config.json is then no cure."""
@@ -868,7 +868,7 @@ def test_each_edited_setting_is_found(here: Here, name: str, value: Any) -> None
         here.train()
 
 
-def test_what_is_free_at_a_resume_can_be_edited(here: Here) -> None:
+def test_settings_that_are_free_at_a_resume_can_be_edited(here: Here) -> None:
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(5))
     _edit(here.path() / "config.json", keep=7, log_steps=3, checkpoint_minutes=1.0)
@@ -915,7 +915,7 @@ def test_a_run_without_its_checkpoint_folder_does_not_restart(here: Here) -> Non
     assert here.command(*_AGAIN[:-1], "other", "--resume", "never")[0] == 0
 
 
-def test_one_missing_sidecar_is_reported_and_the_checkpoint_before_it_used(here: Here) -> None:
+def test_a_missing_sidecar_is_reported_and_the_previous_checkpoint_is_used(here: Here) -> None:
     (_stop_at_5(here) / "step-00000005.json").unlink()
     out = here.train()
     assert (
@@ -943,7 +943,7 @@ def test_a_checkpoint_of_another_run_is_not_resumed_from(here: Here) -> None:
     assert "resume     from step 5" in out
 
 
-def test_a_run_that_never_had_a_checkpoint_restarts_and_says_so(
+def test_a_run_without_a_checkpoint_restarts_and_logs_it(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a SIGKILL: nothing could be saved."""
@@ -965,7 +965,7 @@ def test_a_run_that_never_had_a_checkpoint_restarts_and_says_so(
     assert [entry["step"] for entry in here.entries("train")] == list(range(1, 19))
 
 
-def test_each_run_has_an_id_of_its_own_that_is_not_compared(here: Here) -> None:
+def test_each_run_has_its_own_id_which_is_not_compared(here: Here) -> None:
     here.train("one", max_steps=2)
     here.train("two", max_steps=2)
     one, two = (
@@ -997,7 +997,7 @@ def test_a_fifo_in_a_runs_folder_is_an_error_at_once(here: Here, name: str) -> N
     assert err.count("\n") == 1
 
 
-def test_two_losses_are_logged_by_name_and_in_sum(here: Here) -> None:
+def test_two_losses_are_logged_by_name_and_as_a_sum(here: Here) -> None:
     here.train(task="tests.support.tiny:FigureCount", log_steps=1, max_steps=3)
     for entry in here.entries("train"):
         assert entry["loss_tenth"] == pytest.approx(entry["loss_squared_error"] / 10)
@@ -1005,7 +1005,9 @@ def test_two_losses_are_logged_by_name_and_in_sum(here: Here) -> None:
     assert len(here.entries("validation")[-1]["sums"]) == 4
 
 
-def test_a_traceback_lands_in_the_runs_own_log(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traceback_is_written_to_the_runs_log(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(_task: Any) -> Any:
         raise RuntimeError("no such layer")
 
@@ -1029,7 +1031,7 @@ def test_a_task_that_calls_sys_exit_has_not_trained(here: Here, code: int) -> No
     )
 
 
-def test_a_task_that_calls_sys_exit_when_it_is_loaded_is_named(
+def test_a_task_that_calls_sys_exit_at_import_is_reported(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(here.folder)

@@ -60,12 +60,14 @@ _OTHER: dict[str, Any] = {
 }
 
 
-def test_every_setting_is_tried_here() -> None:
+def test_each_setting_has_another_valid_value_here() -> None:
     assert list(_OTHER) == [f.name for f in dataclasses.fields(Config)]
 
 
 @pytest.mark.parametrize("name", _OTHER)
-def test_what_is_free_at_a_resume_changes_neither_the_name_nor_the_comparison(name: str) -> None:
+def test_settings_that_are_free_at_a_resume_change_neither_the_name_nor_the_comparison(
+    name: str,
+) -> None:
     other = dataclasses.replace(Config(), **{name: _OTHER[name]})
     free = name in {
         "workers",
@@ -126,7 +128,7 @@ def test_the_fingerprint_is_eight_hex_digits_and_the_same_for_the_same_settings(
         ({"early_stopping": "min:"}, "auto", "--early-stopping min:: write the name of a metric"),
     ],
 )
-def test_contradictions_are_told_with_the_cure(
+def test_contradictions_are_refused_with_a_remedy(
     settings: dict[str, Any], device: str, message: str
 ) -> None:
     with pytest.raises(WrongUse) as failure:
@@ -147,7 +149,7 @@ def test_contradictions_are_told_with_the_cure(
         ({"best_by": "accuracy", "early_stopping": "min:loss"}, "auto"),
     ],
 )
-def test_what_fits_together_passes(settings: dict[str, Any], device: str) -> None:
+def test_consistent_settings_pass(settings: dict[str, Any], device: str) -> None:
     check(Config(**settings), device)
 
 
@@ -168,7 +170,7 @@ def test_a_metric_has_a_direction(text: str, expected: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", ":loss", "min:", "best:loss", "min:max:loss"])
-def test_a_wrong_metric_is_told(text: str) -> None:
+def test_a_malformed_metric_is_refused(text: str) -> None:
     with pytest.raises(WrongUse, match="--best-by"):
         split_metric(text, "--best-by")
 
@@ -189,7 +191,7 @@ def test_the_learning_rate_scales_with_the_batch(
     assert scaled_learning_rate(0.1, scaling, batch_size, 256) == pytest.approx(expected)
 
 
-def test_warm_up_is_linear_and_the_cosine_ends_at_nothing() -> None:
+def test_the_warm_up_is_linear_and_the_cosine_ends_at_0() -> None:
     factors = [warmup_then_cosine(step, 110, 10) for step in range(111)]
     assert factors[:10] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
     assert factors[10] == 1.0
@@ -210,7 +212,7 @@ def test_warm_up_is_linear_and_the_cosine_ends_at_nothing() -> None:
         ("\0", "is not JSON"),
     ],
 )
-def test_a_wrong_config_file_is_told(tmp_path: Path, text: str, message: str) -> None:
+def test_a_wrong_config_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(WrongUse) as failure:
@@ -219,7 +221,7 @@ def test_a_wrong_config_file_is_told(tmp_path: Path, text: str, message: str) ->
     assert message in str(failure.value)
 
 
-def test_a_missing_config_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_config_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         WrongUse, match="--config .*nothing.json cannot be read: No such file or directory"
     ):
@@ -243,7 +245,7 @@ def test_a_missing_config_file_is_told(tmp_path: Path) -> None:
         {"deterministic": "perhaps"},
     ],
 )
-def test_a_config_file_with_a_wrong_value_ends_with_code_2_and_no_traceback(
+def test_a_config_file_with_a_wrong_value_exits_with_code_2_without_a_traceback(
     here: Here, settings: dict[str, Any]
 ) -> None:
     Path("c.json").write_text(
@@ -302,7 +304,7 @@ def test_config_on_a_runs_config_json_repeats_the_run(here: Here) -> None:
     )
 
 
-def test_options_beside_a_config_file_win(here: Here) -> None:
+def test_options_override_a_config_file(here: Here) -> None:
     assert (
         here.command(
             "train",
@@ -350,7 +352,7 @@ def test_options_beside_a_config_file_win(here: Here) -> None:
         (["--batch-size-per-gpu", "16"], {"max_steps": None, "epochs": 3, "batch_size": 16}),
     ],
 )
-def test_the_other_spelling_of_a_setting_beside_a_config_file_wins_too(
+def test_an_option_overrides_the_alternative_setting_of_a_config_file(
     here: Here, words: list[str], expected: dict[str, Any]
 ) -> None:
     here.train("first")
@@ -404,7 +406,7 @@ def test_settings_come_from_the_environment_too(
         (["--precision", "fp16"], "--precision fp16 needs an NVIDIA GPU"),
     ],
 )
-def test_a_wrong_option_ends_with_code_2_and_one_line(
+def test_a_wrong_option_exits_with_code_2_and_prints_one_line(
     here: Here, words: list[str], message: str
 ) -> None:
     code, out, err = here.command("train", "digits", "--device", "cpu", "--check", *words)
@@ -415,6 +417,6 @@ def test_a_wrong_option_ends_with_code_2_and_one_line(
     assert out == ""
 
 
-def test_a_config_survives_its_json(here: Here) -> None:
+def test_a_config_is_restored_from_its_json(here: Here) -> None:
     config = Config(**_OTHER)
     assert Config(**json.loads(config.to_json())) == config

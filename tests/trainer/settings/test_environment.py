@@ -52,7 +52,7 @@ def test_a_misspelt_name_is_refused_with_the_nearest(
         "EPOCS",
     ],
 )
-def test_a_setting_of_any_verb_and_what_is_handed_on_are_known(name: str) -> None:
+def test_the_settings_of_all_commands_and_internal_variables_are_known(name: str) -> None:
     check_names([name], _SETTINGS)
 
 
@@ -76,7 +76,7 @@ def test_each_name_that_the_sources_use_is_known() -> None:
     assert used - {"TRAINBOX_NAME"} - _SETTINGS - NOT_SETTINGS == set()
 
 
-def test_the_launchers_own_names_are_those_of_its_options() -> None:
+def test_the_names_of_the_launchers_settings_are_those_of_its_options() -> None:
     from entrypoint.cli.commands import cli as launcher
 
     verbs = [launcher.commands[verb] for verb in ("train", "sweep", "verify")]
@@ -90,7 +90,7 @@ def test_the_launchers_own_names_are_those_of_its_options() -> None:
     assert read | {"TASK"} == set(LAUNCH_NAMES)
 
 
-def test_a_misspelt_name_ends_each_verb_with_2_but_not_its_help(
+def test_a_misspelt_name_exits_with_code_2_except_with_help(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINBOX_EPOCS", "1")

@@ -44,7 +44,7 @@ def test_the_option_has_the_names_of_the_table() -> None:
 
 
 @pytest.mark.parametrize("name", ["lion", "", "AdamW", None, ["sgd"]])
-def test_no_other_name_passes_the_check_or_the_construction(name: Any) -> None:
+def test_other_names_are_refused_by_the_check_and_the_construction(name: Any) -> None:
     with pytest.raises(WrongUse, match="does not exist: use adamw, adam, sgd"):
         check(Config(optimizer=name), "cpu")
     with pytest.raises(WrongUse, match="does not exist: use adamw, adam, sgd"):
@@ -59,7 +59,7 @@ def test_an_unknown_name_in_a_file_of_settings_is_refused(here: Here) -> None:
     assert err.count("\n") == 1
 
 
-def test_an_unknown_name_that_no_option_has_checked_is_refused_before_the_data(here: Here) -> None:
+def test_an_unknown_name_in_a_stored_config_is_refused_before_the_data_are_read(here: Here) -> None:
     """As in the orders of a sweep, and in the stored settings that verify trains."""
     with pytest.raises(WrongUse, match=f"^{_UNKNOWN}$"):
         here.train(optimizer="lion")

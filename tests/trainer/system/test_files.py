@@ -30,7 +30,7 @@ def test_an_object_is_read_also_through_a_link(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.timeout(30)  # a FIFO without a writer blocks
-def test_anything_else_is_an_error_with_its_reason(
+def test_other_content_and_other_files_are_errors_with_a_reason(
     tmp_path: Path, make: Callable[[Path], object], reason: str
 ) -> None:
     make(tmp_path / "a.json")

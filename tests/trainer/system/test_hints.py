@@ -30,7 +30,7 @@ SCRIPT = "deploy/apptainer/trainbox.sh"
         ),
     ],
 )
-def test_a_command_is_spelled_as_it_was_typed(
+def test_a_command_has_the_form_that_was_typed(
     monkeypatch: pytest.MonkeyPatch, typed: str | None, doctor: str, sweep: str, curves: str
 ) -> None:
     monkeypatch.delenv("TRAINBOX_COMMAND", raising=False)
@@ -43,7 +43,7 @@ def test_a_command_is_spelled_as_it_was_typed(
     )
 
 
-def test_the_end_of_a_run_recommends_what_the_host_has(
+def test_the_closing_table_recommends_a_command_that_the_host_has(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINBOX_COMMAND", "make")

@@ -10,7 +10,7 @@ import pytest
 from trainer.system.sources import loaded_sources, located_sources
 
 
-def test_a_class_that_gets_an_attribute_meanwhile_does_not_end_the_search(
+def test_a_class_can_change_during_the_search(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As when the thread that saves imports a module while the classes are searched."""

@@ -28,7 +28,7 @@ def denied(path: Path, owner: int, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize(("owner", "name"), [(0, "root (uid 0)"), (777, "uid 777")])
-def test_a_folder_of_another_user_is_named_with_its_owner(
+def test_a_folder_of_another_user_is_reported_with_its_owner(
     tmp_path: Path, users: None, monkeypatch: pytest.MonkeyPatch, owner: int, name: str
 ) -> None:
     assert denied(tmp_path, owner, monkeypatch) == (
@@ -38,7 +38,7 @@ def test_a_folder_of_another_user_is_named_with_its_owner(
     )
 
 
-def test_a_folder_of_ones_own_needs_its_mode_changed(
+def test_the_users_own_folder_needs_another_mode(
     tmp_path: Path, users: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert f"): allow writing with `chmod -R u+rwX {tmp_path}`, or" in denied(
@@ -46,7 +46,7 @@ def test_a_folder_of_ones_own_needs_its_mode_changed(
     )
 
 
-def test_root_without_its_rights_runs_as_the_owner(
+def test_root_without_permissions_runs_as_the_owner(
     tmp_path: Path, users: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -81,7 +81,7 @@ def test_each_cause_has_its_own_remedy(tmp_path: Path, number: int, said: str) -
     assert "free some space" not in text
 
 
-def test_a_full_disk_is_named_with_the_room_that_is_needed(
+def test_a_full_disk_is_reported_with_the_needed_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")

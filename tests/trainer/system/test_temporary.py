@@ -52,9 +52,7 @@ _MAKERS = {
 
 
 @pytest.mark.parametrize("made_by", _MAKERS)
-def test_a_folder_is_removed_when_its_owner_was_killed_and_not_before(
-    place: Path, made_by: str
-) -> None:
+def test_a_folder_is_removed_only_after_its_owner_was_killed(place: Path, made_by: str) -> None:
     with _forked(_MAKERS[made_by]):
         (folder,) = place.iterdir()
         (folder / "runs").mkdir()
@@ -81,7 +79,7 @@ def test_a_kept_folder_stays(place: Path) -> None:
     assert folder.exists()
 
 
-def test_what_is_not_ours_stays(place: Path, tmp_path: Path) -> None:
+def test_folders_of_other_programs_and_users_stay(place: Path, tmp_path: Path) -> None:
     """Another program's folders, those of an earlier version, links, and those of another user."""
     for name in ("pymp-abc", "trainbox-0", "other-1", "trainbox-theirs"):
         (place / name).mkdir()
@@ -143,7 +141,7 @@ def test_a_folder_stays_as_long_as_a_worker_has_a_socket_in_it(place: Path) -> N
     assert list(place.iterdir()) == []
 
 
-def test_without_a_place_for_temporary_files_it_trains(
+def test_a_training_does_not_need_a_writable_temporary_folder(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(here.folder / "nowhere"))
