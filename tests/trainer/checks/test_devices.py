@@ -1,4 +1,4 @@
-"""The tests of a device, each on this CPU as it is and with a fault of each kind."""
+"""Run each test of a device on this CPU, without a fault and with each kind of fault."""
 
 import itertools
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def test_the_error_of_a_wrong_product_exceeds_the_bound(
     measured = matrix_product(_CPU)
     assert not measured.right
     assert float(measured.detail.split()[2]) > 1
-    assert "0 values differ" in measured.detail  # it is wrong in the same way each time
+    assert "0 values differ" in measured.detail  # the fault is the same each time
 
 
 def test_a_product_with_one_wrong_bit_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ class _OneOfThree(World):
     rolled = 0
 
     def all_reduce(self, values_N: Tensor) -> None:
-        assert values_N[7] == (7 + 31) % 251  # its own part, before anything is added
+        assert values_N[7] == (7 + 31) % 251  # its own term, before the sum
         values_N.zero_()
         for rank in self.parts:
             values_N += device_tests._part(rank, len(values_N), _CPU)
@@ -132,7 +132,7 @@ class _OneOfThree(World):
             values_N[:] = values_N.roll(self.rolled)
 
     def barrier(self) -> None:
-        """Nobody else is here."""
+        """Return at once, because no other rank exists."""
 
 
 def _one_of_three() -> _OneOfThree:

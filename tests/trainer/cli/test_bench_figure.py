@@ -1,4 +1,4 @@
-"""The bench's figure, from rows as its bench.json has them."""
+"""Draw the figure of a bench from the rows of its bench.json."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def row(
 def drawn(
     rows: list[dict[str, Any]], unit: str = "GPU"
 ) -> list[dict[str, tuple[list[float], list[float]]]]:
-    """By panel and label the points of each line that has a label."""
+    """Return the points of each line that has a label, by panel and label."""
     return [
         {
             label: tuple(map(list, container.lines[0].get_data()))

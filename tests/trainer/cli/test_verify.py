@@ -1,4 +1,4 @@
-"""Digests, the comparison of manifests at a resume, verify and diff."""
+"""Digests, the comparison of manifests at a resume, and `verify`."""
 
 import hashlib
 import importlib
@@ -192,7 +192,7 @@ def test_runs_without_a_common_trained_step_are_not_compared() -> None:
         WrongUse,
         match="no digest of a trained step in common .the first digest of A is of step 4",
     ):
-        verdict(one, _evidence("B", _DIGESTS[:1]), "")  # the first weights alone prove nothing
+        verdict(one, _evidence("B", _DIGESTS[:1]), "")  # the initial weights do not prove anything
 
 
 def test_a_run_that_stopped_before_a_validation_is_compared_up_to_its_end() -> None:
@@ -202,8 +202,9 @@ def test_a_run_that_stopped_before_a_validation_is_compared_up_to_its_end() -> N
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder of finished runs of 18 steps, 6 an epoch: `r`, its `twin`, and `other` with another
-    seed.
+    """Yield a folder with finished runs of 18 steps and 3 epochs.
+
+    `twin` has the settings of `r`, and `other` has another seed.
     """
     with training_here(tmp_path_factory.mktemp("done")) as here:
         for name, seed in (("r", 0), ("twin", 0), ("other", 1)):
@@ -213,7 +214,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def finished(here: Here, done: Path) -> Here:
-    """With copies of the runs of `done`."""
+    """Return a folder with copies of the runs of `done`."""
     shutil.copytree(done, "runs")
     return here
 
@@ -366,18 +367,18 @@ def test_a_run_whose_files_contradict_each_other_differs(
     finished: Here, change: Callable[[Path], object], message: str
 ) -> None:
     change(finished.path())
-    for words in (
+    for arguments in (
         ("verify", "runs/r", "--device", "cpu"),
         ("verify", "runs/r", "runs/twin"),
         ("verify", "runs/twin", "runs/r"),
     ):
-        code, out, err = finished.command(*words)
+        code, out, err = finished.command(*arguments)
         assert (code, out, err.count("\n")) == (8, "", 1), err
         assert message in err
 
 
 def _with_line(number: int, text: bytes) -> Callable[[Path], object]:
-    """Writes `text` in place of a line of digests.jsonl."""
+    """Return a function that replaces a line of digests.jsonl by `text`."""
 
     def write(run: Path) -> None:
         lines = (run / "digests.jsonl").read_bytes().splitlines(keepends=True)
@@ -387,7 +388,7 @@ def _with_line(number: int, text: bytes) -> Callable[[Path], object]:
 
 
 def _with_entry(number: int, **changes: Any) -> Callable[[Path], object]:
-    """Changes the entry in a line of digests.jsonl; None removes what is named."""
+    """Return a function that changes an entry of digests.jsonl. None removes a value."""
 
     def write(run: Path) -> None:
         lines = (run / "digests.jsonl").read_text().splitlines()
@@ -514,8 +515,8 @@ def test_a_damaged_record_is_wrong_use(
     finished: Here, change: Callable[[Path], object], message: str
 ) -> None:
     change(finished.path())
-    for words in (("verify", "runs/r", "--device", "cpu"), ("verify", "runs/twin", "runs/r")):
-        code, out, err = finished.command(*words)
+    for arguments in (("verify", "runs/r", "--device", "cpu"), ("verify", "runs/twin", "runs/r")):
+        code, out, err = finished.command(*arguments)
         assert (code, out, err.count("\n")) == (2, "", 1), err
         assert message in err
 
@@ -523,8 +524,8 @@ def test_a_damaged_record_is_wrong_use(
 def test_a_truncated_record_is_incomplete(finished: Here) -> None:
     lines = (finished.path() / "digests.jsonl").read_text().splitlines(keepends=True)
     (finished.path() / "digests.jsonl").write_text("".join(lines[:2]))
-    for words in (("verify", "runs/r", "--device", "cpu"), ("verify", "runs/r", "runs/twin")):
-        code, out, err = finished.command(*words)
+    for arguments in (("verify", "runs/r", "--device", "cpu"), ("verify", "runs/r", "runs/twin")):
+        code, out, err = finished.command(*arguments)
         assert (code, out) == (8, "")
         assert "step-00000012.pt is of step 12, which has no entry in digests.jsonl" in err
     shutil.rmtree("runs/r/checkpoints")
@@ -569,7 +570,7 @@ def test_the_manifest_has_no_secrets(here: Here, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TORCH_MIRROR", "https://karo:hunter2@host/x")
     monkeypatch.setenv("NCCL_X_TOK", "hunter2")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth0")
-    words = [
+    arguments = [
         "train",
         TEXTS,
         "--set",
@@ -579,8 +580,8 @@ def test_the_manifest_has_no_secrets(here: Here, monkeypatch: pytest.MonkeyPatch
         "--set",
         "note=plain",
     ]
-    words += ["--device", "cpu", "--run", "r", "--max-steps", "6"]
-    assert here.command(*words)[0] == 0
+    arguments += ["--device", "cpu", "--run", "r", "--max-steps", "6"]
+    assert here.command(*arguments)[0] == 0
     text = (here.path() / "manifest.json").read_text()
     assert "hunter2" not in text
     described = json.loads(text)
@@ -699,11 +700,13 @@ def test_verify_names_each_altered_setting(here: Here, name: str, value: Any) ->
     )
 
 
-@pytest.mark.parametrize("words", [["verify", "runs/none"], ["verify", "runs/none", "runs/none"]])
-def test_a_folder_that_is_not_a_run_is_refused(here: Here, words: list[str]) -> None:
-    code, _, err = here.command(*words)
+@pytest.mark.parametrize(
+    "arguments", [["verify", "runs/none"], ["verify", "runs/none", "runs/none"]]
+)
+def test_a_folder_that_is_not_a_run_is_refused(here: Here, arguments: list[str]) -> None:
+    code, _, err = here.command(*arguments)
     assert code == 2
-    assert err.startswith(f"trainbox: {words[0]} runs/none: no ")
+    assert err.startswith("trainbox: verify runs/none: ")
 
 
 def test_a_comparison_names_the_settings(here: Here) -> None:
@@ -728,7 +731,7 @@ def _stopped(here: Here) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("entry", "value", "words"),
+    ("entry", "value", "arguments"),
     [
         ("cuda", "11.0", "cuda: 11.0 -> "),
         ("packages", {"torch": "1.0"}, "packages.torch: 1.0 -> "),
@@ -742,15 +745,15 @@ def _stopped(here: Here) -> Path:
     ],
 )
 def test_a_resume_after_a_change_of_bits_needs_resume_anyway(
-    here: Here, entry: str, value: Any, words: str
+    here: Here, entry: str, value: Any, arguments: str
 ) -> None:
     path = _stopped(here)
     _change(path, **{entry: value})
     with pytest.raises(WrongUse) as refused:
         here.train(**_STOPPED)
-    assert f"runs/r cannot be resumed with the same bits ({words}" in str(refused.value)
+    assert f"runs/r cannot be resumed with the same bits ({arguments}" in str(refused.value)
     assert "or accept different bits with --resume anyway" in str(refused.value)
-    assert words in here.train(**_STOPPED, resume="anyway")
+    assert arguments in here.train(**_STOPPED, resume="anyway")
     (start,) = json.loads(path.read_text())["resumes"]
     assert start["step"] == 5
     assert any(name.startswith(entry) for name in start["changed"])
@@ -786,7 +789,7 @@ def test_other_data_and_another_task_source_have_other_digests(
     assert manifest.dataset_digest(task.train_dataset(Path()), []) == digest
     data.tensors[0][17, 2] += 1
     assert manifest.dataset_digest(data, []) != digest
-    # of more than a gibibyte, every so-many-th example
+    # only some examples of more than 1 GiB of data are read
     monkeypatch.setattr(manifest, "_HASHED_BYTES", 100)
     data.tensors[0][1, 2] += 1
     assert manifest.dataset_digest(data, []) == manifest.dataset_digest(data, [])
@@ -818,7 +821,7 @@ def test_a_resume_with_another_file_beside_the_task_is_refused(ranks: Ranks) -> 
         "    def losses(self, model, batch):\n"
         "        return {k: v * helper.SCALE for k, v in super().losses(model, batch).items()}\n"
     )
-    words = (
+    arguments = (
         "train",
         "mine.py:Mine",
         "--device",
@@ -830,11 +833,11 @@ def test_a_resume_with_another_file_beside_the_task_is_refused(ranks: Ranks) -> 
         "--run",
         "r",
     )
-    assert ranks(1, *words).codes == [0]
+    assert ranks(1, *arguments).codes == [0]
     for path in (ranks.folder / "runs/r/checkpoints").glob("step-00000006*"):
         path.unlink()
     (ranks.folder / "helper.py").write_text("SCALE = 2.0\n")
-    ended = ranks(1, *words)
+    ended = ranks(1, *arguments)
     assert ended.codes == [2]
     assert "same bits (sources.helper: " in ended.errs[0]
 

@@ -1,4 +1,4 @@
-"""The tree over a batch's shards: one order of additions, whoever holds which of them."""
+"""The order of additions is the same, whichever rank owns a shard."""
 
 import contextlib
 
@@ -120,7 +120,7 @@ def test_one_shard_is_not_copied() -> None:
     with reduction.of(micro):
         net(torch.randn(4, 3)).sum().backward()
     reduction.finish()
-    assert net.unused.weight.grad is None  # untouched by us
+    assert net.unused.weight.grad is None  # the reduction did not set it
     assert int(net.norm.num_batches_tracked) == 1  # type: ignore[arg-type]
 
 
@@ -128,9 +128,9 @@ def test_one_shard_is_not_copied() -> None:
 def test_a_gradient_that_is_computed_several_times_is_refused(
     monkeypatch: pytest.MonkeyPatch, use_reentrant: bool
 ) -> None:
-    """The first part would be sent as the whole."""
+    """The first gradient would be sent before it is complete."""
     layer, inputs_B3 = nn.Linear(3, 3), torch.randn(4, 3, requires_grad=True)
-    # Alone, but with the hooks that a process among several has, and nobody to send to.
+    # This process has the hooks of one of several ranks, but no other rank exists.
     reduction = Reduction(_process(0, 2), 2, 1, layer, list(layer.parameters()))
     monkeypatch.setattr("trainer.parallel.exchange._Exchange.start", lambda _self: None)
     (micro,) = micro_batches(8, 2, 1, range(1))

@@ -1,4 +1,4 @@
-"""Running losses: exact, in any order and split, and carried over a stop."""
+"""The sums of losses are exact in any order, and a resume restores them."""
 
 import itertools
 import math

@@ -1,6 +1,4 @@
-"""One call of `train` from outside: what people read, what the run folder holds, and which end has
-which exit code.
-"""
+"""One call of `train`: its output, the files of the run's folder, and its exit codes."""
 
 import errno
 import json
@@ -90,7 +88,7 @@ def test_the_batch_equation(settings: dict[str, Any], expected: str) -> None:
 
 
 class _Second(World):
-    """The second of two, beside a first one that had what this one was asked for before."""
+    """The second of two ranks. The first rank has the digests of the previous call."""
 
     seen: Sequence[str] = ()
 
@@ -98,8 +96,8 @@ class _Second(World):
         before, self.seen = self.seen or digests, digests
         return next(
             (
-                place
-                for place, pair in enumerate(zip(before, digests, strict=True))
+                index
+                for index, pair in enumerate(zip(before, digests, strict=True))
                 if len(set(pair)) > 1
             ),
             None,
@@ -109,15 +107,13 @@ class _Second(World):
 def test_threads_follow_rank_0_and_other_choices_of_the_hardware_must_be_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Machines may have other numbers of CPUs: each would add in another order, and config.json
-    says what the first one did.
-    """
-    process, run, told = (
+    """With another number of CPUs, a machine would add in another order."""
+    process, run, from_first = (
         _Second(1, 2, torch.device("cpu")),
         RunLog(tmp_path / "r", 1),
         iter([None, 7]),
     )
-    monkeypatch.setattr(_Second, "from_first", lambda *_: next(told))
+    monkeypatch.setattr(_Second, "from_first", lambda *_: next(from_first))
     settled = settle(Config(), Tiny(), Replicated("ddp", process), run)
     run.close()
     assert (settled.threads, settled.precision) == (7, "fp32")
@@ -135,7 +131,7 @@ def test_threads_follow_rank_0_and_other_choices_of_the_hardware_must_be_equal(
     ("world", "shards"), [(1, 1), (1, 3), (2, 3), (3, 3), (1, 4), (2, 4), (3, 4), (4, 6)]
 )
 def test_the_batch_equation_is_true(world: int, shards: int, accumulation: int) -> None:
-    """The sizes and counts that it names are those of the micro-batches that are computed."""
+    """The equation has the sizes and counts of the micro-batches that are computed."""
     match = re.fullmatch(
         r"64 = (\d+) (?:shard|process)e?s? x ([0-9 or]+) x (\d+) accumulation",
         _equation(64, world, shards, accumulation),
@@ -321,7 +317,7 @@ def test_a_missing_device_is_never_replaced() -> None:
 def test_the_header_and_the_closing_table(here: Here) -> None:
     out = here.train(accumulation=2, max_steps=9)
     lines = [line.split(maxsplit=1) for line in out.splitlines() if " " in line]
-    table = {words[0]: words[1] for words in lines if len(words) == 2}
+    table = {arguments[0]: arguments[1] for arguments in lines if len(arguments) == 2}
     assert table["run"] == "runs/r"
     assert table["plan"] == "1 process(es) on cpu"
     assert table["batch"] == "8 = 1 process x 4 x 2 accumulation"
@@ -489,7 +485,7 @@ def test_metrics_with_numpy_numbers_can_be_resumed(here: Here) -> None:
 
 def test_unwritable_tensorboard_files_are_logged_once_and_training_continues(here: Here) -> None:
     here.path().mkdir(parents=True)
-    (here.path() / "tensorboard").write_text("a file in its place")
+    (here.path() / "tensorboard").write_text("a file instead of a folder")
     out = here.train(log_steps=1)
     assert out.count("TensorBoard's files cannot be written") == 1
     assert "training continues without them, and metrics.jsonl has all values" in out
@@ -501,7 +497,7 @@ def test_unwritable_tensorboard_files_are_logged_once_and_training_continues(her
 
 
 @pytest.mark.parametrize(
-    ("place", "remedy"),
+    ("blocked", "remedy"),
     [
         ("runs", "(a file is where a folder is needed): remove that file"),
         ("runs/r", "(a file is where a folder is needed): remove that file"),
@@ -510,17 +506,17 @@ def test_unwritable_tensorboard_files_are_logged_once_and_training_continues(her
     ],
 )
 def test_an_unwritable_run_folder_is_refused_with_code_4_before_the_data_are_read(
-    here: Here, place: str, remedy: str
+    here: Here, blocked: str, remedy: str
 ) -> None:
-    path = here.folder / place
+    path = here.folder / blocked
     path.parent.mkdir(parents=True, exist_ok=True)
-    if place.endswith("lock"):
+    if blocked.endswith("lock"):
         path.mkdir()
     else:
-        path.write_text("a file in its place")
+        path.write_text("a file instead of a folder")
     code, out, err = here.command("train", TINY, "--device", "cpu", "--run", "r")
     assert code == 4
-    assert err.startswith(f"trainbox: cannot write {place}")
+    assert err.startswith(f"trainbox: cannot write {blocked}")
     assert err.count("\n") == 1
     assert f"{remedy}, or choose another folder with --runs-dir" in err
     assert out == ""  # before any data was read
@@ -565,7 +561,7 @@ def test_a_damaged_config_json_is_reported(here: Here, text: str) -> None:
 def test_a_failed_call_releases_the_run_while_its_error_is_referenced(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For callers that train several times in one process: no file stays open and no lock held."""
+    """A caller may train several times in one process, so no file or lock may stay open."""
     opened: list[RunLog] = []
     init = RunLog.__init__
 
@@ -784,7 +780,7 @@ def test_a_manifest_with_an_entry_of_another_type_is_damaged(here: Here, entry: 
 
 
 def test_a_run_without_digests_of_its_sources_needs_resume_anyway(here: Here) -> None:
-    """An earlier version noted one digest of them, which this one cannot compare."""
+    """An earlier version recorded one digest of all files, which cannot be compared."""
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(2))
     manifest = json.loads((here.path() / "manifest.json").read_text())
@@ -800,11 +796,11 @@ def test_a_run_without_digests_of_its_sources_needs_resume_anyway(here: Here) ->
 
 def test_a_complete_run_cannot_be_extended(here: Here) -> None:
     here.train()
-    for words, changed in (
+    for arguments, changed in (
         (("--epochs", "6"), "epochs: 3 -> 6"),
         (("--max-steps", "60"), "epochs: 3 -> None; max_steps: None -> 60"),
     ):
-        code, _, err = here.command(*_AGAIN, *words)
+        code, _, err = here.command(*_AGAIN, *arguments)
         assert code == 2
         assert err == (
             f"trainbox: runs/r was started with other settings ({changed}): use the "
@@ -816,7 +812,7 @@ def test_a_complete_run_cannot_be_extended(here: Here) -> None:
 def test_different_machines_are_reported_before_an_edited_setting(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hardware may have chosen the setting: to undo it in config.json is then no cure."""
+    """If the hardware has chosen the setting, an edit of config.json does not fix the error."""
     here.train(max_steps=2)
     _edit(here.path() / "config.json", learning_rate=0.5)
 
@@ -845,8 +841,8 @@ def test_a_setting_edited_by_hand_is_refused_with_the_difference(
     else:
         _edit(path, settings=json.loads(path.read_text())["settings"] | {"learning_rate": 0.5})
     before = _snapshot(here)
-    for words in ((), ("--resume", "anyway")):
-        code, _, err = here.command(*_AGAIN, *words)
+    for arguments in ((), ("--resume", "anyway")):
+        code, _, err = here.command(*_AGAIN, *arguments)
         assert code == 2
         assert err.startswith(
             "trainbox: the settings of runs/r were changed after its start "
@@ -883,7 +879,7 @@ def _stop_at_5(here: Here) -> Path:
 
 
 def test_a_run_without_its_sidecars_does_not_restart(here: Here) -> None:
-    """As a backup filter for *.json leaves it."""
+    """A backup that leaves out *.json has no sidecars."""
     folder = _stop_at_5(here)
     for path in folder.glob("*.json"):
         path.unlink()
@@ -904,8 +900,8 @@ def test_a_run_without_its_sidecars_does_not_restart(here: Here) -> None:
 
 def test_a_run_without_its_checkpoint_folder_does_not_restart(here: Here) -> None:
     shutil.rmtree(_stop_at_5(here))
-    for words in ((), ("--resume", "anyway"), ("--resume", "never")):
-        code, _, err = here.command(*_AGAIN, *words)
+    for arguments in ((), ("--resume", "anyway"), ("--resume", "never")):
+        code, _, err = here.command(*_AGAIN, *arguments)
         assert code == 4
         assert err.startswith(
             "trainbox: no checkpoint in runs/r/checkpoints, but this run has saved some "
@@ -946,7 +942,7 @@ def test_a_checkpoint_of_another_run_is_not_resumed_from(here: Here) -> None:
 def test_a_run_without_a_checkpoint_restarts_and_logs_it(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a SIGKILL: nothing could be saved."""
+    """A SIGKILL leaves no time to save a checkpoint."""
     from trainer.loop.saving import Saving
 
     def killed(*_: Any) -> None:

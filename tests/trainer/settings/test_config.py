@@ -1,6 +1,4 @@
-"""Settings: which contradict each other, which may change at a resume, and that a run's config.json
-repeats it.
-"""
+"""Settings that contradict each other, settings that a resume may change, and config.json."""
 
 import dataclasses
 import json
@@ -200,7 +198,7 @@ def test_the_warm_up_is_linear_and_the_cosine_ends_at_0() -> None:
     assert factors[110] == pytest.approx(0, abs=1e-12)
     assert all(a > b for a, b in zip(factors[10:], factors[11:], strict=False))
     assert warmup_then_cosine(0, 100, 0) == 1.0
-    assert warmup_then_cosine(5, 5, 5) == 1.0  # all of it warm-up: no division by nothing
+    assert warmup_then_cosine(5, 5, 5) == 1.0  # only warm-up: no division by 0
 
 
 @pytest.mark.parametrize(
@@ -258,7 +256,7 @@ def test_a_config_file_with_a_wrong_value_exits_with_code_2_without_a_traceback(
 
 
 def test_config_on_a_runs_config_json_repeats_the_run(here: Here) -> None:
-    words = [
+    arguments = [
         "--batch-size",
         "10",
         "--lr",
@@ -271,8 +269,8 @@ def test_config_on_a_runs_config_json_repeats_the_run(here: Here) -> None:
         "5",
         "--fast",
     ]
-    words += ["--set", "noise=0.5", "--epochs", "2", "--clip-norm", "1.5", "--device", "cpu"]
-    assert here.command("train", TINY, *words, "--run", "first")[0] == 0
+    arguments += ["--set", "noise=0.5", "--epochs", "2", "--clip-norm", "1.5", "--device", "cpu"]
+    assert here.command("train", TINY, *arguments, "--run", "first")[0] == 0
     config = here.path("first") / "config.json"
     code, _, err = here.command(
         "train", "--config", str(config), "--device", "cpu", "--run", "second"
@@ -285,7 +283,7 @@ def test_config_on_a_runs_config_json_repeats_the_run(here: Here) -> None:
         settings
         | {
             "task": TINY,
-            "fields": {"noise": "0.5"},  # the text: only an import tells a module's types
+            "fields": {"noise": "0.5"},  # text: the types are known only after an import
             "epochs": 2,
             "max_steps": None,
             "batch_size": 10,
@@ -346,19 +344,19 @@ def test_options_override_a_config_file(here: Here) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (["--max-steps", "4"], {"max_steps": 4, "epochs": None, "batch_size": 8}),
         (["--batch-size-per-gpu", "16"], {"max_steps": None, "epochs": 3, "batch_size": 16}),
     ],
 )
 def test_an_option_overrides_the_alternative_setting_of_a_config_file(
-    here: Here, words: list[str], expected: dict[str, Any]
+    here: Here, arguments: list[str], expected: dict[str, Any]
 ) -> None:
     here.train("first")
     config = str(here.path("first") / "config.json")
     code, _, err = here.command(
-        "train", "--config", config, *words, "--device", "cpu", "--run", "second"
+        "train", "--config", config, *arguments, "--device", "cpu", "--run", "second"
     )
     assert code == 0, err
     settings = json.loads((here.path("second") / "config.json").read_text())
@@ -380,7 +378,7 @@ def test_settings_come_from_the_environment_too(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--epochs", "0"], "0 is not a whole number from 1"),
         (["--epochs", "-1"], "-1 is not a whole number from 1"),
@@ -407,9 +405,9 @@ def test_settings_come_from_the_environment_too(
     ],
 )
 def test_a_wrong_option_exits_with_code_2_and_prints_one_line(
-    here: Here, words: list[str], message: str
+    here: Here, arguments: list[str], message: str
 ) -> None:
-    code, out, err = here.command("train", "digits", "--device", "cpu", "--check", *words)
+    code, out, err = here.command("train", "digits", "--device", "cpu", "--check", *arguments)
     assert code == 2
     assert message in err
     assert err.startswith("trainbox: ")

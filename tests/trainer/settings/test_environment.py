@@ -1,6 +1,4 @@
-"""TRAINBOX_ names in the environment: misspelt ones are refused, those that the parts of Trainbox
-set are known.
-"""
+"""Misspelt TRAINBOX_ variables are refused, and variables that Trainbox sets are known."""
 
 import re
 from pathlib import Path
@@ -94,8 +92,8 @@ def test_a_misspelt_name_exits_with_code_2_except_with_help(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINBOX_EPOCS", "1")
-    for words in (["train"], ["sweep", "digits"], ["verify", "."], ["tasks"]):
-        code, out, err = here.command(*words)
+    for arguments in (["train"], ["sweep", "digits"], ["verify", "."], ["tasks"]):
+        code, out, err = here.command(*arguments)
         assert (code, out, err) == (
             2,
             "",

@@ -1,4 +1,4 @@
-"""`--optimizer`: one table of names for the option, the check of settings and the construction."""
+"""One table of optimizers serves the option, the check of settings and the construction."""
 
 import json
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_an_unknown_name_in_a_file_of_settings_is_refused(here: Here) -> None:
 
 
 def test_an_unknown_name_in_a_stored_config_is_refused_before_the_data_are_read(here: Here) -> None:
-    """As in the orders of a sweep, and in the stored settings that verify trains."""
+    """A sweep and verify use stored settings that no option has checked."""
     with pytest.raises(WrongUse, match=f"^{_UNKNOWN}$"):
         here.train(optimizer="lion")
     assert not (here.path() / "metrics.jsonl").exists()

@@ -1,4 +1,4 @@
-"""Reading files that anybody may have changed."""
+"""Read files that other programs may have changed."""
 
 import os
 from collections.abc import Callable

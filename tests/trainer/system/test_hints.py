@@ -1,4 +1,4 @@
-"""Commands that messages recommend are spelled as they work where the user typed."""
+"""Messages recommend commands that work where the user typed."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The source files that this process has loaded."""
+"""Find the source files that this process has loaded."""
 
 import hashlib
 import sys
@@ -13,7 +13,7 @@ from trainer.system.sources import loaded_sources, located_sources
 def test_a_class_can_change_during_the_search(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As when the thread that saves imports a module while the classes are searched."""
+    """The thread that saves may import a module while the classes are searched."""
 
     class Searched:
         pass

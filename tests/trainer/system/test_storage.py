@@ -1,4 +1,4 @@
-"""What a message says about a file or folder that cannot be written, by the cause."""
+"""The message for a file or folder that cannot be written depends on the cause."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ _END = "choose another folder with --runs-dir; earlier checkpoints are intact"
 
 @pytest.fixture
 def users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process is ada's, uid 1001; root is called root, and 777 has no name."""
+    """Run as the user ada with uid 1001. The uid 0 has the name root, and 777 has no name."""
     names = {0: "root", 1001: "ada"}
     monkeypatch.setattr(storage.pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name=names[uid]))
     monkeypatch.setattr(os, "geteuid", lambda: 1001)
@@ -56,13 +56,13 @@ def test_root_without_permissions_runs_as_the_owner(
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "expected"),
     [
         (errno.EROFS, "Read-only file system: mount the file system for writing, or"),
         (
             errno.EDQUOT,
             "Disk quota exceeded (your disk quota is used up: see `quota -s`): delete "
-            "files of yours, or",
+            "some of your files, or",
         ),
         (errno.EIO, "Input/output error (the disk reports an error: see `dmesg`): choose"),
         (
@@ -74,9 +74,9 @@ def test_root_without_permissions_runs_as_the_owner(
         (errno.EBUSY, "Device or resource busy: choose"),
     ],
 )
-def test_each_cause_has_its_own_remedy(tmp_path: Path, number: int, said: str) -> None:
+def test_each_cause_has_its_own_remedy(tmp_path: Path, number: int, expected: str) -> None:
     text = str(storage_failure(tmp_path, OSError(number, os.strerror(number), str(tmp_path / "x"))))
-    assert text.startswith(f"cannot write {tmp_path}/x: {said} ")
+    assert text.startswith(f"cannot write {tmp_path}/x: {expected} ")
     assert text.endswith(_END)
     assert "free some space" not in text
 

@@ -18,17 +18,17 @@ from trainer.system import temporary
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The system's folder for temporary files."""
-    place = tmp_path / "tmp"
-    place.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
-    return place
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return the system's folder for temporary files."""
+    root = tmp_path / "tmp"
+    root.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(root))
+    return root
 
 
 @contextlib.contextmanager
 def _forked(make: Callable[[], "contextlib.AbstractContextManager[Path]"]) -> Iterator[int]:
-    """A process that is inside `make()`; it is killed at the end."""
+    """Yield a process that is inside `make()`. It is killed at the end."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -52,56 +52,56 @@ _MAKERS = {
 
 
 @pytest.mark.parametrize("made_by", _MAKERS)
-def test_a_folder_is_removed_only_after_its_owner_was_killed(place: Path, made_by: str) -> None:
+def test_a_folder_is_removed_only_after_its_owner_was_killed(root: Path, made_by: str) -> None:
     with _forked(_MAKERS[made_by]):
-        (folder,) = place.iterdir()
+        (folder,) = root.iterdir()
         (folder / "runs").mkdir()
         (folder / "runs/file").touch()
         temporary.remove_abandoned()
         assert (folder / "runs/file").exists()
     temporary.remove_abandoned()
-    assert list(place.iterdir()) == []
+    assert list(root.iterdir()) == []
 
 
 @pytest.mark.parametrize("made_by", _MAKERS)
-def test_a_folder_is_removed_at_its_owners_end(place: Path, made_by: str) -> None:
+def test_a_folder_is_removed_at_its_owners_end(root: Path, made_by: str) -> None:
     with _MAKERS[made_by]() as folder:
         assert folder.name.startswith("trainbox-")
         temporary.remove_abandoned()
         assert folder.exists()
-    assert list(place.iterdir()) == []
+    assert list(root.iterdir()) == []
 
 
-def test_a_kept_folder_stays(place: Path) -> None:
+def test_a_kept_folder_stays(root: Path) -> None:
     with entrypoint_temporary.temporary_folder("drill-") as folder:
         entrypoint_temporary.keep(folder)
     temporary.remove_abandoned()
     assert folder.exists()
 
 
-def test_folders_of_other_programs_and_users_stay(place: Path, tmp_path: Path) -> None:
-    """Another program's folders, those of an earlier version, links, and those of another user."""
+def test_folders_of_other_programs_and_users_stay(root: Path, tmp_path: Path) -> None:
+    """These are folders of another program, an earlier version or another user, and links."""
     for name in ("pymp-abc", "trainbox-0", "other-1", "trainbox-theirs"):
-        (place / name).mkdir()
+        (root / name).mkdir()
     for name in ("pymp-abc", "other-1"):
-        (place / name / ".owner").touch()
-    (place / "trainbox-live-0.lock").touch()
+        (root / name / ".owner").touch()
+    (root / "trainbox-live-0.lock").touch()
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked/.owner").touch()
-    (place / "trainbox-link").symlink_to(tmp_path / "linked")
-    os.mkfifo(place / "trainbox-0/.owner")
-    before = sorted(place.iterdir())
+    (root / "trainbox-link").symlink_to(tmp_path / "linked")
+    os.mkfifo(root / "trainbox-0/.owner")
+    before = sorted(root.iterdir())
     if os.geteuid() == 0:
-        (place / "trainbox-theirs/.owner").touch()
-        os.chown(place / "trainbox-theirs", 12345, 0)
+        (root / "trainbox-theirs/.owner").touch()
+        os.chown(root / "trainbox-theirs", 12345, 0)
     temporary.remove_abandoned()
-    assert sorted(place.iterdir()) == before
+    assert sorted(root.iterdir()) == before
     assert (tmp_path / "linked/.owner").exists()
 
 
-def test_a_lock_of_another_process_keeps_a_folder(place: Path) -> None:
-    """As one of another container that shares /tmp, whose process numbers mean nothing here."""
-    folder = place / "trainbox-1"
+def test_a_lock_of_another_process_keeps_a_folder(root: Path) -> None:
+    """The process may be in another container that shares /tmp but not the process IDs."""
+    folder = root / "trainbox-1"
     folder.mkdir()
     with (folder / ".owner").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -112,7 +112,7 @@ def test_a_lock_of_another_process_keeps_a_folder(place: Path) -> None:
 
 
 def test_a_training_keeps_the_sockets_of_loader_workers_in_its_own_folder(
-    here: Here, place: Path, monkeypatch: pytest.MonkeyPatch
+    here: Here, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", None)  # type: ignore[attr-defined]
     found: list[Path] = []
@@ -121,24 +121,24 @@ def test_a_training_keeps_the_sockets_of_loader_workers_in_its_own_folder(
         lambda _: found.append(Path(multiprocessing.util.get_temp_dir())),
     )
     here.train(max_steps=1)
-    assert [path.parent for path in found] == [place]
+    assert [path.parent for path in found] == [root]
     assert found[0].name.startswith("trainbox-")
-    assert list(place.iterdir()) == []
+    assert list(root.iterdir()) == []
     assert multiprocessing.current_process()._config["tempdir"] is None  # type: ignore[attr-defined]
 
 
-def test_a_folder_stays_as_long_as_a_worker_has_a_socket_in_it(place: Path) -> None:
+def test_a_folder_stays_as_long_as_a_worker_has_a_socket_in_it(root: Path) -> None:
     """A worker that cannot remove its socket at its end prints a traceback."""
     with temporary.sockets_in_a_folder():
         worker = multiprocessing.get_context("fork").Process(target=signal.pause)
         worker.start()
-        (folder,) = place.iterdir()
+        (folder,) = root.iterdir()
     temporary.remove_abandoned()
     assert folder.exists()
     worker.kill()
     worker.join()
     temporary.remove_abandoned()
-    assert list(place.iterdir()) == []
+    assert list(root.iterdir()) == []
 
 
 def test_a_training_does_not_need_a_writable_temporary_folder(
