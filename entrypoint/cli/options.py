@@ -12,7 +12,7 @@ from entrypoint.launch.cluster import RDZV_TIMEOUT_S
 
 PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-# The most processes of a machine. trainer/launch/rendezvous.py has the same limit for each node.
+# The most processes of a machine. trainer/launch/messages.py has the same limit for each node.
 MOST_PROCESSES = 4096
 
 

@@ -1,6 +1,5 @@
 """One call of `train`: its output, the files of the run's folder, and its exit codes."""
 
-import errno
 import json
 import os
 import re
@@ -19,16 +18,7 @@ from tests.support import tiny
 from tests.support.here import Here, StopAfter, close_files, open_files
 from tests.support.tiny import TINY, Tiny
 from trainer.data.schedule import micro_batches
-from trainer.errors import (
-    DeviceMissing,
-    Failure,
-    NetworkFailure,
-    NotFinite,
-    OutOfMemory,
-    Preempted,
-    StorageFailure,
-    WrongUse,
-)
+from trainer.errors import DeviceMissing, Preempted, WrongUse
 from trainer.loop.build import settle
 from trainer.loop.report import batch_equation
 from trainer.parallel.strategy import STRATEGIES, Replicated
@@ -36,7 +26,6 @@ from trainer.parallel.world import World, choose_device
 from trainer.records.compare import manifest_differences
 from trainer.records.run_log import RunLog
 from trainer.session.agreement import refuse_difference
-from trainer.session.failures import errors_as_failures
 from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
 
@@ -166,126 +155,6 @@ def test_the_batch_equation_of_data_parallel(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert _equation(batch, 1, 1, device="cuda", strategy="dp") == expected
-
-
-_ENDS = [
-    (
-        RuntimeError(
-            "stack expects each tensor to be equal size, but got [3] at entry 0 and [4] at entry 1"
-        ),
-        WrongUse,
-        2,
-        "examples have different shapes and cannot be batched: pad or crop them",
-    ),
-    (
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nGPU 0 has"),
-        OutOfMemory,
-        5,
-        "Tried to allocate 2 GiB",
-    ),
-    (
-        MemoryError(),
-        OutOfMemory,
-        5,
-        "the host's memory is used up: lower --batch-size or --workers",
-    ),
-    (
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
-        OutOfMemory,
-        5,
-        "host's memory",
-    ),
-    (
-        OSError(errno.ENOSPC, "No space left on device", "runs/r/x"),
-        StorageFailure,
-        4,
-        "cannot write runs/r/x: No space left",
-    ),
-    (
-        OSError(errno.EROFS, "Read-only file system"),
-        StorageFailure,
-        4,
-        "cannot write runs: Read-only file system: mount",
-    ),
-    (
-        PermissionError(errno.EACCES, "Permission denied", "runs/r/x"),
-        StorageFailure,
-        4,
-        "Permission denied",
-    ),
-    (
-        RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"),
-        NetworkFailure,
-        7,
-        "lost contact",
-    ),
-    (
-        RuntimeError("[../gloo/transport/tcp/pair.cc] Timed out waiting 600000ms for recv"),
-        NetworkFailure,
-        7,
-        "lost contact",
-    ),
-    (
-        torch.distributed.DistBackendError("NCCL error in: x.cpp\nmore"),
-        NetworkFailure,
-        7,
-        "another process: NCCL error in: x.cpp",
-    ),
-    (
-        torch.distributed.DistNetworkError("The client socket has timed out"),
-        NetworkFailure,
-        7,
-        "timed out",
-    ),
-    (
-        ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
-        NetworkFailure,
-        7,
-        "Connection reset by peer",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "code", "text"), _ENDS, ids=lambda value: getattr(value, "__name__", None)
-)
-def test_known_errors_have_their_exit_code(
-    error: Exception, kind: type[Failure], code: int, text: str
-) -> None:
-    with pytest.raises(kind) as failure, errors_as_failures(Path("runs")):
-        raise error
-    assert failure.value.exit_code == code
-    assert text in str(failure.value)
-    assert "\n" not in str(failure.value)
-    assert failure.value.__cause__ is error
-
-
-@pytest.mark.parametrize(
-    "error",
-    [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("x"), OSError("odd")],
-)
-def test_unknown_errors_come_through_as_they_are(error: Exception) -> None:
-    with pytest.raises(type(error)) as raised, errors_as_failures(Path("runs")):
-        raise error
-    assert raised.value is error
-
-
-def test_failures_come_through_and_have_their_codes() -> None:
-    codes = {
-        WrongUse: 2,
-        DeviceMissing: 3,
-        StorageFailure: 4,
-        OutOfMemory: 5,
-        NotFinite: 6,
-        NetworkFailure: 7,
-        Preempted: 75,
-    }
-    for kind, code in codes.items():
-        failure = kind("why")
-        with pytest.raises(kind) as raised, errors_as_failures(Path("runs")):
-            raise failure
-        assert raised.value is failure
-        assert failure.exit_code == code
 
 
 def test_a_missing_data_file_is_not_reported_as_a_full_disk(here: Here) -> None:
