@@ -254,7 +254,7 @@ def test_verify_needs_the_same_number_of_processes(
     code, _, err = here.command("verify", str(run), "--device", "cpu")
     assert code == 2
     assert (
-        "was trained by fsdp on 2 process(es), and single on 1 adds in another order: "
+        "was trained by fsdp on 2 process(es), but single on 1 adds in another order: "
         "verify it with --strategy fsdp" in err
     )
 
@@ -405,9 +405,8 @@ def test_compile_is_refused_by_the_command_and_by_each_rank(
         ),
         (
             "keeps=factors",
-            "--strategy fsdp: torch cannot compute this optimizer's step on shares of "
-            "tensors: use another (AdamW, say), or "
-            "--strategy ddp",
+            "--strategy fsdp does not support this optimizer, whose step torch cannot compute on "
+            "shares of tensors: use another optimizer such as AdamW, or use --strategy ddp",
         ),
         (
             "seeded=false",
