@@ -194,13 +194,14 @@ test-load: $(VENV)/.dev ## The tests of test beside busy processes, to find test
 test-image: $(VENV)/.dev ## Build the image and run it in Docker: minutes, and 7 GB of disk (BASE_IMAGE=, PYTEST_ARGS=)
 	$(VENV)/bin/python -P -m pytest -m image -n 2 --dist loadfile -rs $(PYTEST_ARGS) tests/image
 
-lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; links and code fences of the pages, and their HTML
+lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; plain English; links, code fences and HTML of the pages
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/hadolint Dockerfile
 	$(VENV)/bin/shellcheck .ci/run $(wildcard deploy/*/*.sh deploy/*/*.sbatch)
 	$(VENV)/bin/yamllint --strict .
+	$(VENV)/bin/python -P -m tests.support.phrases
 	$(VENV)/bin/python -P -m tests.support.markdown $(wildcard *.md .github/*.md tests/*/*.md examples/*.md examples/*/*.md docs/*.md docs/*/*.md docs/*/*/*.md)
 	$(mkdocs) --quiet
 

@@ -1,9 +1,9 @@
 """Check the project's English: `python -m tests.support.phrases [FILE ...]` prints each forbidden
 phrase with a better one, and exits with 1 if it finds any.
 
-Without files it checks all files of the repository, and the subjects of the commits that are newer
-than this check. It reads the prose of Markdown pages without their code; the comments, strings and
-test names of Python files; and all other files line by line.
+Without files it checks all files of the repository, and the subjects of the commits since `make
+lint` runs this check. It reads the prose of Markdown pages without their code; the comments,
+strings and test names of Python files; and all other files line by line.
 
 The list catches the dialect of the project's first pages. It does not catch bad writing.
 """
@@ -136,8 +136,8 @@ def main(names: list[str]) -> int:
         for message in file_findings(path)
     ]
     if not names:
-        added = _git("log", "--diff-filter=A", "--format=%H", "--", "tests/support/phrases.py")
-        found += subject_findings(_git("log", "--format=%s", f"{added[-1]}..HEAD") if added else [])
+        since = _git("log", "-S", "-m tests.support.phrases", "--format=%H", "--", "Makefile")
+        found += subject_findings(_git("log", "--format=%s", f"{since[-1]}..HEAD") if since else [])
     sys.stdout.writelines(f"{message}\n" for message in found)
     return bool(found)
 

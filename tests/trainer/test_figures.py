@@ -103,7 +103,7 @@ def test_several_processes_show_the_same(ranks: Ranks) -> None:
     ended = ranks(2, *_ONE_STEP, "--shards", "2")
     assert ended.codes == [0, 0], ended
     assert json.loads((ranks.folder / "shown.json").read_text()) == [25, 26, 9, 0], (
-        "as many as a process computes at once"
+        "25 examples, because a process computes 25 at once"
     )
 
 

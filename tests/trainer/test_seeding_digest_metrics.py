@@ -91,13 +91,13 @@ def _flip_a_bit(tensor: Tensor) -> Tensor:
         pytest.param(lambda t: {"a": t["a"]}, id="a tensor less"),
     ],
 )
-def test_the_digest_tells_every_change(
+def test_the_digest_differs_after_every_change(
     change: Callable[[dict[str, Tensor]], dict[str, Tensor]],
 ) -> None:
     assert tensors_digest(change(_tensors())) != tensors_digest(_tensors())
 
 
-def test_the_digest_tells_nans_and_zeros_of_different_bits_apart() -> None:
+def test_nans_and_zeros_of_different_bits_have_different_digests() -> None:
     quiet, other = (
         torch.tensor([bits], dtype=torch.int32).view(torch.float32)
         for bits in (0x7FC00000, 0x7FC00001)

@@ -179,7 +179,7 @@ _UNREADABLE = """
 
 
 @pytest.mark.parametrize("name", ["Computed", "Quoted", "Dotted", "Foreign", "Fielded", "Helper"])
-def test_fields_that_only_an_import_can_tell_are_left_to_it(
+def test_fields_that_need_an_import_are_not_checked_before_it(
     write: Callable[[str, str], str], name: str
 ) -> None:
     write(
@@ -283,7 +283,7 @@ def test_values_are_converted_to_the_fields_types(name: str, text: Any, value: A
         ({"zzz": "3"}, "--set zzz=3: task t has no field zzz: it has width, rate, label, deep"),
     ],
 )
-def test_wrong_fields_are_told_with_the_cure(given: dict[str, str], message: str) -> None:
+def test_wrong_fields_are_reported_with_the_remedy(given: dict[str, str], message: str) -> None:
     with pytest.raises(WrongUse) as failure:
         parse_fields("t", _FIELDS, given)
     assert str(failure.value) == message
@@ -329,7 +329,7 @@ def test_a_field_without_a_default_must_be_given() -> None:
         (":Gestures", "task :Gestures: '' is neither a .py file nor a module"),
     ],
 )
-def test_a_wrong_task_is_told_with_the_cure(
+def test_a_wrong_task_is_reported_with_the_remedy(
     spec: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -377,7 +377,7 @@ _BROKEN = [
 
 
 @pytest.mark.parametrize(("name", "text", "cls", "message"), _BROKEN)
-def test_a_file_without_the_class_is_told_before_anything_starts(
+def test_a_file_without_the_class_is_reported_before_anything_starts(
     write: Callable[[str, str], str], tmp_path: Path, name: str, text: str, cls: str, message: str
 ) -> None:
     (tmp_path / name).write_text(text, encoding="latin-1")
@@ -395,7 +395,7 @@ def test_a_file_with_relative_imports_is_refused_with_the_cure(
         load_task(f"{spec}:T", {})
 
 
-def test_a_class_that_is_no_task_is_told(write: Callable[[str, str], str]) -> None:
+def test_a_class_that_is_not_a_task_is_reported(write: Callable[[str, str], str]) -> None:
     spec = write(
         "no_task.py",
         _HEAD + "@dataclass(frozen=True)\nclass Good(Task): ...\nclass Bad: ...\nWorse = 3\n",
@@ -413,7 +413,7 @@ def test_a_class_that_is_no_task_is_told(write: Callable[[str, str], str]) -> No
         load_task("json:Task", {})
 
 
-def test_fields_without_the_decorator_are_told(write: Callable[[str, str], str]) -> None:
+def test_fields_without_the_decorator_are_reported(write: Callable[[str, str], str]) -> None:
     spec = write("bare_class.py", _HEAD + "class T(Task):\n    width: int = 3\n")
     with pytest.raises(
         WrongUse,
@@ -467,7 +467,7 @@ def test_a_missing_module_is_refused_and_so_is_a_missing_import_of_it(
         ("raise RuntimeError('licence missing')", "RuntimeError: licence missing"),
     ],
 )
-def test_an_error_inside_a_task_file_is_one_line_with_its_place(
+def test_an_error_inside_a_task_file_is_one_line_with_its_position(
     here: Here, write: Callable[[str, str], str], line: str, error: str
 ) -> None:
     spec = write("importing.py", f"{line}\n{_HEAD}@dataclass(frozen=True)\nclass T(Task): ...\n")
@@ -596,7 +596,7 @@ def test_a_module_of_the_current_folder_comes_last(
         ({}, "losses\\(\\) returned dict: return a dict"),
     ],
 )
-def test_losses_of_another_form_are_told_by_task_loss_and_shape(
+def test_losses_of_another_form_are_reported_by_task_loss_and_shape(
     monkeypatch: pytest.MonkeyPatch, losses: Any, found: str
 ) -> None:
     task = Tiny()
