@@ -414,14 +414,13 @@ def _print_options(
     else:
         everyday = [option for option in options if option.everyday]
         _write_options(ctx, formatter, "Training options", everyday)
-        formatter.write_paragraph()
-        formatter.write_text(f"trainbox {ctx.command.name} --help-all lists all options.")
-    formatter.write_paragraph()
-    formatter.write_text(
+    click.echo(formatter.getvalue())
+    if not whole:
+        click.echo(f"trainbox {ctx.command.name} --help-all lists all options.")
+    click.echo(
         "Each training option can also be set by the environment: --batch-size by "
         "TRAINBOX_BATCH_SIZE."
     )
-    click.echo(formatter.getvalue().rstrip())
     ctx.exit()
 
 
