@@ -89,7 +89,7 @@ kind = $(if $(filter docker-gpu docker-cpu venv,$(runs_in)),$(firstword $(subst 
 	RUN_IN=$(RUN_IN) is unknown: set RUN_IN=docker-gpu, docker-cpu or venv))
 
 # A user sees what a target does, not its commands. V=1 prints the commands as well.
-Q := $(if $(V),,@)
+Q := $(if $(filter 1,$(V)),,@)
 report = @echo "trainbox: $(1)" >&2
 
 # The output of these targets is for other programs or for pasting, so make never prints their
@@ -147,7 +147,7 @@ identity = --build-arg REVISION=$(revision) \
 	--build-arg VERSION=$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 build: ## Build the image (BASE_IMAGE=, DOCKER_BUILD_FLAGS=)
-	$(call report,building the image $(IMAGE) of 6 GB (minutes for the first build) ...)
+	$(call report,building the image $(IMAGE) (6 GB; the first build takes minutes, later ones seconds) ...)
 	$(Q)docker build $(DOCKER_BUILD_FLAGS) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
 		$(identity) --tag $(IMAGE) .
 
@@ -203,7 +203,7 @@ lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; plain English;
 	$(VENV)/bin/yamllint --strict .
 	$(VENV)/bin/python -P -m tests.support.phrases
 	$(VENV)/bin/python -P -m tests.support.markdown $(wildcard *.md .github/*.md tests/*/*.md examples/*.md examples/*/*.md docs/*.md docs/*/*.md docs/*/*/*.md)
-	$(mkdocs) --quiet
+	$(mkdocs) --quiet || { $(mkdocs); exit 1; }  # without --quiet it prints the warnings
 
 docs: $(VENV)/.dev ## Build the pages of docs/ as HTML in build/site, and print the file to open
 	$(mkdocs)

@@ -337,7 +337,7 @@ def test_training_options_of_the_environment_reach_the_container(make: Make) -> 
 def test_the_image_is_built_first_with_its_revision(make: Make) -> None:
     done = make("-n", "train", "BASE_IMAGE=debian:12", "DOCKER_BUILD_FLAGS=--pull", docker=DOCKER)
     report, _, commands = done.stdout.partition("\n")
-    assert report.startswith('echo "trainbox: building the image trainbox of 6 GB')
+    assert report.startswith('echo "trainbox: building the image trainbox (6 GB;')
     arguments = shlex.split(commands.replace("\\\n", ""))
     assert arguments[:3] == ["docker", "build", "--pull"]
     assert {"BASE_IMAGE=debian:12", "VERSION=0.1.0"} <= set(arguments)

@@ -1,6 +1,9 @@
 """The files around the code agree with pyproject.toml and the Makefile."""
 
+import os
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -34,14 +37,10 @@ def test_manifests_name_the_image_of_the_version(file: Path) -> None:
 
 @pytest.mark.parametrize("file", _WORKFLOWS, ids=lambda file: file.name)
 def test_workflows_pin_each_action_by_commit(file: Path) -> None:
-    steps = [
-        step for job in yaml.safe_load(file.read_text())["jobs"].values() for step in job["steps"]
-    ]
-    actions = [step["uses"] for step in steps if "uses" in step]
+    jobs = yaml.safe_load(file.read_text())["jobs"].values()
+    actions = [step["uses"] for job in jobs for step in job.get("steps", []) if "uses" in step]
     assert actions
-    assert [
-        name for name in actions if not re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", name)
-    ] == []
+    assert [name for name in actions if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", name)] == []
 
 
 def test_workflows_call_targets_that_exist() -> None:
@@ -55,8 +54,36 @@ def test_workflows_call_targets_that_exist() -> None:
     assert called <= targets
 
 
-def test_a_release_reads_the_version_that_the_tag_must_have() -> None:
-    """The command of the workflow, which runs without Python, finds the version."""
-    assert 's/^version = "\\(.*\\)"/\\1/p' in (_ROOT / ".github/workflows/image.yml").read_text()
-    lines = re.findall(r'^version = "(.*)"', (_ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert lines == [_VERSION]
+@pytest.mark.parametrize(
+    ("tag", "on_main", "error"),
+    [
+        (f"v{_VERSION}", True, ""),
+        ("v9.9.9", True, f"tag v9.9.9 differs from the version {_VERSION}"),
+        (f"v{_VERSION}", False, "is not on main: merge it first"),
+    ],
+)
+def test_a_release_needs_the_tag_of_the_version_on_main(
+    tmp_path: Path, tag: str, on_main: bool, error: str
+) -> None:
+    workflow = yaml.safe_load((_ROOT / ".github/workflows/image.yml").read_text())
+    (script,) = (
+        step["run"] for step in workflow["jobs"]["release"]["steps"] if step.get("id") == "project"
+    )
+    shutil.copy(_ROOT / "pyproject.toml", tmp_path)
+    (git := tmp_path / "git").write_text(f"#!/bin/sh\nexit {0 if on_main else 1}\n")
+    git.chmod(0o755)
+    env = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "GITHUB_OUTPUT": str(tmp_path / "output"),
+        "GITHUB_REF_NAME": tag,
+        "GITHUB_REPOSITORY": "Some/Trainbox",
+        "GITHUB_SHA": "abc",
+    }
+    ended = subprocess.run(
+        ["bash", "-e", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert (ended.returncode, error in ended.stderr) == (1 if error else 0, True)
+    if not error:
+        assert (tmp_path / "output").read_text() == (
+            f"version={_VERSION}\nimage=ghcr.io/some/trainbox\n"
+        )

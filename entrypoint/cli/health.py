@@ -171,7 +171,7 @@ def health(
         raise InvalidRequest(
             f"--require {require}: no such check {unknown[0]!r}: use some of {', '.join(known)}"
         )
-    limits, overridden = read_limits(health_limits)
+    limits, overridden = read_limits(health_limits if "health_limits" in _USED[name] else None)
     question = Question(
         kind, limits=limits, overridden=overridden, required=required, runs_dir=runs_dir
     )

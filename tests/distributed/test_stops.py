@@ -54,8 +54,8 @@ def _check_resumed(ranks: Ranks, steps: list[int], undisturbed: tuple[str, list[
 @pytest.mark.parametrize(
     "number",
     [
-        signal.SIGUSR1,
-        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        signal.SIGTERM,
+        pytest.param(signal.SIGUSR1, marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
     ],
 )

@@ -141,10 +141,6 @@ class Trainbox:
         """Return the run's entries of `kind` in metrics.jsonl, so far."""
         return logged(self.folder / "runs" / run, kind)
 
-    def wait_for_step(self, process: subprocess.Popen[str], run: str, step: int) -> None:
-        """Wait until the running command has logged `step`."""
-        wait_until(lambda: any(e["step"] >= step for e in self.entries(run, "train")), process)
-
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 240) -> Ended:
     out, err = process.communicate(timeout=timeout_s)

@@ -1,8 +1,8 @@
 """Check the project's English: `python -m tests.support.phrases [FILE ...]` prints each forbidden
 phrase with a better one, and exits with 1 if it finds any.
 
-Without files it checks all files of the repository, and the subjects of the commits since `make
-lint` runs this check. It reads the prose of Markdown pages without their code; the comments,
+Without files it checks all files of the repository, and the subjects of the commits that
+origin/main does not have. It reads the prose of Markdown pages without their code; the comments,
 strings and test names of Python files; and all other files line by line.
 
 The list catches the dialect of the project's first pages. It does not catch bad writing.
@@ -135,9 +135,8 @@ def main(names: list[str]) -> int:
         if path.name not in _OWN_FILES and path.is_file()
         for message in file_findings(path)
     ]
-    if not names:
-        since = _git("log", "-S", "-m tests.support.phrases", "--format=%H", "--", "Makefile")
-        found += subject_findings(_git("log", "--format=%s", f"{since[-1]}..HEAD") if since else [])
+    if not names and _git("branch", "--remotes", "--list", "origin/main"):
+        found += subject_findings(_git("log", "--no-merges", "--format=%s", "origin/main..HEAD"))
     sys.stdout.writelines(f"{message}\n" for message in found)
     return bool(found)
 

@@ -1,7 +1,6 @@
 """The processes of a running `trainbox train`, as Linux lists them."""
 
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -42,10 +41,6 @@ class Processes:
 
     def __init__(self, pids: Iterable[int]) -> None:
         self.started = {pid: stat[2] for pid in pids if (stat := _stat(pid))}
-
-    def signal_all(self, number: signal.Signals) -> None:
-        for pid in self.living():
-            os.kill(pid, number)
 
     def living(self) -> list[int]:
         """Return the ids of the processes that still run; a zombie does not."""

@@ -15,6 +15,7 @@ from trainer.settings.config import load_config_file
 from trainer.settings.environment import PREFIX, check_names
 from trainer.settings.optimizers import OPTIMIZERS
 from trainer.settings.task_source import overruled
+from trainer.system import hints
 from trainer.system.streams import message
 from trainer.task import locate, parse_fields, static_fields
 
@@ -416,7 +417,7 @@ def _print_options(
         _write_options(ctx, formatter, "Training options", everyday)
     click.echo(formatter.getvalue())
     if not whole:
-        click.echo(f"trainbox {ctx.command.name} --help-all lists all options.")
+        click.echo(f"`{hints.command(str(ctx.command.name), '--help-all')}` lists all options.")
     click.echo(
         "Each training option can also be set by the environment: --batch-size by "
         "TRAINBOX_BATCH_SIZE."

@@ -44,7 +44,7 @@ class Evidence:
 
         Raises:
             WrongUse: A file is missing or damaged.
-            Differs: Metrics.jsonl is missing, a resume did not restore the digests, or config.json
+            Differs: metrics.jsonl is missing, a resume did not restore the digests, or config.json
                 was edited.
         """
         # Read the settings, and check that they were not edited.

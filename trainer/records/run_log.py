@@ -79,7 +79,7 @@ class RunLog:
         With `speed`, the line is shown on the bar, or every few seconds without a bar.
 
         Raises:
-            StorageFailure: Metrics.jsonl cannot be written.
+            StorageFailure: metrics.jsonl cannot be written.
         """
         if not self.writes:
             return

@@ -287,7 +287,7 @@ def test_the_help_of_train_lists_everyday_options(trainbox: Trainbox) -> None:
         *("--config", "--set", "--epochs", "--batch-size", "--lr", "--precision", "--seed"),
         *("--run", "--resume"),
     }
-    assert "trainbox train --help-all lists all options." in ended.out
+    assert "`trainbox train --help-all` lists all options." in ended.out
     assert options_of(trainbox("plan", "-h").out) == options_of(ended.out)
 
 

@@ -305,6 +305,15 @@ def test_wrong_use_exits_with_code_2(
     assert text in ended.err and len(ended.err.splitlines()) == 1
 
 
+def test_a_liveness_probe_ignores_limits_of_the_environment(
+    forked: Trainbox, library: Path, tmp_path: Path
+) -> None:
+    """A mistake in HEALTH_LIMITS must not end a pod whose training works."""
+    config = put(tmp_path, "h100")
+    assert health(forked, library, config, "--live", HEALTH_LIMITS="none.toml").code == 0
+    assert health(forked, library, config, "--gate", HEALTH_LIMITS="none.toml").code == 2
+
+
 # A driver that hangs.
 
 
