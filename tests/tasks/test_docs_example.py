@@ -1,5 +1,7 @@
-"""The tasks in docs/guides/own-task.md train as the page states."""
+"""The tasks in docs/guides/own-task.md and docs/guides/migrating.md train as the pages state."""
 
+import contextlib
+import io
 import re
 import sys
 from pathlib import Path
@@ -9,24 +11,33 @@ from PIL import Image
 
 from tests.support.here import Here
 
-_PAGE = Path(__file__).parents[2] / "docs/guides/own-task.md"
+_GUIDES = Path(__file__).parents[2] / "docs/guides"
+_PAGE = _GUIDES / "own-task.md"
+
+
+def _code(page: str, text: str) -> str:
+    """Return the only block of Python on `page` that contains `text`."""
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (code,) = [block for block in blocks if text in block]
+    return str(code)
+
+
+def _write_task(folder: Path, name: str, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write my_tasks/`name`.py, which the next training in this process imports."""
+    (folder / "my_tasks").mkdir(exist_ok=True)
+    (folder / f"my_tasks/{name}.py").write_text(code, encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def test_the_example_trains_as_the_page_states(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     page = _PAGE.read_text()
-    (code,) = [
-        block
-        for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-        if "class Gestures" in block
-    ]
+    code = _code(page, "class Gestures")
     assert len(code.splitlines()) <= 45
     (command,) = re.findall(
         r"^trainbox (train my_tasks/gestures\.py:Gestures --set width=64)", page, re.MULTILINE
     )
-    (here.folder / "my_tasks").mkdir()
-    (here.folder / "my_tasks/gestures.py").write_text(code)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "gestures", raising=False)
+    _write_task(here.folder, "gestures", code, monkeypatch)
     ended, out, err = here.command(*command.split(), "--device", "cpu", "--run", "r")
     assert (ended, err) == (0, "")
     best = max(entry["accuracy"] for entry in here.entries("validation"))
@@ -35,31 +46,64 @@ def test_the_example_trains_as_the_page_states(here: Here, monkeypatch: pytest.M
     ended, out, _ = here.command("tasks", "my_tasks/gestures.py:Gestures")
     assert ended == 0
     assert "--set width=...  int, default 32" in out
+    # The page then loads the best weights.
+    script = _code(page, "load_file").replace("runs/gestures-9ce1dbce", "runs/r")
+    script = script.replace("from my_tasks.gestures", "from gestures")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(script, "use.py", "exec"), {})  # noqa: S102 - the page's own code
+    names = printed.getvalue().split()
+    assert len(names) == 5
+    assert set(names) <= {"circle", "line", "zigzag"}
+
+
+def test_the_example_with_a_loss_of_its_own_trains_as_the_page_states(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = _PAGE.read_text()
+    code = _code(page, "class Waves")
+    (command,) = re.findall(r"^trainbox (train my_tasks/waves\.py:Waves)$", page, re.MULTILINE)
+    _write_task(here.folder, "waves", code, monkeypatch)
+    ended, out, err = here.command(*command.split(), "--device", "cpu", "--run", "r")
+    assert (ended, err) == (0, "")
+    entries = here.entries("validation")
+    assert entries[-1]["rmse"] < 0.1
+    assert all(abs(entry["rmse"] ** 2 - entry["loss"]) < 1e-6 for entry in entries)
+    assert "best       loss " in out
+    # The page shows the message for inputs of float64.
+    assert code.count("manual_seed(seed))") == 1
+    code = code.replace("manual_seed(seed))", "manual_seed(seed), dtype=torch.float64)")
+    _write_task(here.folder, "waves", code, monkeypatch)
+    ended, _, err = here.command(*command.split(), "--device", "cpu", "--run", "s")
+    assert ended == 2
+    message, _, log = " ".join(err.split()).partition("; ")
+    assert f"{message}; " in " ".join(page.split())
+    assert log == "traceback in runs/s/logs/rank-0.log"
+
+
+def test_the_task_of_the_moved_loop_trains(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (_GUIDES / "migrating.md").read_text()
+    (command,) = re.findall(r"^trainbox (train my_tasks/curve\.py:Curve)$", page, re.MULTILINE)
+    _write_task(here.folder, "curve", _code(page, "class Curve"), monkeypatch)
+    ended, _, err = here.command(*command.split(), "--device", "cpu", "--run", "r")
+    assert (ended, err) == (0, "")
+    assert here.entries("validation")[-1]["loss"] < 0.05
 
 
 def test_the_example_of_pictures_in_folders_trains_with_their_classes(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = _PAGE.read_text(encoding="utf-8")
-    (code,) = [
-        block
-        for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-        if "class Pictures" in block
-    ]
+    code = _code(page, "class Pictures")
     (command,) = re.findall(
         r"^trainbox (train my_tasks/pictures\.py:Pictures .*)$", page, re.MULTILINE
     )
-    task = here.folder / "my_tasks/pictures.py"
-    task.parent.mkdir()
-    task.write_text(code, encoding="utf-8")
+    _write_task(here.folder, "pictures", code, monkeypatch)
     for part, count in (("train", 8), ("validation", 3)):
         for colour in ("red", "lime", "blue"):
             folder = here.folder / "data/flowers" / part / colour
             folder.mkdir(parents=True)
             for number in range(count):
                 Image.new("RGB", (12 + number, 10), colour).save(folder / f"{number}.png")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "pictures", raising=False)
     options = (
         "--set",
         "size=8",
