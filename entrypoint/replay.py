@@ -43,7 +43,8 @@ def _object_in(path: Path) -> dict[str, Any]:
     run = path.parent
     if not path.is_file():  # a FIFO would block
         raise _refused(
-            run, f"no {path.name} there: give the folder of a run, such as runs/digits-7d2c1a90"
+            run,
+            f"{path.name} is missing: give the folder of a run, such as runs/digits-7d2c1a90",
         )
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

@@ -204,7 +204,7 @@ def _check_endpoint(endpoint: str) -> None:
     if address.is_unspecified or address.is_multicast or str(address) == "255.255.255.255":
         raise InvalidRequest(
             f"--rdzv-endpoint {endpoint} is not the address of one machine: give the address by "
-            f"which the others reach node 0, as in 192.168.1.10:{DEFAULT_PORT}"
+            f"which the other nodes reach node 0, as in 192.168.1.10:{DEFAULT_PORT}"
         )
 
 

@@ -252,7 +252,7 @@ def test_variables_of_make_and_compose_are_not_refused(narrow: Callable[..., End
     assert narrow("verify a b", env) == Ended(0, "verify a b\n", "")
     assert narrow("health --list --json", env) == Ended(0, "health --list\n", "")
     printed = refused(narrow("verify a --print-docker --data-dir d", env))
-    assert printed.startswith("verify a --print-docker: no config.json there: ")
+    assert printed.startswith("verify a --print-docker: config.json is missing: ")
 
 
 # Help pages.

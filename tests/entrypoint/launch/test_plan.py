@@ -819,7 +819,7 @@ PLANS = [
 
 _NOT_HOST_PORT = "is not HOST:PORT: write it as in node0.example:29400"
 _NOT_ONE_MACHINE = (
-    "is not the address of one machine: give the address by which the others reach node 0, "
+    "is not the address of one machine: give the address by which the other nodes reach node 0, "
     "as in 192.168.1.10:29400"
 )
 _ONE_SLICE = (
