@@ -191,8 +191,8 @@ def verify(
 ) -> None:
     """Repeat RUN and compare the bits, or compare RUN with the run OTHER without training.
 
-    If they differ, the exit code is 8, and the message names the first step, the first tensor and
-    the settings.
+    If they differ, the exit code is 8. The message names the first recorded step and the first
+    tensor that differ, and the manifest entries that differ.
 
     \b
     Examples:

@@ -92,7 +92,8 @@ def verify(
 ) -> None:
     """Repeat RUN and compare the digests, or compare RUN with the run OTHER without training.
 
-    If they differ, the exit code is 8, and the message names the first step and tensor.
+    If they differ, the exit code is 8. The message names the first recorded step and the first
+    tensor that differ.
 
     \b
     Examples:
