@@ -87,8 +87,8 @@ def test_each_recommended_verb_is_a_target_of_make() -> None:
 def _recommended(path: Path) -> list[str]:
     """Return the verb of each call of `command` or `hints.command` in the file.
 
-    Left out are the call that reads its verb from `_RENAMED`, and the call of a help page, whose
-    verb is the one that runs: train or sweep.
+    Left out are the call that reads its verb from `_RENAMED`, and the call of a help page, which
+    recommends the verb that runs: train or sweep.
     """
     calls = [
         node.args[0]
