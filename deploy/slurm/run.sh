@@ -19,15 +19,22 @@ job=${job:-$SLURM_JOB_ID}
 finish() { # exit with code $1, and requeue the job if the same command can resume
     local restarts=${SLURM_RESTART_COUNT:-0}
     if (($1 == 0)); then exit; fi
+    if (($1 > 192)); then # above 128 + 64, the highest signal: 255 is an error of srun or Apptainer
+        report "srun or Apptainer exited with code $1, not trainbox: manual action is needed," \
+            "see the lines above"
+        exit "$1"
+    fi
     # This point is reached only if trainbox exits by itself. If a job is cancelled, SLURM kills
     # this shell as well.
     if (($1 != 75 && $1 != 3 && $1 != 7 && $1 <= 128)); then
         report "trainbox exited with code $1: manual action is needed"
     elif (($1 != 75 && restarts >= ${RESTARTS:=20})); then
-        report "trainbox exited with code $1 after $restarts restarts, and RESTARTS=$RESTARTS: manual action is needed"
+        report "trainbox exited with code $1 after $restarts restarts, and RESTARTS=$RESTARTS:" \
+            "manual action is needed"
     else
         report "trainbox exited with code $1: the job is requeued"
-        scontrol requeue "$job" || report "SLURM cannot requeue the job: submit the same command again to resume"
+        scontrol requeue "$job" ||
+            report "SLURM cannot requeue the job: submit the same command again to resume"
     fi
     exit "$1"
 }
@@ -51,21 +58,30 @@ where=${RUN_IN:-venv:.venv}
 case $where in
 venv:*) step+=("${where#*:}/bin/trainbox") ;;
 apptainer:*) step+=(env "SIF=${where#*:}" deploy/apptainer/trainbox.sh) ;;
-pyxis:*) step+=(--container-image="${where#*:}" --container-mounts="$PWD:$PWD" --container-workdir="$PWD" trainbox) ;;
-*) report "RUN_IN=$where is unknown: set RUN_IN to venv:FOLDER, apptainer:IMAGE.sif or pyxis:IMAGE" && exit 2 ;;
+pyxis:*)
+    step+=(--container-image="${where#*:}" --container-mounts="$PWD:$PWD"
+        --container-workdir="$PWD" trainbox)
+    ;;
+*)
+    report "RUN_IN=$where is unknown:" \
+        "set RUN_IN to venv:FOLDER, apptainer:IMAGE.sif or pyxis:IMAGE"
+    exit 2
+    ;;
 esac
 
 # If trainbox does not find the GPUs that SLURM allocated, it exits with code 3. It never trains on
 # the CPU instead.
 export GPUS=${GPUS:-${SLURM_GPUS_ON_NODE:-}}
 
-weight() { # the weight of an exit code: the cause of a failure outweighs the codes of the nodes that only lost contact
+# Print the weight of an exit code. The cause of a failure outweighs the codes of the nodes that
+# only lost contact.
+weight() {
     case $1 in
     0) echo 0 ;;
     75) echo 1 ;; # stopped by a signal, also while the node waited for the others
     7) echo 2 ;; # lost contact
     1) echo 3 ;; # a traceback, which a lost peer may cause
-    3 | 129 | 1[3-9][0-9] | 2[0-9][0-9]) echo 4 ;; # a GPU, a signal
+    3 | 129 | 1[3-8][0-9] | 19[0-2]) echo 4 ;; # a GPU, a signal
     *) echo 5 ;; # manual action is needed
     esac
 }
@@ -74,7 +90,8 @@ weight() { # the weight of an exit code: the cause of a failure outweighs the co
 # task 0: Exited with exit code 5`. With --label, no line of a task starts like this.
 codes=$(mktemp)
 trap 'rm -f "$codes"' EXIT
-exec 3> >(trap '' TERM USR1 && exec sed -u "/^srun: error: .* Exited with exit code [0-9]*\$/w $codes" >&2)
+ended_with='^srun: error: .* Exited with exit code [0-9]*$'
+exec 3> >(trap '' TERM USR1 && exec sed -u "/$ended_with/w $codes" >&2)
 lines=$!
 
 warned=''

@@ -143,8 +143,8 @@ def test_another_value_of_run_in_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "env", "again"),
     [
-        *[(code, {}, False) for code in (0, 1, 2, 4, 5, 6, 8, 127)],
-        *[(code, {}, True) for code in (3, 7, 75, 137, 143)],
+        *[(code, {}, False) for code in (0, 1, 2, 4, 5, 6, 8, 127, 193, 255)],
+        *[(code, {}, True) for code in (3, 7, 75, 129, 137, 143, 192)],
         (7, {"SLURM_RESTART_COUNT": "19"}, True),
         (7, {"SLURM_RESTART_COUNT": "20"}, False),
         (137, {"SLURM_RESTART_COUNT": "2", "RESTARTS": "2"}, False),
@@ -158,6 +158,19 @@ def test_the_exit_code_decides_whether_the_job_is_requeued(
     assert ended == code
     assert calls[1:] == ([["scontrol", "requeue", "7"]] if again else [])
     assert len(err.splitlines()) == (code != 0)
+
+
+def test_an_error_of_srun_or_apptainer_is_not_a_signal(tmp_path: Path) -> None:
+    """Without Pyxis, srun refuses `--container-image`. Apptainer also exits with code 255."""
+    refusal = "srun: unrecognized option '--container-image=x'"
+    step = f'echo "{refusal}" >&2; exit 255'
+    code, calls, err = run_in_a_job(tmp_path, "train", step=step, RUN_IN="pyxis:x")
+    assert (code, [call[0] for call in calls]) == (255, ["srun"])
+    assert err.splitlines() == [
+        refusal,
+        "run.sh: srun or Apptainer exited with code 255, not trainbox: manual action is needed, "
+        "see the lines above",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -174,6 +187,8 @@ def test_the_exit_code_decides_whether_the_job_is_requeued(
         ((7, 137), 137),
         ((75, 7), 7),
         ((75, 75), 75),
+        ((137, 255), 255),
+        ((255, 7), 255),
     ],
 )
 def test_the_node_that_failed_first_sets_the_exit_code(
