@@ -8,9 +8,19 @@
 # RUNS_DIR ... docs/guides/apptainer.md explains each choice.
 set -euo pipefail
 
-refuse() {
-    echo "trainbox.sh: $1" >&2
-    exit "${2:-2}"
+refuse() { # CODE MESSAGE...
+    echo "trainbox.sh: ${*:2}" >&2
+    exit "$1"
+}
+
+# Apptainer reads `:` and `,` in the paths of a mount as separators.
+mountable() { # SETTING PATH
+    local path
+    path=$(realpath -m "$2")
+    if [[ $2$path == *[:,]* ]]; then
+        refuse 2 "$1=$2 is $path, and Apptainer cannot mount a path with a colon or a comma:" \
+            "set $1 to another path"
+    fi
 }
 
 sif=${SIF:-trainbox.sif}
@@ -21,25 +31,43 @@ for argument in "${TASK-}" "$@"; do # TASK=folder/file.py:Class
     if [[ -z ${TASKS_DIR-} && $argument == */*.py:* ]]; then tasks=${argument%/*.py:*}; fi
 done
 
-command -v apptainer >/dev/null || refuse "no apptainer on PATH: install it, or load its module"
-[[ -e $sif ]] || refuse "SIF=$sif does not exist: build it with make sif, or set SIF to its path"
-mkdir -p "$runs" "$data" || refuse "RUNS_DIR=$runs or DATA_DIR=$data cannot be created: set them to folders that you may write to" 4
+command -v apptainer >/dev/null || refuse 2 "no apptainer on PATH: install it, or load its module"
+[[ -e $sif ]] || refuse 2 "SIF=$sif does not exist: build it with make sif, or set SIF to its path"
+mountable RUNS_DIR "$runs"
+mountable DATA_DIR "$data"
+mountable TMPDIR "${TMPDIR:-/tmp}"
+if [[ -d $tasks ]]; then mountable TASKS_DIR "$tasks"; fi
+for name in HEALTH_LIMITS RDZV_SECRET_FILE; do
+    if [[ -n ${!name-} ]]; then
+        [[ -f ${!name} ]] || refuse 2 "$name=${!name} is not a file: set $name to the path of a file"
+        mountable "$name" "${!name}"
+    fi
+done
 
+inside=/workspace/$tasks
+if [[ $tasks == /* ]]; then inside=$tasks; fi
+inside=$(realpath -ms "$inside")
+case $inside in / | /tmp | /workspace | /workspace/runs | /workspace/data)
+    refuse 2 "the task's folder, ${tasks:-/}, would hide runs/, data/ or the image:" \
+        "move the file into a folder of its own, such as my_tasks/mine.py:Mine"
+    ;;
+esac
+
+mkdir -p "$runs" "$data" ||
+    refuse 4 "RUNS_DIR=$runs or DATA_DIR=$data cannot be created:" \
+        "set them to folders that you may write to"
 # All users share the host's /tmp, and Apptainer's own has only 64 MB. Each user therefore gets a
 # folder on each node. It keeps compiled code for the next run, so nothing needs to be cleaned up.
 tmp=${TMPDIR:-/tmp}/trainbox-$UID
 mkdir -m 700 "$tmp" 2>/dev/null || true # the folder may exist
-[[ -d $tmp && -O $tmp && ! -L $tmp ]] || refuse "$tmp is not your own folder: set TMPDIR to a folder that you may write to" 4
+[[ -d $tmp && -O $tmp && ! -L $tmp ]] ||
+    refuse 4 "$tmp is not your own folder: set TMPDIR to a folder that you may write to"
 
 # Without --no-eval, a shell in the container would expand $ and `` in the variables that are passed
 # on.
 options=(--containall --no-eval --home "$tmp:/tmp" --pwd /workspace)
-options+=(--bind "$(realpath "$runs"):/workspace/runs" --bind "$(realpath "$data"):/workspace/data")
-if [[ $tasks == /* ]]; then inside=$(realpath -ms "$tasks"); else inside=$(realpath -ms "/workspace/$tasks"); fi
-case $inside in / | /tmp | /workspace | /workspace/runs | /workspace/data)
-    refuse "the task's folder, ${tasks:-/}, would hide runs/, data/ or the image: move the file into a folder of its own, such as my_tasks/mine.py:Mine"
-    ;;
-esac
+options+=(--bind "$(realpath "$runs"):/workspace/runs")
+options+=(--bind "$(realpath "$data"):/workspace/data")
 if [[ -d $tasks ]]; then options+=(--bind "$(realpath "$tasks"):$inside:ro"); fi
 if [[ -e ${NVIDIA_DEVICE:-/dev/nvidiactl} ]]; then options+=(--nv); fi
 
@@ -47,10 +75,13 @@ if [[ -e ${NVIDIA_DEVICE:-/dev/nvidiactl} ]]; then options+=(--nv); fi
 # passed on.
 for name in $(compgen -e); do
     case $name in
-    TRAINBOX_*_DIR | TORCH_HOME | TORCH_*_DIR | TRAINBOX_HEARTBEAT | TRAINBOX_BUILD_INFO | TRAINBOX_COMMAND) ;; # these paths do not exist in the container
-    GPUS | GPU_IDS | STRATEGY | PROCESSES | DEVICE | NNODES | NODE_RANK | RDZV_ENDPOINT | RDZV_ID | RDZV_TIMEOUT_S | RDZV_SECRET | TASK | SET | HEALTH | TRAINBOX_* | \
-        SLURM_* | PET_* | CUDA_VISIBLE_DEVICES | CUDA_LAUNCH_BLOCKING | NCCL_* | GLOO_* | TORCH_* | PYTORCH_* | OMP_NUM_THREADS | \
-        *_proxy | *_PROXY)
+    # these paths do not exist in the container
+    TRAINBOX_*_DIR | TORCH_HOME | TORCH_*_DIR | \
+        TRAINBOX_HEARTBEAT | TRAINBOX_BUILD_INFO | TRAINBOX_COMMAND) ;;
+    GPUS | GPU_IDS | STRATEGY | PROCESSES | DEVICE | NNODES | NODE_RANK | \
+        RDZV_ENDPOINT | RDZV_ID | RDZV_TIMEOUT_S | RDZV_SECRET | TASK | SET | HEALTH | \
+        TRAINBOX_* | SLURM_* | PET_* | CUDA_VISIBLE_DEVICES | CUDA_LAUNCH_BLOCKING | \
+        NCCL_* | GLOO_* | TORCH_* | PYTORCH_* | OMP_NUM_THREADS | *_proxy | *_PROXY)
         export "APPTAINERENV_$name=${!name}"
         ;;
     esac

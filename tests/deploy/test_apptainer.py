@@ -251,6 +251,25 @@ def _no_runs(folder: Path) -> None:
             for folder in (".", "..", "./runs", "my_tasks/../data", "/tmp")
         ),
         (None, {"TASKS_DIR": "."}, 2, "the task's folder, ., would hide"),
+        *(
+            (
+                lambda folder: (folder / "a:b").mkdir(),
+                {name: path},
+                2,
+                "and Apptainer cannot mount a path with a colon or a comma: "
+                f"set {name} to another path",
+            )
+            for name, path in (
+                ("RUNS_DIR", "a:b"),
+                ("DATA_DIR", "big/a,b/data"),
+                ("TASKS_DIR", "a:b"),
+                ("TMPDIR", "a:b"),
+            )
+        ),
+        *(
+            (None, {name: "none.toml"}, 2, f"{name}=none.toml is not a file: set {name} to")
+            for name in ("HEALTH_LIMITS", "RDZV_SECRET_FILE")
+        ),
     ],
     ids=[
         "no image",
@@ -263,6 +282,12 @@ def _no_runs(folder: Path) -> None:
         "data",
         "tmp",
         "TASKS_DIR=.",
+        "colon in RUNS_DIR",
+        "comma in DATA_DIR",
+        "colon in TASKS_DIR",
+        "colon in TMPDIR",
+        "no HEALTH_LIMITS",
+        "no RDZV_SECRET_FILE",
     ],
 )
 def test_a_mistake_is_reported(
@@ -280,6 +305,21 @@ def test_a_mistake_is_reported(
         before(wrapper.folder)
     done = wrapper.run("train", PATH=f"{wrapper.folder}/bin:{tools}", **env)
     assert (done.returncode, message in done.stderr, done.stdout) == (code, True, ""), done.stderr
+
+
+def test_a_link_to_a_folder_with_a_colon_is_refused_before_anything_is_made(
+    wrapper: Wrapper,
+) -> None:
+    folder = wrapper.folder / "a:b"
+    folder.mkdir()
+    (wrapper.folder / "linked").symlink_to(folder)
+    done = wrapper.run("train", DATA_DIR="linked/data")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"trainbox.sh: DATA_DIR=linked/data is {folder}/data, and Apptainer cannot mount a path "
+        "with a colon or a comma: set DATA_DIR to another path\n"
+    )
+    assert not (wrapper.folder / "runs").exists() and list(folder.iterdir()) == []
 
 
 # The definition and the Dockerfile.
