@@ -1,4 +1,4 @@
-"""Torch's compiler: a training that compiles nothing does not import it."""
+"""Torch's compiler and symbolic shapes: a training that compiles nothing does not import them."""
 
 import json
 import re
@@ -14,6 +14,8 @@ from tests.support.paths import ROOT
 from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
 from trainer.loop import compiler
+
+_SHAPES = "torch.fx.experimental.symbolic_shapes"
 
 # Runs each program of standard input in a fork. The parent has torch, but not its compiler.
 _FORK_EACH = """
@@ -49,7 +51,8 @@ weight = torch.nn.Parameter(torch.ones(2))
 optimizer = torch.optim.AdamW([weight])
 
 def step():
-    weight.grad = torch.ones(2)
+    torch.autograd.backward([weight * 2], [torch.ones(2)])
+    assert weight.grad.tolist() == [2.0, 2.0]
     optimizer.step()
     optimizer.zero_grad()
     optimizer.load_state_dict(optimizer.state_dict())
@@ -57,7 +60,14 @@ def step():
 compiler.postpone()  # as the next training of a sweep does
 step()
 inspect.getsource(torch.optim.AdamW), inspect.getmodule(step)  # look at all modules
-assert [name for name in sys.modules if name.startswith("torch._dynamo.")] == []
+for size in ((3,), (2, 1)):
+    try:
+        torch.autograd.backward([weight * 2], [torch.ones(size)])
+    except RuntimeError as error:
+        assert "Mismatch in shape" in str(error), error
+    else:
+        raise AssertionError(size)
+assert [name for name in sys.modules if name.startswith(("torch._dynamo.", "sympy"))] == []
 """
 
 _COMPILES = """
@@ -97,6 +107,18 @@ assert torch._dynamo.disable(abs, wrapping=False)._torchdynamo_disable
 step()
 """
 
+_SYMBOLIC_VALUES = """
+from torch.fx.experimental.symbolic_shapes import expect_true, sym_eq
+assert [name for name in sys.modules if name.startswith("sympy")] == []
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+assert type(sys.modules[ShapeEnv.__module__]).__name__ == "module"
+size = ShapeEnv().create_unbacked_symint()
+same = sym_eq((size, 2), (size, 2))
+assert type(same) is torch.SymBool and expect_true(same) is True
+step()
+"""
+
 _TRAIN = """
 import functools, os, sys
 import torch
@@ -115,7 +137,7 @@ os._exit, leave = sys.exit, os._exit
 
 _TRAINS_WITHOUT = """
 train("digits", "--max-steps", "1", "--run", "without")
-assert [name for name in sys.modules if name.startswith("torch._dynamo.")] == []
+assert [name for name in sys.modules if name.startswith(("torch._dynamo.", "sympy"))] == []
 leave(0)
 """
 
@@ -137,6 +159,7 @@ leave(0)
 
 _PROGRAMS = {
     "import a part": _PLAIN + _IMPORTS_A_PART,
+    "compare symbolic values": _PLAIN + _SYMBOLIC_VALUES,
     "train without": _TRAIN + _TRAINS_WITHOUT,
     "train compiled": _TRAIN + _TRAINS_COMPILED,
 }
@@ -162,9 +185,12 @@ def test_another_torch_version_gets_the_real_module(
     monkeypatch.setitem(vars(torch), "_dynamo", before)
     monkeypatch.setitem(sys.modules, "torch._dynamo", torch)  # so that both are restored afterwards
     monkeypatch.delitem(sys.modules, "torch._dynamo")
+    monkeypatch.setitem(sys.modules, _SHAPES, torch)
+    monkeypatch.delitem(sys.modules, _SHAPES)
     monkeypatch.setattr(torch, "__version__", version)
     compiler.postpone()
     assert ("torch._dynamo" in sys.modules) is replaced
+    assert (_SHAPES in sys.modules) is replaced
     assert (torch._dynamo is not before) is replaced
 
 
