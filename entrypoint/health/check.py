@@ -13,16 +13,14 @@ from entrypoint.driver.readings import Sample, Unread
 from entrypoint.errors import HardwareMissing
 from entrypoint.health.limits import Limits
 from entrypoint.health.node import Node, judge_node, read_node
-from entrypoint.health.rules import (
-    Selection,
+from entrypoint.health.rules.gpus import Selection, judge_gpus
+from entrypoint.health.rules.machine import (
     driver_action,
     judge_count,
     judge_driver,
-    judge_gpus,
     judge_mixture,
-    names_to_read,
-    rules_for,
 )
+from entrypoint.health.rules.table import names_to_read, rules_for
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from entrypoint.driver.process import Driver
 from entrypoint.errors import HardwareUnfit
 from entrypoint.health.check import Question, examine
 from entrypoint.health.limits import read_limits
-from entrypoint.health.rules import Selection
+from entrypoint.health.rules.gpus import Selection
 from entrypoint.health.screen import closing_line
 from entrypoint.health.verdict import Mode
 from entrypoint.health.watch import Watch

@@ -24,7 +24,7 @@ from entrypoint.driver.readings import Sample, Unread
 from entrypoint.errors import InvalidRequest
 from entrypoint.health.check import NO_ANSWER, Question, about, take_sample, verdict, without_driver
 from entrypoint.health.node import read_node
-from entrypoint.health.rules import SLOWDOWN_WINDOW
+from entrypoint.health.rules.derived import SLOWDOWN_WINDOW
 from entrypoint.health.screen import closing_line
 from entrypoint.health.verdict import Result, Verdict
 from entrypoint.system.streams import message

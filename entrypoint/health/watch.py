@@ -11,14 +11,10 @@ from typing import TYPE_CHECKING, Any
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.process import Driver, NoAnswer
 from entrypoint.health.limits import Limits
-from entrypoint.health.rules import (
-    SLOWDOWN_WINDOW,
-    Selection,
-    judge_driver,
-    judge_gpus,
-    names_to_read,
-    rules_for,
-)
+from entrypoint.health.rules.derived import SLOWDOWN_WINDOW
+from entrypoint.health.rules.gpus import Selection, judge_gpus
+from entrypoint.health.rules.machine import judge_driver
+from entrypoint.health.rules.table import names_to_read, rules_for
 from entrypoint.health.verdict import Finding, Mode, Result
 from entrypoint.system.streams import message
 

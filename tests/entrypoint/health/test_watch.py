@@ -11,7 +11,7 @@ from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.readings import Sample, Unread
 from entrypoint.errors import HardwareUnfit
 from entrypoint.health.limits import Limits
-from entrypoint.health.rules import RULES, names_to_read
+from entrypoint.health.rules.table import RULES, names_to_read
 from entrypoint.health.verdict import Mode, Result
 from entrypoint.health.watch import Watch
 from entrypoint.launch.plan import LaunchPlan

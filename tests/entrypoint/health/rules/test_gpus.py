@@ -8,7 +8,8 @@ import pytest
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.readings import Sample, Unread
 from entrypoint.health.limits import Limits
-from entrypoint.health.rules import RULES, Selection, judge_gpus, rules_for
+from entrypoint.health.rules.gpus import Selection, judge_gpus
+from entrypoint.health.rules.table import RULES, rules_for
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 
 GPUS = tuple(Gpu(index, f"GPU-{index}", "H100", 81559) for index in range(2))

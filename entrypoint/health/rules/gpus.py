@@ -1,0 +1,161 @@
+"""Apply the rules to the samples of some GPUs. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from entrypoint.driver.gpus import Gpu
+from entrypoint.driver.readings import Readings, Sample, Unread
+from entrypoint.health.limits import Limits
+from entrypoint.health.rules.derived import derived
+from entrypoint.health.rules.rule import Rule, Values
+from entrypoint.health.verdict import Finding, Result
+from entrypoint.health.xids import xid_result
+
+# NVML's error numbers, by their consequence. ABSENT has the numbers for: not supported, function
+# not found, another version of a struct, deprecated.
+ABSENT = frozenset({3, 13, 25, 26})
+NO_PERMISSION = 4
+UNKNOWN_ERROR = 999  # also reported in a container that has lost its GPUs
+LOST = frozenset({15, 16})  # the GPU is lost, or must be reset first
+CORRUPTED_INFOROM = 14
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The GPUs to judge.
+
+    `missing` is the number of requested GPUs that were not found. `per_gpu` is the number of
+    processes to start on each GPU.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    missing: int = 0
+    per_gpu: int = 1
+
+
+def judge_gpus(
+    samples: Sequence[Sample], selection: Selection, rules: Sequence[Rule], limits: Limits
+) -> list[Finding]:
+    """Return the findings on each GPU.
+
+    `samples` has at least one sample, in the order of time. Rates and sustained states use all
+    samples, and other rules use the newest.
+    """
+    links = [readings.get("nvlink_active") for readings in samples[-1].gpus.values()]
+    own = {
+        "per_gpu": selection.per_gpu,
+        "nvlink_peers": tuple(sum(each) for each in links if isinstance(each, tuple)),
+    }
+    return [
+        replace(finding, gpu=gpu.label, uuid=gpu.uuid)
+        for gpu in selection.gpus
+        for finding in _judge_gpu(samples, gpu, own, rules, limits)
+    ]
+
+
+def _judge_gpu(
+    samples: Sequence[Sample], gpu: Gpu, own: Values, rules: Sequence[Rule], limits: Limits
+) -> list[Finding]:
+    """Return the findings on one GPU. If the GPU does not answer, there is only one."""
+    # A GPU that cannot be used, or that the driver has lost, has no values to judge.
+    uuid = gpu.mig_parent or gpu.uuid
+    if gpu.fault and gpu.fault_code is None:
+        return [
+            Finding(
+                "handle",
+                Result.CRITICAL,
+                gpu.fault,
+                limit="usable",
+                source="CUDA",
+                action="use_others",
+            )
+        ]
+    readings: Readings = (
+        {"handle": Unread(gpu.fault_code, gpu.fault)}
+        if gpu.fault and gpu.fault_code
+        else samples[-1].gpus[uuid]
+    )
+    broken = [
+        value for value in readings.values() if isinstance(value, Unread) and value.code in LOST
+    ]
+    handle = broken[0] if broken else readings["handle"]
+    if isinstance(handle, Unread):
+        return [_error_finding("handle", handle, "the GPU answers")]
+    # Apply each rule to the newest values and the derived ones.
+    values = dict(readings) | derived(samples, uuid) | dict(own)
+    findings = [_apply(rule, values, limits) for rule in rules]
+    return [
+        Finding("handle", Result.PASS, "answers"),
+        *findings,
+        *_xid_findings(samples, uuid, values),
+    ]
+
+
+def _error_finding(check: str, error: Unread, limit: str = "") -> Finding:
+    """Return the finding for a value that could not be read.
+
+    The result is NA for a value that the hardware does not have, CRITICAL for a lost GPU, else
+    UNKNOWN.
+    """
+    read = str(error)
+    if error.code in ABSENT:
+        return Finding(check, Result.NA, read)
+    if error.code in LOST:
+        return Finding(
+            check, Result.CRITICAL, read, limit=limit, source="NVIDIA", action="reset_gpu"
+        )
+    if error.code == NO_PERMISSION:
+        return Finding(check, Result.UNKNOWN, read, limit=limit, action="grant", optional=True)
+    action = (
+        "recreate_container" if error.code == UNKNOWN_ERROR and check == "handle" else "ask_host"
+    )
+    return Finding(check, Result.UNKNOWN, read, limit=limit, action=action)
+
+
+def _apply(rule: Rule, values: Values, limits: Limits) -> Finding:
+    """Return the finding of a rule, which is not judged if one of its values could not be read."""
+    missing = [value for name in rule.reads if isinstance(value := values[name], Unread)]
+    if missing:
+        return _unread(rule, missing)
+    found = rule.judge(values, limits)
+    return Finding(
+        rule.check,
+        found.result,
+        found.read,
+        limit=found.limit,
+        source=rule.source,
+        action=found.action,
+    )
+
+
+def _unread(rule: Rule, errors: Sequence[Unread]) -> Finding:
+    """Return the finding for the most severe error among the values of a rule."""
+    error = max(errors, key=lambda error: (error.code not in ABSENT, error.code != NO_PERMISSION))
+    if error.code == CORRUPTED_INFOROM:
+        return Finding(
+            rule.check, Result.WARN, str(error), limit="intact", source="NVIDIA", action="inspect"
+        )
+    return replace(
+        _error_finding(rule.check, error), source="" if error.code in ABSENT else rule.source
+    )
+
+
+def _xid_findings(samples: Sequence[Sample], uuid: str, values: Values) -> list[Finding]:
+    """Return one finding for each Xid, or a PASS. Return nothing if Xids were not collected."""
+    events = values.get("events")
+    if events is None:
+        return []
+    if isinstance(events, Unread):
+        result = Result.NA if events.code in ABSENT else Result.UNKNOWN
+        return [Finding("xid", result, str(events), optional=events.code == NO_PERMISSION)]
+    seen = dict.fromkeys(xid for sample in samples for owner, xid in sample.xids if owner == uuid)
+    return [_xid_finding(xid) for xid in seen] or [
+        Finding("xid", Result.PASS, "none since the first sample")
+    ]
+
+
+def _xid_finding(xid: int) -> Finding:
+    result, meaning, action = xid_result(xid)
+    return Finding(
+        "xid", result, f"Xid {xid}: {meaning}", source="NVIDIA's Xid catalogue", action=action
+    )

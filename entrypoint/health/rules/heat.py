@@ -1,0 +1,82 @@
+"""Judge a GPU's temperature, and clocks that are lowered by heat or power."""
+
+from entrypoint.driver.readings import Unread
+from entrypoint.health.limits import SOURCES, Limits
+from entrypoint.health.rules.derived import SLOWDOWN_WINDOW
+from entrypoint.health.rules.rule import USUAL, Judgement, Rule, Values, at_threshold
+from entrypoint.health.verdict import Mode, Result
+
+SUSTAINED_S = 5.0  # a slowdown over a shorter time is not CRITICAL
+
+
+def _slowdown(values: Values, limits: Limits) -> Judgement:
+    reasons, slow, samples, span_s = values["slowdown"]
+    names = {
+        0x08: "hardware slowdown",
+        0x40: "hardware thermal slowdown",
+        0x80: "hardware power brake",
+    }
+    now = ", ".join(name for bit, name in names.items() if reasons & bit) or "none"
+    read = f"{now} now, in {slow} of the last {samples} samples"
+    limit = (
+        f"none; CRITICAL from {limits.slowdown_samples} of {SLOWDOWN_WINDOW} samples in "
+        f"{SUSTAINED_S:g} s or more"
+    )
+    if slow >= limits.slowdown_samples and span_s >= SUSTAINED_S:
+        return Judgement(Result.CRITICAL, read, limit, "cool")
+    if slow:
+        return Judgement(Result.WARN, read, limit, "cool")
+    return Judgement(Result.PASS, read, limit)
+
+
+def _temperature(values: Values, limits: Limits) -> Judgement:
+    temperature, slowdown, shutdown = (
+        values["temperature_c"],
+        values["slowdown_c"],
+        values["shutdown_c"],
+    )
+    working = values["working_c"]
+    # On most GPUs slowdown and shutdown are 3 °C apart, so the warning is at the working limit.
+    warning = slowdown if isinstance(working, Unread) else min(working, slowdown)
+    read, critical = f"{temperature} °C", shutdown - limits.shutdown_margin_c
+    limit = (
+        f"below {warning} °C, its working limit; slowdown {slowdown} °C, CRITICAL from "
+        f"{critical} °C, shutdown {shutdown} °C"
+    )
+    if temperature >= critical:
+        return Judgement(Result.CRITICAL, read, limit, "cool")
+    return at_threshold(temperature, warning, read, limit, Result.WARN, "cool")
+
+
+def _margin(values: Values, limits: Limits) -> Judgement:
+    """Judge the temperature of a GPU that reports the degrees left to its working limit."""
+    margin, slowdown, shutdown = (
+        values["margin_c"],
+        values["slowdown_margin_c"],
+        values["shutdown_margin_c"],
+    )
+    read, critical = f"{margin} °C left", shutdown + limits.shutdown_margin_c
+    limit = f"slowdown at {slowdown}, CRITICAL from {critical}, shutdown at {shutdown}"
+    if margin <= critical:
+        return Judgement(Result.CRITICAL, read, limit, "cool")
+    return at_threshold(-margin, -slowdown, read, limit, Result.WARN, "cool")
+
+
+RULES = (
+    Rule("slowdown", ("slowdown",), _slowdown, "DCGM", modes=USUAL | {Mode.WATCH}),
+    Rule(
+        "temperature",
+        ("temperature_c", "slowdown_c", "shutdown_c"),
+        _temperature,
+        SOURCES["shutdown_margin_c"],
+        also=("working_c",),
+        modes=USUAL | {Mode.WATCH},
+    ),
+    Rule(
+        "temperature-margin",
+        ("margin_c", "slowdown_margin_c", "shutdown_margin_c"),
+        _margin,
+        SOURCES["shutdown_margin_c"],
+        modes=USUAL | {Mode.WATCH},
+    ),
+)

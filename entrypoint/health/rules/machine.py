@@ -1,0 +1,72 @@
+"""Judge the driver, the number of GPUs, and differences between them. Pure."""
+
+from entrypoint.driver.readings import Sample, Unread
+from entrypoint.health.rules.gpus import NO_PERMISSION, UNKNOWN_ERROR, Selection
+from entrypoint.health.verdict import Finding, Result
+
+
+def judge_driver(sample: Sample) -> list[Finding]:
+    """Return one finding on whether the driver answered."""
+    if sample.fault is None:
+        return [Finding("driver", Result.PASS, f"version {sample.driver.get('driver_version')}")]
+    action = driver_action(sample.fault.code)
+    return [
+        Finding(
+            "driver",
+            Result.CRITICAL,
+            str(sample.fault),
+            limit="answers",
+            source="NVIDIA",
+            action=action,
+        )
+    ]
+
+
+def driver_action(code: int) -> str:
+    """Return the action for a driver that fails with this NVML error number."""
+    return {UNKNOWN_ERROR: "recreate_container", NO_PERMISSION: "grant"}.get(code, "reboot")
+
+
+def judge_count(selection: Selection, wanted: str) -> list[Finding]:
+    """Return one finding on whether the requested GPUs were found.
+
+    `wanted` is the option that requested the GPUs, or empty.
+    """
+    found = len(selection.gpus)
+    read = f"{found} of {found + selection.missing} GPUs requested" if wanted else f"{found} GPUs"
+    if selection.missing:
+        return [
+            Finding("count", Result.CRITICAL, read, limit=wanted, source="you", action="use_others")
+        ]
+    return [Finding("count", Result.PASS, read, limit=wanted, source="you" if wanted else "")]
+
+
+def judge_mixture(sample: Sample, selection: Selection) -> list[Finding]:
+    """Return findings on differences between GPUs that train together."""
+    readings = {
+        gpu.mig_parent or gpu.uuid: sample.gpus.get(gpu.mig_parent or gpu.uuid, {})
+        for gpu in selection.gpus
+    }
+    if len(readings) < 2:
+        return []
+    findings = []
+    for name in ("name", "vbios"):
+        values = {
+            str(value)
+            for each in readings.values()
+            if not isinstance(value := each.get(name), Unread | None)
+        }
+        result, action = (Result.WARN, "inspect") if len(values) > 1 else (Result.PASS, "")
+        if values:
+            read = ", ".join(sorted(values))
+            findings.append(
+                Finding(
+                    f"same-{name}",
+                    result,
+                    read,
+                    limit="the same on all",
+                    source="Trainbox",
+                    action=action,
+                )
+            )
+    return findings

@@ -1,0 +1,77 @@
+"""Judge how a GPU is set up, and which programs use it."""
+
+from entrypoint.driver.readings import Unread
+from entrypoint.health.limits import Limits
+from entrypoint.health.rules.rule import USUAL, Judgement, Rule, Values, at_threshold
+from entrypoint.health.verdict import Mode, Result
+
+
+def _inforom(values: Values, _limits: Limits) -> Judgement:
+    return Judgement(Result.PASS, f"version {values['inforom']}", "intact")
+
+
+def _persistence(values: Values, _limits: Limits) -> Judgement:
+    on = values["persistence"]
+    return at_threshold(
+        1 - on,
+        1,
+        "on" if on else "off: each start waits for the driver",
+        "on",
+        Result.WARN,
+        "change_mode",
+    )
+
+
+def _compute_mode(values: Values, _limits: Limits) -> Judgement:
+    mode, per_gpu, pids = values["compute_mode"], values["per_gpu"], values["processes"]
+    processes = 0 if isinstance(pids, Unread) else len(pids)
+    name = {0: "DEFAULT", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}.get(
+        mode, str(mode)
+    )
+    limit = "DEFAULT"
+    if mode == 2:
+        return Judgement(Result.CRITICAL, name, limit, "change_mode")
+    if mode in (1, 3):
+        wanted = f"{name}, {processes} program(s) on the GPU, {per_gpu} to start"
+        crowded = processes + per_gpu > 1
+        return Judgement(Result.CRITICAL if crowded else Result.WARN, wanted, limit, "change_mode")
+    return Judgement(Result.PASS, name, limit)
+
+
+def _mig(values: Values, _limits: Limits) -> Judgement:
+    current, pending = values["mig"]
+    names = ("off", "on")
+    read = (
+        names[current]
+        if current == pending
+        else f"{names[current]}, {names[pending]} after the next reset"
+    )
+    return at_threshold(
+        int(current != pending), 1, read, "nothing pending", Result.WARN, "reset_gpu"
+    )
+
+
+def _processes(values: Values, _limits: Limits) -> Judgement:
+    pids = values["processes"]
+    read = (
+        f"{len(pids)} program(s) use the GPU: pid {', '.join(map(str, pids))}"
+        if pids
+        else "no program uses the GPU"
+    )
+    return at_threshold(len(pids), 1, read, "none", Result.WARN, "wait")
+
+
+RULES = (
+    Rule("inforom", ("inforom",), _inforom),
+    Rule("persistence", ("persistence",), _persistence, "NVIDIA"),
+    Rule(
+        "compute-mode",
+        ("compute_mode", "per_gpu"),
+        _compute_mode,
+        "CUDA",
+        also=("processes",),
+        modes=USUAL - {Mode.MONITOR},
+    ),
+    Rule("mig", ("mig",), _mig, "NVIDIA"),
+    Rule("processes", ("processes",), _processes, "Trainbox", modes=USUAL - {Mode.MONITOR}),
+)
