@@ -148,7 +148,7 @@ def test_a_silent_or_slow_stranger_is_dropped_in_time(
     party: Party, strangers: Any, monkeypatch: pytest.MonkeyPatch, begin: bytes
 ) -> None:
     monkeypatch.setattr(reception, "_HELLO_S", 0.3)
-    monkeypatch.setattr(reception, "_LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(reception, "LOOK_EVERY_S", 0.1)
     first, port = _listening(party)
     stranger = strangers(port)
     stranger.send(begin)

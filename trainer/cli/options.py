@@ -171,8 +171,8 @@ _TRAINING_OPTIONS = [
         section=BATCH,
         type=COUNT,
         metavar="N",
-        help="Micro-batches per step on each GPU. Default: 1, and more if the first steps do not "
-        "fit.",
+        help="Micro-batches per step for each shard. Default: 1, and more if the first steps do "
+        "not fit.",
     ),
     make_option(
         "--shards",

@@ -9,10 +9,8 @@ from collections.abc import Collection
 
 from trainer.errors import Failure, NetworkFailure, WrongUse
 from trainer.launch.meeting import Meeting
-from trainer.launch.node import Deadline, Log, Node
+from trainer.launch.node import LOOK_EVERY_S, Deadline, Log, Node, refuse_unknown_host
 from trainer.launch.reception import Reception
-
-_RETRY_S = 1.0
 
 
 def host(node: Node, log: Log) -> Meeting:
@@ -56,16 +54,6 @@ def host(node: Node, log: Log) -> Meeting:
     return Meeting(address, port, store, processes, connections)
 
 
-def refuse_unknown_host(node: Node, error: socket.gaierror) -> None:
-    """Raise WrongUse for an unknown host, unless its name may become known later."""
-    if not node.await_name:
-        raise WrongUse(
-            f"--rdzv-endpoint {node.endpoint}: this machine cannot find the host "
-            f"{node.host_and_port[0]} ({error.strerror}): write its address, as in "
-            "192.168.1.10:29400"
-        ) from error
-
-
 def _listen(node: Node, deadline: Deadline) -> socket.socket:
     """Return a socket that listens only at the address of the endpoint.
 
@@ -81,7 +69,7 @@ def _listen(node: Node, deadline: Deadline) -> socket.socket:
         except socket.gaierror as error:
             refuse_unknown_host(node, error)
             deadline.check("the name of node 0", str(error.strerror))
-            time.sleep(_RETRY_S)
+            time.sleep(LOOK_EVERY_S)
             continue
         # Listen at the first of its addresses that works.
         for family, _, _, _, address in found:
@@ -101,7 +89,7 @@ def _listen(node: Node, deadline: Deadline) -> socket.socket:
         if not (node.await_name and is_name and last.errno == errno.EADDRNOTAVAIL):
             raise _cannot_listen(node, where, last)
         deadline.check("the address of node 0", f"{where} is not this machine's")
-        time.sleep(_RETRY_S)
+        time.sleep(LOOK_EVERY_S)
 
 
 def _cannot_listen(node: Node, where: str, error: OSError) -> Failure:

@@ -8,12 +8,19 @@ import time
 
 from trainer.errors import NetworkFailure, WrongUse
 from trainer.launch.connection import Connection, NotSigned
-from trainer.launch.host import refuse_unknown_host
 from trainer.launch.meeting import Meeting
 from trainer.launch.messages import LONGEST_TEXT, Answer, Message, integer, nonce
-from trainer.launch.node import SAME_COMMAND, SAME_SECRET, Deadline, Log, Node
+from trainer.launch.node import (
+    LOOK_EVERY_S,
+    SAME_COMMAND,
+    SAME_SECRET,
+    Deadline,
+    Log,
+    Node,
+    refuse_unknown_host,
+)
 
-_LOOK_EVERY_S, _CONNECT_S = 1.0, 5.0
+_CONNECT_S = 5.0
 _LONGEST_ANSWER, _LONGEST_REASON = 2**20, 1000
 
 
@@ -42,7 +49,7 @@ def join(node: Node, log: Log) -> Meeting:
                 f"a program other than Trainbox answers at {node.endpoint}: {SAME_COMMAND}"
             ) from error
         deadline.check("node 0", remark)
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(LOOK_EVERY_S)
 
 
 def _ask(node: Node, deadline: Deadline) -> Meeting:
@@ -67,7 +74,7 @@ def _ask(node: Node, deadline: Deadline) -> Meeting:
         def receive(missing: str) -> Message:
             while True:
                 deadline.check(missing)
-                if selector.select(_LOOK_EVERY_S) and (found := connection.read()) is not None:
+                if selector.select(LOOK_EVERY_S) and (found := connection.read()) is not None:
                     return found
 
         # Exchange nonces. With a secret, both sides sign all messages from here on.

@@ -1,11 +1,13 @@
 """Describe a node of a job, and limit the time that it waits for the other nodes."""
 
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trainer.errors import NetworkFailure
+from trainer.errors import NetworkFailure, WrongUse
 
+LOOK_EVERY_S = 1.0  # between two attempts, and the longest wait without a check of the time
 _REPORT_EVERY_S = 10
 # The remedy if a node cannot find the other nodes.
 SAME_COMMAND = (
@@ -71,3 +73,13 @@ class Deadline:
                 f"waiting for {missing} at {node.endpoint}, {waited_s} s of "
                 f"{node.timeout_s} s{remark}"
             )
+
+
+def refuse_unknown_host(node: Node, error: socket.gaierror) -> None:
+    """Raise WrongUse for an unknown host, unless its name may become known later."""
+    if not node.await_name:
+        raise WrongUse(
+            f"--rdzv-endpoint {node.endpoint}: this machine cannot find the host "
+            f"{node.host_and_port[0]} ({error.strerror}): write its address, as in "
+            "192.168.1.10:29400"
+        ) from error

@@ -13,9 +13,8 @@ from trainer.errors import WrongUse
 from trainer.launch.admission import OWN_RANK, Refusal, another_secret, mismatch, taken_rank
 from trainer.launch.connection import Connection, NotSigned
 from trainer.launch.messages import Hello, nonce
-from trainer.launch.node import Log, Node
+from trainer.launch.node import LOOK_EVERY_S, Log, Node
 
-_LOOK_EVERY_S = 1.0
 # Limits on strangers: open connections without a hello, seconds until the hello, lines in the log.
 _MOST_GUESTS, _HELLO_S, _MOST_COMPLAINTS = 64, 10.0, 20
 
@@ -62,7 +61,7 @@ class Reception:
         now = time.monotonic()
         for guest in [guest for guest in self._guests.values() if guest.deadline_s < now]:
             self._drop(guest.connection)
-        for key, _ in self._selector.select(_LOOK_EVERY_S):
+        for key, _ in self._selector.select(LOOK_EVERY_S):
             if key.data is None:
                 self._accept()
             elif key.data.fileno() >= 0:  # negative: closed earlier in this round
@@ -79,7 +78,7 @@ class Reception:
             if self._guests:
                 self._drop(next(iter(self._guests)))
             else:
-                time.sleep(_LOOK_EVERY_S)
+                time.sleep(LOOK_EVERY_S)
             return
         try:
             connection = Connection(accepted, peer[0])

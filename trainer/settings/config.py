@@ -29,7 +29,7 @@ class Config:
     None leaves the choice to the task, the hardware or the number of processes.
 
     `batch_size` is global. It counts the examples of one optimizer step over all processes and
-    micro-batches. `accumulation` is the number of micro-batches per process, and None chooses the
+    micro-batches. `accumulation` is the number of micro-batches per shard, and None chooses the
     smallest number that fits in memory.
     """
 

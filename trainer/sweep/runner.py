@@ -15,7 +15,7 @@ from trainer.sweep.study import Study
 from trainer.sweep.trials import Trial
 from trainer.system.signals import StopRequest
 
-_POLL_S = 0.2
+POLL_S = 0.2
 _BEAT_EVERY_S = 10.0
 _START_S = 600.0  # for a worker to import torch and compute something
 _STARTS = 3
@@ -134,7 +134,7 @@ class SweepRun:
         by_connection = {
             slot.connection: slot for slot in self._slots if slot.connection is not None
         }
-        for connection in wait(list(by_connection), timeout=_POLL_S):
+        for connection in wait(list(by_connection), timeout=POLL_S):
             self._handle_next(by_connection[connection])  # type: ignore[index]
 
     def _handle_next(self, slot: Slot) -> None:

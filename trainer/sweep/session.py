@@ -11,14 +11,13 @@ from trainer.sweep import results
 from trainer.sweep.grid import Sweep
 from trainer.sweep.progress import print_above_bar
 from trainer.sweep.retries import Limits
-from trainer.sweep.runner import SweepRun
+from trainer.sweep.runner import POLL_S, SweepRun
 from trainer.sweep.slots import Slot
 from trainer.sweep.storage import storage_failures
 from trainer.sweep.study import Study, open_study
 from trainer.system.hints import tensorboard
 from trainer.system.signals import StopRequest
 
-_POLL_S = 0.2
 _JOIN_S = 600.0
 
 
@@ -155,4 +154,4 @@ def _wait_for(storage: str | None, folder: Path, stop: StopRequest) -> None:
         if not reported:
             print_above_bar(f"waiting for another machine to start {folder}")
             reported = True
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
