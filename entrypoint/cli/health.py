@@ -24,8 +24,8 @@ _SELECTION = {"modes", "gpus", "gpu_ids", "require"}
 _EXAMINATION = {*_SELECTION, "health_limits", "processes", "runs_dir"}
 _USED = {
     "check": {*_EXAMINATION, "as_json"},
-    "gate": {*_EXAMINATION, "as_json"},
-    "live": {*_SELECTION, "as_json"},
+    "gate": {*_EXAMINATION, "as_json", "wanted"},
+    "live": {*_SELECTION, "as_json", "wanted"},
     "monitor": {*_EXAMINATION, "listen", "interval_s"},
     "deep": {*_EXAMINATION, "as_json", "deadline_s"},
     "list": {"modes", "as_json"},
@@ -90,6 +90,8 @@ _USED = {
     help="Checks that must be readable here, such as ecc-uncorrected,nvlink.",
 )
 @health_limits_option
+# For HEALTH=0, with which the two modes that decide about a training pass without a check.
+@click.option("--health/--no-health", "wanted", default=True, envvar="HEALTH", hidden=True)
 @click.option(
     "--processes",
     type=click.IntRange(1),
@@ -131,6 +133,7 @@ def health(
     as_json: bool,
     require: str,
     health_limits: Path | None,
+    wanted: bool,
     processes: int | None,
     runs_dir: Path,
     deadline_s: float,
@@ -155,7 +158,7 @@ def health(
     from entrypoint.driver.process import Driver, NoAnswer
     from entrypoint.health.check import Question, broken_driver, check_names
     from entrypoint.health.limits import read_limits
-    from entrypoint.health.verdict import Mode
+    from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 
     if len(flags := dict.fromkeys(f"--{mode}" for mode in modes)) > 1:
         raise InvalidRequest(f"{' and '.join(flags)} are different modes of health: choose one")
@@ -165,6 +168,9 @@ def health(
         _list_gpus(as_json)
         return
     kind = Mode(name)
+    if not wanted and "wanted" in _USED[name]:
+        _show(Verdict(kind, (Finding("driver", Result.INFO, "not checked: HEALTH=0"),)), as_json)
+        return
     required = tuple(filter(None, require.split(",")))
     known = check_names(kind)
     if unknown := [name for name in required if name not in known]:

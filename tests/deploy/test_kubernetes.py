@@ -97,7 +97,7 @@ def template_of(folder: Path) -> Object:
 
 def test_all_folders_are_tested() -> None:
     folders = {path.parent.name for path in DEPLOY.glob("*/kustomization.yaml")}
-    assert folders == {*TRAININGS, "trainjob", "tensorboard", "storage"}
+    assert folders == {*TRAININGS, "trainjob", "tensorboard", "storage", "storage-one-node"}
     kinds = {thing["kind"] for folder in DEPLOY.iterdir() for thing in objects(folder)} - {
         "ConfigMap"
     }
@@ -226,6 +226,11 @@ def test_the_volumes_are_apart_from_the_jobs_and_any_node_can_mount_them() -> No
         for claim in objects(DEPLOY / "storage")
     }
     assert claims == {"runs": ["ReadWriteMany"], "data": ["ReadWriteMany"]}
+    if KUSTOMIZE:
+        storage, one_node = (objects(DEPLOY / name) for name in ("storage", "storage-one-node"))
+        for claim in (copied := json.loads(json.dumps(storage))):
+            claim["spec"]["accessModes"] = ["ReadWriteOnce"]
+        assert one_node == copied
     for name in (*OVERLAYS, "tensorboard"):
         assert "PersistentVolumeClaim" not in {thing["kind"] for thing in objects(DEPLOY / name)}
 
@@ -366,12 +371,13 @@ def environment(
     env = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
     for source in container.get("envFrom", []):
         name = source["configMapRef"]["name"]
-        (data,) = (
+        found = [
             t["data"]
             for t in objects(folder)
             if t["kind"] == "ConfigMap" and t["metadata"]["name"] == name
-        )
-        env |= data
+        ]
+        assert len(found) == 1 or (not found and source["configMapRef"].get("optional"))
+        env |= dict(*found)
     annotations = {}
     if index is not None:
         env["JOB_COMPLETION_INDEX"] = annotations["batch.kubernetes.io/job-completion-index"] = str(
@@ -617,6 +623,33 @@ def test_the_gate_is_closed_if_a_requested_gpu_is_missing(name: str, run: Run) -
 
 
 @needs_kustomize
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_health_0_opens_the_gate_and_the_liveness_probe(
+    name: str, run: Run, tmp_path: Path
+) -> None:
+    if name == "trainjob":  # the page's ConfigMap for all jobs of the namespace
+        assert "kubectl create configmap health --from-literal=HEALTH=0" in PAGE.read_text()
+        made = (
+            "configurations: [names.yaml]\nconfigMapGenerator: [{name: made, literals: [HEALTH=0]}]"
+        )
+        folder = changed(tmp_path, name, ("configurations: [names.yaml]", made))
+        runtime = folder.parent / "trainjob-runtime/runtime.yaml"
+        made_name = one(folder, "ConfigMap")["metadata"]["name"]
+        runtime.write_text(runtime.read_text().replace("{name: health,", f"{{name: {made_name},"))
+    else:
+        folder = changed(tmp_path, name, ("- GPUS=1", "- GPUS=1\n      - HEALTH=0"))
+    pod = pods(folder)[0]
+    (health,) = pod.spec["initContainers"]
+    for container, words in (
+        ("health", health["args"]),
+        (pod.train["name"], pod.train["livenessProbe"]["exec"]["command"][1:]),
+    ):
+        assert run(pod, container, words, **{"gpu0.ret": 15}).code == 0
+        assert pod.env[container].pop("HEALTH") == "0"
+        assert run(pod, container, words, **{"gpu0.ret": 15}).code == 1
+
+
+@needs_kustomize
 def test_a_broken_gpu_closes_the_gate_and_fails_the_liveness_probe(run: Run) -> None:
     (pod,) = pods(DEPLOY / "one-node")
     (health,) = pod.spec["initContainers"]
@@ -755,15 +788,20 @@ def blocks() -> list[tuple[str, Object]]:
 
 
 @needs_kustomize
-def test_the_changes_that_the_page_shows_have_their_effect(run: Run, tmp_path: Path) -> None:
-    made = []
+def test_the_changes_that_the_page_shows_have_their_effect(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = []
     for number, (name, lines) in enumerate(blocks()):
-        folder = changed(tmp_path / str(number), name)
+        folders.append(folder := changed(tmp_path / str(number), name))
         (folder / "gestures.py").touch()
+        (folder / "limits.toml").write_text("disk_mib = 1e14\n")
         file = folder / "kustomization.yaml"
         file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | lines))
-        made.append(pods(folder))
-    (mnist,), (own,), (large,), sweep = made
+    storage, *trainings, sweeping = folders
+    (mnist,), (all_gpus,), (own,), (large,), (special,), (limited,) = map(pods, trainings)
+    assert {claim["spec"]["storageClassName"] for claim in objects(storage)} == {"cephfs"}
+    # The settings of a training.
     assert mnist.address.startswith("mnist-train-")
     assert (
         mnist.env["train"].items()
@@ -774,6 +812,9 @@ def test_the_changes_that_the_page_shows_have_their_effect(run: Run, tmp_path: P
         "my_tasks/gestures.py:Gestures",
         "width=64",
     )
+    assert (all_gpus.gpus, all_gpus.env["train"]["GPUS"]) == (8, "all")
+    assert plan_of(run, all_gpus)["nproc_per_node"] == 8
+    # Resources, node, user and features of a cluster.
     assert large.train["resources"]["limits"] == {"cpu": 32, "memory": "256Gi", "nvidia.com/gpu": 1}
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}} in large.spec[
         "volumes"
@@ -783,6 +824,29 @@ def test_the_changes_that_the_page_shows_have_their_effect(run: Run, tmp_path: P
         large.spec["securityContext"]["runAsUser"],
         large.spec["securityContext"]["runAsNonRoot"],
     ) == (4711, True)
+    assert (special.spec["runtimeClassName"], special.spec["priorityClassName"]) == (
+        "nvidia",
+        "training",
+    )
+    (health,) = special.spec["initContainers"]
+    assert health["resources"] == special.train["resources"]
+    assert special.train["resources"]["limits"]["ephemeral-storage"] == "6Gi"
+    annotations = template_of(trainings[4])["metadata"]["annotations"]
+    assert set(annotations.values()) == {"true", "false"}
+    # The limits of the health check are where the tasks are mounted.
+    file = limited.env["health"]["HEALTH_LIMITS"]
+    assert file == limited.env["train"]["HEALTH_LIMITS"] == "my_tasks/limits.toml"
+    made = next(o for o in objects(trainings[5]) if "limits.toml" in o.get("data", {}))
+    assert {"name": "tasks", "configMap": {"name": made["metadata"]["name"], "optional": True}} in (
+        limited.spec["volumes"]
+    )
+    (tmp_path / "my_tasks").mkdir()
+    (tmp_path / file).write_text(made["data"]["limits.toml"])
+    monkeypatch.chdir(tmp_path)
+    ended = run(limited, "health", ["health", "--gate"])
+    assert "limits overridden: disk_mib 100000000000000.0 (default 2048)" in ended.out
+    # A sweep.
+    sweep = pods(sweeping)
     assert [pod.gpus for pod in sweep] == [2] * 4
     words = ["sweep", "--check", *sweep[0].env["train"]["ARGS"].split()]
     env = clean_environment(TASK=sweep[0].env["train"]["TASK"])

@@ -314,6 +314,20 @@ def test_a_liveness_probe_ignores_limits_of_the_environment(
     assert health(forked, library, config, "--gate", HEALTH_LIMITS="none.toml").code == 2
 
 
+def test_health_0_passes_the_gate_and_the_liveness_probe_without_the_driver(
+    forked: Trainbox, library: Path, tmp_path: Path
+) -> None:
+    broken = put(tmp_path, "h100", {"gpu0.ret": 15, "hang.init": 1})
+    for mode in ("--gate", "--live"):
+        ended = health(forked, library, broken, mode, HEALTH="0", HEALTH_LIMITS="none.toml")
+        assert ended.code == 0
+        assert "read   not checked: HEALTH=0" in ended.out and "OPEN, INFO" in ended.out
+    judged = health(forked, library, put(tmp_path, "h100", {"gpu0.ret": 15}), HEALTH="0")
+    assert judged.code == 1, "`trainbox health` alone checks this machine"
+    refused = health(forked, library, broken, "--no-health")
+    assert (refused.code, "--no-health): drop them" in refused.err) == (2, True)
+
+
 # A driver that hangs.
 
 
