@@ -1,0 +1,130 @@
+"""One optimizer step: from the micro-batches to the new weights."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.loop.log import not_finite
+from trainer.loop.out_of_memory import FIRST_STEPS, all_fit
+from trainer.loop.state import Job
+from trainer.loop.task_checks import checked_factor
+
+# Shape suffix: B examples of a micro-batch.
+
+
+class EagerStep:
+    """The optimizer step of a training, which computes one operation after the other."""
+
+    def __init__(self, job: Job, micro_batches: Iterator[Any]) -> None:
+        """Train `job` on `micro_batches`, this rank's micro-batches from the current step."""
+        self._job, self._micro_batches = job, micro_batches
+        config, schedule = job.config, job.schedule
+        self._first_step = job.state.progress.step
+        self._warmup_steps = round(config.warmup_epochs * schedule.steps_per_epoch)
+        # The loss of a step is the sum over its examples divided by the global batch size, so the
+        # gradient means the same for every number of processes. Each example has this weight.
+        self._weights_B = [
+            torch.full((micro.size,), 1 / schedule.batch_size, device=job.world.device)
+            for micro in schedule.micros
+        ]
+
+    def __call__(self, needs_norm: bool) -> Tensor | None:
+        """Update the weights once; all ranks must call this.
+
+        Return the norm of the gradient before clipping, or None. The norm takes time, so without
+        `needs_norm` it is computed only if the step itself uses it.
+        """
+        job = self._job
+        config, schedule, state = job.config, job.schedule, job.state
+        progress = state.progress
+
+        # Set the learning rate of this step.
+        factor = checked_factor(
+            job.task, job.task.schedule(progress.step, schedule.total_steps, self._warmup_steps)
+        )
+        for group in state.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+
+        # Copy the running statistics, such as those of batch norm, if the step may be undone.
+        old_statistics = (
+            [buffer.clone() for buffer in _statistics(state.model)] if config.skip_nonfinite else []
+        )
+
+        # In the first steps, the ranks agree that the batch fits in memory before they exchange
+        # gradients. In later steps, the exchange overlaps with the backward.
+        overlaps = progress.step >= self._first_step + FIRST_STEPS
+        with contextlib.nullcontext() if overlaps else all_fit(job.strategy):
+            for micro, weight_B in zip(schedule.micros, self._weights_B, strict=True):
+                # Fetch a micro-batch, and seed its random numbers.
+                batch = next(self._micro_batches)
+                job.world.seed(config.seed, "forward", progress.step, micro.shard, micro.part)
+
+                # Compute each loss, (B,), and the gradient of the weighted sum of all losses.
+                with job.reduction.of(micro, overlaps):
+                    losses_B = job.loss_module(batch)
+                    trained_B = [loss_B for loss_B in losses_B.values() if loss_B.requires_grad]
+                    torch.autograd.backward(
+                        trained_B, [state.scaler.scale(weight_B)] * len(trained_B)
+                    )
+                state.running.add(losses_B)
+
+        # Sum the gradients over the shards of all ranks.
+        job.reduction.finish()
+        state.running.steps += 1
+        progress.step += 1
+
+        # Clip the gradient, and update the weights. Clear all gradients of the model, because the
+        # optimizer may not have all parameters.
+        uses_norm = needs_norm or config.clip_norm or config.skip_nonfinite
+        norm = _clipped_norm(job) if uses_norm else None
+        _update(job, norm, old_statistics)
+        state.model.zero_grad()
+        return norm
+
+
+def _clipped_norm(job: Job) -> Tensor:
+    """Unscale the gradient and clip it to `--clip-norm`. Return its norm before clipping."""
+    if job.state.scaler.is_enabled():
+        job.state.scaler.unscale_(job.state.optimizer)
+    if job.config.clip_norm is not None:
+        norm = torch.nn.utils.clip_grad_norm_(job.state.model.parameters(), job.config.clip_norm)
+    else:
+        norm = torch.nn.utils.get_total_norm(
+            [p.grad for p in job.state.model.parameters() if p.grad is not None]
+        )
+    whole: Tensor = job.strategy.whole(norm)
+    return whole
+
+
+def _update(job: Job, norm: Tensor | None, old_statistics: list[Tensor]) -> None:
+    """Update the weights, or under --skip-nonfinite undo a step whose gradient is not finite.
+
+    `norm` is the norm of the sum over all ranks, so all ranks decide the same. Under fp16, the
+    scaler decides instead. `old_statistics` are the running statistics before the step.
+    """
+    progress, limit = job.state.progress, job.config.skip_nonfinite
+    if not limit or norm is None or job.state.scaler.is_enabled() or math.isfinite(norm):
+        job.state.scaler.step(job.state.optimizer)
+        job.state.scaler.update()
+        progress.skipped_in_a_row = 0
+        return
+    progress.skipped += 1
+    progress.skipped_in_a_row += 1
+    if progress.skipped_in_a_row > limit:
+        raise not_finite(job, f"the gradient of {progress.skipped_in_a_row} steps in a row")
+    job.state.running.drop_step()
+    for buffer, old in zip(_statistics(job.state.model), old_statistics, strict=True):
+        buffer.copy_(old)
+    job.run.report(
+        f"step {progress.step}: the gradient is not finite, the step is skipped "
+        f"({progress.skipped} so far)"
+    )
+
+
+def _statistics(model: nn.Module) -> list[Tensor]:
+    """Return the running statistics: the buffers that one bad batch can corrupt."""
+    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
