@@ -99,12 +99,16 @@ def test_the_packages_do_not_know_each_other() -> None:
     assert {module for module in importers("entrypoint") if module.startswith("trainer.")} == set()
 
 
-def test_both_packages_have_the_same_rule_of_what_is_a_secret() -> None:
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("entrypoint/doctor/secret_rule.py", "trainer/settings/secret_rule.py"),
+        ("entrypoint/system/architectures.py", "trainer/system/architectures.py"),
+    ],
+)
+def test_both_packages_have_the_same_rule(ours: str, theirs: str) -> None:
     """Copy the file that you changed over the other one."""
-    ours, theirs = (
-        ROOT / folder / "secret_rule.py" for folder in ("entrypoint/doctor", "trainer/settings")
-    )
-    assert ours.read_bytes() == theirs.read_bytes()
+    assert (ROOT / ours).read_bytes() == (ROOT / theirs).read_bytes()
 
 
 def test_the_entrypoint_decides_without_torch() -> None:

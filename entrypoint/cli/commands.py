@@ -39,6 +39,7 @@ from entrypoint.system import hints
 from entrypoint.system.commands import check_packages, command_of, without_ranks
 from entrypoint.system.cpus import usable_cpus
 from entrypoint.system.streams import message, open_streams
+from entrypoint.system.torch_build import torch_architectures
 
 # Verbs that were renamed, and the verb and arguments that replace them.
 _RENAMED = {
@@ -379,7 +380,10 @@ def _plan(
     if request.device in ("cpu", "mps") or request.gpus == 0:
         return decide(request, ())
     checked.driver = Driver()
-    return decide(request, visible_to_cuda(detect(checked.driver)))
+    gpus = visible_to_cuda(detect(checked.driver))
+    if gpus:
+        request = dataclasses.replace(request, architectures=torch_architectures())
+    return decide(request, gpus)
 
 
 def _device(requested: str | None, processes: int | None) -> str | None:

@@ -16,6 +16,7 @@ class Gpu:
         memory_mib: the total memory in MiB, 0 if it is shared with the host.
         mig_index: the position of a slice on its GPU.
         mig_parent: the UUID of the GPU that a slice is part of.
+        capability: the compute capability (major, minor), None if the driver does not report it.
         fault: why a GPU that the driver lists cannot be used.
         fault_code: NVML's number of this fault, if it has one.
     """
@@ -28,6 +29,7 @@ class Gpu:
     mig_parent: str | None = None
     fault: str | None = None
     fault_code: int | None = None
+    capability: tuple[int, int] | None = None
 
     @property
     def label(self) -> str:

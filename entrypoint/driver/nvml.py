@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pynvml
@@ -336,7 +336,8 @@ def _slices(handle: object, whole: Gpu) -> list[Gpu]:
             mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, position)
         except pynvml.NVMLError_NotFound:
             continue  # no slice at this position
-        slices.append(_describe(mig, whole.index, len(slices), whole.uuid))
+        slice_ = _describe(mig, whole.index, len(slices), whole.uuid)
+        slices.append(replace(slice_, capability=whole.capability))
     return slices or [
         Gpu(whole.index, whole.uuid, whole.name, 0, fault="MIG mode is on without a slice")
     ]
@@ -359,7 +360,16 @@ def _describe(
         memory_mib=_memory_mib(handle),
         mig_index=mig_index,
         mig_parent=mig_parent,
+        capability=_capability(handle),
     )
+
+
+def _capability(handle: object) -> tuple[int, int] | None:
+    try:
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    except pynvml.NVMLError:
+        return None  # the rules then do not judge it
+    return major, minor
 
 
 def _mig_enabled(handle: object) -> bool:

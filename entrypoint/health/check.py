@@ -16,6 +16,7 @@ from entrypoint.health.node import Node, judge_node, read_node
 from entrypoint.health.rules.gpus import Selection, judge_gpus
 from entrypoint.health.rules.machine import (
     driver_action,
+    judge_architectures,
     judge_count,
     judge_driver,
     judge_mixture,
@@ -67,6 +68,7 @@ def check_names(mode: Mode = Mode.CHECK) -> list[str]:
         "driver",
         "count",
         "handle",
+        "architecture",
         "same-name",
         "same-vbios",
         "cpus",
@@ -194,6 +196,7 @@ def verdict(samples: Sequence[Sample], question: Question, node: Node | None) ->
         if question.mode is not Mode.LIVE:
             findings += judge_mixture(newest, selection)
     if node is not None:
+        findings += judge_architectures(node.architectures, selection)
         findings += judge_node(
             node,
             newest.driver,

@@ -1,6 +1,5 @@
 """Checks of the node: CPUs, memory, shared memory, disk, and the driver's CUDA version."""
 
-import importlib.util
 import os
 import re
 import shutil
@@ -12,6 +11,7 @@ from entrypoint.health.limits import SOURCES, Limits
 from entrypoint.health.verdict import Finding, Result
 from entrypoint.system.cgroup import file_text, levels
 from entrypoint.system.cpus import usable_cpus
+from entrypoint.system.torch_build import torch_architectures, torch_cuda
 
 _MIB = 2**20
 _SHM = Path("/dev/shm")  # noqa: S108 - the system's own name
@@ -25,6 +25,7 @@ class Node:
         output: the folder of the runs.
         output_fault: why the folder of the runs cannot be written.
         wheels_cuda: the CUDA version that the installed torch is built for.
+        architectures: the GPU architectures that it is built for; empty if they are not known.
     """
 
     cpus: int
@@ -34,6 +35,7 @@ class Node:
     output: str | None
     output_fault: str | None
     wheels_cuda: str | None
+    architectures: tuple[str, ...]
 
 
 def read_node(runs_dir: Path | None) -> Node:
@@ -49,7 +51,8 @@ def read_node(runs_dir: Path | None) -> Node:
         disk_free_mib=_free_mib(folder),
         output=str(runs_dir) if runs_dir else None,
         output_fault=_write_fault(folder) if runs_dir else None,
-        wheels_cuda=_wheels_cuda(),
+        wheels_cuda=torch_cuda(),
+        architectures=torch_architectures(),
     )
 
 
@@ -212,19 +215,3 @@ def _memory_free_mib() -> int | None:
             # The kernel frees the file cache when memory is needed.
             available.append(max(0, int(limit) - int(usage) + cache) // _MIB)
     return min(available, default=None)
-
-
-def _wheels_cuda() -> str | None:
-    """Return the CUDA version that the installed torch is built for, or None.
-
-    The version file is read because importing torch takes seconds.
-    """
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        return None
-    match = re.search(
-        r"^cuda\b[^=]*= *['\"]([\d.]+)['\"]",
-        file_text(Path(found.origin).parent / "version.py"),
-        re.M,
-    )
-    return match[1] if match else None

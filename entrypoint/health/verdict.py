@@ -100,6 +100,7 @@ ACTIONS = {
     "recreate_container": "remove the container and start a new one; a daemon reload takes the "
     "GPUs from a running one",
     "update_driver": "install a newer driver, or use an image built for its CUDA version",
+    "change_torch": "use other GPUs, or an image whose torch is built for this architecture",
     "cool": "check the fans, the air flow and the power supply",
     "inspect": "inspect the GPU when convenient; the run may start",
     "ask_host": "run `nvidia-smi -q` on the host: if it fails too, reboot",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from entrypoint.driver.gpus import Gpu, labels, select
 from entrypoint.errors import HardwareMissing, InvalidRequest
 from entrypoint.launch.cluster import DEFAULT_PORT, RDZV_TIMEOUT_S, Cluster
+from entrypoint.system.architectures import without_code
 from entrypoint.system.commands import command_of
 
 _BY_TORCHRUN = ("ddp", "fsdp")
@@ -23,6 +24,7 @@ class LaunchRequest:
         argv: the module that each process runs and its arguments, such as `trainer train digits`.
         cpus: the number of CPUs that this container may use.
         gpus: a count, or "all".
+        architectures: the GPU architectures that torch is built for; empty if they are not known.
     """
 
     argv: tuple[str, ...]
@@ -39,6 +41,7 @@ class LaunchRequest:
     rdzv_id: str | None = None
     rdzv_timeout_s: int = RDZV_TIMEOUT_S
     omp_num_threads: int | None = None
+    architectures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ def plan_launch(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -
     nproc = _processes(request, chosen, cluster)
     strategy = _strategy(request, chosen, nproc, nodes)
     _refuse_faults(chosen)
+    _refuse_architectures(chosen, request.architectures)
     _refuse_mig_groups(chosen)
     return LaunchPlan(
         strategy=strategy,
@@ -107,6 +111,7 @@ def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> Lau
         request = replace(request, gpus="all")
     chosen, choice = _choose_gpus(request, gpus, Cluster())
     _refuse_faults(chosen)
+    _refuse_architectures(chosen, request.architectures)
     if chosen:
         if request.processes is not None:
             raise InvalidRequest(
@@ -323,6 +328,15 @@ def _refuse_faults(chosen: Sequence[Gpu]) -> None:
             raise HardwareMissing(
                 f"GPU {gpu.label} cannot be used ({gpu.fault}): name others with --gpu-ids, or fix "
                 "it (reset, reboot)"
+            )
+
+
+def _refuse_architectures(chosen: Sequence[Gpu], architectures: Sequence[str]) -> None:
+    for gpu in chosen:
+        if gpu.capability and (reason := without_code(gpu.capability, architectures)):
+            raise HardwareMissing(
+                f"torch has no code for GPU {gpu.label}, {gpu.name} ({reason}): use other GPUs, an "
+                "image whose torch is built for this architecture, or --device cpu"
             )
 
 

@@ -38,7 +38,8 @@ class Case:
         return f"{self.check}-{self.injected}"
 
 
-NEW_ENOUGH = {"cuda": 13000}  # for an old driver's profile, whose CUDA would fail the gate
+# For an old driver's profile, whose CUDA version and whose V100 would close the gate.
+NEW_ENOUGH = {"cuda": 13000, "gpu.compute_capability": "8.0"}
 
 
 def on_gpu_1(
@@ -126,19 +127,19 @@ CASES = (
         "row-remap", CRITICAL, "remapped_rows.pending", 1, 1, limits='remap_pending = "CRITICAL"'
     ),
     on_gpu_1("row-remap", CRITICAL, "remapped_rows.failed", 1, 1),
-    Case("row-remap", "a GPU before Ampere", NA, profile="v100"),
+    Case("row-remap", "a GPU before Ampere", NA, profile="t4"),
     Case("row-remap", "MIG slices", NA, profile="a100-mig"),
-    on_gpu_1("retired-pages", PASS, "retired_pages.single_bit", 62, profile="v100"),
-    on_gpu_1("retired-pages", CRITICAL, "retired_pages.single_bit", 63, 1, "v100"),
+    on_gpu_1("retired-pages", PASS, "retired_pages.single_bit", 62, profile="t4"),
+    on_gpu_1("retired-pages", CRITICAL, "retired_pages.single_bit", 63, 1, "t4"),
     Case(
         "retired-pages",
         "`gpu1.retired_pages.single_bit=60`, `double_bit=3`",
         CRITICAL,
         1,
-        "v100",
+        "t4",
         {"gpu1.retired_pages.single_bit": 60, "gpu1.retired_pages.double_bit": 3},
     ),
-    on_gpu_1("retired-pages", WARN, "retired_pages.pending", 1, profile="v100"),
+    on_gpu_1("retired-pages", WARN, "retired_pages.pending", 1, profile="t4"),
     Case("retired-pages", "Ampere or later", NA),
     on_gpu_1("slowdown", PASS, "clocks_event_reasons", "0x1"),
     on_gpu_1("slowdown", PASS, "clocks_event_reasons", "0x4"),
@@ -205,6 +206,12 @@ CASES = (
     Case("mig", "a GPU without MIG", NA, profile="t4"),
     Case("processes", "no fault", PASS),
     on_gpu_1("processes", WARN, "processes", "4242:100,4243:5"),
+    on_gpu_1("architecture", PASS, "compute_capability", "7.5"),
+    on_gpu_1("architecture", PASS, "compute_capability", "8.9"),
+    on_gpu_1("architecture", CRITICAL, "compute_capability", "6.1", 1),
+    on_gpu_1("architecture", CRITICAL, "compute_capability", "99.0", 1),
+    Case("architecture", "V100, `sm_70`", CRITICAL, 1, "v100"),
+    Case("architecture", "not reported", NA, keys={"gpu.compute_capability": ""}),
     Case("same-name", "two equal GPUs", PASS),
     on_gpu_1("same-name", WARN, "name", "NVIDIA H100 PCIe"),
     Case("same-vbios", "two equal GPUs", PASS),

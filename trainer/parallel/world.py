@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import random
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,6 +22,7 @@ from torch.distributed import distributed_c10d
 
 from trainer.data.seeding import derive_seed
 from trainer.errors import STORE, DeviceMissing, NetworkFailure, WrongUse
+from trainer.system.architectures import without_code
 from trainer.system.hints import command
 
 Transfer = dist.Work  # an unfinished exchange; call its `wait`
@@ -297,11 +299,28 @@ def _refuse_foreign_objects() -> None:
     distributed_c10d._unpickler = _PlainUnpickler
 
 
+def _refuse_without_code(index: int) -> None:
+    """Raise DeviceMissing if torch has no code for the GPU. Each kernel would fail there.
+
+    `trainbox` checks this before the start; this is for a rank that was started without it.
+    """
+    if torch.version.cuda is None:
+        return  # the names of other builds' architectures, such as ROCm's, have other rules
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch describes the same mismatch in several lines
+        capability = torch.cuda.get_device_capability(index)
+    if reason := without_code(capability, torch.cuda.get_arch_list()):
+        raise DeviceMissing(
+            f"torch has no code for GPU {index}, {torch.cuda.get_device_name(index)} ({reason}): "
+            "use other GPUs, an image whose torch is built for this architecture, or --device cpu"
+        )
+
+
 def choose_device(name: str, local_rank: int) -> torch.device:
     """Return the torch device for `auto`, `cuda`, `mps` or `cpu`.
 
     Raises:
-        DeviceMissing: Torch does not find the device.
+        DeviceMissing: Torch does not find the device, or has no code for it.
         WrongUse: Several processes would use one Apple GPU.
     """
     if name == "auto":
@@ -321,6 +340,7 @@ def choose_device(name: str, local_rank: int) -> torch.device:
                 "this image, or restart the container if it has lost its GPUs; see "
                 f"`{command('health')}`"
             )
+        _refuse_without_code(local_rank)
         return torch.device("cuda", local_rank)
     if name == "mps":
         if not torch.backends.mps.is_available():

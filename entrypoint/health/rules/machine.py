@@ -1,8 +1,11 @@
 """Judge the driver, the number of GPUs, and differences between them. Pure."""
 
+from collections.abc import Sequence
+
 from entrypoint.driver.readings import Sample, Unread
 from entrypoint.health.rules.gpus import NO_PERMISSION, UNKNOWN_ERROR, Selection
 from entrypoint.health.verdict import Finding, Result
+from entrypoint.system.architectures import without_code
 
 
 def judge_driver(sample: Sample) -> list[Finding]:
@@ -69,4 +72,40 @@ def judge_mixture(sample: Sample, selection: Selection) -> list[Finding]:
                     action=action,
                 )
             )
+    return findings
+
+
+def judge_architectures(architectures: Sequence[str], selection: Selection) -> list[Finding]:
+    """Return findings on whether torch has code for each GPU.
+
+    `architectures` are those that the installed torch is built for.
+    """
+    built = " ".join(architectures)
+    findings = []
+    for gpu in selection.gpus:
+        if not architectures or gpu.capability is None:
+            read = (
+                "the driver does not report the compute capability"
+                if architectures
+                else "torch here is built without CUDA, or is not installed"
+            )
+            result, limit, action = Result.NA, "", ""
+        elif reason := without_code(gpu.capability, architectures):
+            result, read = Result.CRITICAL, f"torch has no code for this GPU: {reason}"
+            limit, action = "an architecture that torch is built for", "change_torch"
+        else:
+            read = f"compute capability {gpu.capability[0]}.{gpu.capability[1]}, torch has {built}"
+            result, limit, action = Result.PASS, "", ""
+        findings.append(
+            Finding(
+                "architecture",
+                result,
+                read,
+                gpu.label,
+                gpu.uuid,
+                limit,
+                "CUDA" if limit else "",
+                action,
+            )
+        )
     return findings

@@ -91,6 +91,7 @@ def test_the_list_as_json(host: Callable[..., Host]) -> None:
     assert (ended.code, ended.err) == (0, "")
     common = {"name": "NVIDIA GeForce RTX 3080", "memory_mib": 10240}
     whole = {"mig_index": None, "mig_parent": None, "fault": None, "fault_code": None}
+    whole |= {"capability": [8, 6]}
     assert json.loads(ended.out) == [{"index": i, "uuid": uuid(i)} | common | whole for i in (0, 1)]
 
 
@@ -133,10 +134,24 @@ def test_a_gpu_in_mig_mode_without_slices_cannot_be_used(host: Callable[..., Hos
 
 
 def test_an_old_driver_without_mig(host: Callable[..., Host]) -> None:
-    assert host("old-driver").labels()[0] == ["0", "1", "2", "3"]
+    assert host("old-driver", {"gpu.compute_capability": "8.0"}).labels()[0] == ["0", "1", "2", "3"]
 
 
 # Plans.
+
+
+def test_a_gpu_that_torch_has_no_code_for_is_refused(host: Callable[..., Host]) -> None:
+    mixed = host("v100", {"gpu0.compute_capability": "8.0"}, count=2)
+    code, reason = mixed.refusal()
+    assert (code, reason.partition(" (")[0]) == (
+        3,
+        "torch has no code for GPU 1, Tesla V100-SXM2-32GB",
+    )
+    assert "it has compute capability 7.0, and the installed torch is built for sm_75 " in reason
+    assert mixed.labels(GPU_IDS="0")[0] == ["0"]
+    assert host("v100", {"gpu.compute_capability": ""}, count=1).labels()[0] == ["0"]
+    unread = host("h100-mig", {"gpu1.compute_capability": "6.1"})
+    assert "GPU 1:0" in unread.refusal("--gpu-ids", "1:0")[1], "a slice has its GPU's capability"
 
 
 def test_plan_on_two_desktop_cards(host: Callable[..., Host]) -> None:

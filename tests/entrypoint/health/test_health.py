@@ -99,14 +99,18 @@ def test_a_healthy_machine_of_each_kind(library: Path, forked: Trainbox, profile
     results: dict[str, set[str]] = {}
     for finding in verdict["findings"]:
         results.setdefault(finding["result"], set()).add(finding["check"])
-    assert code == 0
     assert results[NA] == PROFILES[profile]
     assert results.get(WARN, set()) == ({"persistence"} if profile == "geforce" else set())
-    assert not results.keys() & {UNKNOWN, CRITICAL}
+    # The installed torch has no code for Volta. Apart from that, the machine is healthy.
+    assert results.get(CRITICAL, set()) == ({"architecture"} if profile == "v100" else set())
+    assert code == (1 if profile == "v100" else 0)
+    assert UNKNOWN not in results
 
 
 def test_an_image_too_new_for_the_driver_closes_the_gate(library: Path, forked: Trainbox) -> None:
-    verdict, code = run_case(Case("", "", "", profile="old-driver"), library.parent, forked)
+    keys = {"gpu.compute_capability": "8.0"}  # torch has no code for the V100 of this profile
+    case = Case("", "", "", profile="old-driver", keys=keys)
+    verdict, code = run_case(case, library.parent, forked)
     (finding,) = (f for f in verdict["findings"] if f["closes"])
     assert (code, finding["check"], finding["action"]) == (1, "cuda", "update_driver")
     assert re.fullmatch(

@@ -26,6 +26,12 @@ NONE: tuple[Gpu, ...] = ()
 FOUR = tuple(Gpu(index, f"GPU-{letter}", "H100", 81559) for index, letter in enumerate("abcd"))
 ONE, TWO = FOUR[:1], FOUR[:2]
 LOST = (FOUR[0], dataclasses.replace(FOUR[1], fault="NVML 15: GPU is lost"), *FOUR[2:])
+# A Hopper and a Volta GPU, and the architectures of a torch without code for Volta.
+VOLTA = (
+    dataclasses.replace(FOUR[0], capability=(9, 0)),
+    dataclasses.replace(FOUR[1], name="Tesla V100", capability=(7, 0)),
+)
+BUILT = ("sm_75", "sm_90")
 SLICES = tuple(
     Gpu(index, f"MIG-{letter}{mig}", "H100 MIG 1g.10gb", 9984, mig, f"GPU-{letter}")
     for index, letter in enumerate("ab")
@@ -1093,6 +1099,16 @@ REFUSALS = [
         "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or fix it "
         "(reset, reboot)",
     ),
+    # A GPU that torch has no code for.
+    (
+        ask(architectures=BUILT),
+        VOLTA,
+        LOCAL,
+        3,
+        "torch has no code for GPU 1, Tesla V100 (it has compute capability 7.0, and the installed "
+        "torch is built for sm_75 sm_90): use other GPUs, an image whose torch is built for this "
+        "architecture, or --device cpu",
+    ),
     # MIG: more than one slice, or a slice and a GPU.
     (
         ask(gpus=2),
@@ -1281,6 +1297,15 @@ SWEEP_REFUSALS = [
         3,
         "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or fix it "
         "(reset, reboot)",
+    ),
+    (
+        ask(architectures=BUILT),
+        1,
+        VOLTA,
+        3,
+        "torch has no code for GPU 1, Tesla V100 (it has compute capability 7.0, and the installed "
+        "torch is built for sm_75 sm_90): use other GPUs, an image whose torch is built for this "
+        "architecture, or --device cpu",
     ),
 ]
 # fmt: on

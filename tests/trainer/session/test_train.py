@@ -183,6 +183,24 @@ def test_a_missing_device_is_never_replaced() -> None:
             choose_device("mps", 0)
 
 
+def test_a_gpu_that_torch_has_no_code_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"is_available": True, "device_count": 1, "get_device_name": "Tesla V100"}
+    found |= {"get_device_capability": (7, 0), "get_arch_list": ["sm_75", "sm_90"]}
+    for name, value in found.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    with pytest.raises(DeviceMissing) as refused:
+        choose_device("cuda", 0)
+    assert refused.value.exit_code == 3
+    assert str(refused.value) == (
+        "torch has no code for GPU 0, Tesla V100 (it has compute capability 7.0, and the installed "
+        "torch is built for sm_75 sm_90): use other GPUs, an image whose torch is built for this "
+        "architecture, or --device cpu"
+    )
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_70", "sm_90"])
+    assert choose_device("cuda", 0) == torch.device("cuda", 0)
+
+
 def test_the_header_and_the_closing_table(here: Here) -> None:
     out = here.train(accumulation=2, max_steps=9)
     lines = [line.split(maxsplit=1) for line in out.splitlines() if " " in line]
