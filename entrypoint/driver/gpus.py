@@ -13,7 +13,7 @@ class Gpu:
     Attributes:
         index: NVML's index, in the order of the PCI bus and of nvidia-smi.
         uuid: the UUID of the GPU or of the slice.
-        memory_mib: the total memory in MiB, 0 if it is shared with the host.
+        memory_mib: the total memory in MiB, 0 if it is shared with the host or hidden.
         mig_index: the position of a slice on its GPU.
         mig_parent: the UUID of the GPU that a slice is part of.
         capability: the compute capability (major, minor), None if the driver does not report it.

@@ -6,14 +6,14 @@ A call may hang, so `entrypoint.driver.process` runs this module in a process of
 import contextlib
 import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pynvml
 
 from entrypoint.driver.gpus import Gpu
-from entrypoint.driver.readings import Readings, Sample, Unread, Value
+from entrypoint.driver.readings import NOT_NVML, Readings, Sample, Unread, Value
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,15 @@ _REMEDIES = {
 class Session:
     """NVML in this process, with an event set that collects Xids after the first sample."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, left_out: Collection[str] = (), begins: Callable[[str], None] = lambda _name: None
+    ) -> None:
+        """Start without NVML, which the first question initializes.
+
+        Readings named in `left_out` are never made. `begins` is called with the name of each
+        reading before it is made, and with "" after the last one of a GPU.
+        """
+        self._left_out, self._begins = left_out, begins
         self._initialized = False
         self._events: Any = None
         self._registered: dict[str, Unread | None] = {}
@@ -67,7 +75,8 @@ class Session:
             gpus = tuple(
                 gpu for index in range(pynvml.nvmlDeviceGetCount()) for gpu in _devices(index)
             )
-            return Detection(gpus, pynvml.nvmlSystemGetDriverVersion())
+            version = _try(pynvml.nvmlSystemGetDriverVersion)
+            return Detection(gpus, None if isinstance(version, Unread) else version)
         except pynvml.NVMLError as error:
             self._end()
             return Detection(
@@ -123,7 +132,12 @@ class Session:
             return dict.fromkeys(("handle", *names), handle)
         readings: dict[str, Value | Unread] = {"handle": 0}
         for name in names:
+            if name in self._left_out:
+                readings[name] = Unread(NOT_NVML, "left out: an earlier call crashed or hung")
+                continue
+            self._begins(name)
             readings[name] = _try(lambda name=name: READERS[name](handle))  # type: ignore[misc]
+        self._begins("")
         if events:
             readings["events"] = self._listening(uuid)
         return readings
@@ -145,7 +159,7 @@ class Session:
         For a lost GPU this is an error, which is ignored here: its handle reports the loss.
         """
         found: list[tuple[str, int]] = []
-        with contextlib.suppress(pynvml.NVMLError):
+        with contextlib.suppress(pynvml.NVMLError, ValueError):
             while self._events is not None:
                 event = pynvml.nvmlEventSetWait_v2(self._events, 0)
                 found.append((pynvml.nvmlDeviceGetUUID(event.device), int(event.eventData)))
@@ -173,6 +187,9 @@ def _try(read: Callable[[], Any]) -> Any:
         return read()
     except pynvml.NVMLError as error:
         return _unread(error)
+    except ValueError as error:
+        # pynvml decodes texts as UTF-8.
+        return Unread(NOT_NVML, f"the driver's answer is not a text ({error})")
 
 
 # ---- Readers of one value of a GPU. If a GPU or driver lacks the value, NVMLError is raised. ----
@@ -307,57 +324,81 @@ _OF_THE_DRIVER: dict[str, Callable[[], Value]] = {
 
 # ---- The GPUs, and MIG slices of them ----
 
+# The errors of a value that the device does not have, that its driver does not know, that this
+# process may not read, or that is not a text. In a container, a GPU in MIG mode hides its memory.
+_HIDDEN = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+    NOT_NVML,
+)
+
 
 def _devices(index: int) -> list[Gpu]:
     """Return the GPU at `index`, or its MIG slices if MIG mode is on."""
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        whole = _describe(handle, index)
-        return _slices(handle, whole) if _mig_enabled(handle) else [whole]
-    except pynvml.NVMLError as error:
+    found = _try(lambda: _usable(index))
+    if isinstance(found, Unread):
         # The GPU stays in the list, so that a plan that would use it fails and indices do not
         # shift.
-        return [
-            Gpu(
-                index,
-                f"unknown-{index}",
-                "unknown",
-                0,
-                fault=f"NVML {error.value}: {error}",
-                fault_code=error.value,
-            )
-        ]
+        code = None if found.code == NOT_NVML else found.code
+        return [Gpu(index, f"unknown-{index}", "unknown", 0, fault=str(found), fault_code=code)]
+    devices: list[Gpu] = found
+    return devices
+
+
+def _usable(index: int) -> list[Gpu]:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    whole = _describe(handle, index)
+    mode = _shown(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0])
+    if mode == pynvml.NVML_DEVICE_MIG_DISABLE:
+        return [whole]
+    # If the mode is hidden, the slices that this process can use decide.
+    if slices := _slices(handle, whole):
+        return slices
+    if mode is None:
+        return [whole]
+    return [Gpu(whole.index, whole.uuid, whole.name, 0, fault="MIG mode is on without a slice")]
 
 
 def _slices(handle: object, whole: Gpu) -> list[Gpu]:
+    """Return the MIG slices that this process may use."""
     slices: list[Gpu] = []
-    for position in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+    for position in range(_shown(lambda: pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0):
         try:
-            mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, position)
+            mig = _shown(
+                lambda at=position: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, at)  # type: ignore[misc]
+            )
         except pynvml.NVMLError_NotFound:
             continue  # no slice at this position
-        slice_ = _describe(mig, whole.index, len(slices), whole.uuid)
-        slices.append(replace(slice_, capability=whole.capability))
-    return slices or [
-        Gpu(whole.index, whole.uuid, whole.name, 0, fault="MIG mode is on without a slice")
-    ]
+        if mig is not None:
+            found = _describe(mig, whole.index, len(slices), whole.uuid)
+            slices.append(replace(found, capability=whole.capability))
+    return slices
 
 
-def _memory_mib(handle: object) -> int:
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // 2**20
-    except pynvml.NVMLError_NotSupported:
-        return 0  # the GPU shares the host's memory
+def _shown(read: Callable[[], Any]) -> Any:
+    """Return the result of `read`, or None if the device hides it.
+
+    Raises:
+        NVMLError: the read failed in another way.
+    """
+    value = _try(read)
+    if not isinstance(value, Unread):
+        return value
+    if value.code in _HIDDEN:
+        return None
+    raise pynvml.NVMLError(value.code)
 
 
 def _describe(
     handle: object, index: int, mig_index: int | None = None, mig_parent: str | None = None
 ) -> Gpu:
+    memory = _shown(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total)
     return Gpu(
         index=index,
         uuid=pynvml.nvmlDeviceGetUUID(handle),
-        name=pynvml.nvmlDeviceGetName(handle),
-        memory_mib=_memory_mib(handle),
+        name=_shown(lambda: pynvml.nvmlDeviceGetName(handle)) or "unknown",
+        memory_mib=int(memory or 0) // 2**20,
         mig_index=mig_index,
         mig_parent=mig_parent,
         capability=_capability(handle),
@@ -370,11 +411,3 @@ def _capability(handle: object) -> tuple[int, int] | None:
     except pynvml.NVMLError:
         return None  # the rules then do not judge it
     return major, minor
-
-
-def _mig_enabled(handle: object) -> bool:
-    try:
-        current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
-    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
-        return False
-    return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)

@@ -1,10 +1,12 @@
 """The NVIDIA driver behind a deadline.
 
-A call into a broken driver may hang forever. A forked process therefore makes all calls.
+A call into a broken driver may hang forever, or crash. A process of its own therefore makes all
+calls.
 """
 
 import atexit
 import contextlib
+import math
 import os
 import pickle
 import select
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from entrypoint.driver.gpus import Gpu, visible_gpus
 from entrypoint.driver.readings import Sample
 from entrypoint.errors import HardwareMissing, InvalidRequest
+from entrypoint.system.commands import command_of
 from entrypoint.system.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -35,6 +38,13 @@ _POLL_S = 0.05
 
 class NoAnswer(Exception):
     """A driver that did not answer within the deadline, or whose process died or failed."""
+
+
+@dataclass(frozen=True)
+class _Begins:
+    """The name of the reading that the process makes next, or "" after the last one of a GPU."""
+
+    reading: str
 
 
 @dataclass(frozen=True)
@@ -64,11 +74,14 @@ def deadline_s() -> float:
 
 
 class Driver:
-    """A forked process that answers questions about the driver, one at a time.
+    """A process that answers questions about the driver, one at a time.
 
-    A fork is used because starting Python takes longer than all questions of a launch. If a caller
-    gives up on a question, the question stays open. `answer` waits for it before the next one is
-    sent, so hanging processes cannot pile up.
+    The first one is forked, because starting Python takes longer than all questions of a launch. If
+    a caller gives up on a question, the question stays open. `answer` waits for it before the next
+    one is sent, so hanging processes cannot pile up.
+
+    A reading in which the process crashed once or hung twice is left out from then on, and all
+    others are still made. A single hang may be one of the whole driver, which no reading causes.
     """
 
     def __init__(self, lock: Path | None = None) -> None:
@@ -78,23 +91,32 @@ class Driver:
             NoAnswer: the earlier process still waits for the driver.
         """
         self.deadline_s = deadline_s()
-        self._fork(_acquire(lock, self.deadline_s) if lock else None)
+        self._replaceable = lock is None  # a probe ends soon and starts no second process
+        self._left_out, self._hung = set[str](), set[str]()
+        self._start(held=_acquire(lock, self.deadline_s) if lock else None)
         # The kernel ends the process as well, but only after this program has exited.
         atexit.register(self.close)
 
-    def _fork(self, held: int | None = None) -> None:
+    def _start(self, held: int | None = None, forks: bool = True) -> None:
+        """Start the process, which keeps `held` open. Only a program without threads may fork."""
         asked, self._questions = os.pipe()
         self._answers, answered = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _close_all_but(asked, answered, *([] if held is None else [held]))
-            _serve(asked, answered)
+        if forks:
+            self.pid = os.fork()
+            if self.pid == 0:
+                serve(asked, answered, [] if held is None else [held], ())
+        else:
+            for end in (asked, answered):
+                os.set_inheritable(end, True)
+            argv = command_of(__name__, str(asked), str(answered), *sorted(self._left_out))
+            self.pid = os.posix_spawn(argv[0], argv, os.environ)
         os.close(asked)
         os.close(answered)
         if held is not None:
             # The child keeps the lock while it exists, even if it hangs and cannot be killed.
             os.close(held)
-        self._closed = False
+        self._closed = self._ended = False
+        self._reading = ""
         self.waiting_since_s: float | None = None
         self.died_at_s: float | None = None
 
@@ -103,10 +125,10 @@ class Driver:
 
         Call `answer` for the result before you ask again.
         """
-        self.waiting_since_s = time.monotonic()
+        self.waiting_since_s, self._reading = time.monotonic(), ""
         # `answer` raises if the process has died.
         with contextlib.suppress(BrokenPipeError):
-            os.write(self._questions, _framed((question, arguments)))
+            _send(self._questions, (question, arguments))
 
     def answer(self, within_s: float | None = None) -> Any:
         """Return the answer to the open question. Wait at most `within_s`, or the deadline if None.
@@ -114,38 +136,68 @@ class Driver:
         Raises:
             NoAnswer: no answer yet, or the process died in the driver's library, or failed.
         """
-        ready, _, _ = select.select(
-            [self._answers], [], [], self.deadline_s if within_s is None else max(0.0, within_s)
-        )
-        if not ready:
-            waited_s = time.monotonic() - (self.waiting_since_s or 0)
-            raise NoAnswer(
-                f"the NVIDIA driver does not answer: waited {waited_s:.0f} s (without persistence "
-                f"mode it may only be slow: {DEADLINE_NAME} sets the limit)"
-            )
-        try:
-            reply = _read_frame(self._answers)
-        except EOFError:
-            self.died_at_s = self.died_at_s or time.monotonic()
-            raise NoAnswer(
-                "the process that queries the NVIDIA driver died in the driver's library"
-            ) from None
+        limit_s = time.monotonic() + (self.deadline_s if within_s is None else max(0.0, within_s))
+        reply: Any = _Begins("")
+        while isinstance(reply, _Begins):
+            left_s = max(0.0, limit_s - time.monotonic())
+            if not select.select([self._answers], [], [], left_s)[0]:
+                waited_s = time.monotonic() - (self.waiting_since_s or 0)
+                raise NoAnswer(
+                    f"the NVIDIA driver does not answer{self._where()}: waited {waited_s:.0f} s "
+                    f"(without persistence mode it may only be slow: {DEADLINE_NAME} sets the "
+                    "limit)"
+                )
+            try:
+                reply = _read_frame(self._answers)
+            except EOFError:
+                self.died_at_s = self.died_at_s or time.monotonic()
+                raise NoAnswer(
+                    "the process that queries the NVIDIA driver died in the driver's "
+                    f"library{self._where()}"
+                ) from None
+            if isinstance(reply, _Begins):
+                self._reading = reply.reading
         self.waiting_since_s = None
         if isinstance(reply, _Failure):
-            raise NoAnswer(f"the query of the NVIDIA driver failed: {reply.text}")
+            self.died_at_s = time.monotonic()
+            raise NoAnswer(f"the query of the NVIDIA driver failed{self._where()}: {reply.text}")
         return reply
 
-    def revive(self) -> bool:
-        """Replace a process that died some seconds ago. Return whether a process can answer.
+    def _where(self) -> str:
+        return f" (reading {self._reading})" if self._reading else ""
 
-        Do not call it in a program with threads: it forks.
+    def revive(self) -> bool:
+        """Replace a process that died, or that hangs in a reading beyond the deadline.
+
+        Return whether a process can answer. If no reading is to blame, a process that died is
+        replaced some seconds later, and one that hangs is kept.
         """
-        if self.died_at_s is None:
+        waits_s = time.monotonic() - (self.waiting_since_s or math.inf)
+        if self.died_at_s is None and waits_s < self.deadline_s:
             return True
-        if time.monotonic() - self.died_at_s < _REVIVED_AFTER_S:
+        if self.leave_out():
+            return True
+        if self.died_at_s is None or time.monotonic() - self.died_at_s < _REVIVED_AFTER_S:
             return False
         self.close()
-        self._fork()
+        self._start(forks=False)
+        return True
+
+    def leave_out(self) -> bool:
+        """Replace a process that has not answered in time because of a reading.
+
+        Return whether this was done, so that the question can be asked again. It is not done for
+        each reading more than twice.
+        """
+        reading = self._reading
+        # A process that hangs in the kernel cannot be killed. It then stays the only one.
+        if not reading or not self._replaceable or not self._killed():
+            return False
+        if self.died_at_s is not None or reading in self._hung:
+            self._left_out.add(reading)
+        self._hung.add(reading)
+        self.close()
+        self._start(forks=False)
         return True
 
     def detect(self) -> "Detection":
@@ -167,20 +219,32 @@ class Driver:
         self._closed = True
         for end in (self._questions, self._answers):
             os.close(end)
+        self._killed()
+
+    def _killed(self) -> bool:
+        """Kill the process, and return whether it has ended."""
+        if self._ended:
+            return True
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         deadline_s = time.monotonic() + 1
         with contextlib.suppress(ChildProcessError):
-            while os.waitpid(self.pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline_s:
+            while os.waitpid(self.pid, os.WNOHANG) == (0, 0):
+                if time.monotonic() > deadline_s:
+                    return False
                 time.sleep(_POLL_S / 50)
+        self._ended = True  # another process may get its id
+        return True
 
 
-def _serve(asked: int, answered: int) -> NoReturn:
+def serve(asked: int, answered: int, kept: Sequence[int], left_out: Sequence[str]) -> NoReturn:
     """Answer questions until the other end is closed, then exit.
 
-    This is the forked process. It never returns into its parent's code.
+    This is the process that makes the calls. If it was forked, it never returns into its parent's
+    code. Of its inherited files, only the two pipes and `kept` stay open.
     """
     try:
+        _close_all_but(asked, answered, *kept)
         # Otherwise, a reader of the parent's output would wait for a process that hangs.
         null = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
@@ -192,15 +256,15 @@ def _serve(asked: int, answered: int) -> NoReturn:
             die_with_parent()
         from entrypoint.driver.nvml import Session
 
-        session = Session()
+        session = Session(left_out, lambda name: _send(answered, _Begins(name)))
         while True:
             question, arguments = _read_frame(asked)
-            os.write(answered, _framed(getattr(session, question)(*arguments)))
+            _send(answered, getattr(session, question)(*arguments))
     except (EOFError, BrokenPipeError):
         os._exit(0)
     except BaseException as error:  # noqa: BLE001 - sent to the parent
         with contextlib.suppress(OSError):
-            os.write(answered, _framed(_Failure(f"{type(error).__name__}: {error}")))
+            _send(answered, _Failure(f"{type(error).__name__}: {error}"))
         os._exit(1)
 
 
@@ -243,9 +307,9 @@ def _acquire(lock: Path, within_s: float) -> int:
             return held
 
 
-def _framed(value: Any) -> bytes:
+def _send(end: int, value: Any) -> None:
     body = pickle.dumps(value)
-    return len(body).to_bytes(4, "big") + body
+    os.write(end, len(body).to_bytes(4, "big") + body)
 
 
 def _read_frame(end: int) -> Any:
@@ -284,3 +348,11 @@ def detect(driver: Driver) -> "Detection":
 def visible_to_cuda(found: "Detection") -> tuple[Gpu, ...]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves."""
     return visible_gpus(found.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+if __name__ == "__main__":
+    # The classes of answers must have the name of this module, not `__main__`.
+    from entrypoint.driver import process  # noqa: PLW0406
+
+    _asked, _answered, *_left_out = sys.argv[1:]
+    process.serve(int(_asked), int(_answered), (), _left_out)

@@ -4,17 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Value = int | str | tuple[int, ...]
+NOT_NVML = -1  # the code of a value that could not be read for another reason than an error of NVML
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A value that could not be read, with NVML's error number and text."""
+    """A value that could not be read, with NVML's error number, or NOT_NVML, and a text."""
 
     code: int
     text: str
 
     def __str__(self) -> str:
-        return f"NVML {self.code}: {self.text}"
+        return self.text if self.code == NOT_NVML else f"NVML {self.code}: {self.text}"
 
 
 Readings = Mapping[str, Value | Unread]

@@ -160,7 +160,10 @@ def examine(
     for number in range(count):
         if number:
             time.sleep(_SAMPLE_INTERVAL_S)
-        samples.append(take_sample(driver, question, events=thorough))
+        sample = take_sample(driver, question, events=thorough)
+        while sample.fault and driver.leave_out():
+            sample = take_sample(driver, question, events=thorough)
+        samples.append(sample)
         on_sample(number + 1, count)
         if samples[-1].fault:
             break
@@ -175,10 +178,13 @@ def take_sample(driver: Driver, question: Question, events: bool) -> Sample:
             gpu.mig_parent or gpu.uuid for gpu in question.selection.gpus if not gpu.fault
         )
     )
-    try:
-        return driver.sample(uuids, names_of(question), events)
-    except NoAnswer as error:
-        return Sample(time.monotonic(), fault=Unread(NO_ANSWER, str(error)))
+    while True:
+        try:
+            return driver.sample(uuids, names_of(question), events)
+        except NoAnswer as error:
+            # After a crash in a reading, the others can be read at once.
+            if driver.died_at_s is None or not driver.leave_out():
+                return Sample(time.monotonic(), fault=Unread(NO_ANSWER, str(error)))
 
 
 def names_of(question: Question) -> tuple[str, ...]:

@@ -145,13 +145,7 @@ def monitor(
         if (line := closing_line(seen)) != last_line:
             message(last_line := line, sys.stdout)
         stop.wait(interval_s)
-        if driver.died_at_s is not None:
-            # With threads in this process a fork is not safe. The supervisor restarts the monitor.
-            message(
-                "the process that queries the driver died: restart the monitor",
-                sys.stdout,
-            )
-            return 1
+        driver.revive()
     server.shutdown()
     return 0
 

@@ -120,6 +120,56 @@ def test_slices_are_listed_instead_of_their_gpu(host: Callable[..., Host]) -> No
     }
 
 
+@pytest.mark.parametrize("hidden", ["memory", "mig", "name", "temperature", "ecc", "power_mw"])
+def test_what_a_container_hides_of_a_gpu_with_mig_refuses_no_slice(
+    host: Callable[..., Host], hidden: str
+) -> None:
+    """The driver answers such a call on the whole GPU with 4, no permission."""
+    inside = host("a100-mig", {f"gpu.ret.{hidden}": 4})
+    found = json.loads(inside("health", "--list", "--json").out)
+    assert [(gpu["fault"], gpu["mig_index"]) for gpu in found] == [(None, 0), (None, 1), (None, 2)]
+    assert inside.labels("--gpu-ids", "0:1")[0] == ["0:1"]
+    gate = json.loads(inside("health", "--gate", "--gpu-ids", "0:1", "--json").out)
+    assert gate["open"], gate["findings"]
+
+
+def test_the_slices_of_other_containers_are_not_listed(host: Callable[..., Host]) -> None:
+    inside = host("a100-mig", {"gpu0.mig0.ret.handle": 4, "gpu0.mig2.ret.handle": 4})
+    found = json.loads(inside("health", "--list", "--json").out)
+    assert [gpu["uuid"] for gpu in found] == [mig_uuid(0, 1)]
+
+
+def test_a_lost_slice_is_a_fault_and_not_hidden(host: Callable[..., Host]) -> None:
+    lost = host("a100-mig", {"gpu0.mig1.ret.handle": 15})
+    assert [line.rpartition("  ")[2] for line in lost("health", "--list").out.splitlines()[1:]] == [
+        "NVML 15: GPU is lost"
+    ]
+
+
+def test_a_gpu_that_hides_its_mig_mode_is_whole_without_slices(host: Callable[..., Host]) -> None:
+    assert host("h100", {"gpu.ret.mig": 4}, count=2).labels()[0] == ["0", "1"]
+
+
+NOT_A_TEXT = "H100 \udcff"
+
+
+def test_a_name_that_is_not_a_text_costs_only_the_name(host: Callable[..., Host]) -> None:
+    garbled = host("h100", {"gpu1.name": NOT_A_TEXT, "driver": NOT_A_TEXT}, count=2)
+    assert garbled("health", "--list").out.splitlines() == [
+        f"GPU 0  NVIDIA H100 80GB HBM3  81559 MiB  {uuid(0)}",
+        f"GPU 1  unknown  81559 MiB  {uuid(1)}",
+    ]
+    assert garbled.labels()[0] == ["0", "1"]
+
+
+def test_a_uuid_that_is_not_a_text_faults_its_gpu(host: Callable[..., Host]) -> None:
+    garbled = host("h100", {"gpu1.uuid": NOT_A_TEXT}, count=2)
+    code, text = garbled.refusal("--gpus", "2")
+    assert code == 3
+    assert text.startswith("GPU 1 cannot be used (the driver's answer is not a text ('utf-8'")
+    assert garbled.labels("--gpus", "1")[0] == ["0"]
+
+
 def test_a_gpu_in_mig_mode_without_slices_cannot_be_used(host: Callable[..., Host]) -> None:
     bare = host("h100", {"gpu0.mig": 1}, count=2)
     assert bare("health", "--list").out.splitlines()[1:] == [

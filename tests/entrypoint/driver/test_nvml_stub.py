@@ -19,7 +19,7 @@ from tests.support.nvml_stub.build import build_stub, read_profile, stub_env, wr
 from tests.support.paths import SUPPORT
 
 MIB = 1024 * 1024
-NOT_SUPPORTED, FUNCTION_NOT_FOUND = 3, 13
+NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND = 3, 4, 13
 
 # The program evaluates one line of Python at a time, and prints the value or the NVML error as a
 # line of JSON.
@@ -134,6 +134,7 @@ CALLS = {
     "serial": "nvmlDeviceGetSerial(gpu(0))",
     "memory_v2": "nvmlDeviceGetMemoryInfo(gpu(0), nvmlMemory_v2)",
     "utilization": "nvmlDeviceGetUtilizationRates(gpu(0))",
+    "energy": "nvmlDeviceGetTotalEnergyConsumption(gpu(0))",
     "threshold": "nvmlDeviceGetTemperatureThreshold(gpu(0), NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)",
     "margin": "nvmlDeviceGetMarginTemperature(gpu(0))",
     "reasons": "nvmlDeviceGetCurrentClocksEventReasons(gpu(0))",
@@ -154,8 +155,8 @@ CALLS = {
     "events": "nvmlDeviceGetSupportedEventTypes(gpu(0))",
 }
 PAGES, ROWS, LINKS = {"pages", "pages pending"}, {"sram", "rows"}, {"nvlink", "nvlink errors"}
-DESKTOP = PAGES | ROWS | LINKS | {"serial", "margin", "ecc", "fabric", "mig"}
-MIG_ON = PAGES | LINKS | {"utilization", "rows", "fabric"}
+DESKTOP = PAGES | ROWS | LINKS | {"serial", "margin", "ecc", "fabric", "mig", "energy"}
+MIG_ON = PAGES | LINKS | {"utilization", "rows", "fabric", "energy"}
 PROFILES: dict[str, tuple[str, int, int, list[int], set[str]]] = {
     "geforce": ("NVIDIA GeForce RTX 3080", 2, 10240, [8, 6], DESKTOP),
     "t4": ("Tesla T4", 1, 15360, [7, 5], ROWS | LINKS | {"margin", "fabric", "mig"}),
@@ -175,7 +176,11 @@ def test_a_profile_answers_as_its_gpu_does(start: Callable[..., Nvml], profile: 
     nvml = start(profile)
     every = "for i in range(nvmlDeviceGetCount())"
     assert nvml(f"[nvmlDeviceGetName(gpu(i)) {every}]") == [name] * count
-    assert nvml(f"[nvmlDeviceGetMemoryInfo(gpu(i)).total {every}]") == [memory_mib * MIB] * count
+    if profile.endswith("-mig"):
+        assert nvml.error("nvmlDeviceGetMemoryInfo(gpu(0))") == NO_PERMISSION
+    else:
+        memory = nvml(f"[nvmlDeviceGetMemoryInfo(gpu(i)).total {every}]")
+        assert memory == [memory_mib * MIB] * count
     uuids = [f"GPU-00000000-0000-0000-0000-{i:012d}" for i in range(count)]
     assert nvml(f"[nvmlDeviceGetUUID(gpu(i)) {every}]") == uuids
     assert nvml(f"[nvmlDeviceGetIndex(nvmlDeviceGetHandleByUUID(u)) for u in {uuids}]") == list(
@@ -191,7 +196,7 @@ def test_a_profile_answers_as_its_gpu_does(start: Callable[..., Nvml], profile: 
     )
     expected = {
         call: FUNCTION_NOT_FOUND if call in missing else NOT_SUPPORTED for call in absent | missing
-    }
+    } | ({"memory_v2": NO_PERMISSION} if profile.endswith("-mig") else {})
     errors = {call: nvml.error(expression) for call, expression in CALLS.items()}
     assert {call: error for call, error in errors.items() if error} == expected
     assert nvml("fields(0, 230)")[0][0] == (NOT_SUPPORTED if profile == "old-driver" else 0)
@@ -279,6 +284,7 @@ def test_values_reach_the_caller(start: Callable[..., Nvml]) -> None:
             "gpu1.utilization.memory": 41,
             "gpu1.temperature": 66,
             "gpu1.power_mw": 699123,
+            "gpu1.energy_mj": 2**40,
             "gpu1.clocks_event_reasons": "0x48",
             "gpu1.pcie.width": 8,
             "gpu1.pcie.generation": 2,
@@ -311,6 +317,7 @@ def test_values_reach_the_caller(start: Callable[..., Nvml]) -> None:
     assert nvml("nvmlDeviceGetUtilizationRates(gpu(1))") == {"gpu": 97, "memory": 41}
     assert nvml("nvmlDeviceGetTemperature(gpu(1), NVML_TEMPERATURE_GPU)") == 66
     assert nvml("nvmlDeviceGetPowerUsage(gpu(1))") == 699123
+    assert nvml("nvmlDeviceGetTotalEnergyConsumption(gpu(1))") == 2**40
     assert nvml("nvmlDeviceGetCurrentClocksEventReasons(gpu(1))") == 0x48
     assert nvml("nvmlDeviceGetCurrentClocksThrottleReasons(gpu(1))") == 0x48
     assert nvml("[nvmlDeviceGetTemperatureThreshold(gpu(1), i) for i in range(4)]") == [
@@ -456,7 +463,7 @@ def test_a_gpu_is_lost_while_its_handles_are_held(start: Callable[..., Nvml]) ->
     )
     write_config(nvml.config, "h100-mig", {"gpu1.ret": 15})
     assert [
-        nvml.error(f"nvmlDeviceGetMemoryInfo({handle})") for handle in ("whole", "slice", "gpu(0)")
+        nvml.error(f"nvmlDeviceGetName({handle})") for handle in ("whole", "slice", "gpu(0)")
     ] == [15, 15, 0]
 
 
@@ -488,6 +495,7 @@ EVERY_CALL = {
     "memory": "nvmlDeviceGetMemoryInfo(held)",
     "memory_v2": "nvmlDeviceGetMemoryInfo(held, nvmlMemory_v2)",
     "utilization": "nvmlDeviceGetUtilizationRates(held)",
+    "energy_mj": "nvmlDeviceGetTotalEnergyConsumption(held)",
     "temperature": "nvmlDeviceGetTemperature(held, 0)",
     "threshold": "nvmlDeviceGetTemperatureThreshold(held, 0)",
     "margin": "nvmlDeviceGetMarginTemperature(held)",
@@ -537,7 +545,8 @@ def test_every_call_can_be_made_to_fail(start: Callable[..., Nvml]) -> None:
     assert [nvml.error(call) for call in HANDLE_CALLS] == [0, 17, 0, 17]
     errors = {}
     for call, expression in EVERY_CALL.items():
-        write_config(nvml.config, "h100-mig", {f"ret.{call}": 17})
+        shown = {"gpu.ret.memory": None, "gpu.ret.memory_v2": None}
+        write_config(nvml.config, "h100-mig", {f"ret.{call}": 17, **shown})
         errors[call] = nvml.error(expression)
     assert errors == dict.fromkeys(EVERY_CALL, 17)
 

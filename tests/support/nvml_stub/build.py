@@ -78,6 +78,8 @@ def write_config(
         if value is not None
     }
     whole = path.with_name(f".{path.name}.{os.getpid()}")
-    whole.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
+    # A test may write any byte: "\udcff" is 0xFF.
+    text = "".join(f"{key}={value}\n" for key, value in values.items())
+    whole.write_bytes(text.encode(errors="surrogateescape"))
     whole.replace(path)
     return path

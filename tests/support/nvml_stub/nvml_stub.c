@@ -8,9 +8,11 @@
 //   gpu0.mig1.KEY=  else gpu.mig1.KEY=       one MIG slice of it; a slice exists if it has memory_mib
 //   ret.CALL=  gpu0.ret.CALL=  gpu0.ret=     answer this NVML error number: to a call, to a call on a GPU, to all on it
 //   hang.CALL=1 (and the same places)        do not answer until the key is 0 or gone
+//   crash.CALL=1 (and the same places)       kill this process
 //
 // A value that is not given, or is empty, is NVML_ERROR_NOT_SUPPORTED: what a profile leaves out, its GPU cannot do.
 #define _POSIX_C_SOURCE 200809L
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -140,6 +142,7 @@ static int begin(const char *name, int gpu, int slice) {
     enter(gpu, slice);
     call.name = name, call.error = 0;
     for (load_config(); fault("hang"); load_config()) sleep_ms(POLL_MS);
+    if (fault("crash")) raise(SIGKILL);  // as a crash, but without a core file
     fail(fault("ret"));
     return fail(initialized || !strcmp(name, "init") ? 0 : UNINITIALIZED);
 }
@@ -195,6 +198,7 @@ TEXT(nvmlDeviceGetVbiosVersion, "vbios")
 TEXT(nvmlDeviceGetInforomImageVersion, "inforom")
 
 NUMBER(nvmlDeviceGetPowerUsage, unsigned, "power_mw")
+NUMBER(nvmlDeviceGetTotalEnergyConsumption, u64, "energy_mj")  // since the driver was loaded
 NUMBER(nvmlDeviceGetPersistenceMode, unsigned, "persistence_mode")
 NUMBER(nvmlDeviceGetComputeMode, unsigned, "compute_mode")
 NUMBER(nvmlDeviceGetCurrPcieLinkWidth, unsigned, "pcie.width")
