@@ -39,6 +39,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
     "optuna": {"trainer.sweep.samplers", "trainer.sweep.storage", "trainer.sweep.study"},
     "torch.distributed": {
         "trainer.parallel.world",
+        "trainer.parallel.exchange_failures",
         "trainer.parallel.fsdp",
         "trainer.launch.torchrun",
     },

@@ -48,6 +48,9 @@ _REMEDIES = {
     r"FileNotFoundError|NotADirectoryError": (
         "put the data there, or set its folder with --data-dir"
     ),
+    r"Connection\w*Error|RemoteDisconnected|BrokenPipeError": (
+        "check that this machine reaches the server that the task connects to"
+    ),
     r"PermissionError": "make it readable for this user",
     r"FrozenInstanceError|cannot assign to field": (
         "a task is frozen: return dataclasses.replace(self, ...) from with_data(), or "

@@ -633,3 +633,15 @@ def test_a_dataclass_that_is_not_frozen(here: Here, tmp_path: Path) -> None:
         "trainbox: task melted.py:Melted: a class in its file is not frozen (melted.py:3): write "
         "@dataclass(frozen=True) above it\n"
     )
+
+
+class _Unreachable(Three):
+    def train_dataset(self, data_dir: Path) -> Dataset[Any]:
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+
+def test_a_server_that_a_task_cannot_reach_is_not_a_lost_process(here: Here) -> None:
+    code, _, err = here.command("train", f"{__name__}:_Unreachable", "--device", "cpu")
+    assert code == 1
+    assert "task _Unreachable: train_dataset() raised ConnectionResetError: [Errno 104]" in err
+    assert "check that this machine reaches the server that the task connects to" in err

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from trainer.data.schedule import epoch_order
 from trainer.errors import WrongUse
 from trainer.loop.guard import check_unchanged
+from trainer.loop.out_of_memory import failed_allocations, failed_allocations_change_bits
 from trainer.loop.state import Job
 from trainer.records.digest import digest_of_digests, tensor_digest, tensor_digests
 
@@ -19,6 +20,8 @@ class DigestLog:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._step: int | None = None
+        # The allocations of GPU memory that have failed on this rank before and on all ranks since.
+        self._failed_before, self._failed = failed_allocations(), 0
 
     def record(self, kind: str) -> None:
         """Record the digests of the current step; all ranks must call this.
@@ -28,6 +31,7 @@ class DigestLog:
         """
         job, state = self._job, self._job.state
         check_unchanged(job)
+        self._count_failed_allocations()
         names = {parameter: name for name, parameter in state.model.named_parameters()}
         model, optimizer = (
             job.digests(tensors)
@@ -44,6 +48,20 @@ class DigestLog:
         job.checkpoints.wait_until_recorded()  # entries are in the order of the steps
         self._write(kind, state.progress.step, model, optimizer)
         self._step = state.progress.step
+
+    def _count_failed_allocations(self) -> None:
+        """Count the failed allocations of all ranks, and log each increase."""
+        job = self._job
+        if not failed_allocations_change_bits(job.strategy):
+            return
+        failed = sum(job.world.from_each(failed_allocations() - self._failed_before))
+        if failed > self._failed:
+            job.run.report(
+                f"step {job.state.progress.step}: {failed} allocation(s) of GPU memory have failed "
+                "so far, so cuDNN may have taken other algorithms, with other bits than on a GPU "
+                "with more free memory: raise --accumulation for such a run, or free the GPU"
+            )
+        self._failed = failed
 
     def of_checkpoint(self) -> Callable[[Mapping[str, Any]], None] | None:
         """Return a function that records the digests of a saved state.
@@ -82,9 +100,10 @@ class DigestLog:
             "optimizer": digest_of_digests(optimizer),
             "order": tensor_digest(epoch_order(schedule.seed, epoch, schedule.examples)),
         }
+        failed = {"failed_allocations": self._failed} if self._failed else {}
         tensors = {name: digest[:16] for name, digest in {**model, **optimizer}.items()}
         self._job.run.folder.append_digests(
-            {"kind": kind, "step": step, **whole, "tensors": tensors}
+            {"kind": kind, "step": step, **whole, **failed, "tensors": tensors}
         )
 
 

@@ -6,7 +6,9 @@ docs/decisions/0010-a-batch-that-does-not-fit.md.
 
 import contextlib
 import dataclasses
+import errno
 import gc
+import re
 from collections.abc import Iterator
 
 import torch
@@ -20,8 +22,17 @@ from trainer.settings.config import Settings
 # The second step is the first one with the optimizer's state, and so with all that a step needs.
 FIRST_STEPS = 2
 
-_GPU_SIGNS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-_HOST_SIGN = "can't allocate memory"  # torch raises a plain RuntimeError
+# For these errors torch raises a plain RuntimeError. The signs are those of CUDA, of its libraries
+# (such as CUBLAS_STATUS_ALLOC_FAILED and CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED), of
+# MAGMA, and of mmap in a loader worker.
+_GPU_SIGN = re.compile(
+    "(?i)out of memory|[A-Z]_ALLOC_FAILED|(DEVICE|STATUS)_ALLOCATION_FAILED"
+    "|cusparse: allocation failed|cannot allocate memory on GPU|not enough memory for workspace"
+)
+_HOST_SIGN = re.compile("(?i)can(no|')t allocate memory|HOST_ALLOCATION_FAILED")
+# torch tries the algorithms of cuDNN in turn, and hides their errors. So this is also the message
+# if the workspace of none of them fits in memory.
+NO_ENGINE = "unable to find an engine to execute this computation"
 
 
 class DoesNotFit(Exception):
@@ -33,16 +44,51 @@ def memory_used_up(error: BaseException) -> str | None:
 
     The message names the host or the GPU, and it quotes the first line of the library's message.
     """
-    text = str(error).partition("\n")[0]
+    lines = str(error).splitlines() or [""]
     if isinstance(error, MemoryError):
-        return f"the host's memory is used up ({text})" if text else "the host's memory is used up"
-    if not isinstance(error, RuntimeError):
-        return None
-    if _HOST_SIGN in text:
-        return f"the host's memory is used up ({text})"
-    if isinstance(error, torch.OutOfMemoryError) or any(sign in text for sign in _GPU_SIGNS):
-        return f"the GPU's memory is used up ({text})"
+        text = f" ({lines[0]})" if lines[0] else ""
+        return f"the host's memory is used up{text}"
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return f"the host's memory is used up ({error.strerror})"
+    if isinstance(error, RuntimeError):
+        # The error of a DataParallel replica or of a loader worker ends with the original message.
+        for line in lines:
+            if _GPU_SIGN.search(line) or (NO_ENGINE in line and failed_allocations()):
+                return f"the GPU's memory is used up ({line})"
+            if _HOST_SIGN.search(line) and "shared memory" not in line:
+                return f"the host's memory is used up ({line})"
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"the GPU's memory is used up ({lines[0]})"
     return None
+
+
+def failed_allocations() -> int:
+    """Return how many allocations of GPU memory have failed since the last `free_memory`.
+
+    This includes errors that torch hides: if the workspace of a convolution does not fit, torch
+    takes another algorithm of cuDNN, which has other bits (aten/src/ATen/native/cudnn/Conv_v8.cpp).
+    """
+    if not torch.cuda.is_initialized():
+        return 0
+    return sum(
+        int(torch.cuda.memory_stats(index).get("num_ooms", 0))
+        for index in range(torch.cuda.device_count())
+    )
+
+
+def failed_allocations_change_bits(strategy: Strategy) -> bool:
+    """Return whether the run promises bits that a failed allocation would change."""
+    return strategy.world.device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
+
+
+def _hidden(failed: int) -> str | None:
+    """Return a message for `failed` allocations whose errors were hidden, or None for 0."""
+    if not failed:
+        return None
+    return (
+        f"the GPU's memory is used up ({failed} allocation(s) failed, and cuDNN took algorithms "
+        "that need less memory and have other bits, which only --fast allows)"
+    )
 
 
 @contextlib.contextmanager
@@ -57,10 +103,11 @@ def all_fit(strategy: Strategy) -> Iterator[None]:
     if strategy.forward_is_collective:  # the other ranks wait in a forward and cannot vote
         yield
         return
-    found = None
+    watches, before = failed_allocations_change_bits(strategy), failed_allocations()
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
+        found = _hidden(failed_allocations() - before) if watches else None
+    except (MemoryError, OSError, RuntimeError) as error:
         found = memory_used_up(error)
         if found is None:
             raise
@@ -109,3 +156,5 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+        for index in range(torch.cuda.device_count()):
+            torch.cuda.reset_accumulated_memory_stats(index)

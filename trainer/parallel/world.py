@@ -1,6 +1,7 @@
 """This rank's view of the process group.
 
-Only this file, `trainer.parallel.fsdp` and `trainer.launch.torchrun` import torch.distributed.
+Only this file, `trainer.parallel.fsdp`, `trainer.parallel.exchange_failures` and
+`trainer.launch.torchrun` import torch.distributed.
 """
 
 import contextlib
@@ -353,18 +354,3 @@ def choose_device(name: str, local_rank: int) -> torch.device:
                 "cpu, or 1 process"
             )
     return torch.device(name)
-
-
-def is_network_error(error: BaseException) -> bool:
-    """Return whether `error` shows that another process ended or that the network broke."""
-    if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
-        return True
-    # gloo raises plain RuntimeErrors.
-    signs = (
-        "Connection closed by peer",
-        "Connection reset by peer",
-        "Timed out waiting",
-        "gloo",
-        "Broken pipe",
-    )
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)

@@ -59,6 +59,7 @@ class BitsDifference:
     agreed_step: int | None  # the last common step with equal digests
     tensors: tuple[str, ...]  # in the order of the model, then of the optimizer
     parts: tuple[str, ...] = ()  # descriptions of the combined digests that differ
+    memory_ran_out: bool = False  # in one of the runs, allocations of GPU memory had failed
 
     def __str__(self) -> str:
         """Return a description for messages."""
@@ -72,7 +73,8 @@ class BitsDifference:
             if self.tensors
             else " and ".join(self.parts)
         )
-        return f"first difference at step {self.step} ({since}): {what}"
+        why = "; GPU memory had run out by then, which changes bits" if self.memory_ran_out else ""
+        return f"first difference at step {self.step} ({since}): {what}{why}"
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
@@ -121,7 +123,8 @@ def first_difference(
         )
         parts = tuple(label for name, label in _PARTS.items() if a[name] != b[name])
         if tensors or parts:
-            return BitsDifference(step, agreed, tensors, parts)
+            ran_out = "failed_allocations" in {**a, **b}
+            return BitsDifference(step, agreed, tensors, parts, ran_out)
         agreed = step
     return None
 

@@ -3,15 +3,19 @@
 import contextlib
 import errno
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.errors import Failure, NetworkFailure, OutOfMemory, WrongUse, called_exit
-from trainer.loop.out_of_memory import memory_used_up
+from trainer.loop.out_of_memory import NO_ENGINE, memory_used_up
 from trainer.loop.shared_memory import shared_memory_full
-from trainer.parallel.world import is_network_error
+from trainer.parallel.exchange_failures import exchange_failure
 from trainer.system.storage import storage_failure
 from trainer.task_errors import mistake_of
+
+# A loader worker could not allocate shared memory, or had a bus error.
+_LOADER_SHARED_MEMORY = re.compile(r"shared memory ?\(shm\)|out of shared memory")
 
 # Part of torch's message, and the message for the user.
 _WRONG_USES = {
@@ -52,18 +56,21 @@ def errors_as_failures(runs_dir: Path, task: str = "", log: Path | None = None) 
             failure = _system_failure(error, runs_dir)
         if failure is None and log is not None:
             failure = mistake_of(error, task, log)
+        # A task may connect to a server. Other connections are those of Trainbox's processes.
+        if failure is None and isinstance(error, ConnectionError):
+            failure = NetworkFailure(f"lost contact with another process: {error}")
         if failure is None:
             raise
         raise failure from error
 
 
 def _system_failure(error: OSError, runs_dir: Path) -> Failure | None:
-    """Return the failure for a lost process or for the run's storage, and None otherwise.
+    """Return the failure for the run's storage or the host's memory, and None otherwise.
 
     An example of None is an error of the user's own file.
     """
-    if isinstance(error, ConnectionError):
-        return NetworkFailure(f"lost contact with another process: {error}")
+    if found := memory_used_up(error):
+        return _out_of_memory(found)
     if str(error.filename or "").startswith(str(runs_dir)) or error.errno in (
         errno.ENOSPC,
         errno.EDQUOT,
@@ -75,20 +82,36 @@ def _system_failure(error: OSError, runs_dir: Path) -> Failure | None:
 
 def _torch_failure(error: MemoryError | RuntimeError) -> Failure | None:
     """Return the failure for an error of torch that has no class of its own, or None."""
-    text, first_line = str(error), str(error).partition("\n")[0]
+    text = str(error)
+    if failure := exchange_failure(error):
+        return failure
     if found := memory_used_up(error):
-        workers = " or --workers" if "host" in found.partition("(")[0] else ""
-        return OutOfMemory(
-            f"{found}: lower --batch-size{workers}, or raise --accumulation, which splits the "
-            "same batch into smaller micro-batches"
-        )
-    if "shared memory" in text:  # a loader worker could not allocate it, or had a bus error
+        return _out_of_memory(found)
+    if _LOADER_SHARED_MEMORY.search(text):
         return shared_memory_full()
+    return _unsupported(text)
+
+
+def _unsupported(text: str) -> WrongUse | None:
+    """Return the failure for what torch does not support, given the `text` of its error."""
     for sign, message in _WRONG_USES.items():
         if sign in text:
             return WrongUse(message)
-    if "does not have a deterministic implementation" in text:
-        return WrongUse(f"{first_line} Add --fast, which does not guarantee the same bits")
-    if is_network_error(error):
-        return NetworkFailure(f"lost contact with another process: {first_line}")
+    for line in text.splitlines():
+        if "does not have a deterministic implementation" in line:
+            return WrongUse(f"{line} Add --fast, which does not guarantee the same bits")
+        if NO_ENGINE in line:  # memory_used_up has excluded a lack of memory
+            return WrongUse(
+                f"cuDNN has no algorithm for a convolution ({line}): use another --precision, or "
+                "add --fast, which does not guarantee the same bits"
+            )
     return None
+
+
+def _out_of_memory(found: str) -> OutOfMemory:
+    """Return the failure for `found`, the message of `memory_used_up`."""
+    workers = " or --workers" if "host" in found.partition("(")[0] else ""
+    return OutOfMemory(
+        f"{found}: lower --batch-size{workers}, or raise --accumulation, which splits the "
+        "same batch into smaller micro-batches"
+    )

@@ -4,6 +4,7 @@ The batch size and the steps stay the same, and the split is logged.
 """
 
 import json
+import re
 import weakref
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from torch import nn
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import TINY, Large
 from trainer.errors import OutOfMemory, Preempted, WrongUse
+from trainer.loop.out_of_memory import memory_used_up
+from trainer.records.compare import first_difference
 
 LARGE = "tests.support.tiny:Large"
 _FOUND = "the GPU's memory is used up (CUDA out of memory. Tried to allocate 2.00 GiB.)"
@@ -286,3 +289,102 @@ def test_a_batch_size_must_be_a_number(here: Here, option: str) -> None:
     code, _, err = here.command("train", TINY, option, "auto", "--device", "cpu")
     assert code == 2
     assert "'auto' is not a whole number" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [
+        ("CUDA error: out of memory\nCUDA kernel errors might be reported later", "GPU"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "GPU"),
+        ("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `x`", "GPU"),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", "GPU"),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", "host"),
+        ("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried", "host"),
+        ("unable to mmap 64 bytes from file </x>: Cannot allocate memory (12)", "host"),
+        ("Caught RuntimeError in replica 1 on device 1.\nRuntimeError: CUDA out of memory", "GPU"),
+        ("device-side assert triggered", None),
+        ("GET was unable to find an engine to execute this computation", None),
+    ],
+)
+def test_each_library_has_its_own_message_for_used_up_memory(text: str, device: str | None) -> None:
+    found = memory_used_up(RuntimeError(text))
+    line = next((line for line in text.splitlines() if "Caught" not in line), "")
+    assert found == (device and f"the {device}'s memory is used up ({line})")
+    assert memory_used_up(ValueError(text)) is None
+
+
+@pytest.mark.parametrize("mode", ["GET", "FIND"])
+def test_a_convolution_without_an_algorithm_is_out_of_memory_if_an_allocation_failed(
+    monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """The message has no other reason in it, such as a type that cuDNN does not support."""
+    error = RuntimeError(f"{mode} was unable to find an engine to execute this computation")
+    assert memory_used_up(error) is None
+    monkeypatch.setattr("trainer.loop.out_of_memory.failed_allocations", lambda: 1)
+    assert memory_used_up(error) == f"the GPU's memory is used up ({error})"
+
+
+@pytest.fixture
+def hidden(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list. Its length is the number of allocations that have failed on a GPU."""
+    failed: list[int] = []
+    for module in ("out_of_memory", "digests"):
+        monkeypatch.setattr(f"trainer.loop.{module}.failed_allocations", lambda: len(failed))
+        monkeypatch.setattr(
+            f"trainer.loop.{module}.failed_allocations_change_bits",
+            lambda _strategy: torch.are_deterministic_algorithms_enabled(),
+        )
+    return failed
+
+
+def _fail_silently(patch: pytest.MonkeyPatch, failed: list[int], step: int) -> None:
+    """Let an allocation fail in the training forwards of more than 4 examples from `step` on."""
+    losses = Large.losses
+
+    def losses_with_a_failure(task: Large, model: Any, batch: Any) -> Any:
+        if model.training and int(model.forwards) + 1 >= step and len(batch[0]) > 4:
+            failed.append(1)
+        return losses(task, model, batch)
+
+    patch.setattr(Large, "losses", losses_with_a_failure)
+
+
+def test_a_batch_that_changes_the_algorithms_of_cudnn_does_not_fit(
+    here: Here, hidden: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.train("requested", task=LARGE, accumulation=2)
+    _fail_silently(monkeypatch, hidden, step=1)
+    out = here.train(task=LARGE)
+    assert re.search(
+        r"memory is used up \(\d allocation\(s\) failed, and cuDNN took algorithms that need less "
+        r"memory and have other bits, which only --fast allows\) with 8 examples at once: "
+        "restarting with smaller micro-batches",
+        out,
+    )
+    assert here.digest() == here.digest("requested")
+    torch.set_deterministic_debug_mode("default")
+    out = here.train("fast", task=LARGE, deterministic=False)
+    assert "restarting" not in out
+    assert _config(here, "fast")["accumulation"] == 1
+
+
+def test_allocations_that_fail_later_are_logged_and_recorded_with_the_digests(
+    here: Here, hidden: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.train("whole", task=LARGE, digest_steps=1)
+    _fail_silently(monkeypatch, hidden, step=17)
+    out = here.train(task=LARGE, digest_steps=1)
+    assert "step 17: 1 allocation(s) of GPU memory have failed so far, so cuDNN may have" in out
+    assert "step 18: 2 allocation(s) of GPU memory have failed so far" in out
+    recorded = [(e["step"], e.get("failed_allocations")) for e in _digests(here, "r")]
+    assert recorded == [(step, None) for step in range(17)] + [(17, 1), (18, 2)]
+    assert here.digest() == here.digest("whole")
+
+
+def test_a_difference_of_bits_names_failed_allocations() -> None:
+    entry = {"step": 3, "tensors": {"w": "a"}, "model": "a", "optimizer": "o", "order": "p"}
+    other = {**entry, "tensors": {"w": "b"}, "model": "b"}
+    assert "memory" not in str(first_difference([entry], [other]))
+    assert str(first_difference([entry], [other | {"failed_allocations": 2}])).endswith(
+        "first tensor w, 1 in all; GPU memory had run out by then, which changes bits"
+    )

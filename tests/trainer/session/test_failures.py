@@ -76,10 +76,23 @@ _ENDS = [
         "lost contact",
     ),
     (
-        torch.distributed.DistBackendError("NCCL error in: x.cpp\nmore"),
-        NetworkFailure,
-        7,
-        "another process: NCCL error in: x.cpp",
+        RuntimeError("GET was unable to find an engine to execute this computation"),
+        WrongUse,
+        2,
+        "cuDNN has no algorithm for a convolution (GET was unable to find an engine to execute "
+        "this computation): use another --precision, or add --fast",
+    ),
+    (
+        RuntimeError("unable to allocate shared memory(shm) for file </x>: No space left (28)"),
+        StorageFailure,
+        4,
+        "is too small for the batches of the loader workers",
+    ),
+    (
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        OutOfMemory,
+        5,
+        "the host's memory is used up (Cannot allocate memory): lower --batch-size or --workers",
     ),
     (
         torch.distributed.DistNetworkError("The client socket has timed out"),
@@ -112,7 +125,13 @@ def test_known_errors_have_their_exit_code(
 
 @pytest.mark.parametrize(
     "error",
-    [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("x"), OSError("odd")],
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        RuntimeError("out of resource: shared memory, Required: 300000, Hardware limit: 232448"),
+        RuntimeError("writing to the server: Broken pipe"),
+        ValueError("x"),
+        OSError("odd"),
+    ],
 )
 def test_unknown_errors_are_raised_unchanged(error: Exception) -> None:
     with pytest.raises(type(error)) as raised, errors_as_failures(Path("runs")):
