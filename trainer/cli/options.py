@@ -311,15 +311,15 @@ _TRAINING_OPTIONS = [
         section=STORAGE,
         type=COUNT,
         metavar="N",
-        default=50,
-        help="Steps between entries in metrics.jsonl. Default: 50.",
+        help="Steps between entries in metrics.jsonl. Default: 50, or more if that takes long.",
     ),
     make_option(
         "--digest-steps",
         section=BITS,
         type=COUNT,
         metavar="N",
-        help="Steps between entries in digests.jsonl. Default: one epoch.",
+        help="Steps between entries in digests.jsonl. Default: one epoch, or more if that takes "
+        "long.",
     ),
     make_option(
         "--workers",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from trainer.data.batches import training_batches
 from trainer.loop.digests import DigestLog
 from trainer.loop.log import TrainingLog
+from trainer.loop.pace import Pace
 from trainer.loop.saving import Saving
 from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
@@ -32,11 +33,11 @@ def fit(
         DoesNotFit: The first steps of this call do not fit in memory. The caller builds a new job
             with smaller micro-batches.
     """
-    config, world, schedule, state = job.config, job.world, job.schedule, job.state
+    world, schedule, state = job.world, job.schedule, job.state
     progress = state.progress
     first_step = progress.step
-    log, digests = TrainingLog(job), DigestLog(job)
-    saving = Saving(job, stop, digests)
+    log, digests, pace = TrainingLog(job), DigestLog(job), Pace(job)
+    saving = Saving(job, stop, digests, pace)
 
     # Read this rank's micro-batches from the current step. The order of the examples depends only
     # on the seed and the epoch.
@@ -46,7 +47,6 @@ def fit(
     train_one_step = EagerStep(job, micro_batches)
 
     # Record the digests of the start, and start the clock.
-    digest_steps = config.digest_steps or schedule.steps_per_epoch
     digests.record("resume" if first_step else "start")
     state.watch.start(first_step)
     state.model.train()
@@ -58,26 +58,23 @@ def fit(
             break
 
         # Train one step. A log entry has the norm of its gradient.
-        step = progress.step + 1
-        logged = (
-            step % config.log_steps == 0
-            or step % schedule.steps_per_epoch == 0
-            or step == job.end_step
-        )
+        logged = pace.log_due(progress.step + 1)
         norm = train_one_step(needs_norm=logged)
 
         # Count the step on the progress bar, log the losses, and record digests of the weights.
         job.run.advance()
         if logged and norm is not None:
-            log.write(norm)
-        if progress.step % digest_steps == 0 or progress.step == job.end_step:
-            digests.record("step")
+            with pace.log.measured():
+                log.write(norm)
+        if pace.digests_due(progress.step):
+            with pace.digests.measured():
+                digests.record("step")
 
         # After the first step, the optimizer has its state: reserve the memory for checkpoints.
         if progress.step == first_step + 1:
             saving.prepare()
 
-        # All ranks vote. Save if a checkpoint is due, and stop if any rank was asked to stop.
+        # If the ranks vote now, save if a checkpoint is due, and stop if any was asked to stop.
         saving.save_or_stop()
     job.checkpoints.wait()
     progress.train_seconds = state.watch.seconds

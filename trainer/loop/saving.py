@@ -8,6 +8,7 @@ from trainer.errors import Preempted
 from trainer.loop.digests import DigestLog
 from trainer.loop.guard import check_unchanged
 from trainer.loop.log import not_finite
+from trainer.loop.pace import Pace
 from trainer.loop.state import Job
 from trainer.system.signals import StopRequest
 
@@ -15,8 +16,8 @@ from trainer.system.signals import StopRequest
 class Saving:
     """The checkpoints of one training, and the ranks' agreement on when to save and to stop."""
 
-    def __init__(self, job: Job, stop: StopRequest, digests: DigestLog) -> None:
-        self._job, self._stop, self._digests = job, stop, digests
+    def __init__(self, job: Job, stop: StopRequest, digests: DigestLog, pace: Pace) -> None:
+        self._job, self._stop, self._digests, self._pace = job, stop, digests, pace
         self._due = False  # a checkpoint was due just before a validation
 
     def prepare(self) -> None:
@@ -50,19 +51,21 @@ class Saving:
             Preempted: A rank was asked to stop; the checkpoint of this step is complete.
         """
         config, step = self._job.config, self._job.state.progress.step
-        stop_now, save_now = self._job.world.vote(
-            bool(self._stop), self._job.checkpoints.due(config.checkpoint_minutes)
-        )
-        if stop_now:
-            self.save_and_stop()
+        if self._pace.vote_due(step):
+            stop_now, save_now = self._pace.vote(
+                bool(self._stop), self._job.checkpoints.due(config.checkpoint_minutes)
+            )
+            if stop_now:
+                self.save_and_stop()
+            self._due |= save_now
         every = config.checkpoint_steps
-        if save_now or self._due or (every and step % every == 0):
+        if self._due or (every and step % every == 0):
             self._due = False
             self.save({})
 
     def stopped(self) -> bool:
         """Return during a validation whether any rank was asked to stop; all must call this."""
-        stop_now, save_now = self._job.world.vote(bool(self._stop), False)
+        stop_now, save_now = self._pace.vote(bool(self._stop), False)
         self._due |= save_now  # the ranks learn one vote late that a checkpoint is due
         return stop_now
 

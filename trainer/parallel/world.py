@@ -164,19 +164,19 @@ class World:
         dist.broadcast(packed_N, src=0)
         return _unpacked(packed_N)
 
-    def vote(self, *wishes: bool) -> list[bool]:
-        """Return for each wish whether any rank has it; all ranks get the same answer.
+    def vote(self, *wishes: int) -> list[int]:
+        """Return the largest of all ranks' wishes, each alone; all ranks get the same answer.
 
-        The answer is for the wishes of the previous call. The exchange thus overlaps a training
-        step and costs no time.
+        The answer is for the wishes of the previous call, and 0 at the first call. The exchange
+        thus overlaps training steps and costs no time.
         """
         if self.world_size == 1:
             return list(wishes)
-        answer = [False] * len(wishes)
+        answer = [0] * len(wishes)
         if self._pending_vote is not None:
             work, votes = self._pending_vote
             work.wait()
-            answer = [bool(vote) for vote in votes.tolist()]
+            answer = votes.tolist()
         votes = torch.tensor(wishes, dtype=torch.int32)
         work = dist.all_reduce(votes, dist.ReduceOp.MAX, async_op=True)
         assert work is not None

@@ -56,7 +56,7 @@ class Config:
     checkpoint_steps: int | None = None
     checkpoint_minutes: float = 5.0
     keep: int = 3
-    log_steps: int = 50
+    log_steps: int | None = None  # None: 50 steps, or more if entries take too much of the time
     digest_steps: int | None = None  # None: once per epoch
     workers: int | None = None
     seed: int = 0
@@ -90,8 +90,8 @@ class Settings(Config):
     """The settings of a run after every choice has been made.
 
     A run ends after `epochs` or after `max_steps`; the other one is None. `clip_norm`,
-    `early_stopping`, `checkpoint_steps`, `digest_steps` and `workers` are None where the loop's own
-    rule applies.
+    `early_stopping`, `checkpoint_steps`, `log_steps`, `digest_steps` and `workers` are None where
+    the loop's own rule applies.
     """
 
     batch_size: int = DEFAULT_BATCH_SIZE

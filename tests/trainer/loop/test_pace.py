@@ -1,0 +1,148 @@
+"""The steps of votes, log entries and digests, and that all ranks agree on them."""
+
+import itertools
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.here import Here
+from trainer.loop.pace import Interval, Pace
+
+CPU = torch.device("cpu")
+
+
+class _Ranks:
+    """Ranks whose steps take `steps_s`; a vote is answered at the next one, as by `World.vote`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *steps_s: float) -> None:
+        self.now, self._steps_s = 0.0, steps_s
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self._votes: list[list[tuple[int, ...]]] = [[] for _ in steps_s]
+        self.steps = [SimpleNamespace(step=0) for _ in steps_s]
+        self.paces = [Pace(self._job(rank)) for rank in range(len(steps_s))]
+
+    def _job(self, rank: int) -> Any:
+        def vote(*wishes: int) -> list[int]:
+            self._votes[rank].append(wishes)
+            number = len(self._votes[rank]) - 2
+            if number < 0:
+                return [0] * len(wishes)
+            return [max(column) for column in zip(*(v[number] for v in self._votes), strict=True)]
+
+        return SimpleNamespace(
+            config=SimpleNamespace(log_steps=None, digest_steps=None),
+            world=SimpleNamespace(world_size=len(self._steps_s), device=CPU, vote=vote),
+            state=SimpleNamespace(progress=self.steps[rank]),
+            schedule=SimpleNamespace(steps_per_epoch=30),
+            end_step=10_000,
+        )
+
+    def step(self, stop_on: int | None = None) -> list[tuple[bool, bool]]:
+        """Train a step on each rank; the rank `stop_on` wishes to stop. Return the answers."""
+        begin, answers = self.now, []
+        for rank, (progress, pace) in enumerate(zip(self.steps, self.paces, strict=True)):
+            progress.step += 1
+            # The ranks wait for each other in the exchange, but one of them is late at its vote.
+            self.now = begin + max(self._steps_s) + self._steps_s[rank] / 100
+            if pace.vote_due(progress.step):
+                answers.append(pace.vote(rank == stop_on, False))
+        self.now = begin + max(self._steps_s)
+        return answers
+
+
+def test_ranks_vote_about_every_25_ms_at_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = _Ranks(monkeypatch, 0.001, 0.002)
+    votes = [step for step in range(1, 100) if len(ranks.step()) == 2]
+    # The number of steps doubles at every second vote, up to 12 steps of 2 ms.
+    assert votes[:8] == [1, 2, 4, 6, 10, 14, 22, 30]
+    assert {after - before for before, after in itertools.pairwise(votes[7:])} <= {11, 12}
+
+
+def test_a_stop_of_one_rank_is_answered_to_all_after_about_50_ms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = _Ranks(monkeypatch, 0.001, 0.002)
+    for _ in range(60):
+        assert (True, False) not in ranks.step()
+    asked_at, answers = ranks.now, list[tuple[bool, bool]]()
+    while (True, False) not in answers:
+        answers = ranks.step(stop_on=1)
+    assert answers == [(True, False)] * 2
+    assert ranks.now - asked_at < 0.055
+
+
+def test_a_process_alone_asks_itself_after_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = _Ranks(monkeypatch, 0.001)
+    assert [len(ranks.step()) for _ in range(30)] == [1] * 30
+
+
+def test_ranks_use_the_longest_interval_that_one_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = _Ranks(monkeypatch, 0.001, 0.001)
+    ranks.paces[1].log.wish = 2
+    for _ in range(20):
+        ranks.step()
+        assert len({pace.log.factor for pace in ranks.paces}) == 1
+    for pace in ranks.paces:
+        assert [step for step in range(1, 301) if pace.log_due(step)] == [
+            *(60, 100, 120, 180, 200, 240, 300)  # every 100 steps and every second epoch
+        ]
+        assert [step for step in range(1, 100) if pace.digests_due(step)] == [30, 60, 90]
+        assert pace.log_due(10_000) and pace.digests_due(10_000)
+
+
+def _factor(
+    monkeypatch: pytest.MonkeyPatch, count: int, between_s: float, entry_s: float, fixed: bool
+) -> int:
+    """Return the factor that is wished after `count` entries of `entry_s`."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    interval = Interval(CPU, fixed)
+    for _ in range(count):
+        now[0] += between_s * interval.factor
+        with interval.measured():
+            now[0] += entry_s
+        interval.factor = interval.wish
+    return interval.factor
+
+
+@pytest.mark.parametrize(
+    ("count", "between_s", "entry_s", "fixed", "factor"),
+    [
+        (15, 0.005, 0.001, False, 1),  # the first entries do not depend on time
+        (16, 0.005, 0.001, False, 2),  # 17 % of the time
+        (160, 0.005, 0.001, False, 4),  # 4.8 % of the time
+        (160, 0.005, 0.0002, False, 1),  # 3.8 % of the time
+        (160, 2.0, 1.0, False, 1),  # rare entries stay
+        (160, 0.005, 0.001, True, 1),
+    ],
+)
+def test_entries_become_rare_while_they_take_too_much_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    between_s: float,
+    entry_s: float,
+    fixed: bool,
+    factor: int,
+) -> None:
+    assert _factor(monkeypatch, count, between_s, entry_s, fixed) == factor
+
+
+def test_a_run_with_rarer_entries_has_the_same_bits_and_verifies(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.train("all", epochs=8, threads=1)
+    monkeypatch.setattr("trainer.loop.pace._WINDOW", 2)
+    monkeypatch.setattr("trainer.loop.pace._MOST_SHARE", 0.0)
+    here.train("some", epochs=8, threads=1)
+    steps = {
+        run: [entry["step"] for entry in here.entries("train", run)] for run in ("all", "some")
+    }
+    assert steps["all"] == [6, 12, 18, 24, 30, 36, 42, 48]
+    assert steps["some"] == [6, 12, 24, 36, 48]
+    assert here.digest("some") == here.digest("all")
+    code, out, err = here.command("verify", "runs/all", "runs/some")
+    assert (code, err) == (0, "")
+    assert "SAME BITS: runs/all and runs/some" in out

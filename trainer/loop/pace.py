@@ -1,0 +1,121 @@
+"""Decide at which steps the ranks vote, write log entries and record digests.
+
+The answers are the same on all ranks, because the ranks agree on them in their votes. The reasons
+are in docs/decisions/0018-what-follows-time.md.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import torch
+
+from trainer.loop.state import Job
+
+LOG_STEPS = 50  # steps between log entries without --log-steps
+# Ranks vote this often. A stop is answered at the second vote, so about 50 ms later.
+VOTE_EVERY_S = 0.025
+_MOST_VOTE_STEPS = 100  # steps may become slower before the next vote
+
+# Entries that take more of the time than this share are written half as often.
+_MOST_SHARE = 0.05
+_WINDOW = 16  # entries to measure; so the steps of the first entries do not depend on time
+_RARE_S = 1.0  # entries that are this far apart stay
+
+
+class Interval:
+    """A number of steps that doubles while the entries at its ends take too much of the time.
+
+    Longer intervals end at some of the steps of shorter ones, so two runs have entries in common.
+
+    Attributes:
+        factor: How often the number of steps was doubled, as a power of two.
+        wish: The factor that this rank wishes.
+    """
+
+    def __init__(self, device: torch.device, fixed: bool) -> None:
+        """Measure entries on `device`, or never double if `fixed`."""
+        self.factor = self.wish = 1
+        self._device, self._fixed = device, fixed
+        self._since_s, self._entries, self._spent_s = time.perf_counter(), 0, 0.0
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        """Measure an entry, and wish a longer interval if entries take too much of the time."""
+        if self._device.type == "cuda":
+            # An entry would wait for the steps before it, which are not part of its cost.
+            torch.cuda.synchronize(self._device)
+        begin = time.perf_counter()
+        yield
+        now = time.perf_counter()
+        self._entries, self._spent_s = self._entries + 1, self._spent_s + now - begin
+        if self._entries < _WINDOW:
+            return
+        passed_s = now - self._since_s
+        too_often = self._spent_s > _MOST_SHARE * passed_s and passed_s < _WINDOW * _RARE_S
+        if too_often and self.wish == self.factor and not self._fixed:
+            self.wish = 2 * self.factor
+        self._since_s, self._entries, self._spent_s = now, 0, 0.0
+
+
+class Pace:
+    """The steps of one training at which something follows the step."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        config, device = job.config, job.world.device
+        self.log = Interval(device, fixed=config.log_steps is not None)
+        self.digests = Interval(device, fixed=config.digest_steps is not None)
+        self._log_steps = config.log_steps or LOG_STEPS
+        self._digest_steps = config.digest_steps or job.schedule.steps_per_epoch
+        # The number of steps between two votes, and the step of the next one.
+        self._vote_steps, self._next_vote = 1, job.state.progress.step + 1
+        self._last_vote = (job.state.progress.step, time.monotonic())
+
+    def log_due(self, step: int) -> bool:
+        """Return whether `step` has a log entry."""
+        factor, epoch_steps = self.log.factor, self._job.schedule.steps_per_epoch
+        return (
+            step % (self._log_steps * factor) == 0
+            or step % (epoch_steps * factor) == 0
+            or step == self._job.end_step
+        )
+
+    def digests_due(self, step: int) -> bool:
+        """Return whether `step` has an entry of digests."""
+        return step % (self._digest_steps * self.digests.factor) == 0 or step == self._job.end_step
+
+    def vote_due(self, step: int) -> bool:
+        """Return whether the ranks vote after `step`."""
+        return step >= self._next_vote
+
+    def vote(self, stop: bool, save: bool) -> tuple[bool, bool]:
+        """Return whether any rank wished to stop and to save at the previous vote.
+
+        All ranks must call this. They also agree on the intervals and on their next vote.
+        """
+        step = self._job.state.progress.step
+        stop_now, save_now, least, log, digests = self._job.world.vote(
+            stop, save, -self._wished_vote_steps(step), self.log.wish, self.digests.wish
+        )
+        self._vote_steps = max(1, -least)
+        self._next_vote = step + self._vote_steps
+        self.log.factor = max(self.log.factor, log)
+        self.digests.factor = max(self.digests.factor, digests)
+        return bool(stop_now), bool(save_now)
+
+    def _wished_vote_steps(self, step: int) -> int:
+        """Return the number of steps that take about `VOTE_EVERY_S` on this rank.
+
+        A process that is alone always asks itself, which costs nothing.
+        """
+        before, since = self._last_vote
+        self._last_vote = step, time.monotonic()
+        if self._job.world.world_size == 1:
+            return 1
+        if step == before:
+            return self._vote_steps
+        seconds = (self._last_vote[1] - since) / (step - before)
+        return max(
+            1, min(int(VOTE_EVERY_S / max(seconds, 1e-9)), 2 * self._vote_steps, _MOST_VOTE_STEPS)
+        )
