@@ -12,18 +12,23 @@ from torch import Tensor
 from trainer.errors import WrongUse
 from trainer.parallel.world import World
 
+_FEWEST_ROWS = 64
+
 
 class RunningLosses:
-    """The losses of each micro-batch since the last log entry.
+    """The sum of each loss of each micro-batch since the last log entry.
 
-    They are added only by `gather` and `means`, so that a step costs only an append.
+    Each step writes its sums into a table on the device. Only `gather` and `means` read the table,
+    with one copy to the host.
     """
 
     def __init__(self, world: World, micro_counts: list[int]) -> None:
         """Start without losses. `micro_counts` has the micro-batches per step of each rank."""
         self._world, self._micro_counts = world, micro_counts
         self._names: list[str] | None = None
-        self._own: list[list[Tensor]] = []
+        self._sums_NK: Tensor | None = None  # K losses of up to N micro-batches
+        self._cells: list[tuple[Tensor, ...]] = []  # views of the table's elements
+        self._rows = 0
         self._carried: dict[str, list[float]] = {}
         self.steps = 0
 
@@ -40,21 +45,32 @@ class RunningLosses:
                 f"losses() returned {', '.join(self._names)} before and {', '.join(losses_B)} "
                 "now: return each loss in each step, as 0 where it does not apply"
             )
-        self._own.append([_compact(loss_B.detach()) for loss_B in losses_B.values()])
+        if self._rows == len(self._cells):
+            self._grow(losses_B[self._names[0]])
+        for cell, loss_B in zip(self._cells[self._rows], losses_B.values(), strict=True):
+            torch.sum(loss_B.detach().flatten(), 0, out=cell)
+        self._rows += 1
+
+    def _grow(self, like: Tensor) -> None:
+        """Double the rows of the table, which is on the device of `like`."""
+        assert self._names is not None
+        rows = max(_FEWEST_ROWS, 2 * self._rows)
+        new_NK = like.new_zeros((rows, len(self._names)), requires_grad=False)
+        if self._sums_NK is not None:
+            new_NK[: self._rows] = self._sums_NK[: self._rows]
+        self._sums_NK = new_NK
+        self._cells = [row_K.unbind() for row_K in new_NK.unbind()]
 
     def gather(self) -> dict[str, list[float]]:
         """Return for each loss the sums of all micro-batches of all ranks since `clear`.
 
         All ranks must call this.
         """
-        if not self._own or self._names is None:
+        if self._sums_NK is None or not self._rows or self._names is None:
             return self._carried
-        sums_NK = torch.stack(
-            [torch.stack([loss_B.sum() for loss_B in losses]) for losses in self._own]
-        )
-        steps = len(self._own) // self._micro_counts[self._world.rank]
+        steps = self._rows // self._micro_counts[self._world.rank]
         gathered_NK = self._world.gather_rows(
-            sums_NK, [steps * count for count in self._micro_counts]
+            self._sums_NK[: self._rows], [steps * count for count in self._micro_counts]
         )
         return {
             name: [*self._carried.get(name, []), *column]
@@ -73,22 +89,17 @@ class RunningLosses:
 
     def drop_step(self) -> None:
         """Remove the newest step, which the training skips."""
-        del self._own[-self._micro_counts[self._world.rank] :]
+        self._rows -= self._micro_counts[self._world.rank]
         self.steps -= 1
 
     def clear(self) -> None:
         """Remove all losses."""
-        self._own, self._carried, self.steps = [], {}, 0
+        self._rows, self._carried, self.steps = 0, {}, 0
 
     def restore(self, gathered: Mapping[str, list[float]], steps: int) -> None:
         """Resume from the result of `gather`, on any number of ranks."""
-        self._own, self._carried, self.steps = [], dict(gathered), steps
+        self._rows, self._carried, self.steps = 0, dict(gathered), steps
         self._names = list(gathered) or None
-
-
-def _compact(loss_B: Tensor) -> Tensor:
-    """Return a copy if `loss_B` is a view, so that the rest of its storage can be freed."""
-    return loss_B.clone() if loss_B.untyped_storage().nbytes() > loss_B.nbytes else loss_B
 
 
 def _exact_sum(values: list[float]) -> float:
