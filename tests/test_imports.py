@@ -45,7 +45,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
     },
     "torch.utils.tensorboard": {"trainer.records.tensorboard"},
     "tensorboard": {"trainer.records.tensorboard"},
-    "prometheus_client": {"entrypoint.health.monitor"},
+    "prometheus_client": {"entrypoint.health.metrics"},
     "click": {
         "entrypoint.cli.bench",
         "entrypoint.cli.commands",

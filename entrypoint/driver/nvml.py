@@ -270,17 +270,19 @@ def _processes(handle: Any) -> tuple[int, ...]:
     return tuple(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
 
 
+def _ecc_errors(kind: int) -> Callable[[Any], int]:
+    counter = pynvml.NVML_VOLATILE_ECC
+    return lambda handle: int(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, counter))
+
+
 def _threshold(kind: int) -> Callable[[Any], int]:
     return lambda handle: int(pynvml.nvmlDeviceGetTemperatureThreshold(handle, kind))
 
 
 READERS: dict[str, Callable[[Any], Value]] = {
     "recovery_action": lambda h: _field(h, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
-    "ecc_uncorrected": lambda h: int(
-        pynvml.nvmlDeviceGetTotalEccErrors(
-            h, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-        )
-    ),
+    "ecc_corrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+    "ecc_uncorrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
     "sram_threshold_exceeded": _sram_threshold_exceeded,
     "remapped_rows": lambda h: tuple(map(int, pynvml.nvmlDeviceGetRemappedRows(h))),
     "retired_pages": _retired_pages,
@@ -315,6 +317,7 @@ READERS: dict[str, Callable[[Any], Value]] = {
     "utilization_percent": lambda h: int(pynvml.nvmlDeviceGetUtilizationRates(h).gpu),
     "memory_used_mib": lambda h: int(pynvml.nvmlDeviceGetMemoryInfo(h).used) // 2**20,
     "power_w": lambda h: int(pynvml.nvmlDeviceGetPowerUsage(h)) // 1000,
+    "energy_mj": lambda h: int(pynvml.nvmlDeviceGetTotalEnergyConsumption(h)),
 }
 _OF_THE_DRIVER: dict[str, Callable[[], Value]] = {
     "driver_version": lambda: str(pynvml.nvmlSystemGetDriverVersion()),

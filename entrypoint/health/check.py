@@ -35,6 +35,9 @@ _DESCRIBING = (
     "utilization_percent",
     "memory_used_mib",
     "power_w",
+    "energy_mj",
+    "ecc_corrected",
+    "ecc_uncorrected",
 )  # for the screen and for Prometheus
 _SAMPLES = 10  # several samples, to distinguish a lasting state from a short one
 _SAMPLE_INTERVAL_S = 0.1
@@ -284,7 +287,11 @@ def _description(gpu: Gpu, newest: Sample) -> dict[str, Any]:
     """Return the properties of a GPU that the screen and Prometheus show."""
     readings = newest.gpus.get(gpu.mig_parent or gpu.uuid, {})
     figures = {
-        name: value for name in _DESCRIBING[2:] if isinstance(value := readings.get(name), int)
+        name: value
+        for name in _DESCRIBING[2:]
+        if isinstance(value := readings.get(name), int)
+        # The energy of a GPU has no shares of its slices.
+        and not (name == "energy_mj" and gpu.mig_parent)
     }
     return {
         "gpu": gpu.label,

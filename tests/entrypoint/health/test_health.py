@@ -499,6 +499,17 @@ def test_the_monitor_closes_and_opens(monitor: Callable[..., Monitor], tmp_path:
         'HBM3",uuid="GPU-00000000-0000-0000-0000-000000000001"}'
     )
     assert watching.metric(power) == "71.0"
+    names = {line.partition("{")[0] for line in watching.get("/metrics")[1].splitlines()}
+    assert {name for name in names if name.startswith("trainbox_gpu_")} == {
+        "trainbox_gpu_temperature_celsius",
+        "trainbox_gpu_utilization_ratio",
+        "trainbox_gpu_memory_used_bytes",
+        "trainbox_gpu_power_watts",
+        "trainbox_gpu_energy_joules_total",
+        "trainbox_gpu_ecc_errors_total",
+    }
+    of_gpu = power.partition("{")[2].removesuffix("}")
+    assert watching.metric(f"trainbox_gpu_energy_joules_total{{{of_gpu}}}") == "5000.0"
     put(tmp_path, "h100", {"gpu1.ecc.volatile.uncorrected": 3}, count=2)
     assert watching.wait_for(503) == "CLOSED, CRITICAL: 2 GPUs; ecc-uncorrected (GPU 1)\n"
     assert "3 uncorrected memory errors" in watching.next_line("GPU 1")
@@ -531,6 +542,9 @@ def test_the_monitor_remembers_an_xid(monitor: Callable[..., Monitor], tmp_path:
     assert "xid WARN" in printed[7777]
     put(tmp_path, "h100", count=2)
     assert watching.wait_for(503).startswith("CLOSED, CRITICAL: 2 GPUs; xid (GPU 1")
+    uuid = "GPU-00000000-0000-0000-0000-000000000001"
+    for xid in (7777, *FATAL):
+        assert watching.metric(f'trainbox_gpu_xids_total{{uuid="{uuid}",xid="{xid}"}}') == "1.0"
 
 
 @pytest.mark.parametrize(
