@@ -44,7 +44,7 @@ def matrix_product(device: torch.device) -> Measured:
     a repeat.
     """
     # TF32 rounds the factors, so its bound would be 2^13 times as wide.
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    torch.backends.cuda.matmul.allow_tf32 = False
     size, repeats = (2048, 500) if device.type == "cuda" else (512, 20)
     generator = torch.Generator().manual_seed(0)
     factors_MM = [torch.randn(size, size, generator=generator) for _ in range(2)]

@@ -15,6 +15,7 @@ from trainer.data.examples import length
 from trainer.data.schedule import Schedule, micro_batches
 from trainer.errors import WrongUse
 from trainer.loop import compiler
+from trainer.loop.arithmetic import set_arithmetic
 from trainer.loop.attributes import Attributes
 from trainer.loop.losses import LossModule
 from trainer.loop.out_of_memory import examples_at_once
@@ -146,7 +147,7 @@ def build(config: Settings, task: Task, strategy: Strategy, run: RunLog, data_di
     """
     world = strategy.world
     # Build the data. Rank 0 goes first, because it may download files.
-    _set_arithmetic(config)
+    set_arithmetic(config)
     world.seed(config.seed, "data")
     with world.first_goes_first():
         task = checked_task(task, task.with_data(data_dir))
@@ -285,19 +286,3 @@ def _workers(config: Settings, dataset: Dataset[Any]) -> int:
     return min(
         _MOST_LOADER_WORKERS, max(1, _cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     )
-
-
-def _set_arithmetic(config: Settings) -> None:
-    """Set the switches of torch that change bits, from `--deterministic` and `--precision`."""
-    torch.set_num_threads(config.threads)
-    multiply = "tf32" if config.precision == "tf32" else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = multiply
-    torch.backends.cudnn.conv.fp32_precision = multiply  # type: ignore[attr-defined]
-    torch.backends.cudnn.rnn.fp32_precision = multiply  # type: ignore[attr-defined]
-    torch.backends.cudnn.benchmark = not config.deterministic
-    if config.deterministic:
-        # cuBLAS reads this when it starts.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # use_deterministic_algorithms has the same effect, but it imports the compiler.
-        torch.set_deterministic_debug_mode("error")
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

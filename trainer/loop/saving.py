@@ -25,8 +25,12 @@ class Saving:
 
         By then every module that a step needs is loaded, and the optimizer has its state.
         """
-        check_unchanged(self._job)
-        self._job.checkpoints.prepare(self._job.state.capture(self._job.strategy))
+        job = self._job
+        check_unchanged(job)
+        if job.strategy.gathers_states:  # whole tensors would be gathered and dropped
+            job.strategy.check_optimizer(job.state.optimizer)
+        else:
+            job.checkpoints.prepare(job.state.capture(job.strategy))
 
     def save(self, metrics: Mapping[str, float]) -> None:
         """Start to save a checkpoint of this step; all ranks must call this, and rank 0 writes.

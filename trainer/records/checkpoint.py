@@ -67,7 +67,7 @@ class Checkpoints:
 
         The first save then pauses the training no longer than later saves.
         """
-        if self._writes and not self._gathered:
+        if self._writes:
             self.wait()
             self._start(lambda: self._snapshot.allocate(state))
 

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from trainer.loop.arithmetic import set_cuda_variables
 from trainer.loop.build import build, settle
 from trainer.loop.fit import fit
 from trainer.loop.meter import Meter
@@ -59,6 +60,9 @@ def train_task(
         Failure: The training did not succeed. The class of the failure has the exit code.
     """
     with errors_as_failures(runs_dir):
+        # The import of a task may use the GPU.
+        if config.deterministic:
+            set_cuda_variables()
         # Join the other ranks, load the task, and open the run's folder.
         strategy = join(device_name)
         world = strategy.world

@@ -140,9 +140,11 @@ def _unusable(device: str) -> str | None:
 
     # The longest part of the start is done before the first order.
     import trainer.session.train  # noqa: F401
+    from trainer.loop.arithmetic import set_cuda_variables
 
     try:
         if device == "cuda":
+            set_cuda_variables()
             torch.ones(64, 64, device="cuda").mm(torch.ones(64, 64, device="cuda")).sum().item()
     except RuntimeError as error:
         return str(error).splitlines()[0]

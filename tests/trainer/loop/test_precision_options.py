@@ -362,7 +362,6 @@ def test_fast_trains_without_deterministic_algorithms(here: Here) -> None:
     here.train("exact")
     assert torch.get_deterministic_debug_mode() == 2
     assert not torch.backends.cudnn.benchmark
-    torch.set_deterministic_debug_mode("default")
     out = here.train("fast", deterministic=False)
     assert torch.get_deterministic_debug_mode() == 0
     assert torch.backends.cudnn.benchmark

@@ -1,0 +1,51 @@
+"""The memory for checkpoints is reserved after a start's first step."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer.errors import WrongUse
+from trainer.loop.saving import Saving
+from trainer.system.signals import StopRequest
+
+
+class _Parts:
+    """The parts of a job that saving uses, which note their calls."""
+
+    def __init__(self, gathers_states: bool) -> None:
+        self.calls: list[str] = []
+        self.strategy = SimpleNamespace(
+            gathers_states=gathers_states, check_optimizer=self._noted("check_optimizer")
+        )
+        self.state = SimpleNamespace(optimizer=None, capture=self._noted("capture"))
+        self.checkpoints = SimpleNamespace(prepare=self._noted("prepare"))
+
+    def _noted(self, name: str) -> Any:
+        return lambda *_: self.calls.append(name)
+
+
+@pytest.mark.parametrize(
+    ("gathers_states", "calls"), [(False, ["capture", "prepare"]), (True, ["check_optimizer"])]
+)
+def test_shares_are_not_gathered_to_reserve_memory(
+    monkeypatch: pytest.MonkeyPatch, gathers_states: bool, calls: list[str]
+) -> None:
+    """The whole weights of a large model would be copied to the host and dropped."""
+    monkeypatch.setattr("trainer.loop.saving.check_unchanged", lambda _job: None)
+    job: Any = _Parts(gathers_states)
+    Saving(job, StopRequest(), None).prepare()  # type: ignore[arg-type]
+    assert job.calls == calls
+
+
+def test_an_optimizer_that_cannot_be_restored_is_refused_after_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_optimizer: Any) -> None:
+        raise WrongUse("use another optimizer")
+
+    monkeypatch.setattr("trainer.loop.saving.check_unchanged", lambda _job: None)
+    job: Any = _Parts(gathers_states=True)
+    job.strategy.check_optimizer = refuse
+    with pytest.raises(WrongUse, match="use another optimizer"):
+        Saving(job, StopRequest(), None).prepare()  # type: ignore[arg-type]
