@@ -9,6 +9,8 @@ from trainer.errors import WrongUse
 from trainer.loop.saving import Saving
 from trainer.system.signals import StopRequest
 
+_UNUSED: Any = None
+
 
 class _Parts:
     """The parts of a job that saving uses, which note their calls."""
@@ -34,7 +36,7 @@ def test_shares_are_not_gathered_to_reserve_memory(
     """The whole weights of a large model would be copied to the host and dropped."""
     monkeypatch.setattr("trainer.loop.saving.check_unchanged", lambda _job: None)
     job: Any = _Parts(gathers_states)
-    Saving(job, StopRequest(), None).prepare()  # type: ignore[arg-type]
+    Saving(job, StopRequest(), _UNUSED, _UNUSED).prepare()
     assert job.calls == calls
 
 
@@ -48,4 +50,4 @@ def test_an_optimizer_that_cannot_be_restored_is_refused_after_the_first_step(
     job: Any = _Parts(gathers_states=True)
     job.strategy.check_optimizer = refuse
     with pytest.raises(WrongUse, match="use another optimizer"):
-        Saving(job, StopRequest(), None).prepare()  # type: ignore[arg-type]
+        Saving(job, StopRequest(), _UNUSED, _UNUSED).prepare()
