@@ -53,8 +53,8 @@ class Finding:
 
     Between GPUs, `gpu` is a label such as `0+1`, and `uuid` is None. On the node, both are None.
     `read` describes the reading. `limit` is the limit for it, and `source` is the origin of the
-    limit. `action` is a name of `ACTIONS`, or empty. `optional` marks an
-    UNKNOWN from a missing permission, which closes nothing.
+    limit. `action` is a name of `ACTIONS`, or empty. `optional` marks an UNKNOWN that closes
+    nothing: of a missing permission, or of a rule that does not need its value to open the gate.
     """
 
     check: str

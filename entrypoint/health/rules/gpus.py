@@ -135,8 +135,11 @@ def _unread(rule: Rule, errors: Sequence[Unread]) -> Finding:
         return Finding(
             rule.check, Result.WARN, str(error), limit="intact", source="NVIDIA", action="inspect"
         )
+    found = _error_finding(rule.check, error)
     return replace(
-        _error_finding(rule.check, error), source="" if error.code in ABSENT else rule.source
+        found,
+        source="" if error.code in ABSENT else rule.source,
+        optional=found.optional or not rule.unknown_closes,
     )
 
 
@@ -147,7 +150,7 @@ def _xid_findings(samples: Sequence[Sample], uuid: str, values: Values) -> list[
         return []
     if isinstance(events, Unread):
         result = Result.NA if events.code in ABSENT else Result.UNKNOWN
-        return [Finding("xid", result, str(events), optional=events.code == NO_PERMISSION)]
+        return [Finding("xid", result, str(events), optional=True, action="ask_host")]
     seen = dict.fromkeys(xid for sample in samples for owner, xid in sample.xids if owner == uuid)
     return [_xid_finding(xid) for xid in seen] or [
         Finding("xid", Result.PASS, "none since the first sample")

@@ -72,6 +72,7 @@ RULES = (
         _recovery_action,
         modes=USUAL | {Mode.LIVE, Mode.WATCH},
         ends_a_run=True,
+        unknown_closes=True,
     ),
     Rule(
         "ecc-uncorrected",
@@ -80,8 +81,9 @@ RULES = (
         SOURCES["ecc_uncorrected"],
         modes=USUAL | {Mode.WATCH},
         ends_a_run=True,
+        unknown_closes=True,
     ),
-    Rule("sram-threshold", ("sram_threshold_exceeded",), _sram),
+    Rule("sram-threshold", ("sram_threshold_exceeded",), _sram, unknown_closes=True),
     Rule(
         "row-remap",
         ("remapped_rows",),
@@ -89,6 +91,7 @@ RULES = (
         SOURCES["remapped_rows"],
         modes=USUAL | {Mode.WATCH},
         ends_a_run=True,
+        unknown_closes=True,
     ),
     Rule(
         "retired-pages",
@@ -97,5 +100,6 @@ RULES = (
         SOURCES["retired_pages"],
         modes=USUAL | {Mode.WATCH},
         ends_a_run=True,
+        unknown_closes=True,
     ),
 )
