@@ -234,36 +234,73 @@ def _clocks_event_reasons(handle: Any) -> int:
         return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
 
 
-def _each_link(read: Callable[[int], int]) -> tuple[int, ...]:
-    """Return the result of `read` for each NVLink.
+def _each_link(read: Callable[[int], int], unused: int) -> tuple[int, ...]:
+    """Return the result of `read` for each NVLink, `unused` for one that this model does not use.
 
     After the last link, drivers answer with an invalid argument.
     """
-    values = []
+    values, used = [], False
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
             values.append(int(read(link)))
+            used = True
         except pynvml.NVMLError_InvalidArgument:
             break
         except pynvml.NVMLError_NotSupported:
-            continue  # this model does not use the link
-    if not values:
+            values.append(unused)
+    if not used:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     return tuple(values)
+
+
+def _nvlink_active(handle: Any) -> tuple[int, ...]:
+    """Return for each link 1 if it is up, 0 if it is down, and -1 if this model does not use it."""
+    return _each_link(lambda link: pynvml.nvmlDeviceGetNvLinkState(handle, link), -1)
+
+
+def _nvlink_switch(handle: Any) -> int:
+    """Return 1 if a link leads to an NVSwitch, else 0. The other end of a dead link is unknown."""
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            kind = pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
+        except pynvml.NVMLError_InvalidArgument:
+            break
+        except pynvml.NVMLError_NotSupported:
+            continue
+        if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+            return 1
+    return 0
 
 
 def _nvlink_counters(handle: Any, *counters: int) -> tuple[int, ...]:
     return _each_link(
         lambda link: sum(
             pynvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, counter) for counter in counters
-        )
+        ),
+        0,
     )
 
 
-def _fabric(handle: Any) -> tuple[int, int]:
-    info = pynvml.c_nvmlGpuFabricInfo_v2_t()
-    pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
-    return int(info.state), int(info.status)
+def _fabric(handle: Any) -> tuple[int, ...]:
+    """Return (state, status, health mask, health summary); 0 for a summary that is not known."""
+    info = pynvml.c_nvmlGpuFabricInfo_v3_t()
+    try:
+        pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+    except (pynvml.NVMLError_ArgumentVersionMismatch, pynvml.NVMLError_InvalidArgument):
+        # Before driver 580 there was no summary.
+        info = pynvml.c_nvmlGpuFabricInfo_v2_t()
+        pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
+    summary = getattr(info, "healthSummary", 0)
+    return int(info.state), int(info.status), int(info.healthMask), int(summary)
+
+
+def _memory_used_mib(handle: Any) -> int:
+    """Return the memory in use. Older drivers add what the driver reserves, some hundred MiB."""
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)
+    except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_ArgumentVersionMismatch):
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return int(memory.used) // 2**20
 
 
 def _processes(handle: Any) -> tuple[int, ...]:
@@ -283,6 +320,8 @@ READERS: dict[str, Callable[[Any], Value]] = {
     "recovery_action": lambda h: _field(h, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
     "ecc_corrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
     "ecc_uncorrected": _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+    "ecc_mode": lambda h: tuple(map(int, pynvml.nvmlDeviceGetEccMode(h))),
+    "ecc_default": lambda h: int(pynvml.nvmlDeviceGetDefaultEccMode(h)[0]),
     "sram_threshold_exceeded": _sram_threshold_exceeded,
     "remapped_rows": lambda h: tuple(map(int, pynvml.nvmlDeviceGetRemappedRows(h))),
     "retired_pages": _retired_pages,
@@ -299,7 +338,8 @@ READERS: dict[str, Callable[[Any], Value]] = {
     "pcie_width": lambda h: int(pynvml.nvmlDeviceGetCurrPcieLinkWidth(h)),
     "pcie_max_width": lambda h: int(pynvml.nvmlDeviceGetMaxPcieLinkWidth(h)),
     "pcie_replays": lambda h: int(pynvml.nvmlDeviceGetPcieReplayCounter(h)),
-    "nvlink_active": lambda h: _each_link(lambda link: pynvml.nvmlDeviceGetNvLinkState(h, link)),
+    "nvlink_active": _nvlink_active,
+    "nvlink_switch": _nvlink_switch,
     "nvlink_errors": lambda h: _nvlink_counters(
         h, pynvml.NVML_NVLINK_ERROR_DL_REPLAY, pynvml.NVML_NVLINK_ERROR_DL_RECOVERY
     ),
@@ -315,7 +355,7 @@ READERS: dict[str, Callable[[Any], Value]] = {
     "vbios": lambda h: str(pynvml.nvmlDeviceGetVbiosVersion(h)),
     "processes": _processes,
     "utilization_percent": lambda h: int(pynvml.nvmlDeviceGetUtilizationRates(h).gpu),
-    "memory_used_mib": lambda h: int(pynvml.nvmlDeviceGetMemoryInfo(h).used) // 2**20,
+    "memory_used_mib": _memory_used_mib,
     "power_w": lambda h: int(pynvml.nvmlDeviceGetPowerUsage(h)) // 1000,
     "energy_mj": lambda h: int(pynvml.nvmlDeviceGetTotalEnergyConsumption(h)),
 }

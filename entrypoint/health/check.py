@@ -20,6 +20,7 @@ from entrypoint.health.rules.machine import (
     judge_count,
     judge_driver,
     judge_mixture,
+    judge_uuids,
 )
 from entrypoint.health.rules.table import names_to_read, rules_for
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
@@ -71,6 +72,7 @@ def check_names(mode: Mode = Mode.CHECK) -> list[str]:
         "driver",
         "count",
         "handle",
+        "unique-uuid",
         "architecture",
         "same-name",
         "same-vbios",
@@ -203,7 +205,7 @@ def verdict(samples: Sequence[Sample], question: Question, node: Node | None) ->
     if newest.fault is None:
         findings += judge_gpus(samples, selection, rules_for(question.mode), question.limits)
         if question.mode is not Mode.LIVE:
-            findings += judge_mixture(newest, selection)
+            findings += judge_uuids(selection) + judge_mixture(newest, selection)
     if node is not None:
         findings += judge_architectures(node.architectures, selection)
         findings += judge_node(

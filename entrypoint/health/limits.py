@@ -25,6 +25,7 @@ class Limits:
     # new replays and recoveries of a link; this number or more is CRITICAL
     nvlink_errors: int = 1
     nvlink_crc_per_second: float = 100  # this number or more is CRITICAL
+    memory_in_use_mib: int = 1024  # on a GPU before the start; more is WARN
     shm_mib_per_process: int = 64  # less is WARN; Docker's default /dev/shm has 64 in all
     memory_mib_per_process: int = 2048  # less is WARN
     disk_mib: int = 2048  # free where runs are written; less is WARN
@@ -43,6 +44,7 @@ SOURCES = {
     "nvlink_inactive": "NVIDIA Health Validation",
     "nvlink_errors": "DCGM",
     "nvlink_crc_per_second": "DCGM",
+    "memory_in_use_mib": "Trainbox",
     "shm_mib_per_process": "Trainbox",
     "memory_mib_per_process": "Trainbox",
     "disk_mib": "Trainbox",

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 
 from entrypoint.driver.process import Driver, NoAnswer
 from entrypoint.driver.readings import Sample, Unread
@@ -18,7 +18,7 @@ from entrypoint.errors import InvalidRequest
 from entrypoint.health.check import NO_ANSWER, Question, about, take_sample, verdict, without_driver
 from entrypoint.health.metrics import Latest
 from entrypoint.health.node import read_node
-from entrypoint.health.rules.derived import SLOWDOWN_WINDOW
+from entrypoint.health.rules.derived import window
 from entrypoint.health.screen import closing_line
 from entrypoint.health.server import served
 from entrypoint.health.verdict import Result, Verdict
@@ -80,7 +80,7 @@ class _Examinations:
         self._reported, self._last_line = set[str](), ""
         self._driver, self._options, self._base = driver, options, question
         self._question: Question | None = None
-        self._samples: deque[Sample] = deque(maxlen=SLOWDOWN_WINDOW)
+        self._samples: list[Sample] = []
 
     def news(self, seen: Verdict) -> list[str]:
         """Return the lines of the findings that the previous verdict did not have."""
@@ -137,8 +137,8 @@ class _Examinations:
         whole = dataclasses.replace(sample, xids=tuple(self.xids))
         if sample.fault is not None:
             return verdict([whole], question, read_node(question.runs_dir))
-        self._samples.append(dataclasses.replace(sample, xids=()))
-        seen = [*list(self._samples)[:-1], whole]
+        self._samples = window([*self._samples, dataclasses.replace(sample, xids=())])
+        seen = [*self._samples[:-1], whole]
         return verdict(seen, question, read_node(question.runs_dir))
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import time
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.process import Driver, NoAnswer
 from entrypoint.health.limits import Limits
-from entrypoint.health.rules.derived import SLOWDOWN_WINDOW
+from entrypoint.health.rules.derived import window
 from entrypoint.health.rules.gpus import Selection, judge_gpus
 from entrypoint.health.rules.machine import judge_driver
 from entrypoint.health.rules.table import names_to_read, rules_for
@@ -54,7 +53,7 @@ class Watch:
             driver: ("sample", uuids, names_to_read(_RULES)),
         }
         self._next_s = dict.fromkeys(self._questions, 0.0)
-        self._samples: deque[Sample] = deque(maxlen=SLOWDOWN_WINDOW)
+        self._samples: list[Sample] = []
         self._results = dict(known)
         self._fatal: str | None = None
 
@@ -102,7 +101,7 @@ class Watch:
         listens = self._questions[driver][0] == "xids"
         if not listens:
             self._log(Finding("driver", Result.PASS, "answers"))
-            self._samples.append(sample)
+            self._samples = window([*self._samples, sample])
         seen = [sample] if listens else self._samples
         for finding in judge_gpus(seen, self._selection, () if listens else _RULES, self._limits):
             if listens and finding.check != "xid":

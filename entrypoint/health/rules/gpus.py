@@ -41,16 +41,28 @@ def judge_gpus(
     `samples` has at least one sample, in the order of time. Rates and sustained states use all
     samples, and other rules use the newest.
     """
-    links = [readings.get("nvlink_active") for readings in samples[-1].gpus.values()]
-    own = {
-        "per_gpu": selection.per_gpu,
-        "nvlink_peers": tuple(sum(each) for each in links if isinstance(each, tuple)),
-    }
+    own = _of_all(samples[-1], selection)
     return [
         replace(finding, gpu=gpu.label, uuid=gpu.uuid)
         for gpu in selection.gpus
         for finding in _judge_gpu(samples, gpu, own, rules, limits)
     ]
+
+
+def _of_all(sample: Sample, selection: Selection) -> Values:
+    """Return the values that need more than one GPU's readings."""
+    links = [readings.get("nvlink_active") for readings in sample.gpus.values()]
+    return {
+        "per_gpu": selection.per_gpu,
+        "gpus_in_use": len({gpu.mig_parent or gpu.uuid for gpu in selection.gpus}),
+        "nvlink_peers": tuple(each for each in links if isinstance(each, tuple)),
+        "nvswitch": any(_has_nvswitch(readings) for readings in sample.gpus.values()),
+    }
+
+
+def _has_nvswitch(readings: Readings) -> bool:
+    fabric = readings.get("fabric")
+    return readings.get("nvlink_switch") == 1 or (isinstance(fabric, tuple) and fabric[0] > 0)
 
 
 def _judge_gpu(
@@ -83,6 +95,8 @@ def _judge_gpu(
         return [_error_finding("handle", handle, "the GPU answers")]
     # Apply each rule to the newest values and the derived ones.
     values = dict(readings) | derived(samples, uuid) | dict(own)
+    if gpu.mig_parent:
+        values["memory_used_mib"] = Unread(min(ABSENT), "slices share the memory of their GPU")
     findings = [_apply(rule, values, limits) for rule in rules]
     return [
         Finding("handle", Result.PASS, "answers"),

@@ -10,19 +10,20 @@ SUSTAINED_S = 5.0  # a slowdown over a shorter time is not CRITICAL
 
 
 def _slowdown(values: Values, limits: Limits) -> Judgement:
-    reasons, slow, samples, span_s = values["slowdown"]
+    reasons, hard, slow, samples, span_s = values["slowdown"]
     names = {
         0x08: "hardware slowdown",
+        0x20: "software thermal slowdown",
         0x40: "hardware thermal slowdown",
         0x80: "hardware power brake",
     }
     now = ", ".join(name for bit, name in names.items() if reasons & bit) or "none"
     read = f"{now} now, in {slow} of the last {samples} samples"
     limit = (
-        f"none; CRITICAL from {limits.slowdown_samples} of {SLOWDOWN_WINDOW} samples in "
-        f"{SUSTAINED_S:g} s or more"
+        f"none; CRITICAL by hardware from {limits.slowdown_samples} of {SLOWDOWN_WINDOW} samples "
+        f"in {SUSTAINED_S:g} s or more"
     )
-    if slow >= limits.slowdown_samples and span_s >= SUSTAINED_S:
+    if hard >= limits.slowdown_samples and span_s >= SUSTAINED_S:
         return Judgement(Result.CRITICAL, read, limit, "cool")
     if slow:
         return Judgement(Result.WARN, read, limit, "cool")

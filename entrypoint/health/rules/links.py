@@ -28,20 +28,30 @@ def _pcie_replays(values: Values, limits: Limits) -> Judgement:
 
 
 def _nvlink(values: Values, limits: Limits) -> Judgement:
+    """Judge the links that are down by those of the other GPUs in use: `nvlink_peers`."""
     active, peers = values["nvlink_active"], values["nvlink_peers"]
-    down = [str(link) for link, state in enumerate(active) if not state]
-    read, limit = f"{len(active) - len(down)} of {len(active)} links active", "all"
+    used = [link for link, state in enumerate(active) if state >= 0]
+    down = [link for link in used if not active[link]]
+    read, limit = f"{len(used) - len(down)} of {len(used)} links active", "all"
     if not down:
         return Judgement(Result.PASS, read, limit)
+    read += f": down {', '.join(map(str, down))}"
+    if values["gpus_in_use"] == 1:
+        read += "; a single GPU needs none"
+        return Judgement(Result.WARN, read, limit, "inspect")
+    if values["nvswitch"]:
+        read += "; NVSwitch connects all"
+        return Judgement(Result(limits.nvlink_inactive), read, limit, "reset_gpu")
     # A card without a bridge looks the same as a card whose links have all failed.
-    if len(down) == len(active):
-        return Judgement(Result.WARN, f"{read}: no bridge, or all are down", limit, "inspect")
-    read += f": down {', '.join(down)}"
-    # Some machines do not connect all links of their GPUs, and a single GPU needs no link.
-    if len(set(peers)) == 1:
-        return Judgement(
-            Result.WARN, f"{read}, the same number as on each GPU in use", limit, "inspect"
-        )
+    if len(down) == len(used):
+        read += "; no bridge, or all are down"
+        return Judgement(Result.WARN, read, limit, "inspect")
+    # Some machines do not connect all links of their GPUs.
+    elsewhere = [link for link in down if any(peer[link : link + 1] == (1,) for peer in peers)]
+    if not elsewhere:
+        read += "; the same links are down on each GPU in use"
+        return Judgement(Result.WARN, read, limit, "inspect")
+    read += f"; up on another GPU in use: {', '.join(map(str, elsewhere))}"
     return Judgement(Result(limits.nvlink_inactive), read, limit, "reset_gpu")
 
 
@@ -65,18 +75,41 @@ def _nvlink_crc(values: Values, limits: Limits) -> Judgement:
 
 
 def _fabric(values: Values, _limits: Limits) -> Judgement:
-    state, status = values["fabric"]
+    state, status, mask, summary = values["fabric"]
     name = {1: "not started", 2: "in progress", 3: "completed"}.get(state, "unknown")
     if state == 0:  # also on healthy cards without NVSwitch
         return Judgement(Result.NA, "no NVSwitch fabric")
-    read = f"registration {state} ({name}), status {status}"
-    good = state == 3 and status == 0
-    return Judgement(
-        Result.PASS if good else Result.CRITICAL,
-        read,
-        "3 (completed), status 0",
-        "" if good else "reboot",
-    )
+    found = _fabric_health(mask, summary)
+    read = "; ".join((f"registration {state} ({name}), status {status}", *found))
+    result = max(found.values(), key=(Result.WARN, Result.CRITICAL).index, default=Result.PASS)
+    if state != 3 or status != 0:
+        result = Result.CRITICAL
+    if result is not Result.PASS and values["gpus_in_use"] == 1:
+        return Judgement(Result.INFO, f"{read}; a single GPU does not use it")
+    action = {Result.CRITICAL: "reboot", Result.WARN: "inspect"}.get(result, "")
+    return Judgement(result, read, "3 (completed), status 0, healthy", action)
+
+
+def _fabric_health(mask: int, summary: int) -> dict[str, Result]:
+    """Return the problems in the fabric's health (nvml.h, NVML_GPU_FABRIC_HEALTH_MASK).
+
+    Each question has two bits of the mask: 0 not supported, 1 yes, 2 no.
+    """
+    questions = {
+        0: ("degraded bandwidth", Result.WARN),
+        2: ("recovery of a route", Result.WARN),
+        4: ("unhealthy route", Result.CRITICAL),
+        6: ("recovery from an access timeout", Result.WARN),
+    }
+    found = {text: bad for shift, (text, bad) in questions.items() if mask >> shift & 3 == 1}
+    configuration = mask >> 8 & 15  # 0 not supported, 1 right, then kinds of mistakes
+    if configuration > 1:
+        found[f"incorrect configuration ({configuration})"] = Result.CRITICAL
+    summaries = {2: ("unhealthy", Result.CRITICAL), 3: ("limited capacity", Result.WARN)}
+    if summary in summaries:
+        text, bad = summaries[summary]
+        found[f"summary: {text}"] = bad
+    return found
 
 
 RULES = (
@@ -88,7 +121,13 @@ RULES = (
         SOURCES["pcie_replays_per_minute"],
         modes=USUAL - {Mode.GATE},
     ),
-    Rule("nvlink", ("nvlink_active", "nvlink_peers"), _nvlink),
+    Rule(
+        "nvlink",
+        ("nvlink_active", "nvlink_peers", "nvswitch", "gpus_in_use"),
+        _nvlink,
+        SOURCES["nvlink_inactive"],
+        also=("nvlink_switch", "fabric"),
+    ),
     Rule(
         "nvlink-errors",
         ("nvlink_errors", "nvlink_errors_risen"),
@@ -102,5 +141,5 @@ RULES = (
         SOURCES["nvlink_crc_per_second"],
         modes=USUAL - {Mode.GATE},
     ),
-    Rule("fabric", ("fabric",), _fabric),
+    Rule("fabric", ("fabric", "gpus_in_use"), _fabric),
 )

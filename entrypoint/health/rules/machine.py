@@ -75,6 +75,28 @@ def judge_mixture(sample: Sample, selection: Selection) -> list[Finding]:
     return findings
 
 
+def judge_uuids(selection: Selection) -> list[Finding]:
+    """Return one finding on whether each GPU has a UUID of its own, by which CUDA finds it."""
+    by_uuid: dict[str, list[str]] = {}
+    for gpu in selection.gpus:
+        by_uuid.setdefault(gpu.uuid, []).append(gpu.label)
+    equal = [f"GPU {' '.join(labels)}" for labels in by_uuid.values() if len(labels) > 1]
+    if len(selection.gpus) < 2:
+        return []
+    if not equal:
+        return [Finding("unique-uuid", Result.PASS, f"{len(by_uuid)} UUIDs")]
+    return [
+        Finding(
+            "unique-uuid",
+            Result.CRITICAL,
+            f"the same UUID: {', '.join(equal)}; CUDA would use one of them only",
+            limit="one UUID for each GPU",
+            source="CUDA",
+            action="use_others",
+        )
+    ]
+
+
 def judge_architectures(architectures: Sequence[str], selection: Selection) -> list[Finding]:
     """Return findings on whether torch has code for each GPU.
 

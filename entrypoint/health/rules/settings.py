@@ -1,7 +1,7 @@
 """Judge how a GPU is set up, and which programs use it."""
 
 from entrypoint.driver.readings import Unread
-from entrypoint.health.limits import Limits
+from entrypoint.health.limits import SOURCES, Limits
 from entrypoint.health.rules.rule import USUAL, Judgement, Rule, Values, at_threshold
 from entrypoint.health.verdict import Mode, Result
 
@@ -61,6 +61,31 @@ def _processes(values: Values, _limits: Limits) -> Judgement:
     return at_threshold(len(pids), 1, read, "none", Result.WARN, "wait")
 
 
+def _memory_in_use(values: Values, limits: Limits) -> Judgement:
+    """Judge the GPU's memory, which shows programs that a PID namespace hides."""
+    used, pids = values["memory_used_mib"], values["processes"]
+    read, limit = f"{used:,} MiB in use", f"at most {limits.memory_in_use_mib:,} MiB"
+    if used <= limits.memory_in_use_mib:
+        return Judgement(Result.PASS, read, limit)
+    known = "by the programs that use the GPU" if pids and not isinstance(pids, Unread) else ""
+    hidden = "by programs that are not visible here, such as those of another container"
+    return Judgement(Result.WARN, f"{read} {known or hidden}", limit, "wait")
+
+
+def _ecc_mode(values: Values, _limits: Limits) -> Judgement:
+    """Judge ECC by the model's own default: it is on for data centers, off for workstations."""
+    (current, pending), default = values["ecc_mode"], values["ecc_default"]
+    names = ("off", "on")
+    read = names[current]
+    if current != pending:
+        read += f", {names[pending]} after the next reset"
+    if current and pending:
+        return Judgement(Result.PASS, read, "on")
+    if default == 1:
+        return Judgement(Result.WARN, read, "on, the default of this model", "change_mode")
+    return Judgement(Result.PASS, read, "the default of this model")
+
+
 RULES = (
     Rule("inforom", ("inforom",), _inforom),
     Rule("persistence", ("persistence",), _persistence, "NVIDIA"),
@@ -73,5 +98,14 @@ RULES = (
         modes=USUAL - {Mode.MONITOR},
     ),
     Rule("mig", ("mig",), _mig, "NVIDIA"),
+    Rule("ecc-mode", ("ecc_mode",), _ecc_mode, "NVIDIA", also=("ecc_default",)),
+    Rule(
+        "memory-in-use",
+        ("memory_used_mib",),
+        _memory_in_use,
+        SOURCES["memory_in_use_mib"],
+        also=("processes",),
+        modes=USUAL - {Mode.MONITOR},
+    ),
     Rule("processes", ("processes",), _processes, "Trainbox", modes=USUAL - {Mode.MONITOR}),
 )

@@ -14,7 +14,8 @@ from entrypoint.health.rules.rule import Rule
 from entrypoint.health.verdict import Mode
 
 RULES = (*memory.RULES, *heat.RULES, *links.RULES, *settings.RULES)
-_NEVER_READ = ("per_gpu", "nvlink_peers")
+# Values of the examination and not of one GPU.
+_NEVER_READ = ("per_gpu", "gpus_in_use", "nvlink_peers", "nvswitch")
 
 
 def rules_for(mode: Mode) -> tuple[Rule, ...]:

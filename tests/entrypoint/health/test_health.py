@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from entrypoint.health.check import check_names
+from entrypoint.health.rules.table import rules_for
+from entrypoint.health.verdict import Mode
 from entrypoint.health.xids import FATAL, NOTE, PROGRAM
 from tests.support.commands import Ended, Trainbox, finish, wait_until
 from tests.support.health_cases import (
@@ -84,8 +86,21 @@ def test_each_check_has_a_failing_and_a_passing_case() -> None:
 
 def test_the_page_contains_the_table_of_cases() -> None:
     page = (ROOT / "docs/reference/health-rules.md").read_text()
-    missing = [line for case in CASES if (line := row(case, case.result, case.code)) not in page]
-    assert missing == [], "make the table with python -m tests.support.health_cases"
+    head = "| Rule | Machine | Injected fault | Result | Exit code |\n|---|---|---|---|---|\n"
+    table = page.partition(head)[2].splitlines()
+    rows = [row(case, case.result, case.code) for case in CASES]
+    assert table == rows, "make the table with python -P -m tests.support.health_cases"
+
+
+def test_the_page_lists_each_rule() -> None:
+    page = (ROOT / "docs/reference/health-rules.md").read_text().partition("## Cases")[0]
+    listed = [cell for line in page.splitlines() for cell in re.findall(r"^\| (`.*?) \|", line)]
+    names = re.findall(r"`([a-z-]+)`", " ".join(listed))
+    assert sorted(names) == sorted(check_names())
+    watched = re.search(r"During a training, Trainbox judges (.*?)\.", page, re.DOTALL)
+    assert watched
+    rules = [rule.check for rule in rules_for(Mode.WATCH)]
+    assert re.findall(r"`([a-z-]+)`", watched[1]) == ["handle", "xid", *rules]
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -305,6 +305,10 @@ ON_DEVICE(nvmlDeviceGetTotalEccErrors, "ecc", (Device device, unsigned type, uns
     static const char *const types[] = {"corrected", "uncorrected", NULL};
     static const char *const counters[] = {"volatile", "aggregate", NULL};
     *out = get("ecc.%s.%s", pick(counters, counter), pick(types, type)))
+ON_DEVICE(nvmlDeviceGetEccMode, "ecc_mode", (Device device, unsigned *current, unsigned *pending),
+    *current = get("ecc.mode");
+    *pending = number(or(text("ecc.mode_pending"), text("ecc.mode"))))
+NUMBER(nvmlDeviceGetDefaultEccMode, unsigned, "ecc.default")
 ON_DEVICE(nvmlDeviceGetSramEccErrorStatus, "sram", (Device device, Sram *out),
     if (check_version(out->version, 1, sizeof *out)) return call.error;
     *out = (Sram){.version = out->version, .exceeded = get("sram.threshold_exceeded")})
@@ -327,6 +331,8 @@ static long long nvlink(unsigned link, const char *key) {
 }
 ON_DEVICE(nvmlDeviceGetNvLinkState, "nvlink.state", (Device device, unsigned link, unsigned *out),
     *out = nvlink(link, "state"))
+ON_DEVICE(nvmlDeviceGetNvLinkRemoteDeviceType, "nvlink.remote", (Device device, unsigned link, unsigned *out),
+    *out = nvlink(link, "state") ? nvlink(link, "remote") : 0xFF)  // of a dead link it is unknown
 ON_DEVICE(nvmlDeviceGetNvLinkErrorCounter, "nvlink.errors", (Device device, unsigned link, unsigned counter, u64 *out),
     static const char *const counters[] = {"replay", "recovery", "crc_flit", "crc_data", "ecc_data", NULL};
     *out = nvlink(link, pick(counters, counter)))

@@ -8,6 +8,7 @@ import pytest
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.readings import Sample, Unread
 from entrypoint.health.limits import Limits
+from entrypoint.health.rules.derived import window
 from entrypoint.health.rules.gpus import Selection, judge_gpus
 from entrypoint.health.rules.table import RULES, rules_for
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
@@ -51,22 +52,75 @@ def test_a_sustained_slowdown_differs_from_a_short_one(
 ) -> None:
     readings = [{"clocks_event_reasons": 0x40 if each else 0x5} for each in slow]
     assert judged("slowdown", readings, every_s).result is result
+    readings = [{"clocks_event_reasons": 0x20 if each else 0x5} for each in slow]
+    by_software = judged("slowdown", readings, every_s).result
+    assert by_software is (Result.WARN if result is Result.CRITICAL else result)
+
+
+def test_memory_of_a_hidden_program_is_named() -> None:
+    used = {"memory_used_mib": 70000}
+    hidden = judged("memory-in-use", [used | {"processes": ()}]).read
+    assert hidden == (
+        "70,000 MiB in use by programs that are not visible here, such as those of another "
+        "container"
+    )
+    shown = judged("memory-in-use", [used | {"processes": (4242,)}]).read
+    assert shown == "70,000 MiB in use by the programs that use the GPU"
+
+
+def test_links_are_named_by_their_numbers() -> None:
+    links = (1, -1, 0, 1)  # the model does not use link 1
+    readings = {"nvlink_active": links, "nvlink_switch": 0, "fabric": Unread(3, "no")}
+    finding = judged("nvlink", [readings], gpus=GPUS)
+    assert finding.read == (
+        "2 of 3 links active: down 2; the same links are down on each GPU in use"
+    )
 
 
 @pytest.mark.parametrize(
     ("counts", "result", "rate"),
     [
         ([100, 100], Result.PASS, 0),
-        ([0, 1], Result.WARN, 60),
-        ([0] * 9 + [1], Result.PASS, 6.7),
+        ([0, 1], Result.PASS, 1),
+        ([0, 8], Result.PASS, 8),
+        ([0, 9], Result.WARN, 9),
         ([500, 3], Result.PASS, 0),
+        ([*range(0, 240, 2)], Result.WARN, 120),
     ],
 )
-def test_the_rate_of_pcie_replays_ignores_a_reset(
+def test_pcie_replays_are_counted_over_a_minute(
     counts: list[int], result: Result, rate: float
 ) -> None:
+    """A reset of the counter is not a rise, and one replay after a second is not 60 a minute."""
     finding = judged("pcie-replays", [{"pcie_replays": count} for count in counts])
     assert (finding.result, finding.read) == (result, f"{rate:g} replays a minute")
+
+
+@pytest.mark.parametrize(
+    ("counts", "every_s", "result"),
+    [
+        ([0, 99], 0.1, Result.PASS),
+        ([0, 100], 0.1, Result.CRITICAL),
+        ([0, 199], 2.0, Result.PASS),
+        ([0, 200], 2.0, Result.CRITICAL),
+    ],
+)
+def test_crc_errors_are_counted_over_a_second(
+    counts: list[int], every_s: float, result: Result
+) -> None:
+    readings = [{"nvlink_crc": (0, count)} for count in counts]
+    assert judged("nvlink-crc", readings, every_s).result is result
+
+
+def test_a_window_has_the_last_minute_and_at_least_ten_samples() -> None:
+    def kept(count: int, every_s: float) -> int:
+        samples: list[Sample] = []
+        for number in range(count):
+            samples = window([*samples, Sample(number * every_s)])
+        assert samples[-1].time_s == (count - 1) * every_s
+        return len(samples)
+
+    assert [kept(5, 1.0), kept(100, 1.0), kept(100, 30.0)] == [5, 61, 10]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +228,7 @@ def test_the_rules_that_each_mode_leaves_out() -> None:
         Mode.GATE: ["pcie-replays", "nvlink-crc"],
         Mode.CHECK: [],
         Mode.DEEP: [],
-        Mode.MONITOR: ["compute-mode", "processes"],
+        Mode.MONITOR: ["compute-mode", "memory-in-use", "processes"],
     }
     assert runs[Mode.LIVE] == ["recovery-action"]
     assert runs[Mode.WATCH] == [
