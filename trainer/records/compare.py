@@ -24,6 +24,8 @@ _CHANGE_BITS = {
     "cudnn",
     "device.type",
     "device.names",
+    "device.multiprocessors",
+    "device.cublas",
     "machine.cpu_model",
     "machine.cpu_capability",
     "task_source_sha256",  # the only source digest of earlier versions
@@ -36,6 +38,7 @@ _CHANGE_BITS_PREFIXES = (
     "environment.DNNL_",
     "environment.MKL_",
     "environment.CUBLAS_",
+    "environment.CUBLASLT_",
     "environment.CUDNN_",
     "environment.NVIDIA_TF32",
 )

@@ -1,5 +1,6 @@
 """Describe everything that can affect the bits of a run: settings, sources, data and machine."""
 
+import ctypes
 import functools
 import hashlib
 import importlib.metadata
@@ -40,10 +41,14 @@ _ENVIRONMENT = (
     "OMP_",
     "KMP_",
     "CUBLAS_",
+    "CUBLASLT_",
+    "CUDA_MPS_",
     "CUDNN_",
     "NVIDIA_TF32",
     "NCCL_",
     "TORCH_",
+    "TORCHINDUCTOR_",
+    "TRITON_",
     "PYTORCH_",
     "PYTHONHASHSEED",
 )
@@ -230,6 +235,23 @@ def _cpu_model() -> str | None:
     )
 
 
+def cublas_version() -> str | None:
+    """Return the version of cuBLAS that torch has loaded, or None if it is not known.
+
+    torch has no function for it.
+    """
+    try:
+        library = ctypes.CDLL(f"libcublas.so.{(torch.version.cuda or '').partition('.')[0]}")
+    except OSError:
+        return None
+    parts = (ctypes.c_int * 3)()
+    for index in range(3):  # cublasGetProperty numbers them: major, minor, patch
+        address = ctypes.byref(parts, index * ctypes.sizeof(ctypes.c_int))
+        if library.cublasGetProperty(index, address) != 0:
+            return None
+    return ".".join(map(str, parts))
+
+
 def _device(world: World) -> dict[str, Any]:
     if world.device.type != "cuda":
         return {"type": world.device.type}
@@ -240,6 +262,9 @@ def _device(world: World) -> dict[str, Any]:
         "names": sorted({gpu.name for gpu in own}),
         "uuids": [str(gpu.uuid) for gpu in own],
         "compute_capability": f"{own[0].major}.{own[0].minor}",
+        # CUDA's random numbers depend on this count. MPS can limit it, and some models vary.
+        "multiprocessors": sorted({gpu.multi_processor_count for gpu in own}),
+        "cublas": cublas_version(),
         "driver": driver.read_text(encoding="utf-8").splitlines()[0] if driver.exists() else None,
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),

@@ -1,0 +1,72 @@
+"""The manifest has what the bits of a GPU depend on, and a resume compares it."""
+
+import importlib.metadata
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from trainer.parallel.strategy import Replicated
+from trainer.parallel.world import World
+from trainer.records import manifest
+from trainer.records.compare import changes_bits, manifest_differences
+
+
+def _described(monkeypatch: pytest.MonkeyPatch, multiprocessors: list[int]) -> dict[str, Any]:
+    """Return the manifest of a process that sees GPUs with these counts."""
+    gpus = [
+        SimpleNamespace(
+            name="NVIDIA A",
+            uuid=f"GPU-{number}",
+            major=9,
+            minor=0,
+            multi_processor_count=count,
+        )
+        for number, count in enumerate(multiprocessors)
+    ]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpus[index])
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
+    world = World(0, 1, torch.device("cuda", 0))
+    return manifest.describe(Replicated("single", world), [], {}, {}, {})
+
+
+def test_another_number_of_multiprocessors_changes_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, half = (_described(monkeypatch, [count, count]) for count in (132, 66))
+    assert whole["device"]["multiprocessors"] == [132]
+    changed = manifest_differences(whole, half)
+    assert changed == {"device.multiprocessors": ([132], [66])}
+    assert changes_bits("device.multiprocessors")
+
+
+def test_the_version_of_cublas_is_that_of_the_loaded_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = manifest.cublas_version()
+    installed = [
+        package.version
+        for package in importlib.metadata.distributions()
+        if package.name.startswith("nvidia-cublas")
+    ]
+    if not installed:
+        assert found is None
+    else:
+        assert found is not None
+        assert installed[0].startswith(found)
+    assert _described(monkeypatch, [132])["device"]["cublas"] == found
+    assert changes_bits("device.cublas")
+
+
+def test_variables_of_cublaslt_are_recorded_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _described(monkeypatch, [132])
+    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "4096")
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50")
+    changed = manifest_differences(before, _described(monkeypatch, [132]))
+    assert changed == {
+        "environment.CUBLASLT_WORKSPACE_SIZE": (None, "4096"),
+        "environment.CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": (None, "50"),
+    }
+    assert [name for name in changed if changes_bits(name)] == [
+        "environment.CUBLASLT_WORKSPACE_SIZE"
+    ]
