@@ -7,9 +7,9 @@ rest. Collectives move bytes and never add.
 
 import contextlib
 import enum
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from trainer.data.schedule import MicroBatch
 from trainer.errors import WrongUse
 from trainer.parallel.buffers import Slot, buffer_slots
-from trainer.parallel.tree import TreeSum, subtrees
-from trainer.parallel.world import Transfer, World
+from trainer.parallel.shard_sums import Exchange
+from trainer.parallel.world import World
 from trainer.system.elapsed import Elapsed
 
 _BUCKET_BYTES = 8 * 2**20  # exchanged as soon as the backward has computed all its gradients
@@ -33,8 +33,6 @@ _ADDABLE = {
     ),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
 }
-# As torch allocates: kernels may add in another order if a tensor starts at another offset.
-_ALIGNMENT_BYTES = 512
 
 
 class _Phase(enum.Enum):
@@ -165,7 +163,7 @@ class _Bucket:
     def __init__(self, world: World, shards: int, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
         self.ready: set[int] = set()
-        self.exchange = _Exchange(world, shards, parameters)
+        self.exchange = Exchange(world, shards, parameters)
 
     @property
     def is_ready(self) -> bool:
@@ -196,61 +194,73 @@ class _MovedBuffers:
     def __init__(self, world: World, shards: int, slots: Sequence[Slot]) -> None:
         self._shards, self._first_shard = shards, world.owned(shards)[0]
         filled = [(home, name) for home, name in slots if home[name] is not None]
-        self._slots = sorted(filled, key=lambda slot: not _has_a_mean(_buffer(slot)))
-        self._moving = sum(_has_a_mean(_buffer(slot)) for slot in filled)  # these come first
-        self._before: list[Tensor] = []
-        self._groups: list[_Group] = []
-        types = dict.fromkeys(_buffer(slot).dtype for slot in self._slots[: self._moving])
-        for dtype in types:
-            indices = [i for i in range(self._moving) if _buffer(self._slots[i]).dtype == dtype]
-            likes = [_buffer(self._slots[i]) for i in indices]
-            self._groups.append(_Group(indices, _Exchange(world, shards, likes)))
+        moving = [slot for slot in filled if _has_a_mean(_buffer(slot))]
+        # Buffers of one type are copied and added by one operation.
+        self._moving = _by_type(moving)
+        self._groups = [
+            *self._moving,
+            *_by_type([slot for slot in filled if not _has_a_mean(_buffer(slot))]),
+        ]
+        self._before: list[list[Tensor]] = []  # the values of each group before the step
+        likes = [_buffer(slot) for group in self._moving for slot in group]
+        self._exchange = Exchange(world, shards, likes) if likes else None
 
     @torch.no_grad()
     def begin(self, shard: int) -> None:
         if shard == self._first_shard:
-            self._before = [_buffer(slot).clone() for slot in self._slots]
+            self._before = [list(map(torch.empty_like, map(_buffer, g))) for g in self._groups]
+            for group, before in zip(self._groups, self._before, strict=True):
+                torch._foreach_copy_(before, list(map(_buffer, group)))
         else:
-            for slot, before in zip(self._slots, self._before, strict=True):
-                _buffer(slot).copy_(before)
+            self._restore(self._groups, self._before)
 
     @torch.no_grad()
     def end(self, shard: int) -> None:
-        for group in self._groups:
-            now = [_buffer(self._slots[i]) for i in group.indices]
-            group.exchange.push(
-                shard, list(torch._foreach_sub(now, [self._before[i] for i in group.indices]))
-            )
+        if self._exchange is None:
+            return
+        moves = [
+            torch._foreach_sub(list(map(_buffer, group)), before)
+            for group, before in zip(self._moving, self._before, strict=False)
+        ]
+        self._exchange.push(shard, list(itertools.chain.from_iterable(moves)))
 
     def start(self) -> None:
-        for group in self._groups:
-            group.exchange.start()
+        if self._exchange is not None:
+            self._exchange.start()
 
     def add(self) -> None:
-        for group in self._groups:
-            group.exchange.add()
+        if self._exchange is not None:
+            self._exchange.add()
 
     @torch.no_grad()
     def finish(self) -> None:
-        for group in self._groups:
-            for i, total in zip(group.indices, group.exchange.totals(), strict=True):
-                whole = not (total.is_floating_point() or total.is_complex())
-                mean = (
-                    torch.div(total, self._shards, rounding_mode="floor")
-                    if whole
-                    else total / self._shards
-                )
-                _buffer(self._slots[i]).copy_(self._before[i] + mean)
-        for slot, before in list(zip(self._slots, self._before, strict=True))[self._moving :]:
-            _buffer(slot).copy_(before)
+        totals = iter(self._exchange.totals() if self._exchange is not None else [])
+        for group, before in zip(self._moving, self._before, strict=False):
+            means = _means(list(itertools.islice(totals, len(group))), self._shards)
+            torch._foreach_copy_(list(map(_buffer, group)), torch._foreach_add(before, means))
+        moved = len(self._moving)
+        self._restore(self._groups[moved:], self._before[moved:])
+
+    def _restore(self, groups: Sequence[list[Slot]], befores: Sequence[list[Tensor]]) -> None:
+        for group, before in zip(groups, befores, strict=True):
+            torch._foreach_copy_(list(map(_buffer, group)), before)
 
 
-@dataclass
-class _Group:
-    """Buffers of one type, by the indices of their slots."""
+def _by_type(slots: Sequence[Slot]) -> list[list[Slot]]:
+    """Return the slots in groups whose buffers have one type."""
+    groups: dict[torch.dtype, list[Slot]] = {}
+    for slot in slots:
+        groups.setdefault(_buffer(slot).dtype, []).append(slot)
+    return list(groups.values())
 
-    indices: list[int]
-    exchange: "_Exchange"
+
+def _means(totals: list[Tensor], shards: int) -> list[Tensor]:
+    """Return `totals`, which have one type, divided by `shards`; integers are rounded down."""
+    if totals[0].is_floating_point() or totals[0].is_complex():
+        return list(torch._foreach_div(totals, shards))
+    flat_N = torch.cat([total.flatten() for total in totals])
+    means = flat_N.div(shards, rounding_mode="floor").split([total.numel() for total in totals])
+    return [mean.view(total.shape) for mean, total in zip(means, totals, strict=True)]
 
 
 def _buffer(slot: Slot) -> Tensor:
@@ -261,91 +271,6 @@ def _buffer(slot: Slot) -> Tensor:
 
 def _has_a_mean(buffer: Tensor) -> bool:
     return buffer.dtype in _ADDABLE and buffer.numel() > 0 and bool(torch.isfinite(buffer).all())
-
-
-class _Exchange:
-    """The sums of lists of tensors over all shards.
-
-    The phases are `push` for each shard of this rank, `start`, `add` and `totals`. If each rank
-    owns one subtree, the exchange moves about the bytes of a ring all-reduce.
-    """
-
-    def __init__(self, world: World, shards: int, likes: Sequence[Tensor]) -> None:
-        """Allocate buffers for sums of the shapes of `likes`, which have one type and device."""
-        self._world, self._shards, self._likes = world, shards, likes
-        self._own = TreeSum(shards, _add_lists)
-        self._nodes = [
-            subtrees(world.owned_by(rank, shards), shards) for rank in range(world.world_size)
-        ]
-        self._alone: list[Tensor] = []
-        self._transfer: Transfer | None = None
-        if world.world_size == 1:
-            return
-        step = _ALIGNMENT_BYTES // likes[0].element_size()
-        sizes = [-(-like.numel() // step) * step for like in likes]
-        self._slice = -(-sum(sizes) // (world.world_size * step)) * step
-        width = self._slice * world.world_size
-        own = len(self._nodes[world.rank])
-        new = likes[0].new_zeros
-        self._sent_MN = new((own, width))
-        self._received = new(sum(map(len, self._nodes)) * self._slice)
-        self._total_N = new(width)
-        starts = [sum(sizes[:i]) for i in range(len(sizes))]
-
-        def views(flat_N: Tensor) -> list[Tensor]:
-            return [
-                flat_N[start : start + like.numel()].view(like.shape)
-                for start, like in zip(starts, likes, strict=True)
-            ]
-
-        self._sent_views = [views(row_N) for row_N in self._sent_MN]
-        self._total_views = views(self._total_N)
-
-    @torch.no_grad()
-    def push(self, shard: int, tensors: list[Tensor]) -> None:
-        """Add the tensors of the next shard of this rank; the sum takes them over."""
-        self._own.push((0, shard), tensors)
-
-    @torch.no_grad()
-    def start(self) -> None:
-        """Send each rank its slice of the subtrees of this rank."""
-        waiting, self._own.waiting = self._own.waiting, []
-        if self._world.world_size == 1:
-            ((_root, self._alone),) = waiting
-            return
-        for views, (_node, tensors) in zip(self._sent_views, waiting, strict=True):
-            torch._foreach_copy_(views, tensors)
-        world_size, slice_ = self._world.world_size, self._slice
-        sent = self._sent_MN.view(len(waiting), world_size, slice_).transpose(0, 1).contiguous()
-        counts = [len(nodes) * slice_ for nodes in self._nodes]
-        self._transfer = self._world.all_to_all(
-            self._received, sent.view(-1), counts, [len(waiting) * slice_] * world_size
-        )
-
-    @torch.no_grad()
-    def add(self) -> None:
-        """Add this rank's slice of all subtrees, and send the sum to all ranks."""
-        if self._transfer is None:
-            return
-        self._transfer.wait()
-        tree: TreeSum[Tensor] = TreeSum(self._shards, lambda left, right: left.add_(right))
-        nodes = [node for nodes in self._nodes for node in nodes]
-        for node, part in zip(nodes, self._received.split(self._slice), strict=True):
-            tree.push(node, part)
-        ((_root, total),) = tree.waiting
-        self._transfer = self._world.all_gather(self._total_N, total)
-
-    def totals(self) -> list[Tensor]:
-        """Return the sums with the shapes and layouts of `likes`, valid until the next `start`."""
-        if self._transfer is None:
-            return self._alone
-        self._transfer.wait()
-        self._transfer = None
-        pairs = zip(self._total_views, self._likes, strict=True)
-        return [
-            view if like.is_contiguous() else torch.empty_like(like).copy_(view)
-            for view, like in pairs
-        ]
 
 
 def _grouped(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
@@ -360,8 +285,3 @@ def _grouped(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]
         size += parameter.nbytes
     if group:
         yield group
-
-
-def _add_lists(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
-    torch._foreach_add_(left, right)
-    return left

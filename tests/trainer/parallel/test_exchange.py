@@ -132,7 +132,7 @@ def test_a_gradient_that_is_computed_several_times_is_refused(
     layer, inputs_B3 = nn.Linear(3, 3), torch.randn(4, 3, requires_grad=True)
     # This process has the hooks of one of several ranks, but no other rank exists.
     reduction = Reduction(_process(0, 2), 2, 1, layer, list(layer.parameters()))
-    monkeypatch.setattr("trainer.parallel.exchange._Exchange.start", lambda _self: None)
+    monkeypatch.setattr("trainer.parallel.shard_sums.Exchange.start", lambda _self: None)
     (micro,) = micro_batches(8, 2, 1, range(1))
     with contextlib.ExitStack() as stack:
         stack.enter_context(reduction.of(micro))
