@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset, Sampler, TensorDataset
 
 from trainer.data.examples import example_loader, length, read_once
-from trainer.data.nested import to_device
+from trainer.data.nested import tensors_in, to_device
 from trainer.data.schedule import Schedule
 
 # The share of the device's free memory for a dataset. The rest is for the model.
@@ -36,10 +37,14 @@ def training_batches(
     """Yield this rank's micro-batches on `device`, from `start_step` to the end of the run."""
     if isinstance(dataset, TensorDataset):
         tensors = dataset.tensors
-        placed = tensors[0].device == device
-        for _epoch, indices in schedule.indices(start_step, tensors[0].device):
+        indices_of_batches = schedule.indices(start_step, tensors[0].device)
+        if tensors[0].device.type == "cpu" and device.type == "cuda":
+            pinned = (_gathered_pinned(tensors, indices) for _epoch, indices in indices_of_batches)
+            yield from _copied_ahead(pinned, device)
+            return
+        for _epoch, indices in indices_of_batches:
             batch = tuple([tensor.index_select(0, indices) for tensor in tensors])
-            yield batch if placed else to_device(batch, device)
+            yield batch if tensors[0].device == device else to_device(batch, device)
         return
     sampler = _EpochIndices(schedule, start_step)
     loader = example_loader(dataset, schedule.seed, sampler, device, workers)
@@ -158,12 +163,54 @@ class _EpochIndices(Sampler[list[tuple[int, int]]]):
             yield [(epoch, index) for index in indices.tolist()]
 
 
+def _gathered_pinned(tensors: Sequence[Tensor], indices: Tensor) -> tuple[Tensor, ...]:
+    """Return the examples `indices` in pinned memory, from which a GPU copies while it computes."""
+    batch = tuple(
+        torch.empty((len(indices), *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=True)
+        for tensor in tensors
+    )
+    for tensor, examples in zip(tensors, batch, strict=True):
+        torch.index_select(tensor, 0, indices, out=examples)
+    return batch
+
+
+class _CopyStream:
+    """A stream of a GPU that copies batches while the GPU computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)
+
+    def start(self, batch: Any) -> tuple[Any, torch.cuda.Event]:
+        """Start to copy `batch`, which is in pinned memory; return the copy and its end."""
+        with torch.cuda.stream(self._stream):
+            copied = to_device(batch, self._device)
+            return copied, self._stream.record_event()
+
+    def finished(self, copied: Any, end: torch.cuda.Event) -> Any:
+        """Return the copy for the stream that computes, which waits for it and keeps its memory."""
+        computing = torch.cuda.current_stream(self._device)
+        computing.wait_event(end)
+        for tensor in tensors_in(copied):
+            tensor.record_stream(computing)
+        return copied
+
+
 def _copied_ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     """Yield the batches on `device`, and start each copy before the previous batch is used."""
+    if device.type == "cuda":
+        copies = _CopyStream(device)
+        started = (copies.start(batch) for batch in batches)
+        yield from (copies.finished(*copy) for copy in _one_ahead(started))
+    else:
+        yield from _one_ahead(to_device(batch, device) for batch in batches)
+
+
+def _one_ahead(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield each batch after the next one was taken from `batches`."""
     waiting: list[Any] = []
     try:
         for batch in batches:
-            waiting.append(to_device(batch, device))
+            waiting.append(batch)
             if len(waiting) == 2:
                 yield waiting.pop(0)
     except ConnectionError as error:

@@ -1,5 +1,6 @@
 """The examples of each step are the same for any number of processes and workers."""
 
+import contextlib
 import itertools
 import random
 from collections.abc import Iterator
@@ -185,6 +186,79 @@ def test_tensors_and_a_loader_give_the_same_examples_in_the_same_order(start: in
     assert len(held) == len(loaded) == 2 * (9 - start)
     for one, other in zip(held, loaded, strict=True):
         assert all(a.equal(b) for a, b in zip(one, other, strict=True))
+
+
+class _Streams:
+    """Stand-ins for the streams of a GPU, whose device holds its tensors in the host's memory.
+
+    `log` has the copies, the waits and the batches in the order of the calls.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        self._current = "computing"
+        monkeypatch.setattr(torch.cuda, "Stream", lambda _device: self)
+        monkeypatch.setattr(torch.cuda, "stream", self._entered)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: self)
+        monkeypatch.setattr("trainer.data.batches.to_device", self._copy)
+        empty, keep = torch.empty, self._keep
+
+        def unpinned(*shape: Any, pin_memory: bool = False, **options: Any) -> Tensor:
+            """Return memory that is not pinned, which would need a GPU."""
+            return empty(*shape, **options)
+
+        def record_stream(tensor: Tensor, stream: Any) -> None:
+            keep(tensor, stream)
+
+        monkeypatch.setattr(torch, "empty", unpinned)
+        monkeypatch.setattr(Tensor, "record_stream", record_stream)
+
+    @contextlib.contextmanager
+    def _entered(self, _stream: Any) -> Iterator[None]:
+        self._current = "copying"
+        yield
+        self._current = "computing"
+
+    def _copy(self, batch: Any, device: torch.device) -> Any:
+        assert self._current == "copying"
+        assert device.type == "cuda"
+        self.log.append(f"copy {int(batch[0][0])}")
+        return tuple(tensor.clone() for tensor in batch)
+
+    def record_event(self) -> str:
+        return self.log[-1]  # the copy that was just started
+
+    def wait_event(self, event: str) -> None:
+        assert self._current == "computing"
+        self.log.append(f"wait for {event}")
+
+    def _keep(self, tensor: Tensor, stream: Any) -> None:
+        assert stream is self
+        self.log.append(f"keep {int(tensor.flatten()[0])}")
+
+
+@pytest.mark.parametrize("dataset", [TensorDataset, Plain])
+def test_a_gpu_copies_the_next_batch_while_it_computes(
+    monkeypatch: pytest.MonkeyPatch, dataset: type[Any]
+) -> None:
+    tensors = torch.arange(6), torch.arange(12).view(6, 2)
+    schedule = _schedule(examples=6, batch_size=2, steps=3)
+    expected = list(training_batches(dataset(*tensors), schedule, 0, CPU, 0))
+    monkeypatch.setattr("trainer.data.batches.example_loader", lambda *_arguments: expected)
+    streams = _Streams(monkeypatch)
+    for number, batch in enumerate(
+        training_batches(dataset(*tensors), schedule, 0, torch.device("cuda", 0), 0)
+    ):
+        assert all(map(torch.equal, batch, expected[number]))
+        streams.log.append(f"compute {int(batch[0][0])}")
+    first, second, third = (int(batch[0][0]) for batch in expected)
+    assert streams.log == [
+        *(f"copy {first}", f"copy {second}"),
+        *(f"wait for copy {first}", f"keep {first}", f"keep {2 * first}", f"compute {first}"),
+        f"copy {third}",
+        *(f"wait for copy {second}", f"keep {second}", f"keep {2 * second}", f"compute {second}"),
+        *(f"wait for copy {third}", f"keep {third}", f"keep {2 * third}", f"compute {third}"),
+    ]
 
 
 def _batches(workers: int, start: int) -> list[tuple[list[int], list[list[float]]]]:
