@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -47,7 +48,7 @@ class EagerStep:
             job.task, job.task.schedule(progress.step, schedule.total_steps, self._warmup_steps)
         )
         for group in state.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
+            group["lr"] = learning_rate(group["initial_lr"], factor, job.world.device)
 
         # Copy the running statistics, such as those of batch norm, if the step may be undone.
         old_statistics = (
@@ -84,6 +85,16 @@ class EagerStep:
         _update(job, norm, old_statistics)
         state.model.zero_grad()
         return norm
+
+
+def learning_rate(peak: float, factor: float, device: torch.device) -> float:
+    """Return `peak` times `factor`, on a GPU rounded to float32.
+
+    A step that is captured as a CUDA graph reads its learning rate from a float32 tensor. With a
+    rounded number, the kernels of torch's fused optimizers compute the same bits.
+    """
+    rate = peak * factor
+    return float(numpy.float32(rate)) if device.type == "cuda" else rate
 
 
 def _clipped_norm(job: Job) -> Tensor:
