@@ -19,6 +19,7 @@ from trainer.loop.arithmetic import set_arithmetic
 from trainer.loop.attributes import Attributes
 from trainer.loop.losses import LossModule
 from trainer.loop.out_of_memory import examples_at_once
+from trainer.loop.rnn_precision import keep_rnns_out_of_autocast
 from trainer.loop.state import Job, TrainState
 from trainer.loop.task_checks import (
     check_task,
@@ -172,11 +173,12 @@ def build(config: Settings, task: Task, strategy: Strategy, run: RunLog, data_di
     world.seed(config.seed, "model")
     model = checked_model(task, task.build_model())
     _refuse_other_weights(task, model, strategy)
+    autocast_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
+    keep_rnns_out_of_autocast(model, world.device.type, autocast_dtype)
     if config.compile:
         model.compile()
     else:
         compiler.postpone()
-    autocast_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
     peak = scaled_learning_rate(
         config.learning_rate, config.lr_scaling, config.batch_size, config.base_batch_size
     )

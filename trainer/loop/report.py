@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from trainer.loop.out_of_memory import examples_at_once, has_batch_norm
+from trainer.loop.rnn_precision import WithoutAutocast
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_notes
 from trainer.records.digest import digest_of_digests
@@ -41,7 +42,7 @@ def header(job: Job) -> None:
         **checked_notes(job.task, job.task.notes(job.train, job.evaluation.dataset)),
         **_optimizer_of_the_task(job),
         "steps": f"{schedule.total_steps:,}, {schedule.steps_per_epoch:,} an epoch",
-        "precision": f"{config.precision}, {'deterministic' if config.deterministic else 'fast'}, "
+        "precision": f"{_precision(job)}, {'deterministic' if config.deterministic else 'fast'}, "
         f"{torch.get_num_threads()} CPU thread(s) a process",
     }
     if job.state.progress.step:
@@ -50,6 +51,12 @@ def header(job: Job) -> None:
             f"{job.state.progress.step // schedule.steps_per_epoch + 1}"
         )
     job.run.report("\n".join(f"{name:<10} {value}" for name, value in rows.items()))
+
+
+def _precision(job: Job) -> str:
+    """Return the precision of the run, and that of RNNs if it differs."""
+    apart = any(isinstance(module, WithoutAutocast) for module in job.state.model.modules())
+    return f"{job.config.precision}{' (RNN modules in fp32)' if apart else ''}"
 
 
 def _optimizer_of_the_task(job: Job) -> dict[str, str]:
