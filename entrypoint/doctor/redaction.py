@@ -12,7 +12,7 @@ from entrypoint.doctor.secret_rule import NOT_SHOWN, is_secret, without_secrets
 _LONGEST = 240  # characters shown of a value; an image's NVIDIA_REQUIRE_CUDA has a thousand
 _LONGEST_READ = 10 * _LONGEST  # the rest of a longer text is ignored
 
-# Variables whose values are numbers, switches, devices, nodes, network interfaces or paths.
+# Variables whose values are numbers, switches, devices, endpoints, network interfaces or paths.
 _SHOWN_BY_TOPIC = {
     "the launch": """
         DEVICE GPUS GPU_IDS HEALTH HEALTH_LIMITS NNODES NODE_RANK PROCESSES RDZV_ENDPOINT
@@ -33,10 +33,10 @@ _SHOWN_BY_TOPIC = {
         JOB_COMPLETION_INDEX PET_MASTER_ADDR PET_MASTER_PORT PET_NNODES PET_NODE_RANK
         PET_NPROC_PER_NODE PET_RDZV_ENDPOINT SLURM_CPUS_ON_NODE SLURM_CPUS_PER_TASK SLURM_GPUS
         SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE SLURM_JOB_CPUS_PER_NODE SLURM_JOB_GPUS
-        SLURM_JOB_ID SLURM_JOB_NODELIST SLURM_JOB_NUM_NODES SLURM_LOCALID SLURM_MEM_PER_NODE
-        SLURM_NNODES SLURM_NODEID SLURM_NODELIST SLURM_NTASKS SLURM_NTASKS_PER_NODE
-        SLURM_PROCID SLURM_RESTART_COUNT SLURM_STEP_GPUS SLURM_STEP_ID SLURM_STEP_NODELIST
-        SLURM_STEP_NUM_NODES SLURM_STEP_NUM_TASKS SLURM_TASKS_PER_NODE
+        SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_LOCALID SLURM_MEM_PER_NODE SLURM_NNODES
+        SLURM_NODEID SLURM_NTASKS SLURM_NTASKS_PER_NODE SLURM_PROCID SLURM_RESTART_COUNT
+        SLURM_STEP_GPUS SLURM_STEP_ID SLURM_STEP_NUM_NODES SLURM_STEP_NUM_TASKS
+        SLURM_TASKS_PER_NODE
     """,
     "cuda and the container runtime": """
         CUBLAS_WORKSPACE_CONFIG CUDA_DEVICE_MAX_CONNECTIONS CUDA_DEVICE_ORDER CUDA_HOME
@@ -69,6 +69,11 @@ _NAMED_PREFIXES = (
     *("CUDA_", "NVIDIA_", "NCCL_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "OMP_", "MKL_"),
     *("GLOO_", "TP_SOCKET", "SLURM_JOB", "SLURM_STEP", "SLURM_NODE", "PET_", "TRAINBOX_"),
 )
+
+# Variables with the address of another machine, and sometimes a port.
+_ENDPOINTS = ("RDZV_ENDPOINT", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR", "MASTER_ADDR")
+_HOST = re.compile(r"(?:.*//)?(?:.*@)?([\w.-]+)(?::\d+)?/?")
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 _OTHERS_HOME = re.compile(r"/(home|Users)/[^/\s:'\"]+")
 
@@ -105,6 +110,12 @@ def private_names(homes: Iterable[str], users: Iterable[str], hosts: Iterable[st
     return sorted(kept, key=lambda pair: -len(pair[0]))
 
 
+def other_hosts(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of other machines in the environment. An address is not a name."""
+    found = (match[1] for name in _ENDPOINTS if (match := _HOST.fullmatch(env.get(name, ""))))
+    return tuple(host for host in found if not host.replace(".", "").isdigit())
+
+
 def redacted(text: str, hidden: Hidden = (), longest: int = _LONGEST) -> str:
     """Return `text` as one short line without secrets and private names.
 
@@ -135,10 +146,13 @@ def shown_environment(env: Mapping[str, str], hidden: Hidden = ()) -> list[tuple
     """Return the variables that may explain a problem, sorted by name.
 
     A value that may be shown is redacted as other text is: an endpoint can have a login, and a path
-    a user's name.
+    a user's name. The name of a variable is not private, unless it is not a name but a text.
     """
     return [
-        (redacted(name, hidden), _shown(name, env[name], hidden))
+        (
+            name if _PLAIN_NAME.fullmatch(name) else redacted(name, hidden),
+            _shown(name, env[name], hidden),
+        )
         for name in sorted(env)
         if name in _SHOWN or name in _NAMED or name.startswith(_NAMED_PREFIXES)
     ]

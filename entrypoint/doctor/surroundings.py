@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from entrypoint.doctor.redaction import other_hosts
 from entrypoint.health.node import nearest
 from entrypoint.system.cgroup import file_text, levels
 from entrypoint.system.cpus import usable_cpus
@@ -357,7 +358,8 @@ def _identity(
     ]
     users += [account.pw_name if account else ""]
     users += [Path(home).name for home in homes if home.startswith(("/home/", "/Users/"))]
-    return Identity(tuple(homes), tuple(users), (socket.gethostname(), canonical))
+    hosts = (socket.gethostname(), canonical, *other_hosts(env))
+    return Identity(tuple(homes), tuple(users), hosts)
 
 
 def _first(pattern: str, text: str) -> str | None:

@@ -253,6 +253,8 @@ def test_a_report_contains_nothing_private(doctor: Doctor, tmp_path: Path) -> No
     partly = {
         "TASK": "my.py:Gestures --token canary-pair",
         "RDZV_ENDPOINT": f"https://canary-login:canary-word@{socket.gethostname()}:29400",
+        "PET_MASTER_ADDR": "canary-node3",
+        "SLURM_NODELIST": "canary-node[3-4]",
         "LD_LIBRARY_PATH": f"{home}/lib:/scratch/karoline/lib:/scratch/kbauer/lib",
         "USER": "karoline",
         "LOGNAME": "karoline",

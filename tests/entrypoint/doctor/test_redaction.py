@@ -4,7 +4,13 @@ import secrets
 
 import pytest
 
-from entrypoint.doctor.redaction import NOT_SHOWN, private_names, redacted, shown_environment
+from entrypoint.doctor.redaction import (
+    NOT_SHOWN,
+    other_hosts,
+    private_names,
+    redacted,
+    shown_environment,
+)
 
 HEX = "3fa94c0b7715d2e8a6610fb49c8d27e05b13aa9f"
 RANDOM = "wJalrXUtnFEMIK7MDENGbPxRfiCY3EXAMPLE"
@@ -76,8 +82,7 @@ def test_unrelated_variables_are_left_out(name: str) -> None:
             "/usr/local/cuda-13/lib64:/opt/venv/lib/python3.11/site-packages/nvidia/cu13/lib",
         ),
         ("TASK", "my_tasks/gestures.py:Gestures"),
-        ("SLURM_JOB_NODELIST", "gpu-a100-[01-04,17]"),
-        ("RDZV_ENDPOINT", "node0:29400"),
+        ("RDZV_ENDPOINT", "10.0.0.7:29400"),
         ("NCCL_SOCKET_IFNAME", "eth0"),
         ("NVIDIA_REQUIRE_CUDA", "cuda>=13.0 brand=unknown,driver>=535,driver<536"),
     ],
@@ -114,6 +119,45 @@ def test_a_secret_in_a_listed_variable_is_removed(name: str, value: str) -> None
 def test_a_name_cannot_break_the_report() -> None:
     ((name, shown),) = shown_environment({"TRAINBOX_\n## verdict\x1b[2J karoline": "x"}, KAROLINE)
     assert (name, shown) == ("TRAINBOX_ ## verdict?[2J [user]", NOT_SHOWN)
+
+
+def test_names_of_variables_are_shown_and_their_values_redacted() -> None:
+    hidden = private_names([], ["cuda", "nccl"], ["rdzv.timeout"])
+    env = {"CUDA_HOME": "/usr/local/cuda", "NCCL_X": "1", "RDZV_TIMEOUT_S": "5"}
+    assert shown_environment(env, hidden) == [
+        ("CUDA_HOME", "/usr/local/[user]"),
+        ("NCCL_X", NOT_SHOWN),
+        ("RDZV_TIMEOUT_S", "5"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST"],
+)
+def test_lists_of_nodes_are_not_shown(name: str) -> None:
+    assert shown_environment({name: "gpu-a100-[01-04,17]"}) == [(name, NOT_SHOWN)]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "hosts", "shown"),
+    [
+        ("node0:29400", ("node0",), "[host]:29400"),
+        ("node0", ("node0",), "[host]"),
+        ("https://node0.lab.example:1/", ("node0.lab.example",), "https://[host]:1/"),
+        ("10.0.0.7:29400", (), "10.0.0.7:29400"),
+        ("[fd00::7]:29400", (), "[fd00::7]:29400"),
+        ("localhost:29400", ("localhost",), "localhost:29400"),
+        ("", (), "(set, empty)"),
+    ],
+)
+@pytest.mark.parametrize("name", ["RDZV_ENDPOINT", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR"])
+def test_other_machines_are_hidden_by_their_role(
+    name: str, endpoint: str, hosts: tuple[str, ...], shown: str
+) -> None:
+    env = {name: endpoint}
+    assert other_hosts(env) == hosts
+    assert shown_environment(env, private_names([], [], hosts)) == [(name, shown)]
 
 
 # Free text: secrets are recognized by their form.
