@@ -70,6 +70,8 @@ def test_lint_checks_every_page() -> None:
     ).stdout
     (command,) = [line for line in lint.splitlines() if "tests.support.markdown" in line]
     tracked = subprocess.run(
-        ["git", "ls-files", "*.md"], cwd=_ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    assert set(tracked.split()) <= set(command.split())
+        ["git", "ls-files", "*.md"], cwd=_ROOT, capture_output=True, text=True, check=False
+    )
+    if tracked.returncode:
+        pytest.skip("this folder is not a git checkout")
+    assert set(tracked.stdout.split()) <= set(command.split())

@@ -64,6 +64,19 @@ def test_long_subjects_of_commits_are_found() -> None:
     assert finding.endswith("has 66 characters: use at most 65")
 
 
+def test_outside_a_git_checkout_the_check_is_left_out_with_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    for path in (None, str(tmp_path)):  # no checkout, and no git
+        if path:
+            monkeypatch.setenv("PATH", path)
+        assert phrases.main([]) == 0
+        line = "phrases: not checked: this needs git and a git checkout\n"
+        assert tuple(capsys.readouterr()) == ("", line)
+
+
 def test_found_phrases_fail_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (page := tmp_path / "a.md").write_text("It is fine.\n")
     assert phrases.main([str(page)]) == 0
