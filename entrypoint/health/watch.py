@@ -102,13 +102,27 @@ class Watch:
         if not listens:
             self._log(Finding("driver", Result.PASS, "answers"))
             self._samples = window([*self._samples, sample])
-        seen = [sample] if listens else self._samples
+        seen = [self._with_links(sample)] if listens else self._samples
         for finding in judge_gpus(seen, self._selection, () if listens else _RULES, self._limits):
             if listens and finding.check != "xid":
                 continue  # judged with the values that `driver` reads
             self._log(finding)
             if self._ends_a_run and finding.result is Result.CRITICAL and finding.check in _ENDING:
                 self._fatal = self._fatal or finding.line
+
+    def _with_links(self, heard: "Sample") -> "Sample":
+        """Return the listener's sample with the newest state of the NVLinks.
+
+        The listener must not read it, because a reading after an Xid often hangs.
+        """
+        newest = self._samples[-1].gpus if self._samples else {}
+        gpus = {
+            uuid: {"nvlink_active": newest[uuid]["nvlink_active"], **readings}
+            if "nvlink_active" in newest.get(uuid, {})
+            else readings
+            for uuid, readings in heard.gpus.items()
+        }
+        return dataclasses.replace(heard, gpus=gpus)
 
     def _log(self, finding: Finding) -> None:
         """Print and write the finding if it is an Xid or its result changed."""

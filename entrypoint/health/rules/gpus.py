@@ -16,7 +16,7 @@ from entrypoint.health.xids import xid_result
 ABSENT = frozenset({3, 13, 25, 26})
 NO_PERMISSION = 4
 UNKNOWN_ERROR = 999  # also reported in a container that has lost its GPUs
-LOST = frozenset({15, 16})  # the GPU is lost, or must be reset first
+LOST = {15: "reboot", 16: "reset_gpu"}  # the GPU is lost, or must be reset first
 CORRUPTED_INFOROM = 14
 
 
@@ -116,7 +116,7 @@ def _error_finding(check: str, error: Unread, limit: str = "") -> Finding:
         return Finding(check, Result.NA, read)
     if error.code in LOST:
         return Finding(
-            check, Result.CRITICAL, read, limit=limit, source="NVIDIA", action="reset_gpu"
+            check, Result.CRITICAL, read, limit=limit, source="NVIDIA", action=LOST[error.code]
         )
     if error.code == NO_PERMISSION:
         return Finding(check, Result.UNKNOWN, read, limit=limit, action="grant", optional=True)
@@ -166,13 +166,15 @@ def _xid_findings(samples: Sequence[Sample], uuid: str, values: Values) -> list[
         result = Result.NA if events.code in ABSENT else Result.UNKNOWN
         return [Finding("xid", result, str(events), optional=True, action="ask_host")]
     seen = dict.fromkeys(xid for sample in samples for owner, xid in sample.xids if owner == uuid)
-    return [_xid_finding(xid) for xid in seen] or [
+    links = values.get("nvlink_active")
+    down = isinstance(links, tuple) and 0 in links
+    return [_xid_finding(xid, down) for xid in seen] or [
         Finding("xid", Result.PASS, "none since the first sample")
     ]
 
 
-def _xid_finding(xid: int) -> Finding:
-    result, meaning, action = xid_result(xid)
+def _xid_finding(xid: int, links_down: bool) -> Finding:
+    result, meaning, action = xid_result(xid, links_down)
     return Finding(
         "xid", result, f"Xid {xid}: {meaning}", source="NVIDIA's Xid catalogue", action=action
     )

@@ -83,7 +83,14 @@ RULES = (
         ends_a_run=True,
         unknown_closes=True,
     ),
-    Rule("sram-threshold", ("sram_threshold_exceeded",), _sram, unknown_closes=True),
+    Rule(
+        "sram-threshold",
+        ("sram_threshold_exceeded",),
+        _sram,
+        modes=USUAL | {Mode.WATCH},
+        ends_a_run=True,
+        unknown_closes=True,
+    ),
     Rule(
         "row-remap",
         ("remapped_rows",),

@@ -98,7 +98,10 @@ def test_an_xid_is_logged_each_time_and_a_fatal_xid_ends_the_run(tmp_path: Path)
     [
         ("recovery-action", {"recovery_action": 1}),
         ("ecc-uncorrected", {"ecc_uncorrected": 1}),
+        ("sram-threshold", {"sram_threshold_exceeded": 1}),
         ("row-remap", {"remapped_rows": (0, 0, 0, 1)}),
+        ("nvlink", {"nvlink_active": (1, 0)}),
+        ("fabric", {"fabric": (3, 0, 0x19A, 0)}),
         ("retired-pages", {"retired_pages": 63, "retired_pages_pending": 0}),
         ("handle", {"handle": Unread(15, "GPU is lost")}),
     ],
@@ -107,15 +110,34 @@ def test_a_critical_finding_of_these_checks_ends_the_run(
     check: str, values: dict[str, Any], tmp_path: Path
 ) -> None:
     driver = Answering()
+    for readings in driver.read.values():
+        readings |= {"nvlink_active": (1, 1), "fabric": (3, 0, 0x1AA, 1)}
     watch = made(driver, Answering(), tmp_path)
     assert watch.final_check() is None
     driver.read["GPU-1"] |= values
     assert f"GPU 1 (GPU-1): {check} CRITICAL" in str(watch.final_check())
 
 
+def test_an_error_of_nvlink_5_ends_the_run_if_a_link_is_down(tmp_path: Path) -> None:
+    """The listener reads no link: the newest sample of the other process has them."""
+    driver, listener = Answering(), Answering()
+    driver.read["GPU-0"]["nvlink_active"] = (1, 0)
+    driver.read["GPU-1"]["nvlink_active"] = (1, -1)
+    # On these machines, a link that is down is only a warning.
+    watch = made(driver, listener, tmp_path, known={("nvlink", "0"): Result.WARN})
+    assert watch.final_check() is None
+    listener.xids = (("GPU-1", 149),)
+    assert watch.final_check() is None
+    listener.xids = (("GPU-0", 149),)
+    assert "xid CRITICAL: Xid 149: NVLink error (NETIR), and a link is down" in str(
+        watch.final_check()
+    )
+    assert events(watch) == [("xid", "WARN", "1"), ("xid", "CRITICAL", "0")]
+
+
 def test_each_rule_that_ends_a_run_is_watched() -> None:
     ending = [rule for rule in RULES if rule.ends_a_run]
-    assert len(ending) == 4
+    assert len(ending) == 7
     assert [rule.check for rule in ending if Mode.WATCH not in rule.modes] == []
 
 

@@ -162,8 +162,8 @@ def test_the_result_of_a_reading_error(code: int, result: str, optional: bool) -
     assert (str(finding.result), finding.optional) == (result, optional)
 
 
-@pytest.mark.parametrize("code", [15, 16])
-def test_a_lost_gpu_gives_one_finding(code: int) -> None:
+@pytest.mark.parametrize(("code", "action"), [(15, "reboot"), (16, "reset_gpu")])
+def test_a_lost_gpu_gives_one_finding(code: int, action: str) -> None:
     samples = [
         Sample(
             0.0,
@@ -171,7 +171,9 @@ def test_a_lost_gpu_gives_one_finding(code: int) -> None:
         )
     ]
     found = judge_gpus(samples, Selection(GPUS[:1]), RULES, Limits())
-    assert [(finding.check, finding.result) for finding in found] == [("handle", Result.CRITICAL)]
+    assert [(finding.check, finding.result, finding.action) for finding in found] == [
+        ("handle", Result.CRITICAL, action)
+    ]
 
 
 def test_exclusive_mode_allows_one_process() -> None:
@@ -234,9 +236,14 @@ def test_the_rules_that_each_mode_leaves_out() -> None:
     assert runs[Mode.WATCH] == [
         "recovery-action",
         "ecc-uncorrected",
+        "sram-threshold",
         "row-remap",
         "retired-pages",
         "slowdown",
         "temperature",
         "temperature-margin",
+        "nvlink",
+        "nvlink-errors",
+        "nvlink-crc",
+        "fabric",
     ]

@@ -1,0 +1,71 @@
+"""The groups of Xids, by NVIDIA's catalogue."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from entrypoint.driver.gpus import Gpu
+from entrypoint.driver.readings import Sample, Unread
+from entrypoint.health import xids
+from entrypoint.health.limits import Limits
+from entrypoint.health.rules.gpus import Selection, judge_gpus
+from entrypoint.health.verdict import Result
+from entrypoint.health.xids import xid_result
+
+ROOT = Path(__file__).parents[3]
+GROUPS = (xids.RESET, xids.REBOOT, xids.LINK, xids.PROGRAM, xids.INSPECT, xids.NOTE)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "result", "action"),
+    [
+        ((46, 48, 74, 95, 109, 110, 119, 136, 143, 155, 156, 158), "CRITICAL", "reset_gpu"),
+        ((79, 151), "CRITICAL", "reboot"),
+        ((13, 31, 68, 94, 104, 126, 135), "WARN", "restart_app"),
+        ((54, 142, 157), "WARN", "inspect"),
+        ((43, 45, 63, 154), "INFO", ""),
+        ((7777, 0, 167, 200), "WARN", "inspect"),
+    ],
+)
+def test_the_result_of_an_xid(numbers: tuple[int, ...], result: str, action: str) -> None:
+    found = {(str(each[0]), each[2]) for each in map(xid_result, numbers)}
+    assert found == {(result, action)}
+
+
+def test_an_xid_is_in_one_group() -> None:
+    numbers = [xid for group in GROUPS for xid in group]
+    assert len(numbers) == len(set(numbers))
+
+
+@pytest.mark.parametrize("xid", range(144, 151))
+@pytest.mark.parametrize(
+    ("links", "result", "action"),
+    [
+        ((1, 1), Result.WARN, "inspect"),
+        ((1, -1), Result.WARN, "inspect"),
+        ((1, 0), Result.CRITICAL, "reset_gpu"),
+        (Unread(999, "Unknown Error"), Result.WARN, "inspect"),
+    ],
+)
+def test_an_error_of_nvlink_5_is_judged_with_the_links(
+    xid: int, links: tuple[int, ...] | Unread, result: Result, action: str
+) -> None:
+    readings = {"handle": 0, "events": 0, "nvlink_active": links}
+    sample = Sample(0.0, {"GPU-0": readings}, xids=(("GPU-0", xid),))
+    gpu = Gpu(0, "GPU-0", "B200", 183359)
+    _, finding = judge_gpus([sample], Selection((gpu,)), (), Limits())
+    assert (finding.check, finding.result, finding.action) == ("xid", result, action)
+
+
+def test_the_page_lists_each_xid() -> None:
+    page = (ROOT / "docs/guides/health.md").read_text()
+    rows = re.findall(r"^\| ([0-9][0-9 to]*) \| ([A-Z][A-Za-z ]*) \| ", page, re.MULTILINE)
+    listed = {
+        xid: result
+        for numbers, result in rows
+        for first, last in re.findall(r"(\d+)(?: to (\d+))?", numbers)
+        for xid in range(int(first), int(last or first) + 1)
+    }
+    results = {xid: str(xid_result(xid)[0]) for group in GROUPS for xid in group}
+    assert listed == results | dict.fromkeys(xids.LINK, "CRITICAL or WARN")
