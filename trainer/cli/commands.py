@@ -1,6 +1,5 @@
 """Run `python -m trainer`: choose the command, and map its errors to exit codes."""
 
-import os
 import sys
 import traceback
 from pathlib import Path
@@ -12,7 +11,8 @@ from trainer.cli.options import Verb
 from trainer.cli.sweep import sweep, sweep_show
 from trainer.cli.tasks import tasks
 from trainer.cli.train import train, verify
-from trainer.errors import MESSAGES, Failure, WrongUse, called_exit
+from trainer.errors import Failure, WrongUse, called_exit
+from trainer.system.report import report_failure
 from trainer.system.streams import message
 
 PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
@@ -36,19 +36,6 @@ for command in (train, verify, sweep, sweep_show, tasks):
     cli.add_command(command)
 
 
-def _report(error: Failure) -> None:
-    """Print the error to standard error, or write it to the file of this rank.
-
-    The launcher reads the files, and prints the same error of several ranks once.
-    """
-    if folder := os.environ.get(MESSAGES):
-        Path(folder, os.environ["RANK"]).write_text(
-            str(error), encoding="utf-8", errors="backslashreplace"
-        )
-    else:
-        click.echo(message(str(error)), err=True)
-
-
 def main() -> NoReturn:
     """Run the command of this process's arguments, and exit."""
     sys.exit(_run())
@@ -62,7 +49,7 @@ def _run() -> int:
         click.echo(message(error.format_message()), err=True)
         return WrongUse.exit_code
     except Failure as error:
-        _report(error)
+        report_failure(error)
         return error.exit_code
     except SystemExit as end:
         *_, (frame, _) = traceback.walk_tb(end.__traceback__)
@@ -70,7 +57,7 @@ def _run() -> int:
         if str(frame.f_globals.get("__name__")).startswith("click."):
             raise
         # A task that was only loaded called sys.exit.
-        _report(failure := called_exit(end))
+        report_failure(failure := called_exit(end))
         return failure.exit_code
     except click.Abort as abort:
         # Click reports an EOFError as Abort, for example that of a killed loader worker.

@@ -155,10 +155,11 @@ def _run_torchrun(
         run(arguments)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        if ends:  # `on_end` has killed the ranks
+        if ends:  # `on_end` has killed the ranks, or NCCL has aborted them
             what, end_code = ends[0]
             codes = {
-                rank: end_code if code == -signal.SIGKILL else code for rank, code in codes.items()
+                rank: end_code if code in (-signal.SIGKILL, -signal.SIGABRT) else code
+                for rank, code in codes.items()
             }
             if _exit_code(set(codes.values()), bool(forwarded)) == end_code:
                 _log(f"{what}: the same command on all nodes resumes from the newest checkpoint")
@@ -291,7 +292,8 @@ def _report(codes: Mapping[Path, int], stopped: bool) -> int:
 def _exit_code(codes: set[int], stopped: bool) -> int:
     """Return the exit code of this process, given those of the ranks that failed.
 
-    A code with a specific reason takes precedence over a signal, a lost connection and a crash.
+    A code with a specific reason takes precedence over a signal, a lost connection and a crash. A
+    crash takes precedence over SIGABRT: NCCL aborts the ranks that lose another rank.
     """
     if stopped and codes <= {Preempted.exit_code, *(-number for number in STOP_SIGNALS)}:
         # A signal kills a rank that has not installed its handlers yet.
@@ -301,6 +303,8 @@ def _exit_code(codes: set[int], stopped: bool) -> int:
     )
     if reasons:
         return reasons[0]
+    if _CRASH in codes and -signal.SIGABRT in codes:
+        codes = codes - {-signal.SIGABRT}
     if killed := [-code for code in sorted(codes) if code < 0]:
         return 128 + killed[0]
     return NetworkFailure.exit_code if codes == {NetworkFailure.exit_code} else _CRASH

@@ -23,6 +23,7 @@ from torch.distributed import distributed_c10d
 
 from trainer.data.seeding import derive_seed
 from trainer.errors import STORE, DeviceMissing, NetworkFailure, WrongUse
+from trainer.parallel.stalled_gpu import watch_gpu
 from trainer.system.architectures import without_code
 from trainer.system.hints import command
 
@@ -32,6 +33,8 @@ _LONGEST_VALUE = 2**24  # bytes of JSON: settings, metrics and short texts
 _SAME_VERSION = "start the same version of Trainbox on each machine"
 
 TIMEOUT = timedelta(minutes=10)  # of one collective; gloo's default is 30 minutes
+# NCCL aborts the process after its limit, so gloo's error and `watch_gpu` must come first.
+_NCCL_TIMEOUT = 3 * TIMEOUT
 
 
 @dataclass
@@ -73,6 +76,10 @@ class World:
             if nnodes > 1:
                 _refuse_foreign_objects()
             dist.init_process_group(backend, rendezvous, TIMEOUT, world_size, rank)
+            if device.type == "cuda" and world_size > 1:
+                assert dist.group.WORLD is not None
+                dist.group.WORLD._get_backend(device)._set_default_timeout(_NCCL_TIMEOUT)
+                watch_gpu(device, TIMEOUT.total_seconds())
         return cls(rank, world_size, device)
 
     @property

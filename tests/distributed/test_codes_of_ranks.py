@@ -1,0 +1,53 @@
+"""The exit code of a node follows from those of its ranks."""
+
+import argparse
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed.run
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from trainer.launch.torchrun import _exit_code, _PeerEnd, _run_torchrun
+
+_ABORT, _KILL = -signal.SIGABRT, -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [
+        ({7}, 7),
+        ({1, 7}, 1),
+        ({5, 7, _ABORT}, 5),
+        ({1, _ABORT}, 1),  # NCCL aborts the ranks that lose the crashed one
+        ({_KILL, _ABORT}, 137),
+        ({_ABORT, 7}, 134),
+        ({_ABORT}, 134),
+    ],
+)
+def test_the_cause_takes_precedence_over_its_consequences(codes: set[int], code: int) -> None:
+    assert _exit_code(codes, stopped=False) == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
+def test_ranks_that_end_because_a_node_is_lost_have_the_code_of_the_loss(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+) -> None:
+    """Trainbox kills them, or NCCL aborts them first."""
+
+    def fail(_arguments: argparse.Namespace) -> None:
+        error = ChildFailedError.__new__(ChildFailedError)
+        error.failures = {0: SimpleNamespace(exitcode=-number)}  # type: ignore[dict-item]
+        raise error
+
+    monkeypatch.setattr(torch.distributed.run, "run", fail)
+    ends = [_PeerEnd("node 1 is lost", 7)]
+    assert _run_torchrun(argparse.Namespace(), tmp_path, [], ends) == 7
+    assert capsys.readouterr().err == (
+        "trainbox: node 1 is lost: the same command on all nodes resumes from the newest "
+        "checkpoint\n"
+    )

@@ -1,0 +1,21 @@
+"""Report the failure with which this process exits."""
+
+import os
+import sys
+from pathlib import Path
+
+from trainer.errors import MESSAGES, Failure
+from trainer.system.streams import message
+
+
+def report_failure(failure: Failure) -> None:
+    """Print the failure to standard error, or write it to the file of this rank.
+
+    The launcher reads the files, and prints the same failure of several ranks once.
+    """
+    if folder := os.environ.get(MESSAGES):
+        Path(folder, os.environ["RANK"]).write_text(
+            str(failure), encoding="utf-8", errors="backslashreplace"
+        )
+    else:
+        print(message(str(failure)), file=sys.stderr, flush=True)
