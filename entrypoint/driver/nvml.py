@@ -235,7 +235,7 @@ def _clocks_event_reasons(handle: Any) -> int:
 
 
 def _each_link(read: Callable[[int], int], unused: int) -> tuple[int, ...]:
-    """Return the result of `read` for each NVLink, `unused` for one that this model does not use.
+    """Return the result of `read` for each NVLink, `unused` for a link that the model does not use.
 
     After the last link, drivers answer with an invalid argument.
     """
@@ -287,7 +287,7 @@ def _fabric(handle: Any) -> tuple[int, ...]:
     try:
         pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
     except (pynvml.NVMLError_ArgumentVersionMismatch, pynvml.NVMLError_InvalidArgument):
-        # Before driver 580 there was no summary.
+        # Drivers before 580 do not have a summary.
         info = pynvml.c_nvmlGpuFabricInfo_v2_t()
         pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(info))
     summary = getattr(info, "healthSummary", 0)

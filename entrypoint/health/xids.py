@@ -85,7 +85,7 @@ NOTE = {  # IGNORE, and entries that only explain another Xid
 def xid_result(xid: int, links_down: bool = False) -> tuple[Result, str, str]:
     """Return (result, meaning, action) of an Xid. An unknown Xid is a warning, never INFO.
 
-    `links_down` tells whether an NVLink of the GPU is down.
+    With `links_down`, an NVLink of the GPU is down.
     """
     if xid in LINK:
         if links_down:
