@@ -108,8 +108,8 @@ ACTIONS = {
     "toolkit and --gpus all",
     "use_others": "name other GPUs with --gpu-ids, or request fewer",
     "wait": "let the other program end, or use other GPUs",
-    "change_mode": "set it as root with `nvidia-smi`: -pm 1 (persistence), -c 0 (compute mode), "
-    "-e 1 and a reset (ECC)",
+    "change_mode": "set it as root with `nvidia-smi`: -pm 1 (persistence), -c 0 (compute mode)",
+    "enable_ecc": "`nvidia-smi -i {gpu} -e 1` as root, then reset the GPU",
     "grant": "grant the container or the user permission to read it",
     "make_room": "give the container more of it: --shm-size, --memory, --cpus, or a larger disk",
     "fix_mount": "mount a folder that this user may write to, or set --user",

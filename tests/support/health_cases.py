@@ -1,18 +1,8 @@
-"""Cases for each rule of `trainbox health`: what the driver reports, and the expected result.
+"""Cases for each rule of `trainbox health`: what the driver reports, and the expected result."""
 
-`python -m tests.support.health_cases` runs all cases on the NVML stub and prints the table of
-docs/reference/health-rules.md.
-"""
-
-import json
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-from tests.support.commands import Trainbox
-from tests.support.nvml_stub.build import build_stub, stub_env, write_config
 
 PASS, INFO, NA, WARN, UNKNOWN, CRITICAL = "PASS", "INFO", "NA", "WARN", "UNKNOWN", "CRITICAL"
 
@@ -307,6 +297,13 @@ CASES = (
         1,
         keys={"gpu1.compute_mode": 3, "gpu1.processes": "4242:100"},
     ),
+    Case(
+        "compute-mode",
+        "`gpu1.compute_mode=3`, a hidden program on the GPU",
+        CRITICAL,
+        1,
+        keys={"gpu1.compute_mode": 3, "gpu1.memory_used_mib": 2000},
+    ),
     on_gpu_1("mig", PASS, "mig_pending", 0),
     on_gpu_1("mig", WARN, "mig_pending", 1),
     Case("mig", "a GPU without MIG", NA, profile="t4"),
@@ -412,55 +409,3 @@ PROFILES: dict[str, set[str]] = {
         "processes",
     },
 }
-
-
-def run_case(case: Case, library_dir: Path, trainbox: Trainbox) -> tuple[dict[str, Any], int]:
-    """Run `trainbox health --gate` on the case; return the verdict and the exit code."""
-    config = write_config(
-        trainbox.folder / "nvml.conf",
-        case.profile,
-        dict(case.keys),
-        **({} if "mig" in case.profile else {"count": 2}),
-    )
-    words = ["health", "--gate", "--json", *case.words]
-    if case.limits:
-        (trainbox.folder / "limits.toml").write_text(case.limits + "\n")
-        words += ["--health-limits", "limits.toml"]
-    ended = trainbox(*words, env={**stub_env(library_dir, config), **case.env})
-    assert ended.err == "", ended.err
-    return json.loads(ended.out), ended.code
-
-
-def result_of(verdict: Mapping[str, Any], check: str) -> str:
-    """Return the worst result of the check."""
-    order = [NA, PASS, INFO, WARN, UNKNOWN, CRITICAL]
-    return max((f["result"] for f in verdict["findings"] if f["check"] == check), key=order.index)
-
-
-def row(case: Case, result: str, code: int) -> str:
-    profile = "" if case.profile == "h100" else case.profile
-    limits = (
-        f"{case.injected}; limits `{case.limits}`"
-        if case.limits and "limit" not in case.injected
-        else case.injected
-    )
-    words = (
-        f", `{' '.join(case.words)}`"
-        if case.words and not set(case.words) & set(case.injected.replace("`", " ").split())
-        else ""
-    )
-    return f"| {case.check} | {profile} | {limits}{words} | {result} | {code} |"
-
-
-def main() -> None:
-    """Print the rows of the table, from real runs."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        library = build_stub(folder / "stub")
-        for case in CASES:
-            verdict, code = run_case(case, library.parent, Trainbox(folder))
-            print(row(case, result_of(verdict, case.check), code), flush=True)
-
-
-if __name__ == "__main__":
-    main()

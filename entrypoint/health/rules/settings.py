@@ -22,9 +22,12 @@ def _persistence(values: Values, _limits: Limits) -> Judgement:
     )
 
 
-def _compute_mode(values: Values, _limits: Limits) -> Judgement:
+def _compute_mode(values: Values, limits: Limits) -> Judgement:
     mode, per_gpu, pids = values["compute_mode"], values["per_gpu"], values["processes"]
+    used = values["memory_used_mib"]
     processes = 0 if isinstance(pids, Unread) else len(pids)
+    if not processes and isinstance(used, int):
+        processes = int(used > limits.memory_in_use_mib)  # a PID namespace hides at least one
     name = {0: "DEFAULT", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}.get(
         mode, str(mode)
     )
@@ -82,7 +85,7 @@ def _ecc_mode(values: Values, _limits: Limits) -> Judgement:
     if current and pending:
         return Judgement(Result.PASS, read, "on")
     if default == 1:
-        return Judgement(Result.WARN, read, "on, the default of this model", "change_mode")
+        return Judgement(Result.WARN, read, "on, the default of this model", "enable_ecc")
     return Judgement(Result.PASS, read, "the default of this model")
 
 
@@ -94,7 +97,7 @@ RULES = (
         ("compute_mode", "per_gpu"),
         _compute_mode,
         "CUDA",
-        also=("processes",),
+        also=("processes", "memory_used_mib"),
         modes=USUAL - {Mode.MONITOR},
     ),
     Rule("mig", ("mig",), _mig, "NVIDIA"),

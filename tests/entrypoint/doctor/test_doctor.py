@@ -104,7 +104,8 @@ def test_the_driver_sees_two_gpus_and_torch_none(doctor: Doctor) -> None:
 
 
 def test_the_driver_and_torch_see_the_same(doctor: Doctor, tmp_path: Path) -> None:
-    ended = doctor("geforce", {"gpu.persistence_mode": 1}, env=fake_torch(tmp_path, TWO_GPUS))
+    keys = {"gpu.persistence_mode": 1, "gpu.memory_used_mib": 254}
+    ended = doctor("geforce", keys, env=fake_torch(tmp_path, TWO_GPUS))
     assert verdict_lines(ended) == ["OPEN, PASS: 2 GPUs", "- GPU0 is too old for this torch"]
     assert "    torch          9.9.9, CUDA 13.2, cuDNN 92600, NCCL 2.30.7\n" in ended.out
     assert "    seen           by the driver 2, visible 2, by torch 2\n" in ended.out

@@ -32,10 +32,8 @@ from tests.support.health_cases import (
     UNKNOWN,
     WARN,
     Case,
-    result_of,
-    row,
-    run_case,
 )
+from tests.support.health_table import result_of, row, run_case
 from tests.support.nvml_stub.build import build_stub, stub_env, write_config
 
 ROOT = Path(__file__).parents[3]
@@ -88,7 +86,7 @@ def test_the_page_contains_the_table_of_cases() -> None:
     head = "| Rule | Machine | Injected fault | Result | Exit code |\n|---|---|---|---|---|\n"
     table = page.partition(head)[2].splitlines()
     rows = [row(case, case.result, case.code) for case in CASES]
-    assert table == rows, "make the table with python -P -m tests.support.health_cases"
+    assert table == rows, "make the table with python -P -m tests.support.health_table"
 
 
 def test_the_page_lists_each_rule() -> None:
@@ -155,6 +153,15 @@ def test_a_library_without_a_symbol_is_an_old_driver(trainbox: Trainbox, tmp_pat
         "temperature-margin": NA,
         "ecc-uncorrected": PASS,
     }
+
+
+def test_a_driver_without_events_does_not_close(
+    forked: Trainbox, library: Path, tmp_path: Path
+) -> None:
+    config = put(tmp_path, "h100", {"ret.event_register": 999}, count=1)
+    ended = health(forked, library, config, "--json", "--processes", "1")
+    verdict = json.loads(ended.out)
+    assert (result_of(verdict, "xid"), ended.code) == (UNKNOWN, 0)
 
 
 # Output.

@@ -177,7 +177,8 @@ def test_a_lost_gpu_gives_one_finding(code: int, action: str) -> None:
 
 
 def test_exclusive_mode_allows_one_process() -> None:
-    sample = Sample(0.0, {"GPU-0": {"handle": 0, "compute_mode": 3, "processes": ()}})
+    idle = {"handle": 0, "compute_mode": 3, "processes": (), "memory_used_mib": 4}
+    sample = Sample(0.0, {"GPU-0": idle})
     rules = [rule for rule in RULES if rule.check == "compute-mode"]
     results = [
         judge_gpus([sample], Selection(GPUS[:1], per_gpu=n), rules, Limits())[1].result
