@@ -13,6 +13,7 @@ from benchmarks.loop import RandomMnist
 from trainer.loop.build import build, settle
 from trainer.loop.fit import fit
 from trainer.parallel.strategy import join
+from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog
 from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
@@ -50,7 +51,7 @@ def _seconds(task: Task, steps: int, deterministic: bool) -> float:
         run = RunLog(Path(folder) / "r", 0)
         settings = Config(max_steps=steps, eval_every=steps, workers=0, deterministic=deterministic)
         config = settle(settings, task, strategy, run)
-        job = build(config, task, strategy, run, Path(folder))
+        job = build(config, task, strategy, run, RunGpus(strategy, run.folder), Path(folder))
         run.begin(0, 0, job.schedule)
         fit(job, StopRequest())
         run.close()

@@ -13,6 +13,7 @@ from trainer.loop.build import build, settle
 from trainer.loop.digests import DigestLog
 from trainer.loop.fit import fit
 from trainer.parallel.strategy import join
+from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog
 from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
@@ -47,7 +48,7 @@ def _trained(task: Task, epochs: int) -> tuple[float, float]:
         strategy = join("cpu")
         run = RunLog(Path(folder) / "r", 0)
         config = settle(Config(epochs=epochs), task, strategy, run)
-        job = build(config, task, strategy, run, Path(folder))
+        job = build(config, task, strategy, run, RunGpus(strategy, run.folder), Path(folder))
         run.begin(0, 0, job.schedule)
         DigestLog.record = timed  # type: ignore[method-assign,assignment]
         try:

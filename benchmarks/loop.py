@@ -19,6 +19,7 @@ from torch.utils.data import TensorDataset
 from trainer.loop.build import build, settle
 from trainer.loop.fit import fit
 from trainer.parallel.strategy import join
+from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog
 from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
@@ -102,7 +103,7 @@ def _in_turns(task: RandomMnist, steps: int) -> tuple[list[float], list[float]]:
             learning_rate=LEARNING_RATE,
         )
         config = settle(settings, task, strategy, run)
-        job = build(config, task, strategy, run, Path(folder))
+        job = build(config, task, strategy, run, RunGpus(strategy, run.folder), Path(folder))
         run.begin(0, 0, job.schedule)
         run.resume_ours()
         fit(job, StopRequest())

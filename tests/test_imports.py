@@ -35,7 +35,7 @@ ORDER = {
 
 # What only these import.
 SOLE_IMPORTERS: dict[str, set[str]] = {
-    "pynvml": {"entrypoint.driver.nvml"},
+    "pynvml": {"entrypoint.driver.nvml", "trainer.records.gpu_reader"},
     "optuna": {"trainer.sweep.samplers", "trainer.sweep.storage", "trainer.sweep.study"},
     "torch.distributed": {
         "trainer.parallel.world",

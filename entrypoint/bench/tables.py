@@ -84,6 +84,7 @@ class Measured:
     threads: int
     precision: str
     examples: int
+    energy_joules: float | None = None  # of all GPUs
 
 
 @dataclass
@@ -118,6 +119,7 @@ class Row:
     line: Line
     failure: str | None
     samples_per_second: Spread | None = None
+    samples_per_joule: float | None = None
     epoch_s: float | None = None
     speed_up: Spread | None = None
     efficiency: float | None = None
@@ -286,6 +288,7 @@ def _row(line: Line, outcome: BenchResult, base: BenchResult) -> Row:
         line,
         None,
         samples_per_second=speed,
+        samples_per_joule=_samples_per_joule(measured),
         epoch_s=measured[0].examples / speed.median,
         speed_up=up,
         efficiency=None if up is None else up.median * line.base.count / line.case.count,
@@ -297,6 +300,18 @@ def _row(line: Line, outcome: BenchResult, base: BenchResult) -> Row:
         batch_size=measured[0].batch_size,
         arithmetic=f"{measured[0].precision}, {measured[0].threads} CPU thread(s) a process",
         rounds=len(measured),
+    )
+
+
+def _samples_per_joule(measured: Sequence[Measured]) -> float | None:
+    """Return the median over the rounds, or None if the energy of a round was not measured."""
+    energies = [one.energy_joules for one in measured]
+    if not all(energies):
+        return None
+    return statistics.median(
+        one.samples_per_second * one.seconds / one.energy_joules
+        for one in measured
+        if one.energy_joules
     )
 
 
@@ -338,7 +353,9 @@ def markdown(table: Sequence[Row], facts: Mapping[str, Any], advice: Sequence[st
             f"; against {own[0].line.base.count}" if scaling else ""
         )
         named = [_cells(row, unit) for row in own]
-        names = [name for name in named[0] if scaling or name not in _ONLY_IN_SCALING]
+        hidden = set() if scaling else set(_ONLY_IN_SCALING)
+        hidden |= set() if any(row.samples_per_joule for row in own) else {_ENERGY}
+        names = [name for name in named[0] if name not in hidden]
         lines_ = [
             names,
             ["---"] * len(names),
@@ -382,6 +399,7 @@ def _preamble(table: Sequence[Row], facts: Mapping[str, Any]) -> str:
 
 
 _ONLY_IN_SCALING = {"speed-up", "efficiency"}
+_ENERGY = "samples/J"  # only where the GPUs count energy
 
 
 def _cells(row: Row, unit: str) -> dict[str, str]:
@@ -396,6 +414,7 @@ def _cells(row: Row, unit: str) -> dict[str, str]:
         "workers": _text(case.workers if row.workers is None else row.workers),
         "samples/s": "no result" if speed is None else f"{speed.median:,.0f}",
         "least to most": "-" if speed is None else f"{speed.least:,.0f} to {speed.most:,.0f}",
+        _ENERGY: _text(row.samples_per_joule, ".3g"),
         "an epoch, s": _text(row.epoch_s, ".3g"),
         "waits for data": _text(row.data_share, ".1%"),
         "exchange": _text(row.exchange_share, ".1%"),

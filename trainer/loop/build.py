@@ -34,6 +34,7 @@ from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
 from trainer.records.checkpoint import Checkpoints
 from trainer.records.digest import tensor_digests
+from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog
 from trainer.settings.config import (
     DEFAULT_BATCH_SIZE,
@@ -140,7 +141,9 @@ def _cpus() -> int:
     return int(os.environ.get("TRAINBOX_CPUS") or os.cpu_count() or 1)
 
 
-def build(config: Settings, task: Task, strategy: Strategy, run: RunLog, data_dir: Path) -> Job:
+def build(
+    config: Settings, task: Task, strategy: Strategy, run: RunLog, gpus: RunGpus, data_dir: Path
+) -> Job:
     """Build the data, the model, the optimizer and the rest of the job.
 
     Raises:
@@ -193,6 +196,7 @@ def build(config: Settings, task: Task, strategy: Strategy, run: RunLog, data_di
         config=config,
         strategy=strategy,
         run=run,
+        gpus=gpus,
         checkpoints=Checkpoints(
             run.path / "checkpoints", config.keep, run.writes, run.report, strategy.gathers_states
         ),

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from trainer.errors import NotFinite
 from trainer.loop.state import Job
-from trainer.records.gpu_figures import gpu_figures
 
 _SPIKE = 10.0  # a loss that is this many times the median of the recent entries
 _RECENT_ENTRIES = 20
@@ -65,7 +64,7 @@ class TrainingLog:
             **({"skipped_steps": progress.skipped} if progress.skipped else {}),
             "samples_per_second": speed,
             **({"exchange_share": statistics.fmean(shares)} if shares else {}),
-            **gpu_figures(job.strategy),
+            **job.gpus.figures(),
         }
         remaining_s = (job.schedule.total_steps - progress.step) * job.schedule.batch_size / speed
         position = f"step {progress.step}/{job.schedule.total_steps}, epoch {epoch}"

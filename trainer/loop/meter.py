@@ -56,10 +56,11 @@ class Meter:
         phase, steps = self._job.world.from_first(list(self._decide(step, now)))
         self._decide_at = step + steps
         if phase == _BEGIN:
+            self._energy_before_j = self._job.gpus.joules()
             self._data_s, self._exchange_before_s = 0.0, self._job.reduction.exchange_time.seconds()
             self._begin = (step, self._now())
         elif phase == _END:
-            self._end = (step, now)
+            self._end, self._energy_j = (step, now), self._job.gpus.joules()
             self._waited = [
                 self._data_s,
                 self._job.reduction.exchange_time.seconds() - self._exchange_before_s,
@@ -105,6 +106,9 @@ class Meter:
             # backward, where the exchange cannot be measured.
             "exchange_seconds": [row[1] for row in rows] if world.world_size > 1 else None,
             "memory_mib": self._job.strategy.peak_memory_mib(),
+            "energy_joules": None
+            if self._energy_j is None or self._energy_before_j is None
+            else self._energy_j - self._energy_before_j,
             "device": world.device.type,
             "batch_size": schedule.batch_size,
             "accumulation": config.accumulation,

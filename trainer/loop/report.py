@@ -24,6 +24,7 @@ def header(job: Job) -> None:
         "run": str(job.run.path),
         "plan": os.environ.get("TRAINBOX_REASON")
         or f"{world.world_size} process(es) on {world.device}",
+        **job.gpus.rows(),
         **({"settings": settings} if (settings := os.environ.get("TRAINBOX_SETTINGS")) else {}),
         "batch": batch_equation(job),
         **(
@@ -125,6 +126,7 @@ def closing(job: Job) -> None:
     rows = {
         "best": best + (f" (ended early at step {steps})" if progress.ended_early else ""),
         "trained": f"{steps:,} steps in {progress.train_seconds:.1f} s, {speed:,.0f} samples/s",
+        **job.gpus.summary(),
         "weights": f"{best_weights}{path}/checkpoints/ (to resume)",
         "digest": f"{digest} (of the last weights)",
         "metrics": f"{path}/metrics.jsonl; to view them: {tensorboard(path.parent)}",

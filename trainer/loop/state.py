@@ -23,6 +23,7 @@ from trainer.parallel.world import World
 from trainer.records.checkpoint import Checkpoints
 from trainer.records.digest import value_digest
 from trainer.records.manifest import SourceRecord
+from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog
 from trainer.settings.config import Settings
 from trainer.task import Task
@@ -165,6 +166,7 @@ class Job:
     config: Settings
     strategy: Strategy
     run: RunLog
+    gpus: RunGpus
     checkpoints: Checkpoints
     state: TrainState
     loss_module: nn.Module

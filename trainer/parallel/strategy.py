@@ -133,6 +133,21 @@ class Strategy:
         found: list[float] = each.flatten().tolist()
         return found
 
+    def own_gpus(self) -> list[tuple[str, str]]:
+        """Return the UUID and the name of each GPU that this rank computes on."""
+        import torch
+
+        if not self._on_gpu:
+            return []
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        found = []
+        for ordinal in self._gpus():
+            gpu = torch.cuda.get_device_properties(ordinal)
+            # CUDA lets a process see one MIG slice only, and torch may report its GPU's UUID.
+            slice_ = visible[ordinal] if ordinal < len(visible) else ""
+            found.append((slice_ if slice_.startswith("MIG-") else f"GPU-{gpu.uuid}", gpu.name))
+        return found
+
     @property
     def _on_gpu(self) -> bool:
         return self.world.device.type == "cuda"

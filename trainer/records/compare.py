@@ -49,6 +49,7 @@ _OF_THE_START = (
     "environment.OMP_",
     "environment.TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "did_not_fit",
+    "energy.",
     "resumes",
     "run_id",
 )

@@ -29,12 +29,17 @@ class TensorBoardLog:
         self._board: SummaryWriter | None = None
 
     def scalars(self, kind: str, values: Mapping[str, Any], step: int) -> None:
-        """Write the numbers among `values` as `kind/name`."""
-        numbers = {
-            f"{kind}/{name}": value
-            for name, value in values.items()
-            if isinstance(value, int | float)
-        }
+        """Write the numbers among `values` as `kind/name`.
+
+        The numbers of a list `name_each` are written as `kind/name/0` and so on.
+        """
+        numbers: dict[str, float] = {}
+        for name, value in values.items():
+            listed = value if isinstance(value, list) else []
+            own = {f"{name.removesuffix('_each')}/{i}": each for i, each in enumerate(listed)}
+            for tag, number in (own or {name: value}).items():
+                if isinstance(number, int | float):
+                    numbers[f"{kind}/{tag}"] = number
         self._write(lambda board: _write_scalars(board, numbers, step))
 
     def text(self, name: str, text: str, step: int, time_unix_s: float | None) -> None:

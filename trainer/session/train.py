@@ -20,6 +20,7 @@ from trainer.loop.report import closing, header, samples_per_second, smaller_mic
 from trainer.loop.shared_memory import check_shared_memory
 from trainer.loop.state import Job
 from trainer.parallel.strategy import join
+from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog
 from trainer.session.agreement import check_command, check_settings
 from trainer.session.failures import errors_as_failures
@@ -54,7 +55,8 @@ def train_task(
     training. `validated` is called with the step and the metrics of each validation. With
     `measure_s`, the training ends after about that many measured seconds. TensorBoard shows the
     settings `swept` first. The metric that selects the best checkpoint is first in the result. The
-    speed is its last entry, `samples_per_second`.
+    energy, `energy_kwh`, is in it if it was measured. The speed is its last entry,
+    `samples_per_second`.
 
     Raises:
         Failure: The training did not succeed. The class of the failure has the exit code.
@@ -71,7 +73,11 @@ def train_task(
         run = RunLog(runs_dir / (run_name or default_name(config, strategy, runs_dir)), world.rank)
         # This path is the same on all ranks, so that an error of several ranks is printed once.
         log = run.path / "logs" / f"rank-{0 if world.world_size == 1 else '*'}.log"
-        with contextlib.closing(run), errors_as_failures(runs_dir, type(task).__name__, log):
+        with (
+            contextlib.closing(run),
+            errors_as_failures(runs_dir, type(task).__name__, log),
+            contextlib.closing(RunGpus(strategy, run.folder)) as gpus,
+        ):
             # Choose all settings, and compare them with those of the run's start.
             settled = settle(config, task, strategy, run)
             check_settings(world, settled)
@@ -80,7 +86,7 @@ def train_task(
             # Train. If the first steps do not fit in memory, restart with smaller micro-batches.
             did_not_fit: list[str] = []
             while True:
-                job = build(settled, task, strategy, run, data_dir)
+                job = build(settled, task, strategy, run, gpus, data_dir)
                 job.until_step = until_step
                 meter = Meter(job, measure_s) if measure_s else None
                 resume_job(job, resume)
@@ -106,7 +112,9 @@ def train_task(
         metrics = dict(
             sorted(job.state.progress.best_metrics.items(), key=lambda item: item[0] != chosen)
         )
-        return {**metrics, "samples_per_second": samples_per_second(job)}
+        kwh = gpus.kwh()
+        energy = {} if kwh is None else {"energy_kwh": kwh}
+        return {**metrics, **energy, "samples_per_second": samples_per_second(job)}
 
 
 def _train(
@@ -147,9 +155,10 @@ def _train(
         )
     else:
         run.begin(first_step, progress.evaluated_step, job.schedule)
-        with all_fit(job.strategy):
-            preflight_check(job)
-        fit(job, stop, validated)
+        with job.gpus.measured():
+            with all_fit(job.strategy):
+                preflight_check(job)
+            fit(job, stop, validated)
         run.board.hyperparameters(
             job.config, job.state.progress.best_step or 0, job.state.progress.best_metrics, swept
         )

@@ -163,6 +163,17 @@ def best_line(combinations: Sequence[Row], metric: str, requested: str | None, f
     )
 
 
+def energy_line(records: Sequence[Record]) -> str:
+    """Return the mean energy of the trials that are done; empty if none was measured."""
+    done = [record.metrics.get("energy_kwh") for record in records if record.state == "done"]
+    measured = [kwh for kwh in done if kwh is not None]
+    if not measured:
+        return ""
+    if len(measured) < len(done):
+        return f"energy:    not measured for {len(done) - len(measured)} of {len(done)} trials"
+    return f"energy:    {statistics.fmean(measured):.4g} kWh a trial (mean of {len(measured)})"
+
+
 def table(combinations: Sequence[Row], metric: str) -> str:
     """Return the rows as aligned plain text."""
     names = list(dict.fromkeys(name for row in combinations for name in row.point))

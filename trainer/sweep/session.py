@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import time
+from collections import Counter
 from pathlib import Path
 
 from trainer.errors import NetworkFailure, TrialsFailed, WrongUse
@@ -53,10 +54,9 @@ def run_sweep(
             study.retry_failed()
         print_above_bar(_header(study, folder, sweep))
         # Train, and show the results.
-        slots = [
-            Slot(*slot)
-            for slot in json.loads(os.environ.get("TRAINBOX_SLOTS", '[["the CPU", ""]]'))
-        ]
+        named = json.loads(os.environ.get("TRAINBOX_SLOTS", '[["the CPU", ""]]'))
+        on_gpu = Counter(visible for _, visible in named)
+        slots = [Slot(slot, visible, on_gpu[visible]) for slot, visible in named]
         SweepRun(study, folder, data_dir, slots, limits, stop).run()
         if not joins:
             _show_all(study, folder, storage)
@@ -93,7 +93,8 @@ def show(
     if figure is None:
         shown = results.best_first(rows, metric, requested) if drawn else rows
         best = results.best_line(rows, metric, requested, folder)
-        return "\n".join(filter(None, [results.table(shown, metric), best]))
+        energy = results.energy_line(records)
+    return "\n".join(filter(None, [results.table(shown, metric), best, energy]))
     try:
         results.figure(rows, records, metric, drawn).savefig(figure)
     except (OSError, ValueError) as error:

@@ -16,6 +16,7 @@ from typing import Any
 from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.trials import Trial
 
+SHARING = "TRAINBOX_TRIALS_PER_GPU"
 _EXIT_S = 5.0  # for a worker that has closed its connection to exit by itself
 
 
@@ -23,11 +24,12 @@ _EXIT_S = 5.0  # for a worker that has closed its connection to exit by itself
 class Slot:
     """A GPU, a part of a GPU, or some CPU threads, for one trial at a time.
 
-    `visible` is its CUDA_VISIBLE_DEVICES.
+    `visible` is its CUDA_VISIBLE_DEVICES. `sharing` slots have the same GPU.
     """
 
     name: str
     visible: str
+    sharing: int = 1
     process: "subprocess.Popen[bytes] | None" = None
     connection: Connection | None = None
     ready: bool = False
@@ -42,7 +44,11 @@ class Slot:
         ours, theirs = Pipe()
         self.process = start_worker(
             theirs,
-            {"CUDA_VISIBLE_DEVICES": self.visible, "TRAINBOX_REASON": f"sweep -> {self.name}"},
+            {
+                "CUDA_VISIBLE_DEVICES": self.visible,
+                "TRAINBOX_REASON": f"sweep -> {self.name}",
+                SHARING: str(self.sharing),
+            },
         )
         theirs.close()
         self.connection, self.ready, self.trial, self.since_s = ours, False, None, time.monotonic()

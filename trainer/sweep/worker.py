@@ -23,6 +23,7 @@ from typing import Any
 
 from trainer.errors import Busy, Changed, Failure, Preempted, TaskError
 from trainer.records.gpu_events import hardware_events
+from trainer.sweep.slots import SHARING
 from trainer.system.processes import die_with_parent
 from trainer.system.signals import StopRequest
 from trainer.system.storage import storage_failure
@@ -65,6 +66,9 @@ def _answer(
 
     try:
         metrics = _trained(order, device, stop, validated)
+        if "energy_kwh" in metrics:
+            # The trials that share a GPU cannot be measured apart.
+            metrics["energy_kwh"] /= int(os.environ.get(SHARING, "1"))
         return {"code": 0, "metrics": metrics, "seconds": time.monotonic() - begin}
     except Preempted as preempted:
         if not pruned:

@@ -7,14 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 import trainer.loop.fit
 from tests.support.here import Here
 from tests.support.tiny import TINY
-from trainer.parallel.strategy import STRATEGIES, Replicated
-from trainer.parallel.world import World
-from trainer.records.gpu_figures import gpu_figures
 
 FOREVER = (
     "--max-steps",
@@ -86,25 +82,3 @@ def test_the_warm_up_and_the_end_are_not_measured(
     assert (found["steps"], found["seconds"], found["data_seconds"]) == (60, 60.0, [60.0])
     # One more step follows, so that the end of the training is not measured.
     assert next(taken) == 16 + 60 + 1
-
-
-@pytest.mark.parametrize(
-    ("strategy", "each"),
-    [("single", [100.0]), ("dp", [100.0, 110.0, 120.0])],
-    ids=["one GPU", "three under DataParallel"],
-)
-def test_the_log_has_the_memory_of_each_gpu(
-    monkeypatch: pytest.MonkeyPatch, strategy: str, each: list[float]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setattr(
-        torch.cuda, "max_memory_allocated", lambda index: (100 + 10 * index) * 2**20
-    )
-    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 73)
-    figures = gpu_figures(STRATEGIES[strategy](strategy, World(0, 1, torch.device("cuda", 0))))
-    assert figures == {
-        "gpu_memory_mib": each[-1],
-        "gpu_memory_mib_each": each,
-        "gpu_utilization_percent": 73.0,
-    }
-    assert gpu_figures(Replicated("single", World(0, 1, torch.device("cpu")))) == {}

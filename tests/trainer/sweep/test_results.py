@@ -14,10 +14,12 @@ from tests.support.tiny import TINY
 from trainer.errors import WrongUse
 from trainer.session.train import train_task
 from trainer.settings.config import Config
+from trainer.sweep import slots, worker
 from trainer.sweep.results import (
     as_csv,
     best_first,
     best_line,
+    energy_line,
     figure,
     metric_of,
     rows,
@@ -204,3 +206,27 @@ def test_tensorboard_shows_the_swept_settings_first_even_with_default_values(
     assert {"batch_size", "epochs", "seed", "task"} <= {
         info.name for info in infos if not info.differs
     }
+
+
+def test_the_energy_line_has_the_mean_of_a_trial() -> None:
+    def record(number: int, **metrics: float) -> Record:
+        return Record(number, "done", {}, number, {"loss": 1.0, **metrics})
+
+    one, two = record(0, energy_kwh=0.25), record(1, energy_kwh=0.75)
+    failed = Record(2, "failed", {}, 2)
+    assert energy_line([one, two, failed]) == "energy:    0.5 kWh a trial (mean of 2)"
+    assert energy_line([one, two, record(3)]) == "energy:    not measured for 1 of 3 trials"
+    assert energy_line([record(3), failed]) == ""
+
+
+def test_trials_that_share_a_gpu_share_its_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_trained", lambda *_: {"loss": 1.0, "energy_kwh": 1.0})
+    monkeypatch.setattr(slots, "start_worker", lambda _theirs, variables: found.update(variables))
+    found: dict[str, str] = {}
+    slot = slots.Slot("GPU 0", "GPU-a", sharing=4)
+    slot.start()
+    assert slot.connection is not None
+    slot.connection.close()
+    monkeypatch.setenv(slots.SHARING, found[slots.SHARING])
+    answer = worker._answer(None, {"pruned": False}, "cpu", StopRequest())  # type: ignore[arg-type]
+    assert answer["metrics"] == {"loss": 1.0, "energy_kwh": 0.25}
