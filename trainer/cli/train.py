@@ -1,5 +1,6 @@
 """The commands `train` and `verify`: check the arguments without torch, then run a session."""
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -9,10 +10,12 @@ import click
 
 from trainer.cli.options import (
     COUNT,
+    STORAGE,
     Number,
     Verb,
     check_run_name,
     help_options,
+    make_option,
     read_device,
     report_environment,
     task_fields,
@@ -30,6 +33,13 @@ from trainer.system.signals import StopRequest
 @click.command(cls=Verb)
 @click.argument("task", envvar="TASK", default="digits")
 @training_options
+@make_option(
+    "--profile",
+    section=STORAGE,
+    type=COUNT,
+    metavar="N",
+    help="Profile N steps: write profile.json, and print the ten longest operators.",
+)
 @click.option("--measure-seconds", type=Number(0), hidden=True)  # for `trainbox bench`
 @help_options()
 def train(
@@ -42,6 +52,7 @@ def train(
     device: str,
     only_check: bool,
     device_on_stdin: bool,
+    profile: int | None,
     measure_seconds: float | None,
     **settings: Any,
 ) -> None:
@@ -69,9 +80,22 @@ def train(
         report_environment()
         return
     stop = StopRequest.install()
+    if profile is not None:
+        # The library of torch's profiler reads this when it is loaded, and prints its phases else.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from trainer.session.train import train_task
 
-    train_task(config, stop, device, runs_dir, run, data_dir, resume, measure_s=measure_seconds)
+    train_task(
+        config,
+        stop,
+        device,
+        runs_dir,
+        run,
+        data_dir,
+        resume,
+        measure_s=measure_seconds,
+        profile_steps=profile,
+    )
 
 
 @click.command(cls=Verb)

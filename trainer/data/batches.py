@@ -1,6 +1,7 @@
 """Yield the batches of a training and of its validations on the device."""
 
 import copy
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -49,6 +50,26 @@ def training_batches(
     sampler = _EpochIndices(schedule, start_step)
     loader = example_loader(dataset, schedule.seed, sampler, device, workers)
     yield from _copied_ahead(loader, device)
+
+
+class TimedBatches:
+    """The same batches, with the `seconds` until each was ready, added up.
+
+    On a GPU this is the time of the host, which may be ahead of the GPU.
+    """
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+        self.seconds = 0.0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        begin = time.perf_counter()
+        batch = next(self._batches)
+        self.seconds += time.perf_counter() - begin
+        return batch
 
 
 class EvaluationBatches:

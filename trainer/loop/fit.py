@@ -6,7 +6,7 @@ follows it, such as a log entry or a checkpoint.
 
 from collections.abc import Callable, Mapping
 
-from trainer.data.batches import training_batches
+from trainer.data.batches import TimedBatches, training_batches
 from trainer.loop.digests import DigestLog
 from trainer.loop.log import TrainingLog
 from trainer.loop.pace import Pace
@@ -36,15 +36,16 @@ def fit(
     world, schedule, state = job.world, job.schedule, job.state
     progress = state.progress
     first_step = progress.step
-    log, digests, pace = TrainingLog(job), DigestLog(job), Pace(job)
-    saving = Saving(job, stop, digests, pace)
-
     # Read this rank's micro-batches from the current step. The order of the examples depends only
     # on the seed and the epoch.
-    micro_batches = training_batches(job.train, schedule, first_step, world.device, job.workers)
-    if job.around_batches is not None:
-        micro_batches = job.around_batches(micro_batches)
+    timed = TimedBatches(
+        training_batches(job.train, schedule, first_step, world.device, job.workers)
+    )
+    micro_batches = timed if job.around_batches is None else job.around_batches(timed)
+
     train_one_step = EagerStep(job, micro_batches)
+    log, digests, pace = TrainingLog(job, timed), DigestLog(job), Pace(job)
+    saving = Saving(job, stop, digests, pace)
 
     # Record the digests of the start, and start the clock.
     digests.record("resume" if first_step else "start")

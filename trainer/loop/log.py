@@ -1,4 +1,4 @@
-"""Log mean losses and speed, and warn of a loss spike and of a slow network."""
+"""Log mean losses and speed, and warn of a loss spike, a slow network and slow data."""
 
 import math
 import statistics
@@ -6,26 +6,46 @@ from collections import deque
 
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
+from trainer.data.batches import TimedBatches
 from trainer.errors import NotFinite
 from trainer.loop.state import Job
 
 _SPIKE = 10.0  # a loss that is this many times the median of the recent entries
 _RECENT_ENTRIES = 20
 _FEW_ENTRIES = 5  # the fewest recent entries for a median
-# A network is slow if the exchange takes this share of the time for this many seconds.
-_SLOW_NETWORK, _SLOW_FOR_S = 0.5, 10.0
+# The network or the data are slow if they take this share of the time for this many seconds.
+_SLOW_NETWORK, _SLOW_DATA, _SLOW_FOR_S = 0.5, 0.3, 10.0
+
+
+class SlowPart:
+    """A part of the step that a training warns of once, if it is slow in several entries in a row.
+
+    `limit` is the share of the time from which the part is slow.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit, self._slow_s, self._warned = limit, 0.0, False
+
+    def is_newly_slow(self, share: float, seconds: float) -> bool:
+        """Add an entry of `seconds`, and return whether to warn now."""
+        self._slow_s = self._slow_s + seconds if share >= self._limit else 0.0
+        if self._warned or self._slow_s < _SLOW_FOR_S:
+            return False
+        self._warned = True
+        return True
 
 
 class TrainingLog:
     """The entries of one training, and the recent values that the warnings compare with."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, job: Job, batches: TimedBatches) -> None:
+        """Log the training of `job`, which waits for `batches`."""
+        self._job, self._batches = job, batches
         self._recent_losses: deque[float] = deque(maxlen=_RECENT_ENTRIES)
-        self._exchange_s: float | None = None  # the total up to the last entry
-        self._slow_network_s = 0.0  # the time of the last entries in a row with a slow network
-        self._warned_of_network = False
+        self._totals_s: list[float] | None = None  # of the parts, up to the last entry
+        self._network, self._data = SlowPart(_SLOW_NETWORK), SlowPart(_SLOW_DATA)
 
     def write(self, norm: Tensor) -> None:
         """Write an entry with the gradient's `norm`; all ranks must call this.
@@ -53,7 +73,7 @@ class TrainingLog:
         epoch = (progress.step - 1) // job.schedule.steps_per_epoch + 1
         steps, seconds = job.state.watch.lap(progress.step)
         speed = steps * job.schedule.batch_size / seconds
-        shares = self._exchange_shares(seconds)
+        data, exchange = self._shares(seconds)
         values = {
             "loss": sum(losses.values()),
             **(
@@ -63,7 +83,8 @@ class TrainingLog:
             "gradient_norm": float(norm),
             **({"skipped_steps": progress.skipped} if progress.skipped else {}),
             "samples_per_second": speed,
-            **({"exchange_share": statistics.fmean(shares)} if shares else {}),
+            **({"data_share": statistics.fmean(data)} if data else {}),
+            **({"exchange_share": statistics.fmean(exchange)} if exchange else {}),
             **job.gpus.figures(),
         }
         remaining_s = (job.schedule.total_steps - progress.step) * job.schedule.batch_size / speed
@@ -76,10 +97,12 @@ class TrainingLog:
             f"{position}, loss {values['loss']:.4f}",
             f", {speed:,.0f} samples/s, {remaining_s:.0f} s to go",
         )
-        # Warn of a loss spike and of a slow network, and start the next means.
+        # Warn of a loss spike, a slow network and slow data, and start the next means.
         self._warn_of_a_spike(values["loss"])
-        if shares:
-            self._warn_of_a_slow_network(min(shares), steps, seconds)
+        if exchange:
+            self._warn_of_a_slow_network(min(exchange), steps, seconds)
+        if data:
+            self._warn_of_slow_data(max(data), steps, seconds)
         job.state.running.clear()
 
     def _warn_of_a_spike(self, loss: float) -> None:
@@ -93,44 +116,55 @@ class TrainingLog:
             )
         recent.append(loss)
 
-    def _exchange_shares(self, seconds: float) -> list[float]:
-        """Return for each rank the share of `seconds` that the visible exchange took.
+    def _shares(self, seconds: float) -> tuple[list[float], list[float]]:
+        """Return for each rank the shares of `seconds` for waiting for data and for the exchange.
 
-        The part of an exchange that overlaps a backward is not visible. The list is empty for the
-        first entry, which includes the time to connect. It is also empty if each forward
-        communicates, because that time is not measured.
+        The part of an exchange that overlaps a backward is not visible. Both lists are empty for
+        the first entry, which includes the time to connect and to start loader workers. A single
+        rank exchanges nothing. If each forward communicates, this time is not measured.
         """
         job = self._job
-        if job.world.world_size == 1 or job.strategy.forward_is_collective:
-            return []
-        before, self._exchange_s = self._exchange_s, job.reduction.exchange_time.seconds()
-        if before is None:
-            return []
-        own = torch.tensor([[(self._exchange_s - before) / seconds]])
-        shares: list[float] = (
-            job.world.gather_rows(own, [1] * job.world.world_size).flatten().tolist()
-        )
-        return shares
+        exchanges = job.world.world_size > 1 and not job.strategy.forward_is_collective
+        totals_s = [self._batches.seconds]
+        if exchanges:
+            totals_s.append(job.reduction.exchange_time.seconds())
+        before_s, self._totals_s = self._totals_s, totals_s
+        if before_s is None:
+            return [], []
+        own = [(now - before) / seconds for now, before in zip(totals_s, before_s, strict=True)]
+        rows = job.world.gather_rows(torch.tensor([own]), [1] * job.world.world_size)
+        data, *exchange = rows.T.tolist()
+        return data, exchange[0] if exchanges else []
 
     def _warn_of_a_slow_network(self, least_share: float, steps: int, seconds: float) -> None:
-        """Warn once if the share of each rank is large.
+        """Warn once if the exchange takes a large share of the time of each rank.
 
         `least_share` is the smallest share. If one rank computes slowly, the other ranks wait for
         it, but its own share is small.
         """
         job = self._job
-        if least_share < _SLOW_NETWORK or job.world.nnodes == 1:
-            self._slow_network_s = 0.0
-            return
-        before = self._slow_network_s
-        self._slow_network_s += seconds
-        if before < _SLOW_FOR_S <= self._slow_network_s and not self._warned_of_network:
-            self._warned_of_network = True
+        if job.world.nnodes > 1 and self._network.is_newly_slow(least_share, seconds):
             job.run.report(
                 f"step {job.state.progress.step}: the exchange of gradients takes "
                 f"{least_share:.0%} of the time ({least_share * seconds / steps * 1000:,.0f} ms a "
                 "step), because the network is slow for this model: use one machine, or a larger "
                 "--batch-size to exchange less often"
+            )
+
+    def _warn_of_slow_data(self, most_share: float, steps: int, seconds: float) -> None:
+        """Warn once if a rank waits for a dataset that is read example by example.
+
+        `most_share` is the largest share. The other ranks wait for this rank in the exchange.
+        """
+        job = self._job
+        if not isinstance(job.train, TensorDataset) and self._data.is_newly_slow(
+            most_share, seconds
+        ):
+            job.run.report(
+                f"step {job.state.progress.step}: waiting for data takes {most_share:.0%} of the "
+                f"time ({most_share * seconds / steps * 1000:,.0f} ms a step), with {job.workers} "
+                "loader worker(s) a process: raise --workers, make __getitem__ faster, or hold "
+                "the dataset in memory as a TensorDataset"
             )
 
 

@@ -16,6 +16,7 @@ from trainer.loop.out_of_memory import (
     with_smaller_micro_batches,
 )
 from trainer.loop.preflight import preflight_check
+from trainer.loop.profile import Profile
 from trainer.loop.report import closing, header, samples_per_second, smaller_micro_batches
 from trainer.loop.shared_memory import check_shared_memory
 from trainer.loop.state import Job
@@ -46,6 +47,7 @@ def train_task(
     until_step: int | None = None,
     validated: Callable[[int, Mapping[str, float]], None] | None = None,
     measure_s: float | None = None,
+    profile_steps: int | None = None,
     swept: Sequence[str] = (),
 ) -> dict[str, float]:
     """Train `config.task` in `runs_dir/run_name`, and return the best metrics and the speed.
@@ -53,7 +55,8 @@ def train_task(
     If a run with the same settings was stopped, the training resumes from its newest checkpoint.
     With `until_step`, the training ends there as if complete, with the learning rates of the whole
     training. `validated` is called with the step and the metrics of each validation. With
-    `measure_s`, the training ends after about that many measured seconds. TensorBoard shows the
+    `measure_s`, the training ends after about that many measured seconds. With `profile_steps`,
+    that many steps are profiled. TensorBoard shows the
     settings `swept` first. The metric that selects the best checkpoint is first in the result. The
     energy, `energy_kwh`, is in it if it was measured. The speed is its last entry,
     `samples_per_second`.
@@ -89,11 +92,14 @@ def train_task(
                 job = build(settled, task, strategy, run, gpus, data_dir)
                 job.until_step = until_step
                 meter = Meter(job, measure_s) if measure_s else None
+                profile = Profile(job, profile_steps) if profile_steps else None
                 resume_job(job, resume)
                 try:
                     _train(job, stop, resume == "anyway", did_not_fit, validated, swept)
                     if meter is not None:
                         meter.write()
+                    if profile is not None:
+                        profile.finish()
                     break
                 except DoesNotFit as error:
                     found = str(error)
@@ -104,7 +110,7 @@ def train_task(
                 did_not_fit.append(f"{found} with {examples_at_once(settled)} examples at once")
                 settled = smaller
                 run.end_progress()
-                del job, meter
+                del job, meter, profile
                 free_memory()
         # Return the metrics. The metric that selects the best checkpoint is the first.
         world.leave()

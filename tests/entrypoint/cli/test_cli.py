@@ -586,6 +586,7 @@ NUMBERS = {
     "--clip-norm": ["0", "-1"],
     "--checkpoint-minutes": ["0", "-1"],
     "--measure-seconds": ["0", "-1"],
+    "--profile": ["0", "-1"],
 }
 NO_NUMBERS = ["", "text", "nan", "-nan", "inf", "-inf", "1e400", "0x10", "1,5", "--epochs"]
 WRONG_NUMBERS = [

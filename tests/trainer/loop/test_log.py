@@ -2,12 +2,15 @@
 
 import itertools
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
+from trainer.data.batches import TimedBatches
 from trainer.loop.log import TrainingLog
 from trainer.parallel.world import World
 from trainer.system.elapsed import Elapsed
@@ -19,7 +22,7 @@ def _job(nnodes: int, least: list[float], reports: list[str]) -> Any:
     One rank exchanges for `least` seconds, the others for 1 s more. `reports` gets the messages.
     """
     taken = itertools.accumulate(least, initial=3.0)  # 3 s before the first entry
-    others = torch.tensor([[0.0]] + [[1 / 6]] * 3)
+    others = torch.tensor([[0.0, 0.0]] + [[0.0, 1 / 6]] * 3)
     return SimpleNamespace(
         world=SimpleNamespace(
             nnodes=nnodes,
@@ -36,10 +39,12 @@ def _job(nnodes: int, least: list[float], reports: list[str]) -> Any:
 def _log(nnodes: int, *least: float) -> tuple[list[list[float]], list[str]]:
     """Return the shares of the entries after the first, of 30 steps each, and the reports."""
     reports: list[str] = []
-    log, found = TrainingLog(_job(nnodes, list(least), reports)), []
-    assert log._exchange_shares(6.0) == []  # the first entry
+    log, found = TrainingLog(_job(nnodes, list(least), reports), TimedBatches(iter([]))), []
+    assert log._shares(6.0) == ([], [])  # the first entry
     for _ in least:
-        found.append(log._exchange_shares(6.0))
+        data, exchange = log._shares(6.0)
+        assert data == [0.0] * 4
+        found.append(exchange)
         log._warn_of_a_slow_network(min(found[-1]), 30, 6.0)
     return found, reports
 
@@ -61,6 +66,44 @@ def test_a_short_slowdown_of_the_network_is_not_reported() -> None:
 
 def test_one_machine_has_no_network_warning() -> None:
     assert _log(1, 6.0, 6.0, 6.0)[1] == []
+
+
+def _slow_data(monkeypatch: pytest.MonkeyPatch, dataset: Any, *waits_s: float) -> list[str]:
+    """Return the reports of entries of 6 s, 30 steps each, that wait `waits_s` for data."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def slow() -> Iterator[int]:
+        for wait_s in (5.0, *waits_s):  # the first entry includes the start of the workers
+            now[0] += wait_s
+            yield 1
+
+    reports: list[str] = []
+    job = _job(1, [], reports)
+    job.world = World(0, 1, torch.device("cpu"))
+    job.train, job.workers = dataset, 2
+    batches = TimedBatches(slow())
+    log = TrainingLog(job, batches)
+    next(batches)
+    assert log._shares(6.0) == ([], [])
+    for wait_s in waits_s:
+        now[0] += 100  # computing
+        next(batches)
+        data, exchange = log._shares(6.0)
+        assert (data, exchange) == ([pytest.approx(wait_s / 6)], [])
+        log._warn_of_slow_data(max(data), 30, 6.0)
+    return reports
+
+
+def test_slow_data_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _slow_data(monkeypatch, [], 3.0, 2.4, 3.0, 3.0) == [
+        "step 100: waiting for data takes 40% of the time (80 ms a step), with 2 loader worker(s) "
+        "a process: raise --workers, make __getitem__ faster, or hold the dataset in memory as a "
+        "TensorDataset"
+    ]
+    assert _slow_data(monkeypatch, [], 3.0, 1.7, 3.0, 1.7) == []
+    in_memory = TensorDataset(torch.zeros(3))
+    assert _slow_data(monkeypatch, in_memory, 3.0, 3.0, 3.0) == []
 
 
 def test_the_number_of_machines_comes_from_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:

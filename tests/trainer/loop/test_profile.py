@@ -1,0 +1,53 @@
+"""The profile of some steps."""
+
+import json
+from types import SimpleNamespace
+
+from tests.support.here import Here
+from tests.support.tiny import TINY
+from trainer.loop.profile import _longest
+
+WORDS = ("train", TINY, "--device", "cpu", "--max-steps", "18", "--threads", "1")
+
+
+def test_a_profile_has_a_trace_and_the_longest_operators_and_the_same_bits(here: Here) -> None:
+    code, out, err = here.command(*WORDS, "--run", "r", "--profile", "3")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    (first,) = (i for i, line in enumerate(lines) if line.startswith("profile of 3 steps, "))
+    assert lines[first].endswith("runs/r/profile.json; to view it, open https://ui.perfetto.dev")
+    assert lines[first + 1].split() == ["share", "ms", "calls", "operator"]
+    shares = [float(line.split()[0].rstrip("%")) for line in lines[first + 2 : first + 12]]
+    assert shares == sorted(shares, reverse=True)
+    assert any("aten::" in line for line in lines[first + 2 : first + 12])
+    trace = json.loads((here.path() / "profile.json").read_text())
+    name = "autograd::engine::evaluate_function: MseLossBackward0"
+    backwards = [event for event in trace["traceEvents"] if event.get("name") == name]
+    assert len(backwards) == 3
+    here.command(*WORDS, "--run", "other")
+    assert here.digest() == here.digest("other")
+    assert not (here.path("other") / "profile.json").exists()
+
+
+def test_a_training_that_ends_early_has_a_profile_of_its_last_steps(here: Here) -> None:
+    _, out, _ = here.command(*WORDS, "--run", "r", "--profile", "100")
+    assert "profile of 8 steps, " in out  # after 10 steps of warm-up
+    assert (here.path() / "profile.json").exists()
+
+
+def test_a_training_without_a_profiled_step_logs_this(here: Here) -> None:
+    _, out, _ = here.command(*WORDS[:5], "10", "--run", "r", "--profile", "2")
+    assert "--profile 2: no step was profiled, because the training has ended within 10" in out
+    assert not (here.path() / "profile.json").exists()
+
+
+def test_the_operators_of_a_gpu_are_sorted_by_its_time() -> None:
+    operators = [
+        SimpleNamespace(
+            key=f"op{i}", count=2, self_cpu_time_total=i, self_device_time_total=100 - i
+        )
+        for i in range(20)
+    ]
+    lines = _longest(operators, on_gpu=True)
+    assert [line.split()[-1] for line in lines] == ["operator", *(f"op{i}" for i in range(10))]
+    assert lines[1].split() == ["5.5%", "0.10", "2", "op0"]

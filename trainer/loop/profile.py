@@ -1,0 +1,93 @@
+"""Profile some steps of a training for `--profile`."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from trainer.errors import StorageFailure
+from trainer.loop.state import Job
+
+_WARM_UP_STEPS = 10  # before the profile: first steps allocate memory and load kernels
+_LONGEST = 10  # operators to print
+_FILE = "profile.json"
+
+
+class Profile:
+    """A profile of `steps` steps of rank 0, which begins after a few steps of warm-up.
+
+    The bits of the training are the same with and without a profile.
+    """
+
+    def __init__(self, job: Job, steps: int) -> None:
+        self._job, self._steps = job, steps
+        self._profiler: torch.profiler.profile | None = None
+        self._begun, self._begin_s = 0, 0.0
+        if job.world.is_first:
+            job.around_batches = self._with_profile
+
+    def _with_profile(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the same batches; start and end the profile before the first one of a step."""
+        step = 0
+        while True:
+            if step == _WARM_UP_STEPS:
+                self._start()
+            if self._begun == self._steps:
+                self.finish()
+            elif self._profiler is not None:
+                self._begun += 1
+            for _ in self._job.schedule.micros:
+                yield next(batches)
+            step += 1
+
+    def _start(self) -> None:
+        kinds = [torch.profiler.ProfilerActivity.CPU]
+        if self._job.world.device.type == "cuda":
+            kinds.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profiler, self._begin_s = torch.profiler.profile(activities=kinds), time.monotonic()
+        self._profiler.start()
+
+    def finish(self) -> None:
+        """Write the trace, and print the longest operators; a second call does nothing.
+
+        Raises:
+            StorageFailure: The trace cannot be written.
+        """
+        profiler, self._profiler = self._profiler, None
+        if not self._begun:
+            self._job.run.report(
+                f"--profile {self._steps}: no step was profiled, because the training has ended "
+                f"within {_WARM_UP_STEPS} steps of warm-up: train more steps"
+            )
+        if profiler is None:
+            return
+        if self._job.world.device.type == "cuda":
+            torch.cuda.synchronize(self._job.world.device)
+        seconds = time.monotonic() - self._begin_s
+        profiler.stop()
+        path = self._job.run.path / _FILE
+        try:
+            profiler.export_chrome_trace(str(path))
+        except (OSError, RuntimeError) as error:
+            raise StorageFailure(f"{path} cannot be written ({error}): free space") from error
+        lines = _longest(profiler.key_averages(), self._job.world.device.type == "cuda")
+        self._job.run.report(
+            f"profile of {self._begun} steps, {seconds / self._begun * 1e3:.1f} ms each: {path}; "
+            "to view it, open https://ui.perfetto.dev\n" + "\n".join(lines)
+        )
+
+
+def _longest(operators: Any, on_gpu: bool) -> list[str]:
+    """Return a table of the operators with the most time of their own, on the GPU if there is one.
+
+    `operators` are the averages of a profiler.
+    """
+    name = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    spent = sorted(operators, key=lambda operator: -getattr(operator, name))
+    whole = sum(getattr(operator, name) for operator in spent) or 1.0
+    return [f"{'share':>6} {'ms':>10} {'calls':>7}  operator"] + [
+        f"{getattr(operator, name) / whole:>6.1%} {getattr(operator, name) / 1e3:>10.2f} "
+        f"{operator.count:>7}  {operator.key[:60]}"
+        for operator in spent[:_LONGEST]
+    ]
