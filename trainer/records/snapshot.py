@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.records.pinned import pinned_like
+
 
 class Snapshot:
     """A copy of a training's state, in buffers that are kept between saves.
@@ -34,14 +36,14 @@ class Snapshot:
 
     def _buffers_for(self, tensors: list[Tensor]) -> list[Tensor]:
         if [_layout(t) for t in tensors] != [_layout(t) for t in self._buffers]:
+            self._buffers = []  # free the old ones first
+            on_gpu = [tensor for tensor in tensors if tensor.device.type == "cuda"]
+            pinned = iter(pinned_like(on_gpu) if on_gpu else [])
             # Zeros instead of empty memory, so that the pages are allocated now.
             self._buffers = [
-                torch.zeros_like(
-                    tensor,
-                    device="cpu",
-                    requires_grad=False,
-                    pin_memory=tensor.device.type == "cuda",
-                )
+                next(pinned)
+                if tensor.device.type == "cuda"
+                else torch.zeros_like(tensor, device="cpu", requires_grad=False)
                 for tensor in tensors
             ]
         return self._buffers

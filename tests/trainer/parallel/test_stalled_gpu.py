@@ -1,4 +1,4 @@
-"""A rank whose GPU waits for another process ends with code 7 and a message, before NCCL aborts."""
+"""A rank whose GPU waits for another process exits with code 7, before NCCL aborts it."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ _MESSAGE = (
 
 
 def test_work_that_does_not_end_exits_with_code_7_and_a_message(tmp_path: Path) -> None:
-    """The launcher recognizes the words `timed out` in the message."""
+    """The launcher recognizes `timed out` in the message."""
     ended = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         env={"PATH": "", MESSAGES: str(tmp_path), "RANK": "3"},
