@@ -155,8 +155,6 @@ def test_train() -> None:
     assert train["command"] == ["train", "--epochs", "3", "--set", "name=a b"]
     assert train["stop_grace_period"] == "1m0s"
     assert int(train["shm_size"]) == 8 << 30
-    assert train["ulimits"] == {"memlock": -1}
-    assert services(MEMLOCK="65536")["train"]["ulimits"] == {"memlock": 65536}
     assert train["network_mode"] == "bridge"
     assert services(NETWORK_MODE="host")["train"]["network_mode"] == "host"
 
