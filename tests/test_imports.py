@@ -35,7 +35,11 @@ ORDER = {
 
 # What only these import.
 SOLE_IMPORTERS: dict[str, set[str]] = {
-    "pynvml": {"entrypoint.driver.nvml", "trainer.records.gpu_reader"},
+    "pynvml": {
+        "entrypoint.driver.nvml",
+        "entrypoint.driver.readers",
+        "trainer.records.gpu_reader",
+    },
     "optuna": {"trainer.sweep.samplers", "trainer.sweep.storage", "trainer.sweep.study"},
     "torch.distributed": {
         "trainer.parallel.world",
