@@ -1,7 +1,9 @@
 """Judge the driver, the number of GPUs, and differences between them. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.readings import Sample, Unread
 from entrypoint.health.rules.gpus import NO_PERMISSION, UNKNOWN_ERROR, Selection
 from entrypoint.health.verdict import Finding, Result
@@ -98,36 +100,32 @@ def judge_uuids(selection: Selection) -> list[Finding]:
 
 
 def judge_architectures(architectures: Sequence[str], selection: Selection) -> list[Finding]:
-    """Return findings on whether torch has code for each GPU.
+    """Return a finding for each GPU on whether torch has code for it.
 
-    `architectures` are those that the installed torch is built for.
+    `architectures` are those that the installed torch is built for, empty if they are not known.
     """
-    built = " ".join(architectures)
-    findings = []
-    for gpu in selection.gpus:
-        if not architectures or gpu.capability is None:
-            read = (
-                "the driver does not report the compute capability"
-                if architectures
-                else "torch here is built without CUDA, or is not installed"
-            )
-            result, limit, action = Result.NA, "", ""
-        elif reason := without_code(gpu.capability, architectures):
-            result, read = Result.CRITICAL, f"torch has no code for this GPU: {reason}"
-            limit, action = "an architecture that torch is built for", "change_torch"
-        else:
-            read = f"compute capability {gpu.capability[0]}.{gpu.capability[1]}, torch has {built}"
-            result, limit, action = Result.PASS, "", ""
-        findings.append(
-            Finding(
-                "architecture",
-                result,
-                read,
-                gpu.label,
-                gpu.uuid,
-                limit,
-                "CUDA" if limit else "",
-                action,
-            )
+    return [
+        replace(_judge_architecture(architectures, gpu), gpu=gpu.label, uuid=gpu.uuid)
+        for gpu in selection.gpus
+    ]
+
+
+def _judge_architecture(architectures: Sequence[str], gpu: Gpu) -> Finding:
+    if not architectures:
+        read = "the architectures that torch is built for are not known, as without CUDA"
+        return Finding("architecture", Result.NA, read)
+    if gpu.capability is None:
+        read = "the driver does not report the compute capability"
+        return Finding("architecture", Result.NA, read)
+    if reason := without_code(gpu.capability, architectures):
+        return Finding(
+            "architecture",
+            Result.CRITICAL,
+            f"torch has no code for this GPU: {reason}",
+            limit="an architecture that torch is built for",
+            source="CUDA",
+            action="change_torch",
         )
-    return findings
+    major, minor = gpu.capability
+    read = f"compute capability {major}.{minor}, torch is built for {' '.join(architectures)}"
+    return Finding("architecture", Result.PASS, read)
