@@ -148,6 +148,7 @@ def test_row_35_a_fatal_xid_saves_and_ends_the_job(watched: Watched) -> None:
             {"gpu1__field__230": 2},
             "recovery-action CRITICAL: the driver recommends 2 (node reboot)",
         ),
+        ({"gpu1__nvlink3__state": 0}, "nvlink CRITICAL: 17 of 18 links active: down 3; NVSwitch"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
