@@ -170,7 +170,7 @@ class Driver:
         """Replace a process that died, or that hangs in a reading beyond the deadline.
 
         Return whether a process can answer. If no reading is to blame, a process that died is
-        replaced some seconds later, and one that hangs is kept.
+        replaced some seconds later, and a process that hangs is kept.
         """
         waits_s = time.monotonic() - (self.waiting_since_s or math.inf)
         if self.died_at_s is None and waits_s < self.deadline_s:

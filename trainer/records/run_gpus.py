@@ -37,7 +37,7 @@ class RunGpu:
 
 
 class RunGpus:
-    """The GPUs that all ranks of a training compute on. On the CPU there are none.
+    """The GPUs that all ranks of a training compute on. A training on the CPU has none.
 
     The energy of earlier starts is read from the run's manifest, and the sum is written there.
     """
