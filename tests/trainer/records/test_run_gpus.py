@@ -179,6 +179,7 @@ def test_energy_is_summed_over_gpus_and_across_a_resume(
     assert energy(here)["kwh"] == 0.75
     rise(100, 100)  # between the two starts, other programs use the GPUs
     printed = here.train(max_steps=4)
+    assert "changed since the run's start" not in printed
     assert energy(here) == {
         "kwh": 1.5,
         "gpus": [{"uuid": UUIDS[0], "kwh": 0.5}, {"uuid": UUIDS[1], "kwh": 1.0}],
