@@ -75,7 +75,7 @@ def _gpu_row(gpu: dict[str, object], verdict: Verdict, width: int) -> str:
 
 def _node_readings(findings: Sequence[Finding]) -> list[str]:
     """Return the readings of the passed checks of the node."""
-    shown_above = ("driver", "count", "same-name", "same-vbios")
+    shown_above = ("driver", "count", "unique-uuid", "same-name", "same-vbios")
     return [
         finding.read
         for finding in findings
