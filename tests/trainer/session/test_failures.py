@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.here import Here
+from tests.support.tiny import TINY, Tiny
 from trainer.errors import (
     DeviceMissing,
     Failure,
@@ -16,6 +18,7 @@ from trainer.errors import (
     StorageFailure,
     WrongUse,
 )
+from trainer.parallel.exchange import Reduction
 from trainer.session.failures import errors_as_failures
 
 _ENDS = [
@@ -155,3 +158,56 @@ def test_failures_are_raised_unchanged_and_have_their_codes() -> None:
             raise failure
         assert raised.value is failure
         assert failure.exit_code == code
+
+
+_ENGINE = "GET was unable to find an engine to execute this computation"
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "code", "message"),
+    [
+        (
+            (Reduction, "finish"),
+            torch.distributed.DistBackendError(
+                "NCCL error in: x.cpp:94, unhandled system error, NCCL version 2.30.7\n"
+                "ncclSystemError: System call failed.\nLast error:\n"
+                "Error while creating shared memory segment /dev/shm/nccl-Xy (size 9637888), "
+                "error: No space left on device (28)"
+            ),
+            4,
+            "trainbox: NCCL cannot use shared memory (Error while creating shared memory segment "
+            "/dev/shm/nccl-Xy (size 9637888), error: No space left on device (28)): start the "
+            "container with --shm-size=1g (Compose: SHM_SIZE=1gb) or --ipc=host\n",
+        ),
+        (
+            (Tiny, "losses"),
+            RuntimeError(_ENGINE),
+            2,
+            f"trainbox: cuDNN has no algorithm for a convolution ({_ENGINE}): use another "
+            "--precision, or add --fast, which does not guarantee the same bits\n",
+        ),
+        (
+            (Tiny, "losses"),
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(x)`"),
+            5,
+            "trainbox: the GPU's memory is used up (CUDA error: CUBLAS_STATUS_ALLOC_FAILED when "
+            "calling `cublasCreate(x)`) with 1 example(s) at once, and a micro-batch cannot be "
+            "smaller: make the model or the examples smaller, or use --precision bf16 or a device "
+            "with more memory\n",
+        ),
+    ],
+    ids=["shared memory of NCCL", "no engine", "out of memory"],
+)
+def test_a_training_exits_with_the_code_and_the_message_of_the_reason(
+    here: Here,
+    monkeypatch: pytest.MonkeyPatch,
+    where: tuple[type, str],
+    error: Exception,
+    code: int,
+    message: str,
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(*where, fail)
+    assert here.command("train", TINY, "--device", "cpu")[::2] == (code, message)
