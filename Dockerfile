@@ -1,4 +1,4 @@
-# The trainbox image (docs/guides/image.md). `make build` sets REVISION and VERSION.
+# The trainbox image (docs/guides/image.md). `make build` sets REVISION, VERSION and CREATED.
 # Needs BuildKit 0.13 (Docker 26): mounts, here-documents, ${name%pattern}.
 
 # The -base image is enough, because the wheels contain CUDA. With 13.0, NVIDIA_REQUIRE_CUDA accepts
@@ -8,7 +8,8 @@ ARG BASE_IMAGE=nvidia/cuda:13.0.3-base-ubuntu24.04@sha256:7c7413a56200486f71f181
 # uv installs the lock in seconds, pip in minutes. The final image does not contain uv.
 FROM ${BASE_IMAGE} AS uv
 RUN apt-get update \
-    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates python3-venv \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        ca-certificates python3-venv \
     && rm -rf /var/lib/apt/lists/*
 COPY requirements-dev.lock /tmp/
 RUN awk '/^[^ #]/ { keep = /^uv==/ } keep' /tmp/requirements-dev.lock > /tmp/uv.lock \
@@ -16,25 +17,50 @@ RUN awk '/^[^ #]/ { keep = /^uv==/ } keep' /tmp/requirements-dev.lock > /tmp/uv.
     && /opt/uv/bin/pip install --no-cache-dir --require-hashes -r /tmp/uv.lock
 
 FROM ${BASE_IMAGE}
+# No program needs another user's rights, so none has a setuid or setgid bit.
 RUN apt-get update \
-    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates python3 tini \
-    && rm -rf /var/lib/apt/lists/*
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        ca-certificates python3 tini \
+    && rm -rf /var/lib/apt/lists/* \
+    && find / -xdev -type f -perm /6000 -exec chmod ug-s {} +
 
-# The locked packages are 99.9 % of the image and are rebuilt only with requirements.lock. The .pth
-# file adds the source.
+# --compile needs triton on a GPU, a C++ compiler, and the headers of Python: COMPILE=1 adds them.
+# See docs/decisions/0021-triton-is-an-option-of-the-image.md.
+ARG COMPILE=0
+RUN case "$COMPILE" in \
+    0 | '') ;; \
+    1) apt-get update \
+        && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+            g++ python3-dev \
+        && rm -rf /var/lib/apt/lists/* \
+        && find / -xdev -type f -perm /6000 -exec chmod ug-s {} + ;; \
+    *) echo "COMPILE=$COMPILE is not a choice: set it to 1 or 0" >&2; exit 2 ;; \
+    esac
+
+# The locked packages are 99.9 % of the image and are rebuilt only with requirements.lock. The lock
+# is complete, so --no-deps only leaves out triton. The .pth file adds the source.
 RUN --mount=type=bind,from=uv,source=/opt/uv/bin/uv,target=/mnt/uv \
     --mount=type=bind,source=requirements.lock,target=/mnt/requirements.lock \
-    /mnt/uv venv --quiet --python /usr/bin/python3 /opt/venv \
-    && /mnt/uv pip install --quiet --no-cache --python /opt/venv --compile-bytecode --require-hashes -r /mnt/requirements.lock \
-    && for site in /opt/venv/lib/python3.*/site-packages; do echo /opt/trainbox > "$site/trainbox.pth"; done
+    --mount=type=bind,source=deploy/image,target=/mnt/image \
+    awk -v compile="$COMPILE" '/^[^ #]/ { keep = compile || !/^triton==/ } keep' \
+        /mnt/requirements.lock > /tmp/requirements.lock \
+    && /mnt/uv venv --quiet --python /usr/bin/python3 /opt/venv \
+    && /mnt/uv pip install --quiet --no-cache --python /opt/venv --compile-bytecode \
+        --require-hashes --no-deps -r /tmp/requirements.lock \
+    && rm /tmp/requirements.lock \
+    && for site in /opt/venv/lib/python3.*/site-packages; do \
+        sh /mnt/image/remove-unneeded.sh "$site" \
+        && echo /opt/trainbox > "$site/trainbox.pth" || exit 1; \
+    done
 
-RUN printf '%s\n' '#!/opt/venv/bin/python' 'import sys' 'from entrypoint.cli.commands import main' 'sys.exit(main())' \
-        > /opt/venv/bin/trainbox \
+RUN printf '%s\n' '#!/opt/venv/bin/python' 'import sys' \
+        'from entrypoint.cli.commands import main' 'sys.exit(main())' > /opt/venv/bin/trainbox \
     && chmod 755 /opt/venv/bin/trainbox
 
 # The image must work with any --user, so all users can write to these folders. A new named volume
 # copies their modes.
-RUN mkdir -p /workspace/runs /workspace/data && chmod 1777 /workspace /workspace/runs /workspace/data
+RUN mkdir -p /workspace/runs /workspace/data \
+    && chmod 1777 /workspace /workspace/runs /workspace/data
 WORKDIR /workspace
 
 # The root may be read-only, and the user may have no passwd entry. HOME and all caches are
@@ -61,20 +87,28 @@ ARG BASE_NAME=${BASE_IMAGE%@*}
 ARG BASE_DIGEST=${BASE_IMAGE#${BASE_NAME}}
 ARG REVISION=unknown
 ARG VERSION=0+unknown
-# `trainbox --version` reads the metadata. chmod is needed if the checkout was created under a strict
-# umask.
+ARG CREATED=1970-01-01T00:00:00Z
+# `trainbox --version` reads the metadata. chmod is needed if the checkout was created under a
+# strict umask.
 RUN --mount=type=bind,source=requirements.lock,target=/mnt/requirements.lock \
     lock=$(sha256sum < /mnt/requirements.lock) \
-    && printf '{"revision": "%s", "version": "%s", "lock_sha256": "%s"}\n' "$REVISION" "$VERSION" "${lock%% *}" \
-        > "$TRAINBOX_BUILD_INFO" \
+    && printf '{"revision": "%s", "version": "%s", "lock_sha256": "%s"}\n' \
+        "$REVISION" "$VERSION" "${lock%% *}" > "$TRAINBOX_BUILD_INFO" \
     && metadata="/opt/trainbox/trainbox-$VERSION.dist-info" \
     && mkdir "$metadata" \
-    && printf 'Metadata-Version: 2.4\nName: trainbox\nVersion: %s\n' "$VERSION" > "$metadata/METADATA" \
+    && printf 'Metadata-Version: 2.4\nName: trainbox\nVersion: %s\n' "$VERSION" \
+        > "$metadata/METADATA" \
     && chmod -R a+rX /opt/trainbox \
     && python -P -m compileall -q /opt/trainbox
 LABEL org.opencontainers.image.title="trainbox" \
-    org.opencontainers.image.description="Finds its GPUs, trains PyTorch models on them, and can prove what it did" \
+    org.opencontainers.image.description="Trains PyTorch models, and can prove what it did" \
+    org.opencontainers.image.authors="The Trainbox developers" \
+    org.opencontainers.image.vendor="The Trainbox developers" \
     org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.source="https://github.com/trainbox/trainbox" \
+    org.opencontainers.image.url="https://github.com/trainbox/trainbox" \
+    org.opencontainers.image.documentation="https://github.com/trainbox/trainbox/tree/main/docs" \
+    org.opencontainers.image.created="${CREATED}" \
     org.opencontainers.image.version="${VERSION}" \
     org.opencontainers.image.revision="${REVISION}" \
     org.opencontainers.image.base.name="${BASE_NAME}" \
@@ -83,7 +117,8 @@ LABEL org.opencontainers.image.title="trainbox" \
 # The container is unhealthy if a training has not touched its file for five minutes. Without a
 # file, it is healthy.
 HEALTHCHECK --interval=30s --timeout=5s \
-    CMD ["sh", "-c", "test ! -e \"$TRAINBOX_HEARTBEAT\" || test -n \"$(find \"$TRAINBOX_HEARTBEAT\" -mmin -5)\""]
+    CMD ["sh", "-c", \
+        "test ! -e \"$TRAINBOX_HEARTBEAT\" || test -n \"$(find \"$TRAINBOX_HEARTBEAT\" -mmin -5)\""]
 
 USER 1000:0
 STOPSIGNAL SIGTERM

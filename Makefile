@@ -65,12 +65,16 @@ countable = $(filter $(GPUS),$(wordlist 1,$(words $(HOST_GPUS)),1 2 3 4 5 6 7 8 
 # replace each other. The plugin is called by its path, because `docker compose run` without a
 # terminal exits at SIGTERM and leaves the container running.
 files-docker-cpu = -f docker-compose.yml -f docker-compose.cpu.yml
+# Not on one node, because Docker without root cannot lift the limit of locked memory.
+INFINIBAND ?= $(wildcard /dev/infiniband)
+files-network = $(if $(and $(filter-out 1,$(NNODES)),$(INFINIBAND)),$(if $(files-$(runs_in)),,-f docker-compose.yml) \
+	-f docker-compose.infiniband.yml)
 in-docker = env UID=$(shell id -u) GID=$(shell id -g) PWD=$(call quote,$(checkout)) IMAGE=$(IMAGE) \
 	TRAINBOX_COMMAND=make \
 	$(if $(filter-out 1,$(NNODES)),NETWORK_MODE=host) $(if $(or $(GPU_IDS),$(if $(countable),,$(GPUS))),GPU_COUNT=all) \
 	$(if $(filter /%,$(TASKS_DIR)),TASKS_AT=$(call quote,$(TASKS_DIR))) \
 	$(call given,RUNS_DIR DATA_DIR TASKS_DIR TENSORBOARD_PORT HEALTH_PORT) $(settings) \
-	$(or $(compose),docker compose) $(files-$(runs_in))
+	$(or $(compose),docker compose) $(files-$(runs_in)) $(files-network)
 # Variables with paths of this machine are not passed on to the container.
 handed-on = TRAINBOX_% NCCL_% GLOO_% TORCH_% PYTORCH_% CUDA_LAUNCH_BLOCKING OMP_NUM_THREADS
 options = $(addprefix -e ,$(sort $(filter-out %_DIR TORCH_HOME TRAINBOX_HEARTBEAT TRAINBOX_BUILD_INFO TRAINBOX_IMAGE_DIGEST \
@@ -143,15 +147,18 @@ benchmark: $(VENV)/.train ## Run the benchmarks on this machine (ARGS=)
 ##@ Image
 
 revision = $(or $(shell git describe --always --abbrev=40 --exclude='*' --dirty 2>/dev/null),unknown)
-identity = --build-arg REVISION=$(revision) \
-	--build-arg VERSION=$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+# The seconds and the text of the commit's date, so that images of one commit have the same date.
+date = $(shell TZ=UTC git log -1 --format='%ct %cd' --date=format-local:%Y-%m-%dT%H:%M:%SZ 2>/dev/null)
+identity = $(if $(COMPILE),--build-arg COMPILE=$(COMPILE)) --build-arg REVISION=$(revision) \
+	--build-arg VERSION=$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
+	$(addprefix --build-arg CREATED=,$(word 2,$(date)))
 
-build: ## Build the image (BASE_IMAGE=, DOCKER_BUILD_FLAGS=)
-	$(call report,building the image $(IMAGE) (6 GB; the first build takes minutes, later ones seconds) ...)
+build: ## Build the image; COMPILE=1 adds what --compile needs (BASE_IMAGE=, DOCKER_BUILD_FLAGS=)
+	$(call report,building the image $(IMAGE) (5 GB; the first build takes minutes, later ones seconds) ...)
 	$(Q)docker build $(DOCKER_BUILD_FLAGS) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
-		$(identity) --tag $(IMAGE) .
+		$(addprefix --build-arg SOURCE_DATE_EPOCH=,$(firstword $(date))) $(identity) --tag $(IMAGE) .
 
-sif: ## Build trainbox.sif for Apptainer without Docker, or of an image with FROM=docker-daemon:trainbox:latest (SIF=, BASE_IMAGE=)
+sif: ## Build trainbox.sif for Apptainer without Docker, or of an image with FROM=docker-daemon:trainbox:latest (SIF=, COMPILE=1, BASE_IMAGE=)
 	$(call report,building $(SIF) (minutes) ...)
 	$(Q)apptainer build $(APPTAINER_BUILD_FLAGS) $(if $(FROM),$(SIF) $(FROM),$(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
 		$(identity) $(SIF) deploy/apptainer/trainbox.def)

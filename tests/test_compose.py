@@ -123,7 +123,7 @@ def test_the_cpu_file_drops_every_reservation_and_the_watch_over_gpus_and_nothin
 def test_every_service_is_confined(name: str) -> None:
     service = services()[name]
     assert service["read_only"] is True
-    assert service["tmpfs"] == ["/tmp:exec,mode=1777"]
+    assert service["tmpfs"] == ["/tmp:exec,mode=1777,size=4g"]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["pids_limit"] == 8192
@@ -157,6 +157,23 @@ def test_train() -> None:
     assert int(train["shm_size"]) == 8 << 30
     assert train["network_mode"] == "bridge"
     assert services(NETWORK_MODE="host")["train"]["network_mode"] == "host"
+
+
+@pytest.mark.parametrize("name", ["train", "gpu-health"])
+def test_sizes_of_tmp_and_memory(name: str) -> None:
+    assert "mem_limit" not in services()[name], "no limit"
+    service = services(TMP_SIZE="20g", MEMORY="64g")[name]
+    assert service["tmpfs"] == ["/tmp:exec,mode=1777,size=20g"]
+    assert int(service["mem_limit"]) == 64 << 30
+
+
+def test_infiniband_gets_its_devices_and_locked_memory() -> None:
+    plain = services()
+    network = services("docker-compose.yml", "docker-compose.infiniband.yml")
+    (device,) = network["train"].pop("devices")
+    assert (device["source"], device["target"]) == ("/dev/infiniband", "/dev/infiniband")
+    assert network["train"].pop("ulimits") == {"memlock": -1}
+    assert network == plain
 
 
 def mounts(service: dict[str, Any]) -> dict[str, tuple[str, bool]]:

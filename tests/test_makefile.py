@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Callable
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -276,6 +277,24 @@ def test_several_nodes_share_the_hosts_network(make: Make) -> None:
     assert "NETWORK_MODE" not in last(make("-n", "train", "NNODES=1", docker=NVIDIA))
 
 
+@pytest.mark.parametrize(
+    ("settings", "files"),
+    [
+        (["NNODES=2"], "-f docker-compose.yml -f docker-compose.infiniband.yml run"),
+        (["NNODES=2", "GPUS=0"], f"{CPU_FILES} -f docker-compose.infiniband.yml run"),
+        (["NNODES=1"], f"{PLUGIN} run"),
+        ([], f"{PLUGIN} run"),
+    ],
+)
+def test_infiniband_is_used_on_several_nodes(make: Make, settings: list[str], files: str) -> None:
+    command = plainly(
+        last(make("-n", "train", "INFINIBAND=/dev/infiniband", *settings, docker=NVIDIA))
+    )
+    assert files in command
+    without = plainly(last(make("-n", "train", "INFINIBAND=", *settings, docker=NVIDIA)))
+    assert "docker-compose.infiniband.yml" not in without
+
+
 def test_the_folder_of_a_task_is_mounted(make: Make) -> None:
     done = make("-n", "train", "TASK=examples/gestures.py:Gestures", docker=DOCKER)
     assert "TASKS_DIR='examples'" in last(done)
@@ -337,12 +356,18 @@ def test_training_options_of_the_environment_reach_the_container(make: Make) -> 
 def test_the_image_is_built_first_with_its_revision(make: Make) -> None:
     done = make("-n", "train", "BASE_IMAGE=debian:12", "DOCKER_BUILD_FLAGS=--pull", docker=DOCKER)
     report, _, commands = done.stdout.partition("\n")
-    assert report.startswith('echo "trainbox: building the image trainbox (6 GB;')
+    assert report.startswith('echo "trainbox: building the image trainbox (5 GB;')
     arguments = shlex.split(commands.replace("\\\n", ""))
     assert arguments[:3] == ["docker", "build", "--pull"]
     assert {"BASE_IMAGE=debian:12", "VERSION=0.1.0"} <= set(arguments)
     assert any(text.startswith("REVISION=") for text in arguments)
     assert arguments[arguments.index("--tag") + 1] == "trainbox"
+    assert not any(text.startswith("COMPILE=") for text in arguments)
+    (seconds,) = (text for text in arguments if text.startswith("SOURCE_DATE_EPOCH="))
+    date = datetime.fromtimestamp(int(seconds.partition("=")[2]), UTC)
+    assert f"CREATED={date:%Y-%m-%dT%H:%M:%SZ}" in arguments, "the date of the commit"
+    with_compiler = make("-n", "build", "COMPILE=1", docker=DOCKER).stdout
+    assert "--build-arg COMPILE=1 --build-arg REVISION=" in " ".join(with_compiler.split())
 
 
 @pytest.mark.parametrize(
@@ -391,6 +416,23 @@ def test_an_image_of_another_revision_is_used_with_a_warning(
     assert "Docker has no image mine: load it, build it" in done.stderr
 
 
+def test_v_1_prints_the_docker_command_before_it_runs(
+    make: Make, plugin: Path, folders: list[str]
+) -> None:
+    plugin.write_text('#!/bin/sh\necho "ran $*"\n')
+    arguments = ["train", "IMAGE=mine", "TASK=mnist", "GPUS=0", *folders]
+    silent, printed = (
+        make(*arguments, *more, docker=f"echo '{plugin} runc'") for more in ([], ["V=1"])
+    )
+    ran = f"ran {CPU_FILES} run --rm --no-deps train train"
+    assert (silent.returncode, silent.stdout.splitlines()) == (0, [ran]), silent.stderr
+    command, ran_again = map(plainly, printed.stdout.splitlines())
+    assert ran_again == ran
+    assert command.startswith(f"env UID={os.getuid()} GID={os.getgid()} PWD={ROOT} IMAGE=mine ")
+    assert {"GPUS='0'", "TASK='mnist'"} <= set(command.split())
+    assert command.endswith(f" {plugin} {ran.removeprefix('ran ')}")
+
+
 def test_plan_health_and_doctor_print_only_the_programs_output(
     make: Make, plugin: Path, folders: list[str]
 ) -> None:
@@ -431,12 +473,13 @@ def test_the_variables_of_torch_and_nccl_reach_the_container(make: Make, target:
     [
         (
             [],
-            "--build-arg REVISION=R --build-arg VERSION=0.1.0 x.sif deploy/apptainer/trainbox.def",
+            "--build-arg REVISION=R --build-arg VERSION=0.1.0 --build-arg CREATED=D "
+            "x.sif deploy/apptainer/trainbox.def",
         ),
         (
-            ["BASE_IMAGE=b"],
-            "--build-arg BASE_IMAGE=b --build-arg REVISION=R --build-arg VERSION=0.1.0 "
-            "x.sif deploy/apptainer/trainbox.def",
+            ["BASE_IMAGE=b", "COMPILE=1"],
+            "--build-arg BASE_IMAGE=b --build-arg COMPILE=1 --build-arg REVISION=R "
+            "--build-arg VERSION=0.1.0 --build-arg CREATED=D x.sif deploy/apptainer/trainbox.def",
         ),
         (
             ["FROM=docker-daemon:trainbox:latest", "BASE_IMAGE=b"],
@@ -449,7 +492,8 @@ def test_the_image_of_apptainer(make: Make, settings: list[str], source: str) ->
     done = make("-n", "sif", "SIF=x.sif", "APPTAINER_BUILD_FLAGS=--force", *settings)
     commands = done.stdout.replace("\\\n", " ").partition("\n")[2]
     build, digest = plainly(commands).split(" sha256sum ")
-    assert re.sub("REVISION=[^ ]+", "REVISION=R", build) == f"apptainer build --force {source}"
+    build = re.sub("CREATED=[^ ]+", "CREATED=D", re.sub("REVISION=[^ ]+", "REVISION=R", build))
+    assert build == f"apptainer build --force {source}"
     assert digest == "x.sif > x.sif.sha256"
 
 

@@ -70,7 +70,10 @@ def test_a_release_needs_the_tag_of_the_version_on_main(
         step["run"] for step in workflow["jobs"]["release"]["steps"] if step.get("id") == "project"
     )
     shutil.copy(_ROOT / "pyproject.toml", tmp_path)
-    (git := tmp_path / "git").write_text(f"#!/bin/sh\nexit {0 if on_main else 1}\n")
+    answer = "printf 'epoch=%s\\ncreated=%s\\n' 0 1970-01-01T00:00:00Z"
+    (git := tmp_path / "git").write_text(
+        f'#!/bin/sh\n[ "$1" != log ] || exec {answer}\nexit {0 if on_main else 1}\n'
+    )
     git.chmod(0o755)
     env = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
@@ -86,4 +89,5 @@ def test_a_release_needs_the_tag_of_the_version_on_main(
     if not error:
         assert (tmp_path / "output").read_text() == (
             f"version={_VERSION}\nimage=ghcr.io/some/trainbox\n"
+            "epoch=0\ncreated=1970-01-01T00:00:00Z\n"
         )

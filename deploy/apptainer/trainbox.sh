@@ -39,7 +39,8 @@ mountable TMPDIR "${TMPDIR:-/tmp}"
 if [[ -d $tasks ]]; then mountable TASKS_DIR "$tasks"; fi
 for name in HEALTH_LIMITS RDZV_SECRET_FILE; do
     if [[ -n ${!name-} ]]; then
-        [[ -f ${!name} ]] || refuse 2 "$name=${!name} is not a file: set $name to the path of a file"
+        [[ -f ${!name} ]] ||
+            refuse 2 "$name=${!name} is not a file: set $name to the path of a file"
         mountable "$name" "${!name}"
     fi
 done

@@ -347,10 +347,34 @@ def test_the_definition_has_the_base_image_of_the_dockerfile() -> None:
 
 def test_the_definition_installs_the_same_packages_by_hash() -> None:
     both = [path.read_text() for path in (ROOT / "Dockerfile", DEFINITION)]
-    packages = [
-        re.findall(r"--no-install-recommends (.*?)(?: \\)?$", text, re.MULTILINE) for text in both
-    ]
-    assert packages[0] == packages[1] != []
+    both = [re.sub(r"\s*\\\n\s*", " ", text) for text in both]
+    packages = [re.findall(r"--no-install-recommends ([\w+ -]*\w)", text) for text in both]
+    assert (
+        packages[0]
+        == packages[1]
+        == ["ca-certificates python3-venv", "ca-certificates python3 tini", "g++ python3-dev"]
+    )
     installs = [re.findall(r"pip install(.*)", text) for text in both]
     assert [len(found) for found in installs] == [2, 2]
     assert all("--require-hashes" in line for found in installs for line in found)
+    for shared in (
+        "awk -v compile=",
+        "/^[^ #]/ { keep = compile || !/^triton==/ } keep",
+        'remove-unneeded.sh "$site"',
+        "find / -xdev -type f -perm /6000 -exec chmod ug-s {} +",
+    ):
+        assert all(shared in text for text in both), shared
+
+
+def test_the_definition_has_the_labels_of_the_dockerfile() -> None:
+    docker = dict(
+        re.findall(r'org\.opencontainers\.image\.(\S+)="(.*)"', (ROOT / "Dockerfile").read_text())
+    )
+    definition = dict(
+        re.findall(r"^    org\.opencontainers\.image\.(\S+) (.*)", DEFINITION.read_text(), re.M)
+    )
+    assert docker.pop("base.digest"), "in the definition, the name contains the digest"
+    docker["base.name"] = "${BASE_IMAGE}"
+    assert {name: re.sub(r"\$\{(\w+)\}", r"{{ \1 }}", text) for name, text in docker.items()} == (
+        definition
+    )

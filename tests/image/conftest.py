@@ -14,10 +14,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 IMAGE = "trainbox-test"
 NAMES = ["Makefile", "Dockerfile", ".dockerignore", "docker-compose.yml", "docker-compose.cpu.yml"]
+NAMES += ["docker-compose.infiniband.yml"]
 NAMES += [
     "pyproject.toml",
     "requirements.lock",
     "requirements-dev.lock",
+    "deploy/image",
     "entrypoint",
     "trainbox",
     "trainer",

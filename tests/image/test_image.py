@@ -23,6 +23,7 @@ CONFINED = [
     "--security-opt",
     "no-new-privileges",
 ]
+KERNEL = Path(__file__).parents[1] / "support/triton_kernel.py"
 SHORT = ["train", "--max-steps", "30", "--run", "r"]
 LONG = ["train", "--epochs", "12", "--run", "r"]
 
@@ -74,11 +75,11 @@ def test_labels_and_build_info(docker: Docker) -> None:
         k.removeprefix("org.opencontainers.image."): v
         for k, v in inspect(docker)["Config"]["Labels"].items()
     }
-    assert (
-        labels["title"] == "trainbox"
-        and labels["licenses"] == "Apache-2.0"
-        and labels["description"]
-    )
+    assert labels["title"] == "trainbox" and labels["licenses"] == "Apache-2.0"
+    assert all(labels[name] for name in ("description", "authors", "vendor", "documentation"))
+    assert labels["source"] == labels["url"] == "https://github.com/trainbox/trainbox"
+    # The date of the commit, by SOURCE_DATE_EPOCH.
+    assert labels["created"] == inspect(docker)["Created"] == "2000-01-01T00:00:00Z"
     base = os.environ.get("BASE_IMAGE", "")
     if base:
         name, _, digest = base.partition("@")
@@ -106,6 +107,62 @@ for package in (entrypoint, torch.nn, trainbox, trainer):
 """
     done = docker("run", "--rm", IMAGE, "python", "-c", program)
     assert done.returncode == 0, done.stderr
+
+
+def test_no_program_has_a_setuid_or_setgid_bit(docker: Docker) -> None:
+    found = docker("run", "--rm", "--user", "0", IMAGE, "find", "/", "-xdev", "-perm", "/6000")
+    assert [line for line in found.stdout.splitlines() if not line.startswith("/var/")] == []
+
+
+def test_every_library_of_torch_finds_the_libraries_that_it_is_linked_with(docker: Docker) -> None:
+    """torch loads some of them only when they are used, such as that of linear algebra.
+
+    That of nvrtc is linked with the driver, which is not in the image.
+    """
+    program = """
+import ctypes, pathlib, torch
+folder = pathlib.Path(torch.__file__).parent / "lib"
+paths = [path for path in folder.glob("lib*.so") if path.name != "libcaffe2_nvrtc.so"]
+loaded = [ctypes.CDLL(str(path)) for path in paths]
+assert len(loaded) > 8, loaded
+import torch.distributed.fsdp, torch.profiler
+assert torch.distributed.is_nccl_available()
+"""
+    done = docker("run", "--rm", IMAGE, "python", "-c", program)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_train(docker: Docker, tmp_path: Path, strategy: str) -> None:
+    runs = folder(tmp_path / "runs", 0o777)
+    settings = ["--env", "PROCESSES=2", "--env", f"STRATEGY={strategy}"]
+    done = docker("run", "--rm", "--shm-size", "1g", *settings, *mount(runs), IMAGE, *SHORT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert assert_whole(runs / "r") == 30
+
+
+def test_compile_is_refused_with_its_remedy(docker: Docker) -> None:
+    done = docker("run", "--rm", IMAGE, *SHORT, "--compile")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "build the image with `make build COMPILE=1`, or drop --compile" in done.stderr
+    assert docker("run", "--rm", IMAGE, "python", "-c", "import triton").returncode == 1
+
+
+def test_compile_works_in_the_image_for_it(docker: Docker, tree: Path, tmp_path: Path) -> None:
+    """Compile a training for the CPU, and a kernel of triton for an H100."""
+    image = "trainbox-test-compile"
+    try:
+        print(f"\nmake build COMPILE=1: {make_build(tree, image, COMPILE='1'):.1f} s")
+        size = docker("image", "inspect", "--format", "{{.Size}}", image).stdout
+        print(f"size with COMPILE=1: {int(size) / 1e9:.2f} GB")
+        confined = ["--read-only", "--tmpfs", "/tmp:exec", *mount(folder(tmp_path / "runs", 0o777))]
+        done = docker("run", "--rm", *confined, image, *SHORT, "--compile")
+        assert done.returncode == 0, done.stdout + done.stderr
+        mounted = ["--volume", f"{KERNEL.parent}:/mnt/kernel:ro"]
+        done = docker("run", "--rm", *mounted, image, "python", f"/mnt/kernel/{KERNEL.name}")
+        assert done.stdout.endswith("/triton/__init__.py True\n"), done.stderr
+    finally:
+        docker("image", "rm", image)
 
 
 def test_the_image_has_no_build_tools(docker: Docker) -> None:

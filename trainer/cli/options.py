@@ -347,7 +347,7 @@ _TRAINING_OPTIONS = [
         "--compile/--no-compile",
         section=TRAINING,
         default=False,
-        help="torch.compile the model; needs a C compiler.",
+        help="torch.compile the model; needs a C compiler, and triton on a GPU.",
     ),
     make_option(
         "--runs-dir",

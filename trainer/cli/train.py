@@ -1,7 +1,6 @@
 """The commands `train` and `verify`: check the arguments without torch, then run a session."""
 
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,11 +69,6 @@ def train(
     if device_on_stdin and (strategy := sys.stdin.readline().strip()):
         STRATEGIES[strategy].check(config)
     check_run_name(run)
-    if config.compile and not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        raise WrongUse(
-            "--compile needs a C compiler, but PATH does not have one: install one, or drop "
-            "--compile"
-        )
     if only_check:
         warn_of_overruled_imports(task)
         report_environment()

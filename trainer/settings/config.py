@@ -2,8 +2,10 @@
 
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import math
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,8 @@ def check(config: Config, device: str) -> None:
             f"--precision {config.precision} needs an NVIDIA GPU (the device is {device}): "
             "use fp32 or bf16"
         )
+    if config.compile:
+        _check_compiler(device)
     check_optimizer(config.optimizer)
     for option, name in (
         ("--best-by", config.best_by),
@@ -138,6 +142,24 @@ def check(config: Config, device: str) -> None:
     ):
         if name is not None:
             split_metric(name, option)
+
+
+def _check_compiler(device: str) -> None:
+    """Check that `torch.compile` finds its compilers.
+
+    Raises:
+        WrongUse: the C compiler is missing, or triton on a GPU.
+    """
+    missing = ""
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        missing = "a C compiler, but PATH does not have one"
+    elif device == "cuda" and importlib.util.find_spec("triton") is None:
+        missing = "the package triton on a GPU, but it is not installed"
+    if missing:
+        raise WrongUse(
+            f"--compile needs {missing}: install it, build the image with `make build COMPILE=1`, "
+            "or drop --compile"
+        )
 
 
 def split_metric(text: str, option: str) -> tuple[str, str]:

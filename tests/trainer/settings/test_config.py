@@ -152,6 +152,39 @@ def test_consistent_settings_pass(settings: dict[str, Any], device: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("compiler", "triton", "device", "missing"),
+    [
+        (False, True, "cpu", "a C compiler, but PATH does not have one"),
+        (True, False, "cuda", "the package triton on a GPU, but it is not installed"),
+        (True, False, "cpu", ""),
+        (True, True, "cuda", ""),
+    ],
+)
+def test_compile_needs_its_compilers(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    compiler: bool,
+    triton: bool,
+    device: str,
+    missing: str,
+) -> None:
+    if compiler:
+        (tmp_path / "gcc").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if triton else None)
+    check(Config("digits"), device)
+    if not missing:
+        check(Config("digits", compile=True), device)
+        return
+    with pytest.raises(WrongUse) as refused:
+        check(Config("digits", compile=True), device)
+    assert str(refused.value) == (
+        f"--compile needs {missing}: install it, build the image with `make build COMPILE=1`, "
+        "or drop --compile"
+    )
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("accuracy", ("max", "accuracy")),
