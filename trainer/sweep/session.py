@@ -94,7 +94,7 @@ def show(
         shown = results.best_first(rows, metric, requested) if drawn else rows
         best = results.best_line(rows, metric, requested, folder)
         energy = results.energy_line(records)
-    return "\n".join(filter(None, [results.table(shown, metric), best, energy]))
+        return "\n".join(filter(None, [results.table(shown, metric), best, energy]))
     try:
         results.figure(rows, records, metric, drawn).savefig(figure)
     except (OSError, ValueError) as error:
