@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from trainer.errors import WrongUse
-from trainer.settings.config import load_config_file
+from trainer.settings.config import CHANNELS_LAST, CONTIGUOUS, load_config_file
 from trainer.settings.environment import PREFIX, check_names
 from trainer.settings.optimizers import OPTIMIZERS
 from trainer.settings.task_source import overruled
@@ -348,6 +348,13 @@ _TRAINING_OPTIONS = [
         section=TRAINING,
         default=False,
         help="torch.compile the model; needs a C compiler, and triton on a GPU.",
+    ),
+    make_option(
+        "--memory-format",
+        section=TRAINING,
+        type=click.Choice([CONTIGUOUS, CHANNELS_LAST]),
+        help="Order of the weights of 2D convolutions; a run keeps it. Default: channels_last in "
+        "bf16 on CPUs if the task works with it, else contiguous.",
     ),
     make_option(
         "--runs-dir",

@@ -18,6 +18,7 @@ from trainer.loop import compiler
 from trainer.loop.arithmetic import set_arithmetic
 from trainer.loop.attributes import Attributes
 from trainer.loop.losses import LossModule
+from trainer.loop.memory_format import memory_format, put_channels_last
 from trainer.loop.out_of_memory import examples_at_once
 from trainer.loop.rnn_precision import keep_rnns_out_of_autocast
 from trainer.loop.state import Job, TrainState
@@ -37,6 +38,8 @@ from trainer.records.digest import tensor_digests
 from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog
 from trainer.settings.config import (
+    CHANNELS_LAST,
+    CONTIGUOUS,
     DEFAULT_BATCH_SIZE,
     DEFAULT_EPOCHS,
     DEFAULT_LEARNING_RATE,
@@ -71,6 +74,9 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
     strategy.check(config)
     if stored is not None and (not strategy.keeps_shards or stored.shards is None):
         stored = dataclasses.replace(stored, shards=world.world_size)
+    # Runs of earlier versions have no memory format.
+    if stored is not None and stored.memory_format is None:
+        stored = dataclasses.replace(stored, memory_format=CONTIGUOUS)
     # Translate the options that replace each other.
     given = dataclasses.asdict(config) | {"batch_size_per_gpu": None}
     if config.batch_size_per_gpu is not None:
@@ -104,6 +110,8 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
             given[name] = getattr(fallback, name)
         if given[name] is None:  # a stored config.json never has null here
             raise WrongUse(f"{run.path / 'config.json'} is damaged ({name} is null): restore it")
+    if given["memory_format"] is None and stored is not None:
+        given["memory_format"] = stored.memory_format
     # Compare with the stored settings.
     settled = Settings(**given)
     if stored is not None and (changed := differences(stored, settled)):
@@ -178,6 +186,10 @@ def build(
     _refuse_other_weights(task, model, strategy)
     autocast_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
     keep_rnns_out_of_autocast(model, world.device.type, autocast_dtype)
+    chosen = memory_format(config, task, model, strategy, train, schedule, workers)
+    config = dataclasses.replace(config, memory_format=chosen)
+    if chosen == CHANNELS_LAST:
+        put_channels_last(model)
     if config.compile:
         model.compile()
     else:

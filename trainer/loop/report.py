@@ -12,7 +12,7 @@ from trainer.loop.rnn_precision import WithoutAutocast
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_notes
 from trainer.records.digest import digest_of_digests
-from trainer.settings.config import split_metric
+from trainer.settings.config import CHANNELS_LAST, split_metric
 from trainer.settings.optimizers import OPTIMIZERS
 from trainer.system.hints import tensorboard
 
@@ -44,6 +44,7 @@ def header(job: Job) -> None:
         **_optimizer_of_the_task(job),
         "steps": f"{schedule.total_steps:,}, {schedule.steps_per_epoch:,} an epoch",
         "precision": f"{_precision(job)}, {'deterministic' if config.deterministic else 'fast'}, "
+        f"{'channels last, ' if config.memory_format == CHANNELS_LAST else ''}"
         f"{torch.get_num_threads()} CPU thread(s) a process",
     }
     if job.state.progress.step:

@@ -34,11 +34,13 @@ class Strategy:
             processes. If not, each start has one shard for each process.
         allows_fp16: Whether gradients may be scaled, as fp16 needs.
         forward_is_collective: Whether a forward communicates, so that all ranks must call it.
+        allows_channels_last: Whether weights keep the memory format `channels_last`.
         gathers_states: Whether `gathered` returns a copy of a state instead of the state itself.
     """
 
     keeps_shards: ClassVar[bool] = True
     allows_fp16: ClassVar[bool] = True
+    allows_channels_last: ClassVar[bool] = False
     forward_is_collective: ClassVar[bool] = False
     gathers_states: ClassVar[bool] = False
 
@@ -48,6 +50,11 @@ class Strategy:
     @classmethod
     def check(cls, config: "Config") -> None:
         """Raise WrongUse for settings that the strategy does not support."""
+        if config.memory_format == "channels_last" and not cls.allows_channels_last:
+            raise WrongUse(
+                "--memory-format channels_last is not kept by --strategy dp and fsdp: drop it, or "
+                "use --strategy ddp"
+            )
 
     def wrap(self, module: "nn.Module", autocast_dtype: "torch.dtype | None") -> "nn.Module":
         """Return `module` on this rank's device, so that one forward uses all GPUs of this rank."""
@@ -160,6 +167,8 @@ class Strategy:
 class Replicated(Strategy):
     """The whole model on each rank: one process, or the ranks of DDP."""
 
+    allows_channels_last = True
+
     def wrap(self, module: "nn.Module", autocast_dtype: "torch.dtype | None") -> "nn.Module":
         return module.to(self.world.device)
 
@@ -198,6 +207,7 @@ class Sharded(Strategy):
 
     @classmethod
     def check(cls, config: "Config") -> None:
+        super().check(config)
         if config.shards is not None:
             raise WrongUse(
                 f"--shards {config.shards} guarantees the same bits on 1 to {config.shards} "

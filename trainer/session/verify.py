@@ -1,5 +1,6 @@
 """Run one call of `verify` that trains a run again."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from trainer.records.compare import listed_changes, manifest_differences
 from trainer.records.evidence import Evidence, verdict
 from trainer.records.shipped import check_files
 from trainer.session.train import train_task
-from trainer.settings.config import parse_config
+from trainer.settings.config import CONTIGUOUS, parse_config
 from trainer.system.signals import StopRequest
 from trainer.system.temporary import temporary_folder
 
@@ -45,6 +46,8 @@ def verify_run(
     with temporary_folder("verify-") as folder:
         again = folder / "again"
         config = parse_config(json.dumps(stored.config), path / "config.json")
+        # Runs of earlier versions have no memory format.
+        config = dataclasses.replace(config, memory_format=config.memory_format or CONTIGUOUS)
         train_task(config, stop, device_name, folder, again.name, data_dir, "never", steps)
         if (again / "manifest.json").exists():
             repeated = check_files(Evidence.of(again, "the repeated run"))

@@ -17,6 +17,7 @@ from trainer.system.files import parse_object
 DEFAULT_EPOCHS = 10
 DEFAULT_BATCH_SIZE = 128
 DEFAULT_LEARNING_RATE = 1e-3
+CONTIGUOUS, CHANNELS_LAST = "contiguous", "channels_last"
 
 # A resume may change these settings. They affect neither the weights nor the best checkpoint.
 FREE_AT_RESUME = frozenset(
@@ -64,6 +65,7 @@ class Config:
     seed: int = 0
     deterministic: bool = True
     compile: bool = False
+    memory_format: str | None = None  # None: chosen by the first start, and the run keeps it
     # None chooses by the number of processes at the first start, and the run keeps the choice.
     # Under FSDP, the number of shards stays None and is the number of processes of each start.
     shards: int | None = None
@@ -93,7 +95,7 @@ class Settings(Config):
 
     A run ends after `epochs` or after `max_steps`; the other one is None. `clip_norm`,
     `early_stopping`, `checkpoint_steps`, `log_steps`, `digest_steps` and `workers` are None where
-    the loop's own rule applies.
+    the loop's own rule applies. `memory_format` is None until the model is built.
     """
 
     batch_size: int = DEFAULT_BATCH_SIZE

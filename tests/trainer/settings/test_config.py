@@ -53,6 +53,7 @@ _OTHER: dict[str, Any] = {
     "seed": 18,
     "deterministic": False,
     "compile": True,
+    "memory_format": "channels_last",
     "shards": 19,
     "threads": 20,
 }

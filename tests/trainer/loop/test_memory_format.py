@@ -1,0 +1,98 @@
+"""The memory format of a run."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.here import Here, StopAfter
+from tests.support.ranks import Ranks
+from tests.support.tiny import TINY
+from trainer.errors import Preempted, WrongUse
+from trainer.loop.memory_format import put_channels_last
+from trainer.parallel.strategy import STRATEGIES
+from trainer.settings.config import Config
+
+PICTURES = "tests.support.convolutions:Pictures"
+BF16: dict[str, Any] = {"task": PICTURES, "precision": "bf16", "threads": 1}
+
+
+def _format(here: Here, run: str = "r") -> str:
+    config, manifest = (
+        json.loads((here.path(run) / name).read_text()) for name in ("config.json", "manifest.json")
+    )
+    assert config["memory_format"] == manifest["settings"]["memory_format"]
+    return str(config["memory_format"])
+
+
+def _strides(here: Here) -> tuple[int, ...]:
+    return here.weights()["second.weight"].stride()
+
+
+def test_convolutions_in_bf16_have_the_channels_last_and_a_stop_keeps_the_bits(here: Here) -> None:
+    out = here.train("undisturbed", **BF16)
+    assert "precision  bf16, deterministic, channels last, 1 CPU thread(s) a process" in out
+    assert _format(here, "undisturbed") == "channels_last"
+    with pytest.raises(Preempted):
+        here.train(**BF16, stop=StopAfter(5))
+    here.train(**BF16)
+    assert _strides(here) == (72, 1, 24, 8)
+    assert here.digest() == here.digest("undisturbed")
+    code, out, err = here.command("verify", "runs/r")
+    assert (code, err) == (0, ""), out
+    here.train("contiguous", **BF16, memory_format="contiguous")
+    assert here.digest("contiguous") != here.digest()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"task": PICTURES, "precision": "fp32"},
+        {"task": TINY, "precision": "bf16"},
+        {"task": PICTURES, "precision": "bf16", "fields": {"views": True}},
+    ],
+    ids=["fp32", "no convolution", "a view of the pictures"],
+)
+def test_other_runs_are_contiguous(here: Here, settings: dict[str, Any]) -> None:
+    out = here.train(**settings, max_steps=2, threads=1)
+    assert _format(here) == "contiguous"
+    assert "channels last" not in out
+
+
+def test_a_run_of_an_earlier_version_stays_contiguous(here: Here) -> None:
+    here.train("undisturbed", **BF16, memory_format="contiguous")
+    with pytest.raises(Preempted):
+        here.train(**BF16, memory_format="contiguous", stop=StopAfter(5))
+    for name in ("config.json", "manifest.json"):
+        path = here.path() / name
+        content = json.loads(path.read_text())
+        del content.get("settings", content)["memory_format"]
+        path.write_text(json.dumps(content))
+    here.train(**BF16)
+    assert here.digest() == here.digest("undisturbed")
+
+
+def test_two_processes_have_the_bits_of_one(ranks: Ranks) -> None:
+    words = (PICTURES, "--precision", "bf16", "--threads", "1", "--shards", "2", "--device", "cpu")
+    digests = {ranks.train(count, *words, "--run", f"on{count}").digest for count in (1, 2)}
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("name", ["dp", "fsdp"])
+def test_strategies_that_lose_the_format_refuse_it(name: str) -> None:
+    with pytest.raises(WrongUse, match="--memory-format channels_last is not kept"):
+        STRATEGIES[name].check(Config(memory_format="channels_last"))
+    STRATEGIES["ddp"].check(Config(memory_format="channels_last"))
+
+
+def test_only_weights_of_pictures_change() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(2, 4, 3), torch.nn.Conv3d(2, 2, 3), torch.nn.Linear(3, 3)
+    )
+    before = [parameter.clone() for parameter in model.parameters()]
+    put_channels_last(model)
+    after = list(model.parameters())
+    assert after[0].stride() == (18, 1, 6, 2)
+    assert all(new.is_contiguous() for new in after[1:])
+    assert all(map(torch.equal, before, after))

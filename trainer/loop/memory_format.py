@@ -1,0 +1,87 @@
+"""Choose the memory format of a model's pictures, which a run keeps because it changes bits.
+
+The reasons are in docs/decisions/0022-the-memory-format-follows-a-rule.md.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from trainer.data.batches import training_batches
+from trainer.data.schedule import Schedule
+from trainer.loop.losses import LossModule
+from trainer.loop.out_of_memory import memory_used_up
+from trainer.parallel.strategy import Strategy
+from trainer.settings.config import CHANNELS_LAST, CONTIGUOUS, Settings
+from trainer.task import Task
+
+_EXAMPLES = 2  # for the trial; batch norm needs two
+
+
+def memory_format(
+    config: Settings,
+    task: Task,
+    model: nn.Module,
+    strategy: Strategy,
+    train: Dataset[Any],
+    schedule: Schedule,
+    workers: int,
+) -> str:
+    """Return the run's memory format, or choose it; all ranks must call this.
+
+    The choice depends only on the model, the device and the precision, so each start of a command
+    has the same bits. Convolutions in bf16 on a CPU are faster with the channels last. If a trial
+    fails, for example at `view`, the format stays contiguous.
+    """
+    if config.memory_format is not None:
+        return config.memory_format
+    if (
+        strategy.world.device.type != "cpu"
+        or config.precision != "bf16"
+        or not strategy.allows_channels_last
+        or not any(isinstance(module, nn.Conv2d) for module in model.modules())
+    ):
+        return CONTIGUOUS
+    strategy.world.seed(config.seed, "memory format")
+    loss_module = LossModule(task, copy.deepcopy(model), "cpu", torch.bfloat16)
+    put_channels_last(loss_module.model)
+    batches = _few_examples(train, schedule, strategy.world.device, workers)
+    passed = strategy.world.from_each(_trains(loss_module, batches))
+    return CHANNELS_LAST if all(passed) else CONTIGUOUS
+
+
+def put_channels_last(model: nn.Module) -> None:
+    """Store the weights of convolutions of pictures with the channels last."""
+    for parameter in model.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+
+
+def _few_examples(
+    train: Dataset[Any], schedule: Schedule, device: torch.device, workers: int
+) -> Iterator[Any]:
+    micro = schedule.micros[0]
+    micro = dataclasses.replace(micro, stop=min(micro.stop, micro.start + _EXAMPLES))
+    schedule = dataclasses.replace(schedule, micros=(micro,), total_steps=1)
+    return training_batches(train, schedule, 0, device, min(workers, 1))
+
+
+def _trains(loss_module: LossModule, batches: Iterator[Any]) -> bool:
+    """Return whether a forward and a backward of the first batch work.
+
+    The preflight check reports a mistake of the task, which fails in both formats.
+    """
+    try:
+        for batch in batches:
+            losses_B = loss_module(batch)
+            sum(loss_B.sum() for loss_B in losses_B.values() if loss_B.requires_grad).backward()
+    except Exception as error:
+        if memory_used_up(error) is not None:
+            raise
+        return False
+    return True
