@@ -198,7 +198,7 @@ test-load: $(VENV)/.dev ## The tests of test beside busy processes, to find test
 
 # Two workers, since a test waits for its containers. Each worker takes whole files, so that only one
 # of them packs the image for Apptainer.
-test-image: $(VENV)/.dev ## Build the image and run it in Docker: minutes, and 7 GB of disk (BASE_IMAGE=, PYTEST_ARGS=)
+test-image: $(VENV)/.dev ## Build the image and run it in Docker: minutes, and 12 GB of disk (BASE_IMAGE=, PYTEST_ARGS=)
 	$(VENV)/bin/python -P -m pytest -m image -n 2 --dist loadfile -rs $(PYTEST_ARGS) tests/image
 
 lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; plain English; links, code fences and HTML of the pages

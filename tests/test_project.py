@@ -35,6 +35,20 @@ def test_manifests_name_the_image_of_the_version(file: Path) -> None:
     assert {image["newTag"] for image in images} <= {_VERSION}
 
 
+def test_lines_of_the_deployment_files_fit() -> None:
+    """A line may be longer if it is one path or address."""
+    files = [path for path in (_ROOT / "deploy").rglob("*") if path.is_file()]
+    files += [*_ROOT.glob("docker-compose*.yml"), _ROOT / "Dockerfile"]
+    assert len(files) > 30
+    too_long = [
+        f"{file.relative_to(_ROOT)}:{number}"
+        for file in files
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if len(line) > 100 and " " in re.sub(r"^ *(- |ARG |[\w.-]+: )?", "", line)
+    ]
+    assert too_long == []
+
+
 @pytest.mark.parametrize("file", _WORKFLOWS, ids=lambda file: file.name)
 def test_workflows_pin_each_action_by_commit(file: Path) -> None:
     jobs = yaml.safe_load(file.read_text())["jobs"].values()

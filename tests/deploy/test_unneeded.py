@@ -74,7 +74,7 @@ def test_the_locked_packages_have_each_path(pattern: str) -> None:
 
 
 @needs_cuda_wheels
-def test_no_library_that_stays_is_linked_with_one_that_is_removed() -> None:
+def test_no_remaining_library_is_linked_with_a_removed_library() -> None:
     """Compare the names in the dynamic section of each library of torch, NVIDIA and triton."""
     if not (readelf := shutil.which("readelf")):
         pytest.skip("no readelf on PATH")
