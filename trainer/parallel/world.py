@@ -78,7 +78,10 @@ class World:
             dist.init_process_group(backend, rendezvous, TIMEOUT, world_size, rank)
             if device.type == "cuda" and world_size > 1:
                 assert dist.group.WORLD is not None
-                dist.group.WORLD._get_backend(device)._set_default_timeout(_NCCL_TIMEOUT)
+                nccl = dist.group.WORLD._get_backend(device)
+                # torch 2.11 has only the second name.
+                set_limit = getattr(nccl, "set_timeout", None) or nccl._set_default_timeout
+                set_limit(_NCCL_TIMEOUT)
                 watch_gpu(device, TIMEOUT.total_seconds())
         return cls(rank, world_size, device)
 

@@ -66,19 +66,22 @@ def test_the_watch_ends_if_the_gpu_has_failed() -> None:
             assert not thread.is_alive()
 
 
-def test_nccl_waits_longer_than_gloo_and_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["set_timeout", "_set_default_timeout"])
+def test_nccl_waits_longer_than_gloo_and_the_watch(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     limits: dict[str, Any] = {}
 
     def init(_backend: str, _where: str, timeout: timedelta, *_ranks: int) -> None:
         limits["gloo"] = timeout.total_seconds()
 
-    class Nccl:
-        def _set_default_timeout(self, timeout: timedelta) -> None:
-            limits["nccl"] = timeout.total_seconds()
+    def set_timeout(timeout: timedelta) -> None:
+        limits["nccl"] = timeout.total_seconds()
 
-    group = SimpleNamespace(WORLD=SimpleNamespace(_get_backend=lambda _device: Nccl()))
-    for name, value in {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
+    nccl = SimpleNamespace(**{name: set_timeout})
+    group = SimpleNamespace(WORLD=SimpleNamespace(_get_backend=lambda _device: nccl))
+    for variable, value in {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(variable, value)
     monkeypatch.setattr(world, "choose_device", lambda *_: torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(dist, "init_process_group", init)
@@ -88,5 +91,5 @@ def test_nccl_waits_longer_than_gloo_and_the_watch(monkeypatch: pytest.MonkeyPat
     )
     world.World.start("cuda")
     assert limits["nccl"] > limits["gloo"] == limits["cuda:0"] == 600
-    # The method exists in the installed torch, whose NCCL cannot start without a GPU.
-    assert callable(dist.ProcessGroupNCCL._set_default_timeout)
+    # The installed torch has the method, but its NCCL cannot start without a GPU.
+    assert callable(dist.ProcessGroupNCCL.set_timeout)
