@@ -186,10 +186,6 @@ def build(
     _refuse_other_weights(task, model, strategy)
     autocast_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
     keep_rnns_out_of_autocast(model, world.device.type, autocast_dtype)
-    chosen = memory_format(config, task, model, strategy, train, schedule, workers)
-    config = dataclasses.replace(config, memory_format=chosen)
-    if chosen == CHANNELS_LAST:
-        put_channels_last(model)
     if config.compile:
         model.compile()
     else:
@@ -203,6 +199,13 @@ def build(
     optimizer = _build_optimizer(task, config, model, peak)
     # Loader workers have their own copies of the datasets, so this process cannot compare them.
     read_here = {} if workers else {"train_dataset": train, "validation_dataset": validation}
+    attributes = Attributes(task, model, optimizer, read_here)
+    # Choose the memory format. A resume has no trial, so the trial must leave no trace.
+    with attributes.preserved():
+        chosen = memory_format(config, task, model, strategy, train, schedule, workers)
+    config = dataclasses.replace(config, memory_format=chosen)
+    if chosen == CHANNELS_LAST:
+        put_channels_last(model)
     return Job(
         task=task,
         config=config,
@@ -229,7 +232,7 @@ def build(
         reduction=Reduction(
             world, config.shards, config.accumulation, model, strategy.summed_parameters(model)
         ),
-        attributes=Attributes(task, model, optimizer, read_here),
+        attributes=attributes,
     )
 
 

@@ -48,10 +48,8 @@ def memory_format(
     ):
         return CONTIGUOUS
     strategy.world.seed(config.seed, "memory format")
-    loss_module = LossModule(task, copy.deepcopy(model), "cpu", torch.bfloat16)
-    put_channels_last(loss_module.model)
     batches = _few_examples(train, schedule, strategy.world.device, workers)
-    passed = strategy.world.from_each(_trains(loss_module, batches))
+    passed = strategy.world.from_each(_trains(task, model, batches))
     return CHANNELS_LAST if all(passed) else CONTIGUOUS
 
 
@@ -71,12 +69,15 @@ def _few_examples(
     return training_batches(train, schedule, 0, device, min(workers, 1))
 
 
-def _trains(loss_module: LossModule, batches: Iterator[Any]) -> bool:
-    """Return whether a forward and a backward of the first batch work.
+def _trains(task: Task, model: nn.Module, batches: Iterator[Any]) -> bool:
+    """Return whether a copy of `model` computes a forward and a backward of the first batch.
 
-    The preflight check reports a mistake of the task, which fails in both formats.
+    A model with parametrized weights may have no copy. The preflight check reports a mistake of the
+    task, which fails in both formats.
     """
     try:
+        loss_module = LossModule(task, copy.deepcopy(model), "cpu", torch.bfloat16)
+        put_channels_last(loss_module.model)
         for batch in batches:
             losses_B = loss_module(batch)
             sum(loss_B.sum() for loss_B in losses_B.values() if loss_B.requires_grad).backward()

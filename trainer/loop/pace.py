@@ -53,7 +53,7 @@ class Interval:
             return
         passed_s = now - self._since_s
         too_often = self._spent_s > _MOST_SHARE * passed_s and passed_s < _WINDOW * _RARE_S
-        if too_often and self.wish == self.factor and not self._fixed:
+        if too_often and self.wish <= self.factor and not self._fixed:
             self.wish = 2 * self.factor
         self._since_s, self._entries, self._spent_s = now, 0, 0.0
 

@@ -51,13 +51,19 @@ def test_convolutions_in_bf16_have_the_channels_last_and_a_stop_keeps_the_bits(h
         {"task": PICTURES, "precision": "fp32"},
         {"task": TINY, "precision": "bf16"},
         {"task": PICTURES, "precision": "bf16", "fields": {"views": True}},
+        {"task": PICTURES, "precision": "bf16", "fields": {"normed": True}},
     ],
-    ids=["fp32", "no convolution", "a view of the pictures"],
+    ids=["fp32", "no convolution", "a view of the pictures", "a model that has no copy"],
 )
 def test_other_runs_are_contiguous(here: Here, settings: dict[str, Any]) -> None:
     out = here.train(**settings, max_steps=2, threads=1)
     assert _format(here) == "contiguous"
     assert "channels last" not in out
+
+
+def test_the_trial_leaves_no_trace_in_the_task(here: Here) -> None:
+    with pytest.raises(WrongUse, match="scale"):
+        here.train(**{**BF16, "task": "tests.support.convolutions:Remembers"})
 
 
 def test_a_run_of_an_earlier_version_stays_contiguous(here: Here) -> None:

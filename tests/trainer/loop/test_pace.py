@@ -93,6 +93,19 @@ def test_ranks_use_the_longest_interval_that_one_wishes(monkeypatch: pytest.Monk
         assert pace.log_due(10_000) and pace.digests_due(10_000)
 
 
+def test_a_rank_may_double_an_interval_that_another_rank_has_doubled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    interval = Interval(CPU, fixed=False)
+    interval.factor = 4
+    for _ in range(16):
+        with interval.measured():
+            now[0] += 0.001
+    assert interval.wish == 8
+
+
 def _factor(
     monkeypatch: pytest.MonkeyPatch, count: int, between_s: float, entry_s: float, fixed: bool
 ) -> int:
