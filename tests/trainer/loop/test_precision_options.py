@@ -389,9 +389,9 @@ def test_a_checkpoint_that_falls_due_before_a_validation_is_not_lost(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks learn the result of a vote at the next vote, here that of the validation."""
-    votes: list[tuple[bool, ...]] = [(False, False)]
+    votes: list[tuple[int, ...]] = [(0, 0, -1, 1, 1)]  # stop, save, and the pace of the ranks
 
-    def one_later(_process: World, *requests: bool) -> list[bool]:
+    def one_later(_process: World, *requests: int) -> list[int]:
         votes.append(requests)
         return list(votes[-2])
 
