@@ -140,6 +140,7 @@ def test_a_batch_that_does_not_fit_is_a_row_without_a_result(
     assert left_over(trainbox) == []
 
 
+@pytest.mark.slow  # test_suggest.py has the search itself
 @pytest.mark.usefixtures("hungry")
 def test_suggest_tries_larger_batches_until_one_does_not_fit(
     trainbox: Trainbox, bench: ForkedCommand, monkeypatch: pytest.MonkeyPatch
