@@ -1,7 +1,6 @@
 """Define the settings of a run, and check them without torch."""
 
 import dataclasses
-import hashlib
 import importlib.util
 import json
 import math
@@ -79,6 +78,8 @@ class Config:
 
         They are part of the default name of a run.
         """
+        import hashlib  # it loads OpenSSL, which takes 8 ms
+
         # Settings with their default are left out, so that a new setting does not rename old runs.
         default = dataclasses.asdict(Config())
         settings = {

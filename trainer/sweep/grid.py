@@ -1,7 +1,6 @@
 """The definition of a sweep: the settings of each trial, by its number. Pure, without torch."""
 
 import dataclasses
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -101,6 +100,8 @@ class Sweep:
 
     def fingerprint(self) -> str:
         """Return eight hex digits of the identity, for the name of the sweep's folder."""
+        import hashlib  # it loads OpenSSL, which takes 8 ms
+
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:8]
 
 
