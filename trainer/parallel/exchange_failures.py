@@ -6,8 +6,9 @@ import torch.distributed as dist
 
 from trainer.errors import Failure, NetworkFailure, OutOfMemory, StorageFailure, WrongUse
 
-# gloo raises plain RuntimeErrors. They begin with the path of its source file.
-_OF_GLOO = re.compile(r"[\[/]gloo/")
+# gloo raises plain RuntimeErrors. They begin with the path of its source file, except for those of
+# the exchanges that are still open when another one times out.
+_OF_GLOO = re.compile(r"[\[/]gloo/|Application timeout caused pair closure")
 _NCCL_LOG = "NCCL_DEBUG=INFO logs more"
 
 

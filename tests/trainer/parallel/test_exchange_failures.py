@@ -98,6 +98,11 @@ def _nccl(kind: tuple[str, str], last: str) -> dist.DistBackendError:
             NetworkFailure,
             "Broken pipe",
         ),
+        (
+            RuntimeError("Application timeout caused pair closure"),
+            NetworkFailure,
+            "lost contact with another process: Application timeout caused pair closure",
+        ),
     ],
 )
 def test_each_reason_has_its_failure(error: RuntimeError, kind: type[Failure], text: str) -> None:
