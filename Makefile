@@ -196,6 +196,11 @@ test-slow: $(VENV)/.dev ## The other slow tests: the drill on each task, tests w
 test-load: $(VENV)/.dev ## The tests of test beside busy processes, to find tests that depend on speed (CORES=2, PYTEST_ARGS=)
 	$(VENV)/bin/python -P -m tests.support.load --cores $(or $(CORES),2) -- $(fast)
 
+# TEST_PYTHON=python3 uses a Python of this machine instead of .venv. It needs torch and pytest; the
+# checks that need other packages are skipped if these are missing.
+test-gpu: $(if $(TEST_PYTHON),,$(VENV)/.dev) ## Check Trainbox on one GPU in ten minutes; writes gpu.json and gpu.md (OUT=build/gpu, TEST_PYTHON=, PYTEST_ARGS=)
+	$(or $(TEST_PYTHON),$(VENV)/bin/python) -P -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
+
 # Two workers, since a test waits for its containers. Each worker takes whole files, so that only one
 # of them packs the image for Apptainer.
 test-image: $(VENV)/.dev ## Build the image and run it in Docker: minutes, and 12 GB of disk (BASE_IMAGE=, PYTEST_ARGS=)
@@ -256,4 +261,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	$(Q)$(install) $(progress) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: train plan sweep drill bench verify health doctor tensorboard shell benchmark build sif image folders test test-all test-faults test-slow test-load test-image lint docs lock clean help
+.PHONY: train plan sweep drill bench verify health doctor tensorboard shell benchmark build sif image folders test test-all test-faults test-slow test-load test-gpu test-image lint docs lock clean help

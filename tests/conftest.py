@@ -1,8 +1,10 @@
 """The fixtures that many tests use, and the time that a slow test has."""
 
+import os
+
 import pytest
 
-from tests.support.commands import trainbox
+from tests.support.commands import HIDDEN_GPUS, trainbox
 from tests.support.forked import command_forks, forked
 from tests.support.forked_trainings import forked_trainings
 from tests.support.nvml_stub.build import library
@@ -17,6 +19,9 @@ __all__ = [
     "ranks",
     "trainbox",
 ]
+
+os.environ |= HIDDEN_GPUS  # for trainings in the process of the tests
+collect_ignore = ["gpu"]  # the checks of `make test-gpu`, which have their own configuration
 
 _SLOW_TIMEOUT_S = 900  # on a busy machine; it only ends a test that hangs
 

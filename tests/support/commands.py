@@ -40,12 +40,19 @@ _LAUNCH_PREFIXES = (
 )
 
 
+# Tests must not see the GPUs of this machine. Only the checks of tests/gpu use them.
+HIDDEN_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
+
+
 def clean_environment(**extra: str) -> dict[str, str]:
+    """Return the environment of a command, without GPUs unless `extra` loads the NVML stub."""
     kept = {
         name: value
         for name, value in os.environ.items()
         if name not in _LAUNCH_NAMES and not name.startswith(_LAUNCH_PREFIXES)
     }
+    if "NVML_STUB_CONFIG" not in extra:
+        kept |= HIDDEN_GPUS
     # No test may reach the network: downloads are refused at once.
     return kept | {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"} | extra
 

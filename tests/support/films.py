@@ -5,7 +5,6 @@ The classes differ only by motion: a single frame does not show the class.
 
 from pathlib import Path
 
-import av
 import numpy
 from numpy.typing import NDArray
 
@@ -50,6 +49,8 @@ def write_films(folder: Path, counts: dict[str, int] = COUNTS) -> None:
 
 def encode(path: Path, frames_THW: NDArray[numpy.uint8], codec: str = "libx264") -> None:
     """Write the frames as a video; the suffix of `path` sets the container format."""
+    import av
+
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=30)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.commands import HIDDEN_GPUS
 from tests.support.tiny import TINY
 from trainer.cli.commands import main
 from trainer.records.digest import tensors_digest
@@ -180,6 +181,8 @@ def training_here(folder: Path) -> Iterator[Here]:
         for name in list(os.environ):
             if name.startswith(("TRAINBOX_", "CUDA_")) or name in _LAUNCH_NAMES:
                 patch.delenv(name)
+        for name, value in HIDDEN_GPUS.items():
+            patch.setenv(name, value)
         yield Here(folder)
     for number, handler in handlers.items():
         signal.signal(number, handler)

@@ -1,0 +1,68 @@
+"""The same bits through kills and resumes (R2, R4) on one GPU."""
+
+import json
+import signal
+import time
+
+import pytest
+
+from tests.gpu.check import Check
+from tests.gpu.digests import by_step, last
+from tests.support.commands import logged
+
+# The last digest is that of the end; --checkpoint-steps adds entries, which a resume repeats.
+_TASK = ("digits_augmented", "--max-steps", "150", "--checkpoint-steps", "25")
+_END = 150
+
+
+@pytest.mark.gpu(seconds=60, settles="R2, R4: SIGTERM, SIGKILL, verify; the manifest's record")
+def test_a_stopped_a_killed_and_an_undisturbed_run_have_the_same_bits(check: Check) -> None:
+    check.needs("sklearn", "tensorboard", "safetensors", "tqdm", "click")
+    # Three runs at the same time. Two of them are disturbed once they have a checkpoint.
+    runs = check.folder / "runs"
+    options = (*_TASK, "--log-steps", "5", "--workers", "2")
+    undisturbed = check.start_trainbox(*check.training("whole", *options))
+    for name, number, codes in (
+        ("stopped", signal.SIGTERM, (75,)),
+        ("killed", signal.SIGKILL, (-signal.SIGKILL,)),
+    ):
+        process = check.start_trainbox(*check.training(name, *options))
+        while not logged(runs / name, "train") and process.poll() is None:
+            time.sleep(0.05)
+        while process.poll() is None and logged(runs / name, "train")[-1]["step"] < 40:
+            time.sleep(0.01)
+        process.send_signal(number)
+        ended = check.finish(process, codes=(*codes, 0))
+        steps = logged(runs / name, "train")[-1]["step"]
+        check.saw(f"{name} at step {steps} of {_END}" if ended.code else f"{name} too late")
+    check.finish(undisturbed)
+    for name in ("stopped", "killed"):
+        resumed = check.trainbox(*check.training(name, *options))
+        check.saw(next((x.strip() for x in resumed.out.splitlines() if "resume" in x), "complete"))
+        assert last(runs / name) == last(runs / "whole")
+        check.trainbox("verify", str(runs / "whole"), str(runs / name))
+    assert max(by_step(runs / "whole")) == _END
+    record = json.loads((runs / "whole" / "manifest.json").read_text())["device"]
+    check.saw(f"manifest: {record}")
+    assert record["type"] == check.device
+
+
+@pytest.mark.gpu(seconds=30, settles="R1: `verify` trains the run again and compares the bits")
+def test_verify_repeats_a_run_to_the_same_bits(check: Check) -> None:
+    check.needs("sklearn", "tensorboard", "safetensors", "tqdm", "click")
+    run = check.train("r", "digits", "--epochs", "3")
+    words = ["--device", check.device, "--no-health"]
+    ended = check.trainbox("verify", str(run), *words)
+    check.saw(ended.out.strip().splitlines()[-1])
+
+
+@pytest.mark.gpu(seconds=45, settles="the drill on one GPU")
+def test_the_drill_passes(check: Check) -> None:
+    check.needs("sklearn", "tensorboard", "safetensors", "tqdm", "click")
+    words = [] if check.on_gpu else ["--cpu", "--shards", "1"]
+    steps = ["--steps", "40"] if check.on_gpu else ["--steps", "10"]
+    ended = check.trainbox(
+        "drill", "digits", *steps, "--seed", "1", *words, env={"TRAINBOX_HEALTH": "0"}
+    )
+    check.tables.append(("`trainbox drill`", ["```", *ended.out.splitlines(), "```"]))
+    assert "the same bits in all" in ended.out

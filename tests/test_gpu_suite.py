@@ -1,0 +1,246 @@
+"""The parts of `make test-gpu` that need no GPU, and its end on a machine without one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.gpu import check, digests, machine, program, rows, shared, traces
+from tests.support.commands import HIDDEN_GPUS, clean_environment
+from tests.support.paths import ROOT
+
+
+def _row(**changed: Any) -> rows.Row:
+    values = {"topic": "bits", "check": "a drill", "result": "passed", "seconds": 2.0}
+    return rows.Row(**{**values, "budget_s": 5.0, "settles": "R2", **changed})
+
+
+def _suite(out: Path, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "pytest", "-c", "tests/gpu/pytest.ini", "tests/gpu", *words],
+        cwd=ROOT,
+        env=clean_environment(OUT=str(out), **env),
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_machine_without_a_gpu_skips_each_check_with_a_reason(tmp_path: Path) -> None:
+    ended = _suite(tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert {row["topic"] for row in found["rows"]} == set(rows.TOPICS)
+    assert {row["result"] for row in found["rows"]} == {"skipped"}
+    assert all(row["reason"].startswith("no GPU: ") for row in found["rows"])
+    page = (tmp_path / "gpu.md").read_text()
+    assert page.count(" | skipped | ") == len(found["rows"]) == found["counts"]["skipped"]
+    assert page in ended.stdout
+    assert "needs several GPUs" in page
+    budget = sum(row["budget_s"] for row in found["rows"])
+    assert f"time budget: {len(found['rows'])} checks, {budget:.0f} s" in ended.stdout
+
+
+def test_a_check_that_runs_on_the_cpu_writes_what_it_has_seen(tmp_path: Path) -> None:
+    words = ("-k", "each_reading", "--verbose")
+    ended = _suite(tmp_path / "out", *words, TRAINBOX_TEST_GPU_DEVICE="cpu")
+    assert ended.returncode == 0, ended.stdout
+    (row,) = json.loads((tmp_path / "out" / "gpu.json").read_text())["rows"]
+    assert row["result"] == "skipped"
+    assert row["reason"] == "a dry run on the CPU stops here"
+    assert row["seen"][0].startswith("driver ")
+
+
+def _library(code: int) -> Any:
+    return lambda _name: SimpleNamespace(cuInit=lambda _flags: code)
+
+
+def _missing(_name: str) -> Any:
+    raise OSError("libcuda.so.1: cannot open shared object file")
+
+
+@pytest.mark.parametrize(
+    ("load", "reason"),
+    [
+        (_missing, "this machine has no NVIDIA driver (libcuda.so.1 is not found)"),
+        (_library(100), "the driver lists no GPU"),
+        (_library(34), "libcuda.so.1 is only for linking"),
+    ],
+)
+def test_no_gpu_has_a_reason(load: Any, reason: str) -> None:
+    assert machine.no_gpu(load) == f"no GPU: {reason}"
+
+
+@pytest.mark.parametrize("code", [0, 999])
+def test_a_driver_that_fails_counts_as_a_gpu(code: int) -> None:
+    assert machine.no_gpu(_library(code)) is None
+
+
+@pytest.mark.parametrize(
+    ("own", "visible"),
+    [({}, "0"), ({"CUDA_VISIBLE_DEVICES": "GPU-8f3a,GPU-11"}, "GPU-8f3a")],
+)
+def test_a_check_sees_the_first_gpu(own: dict[str, str], visible: str) -> None:
+    found = check.environment("cuda", {**own, "PYTHONPATH": "/site"})
+    assert found["CUDA_VISIBLE_DEVICES"] == visible
+    assert found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert found["PYTHONPATH"] == f"{ROOT.resolve()}{os.pathsep}/site"
+
+
+def test_a_dry_run_and_the_tests_on_the_cpu_see_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert check.environment("cpu", {})["CUDA_VISIBLE_DEVICES"] == ""
+    assert clean_environment()["CUDA_VISIBLE_DEVICES"] == ""
+    # The stub replaces the driver, and its GPUs are not those of this machine.
+    assert "CUDA_VISIBLE_DEVICES" not in clean_environment(NVML_STUB_CONFIG="x")
+
+
+def test_this_process_sees_no_gpu() -> None:
+    assert {name: os.environ.get(name) for name in HIDDEN_GPUS} == HIDDEN_GPUS
+
+
+def test_other_test_runs_do_not_collect_the_checks() -> None:
+    from tests import conftest
+
+    assert "gpu" in conftest.collect_ignore
+
+
+def test_results_are_kept_up_to_the_error(tmp_path: Path) -> None:
+    def measure(count: int) -> Any:
+        for number in range(count):
+            yield f"value {number}", number
+        raise ValueError("broken")
+
+    file = tmp_path / "results"
+    with pytest.raises(ValueError, match="broken"):
+        program.write_results(measure, {"count": 2}, file)
+    with file.open("a") as lines:
+        lines.write('["half", ')
+    assert program.read_results(file) == {"value 0": 0, "value 1": 1}
+    assert program.read_results(tmp_path / "missing") == {}
+
+
+def test_an_error_of_one_case_is_a_value() -> None:
+    def fails() -> None:
+        raise RuntimeError("no kernel image")
+
+    found = {"a": program.tried(fails), "b": program.tried(lambda: 3)}
+    assert check.errors(found) == {"a": "RuntimeError: no kernel image"}
+
+
+def test_a_row_is_one_line_of_the_table() -> None:
+    seen = ("a | b\nc", "x" * 1000)
+    lines = rows.as_markdown({"GPU": "H200"}, [_row(seen=seen), _row(result="failed", reason="no")])
+    (first, second) = [line for line in lines if line.startswith("| bits: ")]
+    assert first.startswith(r"| bits: a drill | passed | 2 of 5 s | R2 | a \| b c; xxx")
+    assert first.endswith("x ... |")
+    assert second == "| bits: a drill | failed | 2 of 5 s | R2 | no |"
+    assert "- checks: 1 passed, 1 failed, 0 skipped, 4 s" in lines
+
+
+def test_skipped_checks_and_what_needs_more_gpus_are_listed() -> None:
+    skipped = _row(result="skipped", reason="this Python has no optuna")
+    found = rows.as_json({}, [_row(), skipped])
+    assert found["counts"] == {"passed": 1, "failed": 0, "skipped": 1}
+    assert found["not_checked"]["bits: a drill"] == "this Python has no optuna"
+    assert set(found["not_checked"]) == {"bits: a drill", *rows.NEEDS_MORE}
+
+
+def test_topics_have_an_order_and_files() -> None:
+    files = {path.stem for path in (ROOT / "tests/gpu").glob("test_*.py")}
+    assert {rows.topic_of(stem) for stem in files} == set(rows.TOPICS)
+    assert rows.rank("readers") < rows.rank("speed") < rows.rank("unknown")
+
+
+def test_checks_have_a_limit() -> None:
+    assert check.limit_s(10) == 60
+    assert check.limit_s(80) == 160
+    assert check.limit_s(10, "cpu") == 600
+
+
+def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+    running = check.Check("cpu", tmp_path, deadline_s=0)
+    process = running.start("-c", "import time; time.sleep(60)")
+    with pytest.raises(pytest.fail.Exception, match="no end before the limit"):
+        running.finish(process)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_command_that_fails_shows_its_last_line_first(tmp_path: Path) -> None:
+    running = check.Check("cpu", tmp_path, deadline_s=1e12)
+    process = running.start("-c", "import sys; print('out'); sys.exit('the reason')")
+    with pytest.raises(pytest.fail.Exception, match=r"exit code 1: the reason\n"):
+        running.finish(process)
+    assert running.finish(process, codes=(1,)).out == "out\n"
+
+
+def test_a_missing_module_skips_the_check(tmp_path: Path) -> None:
+    running = check.Check("cpu", tmp_path, deadline_s=0)
+    running.needs("json")
+    with pytest.raises(pytest.skip.Exception, match="this Python has no nosuchmodule"):
+        running.needs("json", "nosuchmodule")
+
+
+def test_digests_of_runs_are_compared(tmp_path: Path) -> None:
+    entry = {"model": "a" * 64, "optimizer": "b" * 64, "order": "c" * 64}
+    lines = [{"step": 0, **entry}, {"step": 5, **entry, "failed_allocations": 2}]
+    (tmp_path / "digests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    short = " ".join(letter * 16 for letter in "abc")
+    assert digests.by_step(tmp_path) == {0: short, 5: short}
+    assert digests.last(tmp_path) == f"step 5: {short}"
+    assert digests.failed_allocations(tmp_path) == 2
+    assert digests.differing([{"x": 1, "y": 2}, {"x": 1, "y": 3, "z": 4}]) == ["y", "z"]
+    assert digests.differing([{"x": 1}, {"x": 1}]) == []
+
+
+def _event(kind: str, name: str, ts: float, dur: float, stream: int, size: int = 0) -> Any:
+    return {"cat": kind, "name": name, "ts": ts, "dur": dur,
+            "args": {"stream": stream, "bytes": size}}  # fmt: skip
+
+
+def test_the_overlap_of_copies_and_kernels_is_measured() -> None:
+    events = [
+        _event("kernel", "gemm", 0, 100, 7),
+        _event("kernel", "relu", 50, 100, 7),
+        _event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 100, 100, 13, 4096),
+        _event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 160, 10, 13, 4),
+        _event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 0, 999, 13, 4096),
+        {"cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 5},
+    ]
+    found = traces.summary(events, steps=2, least_bytes=100)
+    assert found == {
+        "kernels_per_step": 1.0,
+        "busy_share": 1.0,
+        "copies": 1,
+        "copied_ms": 0.1,
+        "overlap_share": 0.5,
+        "own_stream": True,
+        "kinds": ["Memcpy HtoD (Pinned -> Device)"],
+    }
+    assert traces.summary([], steps=2)["busy_share"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("version", "shares"), [("2.28.9", False), ("2.30.7", True), ("3.0", True)]
+)
+def test_nccl_shares_a_gpu_from_2_30_on(version: str, shares: bool) -> None:
+    assert shared.nccl_shares_a_gpu(version) is shares
+
+
+def test_ranks_that_share_a_gpu_have_the_variables_of_torchrun(tmp_path: Path) -> None:
+    found = shared.rank_environment(1, 2, tmp_path / "store", "ddp", "cuda", "nccl")
+    assert (found["RANK"], found["LOCAL_RANK"], found["WORLD_SIZE"]) == ("1", "1", "2")
+    assert found["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
+    alone = shared.rank_environment(0, 1, tmp_path / "store", "ddp", "cuda", "nccl")
+    assert "NCCL_MULTI_RANK_GPU_ENABLE" not in alone
+
+
+def test_the_gpu_is_needed_beyond_a_dry_run(tmp_path: Path) -> None:
+    check.Check("cuda", tmp_path, deadline_s=0).needs_gpu()
+    with pytest.raises(pytest.skip.Exception, match="a dry run"):
+        check.Check("cpu", tmp_path, deadline_s=0).needs_gpu()
