@@ -46,10 +46,10 @@ class GpuReader:
         return found
 
     def close(self) -> None:
-        """End the thread. If a call hangs, the thread ends when the call returns."""
+        """End the thread. If a call hangs, do not wait long: the thread ends when it returns."""
         self._questions.put(False)
         if self._uuids and not self._waiting:
-            self._thread.join()
+            self._thread.join(_NEXT_S)
 
     def _answer(self) -> None:
         import pynvml

@@ -33,13 +33,15 @@ class TensorBoardLog:
 
         The numbers of a list `name_each` are written as `kind/name/0` and so on.
         """
-        numbers: dict[str, float] = {}
+        flat: dict[str, Any] = {}
         for name, value in values.items():
-            listed = value if isinstance(value, list) else []
-            own = {f"{name.removesuffix('_each')}/{i}": each for i, each in enumerate(listed)}
-            for tag, number in (own or {name: value}).items():
-                if isinstance(number, int | float):
-                    numbers[f"{kind}/{tag}"] = number
+            if name.endswith("_each"):
+                flat |= {f"{name.removesuffix('_each')}/{i}": each for i, each in enumerate(value)}
+            else:
+                flat[name] = value
+        numbers = {
+            f"{kind}/{name}": value for name, value in flat.items() if isinstance(value, int | float)
+        }
         self._write(lambda board: _write_scalars(board, numbers, step))
 
     def text(self, name: str, text: str, step: int, time_unix_s: float | None) -> None:
