@@ -40,7 +40,9 @@ class TensorBoardLog:
             else:
                 flat[name] = value
         numbers = {
-            f"{kind}/{name}": value for name, value in flat.items() if isinstance(value, int | float)
+            f"{kind}/{tag}": number
+            for tag, number in flat.items()
+            if isinstance(number, int | float)
         }
         self._write(lambda board: _write_scalars(board, numbers, step))
 
