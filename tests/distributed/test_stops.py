@@ -20,7 +20,7 @@ _SHAKY = (
     "--workers",
     "2",
     "--max-steps",
-    "90",
+    "100",
     "--checkpoint-steps",
     "30",
     "--device",
@@ -48,7 +48,7 @@ def _check_resumed(ranks: Ranks, steps: list[int], undisturbed: tuple[str, list[
     assert resumed.digest == undisturbed[0]
     losses = [entry["loss"] for entry in ranks.entries("r", "validation")]
     assert losses == undisturbed[1]
-    assert [entry["step"] for entry in ranks.entries("r", "train")] == list(range(1, 91))
+    assert [entry["step"] for entry in ranks.entries("r", "train")] == list(range(1, 101))
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,11 @@ def test_a_signal_to_the_command_reaches_all_ranks_and_the_run_resumes_to_the_sa
     assert "-> torchrun DDP over gloo, 2 processes\n" in stopped.out
     assert "Traceback" not in stopped.err
     step = trainbox.entries("r", "train")[-1]["step"]
-    assert 51 <= step < 90  # the ranks agree on a stop at their second vote after it
+    # The ranks agree on a stop at their second vote after it. The longest intervals before that end
+    # at steps 62 and 94, however fast the steps are.
+    assert 51 <= step <= 94
     assert [line for line in messages(stopped) if "stopped by " in line] == [
-        f"trainbox: stopped by {number.name} at step {step} of 90, checkpoint saved: "
+        f"trainbox: stopped by {number.name} at step {step} of 100, checkpoint saved: "
         "resume with the same command"
     ]
     assert job.living() == []

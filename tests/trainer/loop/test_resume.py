@@ -62,7 +62,7 @@ def test_a_signal_saves_and_the_same_command_resumes_to_the_same_bits(
     assert stopped.codes == [75] * count, stopped
     last_step = _steps(ranks.folder)[-1]
     # Two ranks agree on a stop at their second vote after it.
-    assert last_step == 50 if count == 1 else 51 <= last_step < 100
+    assert last_step == 50 if count == 1 else 51 <= last_step <= 94
     for err in stopped.errs:
         assert f"trainbox: stopped by {number.name} at step {last_step} of 100, checkpoint" in err
         assert "checkpoint saved: resume with the same command" in err
