@@ -44,6 +44,7 @@ def test_a_machine_without_a_gpu_skips_each_check_with_a_reason(tmp_path: Path) 
     assert "needs several GPUs" in page
     budget = sum(row["budget_s"] for row in found["rows"])
     assert f"time budget: {len(found['rows'])} checks, {budget:.0f} s" in ended.stdout
+    assert budget <= 570  # so that one command of ten minutes runs all checks
 
 
 def test_a_check_that_runs_on_the_cpu_writes_what_it_has_seen(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ _TASK = ("digits_augmented", "--max-steps", "150", "--checkpoint-steps", "25")
 _END = 150
 
 
-@pytest.mark.gpu(seconds=60, settles="R2, R4: SIGTERM, SIGKILL, verify; the manifest's record")
+@pytest.mark.gpu(seconds=30, settles="R2, R4: SIGTERM, SIGKILL, verify; the manifest's record")
 def test_a_stopped_a_killed_and_an_undisturbed_run_have_the_same_bits(check: Check) -> None:
     check.needs("sklearn", "tensorboard", "safetensors", "tqdm", "click")
     # Three runs at the same time. Two of them are disturbed once they have a checkpoint.
@@ -47,7 +47,7 @@ def test_a_stopped_a_killed_and_an_undisturbed_run_have_the_same_bits(check: Che
     assert record["type"] == check.device
 
 
-@pytest.mark.gpu(seconds=30, settles="R1: `verify` trains the run again and compares the bits")
+@pytest.mark.gpu(seconds=18, settles="R1: `verify` trains the run again and compares the bits")
 def test_verify_repeats_a_run_to_the_same_bits(check: Check) -> None:
     check.needs("sklearn", "tensorboard", "safetensors", "tqdm", "click")
     run = check.train("r", "digits", "--epochs", "3")
@@ -56,7 +56,7 @@ def test_verify_repeats_a_run_to_the_same_bits(check: Check) -> None:
     check.saw(ended.out.strip().splitlines()[-1])
 
 
-@pytest.mark.gpu(seconds=45, settles="the drill on one GPU")
+@pytest.mark.gpu(seconds=30, settles="the drill on one GPU")
 def test_the_drill_passes(check: Check) -> None:
     check.needs("sklearn", "tensorboard", "safetensors", "tqdm", "click")
     words = [] if check.on_gpu else ["--cpu", "--shards", "1"]

@@ -5,7 +5,7 @@ import pytest
 from tests.gpu.check import Check
 
 
-@pytest.mark.gpu(seconds=20, settles="a save during training is exact; its pause (benchmarks.md)")
+@pytest.mark.gpu(seconds=12, settles="a save during training is exact; its pause (benchmarks.md)")
 def test_each_checkpoint_has_the_weights_of_its_step(check: Check) -> None:
     check.needs("tensorboard", "safetensors", "tqdm")
     found = check.program("saves", folder=str(check.folder), layers=25 if check.on_gpu else 1)

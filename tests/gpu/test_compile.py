@@ -8,7 +8,7 @@ from tests.gpu.check import Check
 from tests.gpu.digests import by_step
 
 
-@pytest.mark.gpu(seconds=60, settles="G8: --compile is deterministic across processes")
+@pytest.mark.gpu(seconds=35, settles="G8: --compile is deterministic across processes")
 def test_compiled_trainings_have_the_same_bits_in_two_processes(check: Check) -> None:
     check.needs("sklearn", "tensorboard", "safetensors", "tqdm", "click")
     if check.on_gpu:

@@ -6,7 +6,7 @@ from tests.gpu.check import Check, errors
 from tests.gpu.rows import table
 
 
-@pytest.mark.gpu(seconds=30, settles="G15: copies of batches overlap, and use pinned memory")
+@pytest.mark.gpu(seconds=15, settles="G15: copies of batches overlap, and use pinned memory")
 def test_copies_of_batches_overlap_with_the_computation(check: Check) -> None:
     check.needs("tensorboard", "safetensors", "tqdm")
     small = {} if check.on_gpu else {"examples": 64, "width": 1}

@@ -8,7 +8,7 @@ from tests.gpu.rows import table
 _ROOM_MIB = 560  # the whole batch of `Wide` needs about 1 GiB, and a part of 16 examples 250 MiB
 
 
-@pytest.mark.gpu(seconds=25, settles="G2, G3: cuDNN under pressure, the texts of its errors")
+@pytest.mark.gpu(seconds=15, settles="G2, G3: cuDNN under pressure, the texts of its errors")
 def test_convolutions_without_memory_have_the_same_bits_or_a_sign(check: Check) -> None:
     found = check.program("convolutions")
     check.tables.append(
@@ -21,7 +21,7 @@ def test_convolutions_without_memory_have_the_same_bits_or_a_sign(check: Check) 
     assert not [n for n, text in found.items() if text.startswith("OTHER BITS")]
 
 
-@pytest.mark.gpu(seconds=40, settles="batch-size.md: a cut batch, and pressure in mid-run (G2, G3)")
+@pytest.mark.gpu(seconds=30, settles="batch-size.md: a cut batch, and pressure in mid-run (G2, G3)")
 def test_a_batch_that_does_not_fit_has_the_bits_of_accumulation(check: Check) -> None:
     check.needs("tensorboard", "safetensors", "tqdm")
     found = check.program("memory", folder=str(check.folder), room_mib=_ROOM_MIB)

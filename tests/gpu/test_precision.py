@@ -5,10 +5,10 @@ import pytest
 from tests.gpu.check import Check, errors
 from tests.gpu.digests import differing
 
-_FP32_ERROR, _TF32_ERROR = 1e-5, 5e-5  # float32 is below the first, TF32 above the second
+_FP32_ERROR, _TF32_ERROR = 2e-5, 5e-5  # float32 is below the first, TF32 above the second
 
 
-@pytest.mark.gpu(seconds=12, settles="--precision fp32 and tf32 are what they are called (G7)")
+@pytest.mark.gpu(seconds=8, settles="--precision fp32 and tf32 are what they are called (G7)")
 def test_fp32_is_exact_and_tf32_is_not(check: Check) -> None:
     found = check.program("arithmetic")
     for name, value in found.items():
@@ -24,7 +24,7 @@ def test_fp32_is_exact_and_tf32_is_not(check: Check) -> None:
     assert found["tf32 convolution"] > _TF32_ERROR
 
 
-@pytest.mark.gpu(seconds=80, settles="R1: each task in each precision, twice; no RNN in fp16 (G6)")
+@pytest.mark.gpu(seconds=58, settles="R1: each task in each precision, twice; no RNN in fp16 (G6)")
 def test_each_task_has_the_same_bits_in_two_processes(check: Check) -> None:
     check.needs("sklearn", "torchvision", "tensorboard", "safetensors", "tqdm")
     halves = [("fp32", "tf32"), ("bf16", "fp16")] if check.on_gpu else [("fp32",), ("bf16",)]

@@ -23,7 +23,7 @@ def _runs(check: Check) -> Path:
     return check.folder / "runs"
 
 
-@pytest.mark.gpu(seconds=60, settles="R3: 1, 2 and 4 ranks over gloo, with kills, same bits")
+@pytest.mark.gpu(seconds=35, settles="R3: 1, 2 and 4 ranks over gloo, with kills, same bits")
 def test_ranks_over_gloo_have_the_bits_of_one_process(check: Check) -> None:
     check.needs(*_NEEDS)
     # One process, two and four ranks at the same time, and then a run that moves between them.
@@ -43,7 +43,7 @@ def test_ranks_over_gloo_have_the_bits_of_one_process(check: Check) -> None:
     check.saw(f"2 ranks, 4 ranks and 1 -> 4 -> 2 ranks have the bits of one process: {whole}")
 
 
-@pytest.mark.gpu(seconds=20, settles="a rank that uses up its memory: all ranks cut the batch")
+@pytest.mark.gpu(seconds=15, settles="a rank that uses up its memory: all ranks cut the batch")
 def test_all_ranks_cut_the_batch_if_one_has_no_memory(check: Check) -> None:
     check.needs(*_NEEDS)
     small = () if check.on_gpu else ("--set", "size=8", "--set", "channels=4")
@@ -61,7 +61,7 @@ def test_all_ranks_cut_the_batch_if_one_has_no_memory(check: Check) -> None:
     assert last(_runs(check) / "cut") == last(_runs(check) / "given")
 
 
-@pytest.mark.gpu(seconds=40, settles="G4: a stopped rank ends the others with exit code 7")
+@pytest.mark.gpu(seconds=25, settles="G4: a stopped rank ends the others with exit code 7")
 def test_a_rank_that_hangs_ends_the_others_with_exit_code_7(check: Check) -> None:
     check.needs(*_NEEDS)
     env = {"SHARED_TIMEOUT_S": "10"}
@@ -74,7 +74,7 @@ def test_a_rank_that_hangs_ends_the_others_with_exit_code_7(check: Check) -> Non
     assert ended.code == 7, ended
 
 
-@pytest.mark.gpu(seconds=30, settles="--strategy fsdp on GPU tensors, where gloo supports it")
+@pytest.mark.gpu(seconds=12, settles="--strategy fsdp on GPU tensors, where gloo supports it")
 def test_fsdp_over_gloo_repeats_its_bits(check: Check) -> None:
     check.needs(*_NEEDS)
     words = ("digits", "--max-steps", "10", "--digest-steps", "5", "--threads", "1")
@@ -92,7 +92,7 @@ def test_fsdp_over_gloo_repeats_its_bits(check: Check) -> None:
     assert one == other
 
 
-@pytest.mark.gpu(seconds=20, settles="one NCCL rank: file store, heartbeat, group at the end")
+@pytest.mark.gpu(seconds=12, settles="one NCCL rank: file store, heartbeat, group at the end")
 def test_one_nccl_rank_has_the_bits_of_a_single_process(check: Check) -> None:
     check.needs(*_NEEDS)
     backend = "nccl" if check.on_gpu else "gloo"
@@ -104,7 +104,7 @@ def test_one_nccl_rank_has_the_bits_of_a_single_process(check: Check) -> None:
     assert last(_runs(check) / "nccl") == last(_runs(check) / "alone")
 
 
-@pytest.mark.gpu(seconds=60, settles="the exchange over NCCL: bits of one process, exit codes")
+@pytest.mark.gpu(seconds=35, settles="the exchange over NCCL: bits of one process, exit codes")
 def test_ranks_over_nccl_on_one_gpu_have_the_bits_of_one_process(check: Check) -> None:
     check.needs(*_NEEDS)
     check.needs_gpu()

@@ -12,7 +12,7 @@ from tests.gpu.rows import table
 _HIDDEN = {3: "not supported", 4: "no permission", 13: "not in this driver"}
 
 
-@pytest.mark.gpu(seconds=10, settles="health.md: which values a driver reports, and their cost")
+@pytest.mark.gpu(seconds=5, settles="health.md: which values a driver reports, and their cost")
 def test_each_reading_of_the_driver_is_a_value_or_a_known_refusal(check: Check) -> None:
     check.needs("pynvml")
     found = check.program("readers")
@@ -41,7 +41,7 @@ def _shown(reading: dict[str, object]) -> str:
     return f"{reading['code']}: {reading['value']}" if "code" in reading else f"{reading['value']}"
 
 
-@pytest.mark.gpu(seconds=15, settles="exit codes and times of the commands that train nothing")
+@pytest.mark.gpu(seconds=10, settles="exit codes and times of the commands that train nothing")
 def test_health_plan_and_doctor_accept_this_gpu(check: Check) -> None:
     check.needs("click", "pynvml")
     commands = {
@@ -68,7 +68,7 @@ def test_health_plan_and_doctor_accept_this_gpu(check: Check) -> None:
     assert not refused
 
 
-@pytest.mark.gpu(seconds=40, settles="health.md: the tests of a GPU by computing on it")
+@pytest.mark.gpu(seconds=28, settles="health.md: the tests of a GPU by computing on it")
 def test_the_deep_check_passes(check: Check) -> None:
     words = [] if check.on_gpu else ["--processes", "1"]
     ended = check.trainbox("health", "--deep", *words)
@@ -77,7 +77,7 @@ def test_the_deep_check_passes(check: Check) -> None:
     )
 
 
-@pytest.mark.gpu(seconds=10, settles="V100 and older: the gate compares the architectures")
+@pytest.mark.gpu(seconds=6, settles="V100 and older: the gate compares the architectures")
 def test_torch_has_code_for_this_gpu_and_both_packages_agree(check: Check) -> None:
     found = check.program("architectures")
     check.saw(f"the launcher reads {found['launcher']}, torch {found['torch']}")

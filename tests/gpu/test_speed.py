@@ -6,7 +6,7 @@ from tests.gpu.check import Check, errors
 from tests.gpu.rows import table
 
 
-@pytest.mark.gpu(seconds=70, settles="benchmarks.md: loop by hand, CUDA graphs, cost of records")
+@pytest.mark.gpu(seconds=50, settles="benchmarks.md: loop by hand, CUDA graphs, cost of records")
 def test_steps_per_second(check: Check) -> None:
     check.needs("sklearn", "tensorboard", "safetensors", "tqdm")
     seconds = 1.5 if check.on_gpu else 0.3
@@ -43,7 +43,7 @@ def test_steps_per_second(check: Check) -> None:
     assert not failed
 
 
-@pytest.mark.gpu(seconds=30, settles="gpu.md section 3: kernels of a step, and the GPU's idle time")
+@pytest.mark.gpu(seconds=15, settles="gpu.md section 3: kernels of a step, and the GPU's idle time")
 def test_kernels_of_a_step(check: Check) -> None:
     check.needs("sklearn", "tensorboard", "safetensors", "tqdm")
     cases = {

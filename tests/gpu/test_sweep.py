@@ -8,7 +8,7 @@ from tests.gpu.digests import last
 _TASK = ("digits", "--epochs", "2", "--threads", "1")
 
 
-@pytest.mark.gpu(seconds=30, settles="sweep.md, G12: a trial has the bits of `train`")
+@pytest.mark.gpu(seconds=20, settles="sweep.md, G12: a trial has the bits of `train`")
 def test_each_trial_of_four_on_one_gpu_has_the_bits_of_train(check: Check) -> None:
     check.needs("optuna", "sklearn", "tensorboard", "safetensors", "tqdm", "click")
     trials = 4 if check.on_gpu else 2

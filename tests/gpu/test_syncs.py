@@ -10,7 +10,7 @@ _STEPS = 40
 _ALLOWED = {"--skip-nonfinite": 1}
 
 
-@pytest.mark.gpu(seconds=30, settles="gpu.md section 2: a step without a wait of the host")
+@pytest.mark.gpu(seconds=25, settles="gpu.md section 2: a step without a wait of the host")
 def test_steps_do_not_wait_for_the_gpu(check: Check) -> None:
     check.needs("sklearn", "tensorboard", "safetensors", "tqdm")
     found = check.program("syncs", folder=str(check.folder))

@@ -12,7 +12,7 @@ from tests.support.commands import logged
 _SECONDS = 12  # of full load: more than two samples of the watch
 
 
-@pytest.mark.gpu(seconds=30, settles="faults.md: no event beside full load; energy and figures")
+@pytest.mark.gpu(seconds=25, settles="faults.md: no event beside full load; energy and figures")
 def test_the_watch_reports_nothing_about_a_healthy_busy_gpu(check: Check) -> None:
     check.needs("sklearn", "tensorboard", "safetensors", "tqdm", "click", "pynvml")
     run = check.folder / "runs" / "r"
