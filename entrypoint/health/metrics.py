@@ -55,7 +55,10 @@ class Latest(Collector):
     def page(self, path: str, headers: Mapping[str, str]) -> Page:
         """Return /metrics or /healthz."""
         if path == "/metrics":
-            encoder, content_type = choose_encoder(headers.get("accept", ""))
+            try:
+                encoder, content_type = choose_encoder(headers.get("accept", ""))
+            except (TypeError, ValueError):  # a version that is not a number
+                encoder, content_type = choose_encoder("")
             return Page("200 OK", content_type, encoder(self._registry))
         status, text = (
             self.healthz() if path == "/healthz" else ("404 Not Found", "/healthz or /metrics")

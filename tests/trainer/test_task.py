@@ -581,6 +581,7 @@ def test_a_module_of_the_current_folder_comes_last(
             r"loss 'mse' is a float: return a tensor of shape \(B,\), one value per example",
         ),
         ({"a": torch.ones(4), "aux": 0.5}, r"loss 'aux' is a float: return a tensor"),
+        ({"mse": torch.ones(4) * 1j}, "loss 'mse' is complex: return real numbers"),
         (
             {"mse": torch.ones(4)},
             "no loss depends on a trained parameter: compute mse from",

@@ -46,6 +46,12 @@ class LossModule(nn.Module):
         with autocast(self.device_type, self.autocast_dtype):
             losses_B = self.task.losses(self.model, batch)
         try:
+            for name, loss_B in losses_B.items():
+                if loss_B.is_complex():  # float() would drop the imaginary part
+                    raise WrongUse(
+                        f"task {type(self.task).__name__}: loss {name!r} is complex: return real "
+                        "numbers, such as its abs()"
+                    )
             return {name: loss_B.float() for name, loss_B in losses_B.items()}
         except AttributeError:
             _check_types(self.task, losses_B)

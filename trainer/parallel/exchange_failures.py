@@ -6,9 +6,12 @@ import torch.distributed as dist
 
 from trainer.errors import Failure, NetworkFailure, OutOfMemory, StorageFailure, WrongUse
 
-# gloo raises plain RuntimeErrors. They begin with the path of its source file, except for those of
-# the exchanges that are still open when another one times out.
-_OF_GLOO = re.compile(r"[\[/]gloo/|Application timeout caused pair closure")
+# gloo raises plain RuntimeErrors. They name its source file in brackets, except for those of the
+# exchanges that are still open when another one times out. A task's own error may contain a path
+# such as /data/gloo/index.json.
+_OF_GLOO = re.compile(
+    r"\[[^\]\n]*\bgloo/[^\]\n]*\.(cc|cu|h)\b|Application timeout caused pair closure"
+)
 _NCCL_LOG = "NCCL_DEBUG=INFO logs more"
 
 

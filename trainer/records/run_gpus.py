@@ -48,6 +48,7 @@ class RunGpus:
         own = strategy.own_gpus()
         self._reader = GpuReader([uuid for uuid, _ in own])
         self._begin: list[float] | None = None  # each GPU's energy counter in joules, or NaN
+        self._newest: list[float] = []  # the last known value of each counter, or NaN
         self._used: list[float] = []  # joules of each GPU since `_begin`, or NaN
         self._written_s = time.monotonic()
         self.all: list[RunGpu] = []
@@ -145,7 +146,16 @@ class RunGpus:
         columns = rows.T.tolist()
         energy_j = columns[-1]
         if self._begin is None:
-            self._begin = energy_j
+            self._begin = self._newest = energy_j
+        # A counter that falls was reset, and what the GPU used before is not known.
+        self._begin = [
+            math.nan if now < before else first
+            for now, before, first in zip(energy_j, self._newest, self._begin, strict=True)
+        ]
+        self._newest = [
+            before if math.isnan(now) else now
+            for now, before in zip(energy_j, self._newest, strict=True)
+        ]
         self._used = [now - first for now, first in zip(energy_j, self._begin, strict=True)]
         return tuple([None if math.isnan(x) else x for x in column] for column in columns)
 
@@ -179,7 +189,7 @@ def _earlier_joules(folder: RunFolder) -> dict[str, float]:
             str(gpu["uuid"]): math.nan if gpu["kwh"] is None else gpu["kwh"] * _JOULES_PER_KWH
             for gpu in gpus
         }
-    except (AttributeError, KeyError, TypeError):  # edited by hand
+    except (AttributeError, KeyError, OverflowError, TypeError):  # edited by hand
         return {}
 
 

@@ -183,3 +183,8 @@ def test_the_metrics_have_prometheus_units() -> None:
     }
     openmetrics = latest().page("/metrics", {"accept": "application/openmetrics-text"})
     assert openmetrics.body.decode().endswith("# EOF\n")
+
+
+def test_a_client_with_an_invalid_version_gets_the_plain_format() -> None:
+    accept = "application/openmetrics-text;version=one"
+    assert latest().page("/metrics", {"accept": accept}).content_type.startswith("text/plain")

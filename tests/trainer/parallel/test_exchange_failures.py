@@ -114,7 +114,13 @@ def test_each_reason_has_its_failure(error: RuntimeError, kind: type[Failure], t
 
 @pytest.mark.parametrize(
     "error",
-    [RuntimeError("Broken pipe"), RuntimeError("a gloomy day"), ConnectionResetError("x")],
+    [
+        RuntimeError("Broken pipe"),
+        RuntimeError("a gloomy day"),
+        RuntimeError("cannot parse /data/gloo/index.json"),
+        RuntimeError("[/data/gloo/part.bin] is not a picture"),
+        ConnectionResetError("x"),
+    ],
 )
 def test_an_error_of_another_kind_is_left_to_others(error: Exception) -> None:
     assert exchange_failure(error) is None

@@ -206,6 +206,26 @@ def test_energy_that_a_gpu_does_not_count_is_not_measured(
     assert "energy_kwh" not in here.entries("train")[0]
 
 
+def test_energy_is_not_measured_if_a_counter_is_reset(
+    here: Here, put: Put, on: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counter falls at the second batch, and then rises above its first value."""
+    batches = trainer.loop.fit.training_batches
+
+    def resetting(*arguments: Any) -> Iterator[Any]:
+        for counted_kwh, batch in zip((5, 1, 9), batches(*arguments), strict=False):
+            put("h100", {"gpu0.energy_mj": int(counted_kwh * KWH)})
+            yield batch
+
+    monkeypatch.setattr(trainer.loop.fit, "training_batches", resetting)
+    put("h100", {"gpu0.energy_mj": int(4 * KWH)})
+    on(UUIDS[0])
+    printed = here.train(max_steps=3, log_steps=1)
+    assert "energy     not measured" in printed.splitlines()
+    assert [entry.get("energy_kwh") for entry in here.entries("train")] == [1.0, None, None]
+    assert energy(here)["kwh"] is None
+
+
 def test_a_slice_has_memory_and_no_utilisation(
     here: Here, put: Put, on: Callable[..., None]
 ) -> None:
