@@ -37,6 +37,23 @@ class Gpu:
         return f"{self.index}" if self.mig_index is None else f"{self.index}:{self.mig_index}"
 
 
+@dataclass(frozen=True)
+class Detection:
+    """The GPUs and the driver's version, or why no GPU was found.
+
+    Attributes:
+        absent: set on a host without an NVIDIA driver, where training on the CPU is fine.
+        broken: set if the driver is installed but does not work. Training on the CPU would hide it.
+        code: NVML's error number if the driver is broken.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    driver_version: str | None = None
+    absent: str | None = None
+    broken: str | None = None
+    code: int = 0
+
+
 def labels(gpus: Sequence[Gpu]) -> str:
     return " ".join(gpu.label for gpu in gpus) or "none"
 

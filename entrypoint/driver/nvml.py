@@ -6,32 +6,14 @@ A call may hang, so `entrypoint.driver.process` runs this module in a process of
 import contextlib
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pynvml
 
-from entrypoint.driver.gpus import Gpu
+from entrypoint.driver.gpus import Detection, Gpu
 from entrypoint.driver.readers import DRIVER_READERS, READERS
 from entrypoint.driver.readings import NOT_NVML, Readings, Sample, Unread, Value
-
-
-@dataclass(frozen=True)
-class Detection:
-    """The GPUs and the driver's version, or why no GPU was found.
-
-    Attributes:
-        absent: set on a host without an NVIDIA driver, where training on the CPU is fine.
-        broken: set if the driver is installed but does not work. Training on the CPU would hide it.
-        code: NVML's error number if the driver is broken.
-    """
-
-    gpus: tuple[Gpu, ...] = ()
-    driver_version: str | None = None
-    absent: str | None = None
-    broken: str | None = None
-    code: int = 0
-
 
 _REMEDIES = {
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was updated under "

@@ -16,16 +16,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from entrypoint.driver.gpus import Gpu, visible_gpus
+from entrypoint.driver.gpus import Detection, Gpu, visible_gpus
 from entrypoint.driver.readings import Sample
 from entrypoint.errors import HardwareMissing, InvalidRequest
 from entrypoint.system.commands import command_of
 from entrypoint.system.processes import die_with_parent
-
-if TYPE_CHECKING:
-    from entrypoint.driver.nvml import Detection
 
 # The time for one answer. A healthy driver takes milliseconds. Without persistence mode it first
 # wakes each GPU, which takes seconds.
@@ -200,7 +197,7 @@ class Driver:
         self._start(forks=False)
         return True
 
-    def detect(self) -> "Detection":
+    def detect(self) -> Detection:
         """Return the GPUs that the driver lists. Raise NoAnswer after the deadline."""
         self.ask("detect")
         found: Detection = self.answer()
@@ -328,7 +325,7 @@ def _read_exactly(end: int, size: int) -> bytes:
     return parts
 
 
-def detect(driver: Driver) -> "Detection":
+def detect(driver: Driver) -> Detection:
     """Return the GPUs that the driver lists.
 
     Raises:
@@ -345,7 +342,7 @@ def detect(driver: Driver) -> "Detection":
     return found
 
 
-def visible_to_cuda(found: "Detection") -> tuple[Gpu, ...]:
+def visible_to_cuda(found: Detection) -> tuple[Gpu, ...]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves."""
     return visible_gpus(found.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from entrypoint.driver.gpus import Gpu, select, visible_gpus
+from entrypoint.driver.gpus import Detection, Gpu, select, visible_gpus
 from entrypoint.driver.process import Driver, NoAnswer
 from entrypoint.driver.readings import Sample, Unread
 from entrypoint.errors import HardwareMissing
@@ -24,9 +24,6 @@ from entrypoint.health.rules.machine import (
 )
 from entrypoint.health.rules.table import names_to_read, rules_for
 from entrypoint.health.verdict import Finding, Mode, Result, Verdict
-
-if TYPE_CHECKING:
-    from entrypoint.driver.nvml import Detection
 
 NO_ANSWER = 10  # NVML's TIMEOUT, for a driver that does not answer
 _DESCRIBING = (
@@ -116,7 +113,7 @@ def choose(
 
 
 def about(
-    found: "Detection",
+    found: Detection,
     question: Question,
     cuda_visible_devices: str | None,
     gpus: int | str | None,

@@ -16,8 +16,7 @@ import entrypoint.cli.commands
 import entrypoint.cli.health
 import trainer.cli.commands
 import trainer.cli.options
-from entrypoint.driver.gpus import Gpu
-from entrypoint.driver.nvml import Detection
+from entrypoint.driver.gpus import Detection, Gpu
 from tests.support.commands import Ended, Trainbox, clean_environment
 from tests.support.forked import CHECKS_HERE
 from trainer.task import built_in_tasks

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import clean_environment
+from tests.support.nvml_stub.build import stub_env, write_config
 
 # Orphans of the command become children of this program, which counts them.
 _COUNT_ORPHANS = """
@@ -47,3 +48,26 @@ def test_no_process_is_left_when_a_command_ends(arguments: tuple[str, ...], tmp_
         timeout=120,
     )
     assert counted.stdout == "0\n"
+
+
+def test_only_the_process_that_queries_the_driver_imports_its_library(
+    library: Path, tmp_path: Path
+) -> None:
+    program = (
+        "import sys\n"
+        "from entrypoint.driver.process import Driver\n"
+        "driver = Driver()\n"
+        "assert len(driver.detect().gpus) == 2\n"
+        "assert driver.sample([], ['temperature_c']).fault is None\n"
+        "driver.close()\n"
+        "print([name for name in ('pynvml', 'entrypoint.driver.nvml') if name in sys.modules])\n"
+    )
+    config = write_config(tmp_path / "nvml.conf", "h100", count=2)
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        env=clean_environment(**stub_env(library.parent, config)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ended.stdout, ended.stderr) == ("[]\n", "")
