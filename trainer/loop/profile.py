@@ -45,8 +45,9 @@ class Profile:
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if self._job.world.device.type == "cuda":
             kinds.append(torch.profiler.ProfilerActivity.CUDA)
-        self._profiler, self._begin_s = torch.profiler.profile(activities=kinds), time.monotonic()
+        self._profiler = torch.profiler.profile(activities=kinds)
         self._profiler.start()
+        self._begin_s = time.monotonic()  # the first start of the profiler takes a while
 
     def finish(self) -> None:
         """Write the trace, and print the longest operators; a second call does nothing.

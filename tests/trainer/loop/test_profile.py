@@ -1,7 +1,12 @@
 """The profile of some steps."""
 
 import json
+import re
+import time
 from types import SimpleNamespace
+
+import pytest
+import torch
 
 from tests.support.here import Here
 from tests.support.tiny import TINY
@@ -27,6 +32,25 @@ def test_a_profile_has_a_trace_and_the_longest_operators_and_the_same_bits(here:
     here.command(*WORDS, "--run", "other")
     assert here.digest() == here.digest("other")
     assert not (here.path("other") / "profile.json").exists()
+
+
+def test_the_start_of_the_profiler_is_not_part_of_a_step(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, real, start = [False], time.monotonic, torch.profiler.profile.start
+
+    def slow_start(profiler: torch.profiler.profile) -> None:
+        start(profiler)
+        started[0] = True
+
+    def monotonic() -> float:
+        return real() + (1e6 if started[0] else 0.0)
+
+    monkeypatch.setattr(torch.profiler.profile, "start", slow_start)
+    monkeypatch.setattr("trainer.loop.profile.time", SimpleNamespace(monotonic=monotonic))
+    _, out, _ = here.command(*WORDS, "--run", "r", "--profile", "3")
+    (each_ms,) = re.findall(r"profile of 3 steps, ([\d.]+) ms each", out)
+    assert float(each_ms) < 1e6
 
 
 def test_a_training_that_ends_early_has_a_profile_of_its_last_steps(here: Here) -> None:
