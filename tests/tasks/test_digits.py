@@ -105,7 +105,7 @@ def test_an_entry_of_a_training_has_all_metrics(trained: tuple[Path, str]) -> No
     assert [entry["step"] for entry in entries] == sorted(
         {*range(50, 111, 50), *range(22, 111, 22)}
     )
-    for entry in entries:
+    for number, entry in enumerate(entries):
         assert {
             "kind",
             "step",
@@ -115,7 +115,9 @@ def test_an_entry_of_a_training_has_all_metrics(trained: tuple[Path, str]) -> No
             "learning_rate",
             "gradient_norm",
             "samples_per_second",
+            *(["data_share"] if number else []),  # the first entry includes the start
         } == set(entry)
+        assert 0 <= entry.get("data_share", 0) <= 1
         assert entry["samples_per_second"] > 0
         assert entry["epoch"] == math.ceil(entry["step"] / 22)
     assert entries[-1]["loss"] < 0.2 * entries[0]["loss"]

@@ -3,13 +3,16 @@
 import itertools
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
+from tests.support.here import Here
+from tests.support.tiny import Tiny
 from trainer.data.batches import TimedBatches
 from trainer.loop.log import TrainingLog
 from trainer.parallel.world import World
@@ -154,3 +157,21 @@ def test_a_gpu_is_timed_by_events_without_waiting(monkeypatch: pytest.MonkeyPatc
         with elapsed():
             pass
     assert (len(waited), elapsed.seconds()) == (2, pytest.approx(1.003))
+
+
+class Listed(Tiny):
+    """Reads its training set example by example."""
+
+    def train_dataset(self, data_dir: Path) -> Any:
+        return Subset(super().train_dataset(data_dir), range(50))
+
+
+@pytest.mark.parametrize(("task", "warns"), [("Listed", True), ("Tiny", False)])
+def test_a_training_warns_of_slow_data_once(
+    here: Here, monkeypatch: pytest.MonkeyPatch, task: str, warns: bool
+) -> None:
+    monkeypatch.setattr("trainer.loop.log._SLOW_DATA", 0.0)
+    monkeypatch.setattr("trainer.loop.log._SLOW_FOR_S", 0.0)
+    out = here.train(task=f"{__name__}:{task}", workers=0)
+    assert out.count("waiting for data takes") == warns
+    assert ["data_share" in entry for entry in here.entries("train")] == [False, True, True]

@@ -1,5 +1,6 @@
 """The memory format of a run."""
 
+import itertools
 import json
 from typing import Any
 
@@ -70,13 +71,15 @@ def test_a_run_of_an_earlier_version_stays_contiguous(here: Here) -> None:
     here.train("undisturbed", **BF16, memory_format="contiguous")
     with pytest.raises(Preempted):
         here.train(**BF16, memory_format="contiguous", stop=StopAfter(5))
-    for name in ("config.json", "manifest.json"):
-        path = here.path() / name
+    for run, name in itertools.product(("r", "undisturbed"), ("config.json", "manifest.json")):
+        path = here.path(run) / name
         content = json.loads(path.read_text())
         del content.get("settings", content)["memory_format"]
         path.write_text(json.dumps(content))
     here.train(**BF16)
     assert here.digest() == here.digest("undisturbed")
+    code, out, err = here.command("verify", "runs/undisturbed")
+    assert (code, err) == (0, ""), out
 
 
 def test_two_processes_have_the_bits_of_one(ranks: Ranks) -> None:

@@ -81,15 +81,15 @@ def test_a_process_alone_asks_itself_after_each_step(monkeypatch: pytest.MonkeyP
 
 def test_ranks_use_the_longest_interval_that_one_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = _Ranks(monkeypatch, 0.001, 0.001)
-    ranks.paces[1].log.wish = 2
+    ranks.paces[1].log.wish, ranks.paces[0].digests.wish = 2, 4
     for _ in range(20):
         ranks.step()
-        assert len({pace.log.factor for pace in ranks.paces}) == 1
+        assert len({(pace.log.factor, pace.digests.factor) for pace in ranks.paces}) == 1
     for pace in ranks.paces:
         assert [step for step in range(1, 301) if pace.log_due(step)] == [
             *(60, 100, 120, 180, 200, 240, 300)  # every 100 steps and every second epoch
         ]
-        assert [step for step in range(1, 100) if pace.digests_due(step)] == [30, 60, 90]
+        assert [step for step in range(1, 301) if pace.digests_due(step)] == [120, 240]
         assert pace.log_due(10_000) and pace.digests_due(10_000)
 
 
