@@ -26,7 +26,7 @@ _WORDS = (
     "--device",
     "cpu",
 )
-_TIMES = {"time_unix_s", "samples_per_second", "exchange_share"}
+_TIMES = {"time_unix_s", "samples_per_second", "exchange_share", "data_share"}
 
 
 def _entries(ranks: Ranks, run: str) -> list[dict[str, Any]]:

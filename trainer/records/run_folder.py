@@ -150,10 +150,17 @@ class RunFolder:
             raise storage_failure(self.path / METRICS, error) from error
 
     def close_metrics(self) -> None:
-        """Close metrics.jsonl."""
+        """Close metrics.jsonl.
+
+        Raises:
+            StorageFailure: an entry that could not be written is still in the file's buffer.
+        """
         if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
+            metrics, self._metrics = self._metrics, None
+            try:
+                metrics.close()
+            except OSError as error:
+                raise storage_failure(self.path / METRICS, error) from error
 
     def append_digests(self, entry: Mapping[str, Any]) -> None:
         """Append an entry to digests.jsonl.

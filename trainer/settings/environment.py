@@ -24,7 +24,7 @@ NOT_SETTINGS = frozenset(
             "MESSAGES",
             "REASON",
         ),
-        *("SETTINGS", "SLOTS", "STORE", "STRATEGY"),
+        *("SETTINGS", "SLOTS", "STORE", "STRATEGY", "TRIALS_PER_GPU"),
     )
 )
 # The launcher's settings, which have no prefix.
