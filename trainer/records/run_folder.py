@@ -14,6 +14,7 @@ from trainer.system.files import append_regular, read_object, read_text, replaci
 from trainer.system.storage import storage_failure
 
 METRICS, DIGESTS = "metrics.jsonl", "digests.jsonl"
+_WEIGHTS, _LOCK, _SETTINGS = "model.safetensors", "lock", "config.json"
 
 
 class RunFolder:
@@ -25,13 +26,16 @@ class RunFolder:
         Raises:
             StorageFailure: The folder cannot be written.
             Busy: Another process trains in it.
+            WrongUse: It is not a run, and has files that a run would replace.
         """
         self.path, self.writes = path, writes
+        if writes:
+            _refuse_files_of_others(path)
         self._metrics: TextIO | None = None
         try:
             for folder in ("checkpoints", "logs"):
                 (path / folder).mkdir(parents=True, exist_ok=True)
-            self._lock = append_regular(path / "lock") if writes else None
+            self._lock = append_regular(path / _LOCK) if writes else None
         except OSError as error:
             raise storage_failure(path, error) from error
         if self._lock is not None:
@@ -49,7 +53,7 @@ class RunFolder:
         Raises:
             WrongUse: The file exists and cannot be read.
         """
-        path = self.path / "config.json"
+        path = self.path / _SETTINGS
         try:
             return read_text(path)
         except FileNotFoundError:
@@ -179,6 +183,24 @@ class RunFolder:
 
     def close(self) -> None:
         """Release the lock, so that another process can train in this folder."""
-        self.close_metrics()
-        if self._lock is not None:
-            self._lock.close()
+        try:
+            self.close_metrics()
+        finally:
+            if self._lock is not None:
+                self._lock.close()
+
+
+def _refuse_files_of_others(path: Path) -> None:
+    """Refuse a folder that is not a run, and has files that a run would replace.
+
+    Each run has a lock. If a copy of a run lacks its lock, the settings or the manifest show that
+    it is a run.
+    """
+    of_a_run = (_LOCK, _SETTINGS, "manifest.json", FIRST_CHECKPOINT)
+    if any((path / name).exists() for name in of_a_run):
+        return
+    if found := [name for name in (METRICS, DIGESTS, _WEIGHTS) if (path / name).is_file()]:
+        raise WrongUse(
+            f"{path} is not a run, and its {', '.join(found)} would be replaced: choose another "
+            "--run name, or move the files away"
+        )

@@ -922,3 +922,21 @@ def test_a_task_that_calls_sys_exit_at_import_is_reported(
     ended, out, err = here.command("tasks", "leaves:Leaves")
     assert (ended, out) == (1, "")
     assert "the task called sys.exit() in <module> (" in err
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "digests.jsonl", "model.safetensors"])
+def test_a_folder_that_is_not_a_run_keeps_its_files(here: Here, name: str) -> None:
+    folder = here.folder / "runs/r"
+    folder.mkdir(parents=True)
+    (folder / name).write_text("mine")
+    (folder / "notes.txt").write_text("mine")
+    code, _, err = here.command("train", TINY, "--device", "cpu", "--run", "r", "--max-steps", "1")
+    assert code == 2
+    assert err == (
+        f"trainbox: runs/r is not a run, and its {name} would be replaced: choose another --run "
+        "name, or move the files away\n"
+    )
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {
+        name: "mine",
+        "notes.txt": "mine",
+    }
