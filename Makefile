@@ -215,7 +215,7 @@ lint: $(VENV)/.dev ## ruff, mypy, hadolint, shellcheck, yamllint; plain English;
 	$(VENV)/bin/yamllint --strict .
 	$(VENV)/bin/python -P -m tests.support.phrases
 	$(VENV)/bin/python -P -m tests.support.markdown $(wildcard *.md .github/*.md tests/*/*.md examples/*.md examples/*/*.md docs/*.md docs/*/*.md docs/*/*/*.md)
-	$(mkdocs) --quiet || { $(mkdocs); exit 1; }  # without --quiet it prints the warnings
+	@echo "$(mkdocs)"; printed=$$($(mkdocs) 2>&1) || { echo "$$printed"; exit 1; }  # --quiet would hide warnings from --strict
 
 docs: $(VENV)/.dev ## Build the pages of docs/ as HTML in build/site, and print the file to open
 	$(mkdocs)
