@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -110,8 +110,9 @@ def test_the_oldest_connection_is_closed_for_a_new_one(
     with served("127.0.0.1", 0, latest().page) as address:
         slow = [connect(address, b"G") for _ in range(5)]
         assert received(connect(address, SCRAPE)).startswith("HTTP/1.1 200 OK")
-        with pytest.raises(ConnectionResetError):
-            slow[0].recv(1)
+        # Linux resets the connection only if the server has not read the byte yet.
+        with suppress(ConnectionResetError):
+            assert slow[0].recv(1) == b""
         slow[1].sendall(SCRAPE[1:])
         assert received(slow[1]).startswith("HTTP/1.1 200 OK")
 
