@@ -17,7 +17,7 @@ from tests.gpu.rows import Row, as_json, as_markdown, budget_lines, check_name, 
 from tests.support.paths import ROOT
 
 _TIME_S = float(os.environ.get("GPU_TIME_S", "570"))  # of all checks
-_OUT = Path(os.environ.get("OUT") or ROOT / "build/gpu")
+_OUT = Path(os.environ.get("OUT") or ROOT / "build/gpu").resolve()
 _CHECK = pytest.StashKey[Check]()
 _rows: list[Row] = []
 _machine: dict[str, Any] = {}

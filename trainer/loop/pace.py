@@ -29,8 +29,8 @@ class Interval:
     Longer intervals end at some of the steps of shorter ones, so two runs have entries in common.
 
     Attributes:
-        factor: How often the number of steps was doubled, as a power of two.
-        wish: The factor that this rank wishes.
+        factor: The power of two that multiplies the number of steps; all ranks have the same one.
+        wish: The factor that this rank votes for.
     """
 
     def __init__(self, device: torch.device, fixed: bool) -> None:

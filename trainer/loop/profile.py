@@ -58,8 +58,8 @@ class Profile:
         profiler, self._profiler = self._profiler, None
         if not self._begun:
             self._job.run.report(
-                f"--profile {self._steps}: no step was profiled, because the training has ended "
-                f"within {_WARM_UP_STEPS} steps of warm-up: train more steps"
+                f"--profile {self._steps}: no step was profiled, because this start has trained "
+                f"at most the {_WARM_UP_STEPS} steps of warm-up: train more steps"
             )
         if profiler is None:
             return

@@ -56,10 +56,10 @@ def train_task(
     With `until_step`, the training ends there as if complete, with the learning rates of the whole
     training. `validated` is called with the step and the metrics of each validation. With
     `measure_s`, the training ends after about that many measured seconds. With `profile_steps`,
-    that many steps are profiled. TensorBoard shows the
-    settings `swept` first. The metric that selects the best checkpoint is first in the result. The
-    energy, `energy_kwh`, is in it if it was measured. The speed is its last entry,
-    `samples_per_second`.
+    that many steps are profiled. TensorBoard shows the settings `swept` first.
+
+    In the result, the metric that selects the best checkpoint is first. The energy `energy_kwh`
+    follows if it was measured. The speed `samples_per_second` is last.
 
     Raises:
         Failure: The training did not succeed. The class of the failure has the exit code.
