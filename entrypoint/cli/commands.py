@@ -33,7 +33,8 @@ from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.process import Driver, detect, visible_to_cuda
 from entrypoint.errors import WRONG_USE, InvalidRequest, LaunchError
 from entrypoint.launch.cluster import detect_cluster
-from entrypoint.launch.plan import LaunchPlan, LaunchRequest, plan_launch, plan_sweep
+from entrypoint.launch.plan import LaunchPlan, plan_launch, plan_sweep
+from entrypoint.launch.request import LaunchRequest
 from entrypoint.launch.supervise import supervise
 from entrypoint.system import hints
 from entrypoint.system.commands import check_packages, command_of, without_ranks

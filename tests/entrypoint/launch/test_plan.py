@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 import entrypoint.driver.gpus
+import entrypoint.launch.choice
 import entrypoint.launch.cluster
+import entrypoint.launch.nodes
 import entrypoint.launch.plan
 from entrypoint.driver.gpus import Gpu, labels
 from entrypoint.errors import LaunchError
 from entrypoint.launch.cluster import Cluster
-from entrypoint.launch.plan import LaunchRequest, plan_launch, plan_sweep
+from entrypoint.launch.plan import plan_launch, plan_sweep
+from entrypoint.launch.request import LaunchRequest
 from tests.entrypoint.driver import test_gpus
 from tests.entrypoint.launch import test_cluster
 
@@ -1365,8 +1368,11 @@ def test_the_environment_of_a_plan(
 
 
 def test_every_error_text_is_in_a_table() -> None:
+    refusals = [text for *_, text in REFUSALS + SWEEP_REFUSALS]
     listed = {
-        entrypoint.launch.plan: [text for *_, text in REFUSALS + SWEEP_REFUSALS],
+        entrypoint.launch.choice: refusals,
+        entrypoint.launch.nodes: refusals,
+        entrypoint.launch.plan: refusals,
         entrypoint.driver.gpus: test_gpus.TEXTS,
         entrypoint.launch.cluster: test_cluster.TEXTS,
     }

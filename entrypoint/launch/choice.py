@@ -1,0 +1,133 @@
+"""Choose the GPUs and the number of processes of a launch. Pure."""
+
+from collections.abc import Sequence
+
+from entrypoint.driver.gpus import Gpu, labels, select
+from entrypoint.errors import HardwareMissing, InvalidRequest
+from entrypoint.launch.cluster import Cluster
+from entrypoint.launch.request import LaunchRequest
+from entrypoint.system.architectures import without_code
+
+
+def choose_gpus(
+    request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster
+) -> tuple[tuple[Gpu, ...], str]:
+    """Return the GPUs to use, and how they were chosen: "requested", "named" or "visible".
+
+    Raises:
+        InvalidRequest: the request contradicts itself.
+        HardwareMissing: requested GPUs are missing. The CPU never replaces them.
+    """
+    count = cluster.nproc_per_node if request.gpus is None and gpus else request.gpus
+    if request.device in ("cpu", "mps"):
+        if request.gpu_ids or request.gpus not in (None, 0):
+            wanted = f"--gpu-ids {request.gpu_ids}" if request.gpu_ids else f"--gpus {request.gpus}"
+            raise InvalidRequest(
+                f"{wanted} and --device {request.device} contradict each other: drop one of them"
+            )
+        return (), "visible"
+    if request.device == "cuda" and count == 0:
+        raise InvalidRequest("--gpus 0 and --device cuda contradict each other: drop one of them")
+    if request.gpu_ids:
+        if count == 0:
+            raise InvalidRequest(
+                f"--gpus 0 and --gpu-ids {request.gpu_ids} contradict each other: drop one of them"
+            )
+        named = select(gpus, request.gpu_ids, "--gpu-ids")
+        if isinstance(count, int) and count != len(named):
+            raise InvalidRequest(
+                f"--gpus {count} and --gpu-ids {request.gpu_ids} ({len(named)} GPUs) differ: drop "
+                "one of them"
+            )
+        return named, "named"
+    if isinstance(count, int) and count > 0:
+        if count > len(gpus):
+            raise HardwareMissing(
+                f"{count} GPUs requested, found {len(gpus)} ({labels(gpus)}): request at most "
+                f"{len(gpus)}, or use a host with {count}"
+                if gpus
+                else f"{count} GPU(s) requested, found none: run on a GPU host with its driver, "
+                "or use --device cpu"
+            )
+        return tuple(gpus[:count]), "requested"
+    if count == 0:
+        return (), "visible"
+    if not gpus and (count == "all" or request.device == "cuda"):
+        wanted = "--gpus all" if count == "all" else "--device cuda"
+        raise HardwareMissing(
+            f"{wanted} requested, no GPU found: run on a GPU host with its driver, or use "
+            "--device cpu"
+        )
+    if count is None and any(gpu.mig_parent for gpu in gpus):
+        return tuple(gpus[:1]), "visible"  # a training can use only one MIG slice
+    return tuple(gpus), "visible"
+
+
+def processes_of(request: LaunchRequest, chosen: Sequence[Gpu], cluster: Cluster) -> int:
+    """Return the number of processes on this node: one for each GPU of `chosen`.
+
+    Raises:
+        InvalidRequest: CPU processes are requested, and GPUs are in use.
+    """
+    if chosen:
+        if request.processes not in (None, len(chosen)):
+            raise InvalidRequest(
+                f"--processes {request.processes} is for CPU runs, and {len(chosen)} GPU(s) are in "
+                "use here: choose GPUs with --gpus, or add --device cpu"
+            )
+        return len(chosen)
+    if request.processes is not None:
+        return request.processes
+    return cluster.nproc_per_node or 1
+
+
+def refuse_faults(chosen: Sequence[Gpu]) -> None:
+    """Raise HardwareMissing if a GPU cannot be used."""
+    for gpu in chosen:
+        if gpu.fault:
+            raise HardwareMissing(
+                f"GPU {gpu.label} cannot be used ({gpu.fault}): name others with --gpu-ids, or fix "
+                "it (reset, reboot)"
+            )
+
+
+def refuse_architectures(chosen: Sequence[Gpu], architectures: Sequence[str]) -> None:
+    """Raise HardwareMissing if torch, built for `architectures`, has no code for a GPU."""
+    for gpu in chosen:
+        if gpu.capability and (reason := without_code(gpu.capability, architectures)):
+            raise HardwareMissing(
+                f"torch has no code for GPU {gpu.label}, {gpu.name} ({reason}): use other GPUs, an "
+                "image whose torch is built for this architecture, or --device cpu"
+            )
+
+
+def refuse_mig_groups(chosen: Sequence[Gpu]) -> None:
+    """Raise InvalidRequest for several MIG slices: CUDA shows a process one slice only."""
+    slices = [gpu for gpu in chosen if gpu.mig_parent]
+    if slices and len(chosen) > 1:
+        same = "of one GPU " if len({gpu.mig_parent for gpu in slices}) < len(slices) else ""
+        raise InvalidRequest(
+            f"{len(chosen)} devices requested, {len(slices)} of them MIG slices "
+            f"{same}({labels(chosen)}): CUDA and NCCL let a process see one slice only; train on "
+            "one with --gpus 1 or --gpu-ids"
+        )
+
+
+def describe_choice(
+    chosen: Sequence[Gpu], visible: Sequence[Gpu], choice: str, nproc: int, request: LaunchRequest
+) -> str:
+    """Return the part of the reason with the requested and the found GPUs or processes."""
+    if chosen:
+        kind = "MIG slice" if chosen[0].mig_parent else "GPU"
+        noun, named = (kind if len(some) == 1 else f"{kind}s" for some in (visible, chosen))
+        of_them = f"{len(chosen)} of {len(visible)}"
+        return {
+            "requested": f"{of_them} visible {noun} requested",
+            "named": f"{named} {labels(chosen)} named, of {len(visible)} visible",
+            "visible": f"{of_them} {noun} visible",
+        }[choice]
+    if request.processes:
+        return f"{nproc} CPU process{'es' if nproc > 1 else ''} requested"
+    if visible:
+        return f"{len(visible)} visible GPU(s) excluded by request"
+    return "no NVIDIA GPU visible" if request.device == "mps" else "no GPU visible"
