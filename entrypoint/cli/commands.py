@@ -35,7 +35,7 @@ from entrypoint.errors import WRONG_USE, InvalidRequest, LaunchError
 from entrypoint.launch.cluster import detect_cluster
 from entrypoint.launch.plan import LaunchPlan, plan_launch, plan_sweep
 from entrypoint.launch.request import LaunchRequest
-from entrypoint.launch.supervise import supervise
+from entrypoint.launch.supervise import REPETITION, TRAINING, Child, supervise
 from entrypoint.system import hints
 from entrypoint.system.commands import check_packages, command_of, without_ranks
 from entrypoint.system.cpus import usable_cpus
@@ -215,7 +215,7 @@ def verify(
         return
     arguments = [str(run), "--data-dir", str(data_dir)]
     arguments += [] if steps is None else ["--steps", steps]
-    _supervised(*_checked_plan(tuple(arguments), options, verb="verify"), resumes=False)
+    _supervised(*_checked_plan(tuple(arguments), options, verb="verify"), kind=REPETITION)
 
 
 @cli.command(
@@ -271,7 +271,7 @@ def tasks(rest: tuple[str, ...]) -> None:
     _hand_over("tasks", *rest)
 
 
-def _supervised(plan: LaunchPlan, checked: Checked, resumes: bool = True) -> NoReturn:
+def _supervised(plan: LaunchPlan, checked: Checked, kind: Child = TRAINING) -> NoReturn:
     # Without a fixed hash seed, Python orders sets of strings differently at each start.
     env = {"PYTHONHASHSEED": "0", **os.environ, **plan.env}
     from entrypoint.system.temporary import temporary_folder
@@ -288,7 +288,7 @@ def _supervised(plan: LaunchPlan, checked: Checked, resumes: bool = True) -> NoR
             env["TRAINBOX_HEALTH_EVENTS"] = str(watch.events)
         elif checked.driver is not None:
             checked.driver.close()
-        code = supervise(plan.argv, env, watch=watch, resumes=resumes)
+        code = supervise(plan.argv, env, watch=watch, kind=kind).code
         if code == 0 and not finished.exists():
             message(
                 "the training exited with code 0 before it was finished: "

@@ -5,9 +5,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from entrypoint.errors import HARDWARE, PREEMPTED, WRONG_USE
 from entrypoint.system.processes import die_with_parent
@@ -22,11 +23,55 @@ _DEATH_S = 5.0
 # `docker compose run` delivers each signal twice, about 10 ms apart. The second one is ignored.
 _ECHO_S = 0.3
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-# Before the child has a handler, Python turns SIGINT into a traceback. The child therefore gets
-# another signal, which the trainer treats as SIGINT.
-_FORWARDED_AS = {signal.SIGINT: signal.SIGUSR2}
 # Exit codes that a broken GPU can also cause: a lost process, or one killed by a signal.
 _AMBIGUOUS_CODES = (7, *range(129, 160))
+
+
+@dataclass(frozen=True)
+class Child:
+    """What the supervised child is, in messages, and how it stops.
+
+    Attributes:
+        name: such as "the training".
+        stopping: what the child does after a signal.
+        again: what the same command does after that.
+        forwarded_as: the signals that the child gets in place of others.
+        stop_codes: the exit codes that mean "stopped" if the child got a signal.
+    """
+
+    name: str
+    stopping: str
+    again: str
+    forwarded_as: Mapping[signal.Signals, signal.Signals]
+    stop_codes: frozenset[int] = frozenset()
+
+
+# Before the trainer has a handler, Python turns SIGINT into a traceback. The trainer therefore gets
+# another signal, which it treats as SIGINT.
+_TO_TRAINER = {signal.SIGINT: signal.SIGUSR2}
+TRAINING = Child(
+    "the training",
+    "saving a checkpoint, then stopping",
+    "the same command resumes from the newest checkpoint",
+    _TO_TRAINER,
+)
+# Its checkpoints are temporary, as in `verify`.
+REPETITION = Child("the training", "stopping", "the same command starts it again", _TO_TRAINER)
+# Any program of a user. Most exit with code 0 after they have saved, or are ended by the signal.
+SCRIPT = Child(
+    "the script",
+    f"the script gets SIGTERM and has {STOP_BUDGET_S} s to save and exit",
+    "the same command starts it again in the same run folder",
+    dict.fromkeys(_STOP_SIGNALS, signal.SIGTERM),
+    frozenset([0, PREEMPTED, 128 + signal.SIGTERM]),
+)
+
+
+class Ending(NamedTuple):
+    """The exit code after the child's end, and whether this process got a signal to stop it."""
+
+    code: int
+    signalled: bool
 
 
 class Watch(Protocol):
@@ -44,8 +89,9 @@ def supervise(
     env: Mapping[str, str],
     stop_budget_s: float = STOP_BUDGET_S,
     watch: Watch | None = None,
-    resumes: bool = True,
-) -> int:
+    kind: Child = TRAINING,
+    on_start: Callable[[], None] = lambda: None,
+) -> Ending:
     """Start `argv` as a child, wait for it, and return the exit code of this process.
 
     The first SIGTERM, SIGINT, SIGUSR1 or SIGHUP is forwarded, and the child saves and stops. A
@@ -55,7 +101,8 @@ def supervise(
     A fatal fault that `watch` reports stops the child in the same way. The code is then 3
     (hardware), unless the child finished.
 
-    `resumes` is False for a child whose checkpoints are temporary, as in `verify`.
+    `on_start` is called when the child runs. It may start threads, which end before the next call
+    of this function.
     """
     received: list[int] = []
     received_at = 0.0
@@ -71,7 +118,7 @@ def supervise(
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, note)
     if received:
-        return PREEMPTED
+        return Ending(PREEMPTED, signalled=True)
     child = subprocess.Popen(
         argv,
         env=dict(env),
@@ -80,11 +127,12 @@ def supervise(
         # This process has no threads, so `preexec_fn` is safe.
         preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
     )
-    stopping = "saving a checkpoint, then stopping" if resumes else "stopping"
+    on_start()
     forwarded, deadline, broken, heard = False, 0.0, None, 0
     while True:
         try:
-            return _exit_code(child.wait(timeout=_POLL_S), forwarded, watch, broken, resumes)
+            code = child.wait(timeout=_POLL_S)
+            return Ending(_exit_code(code, forwarded, watch, broken, kind), bool(received))
         except subprocess.TimeoutExpired:
             pass
         broken = broken or (watch.fatal() if watch else None)
@@ -92,36 +140,36 @@ def supervise(
             forwarded, deadline, heard = True, time.monotonic() + stop_budget_s, len(received)
             name = signal.Signals(received[0]).name if received else ""
             message(
-                f"{name} received: {stopping} (send it again to stop at once)"
+                f"{name} received: {kind.stopping} (send it again to stop at once)"
                 if name
-                else f"the hardware failed: {stopping} (send a signal to stop at once)"
+                else f"the hardware failed: {kind.stopping} (send a signal to stop at once)"
             )
             number = signal.Signals(received[0]) if received else signal.SIGTERM
-            child.send_signal(_FORWARDED_AS.get(number, number))
+            child.send_signal(kind.forwarded_as.get(number, number))
         again = len(received) > heard
         if forwarded and (again or time.monotonic() > deadline):
             why = (
                 "second signal" if again else f"not stopped {stop_budget_s:.0f} s after the signal"
             )
-            message(f"{why}: killed; {_again(resumes)}")
+            message(f"{why}: killed; {kind.again}")
             _kill_session(child)
             # Another signal would end this process before it can exit with its code.
             for number in _STOP_SIGNALS:
                 signal.signal(number, signal.SIG_IGN)
-            if broken:
-                return HARDWARE
-            return 128 + (received[-1] if again else signal.SIGKILL)
+            code = 128 + (received[-1] if again else signal.SIGKILL)
+            return Ending(HARDWARE if broken else code, bool(received))
 
 
 def _exit_code(
-    code: int, forwarded: bool, watch: Watch | None, broken: str | None, resumes: bool
+    code: int, forwarded: bool, watch: Watch | None, broken: str | None, kind: Child
 ) -> int:
     """Return this process's exit code for the child's `code`.
 
     If a GPU failed, the code is 3 (hardware) instead of that of a crash or a stop.
     """
-    if forwarded and -code in (*_STOP_SIGNALS, *_FORWARDED_AS.values()):
-        code = PREEMPTED  # the child had no handler yet, so nothing is lost
+    by_signal = -code in {*_STOP_SIGNALS, *kind.forwarded_as.values()}
+    if forwarded and (by_signal or code in kind.stop_codes):
+        code = PREEMPTED  # a child that the signal ended had no handler yet, so nothing is lost
     finished = code in (0, WRONG_USE)
     looks_broken = code in (1, PREEMPTED, *_AMBIGUOUS_CODES) or code < 0
     if not finished and (broken or (watch and looks_broken and watch.final_check())):
@@ -129,16 +177,10 @@ def _exit_code(
     if code < 0:
         known = -code in list(signal.Signals)
         message(
-            "the training was killed by "
-            f"{signal.Signals(-code).name if known else f'signal {-code}'}: {_again(resumes)}"
+            f"{kind.name} was killed by "
+            f"{signal.Signals(-code).name if known else f'signal {-code}'}: {kind.again}"
         )
     return code if code >= 0 else 128 - code
-
-
-def _again(resumes: bool) -> str:
-    return (
-        f"the same command {'resumes from the newest checkpoint' if resumes else 'starts it again'}"
-    )
 
 
 def _kill_session(child: subprocess.Popen[bytes]) -> None:

@@ -31,7 +31,7 @@ def main() -> None:
         __file__,
         *words,
     ]
-    sys.exit(supervise(argv, os.environ, float(budget_s)))
+    sys.exit(supervise(argv, os.environ, float(budget_s)).code)
 
 
 main()

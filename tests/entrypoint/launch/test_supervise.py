@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from entrypoint.cli import commands as cli
 from entrypoint.errors import NotWritable
 from entrypoint.launch.plan import LaunchPlan
-from entrypoint.launch.supervise import _exit_code
+from entrypoint.launch.supervise import REPETITION, SCRIPT, TRAINING, Child, Ending, _exit_code
 from entrypoint.system.temporary import temporary_folder
 from tests.support.commands import clean_environment, finish
 
@@ -29,7 +29,7 @@ from entrypoint.launch.supervise import supervise
 child, budget, ignored = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
 for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"):
     signal.signal(signal.Signals[name], signal.SIG_IGN if name in ignored else signal.SIG_DFL)
-sys.exit(supervise([sys.executable, "-c", child], os.environ, budget))
+sys.exit(supervise([sys.executable, "-c", child], os.environ, budget).code)
 """
 
 # A signal then never counts as the echo of the previous signal.
@@ -126,23 +126,24 @@ def test_a_child_killed_by_a_signal_gives_the_exit_code_of_a_shell(
 def test_the_message_for_a_killed_child_that_does_not_resume(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert _exit_code(-signal.SIGKILL, False, None, None, resumes=False) == 137
+    assert _exit_code(-signal.SIGKILL, False, None, None, REPETITION) == 137
     assert capsys.readouterr().err == (
         "trainbox: the training was killed by SIGKILL: the same command starts it again\n"
     )
 
 
-@pytest.mark.parametrize(("verb", "resumes"), [("verify", False), ("train", True)])
+@pytest.mark.parametrize(("verb", "kind"), [("verify", REPETITION), ("train", TRAINING)])
 def test_only_verify_does_not_resume(
-    monkeypatch: pytest.MonkeyPatch, verb: str, resumes: bool
+    monkeypatch: pytest.MonkeyPatch, verb: str, kind: Child
 ) -> None:
-    seen: list[bool] = []
+    seen: list[Child] = []
     monkeypatch.setattr(
         cli, "_checked_plan", lambda *_, **__: (Mock(gpus=(), env={}), Mock(driver=None))
     )
-    monkeypatch.setattr(cli, "supervise", lambda *_, resumes, **__: seen.append(resumes) or 75)
+    ending = Ending(75, signalled=True)
+    monkeypatch.setattr(cli, "supervise", lambda *_, kind, **__: seen.append(kind) or ending)
     assert CliRunner().invoke(cli.cli, [verb, "digits"]).exit_code == 75
-    assert seen == [resumes]
+    assert seen == [kind]
 
 
 def test_the_child_has_the_environment_and_the_streams(start: Start) -> None:
@@ -306,7 +307,7 @@ class Watch:
     def fatal(self): return {fatal!r} if os.path.exists(child_is_ready) else None
     def final_check(self): return {final_check!r}
 child_is_ready = child.rpartition("# ")[2]
-sys.exit(supervise([sys.executable, "-c", child], os.environ, budget, Watch()))
+sys.exit(supervise([sys.executable, "-c", child], os.environ, budget, Watch()).code)
 """
     return SUPERVISE.replace("sys.exit(supervise", watch + "sys.exit(supervise")
 
@@ -377,10 +378,10 @@ def test_a_training_that_ends_itself_with_code_0_has_not_finished(
 ) -> None:
     """The trainer makes a file when it has finished. After os._exit(0) in a task, it is missing."""
 
-    def supervise(_argv: object, env: dict[str, str], **_more: object) -> int:
+    def supervise(_argv: object, env: dict[str, str], **_more: object) -> Ending:
         if finishes:
             Path(env["TRAINBOX_FINISHED"]).touch()
-        return code
+        return Ending(code, signalled=False)
 
     monkeypatch.setattr(cli, "supervise", supervise)
     plan = LaunchPlan("single", (), 1, 1, (), "no GPU visible")
@@ -403,3 +404,16 @@ def test_a_missing_temporary_folder_is_a_storage_failure(
         temporary_folder("run-"),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("code", "forwarded", "expected"),
+    [(0, True, 75), (75, True, 75), (143, True, 75), (-15, True, 75), (3, True, 3), (1, True, 1)]
+    + [(0, False, 0), (75, False, 75), (143, False, 143), (-15, False, 143), (3, False, 3)],
+)
+def test_the_exit_code_of_a_script(code: int, forwarded: bool, expected: int) -> None:
+    assert _exit_code(code, forwarded, None, None, SCRIPT) == expected
+
+
+def test_a_script_that_saves_on_broken_hardware_exits_with_the_hardware_code() -> None:
+    assert _exit_code(0, True, None, "GPU 1 has failed", SCRIPT) == 3
