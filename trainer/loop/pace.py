@@ -15,7 +15,9 @@ from trainer.loop.state import Job
 LOG_STEPS = 50  # steps between log entries without --log-steps
 # Ranks vote this often. A stop is answered at the second vote, so about 50 ms later.
 VOTE_EVERY_S = 0.025
-_MOST_VOTE_STEPS = 100  # steps may become slower before the next vote
+# The ranks agree on the steps to the next vote before they know how long these steps take. A stop
+# needs two votes, so its delay is at most twice this number of steps.
+_MOST_VOTE_STEPS = 10
 
 # Entries that take more of the time than this share are written half as often.
 _MOST_SHARE = 0.05
