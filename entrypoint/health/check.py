@@ -39,6 +39,9 @@ _DESCRIBING = (
 )  # for the screen and for Prometheus
 _SAMPLES = 10  # several samples, to distinguish a lasting state from a short one
 _SAMPLE_INTERVAL_S = 0.1
+# A reading that hangs costs two deadlines before it is left out. If more than two readings hang, it
+# is the whole driver.
+_MOST_DEADLINES = 4
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,11 @@ def examine(
 
     The modes `check` and `deep` take ten samples, other modes one. `on_sample` is called after each
     sample with the number of samples so far and the number of all samples.
+
+    If readings hang, the others are still made, until the examination has waited for some
+    deadlines.
     """
+    give_up_s = time.monotonic() + _MOST_DEADLINES * driver.deadline_s
     samples: list[Sample] = []
     thorough = question.mode in (Mode.CHECK, Mode.DEEP)
     count = _SAMPLES if thorough and question.selection.gpus else 1
@@ -163,7 +170,7 @@ def examine(
         if number:
             time.sleep(_SAMPLE_INTERVAL_S)
         sample = take_sample(driver, question, events=thorough)
-        while sample.fault and driver.leave_out():
+        while sample.fault and time.monotonic() < give_up_s and driver.leave_out():
             sample = take_sample(driver, question, events=thorough)
         samples.append(sample)
         on_sample(number + 1, count)

@@ -402,6 +402,21 @@ def test_a_reading_that_hangs_is_left_out(forked: Trainbox, library: Path, tmp_p
     wait_until_none(config)
 
 
+@pytest.mark.waits
+def test_a_driver_whose_readings_all_hang_is_given_up(
+    forked: Trainbox, library: Path, tmp_path: Path
+) -> None:
+    readings = ("field", "ecc", "remapped_rows", "temperature", "clocks_event_reasons", "nvlink")
+    config = put(tmp_path, "h100", {f"gpu1.hang.{name}": 1 for name in readings}, count=2)
+    ended = health(forked, library, config, "--gate", "--json", TRAINBOX_DRIVER_DEADLINE_S="0.5")
+    assert ended.code == 1
+    (driver,) = [f for f in json.loads(ended.out)["findings"] if f["check"] == "driver"]
+    # Two readings are left out, and then the whole driver is to blame.
+    assert driver["result"] == CRITICAL
+    assert "does not answer" in driver["read"]
+    wait_until_none(config)
+
+
 def wait_until_none(config: Path) -> None:
     """Wait until no process uses this configuration: a killed process needs time to end."""
     deadline_s = time.monotonic() + 120
