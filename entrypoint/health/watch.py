@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 INTERVAL_S = 2.0
 _RULES = rules_for(Mode.WATCH)
 _ENDING = {rule.check for rule in _RULES if rule.ends_a_run} | {"xid", "handle"}
+_RECOVERING = {rule.check for rule in _RULES if rule.may_recover}
 _LOGGED = (Result.WARN, Result.UNKNOWN, Result.CRITICAL)
 
 
@@ -33,6 +34,9 @@ class Watch:
     Two processes query the driver: `driver` reads values, and `listener` only waits for Xids. When
     a GPU fails, the next reading often hangs, which must not delay the Xid. `known` are the results
     at the start, by (check, GPU label). Without `ends_a_run`, no finding is fatal.
+
+    A link that is down may be back at the next reading, because the hardware trains it again. So
+    the first such reading is only a warning.
     """
 
     def __init__(
@@ -56,6 +60,8 @@ class Watch:
         self._samples: list[Sample] = []
         self._results = dict(known)
         self._fatal: str | None = None
+        self._suspected = set[tuple[str, str]]()  # CRITICAL at the newest reading
+        self._is_over = False
 
     def fatal(self) -> str | None:
         """Return why the training must end, or None.
@@ -75,6 +81,7 @@ class Watch:
 
         Call this after the training, because a broken GPU may be the reason for its failure.
         """
+        self._is_over = True
         for driver, question in self._questions.items():
             if driver.waiting_since_s is not None:
                 self._take(driver, within_s)
@@ -103,25 +110,45 @@ class Watch:
             self._log(Finding("driver", Result.PASS, "answers"))
             self._samples = window([*self._samples, sample])
         seen = [self._with_links(sample)] if listens else self._samples
-        for finding in judge_gpus(seen, self._selection, () if listens else _RULES, self._limits):
-            if listens and finding.check != "xid":
+        for judged in judge_gpus(seen, self._selection, () if listens else _RULES, self._limits):
+            if listens and judged.check != "xid":
                 continue  # judged with the values that `driver` reads
+            finding = self._confirmed(judged) if judged.check in _RECOVERING else judged
             self._log(finding)
             if self._ends_a_run and finding.result is Result.CRITICAL and finding.check in _ENDING:
                 self._fatal = self._fatal or finding.line
 
-    def _with_links(self, heard: "Sample") -> "Sample":
-        """Return the listener's sample with the newest state of the NVLinks.
+    def _confirmed(self, finding: Finding) -> Finding:
+        """Return `finding`, as a warning if it is CRITICAL for the first time.
 
-        The listener must not read it, because a reading after an Xid often hangs.
+        After the training, no reading follows, so the finding stays.
         """
-        newest = self._samples[-1].gpus if self._samples else {}
-        gpus = {
-            uuid: {"nvlink_active": newest[uuid]["nvlink_active"], **readings}
-            if "nvlink_active" in newest.get(uuid, {})
-            else readings
-            for uuid, readings in heard.gpus.items()
-        }
+        key, before = (finding.check, finding.gpu or ""), self._suspected.copy()
+        self._suspected.discard(key)
+        if finding.result is not Result.CRITICAL:
+            return finding
+        self._suspected.add(key)
+        if key in before or self._is_over:
+            return finding
+        return dataclasses.replace(
+            finding,
+            result=Result.WARN,
+            read=f"{finding.read}; the next reading decides",
+            action="inspect",
+        )
+
+    def _with_links(self, heard: "Sample") -> "Sample":
+        """Return the listener's sample with the state of the NVLinks.
+
+        The listener must not read it, because a reading after an Xid often hangs. A link is down if
+        it was down at both of the last two readings.
+        """
+        gpus = {}
+        for uuid, readings in heard.gpus.items():
+            read = [sample.gpus.get(uuid, {}).get("nvlink_active") for sample in self._samples[-2:]]
+            states = [state for state in read if isinstance(state, tuple)]
+            links = {"nvlink_active": tuple(map(max, zip(*states, strict=False)))} if states else {}
+            gpus[uuid] = {**links, **readings}
         return dataclasses.replace(heard, gpus=gpus)
 
     def _log(self, finding: Finding) -> None:

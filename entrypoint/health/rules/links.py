@@ -129,6 +129,7 @@ RULES = (
         also=("nvlink_switch", "fabric"),
         modes=USUAL | {Mode.WATCH},
         ends_a_run=True,
+        may_recover=True,  # the hardware trains a link again after errors
     ),
     Rule(
         "nvlink-errors",
@@ -150,5 +151,6 @@ RULES = (
         _fabric,
         modes=USUAL | {Mode.WATCH},
         ends_a_run=True,
+        may_recover=True,
     ),
 )

@@ -32,9 +32,10 @@ class Rule:
 
     `judge` gets the limits, the values named in `reads`, and the values named in `also`. A value of
     `also` may be `Unread`. `modes` are the modes in which the rule runs. With `ends_a_run`, a
-    CRITICAL during a training (Mode.WATCH) makes the training save and stop. With `unknown_closes`,
-    no training starts while a value of `reads` cannot be read. This is for damage that nothing else
-    would show: sandboxes and virtual GPUs fail many other calls on healthy hardware.
+    CRITICAL during a training (Mode.WATCH) makes the training save and stop. With `may_recover`, it
+    does so if the next reading is CRITICAL as well. With `unknown_closes`, no training starts while
+    a value of `reads` cannot be read. This is for damage that nothing else would show: sandboxes
+    and virtual GPUs fail many other calls on healthy hardware.
     """
 
     check: str
@@ -44,6 +45,7 @@ class Rule:
     also: tuple[str, ...] = ()
     modes: frozenset[Mode] = USUAL
     ends_a_run: bool = False
+    may_recover: bool = False
     unknown_closes: bool = False
 
 

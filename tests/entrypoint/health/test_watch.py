@@ -118,6 +118,46 @@ def test_a_critical_finding_of_these_checks_ends_the_run(
     assert f"GPU 1 (GPU-1): {check} CRITICAL" in str(watch.final_check())
 
 
+@pytest.mark.parametrize(
+    ("check", "bad"),
+    [("nvlink", {"nvlink_active": (1, 0)}), ("fabric", {"fabric": (2, 0, 0x1AA, 1)})],
+)
+def test_a_link_that_is_back_at_the_next_reading_does_not_end_the_run(
+    check: str, bad: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("entrypoint.health.watch.INTERVAL_S", 0.0)
+    driver = Answering()
+    for readings in driver.read.values():
+        readings |= {"nvlink_active": (1, 1), "fabric": (3, 0, 0x1AA, 1)}
+    watch = made(driver, Answering(), tmp_path)
+
+    def read(**values: Any) -> str | None:
+        driver.read["GPU-1"] |= values
+        watch.fatal()  # asks
+        return watch.fatal()
+
+    good = {name: driver.read["GPU-1"][name] for name in bad}
+    assert [read(**values) for values in (good, bad, good, bad, good)] == [None] * 5
+    assert events(watch) == [(check, "WARN", "1"), (check, "PASS", "1")] * 2
+    assert "; the next reading decides" in watch.events.read_text()
+    assert read(**bad) is None
+    assert f"GPU 1 (GPU-1): {check} CRITICAL" in str(read(**bad))
+    assert events(watch)[4:] == [(check, "WARN", "1"), (check, "CRITICAL", "1")]
+
+
+def test_an_xid_of_a_link_that_is_back_is_a_warning(tmp_path: Path) -> None:
+    driver, listener = Answering(), Answering()
+    known = {("nvlink", "0"): Result.WARN}
+    watch = made(driver, listener, tmp_path, known=known)
+    for links in ((1, 1), (1, 0)):
+        driver.read = {uuid: read | {"nvlink_active": links} for uuid, read in driver.read.items()}
+        assert watch.final_check() is None
+    listener.xids = (("GPU-0", 149),)
+    assert watch.final_check() is None
+    listener.xids = (("GPU-0", 149),)
+    assert "and a link is down" in str(watch.final_check())
+
+
 def test_an_error_of_nvlink_5_ends_the_run_if_a_link_is_down(tmp_path: Path) -> None:
     """The listener reads no link: the newest sample of the other process has them."""
     driver, listener = Answering(), Answering()
