@@ -28,8 +28,8 @@ FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 ORDER = {
     "entrypoint": "errors system driver launch bench drill replay health doctor cli __main__",
     "trainer": (
-        "errors system settings launch metrics pictures task+task_errors classification data "
-        "parallel records checks loop session sweep cli __main__"
+        "errors system outputs settings launch metrics pictures task+task_errors classification "
+        "data parallel records checks loop session sweep cli __main__"
     ),
 }
 

@@ -1,0 +1,153 @@
+"""The comparison of entries, exactly and within a tolerance."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainer.outputs.differences import first_difference, largest_difference
+from trainer.outputs.entries import Entry, Key, digest, entry_of_array, entry_of_value, leaves
+
+
+def _entries(**values: Any) -> dict[Key, Entry]:
+    return {
+        (name,): entry_of_array(value) if isinstance(value, np.ndarray) else entry_of_value(value)
+        for name, value in values.items()
+    }
+
+
+def _floats(*values: float) -> Any:
+    return np.array(values, np.float32)
+
+
+_OTHER_NAN = np.array([0x7FC00001], np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (_floats(1, 2), _floats(1, 2), None),
+        (_floats(math.nan), _floats(math.nan), None),
+        (np.zeros((0, 3)), np.zeros((0, 3)), None),
+        (_floats(1, 2), np.array([1.0, 2.0]), "tensor w: type float32 and float64"),
+        (_floats(1, 2), _floats(1, 2).reshape(2, 1), "tensor w: shape 2 and 2x1"),
+        (
+            _floats(1, 2, 3),
+            _floats(1, 2.5, 3.25),
+            "tensor w: (float32, 3) 2 of 3 values differ, most at [1]: 2.0 and 2.5, by 0.5",
+        ),
+        (
+            _floats(1, 2),
+            _floats(1, math.nan),
+            "tensor w: (float32, 2) 1 of 2 values differ, most at [1]: 2.0 and nan, by nan",
+        ),
+        (
+            _floats(0.0, 1),
+            _floats(-0.0, 1),
+            "tensor w: (float32, 2) 1 of 2 values have other bits, first at [0]: 0.0 and -0.0",
+        ),
+        (
+            _floats(math.nan),
+            _OTHER_NAN,
+            "tensor w: (float32, 1) 1 of 1 values differ, most at [0]: nan and nan, by nan",
+        ),
+        (3, 4, "tensor w: (int64) 1 of 1 values differ, most: 3 and 4, by 1"),
+        (3, 3.0, "tensor w: type int64 and float64"),
+        ("cat", "dog", "tensor w: the text differs"),
+        (["a", "b"], ["a", "bc"], "tensor w: the text differs"),
+        (np.array(["a"]), np.array(["b"]), "tensor w: the <U1 differs"),
+        (2**70, 2**70 + 1, "tensor w: the text differs"),
+    ],
+)
+def test_an_exact_comparison(one: Any, other: Any, expected: str | None) -> None:
+    assert first_difference(_entries(w=one), _entries(w=other)) == expected
+    same = digest(_entries(w=one)) == digest(_entries(w=other))
+    assert same == (expected is None)
+
+
+def test_the_first_of_several_differences_is_named() -> None:
+    one = _entries(a=_floats(1), b=_floats(1), c=_floats(1))
+    other = _entries(a=_floats(1), b=_floats(2), c=_floats(3))
+    assert first_difference(one, other) == (
+        "tensor b: (float32, 1) 1 of 1 values differ, most at [0]: 1.0 and 2.0, by 1; "
+        "2 of 3 tensors differ"
+    )
+
+
+def test_an_entry_of_one_file_is_a_difference() -> None:
+    less, more = _entries(a=1), _entries(a=1, b=2)
+    assert first_difference(less, more, noun="entry") == (
+        "entry b: it is only in the second file; 1 of 2 entries differ"
+    )
+    assert first_difference(more, less, noun="entry") == (
+        "entry b: it is only in the first file; 1 of 2 entries differ"
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "agree"),
+    [
+        # absolute up to 1, relative above
+        (0.0, 0.009, True),
+        (0.0, 0.011, False),
+        (0.5, 0.509, True),
+        (1000.0, 1009.0, True),
+        (1000.0, 1011.0, False),
+        (math.nan, math.nan, True),
+        (1.0, math.nan, False),
+        (math.nan, 1.0, False),
+        (math.inf, math.inf, True),
+        (math.inf, -math.inf, False),
+        (math.inf, 1e30, False),
+        (1e30, math.inf, False),
+        (1e308, -1e308, False),
+        (1000, 1001, False),  # integers must be equal
+        (True, False, False),
+        ("a", "b", False),
+    ],
+)
+def test_a_comparison_within_a_tolerance(one: Any, other: Any, agree: bool) -> None:
+    found = first_difference(_entries(w=one), _entries(w=other), tolerance=0.01)
+    assert (found is None) == agree
+
+
+def test_complex_numbers_have_a_tolerance_too() -> None:
+    one, other = _entries(w=np.array([1 + 1j])), _entries(w=np.array([1 + 1.005j]))
+    assert first_difference(one, other, 0.01) is None
+    assert first_difference(one, other, 0.001) == (
+        "tensor w: (complex128, 1) 1 of 1 values differ, most at [0]: (1+1j) and (1+1.005j), "
+        "by 0.005"
+    )
+
+
+def test_only_values_outside_the_tolerance_are_counted() -> None:
+    one, other = _entries(w=_floats(1, 2, 3)), _entries(w=_floats(1.001, 2.5, 3))
+    assert first_difference(one, other, tolerance=0.01) == (
+        "tensor w: (float32, 3) 1 of 3 values differ, most at [1]: 2.0 and 2.5, by 0.5"
+    )
+
+
+def test_the_largest_difference() -> None:
+    one = _entries(a=_floats(1, math.nan, math.inf), b=_floats(1), n=1, only=_floats(9))
+    other = _entries(a=_floats(1.25, math.nan, math.inf), b=_floats(1.5), n=5)
+    assert largest_difference(one, other) == 0.5
+    assert largest_difference(_entries(n=1), _entries(n=2)) == 0
+
+
+def test_the_leaves_of_a_nested_value() -> None:
+    tree = {"model": {"0.weight": 1.5}, "losses": [1, 2.5], "steps": (3, 4), "rows": [[1], "x"]}
+    assert dict(leaves(tree | {"none": [], "empty": {}})) == {
+        ("model", "0.weight"): 1.5,
+        ("losses",): [1, 2.5],
+        ("steps",): [3, 4],
+        ("rows", 0): [1],
+        ("rows", 1): "x",
+        ("none",): [],
+        ("empty",): {},
+    }
+    assert list(leaves(3)) == [((), 3)]
+
+
+def test_names_with_dots_do_not_collide() -> None:
+    assert len(dict(leaves({"a.b": 1, "a": {"b": 2}}))) == 2

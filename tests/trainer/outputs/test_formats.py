@@ -1,0 +1,144 @@
+"""The formats of files that a script can leave, whole and damaged."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from trainer.outputs.__main__ import main
+from trainer.outputs.differences import first_difference
+from trainer.outputs.entries import digest
+from trainer.outputs.formats import Unreadable, read_entries
+
+
+def _kinds(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {
+        ".".join(map(str, key)): (entry.kind, entry.shape)
+        for key, entry in read_entries(path).items()
+    }
+
+
+def _write(path: Path, weight: float = 1.0) -> Path:
+    """Write a file of the format that the suffix names, with one number that may vary."""
+    if path.suffix == ".safetensors":
+        save_file({"w": torch.tensor([weight, 2.0], dtype=torch.bfloat16)}, path)
+    elif path.suffix in (".pt", ".pth", ".bin"):
+        torch.save({"model": {"0.w": torch.tensor([weight])}, "epoch": 3}, path)
+    elif path.suffix == ".npz":
+        np.savez(path, w=np.array([weight]), step=np.array(3))
+    elif path.suffix == ".npy":
+        np.save(path, np.array([[weight]], np.float16))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps({"loss": [weight, 2], "name": "a", "last": {"step": 3}}))
+    else:
+        path.write_text(f"epoch,loss,note\n1,{weight},a\n2,,b\n")
+    return path
+
+
+_FORMATS = {
+    "f.safetensors": {"w": ("bfloat16", (2,))},
+    "f.pt": {"model.0.w": ("float32", (1,)), "epoch": ("int64", ())},
+    "f.pth": {"model.0.w": ("float32", (1,)), "epoch": ("int64", ())},
+    "f.bin": {"model.0.w": ("float32", (1,)), "epoch": ("int64", ())},
+    "f.npz": {"w": ("float64", (1,)), "step": ("int64", ())},
+    "f.npy": {"array": ("float16", (1, 1))},
+    "f.json": {"loss": ("float64", (2,)), "name": ("text", ()), "last.step": ("int64", ())},
+    "f.csv": {"epoch": ("float64", (2,)), "loss": ("float64", (2,)), "note": ("text", (2,))},
+}
+
+
+@pytest.mark.parametrize("name", _FORMATS)
+def test_a_format(name: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    one, other = _write(tmp_path / name), _write(tmp_path / "other" / name, weight=1.5)
+    assert _kinds(one) == _FORMATS[name]
+    difference = first_difference(read_entries(one), read_entries(other))
+    assert difference and "1.0 and 1.5, by 0.5" in difference
+    assert digest(read_entries(one)) != digest(read_entries(other))
+    assert digest(read_entries(one)) == digest(read_entries(_write(tmp_path / "other" / name)))
+
+
+@pytest.mark.parametrize("name", _FORMATS)
+def test_a_file_that_cannot_be_compared(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    with pytest.raises(Unreadable, match=f"{name} is missing: the script did not write it"):
+        read_entries(path)
+    path.touch()
+    with pytest.raises(Unreadable, match=f"{name} is empty"):
+        read_entries(path)
+    content = _write(path).read_bytes()
+    path.write_bytes(content[: -len(content) // 3])
+    with pytest.raises(Unreadable, match=rf"{name} cannot be read: \w"):
+        read_entries(path)
+
+
+def test_a_file_without_numbers(tmp_path: Path) -> None:
+    texts = {"f.json": '{"a": "b", "c": []}', "f.csv": "loss\n", "g.csv": "a\nb\n", "h.csv": "\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        with pytest.raises(Unreadable, match=f"{name} has no numbers: compare a file with results"):
+            read_entries(tmp_path / name)
+    torch.save({"model": {}}, tmp_path / "f.pt")
+    with pytest.raises(Unreadable, match="f.pt has no numbers"):
+        read_entries(tmp_path / "f.pt")
+
+
+def test_objects_are_refused_and_named(tmp_path: Path) -> None:
+    torch.save(
+        {"w": torch.ones(1), "n": Counter([1]), "m": torch.nn.Linear(1, 1)}, tmp_path / "f.pt"
+    )
+    with pytest.raises(
+        Unreadable, match=r"an object of torch\.nn\.modules\.linear\.Linear, and on"
+    ):
+        read_entries(tmp_path / "f.pt")
+    np.save(tmp_path / "f.npy", np.array([object()]), allow_pickle=True)
+    with pytest.raises(Unreadable, match=r"f\.npy cannot be read: Object arrays cannot be loaded"):
+        read_entries(tmp_path / "f.npy")
+    torch.save(torch.eye(3).to_sparse(), tmp_path / "g.pt")
+    with pytest.raises(Unreadable, match=r"g\.pt cannot be read: a sparse or quantized tensor"):
+        read_entries(tmp_path / "g.pt")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1,2\n3,4\n", {"1": ("float64", (2,)), "2": ("float64", (2,))}),
+        ("a,a\n3,4\n", {"a.0": ("float64", (1,)), "a.1": ("float64", (1,))}),
+        ("id,v\n9007199254740993,1\n", {"id": ("text", (1,)), "v": ("float64", (1,))}),
+        ("v,t\n1,\n\n-inf,x\n", {"v": ("float64", (2,)), "t": ("text", (2,))}),
+    ],
+)
+def test_the_columns_of_a_table(
+    text: str, expected: dict[str, tuple[str, tuple[int, ...]]], tmp_path: Path
+) -> None:
+    (tmp_path / "f.csv").write_text(text)
+    assert _kinds(tmp_path / "f.csv") == expected
+
+
+def test_a_table_whose_rows_differ_in_length(tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_text("a,b\n1,2\n3\n")
+    with pytest.raises(Unreadable, match="row 2 has 1 cells, and the first line has 2"):
+        read_entries(tmp_path / "f.csv")
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = (
+        _write(tmp_path / name, weight) for name, weight in (("1.csv", 1), ("2.csv", 1.5))
+    )
+    found: dict[str, Any] = {}
+    for arguments in ([one], [one, one], [one, other]):
+        assert main(["0", *map(str, arguments)]) == 0
+        found[str(len(found))] = json.loads(capsys.readouterr().out)
+    assert found["0"] == {"digests": [digest(read_entries(one))]}
+    assert found["1"]["difference"] is None and len(set(found["1"]["digests"])) == 1
+    assert found["2"]["difference"].startswith("column loss: (float64, 2) 1 of 2 values differ")
+    assert found["2"]["largest"] == 0.5 and len(set(found["2"]["digests"])) == 2
+    assert main(["0.5", str(one), str(other)]) == 0
+    assert json.loads(capsys.readouterr().out)["difference"] is None
+    assert main(["0", str(one), str(tmp_path / "none.csv")]) == 2
+    assert capsys.readouterr().err == "trainbox: none.csv is missing: the script did not write it\n"

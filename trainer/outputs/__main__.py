@@ -1,0 +1,39 @@
+"""Compare the files of two trainings: `python -P -m trainer.outputs TOLERANCE FILE [OTHER]`.
+
+It prints one line of JSON: the digests of the files, the first difference or null, and the largest
+difference of two numbers. It exits with code 2 if a file cannot be read.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from trainer.errors import Failure
+from trainer.outputs.differences import first_difference, largest_difference
+from trainer.outputs.entries import digest
+from trainer.outputs.formats import noun, read_entries
+from trainer.system.report import report_failure
+from trainer.system.streams import open_streams
+
+
+def main(arguments: list[str]) -> int:
+    """Compare the files, print the result, and return the exit code."""
+    tolerance, *files = arguments
+    try:
+        reference, *others = (read_entries(Path(file)) for file in files)
+    except Failure as failure:
+        report_failure(failure)
+        return failure.exit_code
+    found: dict[str, object] = {"digests": [digest(entries) for entries in (reference, *others)]}
+    for other in others:
+        found["difference"] = first_difference(
+            reference, other, float(tolerance), noun(Path(files[0]))
+        )
+        found["largest"] = largest_difference(reference, other)
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    open_streams()
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,164 @@
+"""Read the files that a script can leave: tensors, arrays, tables and JSON."""
+
+import csv
+import json
+import pickle
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.errors import WrongUse
+from trainer.outputs.entries import Entry, Key, entry_of_array, entry_of_value, leaves
+
+
+class Unreadable(WrongUse):
+    """A file that is missing, empty or damaged, or that has nothing to compare."""
+
+
+def read_entries(path: Path) -> dict[Key, Entry]:
+    """Return the entries of a file, by the format that its suffix names.
+
+    No Python object is loaded from the file, so reading it runs no code of it.
+
+    Raises:
+        Unreadable: the file is missing, empty or damaged, or has no numbers.
+    """
+    read, _ = FORMATS[path.suffix]
+    if not path.is_file():
+        raise Unreadable(f"{path.name} is missing: the script did not write it")
+    if path.stat().st_size == 0:
+        raise Unreadable(f"{path.name} is empty: the script did not write anything into it")
+    try:
+        entries = read(path)
+    except Unreadable:
+        raise
+    except Exception as error:  # the libraries raise many types for a damaged file
+        raise Unreadable(f"{path.name} cannot be read: {_first_line(error)}") from error
+    if not any(entry.numbers is not None and entry.numbers.size for entry in entries.values()):
+        raise Unreadable(f"{path.name} has no numbers: compare a file with results of the training")
+    return entries
+
+
+def noun(path: Path) -> str:
+    """Return the name of an entry of the file's format."""
+    return FORMATS[path.suffix][1]
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].partition(". ")[0][:200]
+
+
+def _of_safetensors(path: Path) -> dict[Key, Entry]:
+    from safetensors.torch import load_file
+
+    return {(name,): _of_tensor(tensor) for name, tensor in load_file(path).items()}
+
+
+def _of_torch(path: Path) -> dict[Key, Entry]:
+    import torch
+
+    try:
+        with warnings.catch_warnings(action="ignore"):  # it warns of sparse tensors
+            tree = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"Unsupported (?:global: GLOBAL|class) (\S+)", str(error))
+        if found is None:
+            raise Unreadable(f"{path.name} cannot be read: torch.save did not write it") from error
+        raise Unreadable(
+            f"{path.name} has an object of {found[1]}, and only tensors, numbers and texts are "
+            "read: compare a file with tensors, such as those of model.state_dict()"
+        ) from error
+    return {
+        name: _of_tensor(leaf) if isinstance(leaf, torch.Tensor) else entry_of_value(leaf)
+        for name, leaf in leaves(tree)
+    }
+
+
+def _of_tensor(tensor: Any) -> Entry:
+    import torch
+
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise ValueError("a sparse or quantized tensor cannot be compared, save it as a dense one")
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    try:
+        numbers = flat.numpy()
+    except TypeError:  # NumPy has no bfloat16 and no float8; single precision has all their values
+        numbers = flat.to(torch.float32).numpy()
+    bits = flat.reshape(-1).view(torch.uint8).numpy()
+    return Entry(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), bits, numbers)
+
+
+def _of_npz(path: Path) -> dict[Key, Entry]:
+    # np.load leaves a damaged file open if it opens the file itself.
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return {(name,): entry_of_array(arrays[name]) for name in arrays.files}
+
+
+def _of_npy(path: Path) -> dict[Key, Entry]:
+    return {("array",): entry_of_array(np.load(path, allow_pickle=False))}
+
+
+def _of_json(path: Path) -> dict[Key, Entry]:
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    return {name: entry_of_value(leaf) for name, leaf in leaves(tree)}
+
+
+def _of_csv(path: Path) -> dict[Key, Entry]:
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.reader(file, strict=True) if row]
+    if not rows:
+        return {}
+    has_header = any(_number(cell) is None for cell in rows[0])
+    header = rows.pop(0) if has_header else [str(number + 1) for number in range(len(rows[0]))]
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(header):
+            raise Unreadable(
+                f"{path.name} cannot be read: row {number} has {len(row)} cells, and the first "
+                f"line has {len(header)}"
+            )
+    columns = zip(*rows, strict=True) if rows else [()] * len(header)
+    return {
+        (name,) if header.count(name) == 1 else (name, index): _of_column(list(cells))
+        for index, (name, cells) in enumerate(zip(header, columns, strict=True))
+    }
+
+
+def _of_column(cells: list[str]) -> Entry:
+    """Return the entry of a column, in double precision. An empty cell among numbers is NaN.
+
+    A column with other text, or with integers that double precision does not have, is text.
+    """
+    numbers = [_number(cell) if cell.strip() else float("nan") for cell in cells]
+    if None in numbers or any(
+        isinstance(number, int) and abs(number) > 2**53 for number in numbers
+    ):
+        return entry_of_value(cells)
+    return entry_of_array(np.array(numbers, np.float64))
+
+
+def _number(cell: str) -> int | float | None:
+    for kind in (int, float):
+        try:
+            return kind(cell)
+        except ValueError:
+            continue
+    return None
+
+
+# The suffixes, with the function that reads the format and the name of its entries.
+# entrypoint/drill/script.py has the same suffixes.
+FORMATS: dict[str, tuple[Callable[[Path], dict[Key, Entry]], str]] = {
+    ".safetensors": (_of_safetensors, "tensor"),
+    ".pt": (_of_torch, "tensor"),
+    ".pth": (_of_torch, "tensor"),
+    ".bin": (_of_torch, "tensor"),
+    ".npz": (_of_npz, "array"),
+    ".npy": (_of_npy, "array"),
+    ".csv": (_of_csv, "column"),
+    ".json": (_of_json, "entry"),
+}
