@@ -59,7 +59,12 @@ class RunGpus:
             ]
             each = strategy.world.from_each(rows)
             self.all = [RunGpu(*gpu) for rank in each for gpu in rank]
-        self._before = _earlier_joules(folder) if own else {}
+        before = _earlier_joules(folder) if own else {}
+        self._is_edited = before is None
+        # What the GPUs used before is then not known.
+        self._before = dict.fromkeys((gpu.uuid for gpu in self.all), math.nan)
+        if before is not None:
+            self._before = before
 
     def close(self) -> None:
         self._reader.close()
@@ -124,8 +129,12 @@ class RunGpus:
         return kwh
 
     def rows(self) -> dict[str, str]:
-        """Return the row for the header of a training."""
-        return {"gpus": f"\n{'':<11}".join(map(str, self.all))} if self.all else {}
+        """Return the rows for the header of a training."""
+        rows = {"gpus": f"\n{'':<11}".join(map(str, self.all))} if self.all else {}
+        if self._is_edited:
+            path = self._folder.path / _MANIFEST
+            rows["energy"] = f"not measured, because 'energy' in {path} is not valid: restore it"
+        return rows
 
     def summary(self) -> dict[str, str]:
         """Return the row for the end of a training."""
@@ -180,17 +189,33 @@ class RunGpus:
                 self._folder.write_json(_MANIFEST, json.dumps(manifest, indent=2) + "\n")
 
 
-def _earlier_joules(folder: RunFolder) -> dict[str, float]:
-    """Return the energy of the run's earlier starts by UUID, with NaN for what is not known."""
+def _earlier_joules(folder: RunFolder) -> dict[str, float] | None:
+    """Return the energy of the run's earlier starts by UUID, with NaN for what is not known.
+
+    Return None if the manifest has an energy that is not valid, as after an edit by hand.
+    """
     manifest: Mapping[str, Any] = folder.read_json(_MANIFEST) or {}
-    try:
-        gpus: Sequence[Mapping[str, Any]] = manifest.get("energy", {}).get("gpus", [])
-        return {
-            str(gpu["uuid"]): math.nan if gpu["kwh"] is None else gpu["kwh"] * _JOULES_PER_KWH
-            for gpu in gpus
-        }
-    except (AttributeError, KeyError, OverflowError, TypeError):  # edited by hand
+    if "energy" not in manifest:
         return {}
+    try:
+        gpus: Sequence[Mapping[str, Any]] = manifest["energy"]["gpus"]
+        return {str(gpu["uuid"]): _joules(gpu["kwh"]) for gpu in gpus}
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _joules(kwh: Any) -> float:
+    """Return the energy that the manifest has, or NaN for null.
+
+    Raises:
+        ValueError: It is not an energy.
+        OverflowError: It is an integer that is too large.
+    """
+    if kwh is None:
+        return math.nan
+    if type(kwh) not in (int, float) or not 0 <= (joules := kwh * _JOULES_PER_KWH) < math.inf:
+        raise ValueError
+    return float(joules)
 
 
 def _kwh(joules: float) -> float | None:

@@ -192,6 +192,36 @@ def test_energy_is_summed_over_gpus_and_across_a_resume(
     assert energy(here)["kwh"] == 1.5
 
 
+@pytest.mark.parametrize(
+    "edited",
+    [
+        None,
+        [],
+        {"gpus": 1},
+        {"gpus": [{"uuid": UUIDS[0]}]},
+        *({"gpus": [{"uuid": UUIDS[0], "kwh": kwh}]} for kwh in ("1", True, -1, 1e999, 10**400)),
+    ],
+    ids=repr,
+)
+def test_an_energy_in_the_manifest_that_is_not_valid_is_reported(
+    here: Here, put: Put, on: Callable[..., None], edited: Any
+) -> None:
+    put("h100")
+    on(UUIDS[0])
+    with pytest.raises(Preempted):
+        here.train(max_steps=4, stop=StopAfter(2))
+    path = here.path() / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"energy": edited}))
+    lines = here.train(max_steps=4).splitlines()
+    assert (
+        "energy     not measured, because 'energy' in runs/r/manifest.json is not valid: restore it"
+        in lines
+    )
+    assert "energy     not measured" in lines  # at the end
+    assert energy(here)["kwh"] is None
+    assert "energy_kwh" not in here.entries("train")[-1]
+
+
 def test_energy_that_a_gpu_does_not_count_is_not_measured(
     here: Here, put: Put, on: Callable[..., None]
 ) -> None:
