@@ -158,22 +158,9 @@ def build(
         WrongUse: Two sizes do not match, or a method of the task returns something invalid.
     """
     world = strategy.world
-    # Build the data. Rank 0 goes first, because it may download files.
     set_arithmetic(config)
-    world.seed(config.seed, "data")
-    with world.first_goes_first():
-        task = checked_task(task, task.with_data(data_dir))
-        check_classes(task)
-        train = checked_dataset(task, "train_dataset", task.train_dataset(data_dir))
-        train = place_tensors(train, world.device)
-        validation = checked_dataset(task, "validation_dataset", task.validation_dataset(data_dir))
-        validation = place_tensors(validation, world.device)
+    task, train, validation = _build_data(config, task, world, data_dir)
     schedule = _schedule(config, world, length(train))
-    if length(validation) == 0:
-        raise WrongUse(
-            f"task {config.task}: the validation set is empty: check --data-dir and the task's "
-            "validation_dataset()"
-        )
     # A validation batch has the size of a training micro-batch, which fits in memory. The size is
     # the same on all ranks, because it decides which rank computes which examples.
     size = examples_at_once(config)
@@ -234,6 +221,29 @@ def build(
         ),
         attributes=attributes,
     )
+
+
+def _build_data(
+    config: Settings, task: Task, world: World, data_dir: Path
+) -> tuple[Task, Dataset[Any], Dataset[Any]]:
+    """Return the task with what it learns from the data, and both datasets.
+
+    Rank 0 goes first, because it may download files.
+    """
+    world.seed(config.seed, "data")
+    with world.first_goes_first():
+        task = checked_task(task, task.with_data(data_dir))
+        check_classes(task)
+        train = checked_dataset(task, "train_dataset", task.train_dataset(data_dir))
+        train = place_tensors(train, world.device)
+        validation = checked_dataset(task, "validation_dataset", task.validation_dataset(data_dir))
+        validation = place_tensors(validation, world.device)
+    if length(validation) == 0:
+        raise WrongUse(
+            f"task {config.task}: the validation set is empty: check --data-dir and the task's "
+            "validation_dataset()"
+        )
+    return task, train, validation
 
 
 def _refuse_other_weights(task: Task, model: nn.Module, strategy: Strategy) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,15 +69,31 @@ class Profile:
         seconds = time.monotonic() - self._begin_s
         profiler.stop()
         path = self._job.run.path / _FILE
-        try:
-            profiler.export_chrome_trace(str(path))
-        except (OSError, RuntimeError) as error:
-            raise StorageFailure(f"{path} cannot be written ({error}): free space") from error
+        _export(profiler, path)
         lines = _longest(profiler.key_averages(), self._job.world.device.type == "cuda")
         self._job.run.report(
             f"profile of {self._begun} steps, {seconds / self._begun * 1e3:.1f} ms each: {path}; "
             "to view it, open https://ui.perfetto.dev\n" + "\n".join(lines)
         )
+
+
+def _export(profiler: torch.profiler.profile, path: Path) -> None:
+    """Write the trace to `path`.
+
+    torch raises no error if it cannot write: it only logs a line, and leaves a part of the trace
+    beside `path`.
+
+    Raises:
+        StorageFailure: The trace cannot be written.
+    """
+    try:
+        path.unlink(missing_ok=True)
+        profiler.export_chrome_trace(str(path))
+    except (OSError, RuntimeError) as error:
+        raise StorageFailure(f"{path} cannot be written ({error}): free space") from error
+    if not path.exists():
+        path.with_name(f"{path.name}.tmp").unlink(missing_ok=True)
+        raise StorageFailure(f"{path} cannot be written: free space")
 
 
 def _longest(operators: Any, on_gpu: bool) -> list[str]:

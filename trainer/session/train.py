@@ -1,9 +1,10 @@
 """Run one call of `train`: read `train_task` first."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from trainer.errors import Preempted, StorageFailure
 from trainer.loop.arithmetic import set_cuda_variables
 from trainer.loop.build import build, settle
 from trainer.loop.fit import fit
@@ -91,15 +92,10 @@ def train_task(
             while True:
                 job = build(settled, task, strategy, run, gpus, data_dir)
                 job.until_step = until_step
-                meter = Meter(job, measure_s) if measure_s else None
-                profile = Profile(job, profile_steps) if profile_steps else None
                 resume_job(job, resume)
                 try:
-                    _train(job, stop, resume == "anyway", did_not_fit, validated, swept)
-                    if meter is not None:
-                        meter.write()
-                    if profile is not None:
-                        profile.finish()
+                    with _observed(job, measure_s, profile_steps):
+                        _train(job, stop, resume == "anyway", did_not_fit, validated, swept)
                     break
                 except DoesNotFit as error:
                     found = str(error)
@@ -110,17 +106,48 @@ def train_task(
                 did_not_fit.append(f"{found} with {examples_at_once(settled)} examples at once")
                 settled = smaller
                 run.end_progress()
-                del job, meter, profile
+                del job
                 free_memory()
-        # Return the metrics. The metric that selects the best checkpoint is the first.
         world.leave()
-        _, chosen = split_metric(settled.best_by, "--best-by")
-        metrics = dict(
-            sorted(job.state.progress.best_metrics.items(), key=lambda item: item[0] != chosen)
-        )
-        kwh = gpus.kwh()
-        energy = {} if kwh is None else {"energy_kwh": kwh}
-        return {**metrics, **energy, "samples_per_second": samples_per_second(job)}
+        return _result(job)
+
+
+@contextlib.contextmanager
+def _observed(job: Job, measure_s: float | None, profile_steps: int | None) -> Iterator[None]:
+    """Measure and profile the body, if requested, and write the results.
+
+    A training that is stopped has a profile of the steps so far.
+
+    Raises:
+        StorageFailure: A result cannot be written.
+    """
+    meter = Meter(job, measure_s) if measure_s else None
+    profile = Profile(job, profile_steps) if profile_steps else None
+    try:
+        yield
+    except Preempted:
+        if profile is not None:
+            # The checkpoint is complete, so the scheduler must see that the training was stopped.
+            try:
+                profile.finish()
+            except StorageFailure as error:
+                job.run.report(str(error))
+        raise
+    if meter is not None:
+        meter.write()
+    if profile is not None:
+        profile.finish()
+
+
+def _result(job: Job) -> dict[str, float]:
+    """Return the result of `train_task`."""
+    _, chosen = split_metric(job.config.best_by, "--best-by")
+    metrics = dict(
+        sorted(job.state.progress.best_metrics.items(), key=lambda item: item[0] != chosen)
+    )
+    kwh = job.gpus.kwh()
+    energy = {} if kwh is None else {"energy_kwh": kwh}
+    return {**metrics, **energy, "samples_per_second": samples_per_second(job)}
 
 
 def _train(

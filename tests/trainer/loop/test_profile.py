@@ -3,14 +3,17 @@
 import json
 import re
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tests.support.here import Here
+from tests.support.here import Here, StopAfter
 from tests.support.tiny import TINY
+from trainer.errors import Preempted, StorageFailure
 from trainer.loop.profile import _longest
+from trainer.system.signals import StopRequest
 
 WORDS = ("train", TINY, "--device", "cpu", "--max-steps", "18", "--threads", "1")
 
@@ -59,10 +62,45 @@ def test_a_training_that_ends_early_has_a_profile_of_its_last_steps(here: Here) 
     assert (here.path() / "profile.json").exists()
 
 
+def test_a_training_that_is_stopped_has_a_profile_of_its_last_steps(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped_after(steps: int) -> str:
+        stop = StopAfter(steps)
+        monkeypatch.setattr(StopRequest, "install", lambda: stop)
+        with stop.counting():
+            code, out, _ = here.command(*WORDS[:5], "40", "--run", "r", "--profile", "10")
+        assert code == Preempted.exit_code
+        return out
+
+    assert "profile of 4 steps, " in stopped_after(14)
+    path = here.path() / "profile.json"
+    assert json.loads(path.read_text())["traceEvents"]
+    # A trace that cannot be written does not hide that the training was stopped.
+    path.unlink()
+    path.mkdir()
+    assert "profile.json cannot be written (" in stopped_after(14)
+
+
 def test_a_training_without_a_profiled_step_logs_this(here: Here) -> None:
     _, out, _ = here.command(*WORDS[:5], "10", "--run", "r", "--profile", "2")
     assert "--profile 2: no step was profiled, because this start has trained at most" in out
     assert not (here.path() / "profile.json").exists()
+
+
+def test_a_trace_that_torch_cannot_write_is_an_error(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk, torch logs a line and leaves a part of the trace."""
+
+    def export(_profiler: torch.profiler.profile, path: str) -> None:
+        Path(f"{path}.tmp").write_text("{")
+
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", export)
+    code, out, err = here.command(*WORDS, "--run", "r", "--profile", "3")
+    assert (code, "profile of" in out) == (StorageFailure.exit_code, False)
+    assert "runs/r/profile.json cannot be written: free space" in err
+    assert not list(here.path().glob("profile.json*"))
 
 
 def test_the_operators_of_a_gpu_are_sorted_by_its_time() -> None:
