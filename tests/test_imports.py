@@ -26,7 +26,9 @@ FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 # Each package imports only those before it in its line. Modules of the same package are free.
 # A module beside the packages, such as trainer/metrics.py, has a place of its own; a + joins two.
 ORDER = {
-    "entrypoint": "errors system driver launch bench drill replay health doctor cli __main__",
+    "entrypoint": (
+        "errors system driver launch bench drill replay health doctor script cli __main__"
+    ),
     "trainer": (
         "errors system outputs settings launch metrics pictures task+task_errors classification "
         "data parallel records checks loop session sweep cli __main__"
@@ -55,6 +57,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         "entrypoint.cli.commands",
         "entrypoint.cli.health",
         "entrypoint.cli.options",
+        "entrypoint.cli.run",
         "trainer.cli.commands",
         "trainer.cli.options",
         "trainer.cli.sweep",

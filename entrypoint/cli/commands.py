@@ -8,11 +8,10 @@ import dataclasses
 import difflib
 import json
 import os
-import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,8 +28,9 @@ from entrypoint.cli.options import (
     launch_options,
     refuse_unused,
 )
+from entrypoint.cli.planning import Checked, make_plan, settings_text
+from entrypoint.cli.run import plan_run, run
 from entrypoint.driver.gpus import Gpu
-from entrypoint.driver.process import Driver, detect, visible_to_cuda
 from entrypoint.errors import WRONG_USE, InvalidRequest, LaunchError
 from entrypoint.launch.cluster import detect_cluster
 from entrypoint.launch.plan import LaunchPlan, plan_launch, plan_sweep
@@ -38,9 +38,7 @@ from entrypoint.launch.request import LaunchRequest
 from entrypoint.launch.supervise import REPETITION, TRAINING, Child, supervise
 from entrypoint.system import hints
 from entrypoint.system.commands import check_packages, command_of, without_ranks
-from entrypoint.system.cpus import usable_cpus
 from entrypoint.system.streams import message, open_streams
-from entrypoint.system.torch_build import torch_architectures
 
 # Verbs that were renamed, and the verb and arguments that replace them.
 _RENAMED = {
@@ -48,15 +46,6 @@ _RENAMED = {
     "gpus": ("health", "--list"),
     "replay": ("verify", "RUN --print-docker"),
 }
-
-
-@dataclasses.dataclass
-class Checked:
-    """The health options of a launch, and the driver process that the plan was made with."""
-
-    health: bool
-    health_limits: Path | None
-    driver: Driver | None = None
 
 
 def _help_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,7 +92,22 @@ def _show_help(ctx: click.Context, verb: str, whole: bool) -> NoReturn:
     _hand_over(verb, "--help-all-options" if whole else "--help-options")
 
 
-@click.group(context_settings=PAGE)
+class Verbs(click.Group):
+    """The verbs. Some have another form for a user's own script, such as `plan run SCRIPT`."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[1:2] == ["run"] and (form := _RUN_FORMS.get(args[0])):
+            return f"{args[0]} run", form, args[2:]
+        return super().resolve_command(ctx, args)
+
+
+# The forms of verbs for a user's own script.
+_RUN_FORMS: dict[str, click.Command] = {"plan": plan_run}
+
+
+@click.group(cls=Verbs, context_settings=PAGE)
 @click.version_option(package_name="trainbox", message="trainbox %(version)s")
 def cli() -> None:
     """Find the GPUs, plan a launch, train, and prove what was done.
@@ -115,6 +119,7 @@ def cli() -> None:
       trainbox train my.py:Gestures --processes 2 --epochs 3
       trainbox plan mnist --gpus 3             print the launch plan and the reason
       trainbox health --gpus 2                 check that two GPUs are fit for training
+      trainbox run train.py -- --epochs 3      your own script, on all GPUs
       trainbox doctor                          a report to paste into an issue
       trainbox verify runs/digits-7d2c1a90     repeat a run and compare the bits
       docker run IMAGE nvidia-smi              any other program
@@ -161,7 +166,7 @@ def plan(training: tuple[str, ...], **options: Any) -> None:
     click.echo(json.dumps(dataclasses.asdict(decided), indent=2))
 
 
-for command in (bench, doctor, drill, health):
+for command in (bench, doctor, drill, health, run):
     cli.add_command(command)
 
 
@@ -331,7 +336,7 @@ def _checked_plan(
     )
     decided = ""
     try:
-        plan = _plan((verb, *training), options, decide, checked)
+        plan = make_plan(("trainer", verb, *training), options, decide, checked)
         decided = f"{plan.env['TRAINBOX_DEVICE']}\n{plan.strategy}"
     finally:
         printed, _ = checking.communicate(decided + "\n")
@@ -343,58 +348,9 @@ def _checked_plan(
     names = [*environment_names(click.get_current_context()), *reported]
     if names:
         plan = dataclasses.replace(
-            plan, env={**plan.env, "TRAINBOX_SETTINGS": _from_environment(names)}
+            plan, env={**plan.env, "TRAINBOX_SETTINGS": settings_text(names)}
         )
     return plan, checked
-
-
-def _from_environment(names: Sequence[str]) -> str:
-    """Return a text such as `device cpu (from DEVICE)`.
-
-    The run shows it, because a forgotten variable would change the run without a message.
-    """
-    from entrypoint.doctor.redaction import shown_setting  # its patterns take 3 ms to compile
-
-    settings = [(name, name.removeprefix("TRAINBOX_").lower().replace("_", "-")) for name in names]
-    return ", ".join(
-        f"{' '.join([label, shown_setting(name, os.environ[name])]).strip()} (from {name})"
-        for name, label in settings
-    )
-
-
-def _plan(
-    arguments: tuple[str, ...],
-    options: dict[str, Any],
-    decide: Callable[[LaunchRequest, tuple[Gpu, ...]], LaunchPlan],
-    checked: Checked,
-) -> LaunchPlan:
-    options["device"] = _device(options["device"], options["processes"])
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    request = LaunchRequest(
-        argv=("trainer", *arguments),
-        python=sys.executable,
-        cpus=usable_cpus(),
-        omp_num_threads=int(threads) if threads.isdecimal() and int(threads) > 0 else None,
-        **options,
-    )
-    # A CPU run does not query the driver, so it works with a broken driver.
-    if request.device in ("cpu", "mps") or request.gpus == 0:
-        return decide(request, ())
-    checked.driver = Driver()
-    gpus = visible_to_cuda(detect(checked.driver))
-    if gpus:
-        request = dataclasses.replace(request, architectures=torch_architectures())
-    return decide(request, gpus)
-
-
-def _device(requested: str | None, processes: int | None) -> str | None:
-    if requested not in (None, "auto"):
-        return requested
-    return (
-        "mps"
-        if (sys.platform, platform.machine()) == ("darwin", "arm64") and processes is None
-        else None
-    )
 
 
 def _run_verbatim(argv: list[str]) -> NoReturn:
@@ -427,7 +383,9 @@ def main() -> NoReturn:
             )
         if arguments and not arguments[0].startswith("-") and arguments[0] not in cli.commands:
             _run_verbatim(arguments)
-        check_packages(sys.path)
+        if not (arguments[:1] == ["run"] or arguments[1:2] == ["run"]):
+            # A script's own folders are only in the sys.path of its ranks.
+            check_packages(sys.path)
         _drop_ranks()
         sys.exit(
             cli.main(arguments or ["--help"], prog_name="trainbox", standalone_mode=False) or 0

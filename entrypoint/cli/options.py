@@ -147,7 +147,7 @@ _HEALTH_OPTIONS = [
     ),
     health_limits_option,
 ]
-_JOB_OPTIONS = [
+_STRATEGY_OPTIONS = [
     click.option(
         "--strategy",
         cls=Option,
@@ -157,6 +157,8 @@ _JOB_OPTIONS = [
         help="ddp: torchrun, one process per GPU. fsdp: the same, each with a share of a model "
         "that is too large for one GPU. dp: DataParallel. Default: ddp on 2 GPUs or more.",
     ),
+]
+_NODE_OPTIONS = [
     click.option(
         "--nnodes",
         cls=Option,
@@ -215,7 +217,14 @@ def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the device options, and those of a job of several processes or machines."""
-    for option in reversed(_JOB_OPTIONS):
+    for option in reversed([*_STRATEGY_OPTIONS, *_NODE_OPTIONS]):
+        command = option(command)
+    return device_options(command)
+
+
+def script_launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the launch options of a user's own script, which itself knows its strategy."""
+    for option in reversed(_NODE_OPTIONS):
         command = option(command)
     return device_options(command)
 

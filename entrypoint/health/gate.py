@@ -14,7 +14,7 @@ from entrypoint.health.limits import read_limits
 from entrypoint.health.rules.gpus import Selection
 from entrypoint.health.screen import closing_line
 from entrypoint.health.verdict import Mode
-from entrypoint.health.watch import Watch
+from entrypoint.health.watch import Telemetry, Watch
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.system.commands import command_of
 from entrypoint.system.hints import command
@@ -25,8 +25,16 @@ _FINDINGS_SHOWN = 3
 
 
 @contextmanager
-def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Iterator[Watch]:
+def watched(
+    plan: LaunchPlan,
+    driver: Driver,
+    limits_file: Path | None,
+    telemetry: Telemetry | None = None,
+) -> Iterator[Watch]:
     """Examine the plan's GPUs, print the verdict, and yield a watch over them.
+
+    With `telemetry`, the watch writes its events itself, and the verdict goes to standard error,
+    because standard output belongs to the script.
 
     A finding never ends a sweep, which repeats a trial that failed on a broken GPU on another GPU.
 
@@ -55,14 +63,31 @@ def watched(plan: LaunchPlan, driver: Driver, limits_file: Path | None) -> Itera
             f"the health gate is closed. {shown}{more} (`{command('health')}` lists all "
             "findings; HEALTH=0 trains nevertheless)"
         )
-    say(f"health     {closing_line(verdict)}, {time.monotonic() - begin_s:.2f} s", sys.stdout)
+    line = f"health     {closing_line(verdict)}, {time.monotonic() - begin_s:.2f} s"
+    say(line, sys.stderr if telemetry else sys.stdout)
     # Watch the GPUs during the body.
     known = {(finding.check, finding.gpu or ""): finding.result for finding in verdict.findings}
+    is_sweep = plan.strategy == "sweep"
+    if telemetry:
+        listener = Driver()
+        watch = Watch(
+            driver,
+            listener,
+            plan.gpus,
+            limits,
+            telemetry.metrics,
+            known,
+            ends_a_run=not is_sweep,
+            telemetry=telemetry,
+        )
+        try:
+            yield watch
+        finally:
+            listener.close()  # a restarted script gets another one
+        return
     with temporary_folder("health-") as folder:
         events = folder / "events.jsonl"
-        yield Watch(
-            driver, Driver(), plan.gpus, limits, events, known, ends_a_run=plan.strategy != "sweep"
-        )
+        yield Watch(driver, Driver(), plan.gpus, limits, events, known, ends_a_run=not is_sweep)
         if events.exists():
             # A killed or crashed trainer did not write these events to the run. Only code of the
             # trainer writes there, so it runs in a process of its own.

@@ -3,7 +3,8 @@
 import dataclasses
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +28,31 @@ _RECOVERING = {rule.check for rule in _RULES if rule.may_recover}
 _LOGGED = (Result.WARN, Result.UNKNOWN, Result.CRITICAL)
 
 
+@dataclass(frozen=True)
+class Telemetry:
+    """What the watch also reads for a program that does not read its GPUs itself.
+
+    Attributes:
+        metrics: the file to which events are appended.
+        position: returns what each event has in front, such as its step.
+        names: the values of each GPU to read with each sample.
+        take: gets each sample.
+    """
+
+    metrics: Path
+    position: Callable[[], Mapping[str, Any]]
+    names: tuple[str, ...]
+    take: Callable[["Sample"], None]
+
+
 class Watch:
     """The watch over the `gpus` of one training.
 
     A finding that changed is printed to standard error and appended to `events` as a line of JSON.
     Two processes query the driver: `driver` reads values, and `listener` only waits for Xids. When
     a GPU fails, the next reading often hangs, which must not delay the Xid. `known` are the results
-    at the start, by (check, GPU label). Without `ends_a_run`, no finding is fatal.
+    at the start, by (check, GPU label). Without `ends_a_run`, no finding is fatal. With
+    `telemetry`, events are written to its file.
 
     A link that is down may be back at the next reading, because the hardware trains it again. So
     the first such reading is only a warning.
@@ -48,13 +67,15 @@ class Watch:
         events: Path,
         known: Mapping[tuple[str, str], Result],
         ends_a_run: bool = True,
+        telemetry: Telemetry | None = None,
     ) -> None:
-        self.events, self._ends_a_run = events, ends_a_run
+        self.events, self._ends_a_run, self._telemetry = events, ends_a_run, telemetry
         self._selection, self._limits = Selection(gpus), limits
         uuids = tuple(dict.fromkeys(gpu.mig_parent or gpu.uuid for gpu in gpus))
+        names = (*names_to_read(_RULES), *(telemetry.names if telemetry else ()))
         self._questions: dict[Driver, tuple[Any, ...]] = {
             listener: ("xids", uuids),
-            driver: ("sample", uuids, names_to_read(_RULES)),
+            driver: ("sample", uuids, tuple(dict.fromkeys(names))),
         }
         self._next_s = dict.fromkeys(self._questions, 0.0)
         self._samples: list[Sample] = []
@@ -109,6 +130,8 @@ class Watch:
         if not listens:
             self._log(Finding("driver", Result.PASS, "answers"))
             self._samples = window([*self._samples, sample])
+            if self._telemetry:
+                self._telemetry.take(sample)
         seen = [self._with_links(sample)] if listens else self._samples
         for judged in judge_gpus(seen, self._selection, () if listens else _RULES, self._limits):
             if listens and judged.check != "xid":
@@ -162,7 +185,8 @@ class Watch:
             self._results[key] = finding.result
             if finding.result is before or not {finding.result, before} & set(_LOGGED):
                 return
-        entry = {
+        entry = dict(self._telemetry.position()) if self._telemetry else {}
+        entry |= {
             "time_unix_s": round(time.time(), 3),
             "check": finding.check,
             "result": str(finding.result),

@@ -36,6 +36,7 @@ class LaunchPlan:
     argv: tuple[str, ...]
     reason: str
     env: dict[str, str] = field(default_factory=dict)
+    node_rank: int = 0
 
 
 def plan_launch(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -> LaunchPlan:
@@ -60,6 +61,53 @@ def plan_launch(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -
         argv=_argv(request, strategy, nproc, nodes),
         reason=(reason := _reason(strategy, chosen, gpus, choice, nproc, nodes, request)),
         env=_env(request, strategy, chosen, nproc, reason),
+        node_rank=nodes.rank,
+    )
+
+
+def plan_script(
+    request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster, one_process: bool
+) -> LaunchPlan:
+    """Return the plan for a user's own program, whose command is `request.argv`.
+
+    torchrun starts it, also as one process, so that it always finds the same variables. With
+    `one_process`, it is started without torchrun and sees all chosen GPUs.
+
+    Raises:
+        InvalidRequest: the request contradicts itself or cannot be launched.
+        HardwareMissing: requested GPUs are missing or cannot be used.
+    """
+    nodes = nodes_of(request, cluster)
+    chosen, choice = choose_gpus(request, gpus, cluster)
+    nproc = 1 if one_process else processes_of(request, chosen, cluster)
+    if one_process and (nodes.count > 1 or request.processes not in (None, 1)):
+        wanted = f"{nodes.count} nodes" if nodes.count > 1 else f"--processes {request.processes}"
+        raise InvalidRequest(f"--one-process and {wanted} contradict each other: drop one of them")
+    refuse_faults(chosen)
+    refuse_architectures(chosen, request.architectures)
+    refuse_mig_groups(chosen)
+    found = describe_choice(chosen, gpus, choice, nproc, request)
+    total = nproc * nodes.count
+    processes = f"{total} process{'es' if total > 1 else ''}"
+    launcher = "" if one_process else "torchrun, "
+    reason = f"{found} -> {launcher}{processes}{_on_nodes(nodes)}"
+    if one_process:
+        argv = list(request.argv)
+    else:
+        ranks = (f"--nproc-per-node={nproc}", "--no-python", "--", *request.argv)
+        words = (*_rendezvous(request, nodes), *ranks)
+        argv = command_of("trainer.launch.torchrun", *words, python=request.python)
+    own = _env(request, "ddp", chosen, nproc, reason)
+    names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS", "TRAINBOX_DEVICE")
+    return LaunchPlan(
+        strategy="process" if one_process else "torchrun",
+        gpus=chosen,
+        nnodes=nodes.count,
+        nproc_per_node=nproc,
+        argv=tuple(argv),
+        reason=reason,
+        env={name: own[name] for name in names},
+        node_rank=nodes.rank,
     )
 
 
@@ -150,18 +198,21 @@ def _strategy(request: LaunchRequest, chosen: Sequence[Gpu], nproc: int, nodes: 
 def _argv(request: LaunchRequest, strategy: str, nproc: int, nodes: Nodes) -> tuple[str, ...]:
     if strategy not in _BY_TORCHRUN:
         return tuple(command_of(*request.argv, python=request.python))
+    words = (*_rendezvous(request, nodes), f"--nproc-per-node={nproc}", "-m", "--", *request.argv)
+    return tuple(command_of("trainer.launch.torchrun", *words, python=request.python))
+
+
+def _rendezvous(request: LaunchRequest, nodes: Nodes) -> list[str]:
+    """Return torchrun's options for the nodes."""
     if nodes.count == 1:
-        rendezvous = ["--standalone"]
-    else:
-        rendezvous = [
-            f"--nnodes={nodes.count}",
-            f"--node-rank={nodes.rank}",
-            f"--rdzv-endpoint={nodes.endpoint}",
-            f"--rdzv-id={nodes.job_id}",
-            f"--rdzv-conf=join_timeout={request.rdzv_timeout_s},await_name={int(nodes.await_name)}",
-        ]
-    ranks = (f"--nproc-per-node={nproc}", "-m", "--", *request.argv)
-    return tuple(command_of("trainer.launch.torchrun", *rendezvous, *ranks, python=request.python))
+        return ["--standalone"]
+    return [
+        f"--nnodes={nodes.count}",
+        f"--node-rank={nodes.rank}",
+        f"--rdzv-endpoint={nodes.endpoint}",
+        f"--rdzv-id={nodes.job_id}",
+        f"--rdzv-conf=join_timeout={request.rdzv_timeout_s},await_name={int(nodes.await_name)}",
+    ]
 
 
 def _reason(
@@ -191,11 +242,13 @@ def _reason(
         f"{found} -> torchrun {strategy.upper()}{backend}, {total} "
         f"process{'es' if total > 1 else ''}"
     )
-    if nodes.count > 1:
-        reason += (
-            f" on {nodes.count} nodes; this is node {nodes.rank}, rendezvous at {nodes.endpoint}"
-        )
-    return reason
+    return f"{reason}{_on_nodes(nodes)}"
+
+
+def _on_nodes(nodes: Nodes) -> str:
+    if nodes.count == 1:
+        return ""
+    return f" on {nodes.count} nodes; this is node {nodes.rank}, rendezvous at {nodes.endpoint}"
 
 
 def _env(

@@ -1,10 +1,13 @@
 """Parents and children of processes, as Linux lists them."""
 
+import contextlib
 import ctypes
+import os
 import signal
+import time
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def die_with_parent() -> None:
@@ -13,6 +16,40 @@ def die_with_parent() -> None:
     Call it in the child before it executes its program. Otherwise, an orphan would keep training.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Ask Linux to make this process the parent of descendants whose own parents end."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_other_sessions(within_s: float = 5.0) -> int:
+    """Kill the descendants of this process that are in another session, and return their number.
+
+    A launched program has a session of its own. Our helper processes stay in ours. A process that
+    hangs in the kernel is left after `within_s`.
+    """
+    killed: set[int] = set()
+    deadline_s = time.monotonic() + within_s
+    while time.monotonic() < deadline_s:
+        found = [pid for pid in descendants(os.getpid()) if _session(pid) != os.getsid(0)]
+        if not found:
+            break
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        killed |= set(found)
+        time.sleep(0.01)
+    return len(killed)
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return os.getsid(0)  # it has just ended
 
 
 def descendants(ancestor: int) -> list[int]:

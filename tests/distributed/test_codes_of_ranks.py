@@ -41,12 +41,22 @@ def test_ranks_that_end_because_a_node_is_lost_have_the_code_of_the_loss(
 
     def fail(_arguments: argparse.Namespace) -> None:
         error = ChildFailedError.__new__(ChildFailedError)
-        error.failures = {0: SimpleNamespace(exitcode=-number)}  # type: ignore[dict-item]
+        error.failures = {0: SimpleNamespace(no_python=False, exitcode=-number)}  # type: ignore[dict-item]
         raise error
 
     monkeypatch.setattr(torch.distributed.run, "run", fail)
     ends = [_PeerEnd("node 1 is lost", 7)]
-    assert _run_torchrun(argparse.Namespace(), tmp_path, [], ends) == 7
+    assert (
+        _run_torchrun(
+            argparse.Namespace(
+                no_python=False,
+            ),
+            tmp_path,
+            [],
+            ends,
+        )
+        == 7
+    )
     assert capsys.readouterr().err == (
         "trainbox: node 1 is lost: the same command on all nodes resumes from the newest "
         "checkpoint\n"

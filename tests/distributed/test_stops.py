@@ -144,7 +144,7 @@ def test_the_launcher_prints_a_message_of_several_processes_once(
 ) -> None:
     for rank in range(3):
         (tmp_path / f"{rank}").write_text("the same mistake")
-    assert _report({tmp_path / f"{rank}": 2 for rank in range(3)}, stopped=False) == 2
+    assert _report({tmp_path / f"{rank}": 2 for rank in range(3)}, stopped=False, again="") == 2
     assert capsys.readouterr().err == "trainbox: the same mistake\n"
 
 
@@ -166,9 +166,11 @@ def test_a_rank_that_hung_is_named_for_each_text_of_a_timeout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     (tmp_path / "0").write_text(f"lost contact with another process: {text}")
-    assert _report({tmp_path / "0": 7, tmp_path / "1": -signal.SIGKILL}, stopped=False) == 7
+    assert (
+        _report({tmp_path / "0": 7, tmp_path / "1": -signal.SIGKILL}, stopped=False, again="") == 7
+    )
     assert capsys.readouterr().err.splitlines() == [
-        "trainbox: rank 1 hung and was killed: the same command resumes from the newest checkpoint",
+        "trainbox: rank 1 hung and was killed: AGAIN",
         f"trainbox: lost contact with another process: {text}",
     ]
 

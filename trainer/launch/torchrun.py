@@ -1,13 +1,15 @@
-"""Run torchrun with five changes.
+"""Run torchrun with six changes.
 
 1. It exits with the exit code of its ranks.
 2. It forwards a stop signal to the ranks, and does not exit before them.
 3. It connects to the other nodes with Trainbox's own rendezvous.
 4. It exits when another node exits.
 5. It keeps the current folder out of the sys.path of its ranks.
+6. On one machine, no port is open to other machines.
 
 The command line is that of torchrun:
 `python -m trainer.launch.torchrun --standalone --nproc-per-node=2 -m trainer train digits`.
+With `--no-python`, the ranks are programs of a user, which know nothing of Trainbox.
 The reasons are in docs/decisions/0003-torchrun-with-exit-codes.md and
 docs/decisions/0012-nodes-meet-on-one-interface.md.
 """
@@ -17,6 +19,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -72,6 +75,9 @@ def main() -> int:
         arguments.log_dir = str(messages)  # by default, torchrun leaves a folder behind
         try:
             secret = take_secret(os.environ)
+            if arguments.standalone and arguments.no_python:
+                _store = _use_loopback_store(arguments)  # serves the ranks while it exists
+                return _run_torchrun(arguments, messages, forwarded, [])
             if arguments.standalone:
                 _use_file_store(arguments, messages)
                 return _run_torchrun(arguments, messages, forwarded, [])
@@ -151,6 +157,7 @@ def _run_torchrun(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import run
 
+    again = _again(arguments)
     try:
         run(arguments)
     except ChildFailedError as error:
@@ -162,14 +169,20 @@ def _run_torchrun(
                 for rank, code in codes.items()
             }
             if _exit_code(set(codes.values()), bool(forwarded)) == end_code:
-                _log(f"{what}: the same command on all nodes resumes from the newest checkpoint")
-        return _report(
-            {messages / str(rank): code for rank, code in codes.items()}, bool(forwarded)
-        )
+                _log(f"{what}: {again.replace('command', 'command on all nodes', 1)}")
+        files = {messages / str(rank): code for rank, code in codes.items()}
+        return _report(files, bool(forwarded), again)
     except (DistError, ConnectionError) as error:
         _log(f"lost contact with the other nodes ({ends[0].what if ends else error})")
         return NetworkFailure.exit_code
     return 0
+
+
+def _again(arguments: argparse.Namespace) -> str:
+    """Return what the same command does next, for messages."""
+    if arguments.no_python:
+        return "the same command starts the script again in the same run folder"
+    return "the same command resumes from the newest checkpoint"
 
 
 def _meet(arguments: argparse.Namespace, secret: bytes | None) -> Meeting:
@@ -255,10 +268,25 @@ def _use_file_store(arguments: argparse.Namespace, folder: Path) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
 
 
-def _report(codes: Mapping[Path, int], stopped: bool) -> int:
+def _use_loopback_store(arguments: argparse.Namespace) -> object:
+    """Open torch's network store for the ranks of a user's program, and return it.
+
+    The program connects to MASTER_ADDR and MASTER_PORT. torchrun's own store would listen on all
+    interfaces.
+    """
+    arguments.standalone, arguments.nnodes, arguments.node_rank = False, "1", 0
+    listening = socket.create_server(("127.0.0.1", 0))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    port = listening.getsockname()[1]
+    count = int(arguments.nproc_per_node)
+    return _open_store(arguments, Meeting("127.0.0.1", port, listening, (count,), ()))
+
+
+def _report(codes: Mapping[Path, int], stopped: bool, again: str) -> int:
     """Print why the ranks exited, each reason once, and return the exit code.
 
-    `codes` maps the file of a rank's last message to its exit code.
+    `codes` maps the file of a rank's last message to its exit code. `again` is what the same
+    command does next.
     """
     texts = {
         file: file.read_text(encoding="utf-8", errors="replace") for file in codes if file.exists()
@@ -270,18 +298,15 @@ def _report(codes: Mapping[Path, int], stopped: bool) -> int:
     )
     hung = [file for file, code in codes.items() if timed_out and code == -signal.SIGKILL]
     for file in hung:
-        _log(
-            f"rank {file.name} hung and was killed: the same command resumes from the newest "
-            "checkpoint"
-        )
+        _log(f"rank {file.name} hung and was killed: {again}")
     codes = {file: code for file, code in codes.items() if file not in hung}
+    # By SIGTERM, torchrun ends the other ranks of a rank that failed.
+    if not stopped and set(codes.values()) != {-signal.SIGTERM}:
+        codes = {file: code for file, code in codes.items() if code != -signal.SIGTERM}
     for file, code in codes.items():
         if code < 0 and not (stopped and -code in STOP_SIGNALS):
             name = signal.Signals(-code).name
-            _log(
-                f"rank {file.name} was killed by {name}: the same command resumes from the "
-                "newest checkpoint"
-            )
+            _log(f"rank {file.name} was killed by {name}: {again}")
     # Print the messages of the ranks whose exit code is that of this process.
     exit_code = _exit_code(set(codes.values()), stopped)
     for text in dict.fromkeys(text for file, text in texts.items() if codes.get(file) == exit_code):

@@ -14,6 +14,7 @@ import pytest
 
 import entrypoint.cli.commands
 import entrypoint.cli.health
+import entrypoint.cli.planning
 import trainer.cli.commands
 import trainer.cli.options
 from entrypoint.driver.gpus import Detection, Gpu
@@ -64,7 +65,7 @@ def in_this_process(
 @pytest.fixture
 def plan(in_this_process: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run `trainbox plan` in this process, as on a host with four GPUs."""
-    monkeypatch.setattr(entrypoint.cli.commands, "Driver", FourGpus)
+    monkeypatch.setattr(entrypoint.cli.planning, "Driver", FourGpus)
     monkeypatch.setattr(entrypoint.cli.commands, "subprocess", CHECKS_HERE)
     return lambda *arguments, **env: in_this_process(
         entrypoint.cli.commands.main, ["plan", *arguments], env, without="CUDA_VISIBLE_DEVICES"
@@ -90,7 +91,7 @@ def refused(ended: Ended) -> str:
 
 # An argument that is not a verb is run as a program.
 
-VERBS = "the verbs are bench, doctor, drill, health, plan, sweep, tasks, train, verify"
+VERBS = "the verbs are bench, doctor, drill, health, plan, run, sweep, tasks, train, verify"
 PROGRAM = "import os, sys; print(os.getpid(), sys.argv[1:], sys.stdin.read()); sys.exit(41)"
 
 
@@ -331,6 +332,7 @@ def test_a_plan_has_the_documented_fields(plan: Command) -> None:
         "argv": [sys.executable, *ALONE, "mnist", "--epochs", "3", "--set", "dropout=0.1"],
         "reason": reason,
         "env": {},
+        "node_rank": 0,
     }
     assert shown["env"].keys() == {
         *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS"),

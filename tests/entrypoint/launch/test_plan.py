@@ -18,7 +18,7 @@ import entrypoint.launch.plan
 from entrypoint.driver.gpus import Gpu, labels
 from entrypoint.errors import LaunchError
 from entrypoint.launch.cluster import Cluster
-from entrypoint.launch.plan import plan_launch, plan_sweep
+from entrypoint.launch.plan import plan_launch, plan_script, plan_sweep
 from entrypoint.launch.request import LaunchRequest
 from tests.entrypoint.driver import test_gpus
 from tests.entrypoint.launch import test_cluster
@@ -1195,6 +1195,140 @@ def test_a_refused_request_and_its_message(row: tuple[Any, ...]) -> None:
     assert [refused.value.exit_code, str(refused.value)] == expected
 
 
+def script(nproc: int, nodes: str = "--standalone") -> str:
+    return (
+        f"-P -m trainer.launch.torchrun {nodes} --nproc-per-node={nproc} --no-python -- "
+        "trainer train digits"
+    )
+
+
+# A script: request, GPUs, cluster, one process | strategy, nodes x processes, argv,
+# CUDA_VISIBLE_DEVICES, reason. fmt: off
+SCRIPTS = [
+    (
+        ask(),
+        NONE,
+        LOCAL,
+        False,
+        "torchrun",
+        (1, 1),
+        script(1),
+        "",
+        "no GPU visible -> torchrun, 1 process",
+    ),
+    (
+        ask(processes=2),
+        NONE,
+        LOCAL,
+        False,
+        "torchrun",
+        (1, 2),
+        script(2),
+        "",
+        "2 CPU processes requested -> torchrun, 2 processes",
+    ),
+    (
+        ask(),
+        FOUR,
+        LOCAL,
+        False,
+        "torchrun",
+        (1, 4),
+        script(4),
+        "GPU-a,GPU-b,GPU-c,GPU-d",
+        "4 of 4 GPUs visible -> torchrun, 4 processes",
+    ),
+    (
+        ask(gpus=2),
+        FOUR,
+        LOCAL,
+        True,
+        "process",
+        (1, 1),
+        "train digits",
+        "GPU-a,GPU-b",
+        "2 of 4 visible GPUs requested -> 1 process",
+    ),
+    (
+        ask(),
+        ONE,
+        SLURM_2,
+        False,
+        "torchrun",
+        (2, 1),
+        script(
+            1,
+            "--nnodes=2 --node-rank=1 --rdzv-endpoint=n03:20077 --rdzv-id=77 "
+            "--rdzv-conf=join_timeout=600,await_name=1",
+        ),
+        "GPU-a",
+        "1 of 1 GPU visible -> torchrun, 2 processes on 2 nodes; this is node 1, rendezvous at "
+        "n03:20077",
+    ),
+]
+SCRIPT_REFUSALS = [
+    (
+        ask(processes=2),
+        NONE,
+        LOCAL,
+        True,
+        2,
+        "--one-process and --processes 2 contradict each other: drop one of them",
+    ),
+    (
+        two(),
+        FOUR,
+        LOCAL,
+        True,
+        2,
+        "--one-process and 2 nodes contradict each other: drop one of them",
+    ),
+    (
+        ask(),
+        LOST,
+        LOCAL,
+        False,
+        3,
+        "GPU 1 cannot be used (NVML 15: GPU is lost): name others with --gpu-ids, or fix it "
+        "(reset, reboot)",
+    ),
+    (
+        ask(architectures=BUILT),
+        VOLTA,
+        LOCAL,
+        False,
+        3,
+        "torch has no code for GPU 1, Tesla V100 (it has compute capability 7.0, and the installed "
+        "torch is built for sm_75 sm_90): use other GPUs, an image whose torch is built for this "
+        "architecture, or --device cpu",
+    ),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("row", SCRIPTS, ids=lambda row: row[-1])
+def test_the_plan_of_a_script(row: tuple[Any, ...]) -> None:
+    request, gpus, cluster, one_process, *expected = row
+    plan = plan_script(request, gpus, cluster, one_process)
+    assert [
+        plan.strategy,
+        (plan.nnodes, plan.nproc_per_node),
+        " ".join(plan.argv[1:]),
+        plan.env["CUDA_VISIBLE_DEVICES"],
+        plan.reason,
+    ] == expected
+    assert plan.node_rank == (cluster.node_rank or 0)
+    assert "TRAINBOX_STRATEGY" not in plan.env  # it is the script's own
+
+
+@pytest.mark.parametrize("row", SCRIPT_REFUSALS, ids=lambda row: row[-1])
+def test_a_refused_script_and_its_message(row: tuple[Any, ...]) -> None:
+    request, gpus, cluster, one_process, *expected = row
+    with pytest.raises(LaunchError) as refused:
+        plan_script(request, gpus, cluster, one_process)
+    assert [refused.value.exit_code, str(refused.value)] == expected
+
+
 # A sweep: request, trials per GPU | slots (name and CUDA_VISIBLE_DEVICES), threads per slot,
 # device, reason. fmt: off
 SWEEPS = [
@@ -1368,7 +1502,7 @@ def test_the_environment_of_a_plan(
 
 
 def test_every_error_text_is_in_a_table() -> None:
-    refusals = [text for *_, text in REFUSALS + SWEEP_REFUSALS]
+    refusals = [text for *_, text in REFUSALS + SCRIPT_REFUSALS + SWEEP_REFUSALS]
     listed = {
         entrypoint.launch.choice: refusals,
         entrypoint.launch.nodes: refusals,

@@ -407,12 +407,12 @@ def test_a_missing_temporary_folder_is_a_storage_failure(
 
 
 @pytest.mark.parametrize(
-    ("code", "forwarded", "expected"),
-    [(0, True, 75), (75, True, 75), (143, True, 75), (-15, True, 75), (3, True, 3), (1, True, 1)]
-    + [(0, False, 0), (75, False, 75), (143, False, 143), (-15, False, 143), (3, False, 3)],
+    ("code", "after_a_signal", "alone"),
+    [(0, 75, 0), (75, 75, 75), (143, 75, 143), (-15, 75, 143), (3, 3, 3), (1, 1, 1)],
 )
-def test_the_exit_code_of_a_script(code: int, forwarded: bool, expected: int) -> None:
-    assert _exit_code(code, forwarded, None, None, SCRIPT) == expected
+def test_the_exit_code_of_a_script(code: int, after_a_signal: int, alone: int) -> None:
+    assert _exit_code(code, True, None, None, SCRIPT) == after_a_signal
+    assert _exit_code(code, False, None, None, SCRIPT) == alone
 
 
 def test_a_script_that_saves_on_broken_hardware_exits_with_the_hardware_code() -> None:

@@ -1,0 +1,81 @@
+"""Make a launch plan of the launch options, the environment and the GPUs of this machine."""
+
+import dataclasses
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from entrypoint.driver.gpus import Gpu
+from entrypoint.driver.process import Driver, detect, visible_to_cuda
+from entrypoint.launch.plan import LaunchPlan
+from entrypoint.launch.request import LaunchRequest
+from entrypoint.system.cpus import usable_cpus
+from entrypoint.system.torch_build import torch_architectures
+
+
+@dataclasses.dataclass
+class Checked:
+    """The health options of a launch, and the driver process that the plan was made with."""
+
+    health: bool
+    health_limits: Path | None
+    driver: Driver | None = None
+
+
+def make_plan(
+    argv: tuple[str, ...],
+    options: dict[str, Any],
+    decide: Callable[[LaunchRequest, tuple[Gpu, ...]], LaunchPlan],
+    checked: Checked,
+) -> LaunchPlan:
+    """Return the plan that `decide` makes of the launch options and of the GPUs found here.
+
+    `argv` is what each process runs. `checked` gets the driver process, if the driver was queried.
+
+    Raises:
+        LaunchError: the driver does not answer, or `decide` refuses the request.
+    """
+    options["device"] = _device(options["device"], options["processes"])
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    request = LaunchRequest(
+        argv=argv,
+        python=sys.executable,
+        cpus=usable_cpus(),
+        omp_num_threads=int(threads) if threads.isdecimal() and int(threads) > 0 else None,
+        **options,
+    )
+    # A CPU run does not query the driver, so it works with a broken driver.
+    if request.device in ("cpu", "mps") or request.gpus == 0:
+        return decide(request, ())
+    checked.driver = Driver()
+    gpus = visible_to_cuda(detect(checked.driver))
+    if gpus:
+        request = dataclasses.replace(request, architectures=torch_architectures())
+    return decide(request, gpus)
+
+
+def _device(requested: str | None, processes: int | None) -> str | None:
+    if requested not in (None, "auto"):
+        return requested
+    return (
+        "mps"
+        if (sys.platform, platform.machine()) == ("darwin", "arm64") and processes is None
+        else None
+    )
+
+
+def settings_text(names: Sequence[str]) -> str:
+    """Return a text such as `device cpu (from DEVICE)`.
+
+    The run shows it, because a forgotten variable would change the run without a message.
+    """
+    from entrypoint.doctor.redaction import shown_setting  # its patterns take 3 ms to compile
+
+    settings = [(name, name.removeprefix("TRAINBOX_").lower().replace("_", "-")) for name in names]
+    return ", ".join(
+        f"{' '.join([label, shown_setting(name, os.environ[name])]).strip()} (from {name})"
+        for name, label in settings
+    )

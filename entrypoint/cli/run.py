@@ -1,0 +1,201 @@
+"""The verb `run`, which launches a user's own script, and `plan run`."""
+
+import dataclasses
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from entrypoint.cli.options import PAGE, Option, environment_names, script_launch_options
+from entrypoint.cli.planning import Checked, make_plan, settings_text
+from entrypoint.driver.gpus import Gpu
+from entrypoint.errors import InvalidRequest
+from entrypoint.launch.cluster import detect_cluster
+from entrypoint.launch.plan import LaunchPlan, plan_script
+from entrypoint.launch.request import LaunchRequest
+from entrypoint.script.target import Target, find_module, find_script
+from entrypoint.system.commands import command_of
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+_SECTION = "Script"
+
+
+class ScriptCommand(click.Command):
+    """A command whose options end at the script: all words after it are the script's own."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)  # click consumes `args`
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if not {"-m", "--module"} & set(words):
+                raise
+            raise InvalidRequest(
+                f"{error.format_message()} The arguments of a module follow --, as in "
+                "-m my_package.train -- --epochs 3"
+            ) from error
+
+
+def _script_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(
+        [
+            click.option(
+                "-m",
+                "--module",
+                cls=Option,
+                section=_SECTION,
+                metavar="MODULE",
+                help="Run a module, found from the current folder, instead of a file.",
+            ),
+            click.option(
+                "--run",
+                "run_name",
+                cls=Option,
+                section=_SECTION,
+                metavar="NAME",
+                help="The run's folder in --runs-dir. Default: the script's name and a digest of "
+                "its arguments, so that the same command has the same folder.",
+            ),
+            click.option(
+                "--runs-dir",
+                cls=Option,
+                section=_SECTION,
+                type=click.Path(path_type=Path),
+                default=Path("runs"),
+                envvar="TRAINBOX_RUNS_DIR",
+                metavar="FOLDER",
+                help="Folder of the runs. Default: runs.",
+            ),
+            click.option(
+                "--one-process",
+                cls=Option,
+                section=_SECTION,
+                is_flag=True,
+                help="Start one process without torchrun, which sees all chosen GPUs: for a "
+                "script that uses DataParallel or that starts its own processes.",
+            ),
+            click.option(
+                "--restarts",
+                cls=Option,
+                section=_SECTION,
+                type=click.IntRange(0),
+                default=0,
+                metavar="N",
+                help="Start the script again up to N times after code 75, 3 or 7, or if a process "
+                "was killed. Default: 0.",
+            ),
+            click.option(
+                "--prefix",
+                cls=Option,
+                section=_SECTION,
+                is_flag=True,
+                help="Put the process's number in front of each line of output.",
+            ),
+            click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [--] [ARGS]"),
+        ]
+    ):
+        command = option(command)
+    return script_launch_options(command)
+
+
+_PAGE = {**PAGE, "allow_interspersed_args": False}
+
+
+@click.command(cls=ScriptCommand, context_settings=_PAGE, short_help="Run your own script.")
+@_script_options
+def run(**options: Any) -> None:
+    """Run your own SCRIPT on the GPUs found here, with torchrun's variables for DDP.
+
+    The script is a Python file, or any executable file. TRAINBOX_RUN is the folder to write to,
+    and {run} in ARGS is replaced by it. SIGTERM means "save and exit". The exit code is the
+    script's own; 75 means "stopped: start the same command again".
+
+    \b
+    Examples:
+      trainbox run train.py -- --epochs 3                      all visible GPUs
+      trainbox run --gpus 2 -m my_package.train -- --lr 0.01   a module, on two GPUs
+      trainbox run --processes 2 train.py                      two CPU processes over gloo
+      trainbox run --one-process train.py                      DataParallel, or one process
+      trainbox run --restarts 20 train.py                      start again after a failure
+      trainbox plan run train.py                               print the plan, start nothing
+    """
+    from entrypoint.script.folder import ScriptFolder
+    from entrypoint.script.session import Start
+    from entrypoint.script.session import run as run_script
+
+    plan, target, checked, path = _planned(options)
+    folder = ScriptFolder(path, target, writes=plan.node_rank == 0)
+    watched: Callable[[Any], AbstractContextManager[Any]] | None = None
+    if checked.driver is not None and checked.health and plan.gpus:
+        from entrypoint.health.gate import watched as opened
+
+        watched = functools.partial(opened, plan, checked.driver, checked.health_limits)
+    elif checked.driver is not None:
+        checked.driver.close()
+    sys.exit(
+        run_script(Start(plan, target, folder, options["restarts"], options["prefix"], watched))
+    )
+
+
+@click.command(cls=ScriptCommand, context_settings=_PAGE)
+@_script_options
+def plan_run(**options: Any) -> None:
+    """Print as JSON what `trainbox run` would launch with the same arguments; start nothing.
+
+    \b
+    Example:
+      trainbox plan run --gpus 3 train.py -- --epochs 3
+    """
+    plan, _, _, _ = _planned(options)
+    click.echo(json.dumps(dataclasses.asdict(plan), indent=2))
+
+
+def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path]:
+    """Return the plan, what it runs, the driver process and the run folder.
+
+    Raises:
+        LaunchError: there is no such script, or the request cannot be launched.
+    """
+    launch = dict(options)
+    checked = Checked(launch.pop("health"), launch.pop("health_limits"))
+    if checked.health_limits:
+        from entrypoint.health.limits import read_limits
+
+        read_limits(checked.health_limits)  # report a wrong file before the GPUs are examined
+    target = _target(launch.pop("module"), list(launch.pop("words")))
+    name = launch.pop("run_name") or target.run_name()
+    if Path(name).name != name or name in (".", ".."):
+        raise InvalidRequest(
+            f"--run {name} is not a folder's name: set the parent folder with --runs-dir"
+        )
+    path = (launch.pop("runs_dir") / name).absolute()
+    one_process = launch.pop("one_process")
+    del launch["restarts"], launch["prefix"]
+    command = (*command_of("entrypoint.script.rank"), *target.command(path))
+
+    def decide(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
+        return plan_script(request, gpus, detect_cluster(os.environ), one_process)
+
+    plan = make_plan(command, launch, decide, checked)
+    env = {**plan.env, "TRAINBOX_RUN": str(path)}
+    if names := environment_names(click.get_current_context()):
+        env["TRAINBOX_SETTINGS"] = settings_text(names)
+    return dataclasses.replace(plan, env=env), target, checked, path
+
+
+def _target(module: str | None, words: list[str]) -> Target:
+    if module is not None:
+        path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        folders = [str(Path.cwd()), *(entry for entry in path if entry), *sys.path]
+        return find_module(module, words[1:] if words[:1] == ["--"] else words, folders)
+    if not words:
+        raise InvalidRequest("no script is named: use trainbox run SCRIPT, or -m MODULE")
+    script, *arguments = words
+    return find_script(script, arguments[1:] if arguments[:1] == ["--"] else arguments)

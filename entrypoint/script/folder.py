@@ -1,0 +1,162 @@
+"""The run folder of a script: its lock, config.json, manifest.json and metrics.jsonl."""
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from entrypoint.errors import InvalidRequest, NotWritable
+from entrypoint.script.target import Target
+
+CONFIG, MANIFEST, METRICS, LOGS = "config.json", "manifest.json", "metrics.jsonl", "logs"
+_KIND = "script"
+_TAIL_BYTES = 2**16
+
+
+class ScriptFolder:
+    """The folder of one run of a script. Only the first node `writes` the records."""
+
+    def __init__(self, path: Path, target: Target, writes: bool) -> None:
+        """Make the folder, lock it, and write config.json if the run is new.
+
+        Raises:
+            InvalidRequest: the folder is one of another script or task, or another process uses it.
+            NotWritable: the folder or a file in it cannot be written.
+        """
+        self.path, self.writes = path, writes
+        self._lock: int | None = None
+        try:
+            (path / LOGS).mkdir(parents=True, exist_ok=True)
+            if not writes:
+                return
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            _take(self._lock, path)
+            self.is_new = self._check_config(target)
+        except OSError as error:
+            raise not_writable(path, error) from error
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Append one entry to metrics.jsonl, in one write, as the script may append as well.
+
+        Raises:
+            NotWritable: the file cannot be written.
+        """
+        timed = {"time_unix_s": round(time.time(), 3), **entry}
+        line = json.dumps(timed) + "\n"
+        try:
+            metrics = os.open(self.path / METRICS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                os.write(metrics, line.encode())
+            finally:
+                os.close(metrics)
+        except OSError as error:
+            raise not_writable(self.path / METRICS, error) from error
+
+    def newest(self, name: str) -> Any:
+        """Return the newest value `name` that the script has reported, or None."""
+        try:
+            with (self.path / METRICS).open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                lines = file.read().split(b"\n")
+        except OSError:
+            return None
+        for line in reversed(lines):
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(entry, dict) and name in entry and entry.get("kind") not in _OURS:
+                return entry[name]
+        return None
+
+    def read(self, name: str) -> dict[str, Any]:
+        """Return the object in the file `name`; empty if it is missing or damaged."""
+        try:
+            value = json.loads((self.path / name).read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def write(self, name: str, value: Mapping[str, Any]) -> None:
+        """Replace the file `name` atomically.
+
+        Raises:
+            NotWritable: the file cannot be written.
+        """
+        if not self.writes:
+            return
+        new = self.path / f"{name}.new"
+        try:
+            with new.open("w", encoding="utf-8") as file:
+                file.write(json.dumps(value, indent=2) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self.path / name)
+        except OSError as error:
+            raise not_writable(self.path / name, error) from error
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _check_config(self, target: Target) -> bool:
+        """Return whether the run is new. Compare an old one with `target`."""
+        if not (self.path / CONFIG).exists():
+            others = [name for name in (MANIFEST, METRICS) if (self.path / name).exists()]
+            if others:
+                raise InvalidRequest(
+                    f"{self.path} is not a run, and its {' and '.join(others)} would be changed: "
+                    "choose another --run name, or move the files away"
+                )
+            self.write(
+                CONFIG,
+                {
+                    "kind": _KIND,
+                    "script": target.name,
+                    "is_module": target.is_module,
+                    "arguments": list(target.arguments),
+                },
+            )
+            return True
+        config = self.read(CONFIG)
+        if config.get("kind") != _KIND:
+            raise InvalidRequest(
+                f"{self.path} is a run of a task, not of a script: choose another --run name"
+            )
+        if (config.get("script"), config.get("is_module")) != (target.name, target.is_module):
+            raise InvalidRequest(
+                f"{self.path} is a run of {config.get('script')}, not of {target.name}: choose "
+                "another --run name"
+            )
+        return False
+
+
+# Entries that `trainbox run` itself writes.
+_OURS = ("health", "gpus")
+
+
+def _take(lock: int, path: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InvalidRequest(
+            f"another process uses {path}: wait until it ends, or choose another folder with "
+            "--run NAME"
+        ) from None
+
+
+def not_writable(path: Path, error: OSError) -> NotWritable:
+    """Return the failure to write `path`, with the free space if that is the reason."""
+    reason = error.strerror or str(error)
+    try:
+        free_mib = shutil.disk_usage(path if path.is_dir() else path.parent).free // 2**20
+        reason += f", {free_mib} MiB free"
+    except OSError:
+        pass
+    return NotWritable(f"{path} cannot be written ({reason}): use another --runs-dir, or free it")

@@ -1,0 +1,105 @@
+"""What can affect a script's result: sources, versions, machine, scheduler and arguments."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from entrypoint.doctor.redaction import shown_setting
+from entrypoint.doctor.secret_rule import without_secrets
+from entrypoint.driver.gpus import Gpu
+from entrypoint.launch.plan import LaunchPlan
+from entrypoint.script.target import Target
+
+_GIT_S = 5.0
+_SCHEDULER = "SLURM_"
+
+
+def describe(target: Target, sources: Mapping[str, str], env: Mapping[str, str]) -> dict[str, Any]:
+    """Return the manifest of a run as JSON values. `env` is the user's environment."""
+    return {
+        "kind": "script",
+        "script": target.name,
+        "arguments": [without_secrets(argument) for argument in target.arguments],
+        "sources": dict(sources),
+        "revision": _revision(target.file.absolute().parent),
+        "build": _build(env),
+        "image_digest": env.get("TRAINBOX_IMAGE_DIGEST"),
+        "python": platform.python_version(),
+        "packages": dict(
+            sorted(
+                (found.metadata["Name"], found.version)
+                for found in importlib.metadata.distributions()
+                if found.metadata["Name"]
+            )
+        ),
+        "machine": {"system": platform.platform(), "host": platform.node()},
+        "starts": [],
+    }
+
+
+def describe_start(
+    plan: LaunchPlan, target: Target, env: Mapping[str, str], begin_unix_s: float
+) -> dict[str, Any]:
+    """Return the entry of one start in the manifest."""
+    return {
+        "time_unix_s": round(begin_unix_s, 3),
+        "arguments": [without_secrets(argument) for argument in target.arguments],
+        "reason": plan.reason,
+        "processes": plan.nnodes * plan.nproc_per_node,
+        "gpus": [_gpu(gpu) for gpu in plan.gpus],
+        "scheduler": {
+            name: shown_setting(name, value)
+            for name, value in sorted(env.items())
+            if name.startswith(_SCHEDULER)
+        },
+    }
+
+
+def changed_sources(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the names of the files whose content changed, in order."""
+    return sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
+
+
+def project_folders(target: Target, search_path: Sequence[str]) -> list[Path]:
+    """Return the folders from which the target imports its own modules."""
+    first = Path.cwd() if target.is_module else target.file.absolute().parent
+    return [first, *(Path(entry) for entry in search_path if entry)]
+
+
+def _gpu(gpu: Gpu) -> dict[str, Any]:
+    return {
+        "index": gpu.label,
+        "uuid": gpu.uuid,
+        "name": gpu.name,
+        "memory_mib": gpu.memory_mib,
+    }
+
+
+def _build(env: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        build = json.loads(Path(env.get("TRAINBOX_BUILD_INFO", "")).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return build if isinstance(build, dict) else {}
+
+
+def _revision(folder: Path) -> str | None:
+    """Return the commit of the script's project, with `-dirty`; None outside of git."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty"]
+    try:
+        found = subprocess.run(
+            [*command, "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_S,
+            check=False,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None if found.returncode == 0 else None

@@ -1,0 +1,174 @@
+"""The output of a script's ranks: to this process's streams, and to one log for each rank."""
+
+import json
+import os
+import selectors
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+# A log is replaced by an empty one at this size, and the one before it is kept as NAME.1.log.
+LOG_BYTES = 64 * 2**20
+_READ_BYTES = 2**16
+_LONGEST_REPORT = 2**16
+_LOOK_EVERY_S = 0.2
+
+
+class Log:
+    """A log file of bounded size: at most twice `limit` bytes, of which the newest stay."""
+
+    def __init__(self, path: Path, limit: int = LOG_BYTES) -> None:
+        """Open the log to append.
+
+        Raises:
+            OSError: the file cannot be opened.
+        """
+        self.path, self._limit = path, limit
+        self._file = path.open("ab", buffering=0)
+        self.lost: str | None = None
+
+    def write(self, data: bytes) -> None:
+        """Append `data`. If this fails once, `lost` has the reason, and nothing more is written."""
+        if self.lost is not None:
+            return
+        try:
+            if self._file.tell() + len(data) > self._limit:
+                self._file.close()
+                self.path.replace(self.path.with_suffix(".1.log"))
+                self._file = self.path.open("ab", buffering=0)
+            self._file.write(data)
+        except (OSError, ValueError) as error:
+            self.lost = getattr(error, "strerror", None) or str(error)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Stream:
+    """One stream of one rank: passes its bytes on, by whole lines or at once."""
+
+    def __init__(
+        self,
+        log: Log,
+        shown: BinaryIO | None,
+        prefix: bytes = b"",
+        whole_lines: bool = True,
+        report: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        """Pass bytes on to `shown`, each line after `prefix`.
+
+        Without `whole_lines`, bytes are passed on at once, so that a progress bar moves. `report`
+        gets each line that is a JSON object with a step.
+        """
+        self._log, self._shown, self._prefix = log, shown, prefix
+        self._whole_lines, self._report = whole_lines, report
+        self._shown_part = self._line = b""
+
+    def take(self, data: bytes) -> None:
+        """Take new bytes of the rank."""
+        self._log.write(data)
+        if self._shown is not None:
+            self._show(data)
+        if self._report is not None:
+            *lines, self._line = (self._line + data).split(b"\n")
+            for line in lines:
+                if (entry := reported(line)) is not None:
+                    self._report(entry)
+            # A line that is too long is not a report. Its end is not one either.
+            self._line = self._line[-_LONGEST_REPORT - 1 :]
+
+    def end(self) -> None:
+        """Pass on the last line if it has no end."""
+        if self._shown_part:
+            self._write(self._prefix + self._shown_part + b"\n")
+            self._shown_part = b""
+
+    def _show(self, data: bytes) -> None:
+        if not self._whole_lines:
+            self._write(data)
+            return
+        whole, end, rest = (self._shown_part + data).rpartition(b"\n")
+        if not end and len(rest) > _LONGEST_REPORT:  # binary output, or a bar without line ends
+            whole, end, rest = rest, b"\n", b""
+        self._shown_part = rest
+        if end:
+            lines = whole.split(b"\n")
+            self._write(b"".join(self._prefix + line + b"\n" for line in lines))
+
+    def _write(self, data: bytes) -> None:
+        """Write to this process's stream, until its reader has gone."""
+        if self._shown is None:
+            return
+        try:
+            self._shown.write(data)
+            self._shown.flush()
+        except (OSError, ValueError):
+            # A script keeps training when nobody reads its output. The log has it.
+            self._shown = None
+
+
+def reported(line: bytes) -> dict[str, Any] | None:
+    """Return the entry in `line` if it is a JSON object with a whole number as its step."""
+    line = line.strip()
+    if not line.startswith(b"{") or len(line) > _LONGEST_REPORT:
+        return None
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict) or type(entry.get("step")) is not int:
+        return None
+    return entry
+
+
+class Pipes:
+    """The named pipes in `folder`, through which the ranks of this machine write."""
+
+    def __init__(self, folder: Path, streams: dict[str, Stream]) -> None:
+        """Make a pipe for each key of `streams`: `0.out`, `0.err`, `1.out` and so on."""
+        self._selector = selectors.DefaultSelector()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._streams = streams
+        for name, stream in streams.items():
+            os.mkfifo(folder / name, 0o600)
+            # With both ends open, the pipe has no end while no rank writes.
+            pipe = os.open(folder / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._selector.register(pipe, selectors.EVENT_READ, stream)
+
+    @contextmanager
+    def read(self) -> Iterator[Callable[[], None]]:
+        """Yield a function that starts to read. At the end, read what is left and stop."""
+        self._ended.clear()
+
+        def start() -> None:
+            self._thread = threading.Thread(target=self._run, name="output", daemon=True)
+            self._thread.start()
+
+        try:
+            yield start
+        finally:
+            self._ended.set()
+            if self._thread is not None:
+                self._thread.join()
+                self._thread = None
+
+    def close(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            os.close(key.fd)
+        self._selector.close()
+
+    def _run(self) -> None:
+        while True:
+            # The order matters: after the end, one more look finds all that was written before.
+            last = self._ended.is_set()
+            found = self._selector.select(0 if last else _LOOK_EVERY_S)
+            for key, _ in found:
+                with suppress(BlockingIOError):
+                    key.data.take(os.read(key.fd, _READ_BYTES))
+            if last and not found:
+                break
+        for stream in self._streams.values():
+            stream.end()

@@ -1,0 +1,44 @@
+"""Become a rank of a user's script: `python -P -m entrypoint.script.rank COMMAND...`.
+
+This process connects its output to the pipes of `trainbox run`, and then executes the command.
+"""
+
+import json
+import os
+import signal
+import sys
+
+from entrypoint.errors import WRONG_USE
+from entrypoint.system.processes import die_with_parent
+from entrypoint.system.streams import message
+
+# The folder of the pipes, and variables that only the script gets.
+PIPES, RESTORED = "TRAINBOX_PIPES", "TRAINBOX_RESTORED"
+_OURS = (PIPES, RESTORED, "TRAINBOX_MESSAGES")
+
+
+def main() -> None:
+    """Execute the command. On success, this does not return."""
+    # The kernel also kills a script that ignores SIGTERM when its launcher is killed.
+    if sys.platform == "linux":
+        die_with_parent()
+    for stop in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(stop, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in a shell; Python ignores it
+    rank = os.environ.get("LOCAL_RANK", "0")
+    for name, stream in (("out", 1), ("err", 2)):
+        pipe = os.open(f"{os.environ[PIPES]}/{rank}.{name}", os.O_WRONLY)
+        os.dup2(pipe, stream)
+        os.close(pipe)
+    environment = {name: value for name, value in os.environ.items() if name not in _OURS}
+    environment |= json.loads(os.environ[RESTORED])
+    command = sys.argv[1:]
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        message(f"{command[0]} cannot be executed ({error.strerror}): check its first line")
+        sys.exit(WRONG_USE)
+
+
+if __name__ == "__main__":
+    main()

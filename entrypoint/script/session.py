@@ -1,0 +1,231 @@
+"""One `trainbox run`: its starts, and the records of each."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from entrypoint.errors import HARDWARE, PREEMPTED, NotWritable
+from entrypoint.health.watch import Telemetry, Watch
+from entrypoint.launch.plan import LaunchPlan
+from entrypoint.launch.supervise import SCRIPT, Ending, supervise
+from entrypoint.script.folder import LOGS, MANIFEST, METRICS, ScriptFolder, not_writable
+from entrypoint.script.manifest import changed_sources, describe, describe_start, project_folders
+from entrypoint.script.output import Log, Pipes, Stream
+from entrypoint.script.rank import PIPES, RESTORED
+from entrypoint.script.sources import source_digests
+from entrypoint.script.target import Target
+from entrypoint.script.telemetry import NAMES, GpuRecord
+from entrypoint.system.processes import adopt_orphans, kill_other_sessions
+from entrypoint.system.streams import message, say
+from entrypoint.system.temporary import temporary_folder
+
+_NETWORK = 7
+# Variables that only the script gets. For our own processes they could replace our modules.
+_OF_PYTHON = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONSTARTUP", "PYTHONHOME")
+# Lightning and other libraries prefer these to torchrun's, and then find the wrong world.
+_OF_SCHEDULER = "SLURM_"
+
+
+@dataclass(frozen=True)
+class Start:
+    """What every start of a run has in common.
+
+    Attributes:
+        restarts: the number of automatic restarts.
+        prefix: whether each line of the output has its rank in front.
+        watched: opens the watch over the GPUs; None if they are not watched.
+    """
+
+    plan: LaunchPlan
+    target: Target
+    folder: ScriptFolder
+    restarts: int
+    prefix: bool
+    watched: Callable[[Telemetry], AbstractContextManager[Watch]] | None = None
+
+
+def run(start: Start) -> int:
+    """Run the script until it has ended and is not started again, and return the exit code.
+
+    Raises:
+        LaunchError: the records cannot be written, or the GPUs are not fit.
+    """
+    folder, target, plan = start.folder, start.target, start.plan
+    begin_s = time.monotonic()
+    manifest = _manifest(start)
+    gpus = GpuRecord(folder, plan.gpus)
+    earlier_energy = manifest.get("energy", {})
+    say(f"trainbox: {target.name} in {folder.path}: {plan.reason}")
+    if sys.platform == "linux":
+        adopt_orphans()
+    count = 0
+    while True:
+        count += 1
+        start_begin_s = time.monotonic()
+        entry = describe_start(plan, target, os.environ, time.time())
+        ending = _run_once(start, gpus)
+        # Each start is recorded when it has ended, with what it used.
+        entry |= {
+            "duration_s": round(time.monotonic() - start_begin_s, 3),
+            "exit_code": ending.code,
+        }
+        manifest["starts"] = [*manifest.get("starts", []), entry]
+        if plan.gpus:
+            manifest["energy"] = gpus.energy(earlier_energy)
+        lost = _write_records(folder, manifest)
+        if lost or count > start.restarts or not starts_again(ending):
+            break
+        say(
+            f"trainbox: the script exited with code {ending.code}: restart {count} of "
+            f"{start.restarts} in {folder.path}"
+        )
+    for line in closing(
+        folder, time.monotonic() - begin_s, count, manifest.get("energy"), ending.code
+    ):
+        say(line)
+    return lost.exit_code if lost and ending.code == 0 else ending.code
+
+
+def starts_again(ending: Ending) -> bool:
+    """Return whether the same command can succeed after this end of a start.
+
+    A stop that the user has requested is not followed by a restart.
+    """
+    code = ending.code
+    return not ending.signalled and (code in (PREEMPTED, HARDWARE, _NETWORK) or 128 < code <= 192)
+
+
+def closing(
+    folder: ScriptFolder,
+    duration_s: float,
+    starts: int,
+    energy: Mapping[str, Any] | None,
+    code: int,
+) -> list[str]:
+    """Return the lines that `trainbox run` prints at the end."""
+    rows = {"run": str(folder.path), "exit code": str(code)}
+    rows["duration"] = f"{duration_s:.1f} s" + (f", {starts} starts" if starts > 1 else "")
+    samples = folder.newest("samples")
+    if type(samples) in (int, float):
+        rows["samples"] = f"{samples:,}"
+    if energy is not None:
+        kwh = energy.get("kwh")
+        rows["energy"] = "not measured" if kwh is None else f"{kwh:.4g} kWh"
+    return [f"{name:<10} {value}" for name, value in rows.items()]
+
+
+def script_environment(
+    env: Mapping[str, str], plan: LaunchPlan, run: Path, pipes: Path
+) -> dict[str, str]:
+    """Return the environment of the launcher, which the ranks inherit."""
+    restored = {name: env[name] for name in _OF_PYTHON if name in env}
+    kept = {
+        name: value
+        for name, value in env.items()
+        if name not in _OF_PYTHON and not name.startswith(_OF_SCHEDULER)
+    }
+    # Without a fixed hash seed, Python orders sets of strings differently at each start.
+    return {"PYTHONHASHSEED": "0", **kept, **plan.env} | {
+        "TRAINBOX_RUN": str(run),
+        PIPES: str(pipes),
+        RESTORED: json.dumps(restored),
+    }
+
+
+def _manifest(start: Start) -> dict[str, Any]:
+    """Return the manifest of the run, and write that of a new one."""
+    folder, target = start.folder, start.target
+    if not folder.writes:
+        return {}
+    folders = project_folders(target, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sources = source_digests(target, folders)
+    known = folder.read(MANIFEST)
+    if not known:
+        known = describe(target, sources, os.environ)
+    elif changed := changed_sources(known.get("sources", {}), sources):
+        message(f"changed since the run's start: {', '.join(changed)}")
+    known["sources"] = {**known.get("sources", {}), **sources}
+    folder.write(MANIFEST, known)
+    return known
+
+
+def _run_once(start: Start, gpus: GpuRecord) -> Ending:
+    """Start the script once, pass on its output, and return its end."""
+    folder, plan = start.folder, start.plan
+    with ExitStack() as stack:
+        watch = None
+        if start.watched is not None:
+            telemetry = Telemetry(
+                folder.path / METRICS,
+                lambda: {"kind": "health", "step": gpus.step()},
+                NAMES if folder.writes else (),
+                gpus.take if folder.writes else (lambda _sample: None),
+            )
+            watch = stack.enter_context(start.watched(telemetry))
+        pipes_folder = stack.enter_context(temporary_folder("script-"))
+        logs = [Log(folder.path / LOGS / name) for name in _log_names(plan)]
+        pipes = Pipes(pipes_folder, _streams(start, logs))
+        stack.callback(pipes.close)
+        on_start = stack.enter_context(pipes.read())
+        env = script_environment(os.environ, plan, folder.path, pipes_folder)
+        ending = supervise(plan.argv, env, watch=watch, kind=SCRIPT, on_start=on_start)
+        # Processes in the background would hold the GPUs, and would be orphans.
+        if left := kill_other_sessions():
+            message(f"the script left {left} process(es) behind: killed")
+    for log in logs:
+        log.close()
+        if log.lost:
+            message(f"{log.path} could not be written ({log.lost}): it is not complete")
+    return ending
+
+
+def _log_names(plan: LaunchPlan) -> list[str]:
+    node = f"node-{plan.node_rank}-" if plan.nnodes > 1 else ""
+    return [f"{node}rank-{rank}.log" for rank in range(plan.nproc_per_node)]
+
+
+def _streams(start: Start, logs: list[Log]) -> dict[str, Stream]:
+    """Return the streams of the ranks.
+
+    On a terminal, only the first rank of the first node is shown, and its progress bars move.
+    """
+    streams: dict[str, Stream] = {}
+    targets: dict[str, BinaryIO] = {"out": sys.stdout.buffer, "err": sys.stderr.buffer}
+    for rank, log in enumerate(logs):
+        is_first = rank == 0 and start.plan.node_rank == 0
+        for name, shown in targets.items():
+            terminal = shown.isatty()
+            streams[f"{rank}.{name}"] = Stream(
+                log,
+                shown if is_first or not terminal else None,
+                f"[{rank}] ".encode() if start.prefix else b"",
+                whole_lines=start.prefix or not terminal,
+                report=_recorder(start.folder) if is_first and name == "out" else None,
+            )
+    return streams
+
+
+def _recorder(folder: ScriptFolder) -> Any:
+    def record(entry: Mapping[str, Any]) -> None:
+        with suppress(NotWritable):  # reported at the end, when the manifest is written
+            folder.append({"kind": "train", **entry})
+
+    return record
+
+
+def _write_records(folder: ScriptFolder, manifest: Mapping[str, Any]) -> NotWritable | None:
+    """Write the manifest, and return why this failed."""
+    try:
+        if not folder.path.is_dir():
+            raise not_writable(folder.path, FileNotFoundError(2, "the script has removed it"))
+        folder.write(MANIFEST, manifest)
+    except NotWritable as error:
+        message(str(error))
+        return error
+    return None

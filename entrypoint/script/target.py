@@ -1,0 +1,135 @@
+"""The program that `trainbox run` starts: a script, a module or any executable file."""
+
+import ast
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from entrypoint.errors import InvalidRequest
+
+_NAME_LENGTH = 40
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to run.
+
+    Attributes:
+        name: the script's path as the user wrote it, or the module's dotted name.
+        arguments: the script's own arguments; `{run}` stands for the run folder.
+        is_module: whether Python runs it with -m.
+        file: the file that is executed.
+        is_python: whether Python runs the file.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    is_module: bool
+    file: Path
+    is_python: bool = True
+
+    def command(self, run: Path, python: str = sys.executable) -> list[str]:
+        """Return the command of each process; `{run}` in its arguments becomes `run`."""
+        arguments = [argument.replace("{run}", str(run)) for argument in self.arguments]
+        if not self.is_python:
+            return [str(self.file.absolute()), *arguments]
+        # -u: the output arrives line by line, and nothing is lost with a killed rank.
+        return [python, "-u", *(["-m"] if self.is_module else []), self.name, *arguments]
+
+    def run_name(self) -> str:
+        """Return the name of the run folder: the same command has the same one."""
+        words = [self.is_module, self.name, *self.arguments]
+        digest = hashlib.sha256(json.dumps(words).encode()).hexdigest()[:8]
+        stem = self.name.rpartition(".")[2] if self.is_module else Path(self.name).stem
+        shown = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-.") or "script"
+        return f"{shown[:_NAME_LENGTH]}-{digest}"
+
+
+def find_script(name: str, arguments: Sequence[str]) -> Target:
+    """Return the target of the script at the path `name`.
+
+    Raises:
+        InvalidRequest: there is no such file, or it is neither Python nor a program.
+    """
+    file = Path(name)
+    try:
+        if file.is_dir():
+            raise InvalidRequest(f"{name} is a folder: name the script in it, or -m MODULE")
+        begin = file.open("rb").read(256)
+    except OSError as error:
+        # A program that may be executed need not be readable.
+        if not (isinstance(error, PermissionError) and os.access(file, os.X_OK)):
+            raise InvalidRequest(
+                f"the script {name} cannot be read ({error.strerror}): {_nearest(file)}"
+            ) from error
+        begin = b""
+    first_line = begin.partition(b"\n")[0]
+    if file.suffix == ".py" or (first_line[:2] == b"#!" and b"python" in first_line):
+        _check_syntax(name, file)
+        return Target(name, tuple(arguments), is_module=False, file=file)
+    if os.access(file, os.X_OK):
+        return Target(name, tuple(arguments), is_module=False, file=file, is_python=False)
+    raise InvalidRequest(
+        f"{name} is neither a Python file (.py) nor executable: rename it, or use chmod +x"
+    )
+
+
+def find_module(name: str, arguments: Sequence[str], search_path: Sequence[str]) -> Target:
+    """Return the target of a module; no code of it or of its packages is executed.
+
+    `search_path` has the folders of the user, the current one first.
+
+    Raises:
+        InvalidRequest: the module is not found, or a package has no `__main__`.
+    """
+    folders: Sequence[str] | None = search_path
+    spec = None
+    for part in name.split("."):
+        spec = PathFinder.find_spec(part, folders) if part and folders else None
+        folders = spec.submodule_search_locations if spec else None
+    if spec and spec.submodule_search_locations is not None:
+        spec = PathFinder.find_spec("__main__", spec.submodule_search_locations)
+    if spec is None or spec.origin is None:
+        raise InvalidRequest(
+            f"-m {name}: no such module in {search_path[0] or '.'} and in the installed packages "
+            "(a package needs a __main__.py): start the command in the folder of the project"
+        )
+    file = Path(spec.origin)
+    if file.suffix == ".py":
+        _check_syntax(f"-m {name}", file)
+    return Target(name, tuple(arguments), is_module=True, file=file)
+
+
+def _check_syntax(name: str, file: Path) -> None:
+    try:
+        ast.parse(file.read_bytes())
+    except SyntaxError as error:
+        raise InvalidRequest(
+            f"{name} is not valid Python (line {error.lineno}: {error.msg}): correct it"
+        ) from error
+    except ValueError as error:  # zero bytes, or an unknown encoding
+        raise InvalidRequest(f"{name} is not valid Python ({error}): correct it") from error
+    except OSError as error:
+        raise InvalidRequest(
+            f"{name} cannot be read ({error.strerror}): make it readable for this user"
+        ) from error
+
+
+def _nearest(file: Path) -> str:
+    """Return a hint with the Python files beside a missing one."""
+    import difflib
+
+    try:
+        names = sorted(other.name for other in file.parent.glob("*.py"))
+    except OSError:
+        names = []
+    close = difflib.get_close_matches(file.name, names, n=1)
+    if close:
+        return f"did you mean {file.parent / close[0]}?"
+    return "give the path of a Python file or a program"
