@@ -320,7 +320,8 @@ def test_a_plan_has_the_documented_fields(plan: Command) -> None:
     ended = plan("mnist", "--gpus", "1", "--epochs", "3", "--set", "dropout=0.1")
     assert (ended.code, ended.err) == (0, "")
     shown = json.loads(ended.out)
-    assert list(shown) == ["strategy", "gpus", "nnodes", "nproc_per_node", "argv", "reason", "env"]
+    fields = "strategy gpus nnodes nproc_per_node argv reason env node_rank"
+    assert list(shown) == fields.split()
     reason = "1 of 4 visible GPUs requested -> 1 process on GPU 0"
     gpu = {"index": 0, "uuid": "GPU-a", "name": "H100", "memory_mib": 81559}
     absent = ("mig_index", "mig_parent", "fault", "fault_code", "capability")
