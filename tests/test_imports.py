@@ -42,6 +42,8 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         "entrypoint.driver.readers",
         "trainer.records.gpu_reader",
     },
+    # It runs the trainer in a fork of the entrypoint, see docs/decisions/0004-torch-free-checks.md.
+    "runpy": {"entrypoint.system.forks"},
     "optuna": {"trainer.sweep.samplers", "trainer.sweep.storage", "trainer.sweep.study"},
     "torch.distributed": {
         "trainer.parallel.world",

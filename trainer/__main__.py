@@ -3,7 +3,6 @@ import sys
 if not sys.flags.safe_path:
     del sys.path[0]  # the current folder, put there by -m: a logging.py of a user's is not ours
 
-import logging
 import os
 from pathlib import Path
 
@@ -22,5 +21,6 @@ except SystemExit as end:
         Path(finished).touch()  # a task that ends the process with code 0 has not trained
     sys.stdout.flush()
     sys.stderr.flush()
-    logging.shutdown()
+    if logging := sys.modules.get("logging"):  # its import takes longer than the check of options
+        logging.shutdown()
     os._exit(int(end.code or 0))

@@ -1,7 +1,5 @@
 """The failures that a user can see, each with its exit code (docs/reference/exit-codes.md)."""
 
-import traceback
-
 # The variable with the folder for the last message of each rank, one file per rank.
 MESSAGES = "TRAINBOX_MESSAGES"
 STORE = "TRAINBOX_STORE"  # the variable with the file through which a machine's ranks connect
@@ -82,6 +80,8 @@ def called_exit(end: SystemExit) -> Failure:
 
     With the exit code of the task, the training might appear to have succeeded.
     """
+    import traceback  # most commands end without it
+
     frames = traceback.extract_tb(end.__traceback__)
     where = (
         f" in {frames[-1].name} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import difflib
 import importlib
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -196,6 +195,8 @@ def parse_fields(
     known = {f.name: f for f in fields}
     for name in given:
         if name not in known:
+            import difflib
+
             close = difflib.get_close_matches(name, known, n=1)
             fix = f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}"
             raise WrongUse(f"--set {name}={given[name]}: task {task} has no field {name}: {fix}")
@@ -247,6 +248,8 @@ def locate(spec: str) -> tuple[Path | str, str]:
             )
         if spec.endswith(".py"):
             raise WrongUse(f"task {spec} does not name the class: write {spec}:CLASS")
+        import difflib
+
         close = difflib.get_close_matches(spec, built_in_tasks(), n=1)
         names = f"did you mean {close[0]}?" if close else f"use {', '.join(built_in_tasks())}"
         raise WrongUse(

@@ -5,11 +5,9 @@ It plans and supervises trainings, passes verbs to the trainer, or runs another 
 
 import contextlib
 import dataclasses
-import difflib
 import json
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +36,7 @@ from entrypoint.launch.request import LaunchRequest
 from entrypoint.launch.supervise import REPETITION, TRAINING, Child, supervise
 from entrypoint.system import hints
 from entrypoint.system.commands import check_packages, command_of, without_ranks
+from entrypoint.system.forks import ForkedModule
 from entrypoint.system.streams import message, open_streams
 
 # Verbs that were renamed, and the verb and arguments that replace them.
@@ -318,7 +317,7 @@ def _checked_plan(
     verb: str = "train",
     decide: Callable[[LaunchRequest, tuple[Gpu, ...]], LaunchPlan] = _planned_launch,
 ) -> tuple[LaunchPlan, Checked]:
-    """Build the launch plan while a child process validates the training options without torch.
+    """Build the launch plan while a fork validates the training options without torch.
 
     If both fail, report the training options' error.
     """
@@ -328,18 +327,13 @@ def _checked_plan(
 
         # report a wrong file before the GPUs are examined
         read_limits(checked.health_limits)
-    checking = subprocess.Popen(
-        command_of("trainer", verb, "--check", "--device-on-stdin", *training),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    checking = ForkedModule("trainer", verb, "--check", "--device-on-stdin", *training)
     decided = ""
     try:
         plan = make_plan(("trainer", verb, *training), options, decide, checked)
         decided = f"{plan.env['TRAINBOX_DEVICE']}\n{plan.strategy}"
     finally:
-        printed, _ = checking.communicate(decided + "\n")
+        printed = checking.communicate(decided + "\n")
         if checking.returncode:
             sys.exit(checking.returncode)
     # The last line names the settings from the environment, unless a task that was loaded for the
@@ -357,6 +351,8 @@ def _run_verbatim(argv: list[str]) -> NoReturn:
     try:
         os.execvp(argv[0], argv)
     except (OSError, ValueError) as error:  # ValueError: an empty argument
+        import difflib
+
         verbs = sorted(cli.commands)
         close = difflib.get_close_matches(argv[0], verbs, n=1)
         hint = f"did you mean `{close[0]}`?" if close else f"the verbs are {', '.join(verbs)}"

@@ -6,6 +6,7 @@ calls.
 
 import atexit
 import contextlib
+import ctypes
 import math
 import os
 import pickle
@@ -30,6 +31,7 @@ DEADLINE_S = 10.0
 DEADLINE_NAME = "TRAINBOX_DRIVER_DEADLINE_S"
 _REVIVED_AFTER_S = 10.0
 _WITHOUT_GPUS = "to train without GPUs, use --device cpu"
+_WITHOUT_LIBRARY = "no NVIDIA driver here (NVML: NVML Shared Library Not Found)"
 _POLL_S = 0.05
 
 
@@ -251,11 +253,16 @@ def serve(asked: int, answered: int, kept: Sequence[int], left_out: Sequence[str
             signal.signal(number, signal.SIG_IGN)
         if sys.platform == "linux":
             die_with_parent()
-        from entrypoint.driver.nvml import Session
-
-        session = Session(left_out, lambda name: _send(answered, _Begins(name)))
+        session: Any = None
         while True:
             question, arguments = _read_frame(asked)
+            if question == "detect" and not _has_library():
+                _send(answered, Detection(absent=_WITHOUT_LIBRARY))
+                continue
+            if session is None:
+                from entrypoint.driver.nvml import Session
+
+                session = Session(left_out, lambda name: _send(answered, _Begins(name)))
             _send(answered, getattr(session, question)(*arguments))
     except (EOFError, BrokenPipeError):
         os._exit(0)
@@ -263,6 +270,18 @@ def serve(asked: int, answered: int, kept: Sequence[int], left_out: Sequence[str
         with contextlib.suppress(OSError):
             _send(answered, _Failure(f"{type(error).__name__}: {error}"))
         os._exit(1)
+
+
+def _has_library() -> bool:
+    """Return whether the driver's library can be loaded.
+
+    Without it, pynvml would answer the same, but its import takes longer than a launch plan.
+    """
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _close_all_but(*kept: int) -> None:

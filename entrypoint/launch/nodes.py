@@ -2,7 +2,6 @@
 
 import ipaddress
 import re
-import socket
 from dataclasses import dataclass
 
 from entrypoint.errors import InvalidRequest
@@ -79,6 +78,8 @@ def _check_endpoint(endpoint: str) -> None:
             f"--rdzv-endpoint {endpoint} is not HOST:PORT: write it as in "
             f"node0.example:{DEFAULT_PORT}"
         )
+    import socket  # a plan for one node does without it
+
     try:
         # inet_aton also accepts the short forms of IPv4 that the system does: 0 is 0.0.0.0.
         address = ipaddress.ip_address(host if ":" in host else socket.inet_aton(host))

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -97,17 +96,17 @@ def forked(trainbox: Trainbox, command_forks: CommandForks) -> ForkedTrainbox:
 
 
 class CheckHere:
-    """A call of the trainer in this process, instead of the process that checks training options.
+    """A call of the trainer in this process, instead of the fork that checks training options.
 
-    It has the part of `subprocess.Popen` that `entrypoint.cli.commands` uses.
+    It has the part of `ForkedModule` that `entrypoint.cli.commands` uses.
     """
 
     returncode: int
 
-    def __init__(self, command: list[str], **_streams: object) -> None:
-        self._words = command[command.index("trainer") :]
+    def __init__(self, *words: str) -> None:
+        self._words = list(words)
 
-    def communicate(self, stdin: str) -> tuple[str, None]:
+    def communicate(self, stdin: str) -> str:
         """Check the options; standard error is this process's own."""
         import trainer.cli.commands
 
@@ -120,11 +119,8 @@ class CheckHere:
                 trainer.cli.commands.main()
             except SystemExit as end:
                 self.returncode = int(end.code or 0)
-        return printed.getvalue(), None
+        return printed.getvalue()
 
-
-# For `entrypoint.cli.commands.subprocess`, where only the check is a process.
-CHECKS_HERE = SimpleNamespace(Popen=CheckHere, PIPE=subprocess.PIPE)
 
 _STREAMS = ("out", "err")
 
@@ -161,7 +157,7 @@ if __name__ == "__main__":
 
     gc.freeze()  # a collection in a fork would copy all of these modules
     _serve(Path(sys.argv[1]))
-    entrypoint.cli.commands.subprocess = CHECKS_HERE  # type: ignore[assignment]
+    entrypoint.cli.commands.ForkedModule = CheckHere  # type: ignore[assignment,misc]
     try:
         entrypoint.cli.commands.main()
     except SystemExit as end:

@@ -10,9 +10,9 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import subproc
 import entrypoint.cli.commands
 from entrypoint.launch import supervise
 from tests.support.fork import fork_python
-from tests.support.forked import CHECKS_HERE
+from tests.support.forked import CheckHere
 
-entrypoint.cli.commands.subprocess = CHECKS_HERE  # type: ignore[assignment]
+entrypoint.cli.commands.ForkedModule = CheckHere  # type: ignore[assignment,misc]
 supervise.subprocess = SimpleNamespace(  # type: ignore[assignment]
     Popen=fork_python, TimeoutExpired=subprocess.TimeoutExpired
 )

@@ -1,7 +1,6 @@
 """Run `python -m trainer`: choose the command, and map its errors to exit codes."""
 
 import sys
-import traceback
 from pathlib import Path
 from typing import NoReturn
 
@@ -52,6 +51,8 @@ def _run() -> int:
         report_failure(error)
         return error.exit_code
     except SystemExit as end:
+        import traceback
+
         *_, (frame, _) = traceback.walk_tb(end.__traceback__)
         # Click exits if standard output was closed.
         if str(frame.f_globals.get("__name__")).startswith("click."):
@@ -63,8 +64,12 @@ def _run() -> int:
         # Click reports an EOFError as Abort, for example that of a killed loader worker.
         is_ctrl_c = not isinstance(abort.__cause__, EOFError)
         if not is_ctrl_c:
+            import traceback
+
             traceback.print_exception(abort.__cause__)
         return 130 if is_ctrl_c else 1
     except Exception:  # noqa: BLE001 - printed to the rank's own log as well
+        import traceback
+
         traceback.print_exc()
         return 1

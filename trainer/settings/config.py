@@ -4,7 +4,6 @@ import dataclasses
 import importlib.util
 import json
 import math
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -154,6 +153,8 @@ def _check_compiler(device: str) -> None:
         WrongUse: the C compiler is missing, or triton on a GPU.
     """
     missing = ""
+    import shutil
+
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         missing = "a C compiler, but PATH does not have one"
     elif device == "cuda" and importlib.util.find_spec("triton") is None:

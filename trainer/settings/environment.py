@@ -1,6 +1,5 @@
 """Refuse unknown TRAINBOX_ variables in the environment, as unknown options are refused."""
 
-import difflib
 import re
 from collections.abc import Collection, Iterable
 
@@ -68,6 +67,8 @@ def check_names(names: Iterable[str], settings: Collection[str]) -> None:
 def _remedy(name: str, settings: Collection[str]) -> str:
     if name.removeprefix(PREFIX) in LAUNCH_NAMES:
         return f"use {name.removeprefix(PREFIX)}"
+    import difflib
+
     # Compare without the prefix, which would make all names similar.
     known = {setting.removeprefix(PREFIX): setting for setting in settings}
     near = difflib.get_close_matches(name.removeprefix(PREFIX).upper(), sorted(known), n=1)

@@ -19,7 +19,7 @@ import trainer.cli.commands
 import trainer.cli.options
 from entrypoint.driver.gpus import Detection, Gpu
 from tests.support.commands import Ended, Trainbox, clean_environment
-from tests.support.forked import CHECKS_HERE
+from tests.support.forked import CheckHere
 from trainer.task import built_in_tasks
 
 _TASKS = f"use {', '.join(built_in_tasks())} (a task of your own is file.py:Class or module:Class)"
@@ -66,7 +66,7 @@ def in_this_process(
 def plan(in_this_process: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run `trainbox plan` in this process, as on a host with four GPUs."""
     monkeypatch.setattr(entrypoint.cli.planning, "Driver", FourGpus)
-    monkeypatch.setattr(entrypoint.cli.commands, "subprocess", CHECKS_HERE)
+    monkeypatch.setattr(entrypoint.cli.commands, "ForkedModule", CheckHere)
     return lambda *arguments, **env: in_this_process(
         entrypoint.cli.commands.main, ["plan", *arguments], env, without="CUDA_VISIBLE_DEVICES"
     )
