@@ -91,6 +91,7 @@ def supervise(
     watch: Watch | None = None,
     kind: Child = TRAINING,
     on_start: Callable[[], None] = lambda: None,
+    received: list[int] | None = None,
 ) -> Ending:
     """Start `argv` as a child, wait for it, and return the exit code of this process.
 
@@ -102,9 +103,10 @@ def supervise(
     (hardware), unless the child finished.
 
     `on_start` is called when the child runs. It may start threads, which end before the next call
-    of this function.
+    of this function. A caller that starts several children one after the other passes the same
+    list `received` each time, so that a signal between them is not lost.
     """
-    received: list[int] = []
+    received = [] if received is None else received
     received_at = 0.0
 
     def note(number: int, _frame: FrameType | None) -> None:

@@ -35,7 +35,7 @@ class ScriptFolder:
                 return
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             _take(self._lock, path)
-            self.is_new = self._check_config(target)
+            self._check_config(target)
         except OSError as error:
             raise not_writable(path, error) from error
 
@@ -105,8 +105,8 @@ class ScriptFolder:
             os.close(self._lock)
             self._lock = None
 
-    def _check_config(self, target: Target) -> bool:
-        """Return whether the run is new. Compare an old one with `target`."""
+    def _check_config(self, target: Target) -> None:
+        """Write config.json of a new run, and compare that of an old one with `target`."""
         if not (self.path / CONFIG).exists():
             others = [name for name in (MANIFEST, METRICS) if (self.path / name).exists()]
             if others:
@@ -123,7 +123,7 @@ class ScriptFolder:
                     "arguments": list(target.arguments),
                 },
             )
-            return True
+            return
         config = self.read(CONFIG)
         if config.get("kind") != _KIND:
             raise InvalidRequest(
@@ -134,7 +134,6 @@ class ScriptFolder:
                 f"{self.path} is a run of {config.get('script')}, not of {target.name}: choose "
                 "another --run name"
             )
-        return False
 
 
 # Entries that `trainbox run` itself writes.

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 LOG_BYTES = 64 * 2**20
 _READ_BYTES = 2**16
 _LONGEST_REPORT = 2**16
+_NO_REPORT = b"a line that is too long: "
 _LOOK_EVERY_S = 0.2
 
 
@@ -76,8 +77,8 @@ class Stream:
             for line in lines:
                 if (entry := reported(line)) is not None:
                     self._report(entry)
-            # A line that is too long is not a report. Its end is not one either.
-            self._line = self._line[-_LONGEST_REPORT - 1 :]
+            if len(self._line) > _LONGEST_REPORT:
+                self._line = _NO_REPORT  # so that its end is not taken for a report
 
     def end(self) -> None:
         """Pass on the last line if it has no end."""

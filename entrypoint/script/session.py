@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,13 +22,15 @@ from entrypoint.script.rank import PIPES, RESTORED
 from entrypoint.script.sources import source_digests
 from entrypoint.script.target import Target
 from entrypoint.script.telemetry import NAMES, GpuRecord
+from entrypoint.system.commands import command_of
 from entrypoint.system.processes import adopt_orphans, kill_other_sessions
 from entrypoint.system.streams import message, say
 from entrypoint.system.temporary import temporary_folder
 
 _NETWORK = 7
+_BOARD_S = 20.0  # TensorBoard's files are a copy, so their end is not worth a longer wait
 # Variables that only the script gets. For our own processes they could replace our modules.
-_OF_PYTHON = ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONSTARTUP", "PYTHONHOME")
+_OF_PYTHON = ("PYTHONPATH", "PYTHONSAFEPATH")
 # Lightning and other libraries prefer these to torchrun's, and then find the wrong world.
 _OF_SCHEDULER = "SLURM_"
 
@@ -61,15 +64,18 @@ def run(start: Start) -> int:
     manifest = _manifest(start)
     gpus = GpuRecord(folder, plan.gpus)
     earlier_energy = manifest.get("energy", {})
-    say(f"trainbox: {target.name} in {folder.path}: {plan.reason}")
+    message(f"{target.name} in {_shown(folder.path)}: {plan.reason}")
+    if settings := plan.env.get("TRAINBOX_SETTINGS"):
+        message(settings)
     if sys.platform == "linux":
         adopt_orphans()
-    count = 0
+    count, received = 0, list[int]()
+    board = _Board(folder)
     while True:
         count += 1
         start_begin_s = time.monotonic()
         entry = describe_start(plan, target, os.environ, time.time())
-        ending = _run_once(start, gpus)
+        ending = _run_once(start, gpus, received)
         # Each start is recorded when it has ended, with what it used.
         entry |= {
             "duration_s": round(time.monotonic() - start_begin_s, 3),
@@ -81,15 +87,34 @@ def run(start: Start) -> int:
         lost = _write_records(folder, manifest)
         if lost or count > start.restarts or not starts_again(ending):
             break
-        say(
-            f"trainbox: the script exited with code {ending.code}: restart {count} of "
-            f"{start.restarts} in {folder.path}"
-        )
-    for line in closing(
-        folder, time.monotonic() - begin_s, count, manifest.get("energy"), ending.code
-    ):
+        message(f"the script exited with code {ending.code}: restart {count} of {start.restarts}")
+    board.close()
+    code = lost.exit_code if lost and ending.code == 0 else ending.code
+    for line in closing(folder, time.monotonic() - begin_s, count, manifest.get("energy"), code):
         say(line)
-    return lost.exit_code if lost and ending.code == 0 else ending.code
+    return code
+
+
+class _Board:
+    """A process that shows metrics.jsonl in TensorBoard. Only code of the trainer writes there."""
+
+    def __init__(self, folder: ScriptFolder) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        if not folder.writes:
+            return
+        metrics = folder.path / METRICS
+        size = metrics.stat().st_size if metrics.exists() else 0
+        command = command_of("trainer.records.script_board", str(metrics), str(size))
+        own = {name: value for name, value in os.environ.items() if name not in _OF_PYTHON}
+        self._process = subprocess.Popen(
+            command, env=own, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
+
+    def close(self) -> None:
+        """Let the process write what is left, and wait for it."""
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.communicate(timeout=_BOARD_S)
 
 
 def starts_again(ending: Ending) -> bool:
@@ -97,8 +122,12 @@ def starts_again(ending: Ending) -> bool:
 
     A stop that the user has requested is not followed by a restart.
     """
-    code = ending.code
-    return not ending.signalled and (code in (PREEMPTED, HARDWARE, _NETWORK) or 128 < code <= 192)
+    return not ending.signalled and _can_succeed(ending.code)
+
+
+def _can_succeed(code: int) -> bool:
+    """Return whether the same command can succeed after this exit code."""
+    return code in (PREEMPTED, HARDWARE, _NETWORK) or 128 < code <= 192  # Linux has 64 signals
 
 
 def closing(
@@ -109,7 +138,8 @@ def closing(
     code: int,
 ) -> list[str]:
     """Return the lines that `trainbox run` prints at the end."""
-    rows = {"run": str(folder.path), "exit code": str(code)}
+    again = "" if code == 0 or not _can_succeed(code) else ": the same command starts it again"
+    rows = {"run": _shown(folder.path), "exit code": f"{code}{again}"}
     rows["duration"] = f"{duration_s:.1f} s" + (f", {starts} starts" if starts > 1 else "")
     samples = folder.newest("samples")
     if type(samples) in (int, float):
@@ -155,7 +185,7 @@ def _manifest(start: Start) -> dict[str, Any]:
     return known
 
 
-def _run_once(start: Start, gpus: GpuRecord) -> Ending:
+def _run_once(start: Start, gpus: GpuRecord, received: list[int]) -> Ending:
     """Start the script once, pass on its output, and return its end."""
     folder, plan = start.folder, start.plan
     with ExitStack() as stack:
@@ -169,12 +199,14 @@ def _run_once(start: Start, gpus: GpuRecord) -> Ending:
             )
             watch = stack.enter_context(start.watched(telemetry))
         pipes_folder = stack.enter_context(temporary_folder("script-"))
-        logs = [Log(folder.path / LOGS / name) for name in _log_names(plan)]
+        logs = [_open_log(folder.path / LOGS / name) for name in _log_names(plan)]
         pipes = Pipes(pipes_folder, _streams(start, logs))
         stack.callback(pipes.close)
         on_start = stack.enter_context(pipes.read())
         env = script_environment(os.environ, plan, folder.path, pipes_folder)
-        ending = supervise(plan.argv, env, watch=watch, kind=SCRIPT, on_start=on_start)
+        ending = supervise(
+            plan.argv, env, watch=watch, kind=SCRIPT, on_start=on_start, received=received
+        )
         # Processes in the background would hold the GPUs, and would be orphans.
         if left := kill_other_sessions():
             message(f"the script left {left} process(es) behind: killed")
@@ -183,6 +215,19 @@ def _run_once(start: Start, gpus: GpuRecord) -> Ending:
         if log.lost:
             message(f"{log.path} could not be written ({log.lost}): it is not complete")
     return ending
+
+
+def _open_log(path: Path) -> Log:
+    try:
+        return Log(path)
+    except OSError as error:
+        raise not_writable(path, error) from error
+
+
+def _shown(path: Path) -> str:
+    """Return the path from the current folder, if it is below it."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def _log_names(plan: LaunchPlan) -> list[str]:

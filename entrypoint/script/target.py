@@ -61,7 +61,8 @@ def find_script(name: str, arguments: Sequence[str]) -> Target:
     try:
         if file.is_dir():
             raise InvalidRequest(f"{name} is a folder: name the script in it, or -m MODULE")
-        begin = file.open("rb").read(256)
+        with file.open("rb") as opened:
+            begin = opened.read(256)
     except OSError as error:
         # A program that may be executed need not be readable.
         if not (isinstance(error, PermissionError) and os.access(file, os.X_OK)):
@@ -110,8 +111,9 @@ def _check_syntax(name: str, file: Path) -> None:
     try:
         ast.parse(file.read_bytes())
     except SyntaxError as error:
+        where = f"line {error.lineno}: " if error.lineno else ""
         raise InvalidRequest(
-            f"{name} is not valid Python (line {error.lineno}: {error.msg}): correct it"
+            f"{name} is not valid Python ({where}{error.msg}): correct it"
         ) from error
     except ValueError as error:  # zero bytes, or an unknown encoding
         raise InvalidRequest(f"{name} is not valid Python ({error}): correct it") from error

@@ -31,18 +31,23 @@ def kill_other_sessions(within_s: float = 5.0) -> int:
     """
     killed: set[int] = set()
     deadline_s = time.monotonic() + within_s
-    while time.monotonic() < deadline_s:
-        found = [pid for pid in descendants(os.getpid()) if _session(pid) != os.getsid(0)]
-        if not found:
-            break
+    while True:
+        found = {pid for pid in descendants(os.getpid()) if _session(pid) != os.getsid(0)}
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+        killed |= found
+        # A killed process stays in the list of processes until its parent, now this one, waits.
+        for pid in killed:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        killed |= set(found)
+        if not any(_exists(pid) for pid in killed) or time.monotonic() > deadline_s:
+            return len(killed)
         time.sleep(0.01)
-    return len(killed)
+
+
+def _exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def _session(pid: int) -> int | None:

@@ -33,17 +33,7 @@ class TensorBoardLog:
 
         The numbers of a list `name_each` are written as `kind/name/0` and so on.
         """
-        flat: dict[str, Any] = {}
-        for name, value in values.items():
-            if name.endswith("_each"):
-                flat |= {f"{name.removesuffix('_each')}/{i}": each for i, each in enumerate(value)}
-            else:
-                flat[name] = value
-        numbers = {
-            f"{kind}/{tag}": number
-            for tag, number in flat.items()
-            if isinstance(number, int | float)
-        }
+        numbers = _numbers(kind, values)
         self._write(lambda board: _write_scalars(board, numbers, step))
 
     def text(self, name: str, text: str, step: int, time_unix_s: float | None) -> None:
@@ -122,15 +112,81 @@ class TensorBoardLog:
             )
 
 
+def _numbers(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers among `values` by their tags."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if name.endswith("_each") and isinstance(value, list):
+            flat |= {f"{name.removesuffix('_each')}/{i}": each for i, each in enumerate(value)}
+        else:
+            flat[name] = value
+    return {
+        f"{kind}/{tag}": number for tag, number in flat.items() if isinstance(number, int | float)
+    }
+
+
+class EntryLog:
+    """Writes entries of metrics.jsonl to the TensorBoard log in `folder`, without torch."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
+
+        self._writer = EventFileWriter(str(folder))
+
+    def write(self, entry: Mapping[str, Any]) -> None:
+        """Write the numbers of an entry as scalars, and an event of the hardware as a text."""
+        from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+
+        kind, step = str(entry.get("kind", "train")), entry.get("step")
+        time_unix_s = entry.get("time_unix_s")
+        if not isinstance(step, int):
+            return
+        if kind == "health":
+            values = [_text_value("health", " ".join(str(entry.get(n)) for n in _EVENT_TEXT))]
+        else:
+            names = entry.keys() - {"kind", "step", "time_unix_s"}
+            numbers = _numbers(kind, {name: entry[name] for name in sorted(names)})
+            values = [Summary.Value(tag=tag, simple_value=n) for tag, n in numbers.items()]
+        if values:
+            when = time_unix_s if isinstance(time_unix_s, int | float) else time.time()
+            self._writer.add_event(Event(summary=Summary(value=values), wall_time=when, step=step))
+
+    def flush(self) -> None:
+        """Write what is buffered, so that TensorBoard shows it."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write what is buffered and close the file."""
+        self._writer.close()
+
+
+_EVENT_TEXT = ("result", "check", "gpu", "text")
+
+
+def _text_value(tag: str, text: str) -> Any:
+    """Return a value that TensorBoard's text tab shows."""
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto  # type: ignore[import-untyped]
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto  # type: ignore[import-untyped]
+
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+    return Summary.Value(
+        tag=tag,
+        metadata=SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text")),
+        tensor=TensorProto(dtype="DT_STRING", string_val=[text.encode()], tensor_shape=shape),
+    )
+
+
 def write_picture(folder: Path, name: str, file: Path) -> None:
     """Add the PNG picture in `file`, tagged `name`, to the TensorBoard log in `folder`.
 
     torch.utils.tensorboard would import torch, which the end of a sweep does not need.
     """
     from PIL import Image
-    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
-    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
-    from tensorboard.summary.writer.event_file_writer import (  # type: ignore[import-untyped]
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import (
         EventFileWriter,
     )
 

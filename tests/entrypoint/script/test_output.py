@@ -1,0 +1,139 @@
+"""The output of the ranks: logs of bounded size, whole lines, prefixes and reports."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint.script.output import Log, Pipes, Stream, reported
+
+
+class Gone(io.BytesIO):
+    def write(self, _data: Any) -> int:
+        raise BrokenPipeError
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    log = Log(tmp_path / "rank-0.log")
+    yield log
+    log.close()
+
+
+def stream(log: Log, **options: Any) -> tuple[Stream, io.BytesIO, list[dict[str, Any]]]:
+    shown, entries = io.BytesIO(), list[dict[str, Any]]()
+    return Stream(log, shown, report=entries.append, **options), shown, entries
+
+
+def test_whole_lines_have_their_prefix(log: Log) -> None:
+    one, shown, _ = stream(log, prefix=b"[1] ")
+    for part in (b"a", b"b\nc", b"\n\nd"):
+        one.take(part)
+    assert shown.getvalue() == b"[1] ab\n[1] c\n[1] \n"
+    one.end()
+    assert shown.getvalue() == b"[1] ab\n[1] c\n[1] \n[1] d\n"
+    assert log.path.read_bytes() == b"ab\nc\n\nd"
+
+
+def test_a_progress_bar_moves_at_once(log: Log) -> None:
+    one, shown, _ = stream(log, whole_lines=False)
+    one.take(b"\r10%")
+    assert shown.getvalue() == b"\r10%"
+    one.end()
+    assert shown.getvalue() == b"\r10%"
+
+
+def test_output_without_line_ends_is_passed_on(log: Log) -> None:
+    one, shown, entries = stream(log)
+    for _ in range(40):
+        one.take(b"\xff\x00" * 2048)
+    one.end()
+    assert shown.getvalue().replace(b"\n", b"") == b"\xff\x00" * 2048 * 40
+    assert entries == []
+
+
+def test_a_reader_that_has_gone_does_not_stop_the_log(log: Log) -> None:
+    one = Stream(log, Gone())
+    one.take(b"first\n")
+    one.take(b"second\n")
+    assert log.path.read_bytes() == b"first\nsecond\n"
+
+
+def test_a_report_may_arrive_in_parts(log: Log) -> None:
+    one, _, entries = stream(log)
+    for part in (b'text\n{"step": ', b'3, "loss": 0.5}', b'\n{"step": 4}\n'):
+        one.take(part)
+    assert entries == [{"step": 3, "loss": 0.5}, {"step": 4}]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b'{"loss": 1}',
+        b'{"step": 1.5}',
+        b'{"step": true}',
+        b'{"step": "1"}',
+        b"\xff{}",
+        b"{" * 100_000,
+        b'{"step": 1, "text": "' + b"x" * 100_000 + b'"}',
+    ],
+)
+def test_other_lines_are_no_reports(line: bytes) -> None:
+    assert reported(line) is None
+
+
+def test_a_line_that_is_too_long_leaves_no_report(log: Log) -> None:
+    one, _, entries = stream(log)
+    one.take(b"x" * 200_000)
+    one.take(b'{"step": 1}\n{"step": 2}\n')
+    assert entries == [{"step": 2}]
+
+
+def test_a_log_keeps_its_newest_bytes(tmp_path: Path) -> None:
+    log = Log(tmp_path / "rank-0.log", limit=1000)
+    for number in range(1000):
+        log.write(f"{number:09}\n".encode())
+    log.close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["rank-0.1.log", "rank-0.log"]
+    kept = (tmp_path / "rank-0.1.log").read_bytes() + (tmp_path / "rank-0.log").read_bytes()
+    assert len(kept) <= 2000
+    assert kept.endswith(b"000000998\n000000999\n")
+
+
+def test_a_log_that_cannot_be_written_says_so_once(tmp_path: Path) -> None:
+    log = Log(tmp_path / "rank-0.log", limit=10)
+    (tmp_path / "rank-0.1.log").mkdir()
+    (tmp_path / "rank-0.1.log/file").touch()
+    log.write(b"123456789\n")
+    log.write(b"more\n")
+    assert log.lost == "Is a directory"
+    log.write(b"even more\n")
+    log.close()
+
+
+def test_everything_that_was_written_before_the_end_is_read(tmp_path: Path, log: Log) -> None:
+    shown = io.BytesIO()
+    pipes = Pipes(tmp_path, {"0.out": Stream(log, shown)})
+    with pipes.read() as start:
+        start()
+        # This write blocks until the other end has read most of it.
+        with (tmp_path / "0.out").open("wb") as pipe:
+            pipe.write(b"line\n" * 200_000 + b"end")
+    pipes.close()
+    assert shown.getvalue() == b"line\n" * 200_000 + b"end\n"
+
+
+def test_the_pipes_can_be_read_again_after_a_restart(tmp_path: Path, log: Log) -> None:
+    shown = io.BytesIO()
+    pipes = Pipes(tmp_path, {"0.out": Stream(log, shown)})
+    for number in range(2):
+        with pipes.read() as start:
+            start()
+            (tmp_path / "0.out").write_bytes(f"{number}\n".encode())
+    pipes.close()
+    assert shown.getvalue() == b"0\n1\n"

@@ -1,0 +1,349 @@
+"""`trainbox run`: the contract with a script, its records and its exit codes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.commands import Ended, Trainbox, finish, wait_until
+from tests.support.nvml_stub.build import stub_env, write_config
+
+ONE = ("run", "--one-process")
+
+# A script that counts its starts, and ends the start N with the Nth code of its arguments.
+COUNTING = """
+import os, pathlib, signal, sys
+count = pathlib.Path(os.environ["TRAINBOX_RUN"], "count")
+starts = int(count.read_text()) if count.exists() else 0
+count.write_text(str(starts + 1))
+code = int(sys.argv[1 + starts])
+if code < 0:
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+
+
+def script(trainbox: Trainbox, text: str, name: str = "train.py") -> str:
+    (trainbox.folder / name).write_text(text)
+    return name
+
+
+def only_run(trainbox: Trainbox) -> Path:
+    (run,) = (trainbox.folder / "runs").iterdir()
+    return run
+
+
+def read(run: Path, name: str) -> Any:
+    return json.loads((run / name).read_text())
+
+
+def test_two_ranks_find_each_other_and_their_run(trainbox: Trainbox) -> None:
+    """The one real start by torchrun: environment, sys.path, output, records and exit code."""
+    (trainbox.folder / "project").mkdir()
+    (trainbox.folder / "project/entrypoint.py").write_text("name = 'of the user'\n")
+    (trainbox.folder / "lib/trainer").mkdir(parents=True)
+    (trainbox.folder / "lib/trainer/__init__.py").write_text("name = 'of the user'\n")
+    (trainbox.folder / "project/train.py").write_text(
+        """
+import json, os, sys
+import entrypoint, trainer
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(total)
+names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR CUDA_VISIBLE_DEVICES".split()
+seen = {name: os.environ[name] for name in names}
+seen |= {"arguments": sys.argv[1:], "run": os.environ["TRAINBOX_RUN"], "total": int(total)}
+seen |= {"modules": [entrypoint.name, trainer.name]}
+seen |= {"slurm": [name for name in os.environ if name.startswith("SLURM_")]}
+seen |= {"own": [name for name in os.environ if name in ("TRAINBOX_PIPES", "TRAINBOX_RESTORED")]}
+if dist.get_rank() == 0:
+    print(json.dumps({"step": 3, "loss": 0.5, "samples": 1000}))
+    print("a message", file=sys.stderr)
+dist.barrier()
+os.write(1, (json.dumps(seen) + "\\n").encode())
+dist.destroy_process_group()
+sys.exit(9)
+"""
+    )
+    ended = finish(
+        trainbox.start(
+            *("run", "--processes", "2", "--prefix", "project/train.py"),
+            *("--", "--out", "{run}/x", "--gpus", "4"),
+            env={"PYTHONPATH": str(trainbox.folder / "lib"), "SLURM_PROCID": "3"},
+        )
+    )
+    assert ended.code == 9, ended.err
+    run = only_run(trainbox)
+    outs = [re.match(r"\[(\d)\] (\{.*)", line) for line in ended.out.splitlines()]
+    seen = {int(out[1]): json.loads(out[2]) for out in outs if out and "RANK" in out[2]}
+    for rank in (0, 1):
+        assert seen[rank] == {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "arguments": ["--out", f"{run}/x", "--gpus", "4"],
+            "run": str(run),
+            "total": 3,
+            "modules": ["of the user", "of the user"],
+            "slurm": [],
+            "own": [],
+        }
+    assert "[0] a message\n" in ended.err
+    assert "a message\n" in (run / "logs/rank-0.log").read_text()
+    assert '"RANK": "1"' in (run / "logs/rank-1.log").read_text()
+    (entry,) = trainbox.entries(run.name, "train")
+    assert entry.pop("time_unix_s") > 0
+    assert entry == {"kind": "train", "step": 3, "loss": 0.5, "samples": 1000}
+    assert re.search(r"^samples +1,000$", ended.err, re.MULTILINE)
+    manifest = read(run, "manifest.json")
+    assert set(manifest["sources"]) == {"train.py", "trainer/__init__.py", "entrypoint.py"}
+    (start,) = manifest["starts"]
+    assert (start["exit_code"], start["processes"]) == (9, 2)
+    assert start["scheduler"] == {"SLURM_PROCID": "3"}
+    assert manifest["packages"]["torch"]
+    assert read(run, "config.json") == {
+        "kind": "script",
+        "script": "project/train.py",
+        "is_module": False,
+        "arguments": ["--out", "{run}/x", "--gpus", "4"],
+    }
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 42, 75, 255])
+def test_the_code_of_the_script_comes_through(forked: Trainbox, code: int) -> None:
+    name = script(forked, f"raise SystemExit({code})")
+    assert forked(*ONE, name).code == code
+
+
+def test_a_killed_script_has_the_code_of_the_signal(forked: Trainbox) -> None:
+    ended = forked(*ONE, script(forked, COUNTING), "-9")
+    assert ended.code == 137
+    assert "trainbox: the script was killed by SIGKILL: the same command starts it again" in (
+        ended.err
+    )
+    assert "checkpoint" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("restarts", "codes", "starts"),
+    [
+        (0, (75, 0), 1),
+        (1, (75, 0), 2),
+        (5, (75, 3, 7, -9, 0), 5),
+        (2, (75, 75, 75, 0), 3),
+        (5, (1, 0), 1),
+        (5, (2, 0), 1),
+        (5, (255, 0), 1),
+    ],
+)
+def test_restarts(forked: Trainbox, restarts: int, codes: tuple[int, ...], starts: int) -> None:
+    words = [str(code) for code in codes]
+    ended = forked(*ONE, "--restarts", str(restarts), script(forked, COUNTING), *words)
+    run = only_run(forked)
+    assert (run / "count").read_text() == str(starts)
+    last = codes[starts - 1]
+    assert ended.code == (last if last >= 0 else 128 - last)
+    recorded = [start["exit_code"] for start in read(run, "manifest.json")["starts"]]
+    assert recorded == [code if code >= 0 else 128 - code for code in codes[:starts]]
+
+
+STOPPABLE = """
+import os, pathlib, signal, sys
+run = pathlib.Path(os.environ["TRAINBOX_RUN"])
+def stop(*_):
+    (run / "saved").touch()
+    sys.exit({code})
+{handler}
+(run / "ready").touch()
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("handler", "code", "number"),
+    [
+        ("signal.signal(signal.SIGTERM, stop)", 0, signal.SIGTERM),
+        ("signal.signal(signal.SIGTERM, stop)", 143, signal.SIGINT),
+        ("signal.signal(signal.SIGTERM, stop)", 75, signal.SIGUSR1),
+        ("", 0, signal.SIGTERM),
+    ],
+)
+def test_a_stop_is_a_sigterm_and_exits_with_75(
+    trainbox: Trainbox, handler: str, code: int, number: signal.Signals
+) -> None:
+    name = script(trainbox, STOPPABLE.format(code=code, handler=handler))
+    process = trainbox.start(*ONE, "--run", "r", "--restarts", "3", name)
+    run = trainbox.folder / "runs/r"
+    wait_until((run / "ready").exists, process)
+    process.send_signal(number)
+    ended = finish(process)
+    assert ended.code == 75
+    assert (run / "saved").exists() == bool(handler)
+    assert len(read(run, "manifest.json")["starts"]) == 1  # a requested stop has no restart
+
+
+def test_a_script_that_ignores_the_stop_is_killed_by_a_second_signal(trainbox: Trainbox) -> None:
+    ignoring = STOPPABLE.format(code=0, handler="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    process = trainbox.start(*ONE, "--run", "r", script(trainbox, ignoring))
+    wait_until((trainbox.folder / "runs/r/ready").exists, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr
+    for line in process.stderr:
+        if "SIGTERM received" in line:
+            break
+    # A second signal within 0.3 s counts as an echo of the first one.
+    wait_until(lambda: _second(process), process)
+    ended = finish(process)
+    assert ended.code == 143
+    assert "second signal: killed; the same command starts it again" in ended.err
+
+
+def _second(process: "subprocess.Popen[str]") -> bool:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(0.5)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def test_what_a_script_leaves_behind_is_killed(forked: Trainbox) -> None:
+    daemon = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open(os.environ["TRAINBOX_RUN"] + "/daemon", "w").write(str(os.getpid()))
+        time.sleep(600)
+    os._exit(0)
+while not os.path.exists(os.environ["TRAINBOX_RUN"] + "/daemon"):
+    time.sleep(0.01)
+"""
+    ended = forked(*ONE, script(forked, daemon))
+    assert (ended.code, "the script left 1 process(es) behind: killed" in ended.err) == (0, True)
+    pid = int((only_run(forked) / "daemon").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_script_that_removes_its_folder_does_not_succeed(forked: Trainbox) -> None:
+    removing = "import os, shutil; shutil.rmtree(os.environ['TRAINBOX_RUN'])"
+    ended = forked(*ONE, "--run", "r", script(forked, removing))
+    assert ended.code == 4
+    assert "runs/r cannot be written (the script has removed it" in ended.err
+
+
+def test_a_script_that_changes_its_folder_still_writes_to_its_run(forked: Trainbox) -> None:
+    moving = "import os; os.chdir('/'); open(os.environ['TRAINBOX_RUN'] + '/x', 'w').close()"
+    assert forked(*ONE, "--run", "r", script(forked, moving)).code == 0
+    assert (forked.folder / "runs/r/x").exists()
+
+
+def test_a_program_that_is_not_python(forked: Trainbox) -> None:
+    (forked.folder / "go").write_text('#!/bin/sh\necho "$TRAINBOX_RUN" "$@"\nexit 9\n')
+    (forked.folder / "go").chmod(0o755)
+    ended = forked(*ONE, "--run", "r", "go", "{run}", "a b")
+    run = str(forked.folder / "runs/r")
+    assert (ended.code, ended.out) == (9, f"{run} {run} a b\n")
+
+
+def test_a_program_whose_interpreter_is_missing(forked: Trainbox) -> None:
+    (forked.folder / "go").write_text("#!/no/such\n")
+    (forked.folder / "go").chmod(0o755)
+    ended = forked(*ONE, "--run", "r", "go")
+    assert ended.code == 2
+    assert "go cannot be executed (No such file or directory): check its first line" in ended.err
+
+
+def test_the_health_of_the_gpus_is_recorded(
+    forked: Trainbox, library: Path, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path / "gpus.conf", "h100", count=2)
+    env = stub_env(library.parent, config)
+    name = script(forked, "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
+    ended = forked("run", "--one-process", "--run", "r", name, env=env)
+    assert ended.code == 0, ended.err
+    assert ended.out.count("GPU-") == 2
+    assert "health     " in ended.err and "health     " not in ended.out
+    run = forked.folder / "runs/r"
+    (start,) = read(run, "manifest.json")["starts"]
+    assert [gpu["index"] for gpu in start["gpus"]] == ["0", "1"]
+
+
+REFUSALS = [
+    (("run",), "no script is named: use trainbox run SCRIPT, or -m MODULE"),
+    (("run", "no.py"), "the script no.py cannot be read"),
+    (("run", "--run", "a/b", "train.py"), "--run a/b is not a folder's name"),
+    (("run", "--gpu", "2", "train.py"), "No such option '--gpu'"),
+    (("run", "--strategy", "ddp", "train.py"), "No such option '--strategy'"),
+    (("run", "-m", "train", "--lr", "3"), "The arguments of a module follow --, as in"),
+    (("run", "-m", "no.such"), "-m no.such: no such module in"),
+    (("run", "--run", "task", "train.py"), "is a run of a task, not of a script"),
+    (("run", "--run", "other", "train.py"), "is a run of other.py, not of train.py"),
+    (("run", "--run", "files", "train.py"), "is not a run, and its metrics.jsonl would be changed"),
+    (("run", "--one-process", "--processes", "2", "train.py"), "contradict each other"),
+]
+
+
+@pytest.mark.parametrize(("words", "text"), REFUSALS, ids=lambda value: str(value)[:40])
+def test_a_refused_run(forked: Trainbox, words: tuple[str, ...], text: str) -> None:
+    script(forked, "open('ran', 'w').close()")
+    for name, file, content in (
+        ("task", "config.json", '{"task": "digits"}'),
+        ("other", "config.json", '{"kind": "script", "script": "other.py", "is_module": false}'),
+        ("files", "metrics.jsonl", ""),
+    ):
+        (forked.folder / "runs" / name).mkdir(parents=True)
+        (forked.folder / "runs" / name / file).write_text(content)
+    ended = forked(*words)
+    assert ended.code == 2
+    assert text in ended.err
+    assert "Traceback" not in ended.err
+    assert not (forked.folder / "ran").exists()
+
+
+def test_two_runs_in_one_folder_are_refused(trainbox: Trainbox) -> None:
+    name = script(trainbox, STOPPABLE.format(code=0, handler=""))
+    first = trainbox.start(*ONE, "--run", "r", name)
+    wait_until((trainbox.folder / "runs/r/ready").exists, first)
+    second = trainbox(*ONE, "--run", "r", name)
+    assert second.code == 2
+    assert "another process uses" in second.err
+    first.send_signal(signal.SIGTERM)
+    assert finish(first).code == 75
+
+
+def test_a_changed_source_is_named(forked: Trainbox) -> None:
+    (forked.folder / "model.py").write_text("x = 1\n")
+    name = script(forked, "import model")
+    assert forked(*ONE, "--run", "r", name).code == 0
+    (forked.folder / "model.py").write_text("x = 2\n")
+    ended = forked(*ONE, "--run", "r", name)
+    assert (ended.code, "changed since the run's start: model.py\n" in ended.err) == (0, True)
+
+
+def test_plan_run_starts_nothing(forked: Trainbox) -> None:
+    name = script(forked, "open('ran', 'w').close()")
+    ended = forked("plan", "run", "--processes", "2", "--run", "r", name, "--", "a")
+    plan = json.loads(ended.out)
+    assert (plan["strategy"], plan["nproc_per_node"]) == ("torchrun", 2)
+    assert plan["argv"][-3:] == ["-u", "train.py", "a"]
+    assert plan["env"]["TRAINBOX_RUN"] == str(forked.folder / "runs/r")
+    assert not (forked.folder / "runs").exists()
+    assert not (forked.folder / "ran").exists()
+
+
+def test_a_setting_from_the_environment_is_shown(forked: Trainbox) -> None:
+    ended: Ended = forked(*ONE, script(forked, ""), env={"PROCESSES": "1"})
+    assert "trainbox: processes 1 (from PROCESSES)\n" in ended.err
