@@ -28,7 +28,7 @@ _SECTION = "Script"
 
 
 class ScriptCommand(click.Command):
-    """A command whose options end at the script: all words after it are the script's own."""
+    """A command whose options end at the script: everything after it is the script's own."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = list(args)  # click consumes `args`
@@ -161,7 +161,7 @@ def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path
     """Return the plan, what it runs, the driver process and the run folder.
 
     Raises:
-        LaunchError: there is no such script, or the request cannot be launched.
+        LaunchError: the script does not exist, or the request cannot be launched.
     """
     launch = dict(options)
     checked = Checked(launch.pop("health"), launch.pop("health_limits"))

@@ -35,7 +35,7 @@ class Child:
         name: such as "the training".
         stopping: what the child does after a signal.
         again: what the same command does after that.
-        forwarded_as: the signals that the child gets in place of others.
+        forwarded_as: the signals that the child gets instead of others.
         stop_codes: the exit codes that mean "stopped" if the child got a signal.
     """
 

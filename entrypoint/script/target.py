@@ -55,7 +55,7 @@ def find_script(name: str, arguments: Sequence[str]) -> Target:
     """Return the target of the script at the path `name`.
 
     Raises:
-        InvalidRequest: there is no such file, or it is neither Python nor a program.
+        InvalidRequest: the file does not exist, or it is neither Python nor a program.
     """
     file = Path(name)
     try:
@@ -64,7 +64,7 @@ def find_script(name: str, arguments: Sequence[str]) -> Target:
         with file.open("rb") as opened:
             begin = opened.read(256)
     except OSError as error:
-        # A program that may be executed need not be readable.
+        # An executable program may be unreadable.
         if not (isinstance(error, PermissionError) and os.access(file, os.X_OK)):
             raise InvalidRequest(
                 f"the script {name} cannot be read ({error.strerror}): {_nearest(file)}"

@@ -83,7 +83,7 @@ def test_a_report_may_arrive_in_parts(log: Log) -> None:
         b'{"step": 1, "text": "' + b"x" * 100_000 + b'"}',
     ],
 )
-def test_other_lines_are_no_reports(line: bytes) -> None:
+def test_other_lines_are_not_reports(line: bytes) -> None:
     assert reported(line) is None
 
 
@@ -105,7 +105,7 @@ def test_a_log_keeps_its_newest_bytes(tmp_path: Path) -> None:
     assert kept.endswith(b"000000998\n000000999\n")
 
 
-def test_a_log_that_cannot_be_written_says_so_once(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_keeps_the_reason(tmp_path: Path) -> None:
     log = Log(tmp_path / "rank-0.log", limit=10)
     (tmp_path / "rank-0.1.log").mkdir()
     (tmp_path / "rank-0.1.log/file").touch()

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.commands import Ended, Trainbox, finish, wait_until
 from tests.support.nvml_stub.build import stub_env, write_config
+from tests.support.paths import ROOT
 
 ONE = ("run", "--one-process")
 
@@ -117,6 +118,23 @@ sys.exit(9)
         "is_module": False,
         "arguments": ["--out", "{run}/x", "--gpus", "4"],
     }
+
+
+@pytest.mark.slow
+def test_the_first_run_of_the_page(trainbox: Trainbox) -> None:
+    page = (ROOT / "docs/guides/own-script.md").read_text()
+    code, console = re.findall(r"```(?:python|console)\n(.*?)```", page, re.DOTALL)[:2]
+    command, *lines = console.splitlines()
+    script(trainbox, code)
+    ended = trainbox(*command.removeprefix("$ trainbox ").split())
+    assert ended.code == 0, ended.err
+
+    def plain(text: str) -> str:
+        text = re.sub(r"to /\S*/runs/", "to /runs/", text)
+        return re.sub(r"train-[0-9a-f]{8}", "train-NAME", re.sub(r"[\d.]+ s$", "N s", text))
+
+    seen = sorted(map(plain, [*ended.out.splitlines(), *ended.err.splitlines()]))
+    assert seen == sorted(map(plain, lines))
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 42, 75, 255])
