@@ -1,5 +1,6 @@
 """The fixtures that many tests use, and the time that a slow test has."""
 
+import gc
 import os
 
 import pytest
@@ -37,3 +38,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"write pytest.mark.waits in {item.path}, or nothing runs it")
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_SLOW_TIMEOUT_S))
+
+
+def pytest_collection_finish() -> None:
+    # A collection of garbage would look at all modules and tests again, which takes longer than
+    # many a test.
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # libraries warn about objects that are left at the end

@@ -23,6 +23,7 @@ from trainer.records.digest import tensors_digest
 from trainer.records.run_log import RunLog
 from trainer.session.train import train_task
 from trainer.settings.config import Config
+from trainer.system import sources
 from trainer.system.signals import StopRequest
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
@@ -172,12 +173,36 @@ def close_files(run: RunLog) -> None:
 
 
 @contextlib.contextmanager
+def _without_other_tests() -> Iterator[None]:
+    """Let Trainbox see the test modules that this test's own process would have loaded.
+
+    pytest has imported all of them. Trainbox looks at the attributes and the files of each module
+    of a user at each digest, which would take most of the time of a training.
+    """
+    file = os.environ["PYTEST_CURRENT_TEST"].partition("::")[0]
+    own = file.removesuffix(".py").replace("/", ".")
+    others = {
+        name: module
+        for name, module in sys.modules.copy().items()
+        if name.startswith("tests.") and ".test_" in name and name != own
+    }
+    sources._of_libraries.update(others)
+    yield
+    for name in others:
+        sources._of_libraries.pop(name, None)
+
+
+@contextlib.contextmanager
 def training_here(folder: Path) -> Iterator[Here]:
     """Train in `folder`; afterwards restore the working folder, the environment, the signals and
     torch's switches.
     """
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+    with (
+        _without_other_tests(),
+        contextlib.chdir(folder),
+        pytest.MonkeyPatch.context() as patch,
+    ):
         for name in list(os.environ):
             if name.startswith(("TRAINBOX_", "CUDA_")) or name in _LAUNCH_NAMES:
                 patch.delenv(name)

@@ -6,6 +6,7 @@ A start of Python and torch takes some seconds, most of a small training's time.
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -314,6 +315,7 @@ def _serve() -> None:
     from trainer.system.sources import loaded_sources
 
     loaded_sources()  # looks at each module's file, and remembers the libraries'
+    gc.freeze()  # a collection in a fork would look at all of these modules, and copy them
     server = _Server()
     for line in sys.stdin:
         order, arguments = json.loads(line)

@@ -97,7 +97,7 @@ class ValueWalk:
             return self._tensor_value(value)
         if isinstance(value, numpy.ndarray | numpy.generic):
             return ("array", str(value.dtype), value.shape, value_digest(_subsampled(value)))
-        if isinstance(value, GENERATORS):
+        if is_generator(value):
             return ("random numbers", value_digest(_generator_state(value)))
         if isinstance(value, torch.dtype | torch.device | itertools.count):
             return (type(value).__name__, repr(value))
@@ -121,7 +121,7 @@ class ValueWalk:
             return self._tensor_restorer(value)
         if isinstance(value, numpy.ndarray):
             return _array_restorer(value)
-        if isinstance(value, GENERATORS):
+        if is_generator(value):
             state = _generator_state(value)
             return lambda: _set_generator_state(value, state)
         if (parts := parts_of(value)) is None:
@@ -166,6 +166,12 @@ def _array_restorer(array: numpy.ndarray[Any, Any]) -> Callable[[], None]:
         return _do_nothing
     values = array.copy()
     return lambda: numpy.copyto(array, values)
+
+
+def is_generator(value: Any) -> bool:
+    """Return whether `value` is one of the `GENERATORS`."""
+    # Not isinstance, which runs Python code for torch.Generator, and takes most of a walk.
+    return issubclass(type(value), GENERATORS)
 
 
 def _is_plain_tuple(value: Any) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from trainer.loop.attribute_values import GENERATORS, OF_EVERY_MODULE, PLAIN, ValueWalk, parts_of
+from trainer.loop.attribute_values import OF_EVERY_MODULE, PLAIN, ValueWalk, is_generator, parts_of
 from trainer.system.sources import loaded_sources
 from trainer.task import Task
 
@@ -26,6 +26,7 @@ _OF_EVERY_OPTIMIZER = frozenset(
         "_warned_capturable_if_run_uncaptured",
     }
 )
+_NUMBERS = (type(None), int, float)
 _SHOWN = 60  # the most characters of a value in a message
 FAST = "use --fast, which does not guarantee the same bits"  # the end of several messages
 _ABSENT = ("absent",)
@@ -196,7 +197,7 @@ class Attributes:
         saved = type(self._optimizer).state_dict is not torch.optim.Optimizer.state_dict
         yield _Owner("optimizer.", self._optimizer, hidden=_OF_EVERY_OPTIMIZER, saved=saved)
         for name, dataset in self._datasets.items():
-            yield _Owner(f"{name}.", dataset, _is_generator)
+            yield _Owner(f"{name}.", dataset, lambda _, value: is_generator(value))
         users = self._users_modules()
         for cls in dict.fromkeys(cls for holder in self._holders() for cls in type(holder).__mro__):
             if cls.__module__ in users:
@@ -228,12 +229,8 @@ def describe_change(name: str, pair: tuple[Any, Any]) -> str:
     return f"{name}{values}, which checkpoints leave out: make it a buffer, or {FAST}"
 
 
-def _is_generator(_name: str, value: Any) -> bool:
-    return isinstance(value, GENERATORS)
-
-
 def _is_number_or_generator(name: str, value: Any) -> bool:
     # Flags and containers are left out: most are caches or records of warnings that were printed.
-    return (type(value) in (type(None), int, float) and not name.startswith("__")) or isinstance(
-        value, GENERATORS
-    )
+    if type(value) in _NUMBERS:
+        return not name.startswith("__")
+    return is_generator(value)
