@@ -27,9 +27,9 @@ def test_the_last_selection_counts() -> None:
     assert [part.command[-1] for part in parts([])] == ["not waits", "waits"]
 
 
-def test_the_few_fast_tests_that_wait_have_fewer_workers() -> None:
+def test_the_few_fast_tests_that_wait_have_no_workers() -> None:
     workers = [parts(words)[1].command for words in (["-m", "not slow"], ["-m", "slow"], [])]
-    assert [command[command.index("-n") + 1] for command in workers] == ["2", "4", "4"]
+    assert [command[command.index("-n") + 1] for command in workers] == ["0", "4", "4"]
 
 
 def test_each_pytest_process_writes_its_own_report() -> None:
@@ -111,3 +111,11 @@ def test_a_sigterm_ends_all_parts(tmp_path: Path) -> None:
     process.terminate()
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
     process.stdout.close()
+
+
+def test_the_tests_keep_their_bytecode(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert run([_part("tests", "import sys; print(sys.dont_write_bytecode)", live=True)]) == 0
+    assert capfd.readouterr().out == "False\n"
