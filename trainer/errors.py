@@ -80,13 +80,27 @@ def called_exit(end: SystemExit) -> Failure:
 
     With the exit code of the task, the training might appear to have succeeded.
     """
+    return Failure(
+        f"the task called sys.exit({'' if end.code is None else repr(end.code)}){_where(end)}: "
+        "raise an error instead"
+    )
+
+
+def raised_interrupt(interrupt: KeyboardInterrupt) -> Failure:
+    """Return the failure for a KeyboardInterrupt in a task.
+
+    Trainbox handles SIGINT, so Ctrl-C does not raise one.
+    """
+    return Failure(
+        f"the task raised KeyboardInterrupt{_where(interrupt)}: raise another error instead"
+    )
+
+
+def _where(error: BaseException) -> str:
+    """Return the function and the line that raised `error`."""
     import traceback  # most commands end without it
 
-    frames = traceback.extract_tb(end.__traceback__)
-    where = (
+    frames = traceback.extract_tb(error.__traceback__)
+    return (
         f" in {frames[-1].name} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    )
-    return Failure(
-        f"the task called sys.exit({'' if end.code is None else repr(end.code)}){where}: "
-        "raise an error instead"
     )

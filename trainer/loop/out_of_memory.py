@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trainer.errors import OutOfMemory
 from trainer.parallel.strategy import Strategy
 from trainer.settings.config import Settings
+from trainer.task_errors import raised_by_task
 
 # The second step is the first one with the optimizer's state, and so with all that a step needs.
 FIRST_STEPS = 2
@@ -29,6 +30,8 @@ _GPU_SIGN = re.compile(
     "(?i)out of memory|[A-Z]_ALLOC_FAILED|(DEVICE|STATUS)_ALLOCATION_FAILED"
     "|cusparse: allocation failed|cannot allocate memory on GPU|not enough memory for workspace"
 )
+# Libraries of the host may report "out of memory" as well.
+_OF_A_GPU = re.compile("(?i)cuda|cudnn|cublas|cusolver|cusparse|cufft|hip|mps|gpu")
 _HOST_SIGN = re.compile("(?i)can(no|')t allocate memory|HOST_ALLOCATION_FAILED")
 # torch tries the algorithms of cuDNN in turn, and hides their errors. So this is also the message
 # if the workspace of none of them fits in memory.
@@ -43,6 +46,7 @@ def memory_used_up(error: BaseException) -> str | None:
     """Return a message if `error` means that memory is used up, else None.
 
     The message names the host or the GPU, and it quotes the first line of the library's message.
+    The text of an error that the task itself raises means nothing.
     """
     lines = str(error).splitlines() or [""]
     if isinstance(error, MemoryError):
@@ -50,16 +54,27 @@ def memory_used_up(error: BaseException) -> str | None:
         return f"the host's memory is used up{text}"
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return f"the host's memory is used up ({error.strerror})"
-    if isinstance(error, RuntimeError):
-        # The error of a DataParallel replica or of a loader worker ends with the original message.
-        for line in lines:
-            if _GPU_SIGN.search(line) or (NO_ENGINE in line and failed_allocations()):
-                return f"the GPU's memory is used up ({line})"
-            if _HOST_SIGN.search(line) and "shared memory" not in line:
-                return f"the host's memory is used up ({line})"
     if isinstance(error, torch.OutOfMemoryError):
         return f"the GPU's memory is used up ({lines[0]})"
+    if isinstance(error, RuntimeError) and not raised_by_task(error):
+        # The error of a DataParallel replica or of a loader worker ends with the original message.
+        for line in lines:
+            if owner := _memory_of(line):
+                return f"the {owner}'s memory is used up ({line})"
     return None
+
+
+def _memory_of(line: str) -> str | None:
+    """Return "GPU" or "host" if the library's message means that this memory is used up."""
+    if NO_ENGINE in line and failed_allocations():
+        return "GPU"
+    if _GPU_SIGN.search(line):
+        return "GPU" if _uses_gpu() or _OF_A_GPU.search(line) else "host"
+    return "host" if _HOST_SIGN.search(line) and "shared memory" not in line else None
+
+
+def _uses_gpu() -> bool:
+    return torch.cuda.is_initialized() or torch.backends.mps.is_available()
 
 
 def failed_allocations() -> int:

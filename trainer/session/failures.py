@@ -7,15 +7,24 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.errors import Failure, NetworkFailure, OutOfMemory, WrongUse, called_exit
+from trainer.errors import (
+    Failure,
+    NetworkFailure,
+    OutOfMemory,
+    WrongUse,
+    called_exit,
+    raised_interrupt,
+)
 from trainer.loop.out_of_memory import NO_ENGINE, memory_used_up
 from trainer.loop.shared_memory import shared_memory_full
 from trainer.parallel.exchange_failures import exchange_failure
 from trainer.system.storage import storage_failure
-from trainer.task_errors import mistake_of
+from trainer.task_errors import mistake_of, raised_by_task
 
 # A loader worker could not allocate shared memory, or had a bus error.
-_LOADER_SHARED_MEMORY = re.compile(r"shared memory ?\(shm\)|out of shared memory")
+_LOADER_SHARED_MEMORY = re.compile(
+    r"shared memory ?\(shm\)[^\n]*No space left|workers are out of shared memory"
+)
 
 # Part of torch's message, and the message for the user.
 _WRONG_USES = {
@@ -48,6 +57,9 @@ def errors_as_failures(runs_dir: Path, task: str = "", log: Path | None = None) 
         raise
     except SystemExit as end:
         raise called_exit(end) from end
+    except KeyboardInterrupt as interrupt:
+        # Ctrl-C is a request to stop, so this one comes from the task.
+        raise raised_interrupt(interrupt) from interrupt
     except Exception as error:
         if log is not None:
             logging.getLogger(__name__).exception("stopped by an error")
@@ -83,6 +95,8 @@ def _system_failure(error: OSError, runs_dir: Path) -> Failure | None:
 def _torch_failure(error: MemoryError | RuntimeError) -> Failure | None:
     """Return the failure for an error of torch that has no class of its own, or None."""
     text = str(error)
+    if not isinstance(error, MemoryError) and raised_by_task(error):
+        return None
     if failure := exchange_failure(error):
         return failure
     if found := memory_used_up(error):

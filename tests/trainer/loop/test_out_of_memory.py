@@ -302,6 +302,7 @@ def test_a_batch_size_must_be_a_number(here: Here, option: str) -> None:
         ("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried", "host"),
         ("unable to mmap 64 bytes from file </x>: Cannot allocate memory (12)", "host"),
         ("Caught RuntimeError in replica 1 on device 1.\nRuntimeError: CUDA out of memory", "GPU"),
+        ("could not create a memory object: out of memory", "host"),  # as a library of the host
         ("device-side assert triggered", None),
         ("GET was unable to find an engine to execute this computation", None),
     ],

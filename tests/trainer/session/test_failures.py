@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.support.here import Here
+from tests.support.library import raise_in_library
 from tests.support.tiny import TINY, Tiny
 from trainer.errors import (
     DeviceMissing,
@@ -119,7 +120,7 @@ def test_known_errors_have_their_exit_code(
     error: Exception, kind: type[Failure], code: int, text: str
 ) -> None:
     with pytest.raises(kind) as failure, errors_as_failures(Path("runs")):
-        raise error
+        raise_in_library(error)
     assert failure.value.exit_code == code
     assert text in str(failure.value)
     assert "\n" not in str(failure.value)
@@ -138,8 +139,80 @@ def test_known_errors_have_their_exit_code(
 )
 def test_unknown_errors_are_raised_unchanged(error: Exception) -> None:
     with pytest.raises(type(error)) as raised, errors_as_failures(Path("runs")):
-        raise error
+        raise_in_library(error)
     assert raised.value is error
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no cache: out of memory",
+        "CUDA error: my own check",
+        "unable to allocate shared memory(shm) for file </x>: No space left (28)",
+        "[gloo/x.cc:1] a file of mine",
+        "Can't allocate memory for my table",
+    ],
+)
+def test_the_text_of_a_task_s_own_error_does_not_count(text: str) -> None:
+    def look_up() -> None:
+        try:
+            {}["key"]
+        except KeyError:
+            raise RuntimeError(text)  # noqa: B904
+
+    with pytest.raises(RuntimeError) as raised, errors_as_failures(Path("runs")):
+        look_up()
+    assert not isinstance(raised.value, Failure)
+    in_worker = RuntimeError(
+        "Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback (most recent call "
+        f'last):\n  File "{__file__}", line 1, in __getitem__\n    raise RuntimeError(text)\n'
+        f"RuntimeError: {text}"
+    )
+    with pytest.raises(RuntimeError) as raised, errors_as_failures(Path("runs")):
+        raise_in_library(in_worker)
+    assert raised.value is in_worker
+
+
+def test_a_task_s_own_error_is_the_task_s(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    def losses(*_: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(Tiny, "losses", losses)
+    code, _, err = here.command("train", TINY, "--device", "cpu")
+    assert code == WrongUse.exit_code
+    assert "losses() raised RuntimeError: CUDA error: out of memory (" in err
+
+
+def test_an_error_that_a_task_raises_again_is_still_that_of_the_library() -> None:
+    error = RuntimeError("CUDA error: out of memory")
+
+    def again() -> None:
+        try:
+            raise_in_library(error)
+        except RuntimeError as cause:
+            raise RuntimeError(f"in my layer: {cause}") from cause
+
+    used_up = pytest.raises(OutOfMemory, match="the GPU's memory is used up")
+    with used_up, errors_as_failures(Path("runs")):
+        again()
+
+
+def test_shared_memory_is_blamed_only_if_it_is_full() -> None:
+    error = RuntimeError("unable to allocate shared memory(shm) for file </x>: Too many files (24)")
+    with pytest.raises(RuntimeError), errors_as_failures(Path("runs")):
+        raise_in_library(error)
+
+
+def test_a_keyboard_interrupt_of_a_task_is_an_error(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def losses(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Tiny, "losses", losses)
+    code, _, err = here.command("train", TINY, "--device", "cpu")
+    assert code == 1
+    assert err.startswith("trainbox: the task raised KeyboardInterrupt in losses (")
 
 
 def test_failures_are_raised_unchanged_and_have_their_codes() -> None:
@@ -206,8 +279,5 @@ def test_a_training_exits_with_the_code_and_the_message_of_the_reason(
     code: int,
     message: str,
 ) -> None:
-    def fail(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(*where, fail)
+    monkeypatch.setattr(*where, lambda *_: raise_in_library(error))
     assert here.command("train", TINY, "--device", "cpu")[::2] == (code, message)
