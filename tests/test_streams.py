@@ -111,6 +111,21 @@ def test_what_takes_long_outlives_its_reader(tmp_path: Path, verb: str) -> None:
     assert (tmp_path / "end").exists()
 
 
+@pytest.mark.parametrize(("given", "used"), [({}, "1"), ({"TORCH_DISABLE_NATIVE_JIT": "0"}, "0")])
+def test_torch_compiles_no_kernels_of_its_own(
+    tmp_path: Path, given: dict[str, str], used: str
+) -> None:
+    """torch reads the variable at its import, which the command has not done yet."""
+    program = (
+        "import os, runpy, sys, trainer.cli.commands\n"
+        "def main(): assert 'torch' not in sys.modules; "
+        f"sys.exit(8 * (os.environ['TORCH_DISABLE_NATIVE_JIT'] == '{used}'))\n"
+        "trainer.cli.commands.main, sys.argv = main, ['trainer', 'tasks']\n"
+        "runpy.run_module('trainer', run_name='__main__', alter_sys=False)"
+    )
+    assert _python(program, ">out 2>err", tmp_path, **given) == 8
+
+
 def test_a_list_that_nobody_reads_ends_in_silence(tmp_path: Path) -> None:
     assert _unread(
         "import sys, trainer.cli.commands; sys.argv = ['trainer', 'tasks']; "

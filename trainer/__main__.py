@@ -9,6 +9,10 @@ from pathlib import Path
 from trainer.cli.commands import main
 from trainer.system.streams import open_streams, outlive_readers
 
+# torch reads this at its import. Without it, torch compiles kernels for some operators on GPUs, but
+# only on machines with a C compiler and triton. So the bits would depend on both.
+os.environ.setdefault("TORCH_DISABLE_NATIVE_JIT", "1")
+
 open_streams()
 if sys.argv[1:2] in (["train"], ["verify"], ["sweep"]):
     outlive_readers()

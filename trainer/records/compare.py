@@ -41,12 +41,16 @@ _CHANGE_BITS_PREFIXES = (
     "environment.CUBLASLT_",
     "environment.CUDNN_",
     "environment.NVIDIA_TF32",
+    "environment.TORCH_DISABLE_NATIVE_JIT",
 )
 # These entries belong to one start and do not affect the bits.
 _OF_THE_START = (
     "argv",
     "plan.",
     "environment.OMP_",
+    # torchrun and Trainbox set these for several processes.
+    "environment.TORCH_CPP_LOG_LEVEL",
+    "environment.TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
     "environment.TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "did_not_fit",
     "energy.",

@@ -52,6 +52,8 @@ _ENVIRONMENT = (
     "PYTORCH_",
     "PYTHONHASHSEED",
 )
+# The value that `trainer.__main__` sets. Runs of earlier versions do not have it.
+_OF_TRAINBOX = ("TORCH_DISABLE_NATIVE_JIT", "1")
 _SAMPLED_EXAMPLES = 16
 # Of a larger dataset in memory, only every n-th example is hashed: hashing all takes seconds.
 _HASHED_BYTES = 2**30
@@ -89,7 +91,7 @@ def describe(
         "environment": {
             name: shown_value(name, value)
             for name, value in sorted(os.environ.items())
-            if name.startswith(_ENVIRONMENT)
+            if name.startswith(_ENVIRONMENT) and (name, value) != _OF_TRAINBOX
         },
         "sources": dict(sorted(sources.items())),
         "data": dict(data_digests),

@@ -40,6 +40,24 @@ def test_another_number_of_multiprocessors_changes_bits(monkeypatch: pytest.Monk
     assert changes_bits("device.multiprocessors")
 
 
+def test_kernels_that_torch_compiles_change_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TORCH_DISABLE_NATIVE_JIT"
+    found = []
+    for value in ("1", "0", None):
+        monkeypatch.setenv(name, str(value)) if value else monkeypatch.delenv(name, raising=False)
+        found.append(_described(monkeypatch, [132]))
+    off, on, earlier = found
+    assert manifest_differences(off, on) == {f"environment.{name}": (None, "0")}
+    assert changes_bits(f"environment.{name}")
+    assert manifest_differences(off, earlier) == {}, "runs of earlier versions do not have it"
+
+
+def test_variables_that_several_processes_get_are_no_difference() -> None:
+    several = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    found = manifest_differences({"environment": {}}, {"environment": several})
+    assert found == {}
+
+
 def test_the_version_of_cublas_is_that_of_the_loaded_library(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
