@@ -16,6 +16,14 @@ RUN awk '/^[^ #]/ { keep = /^uv==/ } keep' /tmp/requirements-dev.lock > /tmp/uv.
     && python3 -P -m venv /opt/uv \
     && /opt/uv/bin/pip install --no-cache-dir --require-hashes -r /tmp/uv.lock
 
+# REQUIREMENTS=my.txt adds packages: their hashes are in my.lock. A build context with the name
+# `requirements` replaces the empty stage. A pattern may match no file.
+FROM scratch AS requirements
+FROM scratch AS extra
+ARG REQUIREMENTS
+ARG NAME=${REQUIREMENTS##*/}
+COPY --from=requirements ${NAME:-none}* ${NAME%.*}.loc[k] /
+
 FROM ${BASE_IMAGE}
 # No program needs another user's rights, so none has a setuid or setgid bit.
 RUN apt-get update \
@@ -52,6 +60,16 @@ RUN --mount=type=bind,from=uv,source=/opt/uv/bin/uv,target=/mnt/uv \
         sh /mnt/image/remove-unneeded.sh "$site" \
         && echo /opt/trainbox > "$site/trainbox.pth" || exit 1; \
     done
+
+# See docs/decisions/0024-extra-packages-keep-the-lock.md.
+ARG REQUIREMENTS
+RUN --mount=type=bind,from=uv,source=/opt/uv/bin/uv,target=/mnt/uv \
+    --mount=type=bind,from=extra,target=/mnt/extra \
+    --mount=type=bind,source=requirements.lock,target=/mnt/requirements.lock \
+    --mount=type=bind,source=deploy/extra/requirements.py,target=/mnt/requirements.py \
+    [ -z "$REQUIREMENTS" ] || env --chdir /mnt/extra UV_NO_CACHE=1 \
+        python3 -P /mnt/requirements.py install \
+        --locked /mnt/requirements.lock --uv /mnt/uv --into /opt/venv -- "${REQUIREMENTS##*/}"
 
 RUN printf '%s\n' '#!/opt/venv/bin/python' 'import sys' \
         'from entrypoint.cli.commands import main' 'sys.exit(main())' > /opt/venv/bin/trainbox \

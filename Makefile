@@ -52,7 +52,7 @@ doctor-venv = $(in-venv)/trainbox doctor
 shell-venv = env PATH="$(abspath $(VENV))/bin:$$PATH" $${SHELL:-sh}
 tensorboard-venv = $(VENV)/bin/tensorboard --logdir $(or $(RUNS_DIR),runs) --host 127.0.0.1 \
 	--port $(or $(TENSORBOARD_PORT),6006)
-ready-venv = $(VENV)/.train
+ready-venv = $(VENV)/.train $(if $(REQUIREMENTS),extra-venv)
 
 # Compose names the project by user and PWD. After `make -C`, PWD is still the caller's folder.
 checkout = $(if $(filter $(CURDIR),$(realpath $(PWD))),$(PWD),$(CURDIR))
@@ -153,16 +153,32 @@ identity = $(if $(COMPILE),--build-arg COMPILE=$(COMPILE)) --build-arg REVISION=
 	--build-arg VERSION=$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
 	$(addprefix --build-arg CREATED=,$(word 2,$(date)))
 
-build: ## Build the image; COMPILE=1 adds what --compile needs (BASE_IMAGE=, DOCKER_BUILD_FLAGS=)
-	$(call report,building the image $(IMAGE) (5 GB; the first build takes minutes, later ones seconds) ...)
-	$(Q)docker build $(DOCKER_BUILD_FLAGS) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
-		$(addprefix --build-arg SOURCE_DATE_EPOCH=,$(firstword $(date))) $(identity) --tag $(IMAGE) .
+build-flags = $(DOCKER_BUILD_FLAGS) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE))
 
-sif: ## Build trainbox.sif for Apptainer without Docker, or of an image with FROM=docker-daemon:trainbox:latest (SIF=, COMPILE=1, BASE_IMAGE=)
+build: ## Build the image; COMPILE=1 adds what --compile needs, REQUIREMENTS=my.txt more packages (BASE_IMAGE=, DOCKER_BUILD_FLAGS=)
+	$(call report,building the image $(IMAGE) (5 GB; the first build takes minutes, later ones seconds) ...)
+	$(if $(REQUIREMENTS),$(Q)$(lock-docker))
+	$(Q)docker build $(build-flags) $(addprefix --build-arg SOURCE_DATE_EPOCH=,$(firstword $(date))) $(identity) \
+		$(if $(REQUIREMENTS),$(extra) --build-context requirements=$(extra-files)) --tag $(IMAGE) .
+
+sif: $(if $(REQUIREMENTS),$(VENV)/bin/uv) ## Build trainbox.sif for Apptainer without Docker, or of an image with FROM=docker-daemon:trainbox:latest (SIF=, COMPILE=1, REQUIREMENTS=, BASE_IMAGE=)
+	$(if $(REQUIREMENTS),$(if $(FROM),$(error an image cannot get packages when it is converted: set FROM or REQUIREMENTS, not both))$(Q)$(lock-venv))
 	$(call report,building $(SIF) (minutes) ...)
 	$(Q)apptainer build $(APPTAINER_BUILD_FLAGS) $(if $(FROM),$(SIF) $(FROM),$(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
-		$(identity) $(SIF) deploy/apptainer/trainbox.def)
+		$(identity) $(if $(REQUIREMENTS),$(extra) --build-arg REQUIREMENTS_DIR=$(extra-files)) $(SIF) deploy/apptainer/trainbox.def)
 	$(Q)sha256sum $(SIF) > $(SIF).sha256
+
+# REQUIREMENTS=my.txt adds packages. my.lock, next to my.txt, has their versions and hashes. The image
+# is built from copies of both files.
+extra-files = build/requirements
+extra = $(if $(REQUIREMENTS),--build-arg REQUIREMENTS=requirements.txt)
+lock-venv = $(VENV)/bin/python -P deploy/extra/requirements.py lock --copy-to $(extra-files) $(1) -- $(call quote,$(REQUIREMENTS))
+lock-docker = sh deploy/extra/lock-in-docker.sh "$$(docker build --quiet $(build-flags) --target uv .)" \
+	$(extra-files) $(1) -- $(call quote,$(REQUIREMENTS))
+
+extra-venv: $(VENV)/.train
+	$(Q)$(lock-venv)
+	$(Q)$(VENV)/bin/python -P deploy/extra/requirements.py install -- $(call quote,$(REQUIREMENTS))
 
 # Check that an image that make does not build exists, and that it has the code of this checkout.
 image:
@@ -224,10 +240,15 @@ docs: $(VENV)/.dev ## Build the pages of docs/ as HTML in build/site, and print 
 # The variable turns off an advertisement of the theme.
 mkdocs = NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
-lock: $(VENV)/.dev ## Update both lock files after a change in pyproject.toml (ARGS=--upgrade for the newest versions)
+ifneq ($(REQUIREMENTS),)
+lock: $(if $(filter venv,$(kind)),$(VENV)/bin/uv)
+	$(Q)$(call lock-$(kind),$(filter --upgrade,$(ARGS)))
+else
+lock: $(VENV)/.dev ## Write both lock files after a change in pyproject.toml, or my.lock with REQUIREMENTS=my.txt (ARGS=--upgrade for the newest versions)
 	$(VENV)/bin/uv pip compile --quiet pyproject.toml --universal --generate-hashes --no-emit-index-url $(ARGS) -o requirements.lock
 	$(VENV)/bin/uv pip compile --quiet pyproject.toml --group dev --universal --generate-hashes --no-emit-index-url $(ARGS) \
 		-c requirements.lock -o requirements-dev.lock
+endif
 
 clean: ## Remove the environment, caches and build files, but not runs/ and data/
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache
@@ -261,4 +282,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	$(Q)$(install) $(progress) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: train plan sweep drill bench verify health doctor tensorboard shell benchmark build sif image folders test test-all test-faults test-slow test-load test-gpu test-image lint docs lock clean help
+.PHONY: train plan sweep drill bench verify health doctor tensorboard shell benchmark build sif extra-venv image folders test test-all test-faults test-slow test-load test-gpu test-image lint docs lock clean help

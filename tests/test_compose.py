@@ -260,3 +260,10 @@ def test_training_waits_for_the_watch_over_its_gpus() -> None:
     assert port["host_ip"] == "127.0.0.1" and port.get("published", "") in ("", "0"), (
         "any that is free"
     )
+
+
+def test_the_files_with_packages_are_in_a_build_context_of_their_own() -> None:
+    build = services(REQUIREMENTS="my.txt", REQUIREMENTS_DIR="/project")["train"]["build"]
+    assert build["args"]["REQUIREMENTS"] == "my.txt"
+    assert build["additional_contexts"] == {"requirements": "/project"}
+    assert services()["train"]["build"]["additional_contexts"] == {"requirements": str(ROOT)}

@@ -468,6 +468,63 @@ def test_the_variables_of_torch_and_nccl_reach_the_container(make: Make, target:
     assert "NCCL_DEBUG" in shlex.split(last(make("-n", target, "NCCL_DEBUG=INFO", docker=NVIDIA)))
 
 
+REQUIREMENTS = "REQUIREMENTS=../it's mine/my.txt"
+LOCK = "deploy/extra/requirements.py lock --copy-to build/requirements -- ../it's mine/my.txt"
+LOCK_IN_DOCKER = "build/requirements -- ../it's mine/my.txt"
+
+
+def commands(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return the commands that a dry run prints, without quotes."""
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.replace("\\\n", " ").splitlines()
+    return [" ".join(" ".join(shlex.split(line)).split()) for line in lines if line[:5] != "echo "]
+
+
+def test_packages_are_locked_by_docker_before_the_image_is_built(make: Make) -> None:
+    lock, build = commands(make("-n", "build", REQUIREMENTS, "BASE_IMAGE=b", docker=DOCKER))
+    stage = "$(docker build --quiet --build-arg BASE_IMAGE=b --target uv .)"
+    assert lock == f"sh deploy/extra/lock-in-docker.sh {stage} {LOCK_IN_DOCKER}"
+    assert build.startswith("docker build --build-arg BASE_IMAGE=b ")
+    assert build.endswith(
+        " --build-arg REQUIREMENTS=requirements.txt "
+        "--build-context requirements=build/requirements --tag trainbox ."
+    )
+    (build,) = commands(make("-n", "build", docker=DOCKER))
+    assert "REQUIREMENTS" not in build and "--build-context" not in build
+    trained = commands(make("-n", "train", REQUIREMENTS, docker=DOCKER))
+    assert trained[0].endswith(LOCK_IN_DOCKER) and trained[1].startswith("docker build ")
+
+
+def test_packages_are_added_to_the_virtual_environment(make: Make) -> None:
+    done = commands(make("-n", "train", REQUIREMENTS))
+    lock = done.index(f".venv/bin/python -P {LOCK}")
+    install = "deploy/extra/requirements.py install -- ../it's mine/my.txt"
+    assert done[lock + 1 :] == [
+        f".venv/bin/python -P {install}",
+        "env TRAINBOX_COMMAND=make .venv/bin/trainbox train",
+    ]
+
+
+def test_packages_of_apptainers_image_are_locked_without_docker(make: Make) -> None:
+    *_, lock, build, _ = commands(make("-n", "sif", REQUIREMENTS, docker=DOCKER))
+    assert lock == f".venv/bin/python -P {LOCK}"
+    assert build.endswith(
+        " --build-arg REQUIREMENTS=requirements.txt "
+        "--build-arg REQUIREMENTS_DIR=build/requirements trainbox.sif deploy/apptainer/trainbox.def"
+    )
+    done = make("-n", "sif", REQUIREMENTS, "FROM=docker://x")
+    assert done.returncode == 2 and "set FROM or REQUIREMENTS, not both" in done.stderr
+
+
+def test_make_lock_writes_only_the_lock_of_the_added_packages(make: Make) -> None:
+    (lock,) = commands(make("-n", "lock", REQUIREMENTS, "ARGS=--upgrade", docker=DOCKER))
+    assert lock.endswith("build/requirements --upgrade -- ../it's mine/my.txt")
+    *_, lock = commands(make("-n", "lock", REQUIREMENTS))
+    assert lock == f".venv/bin/python -P {LOCK}"
+    *_, lock = commands(make("-n", "lock"))
+    assert lock.endswith("-o requirements-dev.lock")
+
+
 @pytest.mark.parametrize(
     ("settings", "source"),
     [

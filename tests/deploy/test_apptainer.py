@@ -361,6 +361,9 @@ def test_the_definition_installs_the_same_packages_by_hash() -> None:
         "awk -v compile=",
         "/^[^ #]/ { keep = compile || !/^triton==/ } keep",
         'remove-unneeded.sh "$site"',
+        "UV_NO_CACHE=1 python3 -P ",
+        "/requirements.py install --locked ",
+        "--into /opt/venv -- ",
         " -xdev -type f -perm /6000 -exec chmod ug-s {} +",
     ):
         assert all(shared in text for text in both), shared

@@ -19,6 +19,7 @@ NAMES += [
     "pyproject.toml",
     "requirements.lock",
     "requirements-dev.lock",
+    "deploy/extra",
     "deploy/image",
     "entrypoint",
     "trainbox",

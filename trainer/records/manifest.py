@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -192,7 +193,13 @@ def revision() -> str:
 
 @functools.cache  # a sweep's worker needs it for each trial
 def _build() -> dict[str, Any]:
-    """Return the revision and the digest of the lock file, from the image or from git."""
+    """Return the revision and the digests of the lock files."""
+    # `make build REQUIREMENTS=my.txt` copies my.lock to this path in the environment.
+    return _source() | {"extra_lock_sha256": _sha256(Path(sys.prefix) / "extra.lock")}
+
+
+def _source() -> dict[str, Any]:
+    """Return the revision and the digest of requirements.lock, from the image or from git."""
     if baked := os.environ.get("TRAINBOX_BUILD_INFO"):
         try:
             info = json.loads(Path(baked).read_text(encoding="utf-8"))
@@ -201,13 +208,17 @@ def _build() -> dict[str, Any]:
         except (OSError, ValueError):
             pass
     root = Path(__file__).parents[2]
-    lock = root / "requirements.lock"
     diff = _git(root, "diff", "HEAD")
     return {
         "revision": _git(root, "rev-parse", "HEAD"),
         "dirty_diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
-        "lock_sha256": hashlib.sha256(lock.read_bytes()).hexdigest() if lock.exists() else None,
+        "lock_sha256": _sha256(root / "requirements.lock"),
     }
+
+
+def _sha256(path: Path) -> str | None:
+    """Return the SHA-256 of a file, in hex, or None if the file does not exist."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
 
 def _git(root: Path, *arguments: str) -> str | None:
