@@ -70,6 +70,9 @@ _REMEDIES = {
 }
 
 
+_LONGEST = 500  # characters of an error; the message has a remedy and a path after it
+
+
 class _Frame(NamedTuple):
     """One line of a traceback. `owner` is the object of the method, if it is known."""
 
@@ -223,9 +226,11 @@ def _in_one_line(error: Exception) -> str:
     _, original, inner = str(error).partition("Original Traceback")
     if original:
         lines = [line for line in inner.splitlines()[1:] if line and not line.startswith(" ")]
-        return lines[-1] if lines else type(error).__name__
-    first = next(iter(str(error).splitlines()), "").rstrip(". ")
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+        line = lines[-1] if lines else type(error).__name__
+    else:
+        first = next(iter(str(error).splitlines()), "").rstrip(". ")
+        line = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 
 def _remedy(found: str) -> str:

@@ -64,6 +64,9 @@ def read_limits(file: Path | None) -> tuple[Limits, dict[str, Any]]:
     if file is None:
         return Limits(), {}
     try:
+        # A FIFO would block, and a device may never end.
+        if file.exists() and not file.is_file():
+            raise ValueError("not a file")
         given = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidRequest(

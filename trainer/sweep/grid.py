@@ -10,6 +10,9 @@ from typing import Any
 from trainer.errors import WrongUse
 from trainer.settings.config import FREE_AT_RESUME, Config, split_metric
 
+# All trials are added to the study at its start, which takes a minute for this number.
+_MOST_TRIALS = 100_000
+
 Value = str | int | float | bool
 
 
@@ -180,6 +183,11 @@ def check(sweep: Sweep) -> None:
     """Raise WrongUse for choices that contradict each other."""
     if both := sweep.grid.keys() & sweep.ranges.keys():
         raise WrongUse(f"{sorted(both)[0]} is given in --grid and in --range: remove one")
+    if sweep.total > _MOST_TRIALS:
+        raise WrongUse(
+            f"the sweep has {sweep.total:,} trials, more than {_MOST_TRIALS:,}: lower --seeds or "
+            "--trials, or give --grid fewer values"
+        )
     if sweep.metric is not None:
         split_metric(sweep.metric, "--metric")
     if sweep.sampler == "grid":

@@ -294,6 +294,11 @@ def mismatches(value: Any, schema: dict[str, Any], path: str = "$") -> list[str]
             "--health-limits none.toml cannot be read (No such file or directory): give a TOML",
         ),
         (
+            ["--health-limits", "/dev/zero"],
+            "",
+            "--health-limits /dev/zero cannot be read (not a file): give a TOML",
+        ),
+        (
             ["--health-limits", "limits.toml"],
             "rows = 3",
             "unknown limit 'rows': use one of ecc_uncorrected, remapped_rows",

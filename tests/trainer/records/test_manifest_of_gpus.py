@@ -52,7 +52,7 @@ def test_kernels_that_torch_compiles_change_bits(monkeypatch: pytest.MonkeyPatch
     assert manifest_differences(off, earlier) == {}, "runs of earlier versions do not have it"
 
 
-def test_variables_that_several_processes_get_are_no_difference() -> None:
+def test_variables_that_several_processes_get_are_left_out() -> None:
     several = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     found = manifest_differences({"environment": {}}, {"environment": several})
     assert found == {}

@@ -183,6 +183,17 @@ def test_a_task_s_own_error_is_the_task_s(here: Here, monkeypatch: pytest.Monkey
     assert "losses() raised RuntimeError: CUDA error: out of memory (" in err
 
 
+def test_a_long_error_of_a_task_is_cut(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    def losses(*_: object) -> None:
+        raise ValueError("x" * 100_000)
+
+    monkeypatch.setattr(Tiny, "losses", losses)
+    code, _, err = here.command("train", TINY, "--device", "cpu")
+    assert code == WrongUse.exit_code
+    (line,) = (line for line in err.splitlines() if line.startswith("trainbox: task "))
+    assert f"raised ValueError: {'x' * 488}... (" in line and "; traceback in " in line
+
+
 def test_an_error_that_a_task_raises_again_is_still_that_of_the_library() -> None:
     error = RuntimeError("CUDA error: out of memory")
 

@@ -104,6 +104,11 @@ def test_settings_free_at_a_resume_and_default_values_do_not_change_the_identity
             Sweep(Config(), ranges={"a": Range(1, 2)}),
             "--range and --trials are for samplers that draw: add --sampler random",
         ),
+        (
+            Sweep(Config(), {"a": [1, 2]}, seeds=10**11),
+            "the sweep has 200,000,000,000 trials, more than 100,000: lower --seeds",
+        ),
+        (Sweep(Config(), trials=10**6, sampler="tpe"), "has 1,000,000 trials"),
         (Sweep(Config(), trials=3), "--range and --trials are for samplers that draw"),
         (Sweep(Config(), pruner="median"), "compares trials by a metric: add --metric"),
         (Sweep(Config(), metric="least:loss"), "--metric least:loss: write the name of a metric"),
