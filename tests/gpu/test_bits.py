@@ -62,7 +62,7 @@ def test_the_drill_passes(check: Check) -> None:
     words = [] if check.on_gpu else ["--cpu", "--shards", "1"]
     steps = ["--steps", "40"] if check.on_gpu else ["--steps", "10"]
     ended = check.trainbox(
-        "drill", "digits", *steps, "--seed", "1", *words, env={"TRAINBOX_HEALTH": "0"}
+        "drill", "digits", *steps, "--seed", "1", *words, env={"HEALTH": "0"}
     )
     check.tables.append(("`trainbox drill`", ["```", *ended.out.splitlines(), "```"]))
     assert "the same bits in all" in ended.out

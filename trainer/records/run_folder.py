@@ -42,6 +42,7 @@ class RunFolder:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
+                self._lock.close()
                 raise Busy(
                     f"another process trains in {path}: wait until it ends, or choose another "
                     "folder with --run NAME"

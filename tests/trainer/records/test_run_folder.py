@@ -1,10 +1,10 @@
-"""The folder of a run on a full disk."""
+"""The folder of a run: a full disk, and a symbolic link."""
 
 from pathlib import Path
 
 import pytest
 
-from trainer.errors import StorageFailure
+from trainer.errors import Busy, StorageFailure
 from trainer.records.run_folder import RunFolder
 
 
@@ -18,3 +18,22 @@ def test_an_entry_that_does_not_fit_is_reported_with_its_file_and_frees_the_lock
     with pytest.raises(StorageFailure, match=r"cannot write \S+/r/metrics.jsonl: No space left"):
         folder.close()
     RunFolder(tmp_path / "r", writes=True).close()
+
+
+def test_a_run_may_be_a_link_and_has_one_lock(tmp_path: Path) -> None:
+    target, link = tmp_path / "disk" / "r", tmp_path / "runs" / "r"
+    link.parent.mkdir()
+    target.mkdir(parents=True)
+    link.symlink_to(target)
+    folder = RunFolder(link, writes=True)
+    with pytest.raises(Busy):
+        RunFolder(target, writes=True)
+    folder.close()
+    assert (target / "checkpoints").is_dir()
+    RunFolder(target, writes=True).close()
+
+
+def test_a_link_without_a_target_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "r").symlink_to(tmp_path / "gone")
+    with pytest.raises(StorageFailure, match=r"cannot write \S+/r"):
+        RunFolder(tmp_path / "r", writes=True)
