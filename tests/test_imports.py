@@ -27,7 +27,7 @@ FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 # A module beside the packages, such as trainer/metrics.py, has a place of its own; a + joins two.
 ORDER = {
     "entrypoint": (
-        "errors system driver launch bench drill replay health doctor script cli __main__"
+        "errors system driver launch bench replay health doctor script drill cli __main__"
     ),
     "trainer": (
         "errors system outputs settings launch metrics pictures task+task_errors classification "
@@ -57,6 +57,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
     "click": {
         "entrypoint.cli.bench",
         "entrypoint.cli.commands",
+        "entrypoint.cli.drill",
         "entrypoint.cli.health",
         "entrypoint.cli.options",
         "entrypoint.cli.run",

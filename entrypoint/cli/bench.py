@@ -1,4 +1,4 @@
-"""`trainbox bench` and `trainbox drill`: programs that run many trainings."""
+"""`trainbox bench`: the speed of many short trainings."""
 
 import os
 import shlex
@@ -12,64 +12,6 @@ from entrypoint.driver.process import Driver, detect, visible_to_cuda
 from entrypoint.errors import PREEMPTED, HardwareMissing, InvalidRequest
 from entrypoint.system.cpus import usable_cpus
 from entrypoint.system.streams import message
-
-
-@click.command(short_help="Check that a task trains to the same bits through kills.")
-@click.argument("tasks", nargs=-1, envvar="TASK")
-@click.option(
-    "--shards",
-    type=click.IntRange(1),
-    default=4,
-    metavar="V",
-    help="Shards of a batch. Default: 4.",
-)
-@click.option(
-    "--steps",
-    type=click.IntRange(10),
-    default=60,
-    metavar="N",
-    help="Length of each training. Default: 60.",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(0),
-    metavar="N",
-    help="Seed of the random kills. Default: random.",
-)
-@click.option("--cpu", is_flag=True, help="Train on CPU processes even if there are GPUs.")
-def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu: bool) -> None:
-    """Check that TASKS (default: digits and digits_augmented) train to the same bits through kills.
-
-    Each task is trained on 1 to V processes (or GPUs), then killed at random steps and resumed on
-    other numbers of processes. Set training options in the environment:
-    TRAINBOX_BATCH_SIZE=256 trainbox drill my.py:Gestures
-
-    \b
-    Examples:
-      trainbox drill
-      trainbox drill my_tasks/gestures.py:Gestures --steps 200
-    """
-    import random
-    import secrets
-
-    from entrypoint.drill import drill_task  # takes 6 ms
-
-    seed = secrets.randbelow(10**6) if seed is None else seed
-    gpus = () if cpu else visible_to_cuda(detect(driver := Driver()))
-    if not cpu:
-        driver.close()  # the trainings query it themselves
-    largest = min(shards, len(gpus) or 4)
-    device = (
-        ["--gpus", "{processes}"] if gpus else ["--device", "cpu", "--processes", "{processes}"]
-    )
-    click.echo(
-        f"drill on up to {largest} {'GPUs' if gpus else 'CPU processes'}, {steps} steps of "
-        f"{shards} shards, --seed {seed}"
-    )
-    for task in tasks or ("digits", "digits_augmented"):
-        # The random numbers select the steps of the kills. They are not secrets.
-        for line in drill_task(task, shards, steps, device, largest, random.Random(seed)):  # noqa: S311
-            click.echo(line)
 
 
 @click.command(

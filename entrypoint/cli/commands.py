@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 
 import click
 
-from entrypoint.cli.bench import bench, drill
+from entrypoint.cli.bench import bench
+from entrypoint.cli.drill import drill, drill_run
 from entrypoint.cli.health import doctor, health
 from entrypoint.cli.options import (
     PAGE,
@@ -103,7 +104,7 @@ class Verbs(click.Group):
 
 
 # The forms of verbs for a user's own script.
-_RUN_FORMS: dict[str, click.Command] = {"plan": plan_run}
+_RUN_FORMS: dict[str, click.Command] = {"drill": drill_run, "plan": plan_run}
 
 
 @click.group(cls=Verbs, context_settings=PAGE)

@@ -13,6 +13,7 @@ from entrypoint.errors import InvalidRequest, NotWritable
 from entrypoint.script.target import Target
 
 CONFIG, MANIFEST, METRICS, LOGS = "config.json", "manifest.json", "metrics.jsonl", "logs"
+OWN_KINDS = ("health", "gpus")  # entries that `trainbox run` itself writes
 _KIND = "script"
 _TAIL_BYTES = 2**16
 
@@ -69,7 +70,7 @@ class ScriptFolder:
                 entry = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(entry, dict) and name in entry and entry.get("kind") not in _OURS:
+            if isinstance(entry, dict) and name in entry and entry.get("kind") not in OWN_KINDS:
                 return entry[name]
         return None
 
@@ -134,10 +135,6 @@ class ScriptFolder:
                 f"{self.path} is a run of {config.get('script')}, not of {target.name}: choose "
                 "another --run name"
             )
-
-
-# Entries that `trainbox run` itself writes.
-_OURS = ("health", "gpus")
 
 
 def _take(lock: int, path: Path) -> None:

@@ -74,3 +74,17 @@ def parent(pid: int) -> int | None:
         return None
     state, owner, *_ = stat.rpartition(")")[2].split()
     return None if state in "ZX" else int(owner)
+
+
+def with_variable(name: str, value: str) -> list[int]:
+    """Return the ids of the processes that were started with the variable `name` set to `value`."""
+    variable = f"{name}={value}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            variables = path.read_bytes().split(b"\0")
+        except OSError:  # it has ended, or belongs to another user
+            continue
+        if variable in variables:
+            found.append(int(path.parent.name))
+    return found

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from entrypoint.cli import commands as cli
-from entrypoint.drill import DrillResult
+from entrypoint.drill.task import DrillResult
 from entrypoint.errors import DrillFailed
 from tests.support.commands import Trainbox
 
@@ -40,7 +40,7 @@ def test_trainings_with_different_bits_give_exit_code_8(
 ) -> None:
     digests = itertools.cycle(["aa bb", "aa bb", "aa cc"])
     monkeypatch.setattr(
-        "entrypoint.drill.run_case", lambda case, *_: DrillResult(case, (), next(digests))
+        "entrypoint.drill.task.run_case", lambda case, *_: DrillResult(case, (), next(digests))
     )
     monkeypatch.setattr("sys.argv", ["trainbox", "drill", "digits", "--cpu"])
     with pytest.raises(SystemExit) as ended:

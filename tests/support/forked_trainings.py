@@ -21,7 +21,7 @@ import pytest
 
 import entrypoint.bench.runs
 import entrypoint.cli.commands
-import entrypoint.drill
+import entrypoint.drill.starts
 from tests.support.commands import Ended, Trainbox, clean_environment
 from tests.support.ranks import Ranks
 
@@ -97,7 +97,10 @@ def forked_trainings(
     capfd: pytest.CaptureFixture[str],
 ) -> ForkedCommand:
     """Run `trainbox bench` or `trainbox drill` in this process, with forks for its trainings."""
-    modules: dict[str, ModuleType] = {"bench": entrypoint.bench.runs, "drill": entrypoint.drill}
+    modules: dict[str, ModuleType] = {
+        "bench": entrypoint.bench.runs,
+        "drill": entrypoint.drill.starts,
+    }
     temporary = forked.folder / "tmp"
 
     def run(*words: str, env: Mapping[str, str] | None = None) -> Ended:

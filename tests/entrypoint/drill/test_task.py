@@ -1,34 +1,13 @@
-"""The drill's cases and table. tests/faults has the tests with real trainings."""
+"""The table and the digest of a task's drill. tests/faults has the tests with real trainings."""
 
-import itertools
 import json
 from pathlib import Path
 
 import pytest
 
-from entrypoint.drill import (
-    DrillResult,
-    Schedule,
-    _last_step,
-    cases,
-    final_digest,
-    row,
-    training_arguments,
-)
+from entrypoint.drill.schedule import Schedule
+from entrypoint.drill.task import DrillResult, _last_step, final_digest, row, training_arguments
 from entrypoint.errors import DrillFailed
-
-
-@pytest.mark.parametrize("most", [1, 2, 3, 4, 8])
-def test_the_schedules_of_a_drill(most: int) -> None:
-    drilled = cases(most)
-    assert [case.processes for case in drilled if len(case.processes) == 1] == [
-        (count,) for count in range(1, most + 1)
-    ]
-    killed = [case.processes for case in drilled if len(case.processes) > 1]
-    assert killed
-    assert all(1 <= count <= most for path in killed for count in path)
-    changes = {(before, after) for path in killed for before, after in itertools.pairwise(path)}
-    assert most == 1 or (any(a < b for a, b in changes) and any(a > b for a, b in changes))
 
 
 def test_the_table() -> None:

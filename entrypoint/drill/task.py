@@ -1,4 +1,4 @@
-"""The drill, which checks that kills and other numbers of processes do not change a training.
+"""The drill of a task: kills and other numbers of processes do not change its training.
 
 The drill repeats a small `trainbox train` with random kills, and compares the digests.
 """
@@ -7,49 +7,24 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from entrypoint.drill import schedule
+from entrypoint.drill.schedule import Schedule, task_schedules
+from entrypoint.drill.starts import complete_lines, failure_of, start, wait
 from entrypoint.errors import BitsDiffer, DrillFailed
-from entrypoint.system.commands import command_of
 from entrypoint.system.hints import command
-from entrypoint.system.processes import die_with_parent
 from entrypoint.system.temporary import keep, temporary_folder
 
 _POLL_S = 0.02
 _CHECKPOINT_STEPS = 5
 _END_S = 30.0  # the wait for the ranks of a killed start
-# The drill's own arguments replace these.
-_LAUNCH_NAMES = {
-    "TASK",
-    "GPUS",
-    "GPU_IDS",
-    "PROCESSES",
-    "STRATEGY",
-    "DEVICE",
-    "NNODES",
-    "NODE_RANK",
-    "RDZV_ENDPOINT",
-}
-_LAUNCH_NAMES |= {"TRAINBOX_DEVICE", "TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The numbers of processes of a training's starts; each start but the last is killed."""
-
-    processes: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return " -> ".join(map(str, self.processes))
 
 
 @dataclass(frozen=True)
@@ -65,20 +40,8 @@ class DrillResult:
     digest: str
 
 
-def cases(most: int) -> list[Schedule]:
-    """Return the schedules of a drill on up to `most` processes.
-
-    First come trainings without a kill on 1 to `most` processes. Then come trainings that are
-    killed and resume on another number of processes, larger or smaller.
-    """
-    straight = [Schedule((count,)) for count in range(1, most + 1)]
-    if most == 1:
-        return [*straight, Schedule((1, 1, 1))]
-    return [*straight, Schedule((1, most, max(1, most - 1), 2)), Schedule((most, 2, 1))]
-
-
 def drill_task(
-    task: str, shards: int, steps: int, device: list[str], most: int, draw: random.Random
+    task: str, shards: int, steps: int, device: Sequence[str], most: int, draw: random.Random
 ) -> Iterator[str]:
     """Train `task` with each schedule; yield the table line by line.
 
@@ -96,13 +59,13 @@ def _drilled(
     task: str,
     shards: int,
     steps: int,
-    device: list[str],
+    device: Sequence[str],
     most: int,
     draw: random.Random,
 ) -> Iterator[str]:
     """Yield the lines of the table; `folder` is kept after a failure."""
     outcomes: list[DrillResult] = []
-    for number, case in enumerate(cases(most)):
+    for number, case in enumerate(task_schedules(most)):
         case_folder = folder / f"case-{number}"
         case_folder.mkdir()
         try:
@@ -147,42 +110,23 @@ def run_case(
     killed: list[int] = []
     for number, count in enumerate(case.processes):
         log = folder / f"start-{number}.log"
-        with log.open("w", encoding="utf-8") as output:
-            start = subprocess.Popen(
-                command_of(
-                    "entrypoint",
-                    "train",
-                    *(argument.replace("{processes}", str(count)) for argument in arguments),
-                ),
-                env={
-                    name: value for name, value in os.environ.items() if name not in _LAUNCH_NAMES
-                },
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # This process has no threads, so `preexec_fn` is safe.
-                preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
-            )
+        counted = (argument.replace("{processes}", str(count)) for argument in arguments)
+        training = start(["train", *counted], log)
         if number < len(case.processes) - 1:
             begin = killed[-1] if killed else 0
             after = draw.randint(begin + 1, begin + max(1, (steps - begin) // 2))
-            _wait(lambda after=after: _last_step(folder) >= after, start)  # type: ignore[misc]
-            if start.poll() == 0:
+            wait(lambda after=after: _last_step(folder) >= after, training)  # type: ignore[misc]
+            if training.poll() == 0:
                 break  # the training finished before the kill; the row lists the kills
-            if start.poll() is None:
-                start.send_signal(signal.SIGKILL)  # the kernel kills the ranks with it
-                start.wait()
+            if training.poll() is None:
+                training.send_signal(signal.SIGKILL)  # the kernel kills the ranks with it
+                training.wait()
                 _wait_until_free(folder)
                 killed.append(_last_step(folder))
-        start.wait()
+        training.wait()
         last_start = number == len(case.processes) - 1
-        if start.returncode != 0 and (last_start or start.returncode != -signal.SIGKILL):
-            raise DrillFailed(
-                start.returncode if start.returncode > 0 else 128 - start.returncode,
-                (
-                    log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-                    or ["no output"]
-                )[-1],
-            )
+        if training.returncode != 0 and (last_start or training.returncode != -signal.SIGKILL):
+            raise failure_of(training.returncode, log)
     if len(case.processes) > 1 and not killed:
         raise DrillFailed(1, "the training ended before it could be killed: give more --steps")
     return DrillResult(case, tuple(killed), final_digest(folder / "run", steps))
@@ -213,7 +157,7 @@ def final_digest(run: Path, steps: int) -> str:
 
 
 def training_arguments(
-    task: str, shards: int, steps: int, folder: Path, device: list[str]
+    task: str, shards: int, steps: int, folder: Path, device: Sequence[str]
 ) -> list[str]:
     """Return the arguments of `trainbox train` for one case of the drill."""
     arguments = [task, "--shards", str(shards), "--max-steps", str(steps), "--log-steps", "1"]
@@ -235,10 +179,8 @@ def row(outcome: DrillResult, first: DrillResult) -> str:
         if outcome.killed_after
         else "undisturbed"
     )
-    return (
-        f"  {outcome.case!s:<18} {kills:<34} {outcome.digest}  "
-        f"{'same' if outcome.digest == first.digest else 'DIFFERENT'}"
-    )
+    verdict = "same" if outcome.digest == first.digest else "DIFFERENT"
+    return schedule.row(outcome.case, kills, outcome.digest, verdict)
 
 
 def _last_step(folder: Path) -> int:
@@ -246,7 +188,7 @@ def _last_step(folder: Path) -> int:
 
     Events of the hardware are skipped: a kill may have undone their step.
     """
-    for line in reversed(_lines(folder / "run" / "metrics.jsonl")):
+    for line in reversed(complete_lines(folder / "run" / "metrics.jsonl")):
         entry = json.loads(line)
         if entry["kind"] != "health":
             return int(entry["step"])
@@ -254,20 +196,7 @@ def _last_step(folder: Path) -> int:
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in _lines(path)]
-
-
-def _lines(path: Path) -> list[str]:
-    """Return the complete lines of a file that may be growing, or none without a file."""
-    try:
-        return path.read_text(encoding="utf-8").split("\n")[:-1]
-    except FileNotFoundError:
-        return []
-
-
-def _wait(condition: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
-    while process.poll() is None and not condition():
-        time.sleep(_POLL_S)
+    return [json.loads(line) for line in complete_lines(path)]
 
 
 def _wait_until_free(folder: Path) -> None:

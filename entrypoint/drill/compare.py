@@ -1,0 +1,65 @@
+"""Compare a file of two trainings in a process that can read tensors."""
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoint.errors import InvalidRequest
+from entrypoint.system.commands import command_of
+
+# trainer/outputs/formats.py has the same suffixes.
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".npy", ".csv", ".json")
+
+
+class CannotCompare(Exception):
+    """A file that is missing or damaged, or has nothing to compare."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The digest of a file, and how it differs from that of the undisturbed training.
+
+    `difference` is None if the files agree. `largest` is the largest difference of two numbers.
+    """
+
+    digest: str
+    difference: str | None = None
+    largest: float = 0.0
+
+
+def check_file(file: str) -> None:
+    """Check that `file` can be the file that a drill compares.
+
+    Raises:
+        InvalidRequest: it is not in the run folder, or its format cannot be read.
+    """
+    path = Path(file)
+    if path.is_absolute() or ".." in path.parts:
+        raise InvalidRequest(
+            f"--compare {file} is not in the run folder: give a path in it, such as {path.name}"
+        )
+    if path.suffix not in SUFFIXES:
+        raise InvalidRequest(
+            f"--compare {file} has a format that cannot be read: use one of {' '.join(SUFFIXES)}"
+        )
+
+
+def compare(reference: Path, other: Path | None = None, tolerance: float = 0.0) -> Comparison:
+    """Compare two files, or examine one.
+
+    Raises:
+        CannotCompare: a file is missing or damaged, or has nothing to compare.
+    """
+    files = [str(reference)] if other is None else [str(reference), str(other)]
+    ended = subprocess.run(
+        command_of("trainer.outputs", str(tolerance), *files),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode:
+        last = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
+        raise CannotCompare(last.removeprefix("trainbox: "))
+    found = json.loads(ended.stdout)
+    return Comparison(found["digests"][-1], found.get("difference"), found.get("largest", 0.0))

@@ -1,0 +1,58 @@
+"""The starts of a drill's trainings, and the rows of its table."""
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# The last kill of a training comes before this share of it.
+_LATEST = 0.8
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The numbers of processes of a training's starts; each start but the last is killed."""
+
+    processes: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return " -> ".join(map(str, self.processes))
+
+
+def task_schedules(most: int) -> list[Schedule]:
+    """Return the schedules of a task's drill on up to `most` processes.
+
+    First come trainings without a kill on 1 to `most` processes. Then come trainings that are
+    killed and resume on another number of processes, larger or smaller.
+    """
+    straight = [Schedule((count,)) for count in range(1, most + 1)]
+    if most == 1:
+        return [*straight, Schedule((1, 1, 1))]
+    return [*straight, Schedule((1, most, max(1, most - 1), 2)), Schedule((most, 2, 1))]
+
+
+def script_schedules(counts: Sequence[int], kills: int) -> list[Schedule]:
+    """Return the schedules of a script's drill on the numbers of processes `counts`.
+
+    First come trainings without a kill on each number. Then comes a training that is killed and
+    resumes on the first number. With several numbers, two more trainings go through them upwards
+    and downwards.
+    """
+    straight = [Schedule((count,)) for count in counts]
+    paths: list[Sequence[int]] = [counts[:1]]
+    if len(counts) > 1:
+        paths += [counts, counts[::-1]]
+    starts = kills + 1
+    return straight + [
+        Schedule(tuple(itertools.islice(itertools.cycle(path), starts))) for path in paths
+    ]
+
+
+def kill_shares(kills: int, draw: random.Random) -> list[float]:
+    """Return for each kill a random share of the training; each has an equal part of it."""
+    return [_LATEST * (number + draw.random()) / kills for number in range(kills)]
+
+
+def row(case: Schedule, kills: str, digest: str, verdict: str) -> str:
+    """Return the row of a training in the table of a drill."""
+    return f"  {case!s:<18} {kills:<34} {digest}  {verdict}"

@@ -1,0 +1,68 @@
+"""Start a training as a process, and wait for it."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from entrypoint.errors import DrillFailed
+from entrypoint.system.commands import command_of
+from entrypoint.system.processes import die_with_parent
+
+Process = subprocess.Popen[bytes]
+
+_POLL_S = 0.02
+# The drill's own arguments replace these.
+_LAUNCH_NAMES = {
+    "TASK",
+    "GPUS",
+    "GPU_IDS",
+    "PROCESSES",
+    "STRATEGY",
+    "DEVICE",
+    "NNODES",
+    "NODE_RANK",
+    "RDZV_ENDPOINT",
+}
+_LAUNCH_NAMES |= {"TRAINBOX_DEVICE", "TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
+
+
+def start(arguments: Sequence[str], log: Path) -> Process:
+    """Start `trainbox` with `arguments`, and write its output to `log`."""
+    with log.open("w", encoding="utf-8") as output:
+        return subprocess.Popen(
+            command_of("entrypoint", *arguments),
+            env={name: value for name, value in os.environ.items() if name not in _LAUNCH_NAMES},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # This process has no threads, so `preexec_fn` is safe.
+            preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
+        )
+
+
+def wait(condition: Callable[[], bool], process: Process) -> None:
+    """Poll until `condition` is true or the process has ended."""
+    while process.poll() is None and not condition():
+        time.sleep(_POLL_S)
+
+
+def failure_of(returncode: int, log: Path, table: str | None = None) -> DrillFailed:
+    """Return the error for a start that failed, with its exit code and its last line.
+
+    With `table`, the log ends with a table whose first line begins with this text.
+    """
+    code = returncode if returncode > 0 else 128 - returncode
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    tables = [number for number, line in enumerate(lines) if table and line.startswith(table)]
+    shown = [line for line in lines[: tables[-1] if tables else None] if line.strip()]
+    return DrillFailed(code, (shown or ["no output"])[-1])
+
+
+def complete_lines(path: Path) -> list[str]:
+    """Return the complete lines of a file that may be growing, or none without a file."""
+    try:
+        return path.read_text(encoding="utf-8").split("\n")[:-1]
+    except FileNotFoundError:
+        return []

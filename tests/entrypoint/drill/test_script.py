@@ -1,0 +1,316 @@
+"""The drill of scripts that resume rightly, wrongly or not at all."""
+
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import entrypoint.drill.script
+import entrypoint.drill.starts
+import entrypoint.drill.training
+from entrypoint.drill.compare import CannotCompare, Comparison, check_file
+from entrypoint.drill.script import Request, drill_script
+from entrypoint.drill.starts import Process
+from entrypoint.errors import BitsDiffer, DrillFailed, InvalidRequest
+from entrypoint.system.processes import with_variable
+from trainer.errors import Failure
+from trainer.outputs.differences import first_difference, largest_difference
+from trainer.outputs.entries import digest
+from trainer.outputs.formats import noun, read_entries
+
+# A training of 20 steps. `total` is its weight, and `order` the state of its sampler. A start that
+# is to be killed waits for it before it writes its result.
+_SCRIPT = """
+import json, os, pathlib, random, sys, time
+run = pathlib.Path(os.environ["TRAINBOX_RUN"])
+processes = int(os.environ["PROCESSES"])
+checkpoint = run / "checkpoint.json"
+step, total, order = 0, 0.0, random.Random(1)
+def save(path, content):
+    path.with_suffix(".new").write_text(content)
+    path.with_suffix(".new").rename(path)
+def state():
+    version, numbers, gauss = order.getstate()
+    return json.dumps([step, total, [version, list(numbers), gauss]])
+if checkpoint.exists():
+    step, total, (version, numbers, gauss) = json.loads(checkpoint.read_text())
+    order.setstate((version, tuple(numbers), gauss))
+while step < 20:
+    step += 1
+    total += order.random()
+    save(checkpoint, state())
+    with (run / "metrics.jsonl").open("a") as file:
+        print(json.dumps({"step": step}), file=file)
+    time.sleep(0.002)
+while "WAIT" in os.environ:
+    time.sleep(1)
+save(run / "result.json", json.dumps({"steps": step, "total": total}))
+"""
+
+
+class _Runs:
+    """Starts scripts as `trainbox run` does, without the time of its start."""
+
+    def __init__(self, folder: Path) -> None:
+        self.script = folder / "train.py"
+        self.script.write_text(_SCRIPT)
+        self.started: list[str] = []
+        self.runs: list[str] = []
+        self.wait_from = 1  # the first case that is killed; the ones before are undisturbed
+        self.kills = 2
+
+    def start(self, arguments: Sequence[str], log: Path) -> Process:
+        options = dict(zip(arguments[1:9:2], arguments[2:9:2], strict=True))
+        run = Path(options["--runs-dir"], options["--run"])
+        run.mkdir(exist_ok=True)
+        (run / "config.json").touch()  # a file of Trainbox's own
+        self.started.append(options["--processes"])
+        self.runs.append(str(run))
+        env = {"TRAINBOX_RUN": str(run), "PROCESSES": options["--processes"]}
+        kind, _, number = run.parent.name.partition("-")
+        if kind == "case" and int(number) >= self.wait_from and log.stem != f"start-{self.kills}":
+            env["WAIT"] = "1"
+        with log.open("w") as output:
+            return subprocess.Popen(
+                [sys.executable, "-S", "-E", str(self.script)],
+                env=env,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def replace(self, old: str, new: str) -> None:
+        text = self.script.read_text()
+        assert old in text
+        self.script.write_text(text.replace(old, new))
+
+
+def _compare(reference: Path, other: Path | None = None, tolerance: float = 0.0) -> Comparison:
+    """Compare in this process, without the start of another one."""
+    try:
+        one = read_entries(reference)
+        if other is None:
+            return Comparison(digest(one))
+        two = read_entries(other)
+    except Failure as failure:
+        raise CannotCompare(str(failure)) from failure
+    difference = first_difference(one, two, tolerance, noun(reference))
+    return Comparison(digest(two), difference, largest_difference(one, two))
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Runs]:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    found = _Runs(tmp_path)
+    monkeypatch.setattr(entrypoint.drill.training, "start", found.start)
+    monkeypatch.setattr(entrypoint.drill.starts, "_POLL_S", 0.002)
+    monkeypatch.setattr(entrypoint.drill.script, "compare", _compare)
+    return found
+
+
+_CPU = ("--device", "cpu", "--processes", "{processes}")
+
+
+def _drill(
+    runs: _Runs,
+    counts: tuple[int, ...] = (1,),
+    kills: int = 2,
+    tolerance: float = 0.0,
+    seed: int = 1,
+) -> list[str]:
+    runs.wait_from, runs.kills = max(runs.wait_from, len(counts)), kills
+    request = Request(("train.py", "--"), _CPU, "result.json", counts, kills, tolerance)
+    draw = random.Random(seed)  # noqa: S311
+    return [line for text in drill_script(request, draw) for line in text.splitlines()]
+
+
+def _kept(error: BaseException) -> Path:
+    found = re.search(r"\(kept: (\S+)\)$", str(error))
+    assert found
+    return Path(found[1])
+
+
+def test_an_honest_script_passes(runs: _Runs, tmp_path: Path) -> None:
+    heading, columns, first, second, last = _drill(runs)
+    assert (heading, columns.split()) == ("result.json", ["processes", "digest"])
+    assert re.fullmatch(r"  1  +undisturbed  +[0-9a-f]{16}  same", first)
+    killed = re.fullmatch(
+        r"  1 -> 1 -> 1  +killed after step (\d+), (\d+)  +(\w{16})  same", second
+    )
+    assert killed and 1 <= int(killed[1]) < int(killed[2]) < 20
+    assert re.fullmatch(rf"  the same bits in all 2 trainings: {killed[3]}[0-9a-f]{{48}}", last)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_script_that_forgets_its_sampler_is_named(runs: _Runs) -> None:
+    runs.replace("    order.setstate", "    0 and order.setstate")
+    with pytest.raises(BitsDiffer) as caught:
+        _drill(runs)
+    assert re.match(
+        r"drill run: the training 1 -> 1 -> 1 differs from the undisturbed one: entry total: "
+        r"\(float64\) 1 of 1 values differ, most: \S+ and \S+, by \S+; 1 of 2 entries differ; "
+        r"two undisturbed trainings are the same, so its checkpoint does not have all of its state",
+        str(caught.value),
+    )
+    kept = _kept(caught.value)
+    assert (kept / "case-1/run/result.json").is_file() and (kept / "case-0/start-0.log").is_file()
+    assert runs.started == ["1"] * 5  # the undisturbed training, 3 starts, and undisturbed again
+
+
+def test_a_training_that_differs_by_itself_is_named(runs: _Runs) -> None:
+    runs.replace("random.Random(1)", "random.Random()")
+    with pytest.raises(BitsDiffer, match="two undisturbed trainings differ: entry total: .*: seed"):
+        _drill(runs)
+
+
+def test_the_kills_follow_the_time_if_the_script_reports_no_steps(runs: _Runs) -> None:
+    runs.replace('"metrics.jsonl"', '"log.jsonl"')
+    _, _, _, killed, last = _drill(runs)
+    assert re.match(r"  1 -> 1 -> 1  +killed after \d\.\d s, \d\.\d s  +\w+  same$", killed)
+    assert "the same bits in all 2 trainings" in last
+
+
+def test_other_numbers_of_processes(runs: _Runs) -> None:
+    lines = _drill(runs, counts=(1, 2), kills=1)
+    assert [line.split("  ")[1] for line in lines[2:7]] == ["1", "2", "1 -> 1", "1 -> 2", "2 -> 1"]
+    assert runs.started == ["1", "2", "1", "1", "1", "2", "2", "1"]
+    assert lines[7].startswith("  the same bits in all 5 trainings")
+
+
+def test_a_result_that_depends_on_the_number_of_processes(runs: _Runs) -> None:
+    runs.replace('"total": total', '"total": total + 1e-6 * processes')
+    with pytest.raises(
+        BitsDiffer,
+        match="the undisturbed training on 2 processes differs from that on 1: entry total: .*"
+        "this is the number of processes and not the resume",
+    ):
+        _drill(runs, counts=(1, 2), kills=1)
+    lines = _drill(runs, counts=(1, 2), kills=1, tolerance=1e-5)
+    assert [line.split("  ")[-1] for line in lines[2:7]] == [
+        "same",
+        "within 1e-05",
+        "same",
+        "within 1e-05",
+        "same",
+    ]
+    assert lines[7] == ("  all 5 trainings agree within 1e-05; the largest difference is 1e-06")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("if checkpoint.exists():", "if False:", "the steps began again with the first one, so no"),
+        (
+            "    save(checkpoint, state())\n",
+            "",
+            "no start was killed before its training was finished, so no resume was tested "
+            r"\(undisturbed, it wrote files from .* s to .* s of .* s\): write checkpoints to",
+        ),
+        (
+            "step, total, order = 0",
+            "step, total, order = 20",
+            "no start was killed before its training was finished",
+        ),
+        (
+            "while step",
+            'save(run / "result.json", json.dumps({"steps": 20, "total": 0}))\nwhile step',
+            None,  # an early file that changes is not a mistake
+        ),
+        (
+            "    total += order.random()\n",
+            '    save(run / "result.json", json.dumps({"steps": 20, "total": total}))\n',
+            r"result.json is the same after .* s and at the end of .* s, so nothing was trained",
+        ),
+    ],
+)
+def test_a_drill_that_tests_nothing_fails(
+    runs: _Runs, old: str, new: str, message: str | None
+) -> None:
+    runs.replace(old, new)
+    if message and "no start was killed" in message:
+        runs.wait_from = 100
+    if message is None:
+        assert "the same bits" in _drill(runs)[-1]
+        return
+    with pytest.raises(DrillFailed, match=message) as caught:
+        _drill(runs)
+    assert caught.value.exit_code == 1 and _kept(caught.value).is_dir()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "message"),
+    [
+        (
+            "import json",
+            "raise ValueError('no data')\nimport json",
+            1,
+            "the training failed with exit code 1: ValueError: no data",
+        ),
+        (
+            "step, total, (version",
+            "sys.exit('torn')\n    step, total, (version",
+            1,
+            "start 2, after a kill, failed with exit code 1: torn",
+        ),
+        (
+            "while step < 20",
+            "while step < 10 or os.kill(os.getpid(), 9)",
+            137,
+            "the training failed with exit code 137: no output",
+        ),
+        (
+            'save(run / "result.json"',
+            'save(run / "other.json"',
+            2,
+            "the undisturbed training: result.json is missing: the script did not write it",
+        ),
+    ],
+)
+def test_a_training_that_fails(runs: _Runs, old: str, new: str, code: int, message: str) -> None:
+    runs.replace(old, new)
+    with pytest.raises(DrillFailed, match=message) as caught:
+        _drill(runs)
+    assert caught.value.exit_code == code
+
+
+def test_a_file_that_is_missing_after_a_kill_is_a_difference(runs: _Runs) -> None:
+    runs.replace("while step", "resumed = step\nwhile step")
+    runs.replace('save(run / "result.json"', 'resumed or save(run / "result.json"')
+    with pytest.raises(
+        BitsDiffer, match="differs from the undisturbed one: result.json is missing"
+    ):
+        _drill(runs)
+
+
+def test_processes_of_a_killed_start_end_with_it(runs: _Runs) -> None:
+    """A rank that outlives its launcher would write into the next start's folder."""
+    runs.replace(
+        "while step", "'WAIT' not in os.environ or os.fork() or time.sleep(60)\nwhile step"
+    )
+    runs.replace('"metrics.jsonl"', '"log.jsonl"')
+    _drill(runs, kills=1)
+    assert len(runs.runs) == 3
+    assert [pid for run in runs.runs for pid in with_variable("TRAINBOX_RUN", run)] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        (
+            "/tmp/a.pt",
+            "--compare /tmp/a.pt is not in the run folder: give a path in it, such as a.pt",
+        ),
+        ("../a.pt", "--compare ../a.pt is not in the run folder"),
+        ("a.txt", "--compare a.txt has a format that cannot be read: use one of .safetensors .pt"),
+        ("model", "--compare model has a format that cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_compared_is_refused_before_the_training(
+    file: str, message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(message)):
+        check_file(file)
