@@ -1,11 +1,13 @@
 """The examples train, and the README shows the same code."""
 
 import re
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.commands import Trainbox, finish, logged, wait_until
 from tests.support.here import Here
 
 _ROOT = Path(__file__).parents[2]
@@ -20,6 +22,36 @@ def test_rings_reaches_the_accuracy_of_its_page(
     code, _, err = here.command("train", task, "--device", "cpu", "--run", "r")
     assert (code, err) == (0, "")
     assert max(entry["accuracy"] for entry in here.entries("validation")) > 0.98
+
+
+@pytest.mark.slow
+def test_plain_resumes_after_sigterm_and_kills(trainbox: Trainbox) -> None:
+    script = f"{_ROOT}/examples/plain/train.py"
+    run = ("run", "--device", "cpu", "--one-process", "--run", "r", script, "--", "--steps", "3000")
+    process = trainbox.start(*run)
+    wait_until(lambda: bool(logged(trainbox.folder / "runs/r", "train")), process)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process).code == 75
+    (stopped_at,) = {entry["step"] for entry in logged(trainbox.folder / "runs/r", "train")[-1:]}
+    assert finish(trainbox.start(*run)).code == 0
+    steps = [entry["step"] for entry in logged(trainbox.folder / "runs/r", "train")]
+    assert steps == list(range(20, 3001, 20)) and stopped_at < 3000
+
+    drill = ("drill", "run", script, "--compare", "model.pt", "--cpu", "--one-process", *run[-3:])
+    ended = finish(trainbox.start(*drill, env={"TMPDIR": str(trainbox.folder)}))
+    assert (ended.code, ended.err) == (0, "")
+    assert "  the same bits in all 2 trainings: " in ended.out
+
+
+@pytest.mark.slow
+def test_forgetful_is_found(trainbox: Trainbox) -> None:
+    script = f"{_ROOT}/examples/forgetful/train.py"
+    drill = ("drill", "run", script, "--compare", "model.pt", "--cpu", "--one-process")
+    ended = finish(
+        trainbox.start(*drill, "--", "--steps", "3000", env={"TMPDIR": str(trainbox.folder)})
+    )
+    assert ended.code == 8
+    assert "differs from the undisturbed one: tensor 0.weight: (float32, 32x2)" in ended.err
 
 
 def test_readme_shows_the_example_as_it_is() -> None:
