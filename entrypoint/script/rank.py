@@ -22,8 +22,11 @@ def main() -> None:
     # The kernel also kills a script that ignores SIGTERM when its launcher is killed.
     if sys.platform == "linux":
         die_with_parent()
-    for stop in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+    for stop in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
         signal.signal(stop, signal.SIG_DFL)
+    # SLURM sends SIGUSR1 to all processes of a step. It would end a script that has no handler for
+    # it, before the script has saved at the SIGTERM from `trainbox run`.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in a shell; Python ignores it
     rank = os.environ.get("LOCAL_RANK", "0")
     for name, stream in (("out", 1), ("err", 2)):

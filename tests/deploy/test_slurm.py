@@ -35,11 +35,12 @@ SCRIPTS = ("one-node", "several-nodes", "sweep")
 def run_in_a_job(
     folder: Path,
     *words: str,
+    program: Path = RUN,
     step: str = "exit 0",
     programs: dict[str, str] | None = None,
     **env: str,
 ) -> tuple[int, list[list[str]], str]:
-    """Run run.sh; return its exit code, its calls of srun and scontrol, and stderr.
+    """Run `program`; return its exit code, its calls of srun and scontrol, and stderr.
 
     `step` is the script that srun runs.
     """
@@ -52,7 +53,7 @@ def run_in_a_job(
         (folder / name).chmod(0o755)
     variables = clean_environment(SLURM_JOB_ID="7", **({"SLURM_JOB_NUM_NODES": "1"} | env))
     done = subprocess.run(
-        [RUN, *words],
+        ["bash", program, *words],
         cwd=folder,
         env=variables | {"PATH": f"{folder}:{variables['PATH']}"},
         capture_output=True,
@@ -257,6 +258,27 @@ def test_a_script_requests_all_that_a_requeue_needs(name: str) -> None:
     assert not any("ntasks" in option for option in options)
 
 
+@pytest.mark.parametrize(
+    ("words", "started"),
+    [
+        ((), "train"),
+        (("mnist", "--epochs", "2"), "train mnist --epochs 2"),
+        (("mnist", "--run", "run"), "train mnist --run run"),
+        (("run", "train.py", "--", "--epochs", "2"), "run train.py -- --epochs 2"),
+        (("run", "-m", "mine.train"), "run -m mine.train"),
+    ],
+)
+@pytest.mark.parametrize("script", ["one-node", "several-nodes"])
+def test_run_as_the_first_word_selects_the_verb(
+    tmp_path: Path, script: str, words: tuple[str, ...], started: str
+) -> None:
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    batch = ROOT / f"deploy/slurm/{script}.sbatch"
+    code, calls, _ = run_in_a_job(tmp_path, *words, program=batch)
+    assert (code, len(calls)) == (0, 1)
+    assert calls[0][calls[0].index(".venv/bin/trainbox") + 1 :] == started.split()
+
+
 def commands_of_the_page() -> list[tuple[str, list[str]]]:
     """Return (script, arguments) of each sbatch command in docs/guides/slurm.md."""
     found = re.findall(
@@ -270,8 +292,8 @@ def test_the_commands_of_the_page_name_existing_scripts_and_valid_options() -> N
     assert {script for script, _ in commands} == set(SCRIPTS)
     assert len(commands) >= 5
     for script, words in commands:
-        if words[0].startswith("my_tasks/"):
-            continue  # a task of the reader
+        if words[0] == "run" or words[0].startswith("my_tasks/"):
+            continue  # a script or a task of the reader
         check = [
             sys.executable,
             "-P",
@@ -342,15 +364,15 @@ class Slurm:
             lambda: text in self.log(number), lambda: f"{self.job(number)}\n{self.log(number)}"
         )
 
-    def finish(self, number: str) -> dict[str, str]:
-        """Wait until the job has completed."""
+    def finish(self, number: str, state: str = "COMPLETED") -> dict[str, str]:
+        """Wait until the job has ended in this state."""
         running = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED", "NODE_FAIL")
         wait_for(
             lambda: self.job(number)["JobState"] not in running,
             lambda: f"{self.job(number)}\n{self.log(number)}",
         )
         job = self.job(number)
-        assert job["JobState"] == "COMPLETED", f"{job}\n{self.log(number)}"
+        assert job["JobState"] == state, f"{job}\n{self.log(number)}"
         return job
 
     def digest(self, number: str) -> str:
@@ -478,3 +500,76 @@ def test_an_array_shares_a_sweep_and_a_stopped_task_is_requeued(slurm: Slurm) ->
         (trial / "logs/output.log").read_text().count("resume     from step") for trial in trials
     ]
     assert sorted(resumed) == [0, 1]
+
+
+# Each rank waits for SIGTERM in the first start. In the second one, the ranks add up their numbers.
+OWN_SCRIPT = """
+import json, os, pathlib, signal, sys
+import torch, torch.distributed as distributed
+run, rank = pathlib.Path(os.environ["TRAINBOX_RUN"]), os.environ["RANK"]
+saved = run / f"saved-{rank}.json"
+if sys.argv[1] != "wait" or saved.exists():
+    distributed.init_process_group("gloo")
+    total = torch.tensor(float(rank) + 1)
+    distributed.all_reduce(total)
+    names = ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    found = {name: os.environ[name] for name in names}
+    found["slurm"] = [name for name in os.environ if name.startswith("SLURM_")]
+    saved.write_text(json.dumps(found | {"total": total.item()}))
+    distributed.destroy_process_group()
+    sys.exit(int(sys.argv[2]))
+def save(*_):
+    saved.touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.waits
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # the tests wait for each other, and the machine may be busy
+def test_a_script_on_two_nodes_is_requeued_and_finds_its_folder(slurm: Slurm) -> None:
+    (slurm.folder / "mine.py").write_text(OWN_SCRIPT)
+    words = ("run", "--run", "r", "--processes", "2", "mine.py", "--", "wait", "0")
+    number = slurm.submit("several-nodes", *words)
+    wait_for(
+        lambda: len(re.findall("^[01]: ready$", slurm.log(number), re.MULTILINE)) == 4,
+        lambda: slurm.log(number),
+    )
+    subprocess.run(["scancel", "--batch", "--signal=USR1", number], check=True, timeout=60)
+    job, log, run = slurm.finish(number), slurm.log(number), slurm.folder / "runs/r"
+    assert (job["Restarts"], job["NumNodes"]) == ("1", "2")
+    assert log.count("run.sh: trainbox exited with code 75: the job is requeued") == 1
+    found = [json.loads((run / f"saved-{rank}.json").read_text()) for rank in range(4)]
+    assert len({(rank.pop("MASTER_ADDR"), rank.pop("MASTER_PORT")) for rank in found}) == 1
+    assert found == [
+        {"WORLD_SIZE": "4", "LOCAL_RANK": local, "slurm": [], "total": 10.0} for local in "0101"
+    ]
+    assert {path.name for path in run.iterdir() if "saved" not in path.name} >= {
+        "config.json",
+        "manifest.json",
+        "logs",
+    }
+    assert {path.name for path in (run / "logs").iterdir()} == {
+        f"node-{node}-rank-{rank}.log" for node in range(2) for rank in range(2)
+    }
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert [(start["exit_code"], start["processes"]) for start in manifest["starts"]] == [
+        (75, 4),
+        (0, 4),
+    ]
+    assert {start["scheduler"]["SLURM_JOB_ID"] for start in manifest["starts"]} == {number}
+
+
+@pytest.mark.waits
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # the tests wait for each other, and the machine may be busy
+def test_a_scripts_own_exit_code_ends_the_job(slurm: Slurm) -> None:
+    (slurm.folder / "mine.py").write_text("import sys; sys.exit(9)\n")
+    number = slurm.submit("one-node", "run", "--processes", "1", "mine.py")
+    job = slurm.finish(number, "FAILED")
+    assert (job["Restarts"], job["ExitCode"]) == ("0", "9:0")
+    assert "run.sh: trainbox exited with code 9: manual action is needed" in slurm.log(number)
