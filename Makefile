@@ -24,6 +24,15 @@ not-mounted = / ./ runs/ data/ /workspace/ /workspace/runs/ /workspace/data/ /tm
 mountable = $(if $(filter $(not-mounted),$(if $(task-file),$(or $(task-folder),./))),$(error $(task-file): the container \
 	cannot mount the folder of this file: move the file into a folder of its own, such as my_tasks/$(notdir $(task-file))))
 
+# `make run` starts SCRIPT, or MODULE, in the folder PROJECT_DIR. The default is this folder, or the
+# folder of a SCRIPT outside of it.
+script-path = $(if $(filter /% ../%,$(SCRIPT)),$(abspath $(SCRIPT)))
+PROJECT_DIR ?= $(patsubst %/,%,$(dir $(script-path)))
+script = $(if $(script-path),$(patsubst $(abspath $(PROJECT_DIR))/%,%,$(script-path)),$(SCRIPT))
+program = $(if $(MODULE),$(if $(SCRIPT),$(error SCRIPT and MODULE are set: name only one of them))-m $(call \
+	quote,$(MODULE)),$(call quote,$(or $(script),$(error SCRIPT is not set: name a script, as in make run SCRIPT=train.py))))
+program-words = $(RUN_OPTIONS) $(program) $(if $(ARGS),-- $(ARGS))
+
 quote = '$(subst ','\'',$(1))'
 given = $(foreach name,$(strip $(foreach n,$(1),$(if $($(n)),$(n)))),$(name)=$(call quote,$($(name))))
 
@@ -47,6 +56,9 @@ runs_in = $(if $(filter 0,$(GPUS)),$(RUN_IN:docker-gpu=docker-cpu),$(RUN_IN))
 in-venv = env TRAINBOX_COMMAND=make $(settings) $(if $(RUNS_DIR),TRAINBOX_RUNS_DIR=$(call quote,$(RUNS_DIR))) \
 	$(if $(DATA_DIR),TRAINBOX_DATA_DIR=$(call quote,$(DATA_DIR))) $(VENV)/bin
 train-venv = $(in-venv)/trainbox
+script-venv = $(if $(PROJECT_DIR),cd $(call quote,$(PROJECT_DIR)) && exec env TRAINBOX_COMMAND=make $(settings) \
+	TRAINBOX_RUNS_DIR=$(call quote,$(abspath $(or $(RUNS_DIR),runs))) $(abspath $(VENV))/bin/trainbox,$(in-venv)/trainbox)
+run-venv = $(script-venv) run
 health-venv = $(in-venv)/trainbox health
 doctor-venv = $(in-venv)/trainbox doctor
 shell-venv = env PATH="$(abspath $(VENV))/bin:$$PATH" $${SHELL:-sh}
@@ -73,13 +85,17 @@ in-docker = env UID=$(shell id -u) GID=$(shell id -g) PWD=$(call quote,$(checkou
 	TRAINBOX_COMMAND=make \
 	$(if $(filter-out 1,$(NNODES)),NETWORK_MODE=host) $(if $(or $(GPU_IDS),$(if $(countable),,$(GPUS))),GPU_COUNT=all) \
 	$(if $(filter /%,$(TASKS_DIR)),TASKS_AT=$(call quote,$(TASKS_DIR))) \
-	$(call given,RUNS_DIR DATA_DIR TASKS_DIR TENSORBOARD_PORT HEALTH_PORT) $(settings) \
+	$(call given,RUNS_DIR DATA_DIR TASKS_DIR PROJECT_DIR TENSORBOARD_PORT HEALTH_PORT) $(settings) \
 	$(or $(compose),docker compose) $(files-$(runs_in)) $(files-network)
 # Variables with paths of this machine are not passed on to the container.
 handed-on = TRAINBOX_% NCCL_% GLOO_% TORCH_% PYTORCH_% CUDA_LAUNCH_BLOCKING OMP_NUM_THREADS
 options = $(addprefix -e ,$(sort $(filter-out %_DIR TORCH_HOME TRAINBOX_HEARTBEAT TRAINBOX_BUILD_INFO TRAINBOX_IMAGE_DIGEST \
 	TRAINBOX_COMMAND,$(filter $(handed-on),$(.VARIABLES)))))
 train-docker = $(in-docker) run --rm --no-deps $(options) train
+# The service `run` has another entrypoint, so that its arguments are those of `trainbox run`.
+run-docker = $(in-docker) run --rm --no-deps $(options) run
+script-docker = $(in-docker) run --rm --no-deps --entrypoint 'tini -- trainbox' $(options) run
+script-runs-docker = --runs-dir /workspace/runs
 health-docker = $(in-docker) run --rm --no-deps $(options) gpu-health health
 doctor-docker = $(in-docker) run --rm --no-deps $(options) train doctor
 shell-docker = $(in-docker) run --rm --no-deps train bash
@@ -108,13 +124,18 @@ endif
 # The image's digest for the manifest. It is exported, because with an assignment in the command
 # make would start a shell that does not forward signals.
 digest-docker = $(shell docker image inspect --format '{{.Id}}' $(IMAGE) 2>/dev/null)
-train: export TRAINBOX_IMAGE_DIGEST = $(digest-$(kind))
+train run: export TRAINBOX_IMAGE_DIGEST = $(digest-$(kind))
 
 train: $$(ready-$$(kind)) ## Train or resume: TASK=digits GPUS=3 GPU_IDS=0,2 STRATEGY=ddp SET="width=64" ARGS="--epochs 5"
 	$(Q)$(train-$(kind)) train $(ARGS)
 
-plan: $$(ready-$$(kind)) ## Print the launch plan as JSON, without training
-	$(train-$(kind)) plan $(ARGS)
+# A script may download its data to ./data of its project, which Docker mounts read-only otherwise.
+run: project-data = $(call quote,$(or $(PROJECT_DIR),.)/data)
+run: $$(ready-$$(kind)) ## Run your own script: SCRIPT=train.py GPUS=4 ARGS="--epochs 3" (MODULE=, PROJECT_DIR=, RUN_OPTIONS="--restarts 20")
+	$(Q)$(run-$(kind)) $(program-words)
+
+plan: $$(ready-$$(kind)) ## Print the launch plan as JSON, without training (TASK=, or SCRIPT= for run)
+	$(if $(SCRIPT)$(MODULE),$(script-$(kind)) plan run $(script-runs-$(kind)) $(program-words),$(train-$(kind)) plan $(ARGS))
 
 sweep: $$(ready-$$(kind)) ## Train for each combination and seed: TASK=digits ARGS="--seeds 20 --grid width=8,16"
 	$(Q)$(train-$(kind)) sweep $(ARGS)
@@ -189,7 +210,7 @@ image:
 
 # make creates the mounts, because folders that the daemon creates belong to root.
 folders:
-	@mkdir -p $(or $(RUNS_DIR),runs) $(or $(DATA_DIR),data) $(or $(TASKS_DIR),my_tasks)
+	@mkdir -p $(or $(RUNS_DIR),runs) $(or $(DATA_DIR),data) $(or $(TASKS_DIR),my_tasks) $(project-data)
 
 ##@ Work on Trainbox
 
@@ -282,4 +303,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	$(Q)$(install) $(progress) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: train plan sweep drill bench verify health doctor tensorboard shell benchmark build sif extra-venv image folders test test-all test-faults test-slow test-load test-gpu test-image lint docs lock clean help
+.PHONY: train run plan sweep drill bench verify health doctor tensorboard shell benchmark build sif extra-venv image folders test test-all test-faults test-slow test-load test-gpu test-image lint docs lock clean help

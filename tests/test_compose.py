@@ -111,7 +111,9 @@ def test_the_cpu_file_drops_every_reservation_and_the_watch_over_gpus_and_nothin
         == "docker compose -f docker-compose.yml -f docker-compose.cpu.yml run --rm --no-deps train"
     )
     del plain["train"]["environment"]["TRAINBOX_COMMAND"]
-    for name in ("train", "gpu-health"):
+    assert on_cpu["run"]["environment"].pop("TRAINBOX_COMMAND") == command
+    del plain["run"]["environment"]["TRAINBOX_COMMAND"]
+    for name in ("train", "run", "gpu-health"):
         assert "deploy" not in on_cpu[name]
         del plain[name]["deploy"]
     del plain["train"]["depends_on"]["gpu-health"]
@@ -119,7 +121,7 @@ def test_the_cpu_file_drops_every_reservation_and_the_watch_over_gpus_and_nothin
     assert plain == on_cpu
 
 
-@pytest.mark.parametrize("name", ["train", "tensorboard", "gpu-health", "folders"])
+@pytest.mark.parametrize("name", ["train", "run", "tensorboard", "gpu-health", "folders"])
 def test_every_service_is_confined(name: str) -> None:
     service = services()[name]
     assert service["read_only"] is True
@@ -133,18 +135,15 @@ def test_every_service_is_confined(name: str) -> None:
 
 def test_the_caller_trains() -> None:
     resolved = services(UID="12345", GID="678")
-    assert {resolved[name]["user"] for name in ("train", "tensorboard", "gpu-health")} == {
-        "12345:678"
-    }
+    callers = ("train", "run", "tensorboard", "gpu-health")
+    assert {resolved[name]["user"] for name in callers} == {"12345:678"}
     assert resolved["folders"]["user"] == "0:0"
     assert "12345:678" in resolved["folders"]["command"]
     shared = {mount["target"] for mount in resolved["folders"]["volumes"]}
-    assert (
-        shared
-        == {"/workspace/runs", "/workspace/data", "/workspace/my_tasks"}
-        <= set(resolved["folders"]["entrypoint"])
-    )
-    for name in ("train", "tensorboard", "gpu-health"):
+    made = {"/workspace/runs", "/workspace/data", "/workspace/my_tasks", "/workspace/project/data"}
+    words = {*resolved["folders"]["entrypoint"], *resolved["folders"]["command"]}
+    assert shared == made <= words
+    for name in callers:
         assert (
             resolved[name]["depends_on"]["folders"]["condition"] == "service_completed_successfully"
         )
@@ -159,7 +158,25 @@ def test_train() -> None:
     assert services(NETWORK_MODE="host")["train"]["network_mode"] == "host"
 
 
-@pytest.mark.parametrize("name", ["train", "gpu-health"])
+def test_run() -> None:
+    resolved = services(RUNS_DIR="/big/runs", PROJECT_DIR="/mine", DATA_DIR="/big/data")
+    run = resolved["run"]
+    assert run["entrypoint"] == ["tini", "--", "trainbox", "run", "--runs-dir", "/workspace/runs"]
+    assert run["working_dir"] == "/workspace/project"
+    assert mounts(run) == {
+        "/workspace/runs": ("/big/runs", False),
+        "/workspace/project": ("/mine", True),
+        "/workspace/project/data": ("/mine/data", False),
+        "/workspace/data": ("/big/data", False),
+    }
+    assert mounts(services()["run"])["/workspace/project"] == (str(ROOT), True)
+    assert run["profiles"] == ["run"], "a bare `up` does not start it"
+    assert run["depends_on"].keys() == {"folders"}
+    alike = ("deploy", "environment", "network_mode", "shm_size", "stop_grace_period")
+    assert {name: run[name] for name in alike} == {name: resolved["train"][name] for name in alike}
+
+
+@pytest.mark.parametrize("name", ["train", "run", "gpu-health"])
 def test_sizes_of_tmp_and_memory(name: str) -> None:
     assert "mem_limit" not in services()[name], "no limit"
     service = services(TMP_SIZE="20g", MEMORY="64g")[name]
@@ -170,9 +187,10 @@ def test_sizes_of_tmp_and_memory(name: str) -> None:
 def test_infiniband_gets_its_devices_and_locked_memory() -> None:
     plain = services()
     network = services("docker-compose.yml", "docker-compose.infiniband.yml")
-    (device,) = network["train"].pop("devices")
-    assert (device["source"], device["target"]) == ("/dev/infiniband", "/dev/infiniband")
-    assert network["train"].pop("ulimits") == {"memlock": -1}
+    for name in ("train", "run"):
+        (device,) = network[name].pop("devices")
+        assert (device["source"], device["target"]) == ("/dev/infiniband", "/dev/infiniband")
+        assert network[name].pop("ulimits") == {"memlock": -1}
     assert network == plain
 
 

@@ -106,6 +106,7 @@ def in_docker(files: str, settings: str, command: str) -> str:
 def test_help_is_the_default_and_lists_every_public_target(make: Make) -> None:
     targets = [
         "train",
+        "run",
         "plan",
         "sweep",
         "drill",
@@ -168,6 +169,82 @@ def test_train_runs_in_docker_with_gpus_or_docker_or_the_venv(
     assert (
         plainly(last(make("-n", "train", "GPUS=3", "ARGS=--epochs 5", docker=docker))) == expected
     )
+
+
+IN_VENV = "env TRAINBOX_COMMAND=make .venv/bin/trainbox"
+ELSEWHERE = f"env TRAINBOX_COMMAND=make TRAINBOX_RUNS_DIR={ROOT}/runs {ROOT}/.venv/bin/trainbox"
+
+
+@pytest.mark.parametrize(
+    ("settings", "where", "expected"),
+    [
+        (["SCRIPT=a.py", "ARGS=--lr 1"], "venv", f"{IN_VENV} run a.py -- --lr 1"),
+        (["SCRIPT=it's.py"], "venv", f"""{IN_VENV} run "it's.py" """),
+        (["MODULE=a.b", "ARGS=--lr 1"], "venv", f"{IN_VENV} run -m a.b -- --lr 1"),
+        (["SCRIPT=a.py", "PROJECT_DIR=/p"], "venv", f"cd /p && exec {ELSEWHERE} run a.py"),
+        (["SCRIPT=/p/q/a.py"], "venv", f"cd /p/q && exec {ELSEWHERE} run a.py"),
+        (["SCRIPT=/p/q/a.py", "PROJECT_DIR=/p"], "venv", f"cd /p && exec {ELSEWHERE} run q/a.py"),
+        (["SCRIPT=../a.py"], "venv", f"cd {ROOT.parent} && exec {ELSEWHERE} run a.py"),
+        (
+            ["SCRIPT=a.py", "RUN_OPTIONS=--restarts 2"],
+            "venv",
+            f"{IN_VENV} run --restarts 2 a.py",
+        ),
+        (
+            ["SCRIPT=a.py", "ARGS=--lr 1"],
+            "docker-cpu",
+            in_docker(CPU_FILES, "", "run --rm --no-deps run a.py -- --lr 1"),
+        ),
+        (
+            ["SCRIPT=/p/a.py", "GPUS=4"],
+            "docker-gpu",
+            in_docker("", "GPU_COUNT=all PROJECT_DIR=/p GPUS=4", "run --rm --no-deps run a.py"),
+        ),
+    ],
+)
+def test_run(make: Make, settings: list[str], where: str, expected: str) -> None:
+    done = make("-n", "run", f"RUN_IN={where}", *settings, docker=NVIDIA)
+    assert shlex.split(last(done)) == shlex.split(expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "where", "expected"),
+    [
+        (["SCRIPT=a.py", "ARGS=--lr 1"], "venv", f"{IN_VENV} plan run a.py -- --lr 1"),
+        (
+            ["MODULE=a.b"],
+            "docker-cpu",
+            in_docker(
+                CPU_FILES,
+                "",
+                "run --rm --no-deps --entrypoint 'tini -- trainbox' run "
+                "plan run --runs-dir /workspace/runs -m a.b",
+            ),
+        ),
+    ],
+)
+def test_the_plan_of_a_script(make: Make, settings: list[str], where: str, expected: str) -> None:
+    done = make("-n", "plan", f"RUN_IN={where}", *settings, docker=NVIDIA)
+    assert shlex.split(last(done)) == shlex.split(expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ([], "SCRIPT is not set: name a script, as in make run SCRIPT=train.py"),
+        (["SCRIPT=a.py", "MODULE=a"], "SCRIPT and MODULE are set: name only one of them"),
+    ],
+)
+def test_run_needs_one_program(make: Make, settings: list[str], message: str) -> None:
+    done = make("-n", "run", "RUN_IN=venv", *settings)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+
+
+def test_the_data_folder_of_a_project_is_made_before_docker_needs_it(make: Make) -> None:
+    done = make("-n", "run", "SCRIPT=/p/a.py", docker=DOCKER)
+    assert "mkdir -p runs data my_tasks '/p/data'" in done.stdout
+    assert "'/p/data'" not in make("-n", "train", docker=DOCKER).stdout
 
 
 @pytest.mark.parametrize("docker", [NVIDIA, DOCKER])

@@ -19,6 +19,7 @@ from entrypoint.launch.cluster import detect_cluster
 from entrypoint.launch.plan import LaunchPlan, plan_script
 from entrypoint.launch.request import LaunchRequest
 from entrypoint.script.target import Target, find_module, find_script
+from entrypoint.system import hints
 from entrypoint.system.commands import command_of
 
 if TYPE_CHECKING:
@@ -196,6 +197,7 @@ def _target(module: str | None, words: list[str]) -> Target:
         folders = [str(Path.cwd()), *(entry for entry in path if entry), *sys.path]
         return find_module(module, words[1:] if words[:1] == ["--"] else words, folders)
     if not words:
-        raise InvalidRequest("no script is named: use trainbox run SCRIPT, or -m MODULE")
+        example = hints.command("run", "train.py -- --epochs 3")
+        raise InvalidRequest(f"no script is named: name it, as in `{example}`")
     script, *arguments = words
     return find_script(script, arguments[1:] if arguments[:1] == ["--"] else arguments)

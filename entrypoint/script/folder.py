@@ -11,6 +11,7 @@ from typing import Any
 
 from entrypoint.errors import InvalidRequest, NotWritable
 from entrypoint.script.target import Target
+from entrypoint.system.hints import runs_dir
 
 CONFIG, MANIFEST, METRICS, LOGS = "config.json", "manifest.json", "metrics.jsonl", "logs"
 OWN_KINDS = ("health", "gpus")  # entries that `trainbox run` itself writes
@@ -155,4 +156,4 @@ def not_writable(path: Path, error: OSError) -> NotWritable:
         reason += f", {free_mib} MiB free"
     except OSError:
         pass
-    return NotWritable(f"{path} cannot be written ({reason}): use another --runs-dir, or free it")
+    return NotWritable(f"{path} cannot be written ({reason}): use another {runs_dir()}, or free it")

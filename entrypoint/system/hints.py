@@ -14,10 +14,23 @@ def command(verb: str, arguments: str = "") -> str:
     """
     typed = os.environ.get("TRAINBOX_COMMAND") or "trainbox"
     if typed != "make":
+        if verb == "run" and typed.endswith(" train"):  # Compose has a service for this verb
+            return f"{typed.removesuffix(' train')} run {arguments}"
         return f"{typed} {verb} {arguments}".rstrip()
     if not arguments:
         return f"make {verb}"
+    if verb == "run":
+        script, _, others = arguments.partition(" -- ")
+        return f"make run SCRIPT={script}" + (f' ARGS="{others}"' if others else "")
     if verb != "verify":
         return f'make {verb} ARGS="{arguments}"'
     run, _, others = arguments.partition(" ")
     return f"make verify RUN={run}" + (f' ARGS="{others}"' if others else "")
+
+
+def runs_dir() -> str:
+    """Return the name of the setting for the folder of runs.
+
+    In a container, this is the setting for the host's folder.
+    """
+    return "RUNS_DIR" if os.environ.get("TRAINBOX_COMMAND") else "--runs-dir"

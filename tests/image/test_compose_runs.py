@@ -113,6 +113,36 @@ def test_compose_stop_saves_a_checkpoint(checkout: Checkout, docker: Docker) -> 
     assert assert_whole(checkout.path / "runs" / "r") >= 22
 
 
+def test_a_script_of_another_folder_runs(checkout: Checkout) -> None:
+    """The project is read-only. The script downloads to ./data and to ../data, as many do."""
+    project = checkout.path.parent / "project"
+    shutil.copytree(ROOT / "tests/support/own_project", project)
+    settings = {"PROJECT_DIR": str(project), "UID": "12345", "GID": "23456"}
+    run = ("run", "--rm", "run", "--run", "r", "mnist/main.py", "--", "--epochs", "3")
+    done = checkout.compose(*run, **settings)
+    assert done.returncode == 9, done.stderr
+    assert json.loads(done.stdout) == {
+        "step": 1,
+        "epochs": 3,
+        "uid": 12345,
+        "cwd": "/workspace/project",
+        "error": "Read-only file system",
+    }
+    folder = checkout.path / "runs/r"
+    assert (folder / "model").exists() and "starts" in (folder / "manifest.json").read_text()
+    assert owners(folder) == {(12345, 23456)}
+    made = [project / "data/images", checkout.path / "data/images"]
+    assert {path.stat().st_uid for path in made} == {12345}
+    assert sorted(path.name for path in project.iterdir()) == ["data", "mnist"]
+    here = [f"RUNS_DIR={checkout.path}/mine", f"DATA_DIR={checkout.path}/mine"]
+    again = checkout.run(
+        "make", "run", "RUN_IN=docker-cpu", f"SCRIPT={project}/mnist/main.py", *here
+    )
+    assert "Error 9" in again.stderr, again.stderr
+    assert json.loads(again.stdout)["cwd"] == "/workspace/project"
+    assert (project / "mnist/data/images").exists() and (checkout.path / "mine/images").exists()
+
+
 def fetch(port: str, path: str) -> bytes:
     connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
     try:

@@ -211,6 +211,11 @@ def test_a_stop_is_a_sigterm_and_exits_with_75(
     assert len(read(run, "manifest.json")["starts"]) == 1  # a requested stop has no restart
 
 
+def test_a_signal_that_slurm_sends_to_all_processes_does_not_end_a_script(forked: Trainbox) -> None:
+    name = script(forked, "import os, signal; os.kill(os.getpid(), signal.SIGUSR1); exit(9)")
+    assert forked(*ONE, name).code == 9
+
+
 def test_a_script_that_ignores_the_stop_is_killed_by_a_second_signal(trainbox: Trainbox) -> None:
     ignoring = STOPPABLE.format(code=0, handler="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     process = trainbox.start(*ONE, "--run", "r", script(trainbox, ignoring))
@@ -300,7 +305,7 @@ def test_the_health_of_the_gpus_is_recorded(
 
 
 REFUSALS = [
-    (("run",), "no script is named: use trainbox run SCRIPT, or -m MODULE"),
+    (("run",), "no script is named: name it, as in `trainbox run train.py -- --epochs 3`"),
     (("run", "no.py"), "the script no.py cannot be read"),
     (("run", "--run", "a/b", "train.py"), "--run a/b is not a folder's name"),
     (("run", "--gpu", "2", "train.py"), "No such option '--gpu'"),

@@ -9,7 +9,7 @@ import pytest
 import entrypoint.cli.commands
 from entrypoint.bench.tables import check_arguments
 from entrypoint.errors import InvalidRequest
-from entrypoint.system.hints import command
+from entrypoint.system.hints import command, runs_dir
 from trainer.errors import WrongUse
 from trainer.settings.environment import check_names
 
@@ -56,6 +56,27 @@ def test_a_command_has_the_form_that_was_typed(
     assert found == (health, bench, verify, compare)
 
 
+@pytest.mark.parametrize(
+    ("typed", "script", "with_arguments"),
+    [
+        ("", "trainbox run a.py", "trainbox run a.py -- --lr 1"),
+        ("make", "make run SCRIPT=a.py", 'make run SCRIPT=a.py ARGS="--lr 1"'),
+        (
+            COMPOSE,
+            "docker compose run --rm --no-deps run a.py",
+            "docker compose run --rm --no-deps run a.py -- --lr 1",
+        ),
+        ("x/trainbox.sh", "x/trainbox.sh run a.py", "x/trainbox.sh run a.py -- --lr 1"),
+    ],
+)
+def test_the_command_of_a_script_has_the_form_that_was_typed(
+    monkeypatch: pytest.MonkeyPatch, typed: str, script: str, with_arguments: str
+) -> None:
+    monkeypatch.setenv("TRAINBOX_COMMAND", typed)
+    assert (command("run", "a.py"), command("run", "a.py -- --lr 1")) == (script, with_arguments)
+    assert runs_dir() == ("RUNS_DIR" if typed else "--runs-dir")
+
+
 def test_messages_recommend_the_make_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINBOX_COMMAND", "make")
     with pytest.raises(InvalidRequest, match=r'drop it \(`make bench ARGS="--help"`\)'):
@@ -66,7 +87,7 @@ def test_messages_recommend_the_make_target(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_every_recommended_command_comes_from_hints() -> None:
     """Help pages are exempt, because they document `trainbox`. An f-string is a message."""
-    spelled = re.compile(r'f"[^"]*trainbox (train|plan|sweep|drill|bench|verify|health)\b')
+    spelled = re.compile(r'f"[^"]*trainbox (train|run|plan|sweep|drill|bench|verify|health)\b')
     files = [path for path in (_ROOT / "entrypoint").rglob("*.py") if path.name != "hints.py"]
     assert [path.name for path in files if spelled.search(path.read_text())] == []
 
@@ -77,7 +98,7 @@ def test_each_recommended_verb_is_a_target_of_make() -> None:
         package: {verb for path in (_ROOT / package).rglob("*.py") for verb in _recommended(path)}
         for package in ("entrypoint", "trainer")
     }
-    assert verbs["entrypoint"] >= {"bench", "health", "verify"}
+    assert verbs["entrypoint"] >= {"bench", "health", "run", "verify"}
     assert verbs["trainer"] >= {"doctor", "sweep", "train"}
     renamed = {verb for verb, _ in entrypoint.cli.commands._RENAMED.values()}
     targets = re.findall(r"^([a-z-]+):", (_ROOT / "Makefile").read_text(), re.MULTILINE)
