@@ -4,8 +4,10 @@
 #
 #   deploy/apptainer/trainbox.sh train digits --epochs 5
 #
+#   deploy/apptainer/trainbox.sh run train.py -- --epochs 5
+#
 # SIF is the image (default: trainbox.sif). The other variables are those of make: GPUS, TASK, SET,
-# RUNS_DIR ... docs/guides/apptainer.md explains each choice.
+# RUNS_DIR, PROJECT_DIR ... docs/guides/apptainer.md explains each choice.
 set -euo pipefail
 
 refuse() { # CODE MESSAGE...
@@ -27,6 +29,17 @@ sif=${SIF:-trainbox.sif}
 runs=${RUNS_DIR:-${TRAINBOX_RUNS_DIR:-runs}}
 data=${DATA_DIR:-${TRAINBOX_DATA_DIR:-data}}
 tasks=${TASKS_DIR:-my_tasks}
+workdir=/workspace project=''
+case "${1-} ${2-}" in # your own script starts in its project: `run train.py`, `plan run train.py`
+run\ *)
+    project=${PROJECT_DIR:-.}
+    set -- run --runs-dir /workspace/runs "${@:2}"
+    ;;
+*\ run)
+    project=${PROJECT_DIR:-.}
+    set -- "$1" run --runs-dir /workspace/runs "${@:3}"
+    ;;
+esac
 for argument in "${TASK-}" "$@"; do # TASK=folder/file.py:Class
     if [[ -z ${TASKS_DIR-} && $argument == */*.py:* ]]; then tasks=${argument%/*.py:*}; fi
 done
@@ -37,6 +50,11 @@ mountable RUNS_DIR "$runs"
 mountable DATA_DIR "$data"
 mountable TMPDIR "${TMPDIR:-/tmp}"
 if [[ -d $tasks ]]; then mountable TASKS_DIR "$tasks"; fi
+if [[ $project ]]; then
+    [[ -d $project ]] ||
+        refuse 2 "PROJECT_DIR=$project is not a folder: set it to that of the script"
+    mountable PROJECT_DIR "$project"
+fi
 for name in HEALTH_LIMITS RDZV_SECRET_FILE; do
     if [[ -n ${!name-} ]]; then
         [[ -f ${!name} ]] ||
@@ -66,9 +84,17 @@ mkdir -m 700 "$tmp" 2>/dev/null || true # the folder may exist
 
 # Without --no-eval, a shell in the container would expand $ and `` in the variables that are passed
 # on.
-options=(--containall --no-eval --home "$tmp:/tmp" --pwd /workspace)
+if [[ $project ]]; then workdir=/workspace/project; fi
+options=(--containall --no-eval --home "$tmp:/tmp" --pwd "$workdir")
 options+=(--bind "$(realpath "$runs"):/workspace/runs")
 options+=(--bind "$(realpath "$data"):/workspace/data")
+if [[ $project ]]; then
+    options+=(--bind "$(realpath "$project"):/workspace/project:ro")
+    # Scripts look for data in ./data of the project or in ../data, and some download it.
+    if mkdir -p "$project/data" 2>/dev/null; then
+        options+=(--bind "$(realpath "$project/data"):/workspace/project/data")
+    fi
+fi
 if [[ -d $tasks ]]; then options+=(--bind "$(realpath "$tasks"):$inside:ro"); fi
 if [[ -e ${NVIDIA_DEVICE:-/dev/nvidiactl} ]]; then options+=(--nv); fi
 

@@ -54,7 +54,7 @@ class Wrapper:
             "NVIDIA_DEVICE": "/none",
         } | env
         # the variables of the developer do not count
-        env = dict.fromkeys(("SIF", "RUNS_DIR", "DATA_DIR", "TASKS_DIR"), "") | env
+        env = dict.fromkeys(("SIF", "RUNS_DIR", "DATA_DIR", "TASKS_DIR", "PROJECT_DIR"), "") | env
         return subprocess.run(
             [WRAPPER, *words],
             cwd=self.folder,
@@ -206,6 +206,36 @@ def test_the_folder_of_a_task_is_mounted_read_only(
     assert wrapper(*words, **env).binds[2:] == [f"{wrapper.folder}/{folder}:/workspace/{folder}:ro"]
 
 
+@pytest.mark.parametrize(
+    ("words", "passed_on"),
+    [
+        (["run", "a.py", "--", "-x"], ["run", "--runs-dir", "/workspace/runs", "a.py", "--", "-x"]),
+        (["plan", "run", "a.py"], ["plan", "run", "--runs-dir", "/workspace/runs", "a.py"]),
+    ],
+)
+@pytest.mark.parametrize("project", ["", "mine"])
+def test_the_project_of_a_script_is_mounted_read_only_except_for_its_data(
+    wrapper: Wrapper, words: list[str], passed_on: list[str], project: str
+) -> None:
+    folder = wrapper.folder / project
+    folder.mkdir(exist_ok=True)
+    call = wrapper(*words, PROJECT_DIR=project)
+    assert call.binds[2:] == [
+        f"{folder}:/workspace/project:ro",
+        f"{folder}/data:/workspace/project/data",
+    ]
+    assert call.words[call.words.index("--pwd") + 1] == "/workspace/project"
+    assert call.words[call.words.index("trainbox") + 1 :] == passed_on
+    assert (folder / "data").is_dir()
+
+
+def test_a_project_with_a_file_named_data_is_mounted(wrapper: Wrapper) -> None:
+    (wrapper.folder / "mine").mkdir()
+    (wrapper.folder / "mine/data").touch()
+    binds = wrapper("run", "a.py", PROJECT_DIR="mine").binds
+    assert binds[2:] == [f"{wrapper.folder}/mine:/workspace/project:ro"]
+
+
 def test_a_task_can_have_an_absolute_path(wrapper: Wrapper) -> None:
     folder = wrapper.folder / "elsewhere"
     folder.mkdir()
@@ -305,6 +335,14 @@ def test_a_mistake_is_reported(
         before(wrapper.folder)
     done = wrapper.run("train", PATH=f"{wrapper.folder}/bin:{tools}", **env)
     assert (done.returncode, message in done.stderr, done.stdout) == (code, True, ""), done.stderr
+
+
+def test_a_project_that_does_not_exist_is_reported(wrapper: Wrapper) -> None:
+    done = wrapper.run("run", "a.py", PROJECT_DIR="none")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "trainbox.sh: PROJECT_DIR=none is not a folder: set it to that of the script\n"
+    )
 
 
 def test_a_link_to_a_folder_with_a_colon_is_refused_before_anything_is_made(

@@ -267,10 +267,9 @@ def fate(job: Object, *ends: tuple[str, int], disrupted: bool = False) -> str:
     for rule in job["spec"]["podFailurePolicy"]["rules"]:
         codes = rule.get("onExitCodes")
         if codes:
-            assert codes["operator"] == "In"
-            if any(
-                name == codes["containerName"] and code in codes["values"] for name, code in ends
-            ):
+            named = [code for name, code in ends if name == codes["containerName"] and code]
+            assert codes["operator"] in ("In", "NotIn")
+            if any((code in codes["values"]) == (codes["operator"] == "In") for code in named):
                 return str(rule["action"])
         elif disrupted:
             assert rule["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
@@ -307,7 +306,10 @@ def test_retries_follow_the_page_of_exit_codes(name: str) -> None:
             code,
             who,
         )
-    assert fate(job, ("health", 0), (train["name"], 137)) == "Count"
+    by_signals = range(129, 160)
+    by_kubernetes = (128, 255)  # the container could not be started, or was lost with its node
+    assert {fate(job, (train["name"], code)) for code in (*by_signals, *by_kubernetes)} == {"Count"}
+    assert {fate(job, (train["name"], code)) for code in (9, 42, 125, 127, 254)} == {"FailJob"}
     assert fate(job, ("health", 0), (train["name"], 137), disrupted=True) == "Ignore"
     assert fate(job, ("health", 0), (train["name"], 2), disrupted=True) == "FailJob"
     assert fate(job, (health["name"], 1)) == "Count", "another node may be healthy"
@@ -428,6 +430,7 @@ def _pods_of_trainjob(trainjob: Object, folder: Path) -> list[Pod]:
     spec = replicated["template"]["spec"]
     (node,) = (c for c in spec["template"]["spec"]["containers"] if c["name"] == "node")
     node["resources"] = trainer["resourcesPerNode"]
+    node["args"] = trainer.get("args", node["args"])
     given = {
         "PET_NNODES": str(trainer["numNodes"]),
         "PET_NPROC_PER_NODE": "auto",
@@ -490,9 +493,10 @@ def rdzv_of(plan: Object) -> dict[str, str]:
 
 
 def plan_of(run: Run, pod: Pod) -> Object:
+    """Return the plan of `train`, or that of `run`, which is `plan run`."""
     name, words = pod.train["name"], pod.train["args"]
-    assert words[0] == "train"
-    ended = run(pod, name, ["plan", *words[1:]])
+    assert words[0] in ("train", "run")
+    ended = run(pod, name, ["plan", *words[words[0] == "train" :]])
     assert (ended.code, ended.err) == (0, "")
     plan: Object = json.loads(ended.out)
     return plan
@@ -611,6 +615,44 @@ def test_the_file_of_a_task_is_mounted_at_the_path_in_its_name(tmp_path: Path) -
             o for o in objects(folder) if o["kind"] == "ConfigMap" and "gestures.py" in o["data"]
         )
         assert volume["configMap"]["name"] == tasks["metadata"]["name"] == "digits-tasks"
+
+
+SCRIPT = ["run", "my_tasks/train.py", "--", "--epochs", "3"]
+
+
+@needs_kustomize
+@pytest.mark.parametrize("name", ["several-nodes", "jobset", "trainjob"])
+def test_a_script_on_several_nodes(
+    name: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The changes are those of the page."""
+    page = PAGE.read_text()
+    if name == "trainjob":
+        (line,) = re.findall(r"^    args: (.*)$", page, re.MULTILINE)
+        assert yaml.safe_load(line) == SCRIPT
+        folder = changed(tmp_path, name, ("numNodes: 2", f"numNodes: 2\n    args: {line}"))
+    else:
+        own = next(lines for _, lines in blocks() if SCRIPT[1] in str(lines))["patches"]
+        kind = "Job"
+        if name == "jobset":
+            kind, (path,) = "JobSet", re.findall(r"`(/spec/replicatedJobs/\S+/args)`", page)
+            own[0]["target"]["kind"], operation = kind, yaml.safe_load(own[0]["patch"])
+            own[0]["patch"] = yaml.safe_dump([operation[0] | {"path": path}])
+        folder = changed(tmp_path, name)
+        file = folder / "kustomization.yaml"
+        kustomization = yaml.safe_load(file.read_text())
+        kustomization["patches"] = [*kustomization.get("patches", []), *own]
+        file.write_text(yaml.safe_dump(kustomization))
+    (tmp_path / "my_tasks").mkdir()
+    (tmp_path / "my_tasks/train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    for rank, pod in enumerate(pods(folder)):
+        assert pod.train["args"] == SCRIPT
+        plan = plan_of(run, pod)
+        assert (plan["strategy"], plan["nnodes"], plan["nproc_per_node"]) == ("torchrun", 2, 1)
+        assert plan["argv"][-3:] == SCRIPT[1:2] + SCRIPT[3:]
+        meeting = {"rdzv-endpoint": ENDPOINTS[name], "rdzv-id": RDZV_IDS[name]}
+        assert rdzv_of(plan) == {"nnodes": "2", "node-rank": str(rank)} | meeting
 
 
 @needs_kustomize
@@ -795,11 +837,14 @@ def test_the_changes_that_the_page_shows_have_their_effect(
     for number, (name, lines) in enumerate(blocks()):
         folders.append(folder := changed(tmp_path / str(number), name))
         (folder / "gestures.py").touch()
+        (folder / "train.py").touch()
         (folder / "limits.toml").write_text("disk_mib = 1e14\n")
         file = folder / "kustomization.yaml"
         file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | lines))
     storage, *trainings, sweeping = folders
-    (mnist,), (all_gpus,), (own,), (large,), (special,), (limited,) = map(pods, trainings)
+    (mnist,), (all_gpus,), (own,), (script,), (large,), (special,), (limited,) = map(
+        pods, trainings
+    )
     assert {claim["spec"]["storageClassName"] for claim in objects(storage)} == {"cephfs"}
     # The settings of a training.
     assert mnist.address.startswith("mnist-train-")
@@ -831,12 +876,18 @@ def test_the_changes_that_the_page_shows_have_their_effect(
     (health,) = special.spec["initContainers"]
     assert health["resources"] == special.train["resources"]
     assert special.train["resources"]["limits"]["ephemeral-storage"] == "6Gi"
-    annotations = template_of(trainings[4])["metadata"]["annotations"]
+    annotations = template_of(trainings[5])["metadata"]["annotations"]
     assert set(annotations.values()) == {"true", "false"}
+    # A script, which is beside the tasks.
+    assert script.train["args"] == SCRIPT
+    (made,) = (o for o in objects(trainings[3]) if "train.py" in o.get("data", {}))
+    assert {"name": "tasks", "configMap": {"name": made["metadata"]["name"], "optional": True}} in (
+        script.spec["volumes"]
+    )
     # The limits of the health check are where the tasks are mounted.
     file = limited.env["health"]["HEALTH_LIMITS"]
     assert file == limited.env["train"]["HEALTH_LIMITS"] == "my_tasks/limits.toml"
-    made = next(o for o in objects(trainings[5]) if "limits.toml" in o.get("data", {}))
+    made = next(o for o in objects(trainings[6]) if "limits.toml" in o.get("data", {}))
     assert {"name": "tasks", "configMap": {"name": made["metadata"]["name"], "optional": True}} in (
         limited.spec["volumes"]
     )

@@ -151,6 +151,23 @@ def test_exit_codes_and_a_plan_without_a_gpu(wrapper: Wrapper) -> None:
     assert wrapper("bash", "-c", "kill -KILL $$").returncode == 137
 
 
+def test_a_script_reads_its_project_and_writes_to_its_run(wrapper: Wrapper) -> None:
+    shutil.copytree(ROOT / "tests/support/own_project", project := wrapper.folder / "project")
+    for path in [project, *project.rglob("*")]:
+        os.chown(path, *CALLER)
+    settings = {"PROJECT_DIR": str(project)}
+    done = wrapper("run", "--run", "r", "mnist/main.py", "--", "--epochs", "3", **settings)
+    assert done.returncode == 9, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["epochs"], found["uid"], found["error"]) == (
+        3,
+        CALLER[0],
+        "Read-only file system",
+    )
+    assert (project / "data/images").exists() and (wrapper.folder / "data/images").exists()
+    assert (wrapper.folder / "runs/r/model").exists()
+
+
 @pytest.mark.parametrize(("number", "processes"), [(signal.SIGTERM, "2"), (signal.SIGUSR1, "1")])
 def test_a_signal_saves_a_checkpoint_and_the_same_command_resumes(
     wrapper: Wrapper, number: signal.Signals, processes: str
