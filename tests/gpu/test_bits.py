@@ -61,8 +61,6 @@ def test_the_drill_passes(check: Check) -> None:
     check.needs("sklearn", "tensorboard", "safetensors", "tqdm", "click")
     words = [] if check.on_gpu else ["--cpu", "--shards", "1"]
     steps = ["--steps", "40"] if check.on_gpu else ["--steps", "10"]
-    ended = check.trainbox(
-        "drill", "digits", *steps, "--seed", "1", *words, env={"HEALTH": "0"}
-    )
+    ended = check.trainbox("drill", "digits", *steps, "--seed", "1", *words, env={"HEALTH": "0"})
     check.tables.append(("`trainbox drill`", ["```", *ended.out.splitlines(), "```"]))
     assert "the same bits in all" in ended.out
