@@ -27,7 +27,7 @@ def main() -> None:
     arguments = parser.parse_args()
     run = Path(os.environ["TRAINBOX_RUN"])
     set_seed(0)
-    # Without GPUs, Accelerate uses several processes only if it is told to use the CPU.
+    # Without GPUs, Accelerate uses several processes only with `cpu=True`.
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     plain = nn.Linear(4, 1)
     model, optimizer = accelerator.prepare(
