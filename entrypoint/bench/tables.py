@@ -1,22 +1,15 @@
-"""The tables of `trainbox bench`: the cases to measure, and their figures. Pure."""
+"""The cases that `trainbox bench` measures, and their figures. Pure."""
 
-import dataclasses
 import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from entrypoint.errors import InvalidRequest
 from entrypoint.system.hints import command
 
 # A larger value pays if the median of its speed-up is at least this, and each round is faster.
 PAYS = 1.05
-_SCALINGS = {
-    "strong": "Strong scaling: fixed batch of a step",
-    "weak": "Weak scaling: fixed batch of each {unit}",
-    "": "Speed",
-}
 # Options that the bench sets itself.
 _OWN_OPTIONS = {
     *(
@@ -131,6 +124,14 @@ class Row:
     batch_size: int | None = None
     arithmetic: str = ""
     rounds: int = 0
+
+
+def describe(case: BenchCase, unit: str) -> str:
+    """Return a short description of a case."""
+    plural = "" if case.count == 1 else "s" if unit == "GPU" else "es"
+    batch = "" if case.batch_size is None else f", batch {case.batch_size}"
+    workers = "" if case.workers is None else f", {case.workers} workers"
+    return f"{case.count} {unit}{plural} {case.strategy}{batch}{workers}"
 
 
 def doubling(most: int) -> tuple[int, ...]:
@@ -341,129 +342,3 @@ def _exchange_share(measured: Sequence[Measured]) -> float | None:
         if one.exchange_seconds is not None
     ]
     return statistics.median(shares) if shares else None
-
-
-def markdown(table: Sequence[Row], facts: Mapping[str, Any], advice: Sequence[str] = ()) -> str:
-    """Return the report in Markdown: hardware and settings, tables, failures and suggestions."""
-    unit = str(facts["unit"])
-    parts = [_preamble(table, facts)]
-    for scaling, group in itertools.groupby(table, lambda row: row.line.scaling):
-        own = list(group)
-        title = _SCALINGS[scaling].format(unit=unit) + (
-            f"; against {own[0].line.base.count}" if scaling else ""
-        )
-        named = [_cells(row, unit) for row in own]
-        hidden = set() if scaling else set(_ONLY_IN_SCALING)
-        hidden |= set() if any(row.samples_per_joule for row in own) else {_ENERGY}
-        names = [name for name in named[0] if name not in hidden]
-        lines_ = [
-            names,
-            ["---"] * len(names),
-            *([cells[name] for name in names] for cells in named),
-        ]
-        parts.append(f"### {title}\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines_))
-    if any(row.rounds > facts["rounds"] for row in table):
-        parts.append(
-            "`--suggest` measured more cases in later rounds, together with the best case so far. "
-            "Between rounds, the machine's speed may change."
-        )
-    if failed := dict.fromkeys(
-        f"- {describe(row.line.case, unit)}: {row.failure}" for row in table if row.failure
-    ):
-        parts.append("No result:\n\n" + "\n".join(failed))
-    if any(
-        row.workers != row.line.case.workers
-        for row in table
-        if row.workers is not None and row.line.case.workers
-    ):
-        parts.append(
-            "The data is in memory and is loaded without workers: `--workers` has no effect."
-        )
-    if advice:
-        rule = (
-            f"A larger value pays if it gives {PAYS:g} times the samples/s, and more in every "
-            "round:"
-        )
-        parts.append(f"### What pays\n\n{rule}\n\n" + "\n".join(f"- {line}" for line in advice))
-    return "\n\n".join(parts)
-
-
-def _preamble(table: Sequence[Row], facts: Mapping[str, Any]) -> str:
-    on = [f"{facts['hardware']}, torch {facts['torch']}"] if "hardware" in facts else []
-    settings = sorted({row.arithmetic for row in table if row.arithmetic})
-    rounds = (
-        f"{facts['rounds']} round{'s' if facts['rounds'] > 1 else ''} of {facts['seconds']:g} s "
-        "each, medians"
-    )
-    return f"`{facts['command']}`: " + "; ".join([*on, *settings, rounds]) + "."
-
-
-_ONLY_IN_SCALING = {"speed-up", "efficiency"}
-_ENERGY = "samples/J"  # only where the GPUs count energy
-
-
-def _cells(row: Row, unit: str) -> dict[str, str]:
-    case, speed = row.line.case, row.samples_per_second
-    batch = row.batch_size or case.batch_size
-    plural = "GPUs" if unit == "GPU" else "processes"
-    return {
-        plural: str(case.count),
-        "strategy": case.strategy,
-        "batch": _text(batch),
-        f"a {unit}": _share(batch, case.count, row.accumulation),
-        "workers": _text(case.workers if row.workers is None else row.workers),
-        "samples/s": "no result" if speed is None else f"{speed.median:,.0f}",
-        "least to most": "-" if speed is None else f"{speed.least:,.0f} to {speed.most:,.0f}",
-        _ENERGY: _text(row.samples_per_joule, ".3g"),
-        "an epoch, s": _text(row.epoch_s, ".3g"),
-        "waits for data": _text(row.data_share, ".1%"),
-        "exchange": _text(row.exchange_share, ".1%"),
-        "memory of each, MiB": " ".join(f"{memory:,.0f}" for memory in row.memory_mib) or "-",
-        "speed-up": "-" if row.speed_up is None else f"{row.speed_up.median:.2f}",
-        "efficiency": _text(row.efficiency, ".0%"),
-    }
-
-
-def _text(value: float | None, form: str = "") -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _share(batch: int | None, count: int, accumulation: int) -> str:
-    if batch is None:
-        return "-"
-    least, rest = divmod(batch, count * accumulation)
-    each = f"{least} or {least + 1}" if rest else f"{least}"
-    return f"{each} x {accumulation}" if accumulation > 1 else each
-
-
-def describe(case: BenchCase, unit: str) -> str:
-    """Return a short description of a case."""
-    plural = "" if case.count == 1 else "s" if unit == "GPU" else "es"
-    batch = "" if case.batch_size is None else f", batch {case.batch_size}"
-    workers = "" if case.workers is None else f", {case.workers} workers"
-    return f"{case.count} {unit}{plural} {case.strategy}{batch}{workers}"
-
-
-def as_json(
-    table: Sequence[Row],
-    outcomes: Mapping[BenchCase, BenchResult],
-    facts: Mapping[str, Any],
-    advice: Sequence[str],
-) -> dict[str, Any]:
-    """Return the report for programs: the rows of the tables, and each round of each case."""
-    return {
-        **facts,
-        "suggestions": list(advice),
-        "rows": [dataclasses.asdict(row) for row in table],
-        "cases": [
-            {
-                **dataclasses.asdict(case),
-                "failure": outcome.failure,
-                "rounds": [
-                    {"round": n, **dataclasses.asdict(one)}
-                    for n, one in sorted(outcome.rounds.items())
-                ],
-            }
-            for case, outcome in outcomes.items()
-        ],
-    }

@@ -109,7 +109,7 @@ def bench(
       trainbox bench mnist --gpus 1,2 --set in_memory=false --workers 0,4,8 --suggest
       trainbox bench digits --processes 1,2 --device cpu --out tables
     """
-    from entrypoint.bench import tables
+    from entrypoint.bench import report, tables
     from entrypoint.bench.runs import Bench, NoCase, prepare_folder, write_files
     from entrypoint.bench.suggest import further, suggestions
 
@@ -138,10 +138,10 @@ def bench(
         "seconds": seconds,
         **runs.facts,
     }
-    text = tables.markdown(found, facts, advice)
+    text = report.markdown(found, facts, advice)
     click.echo(text)
     if out is not None:
-        write_files(out, text, tables.as_json(found, runs.outcomes, facts, advice))
+        write_files(out, text, report.as_json(found, runs.outcomes, facts, advice))
     if runs.stopped_by:
         message(f"{runs.stopped_by} received: the tables show the cases measured before it")
         sys.exit(PREEMPTED)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from entrypoint.bench.report import as_json, markdown
 from entrypoint.bench.runs import _duration, _last_message
 from entrypoint.bench.tables import (
     BenchCase,
@@ -12,13 +13,11 @@ from entrypoint.bench.tables import (
     Line,
     Measured,
     Spread,
-    as_json,
     cases,
     check_arguments,
     check_strategies,
     doubling,
     lines,
-    markdown,
     measurement_order,
     rows,
     training_arguments,
