@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import click
 
-from trainer.cli.options import Verb
+from trainer.cli.invocation import Verb
 from trainer.cli.sweep import sweep, sweep_show
 from trainer.cli.tasks import tasks
 from trainer.cli.train import train, verify

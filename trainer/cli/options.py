@@ -1,8 +1,5 @@
-"""Define the options that several commands share: their types, one table, and their settings."""
+"""Define the options that several commands share, and print their help."""
 
-import math
-import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,65 +7,22 @@ from typing import Any
 
 import click
 
-from trainer.errors import WrongUse
+from trainer.cli.parameters import (
+    BATCH,
+    BITS,
+    COUNT,
+    STORAGE,
+    TRAINING,
+    VALIDATION,
+    Number,
+    Option,
+    Whole,
+    add_options,
+    make_option,
+)
 from trainer.settings.config import CHANNELS_LAST, CONTIGUOUS, load_config_file
-from trainer.settings.environment import PREFIX, check_names
 from trainer.settings.optimizers import OPTIMIZERS
-from trainer.settings.task_source import overruled
 from trainer.system import hints
-from trainer.system.streams import message
-from trainer.task import locate, parse_fields, static_fields
-
-
-class Number(click.ParamType[float]):
-    """A finite number above `low`, or from `low` if not `open_low`, and up to `high`.
-
-    The ranges of click accept NaN.
-    """
-
-    name = "number"
-
-    def __init__(self, low: float, open_low: bool = True, high: float = math.inf) -> None:
-        self.low, self.open_low, self.high = low, open_low, high
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            self.fail(f"{value!r} is not a number", param, ctx)
-        if not math.isfinite(number) or number < self.low or (self.open_low and number == self.low):
-            self.fail(
-                f"{value} is not a finite number {'above' if self.open_low else 'from'} "
-                f"{self.low:g}",
-                param,
-                ctx,
-            )
-        if number > self.high:
-            self.fail(f"{value} is more than {self.high:g}", param, ctx)
-        return number
-
-
-class Whole(click.ParamType[int]):
-    """A whole number from `low` to `high`, by default the largest that a float counts exactly."""
-
-    name = "whole number"
-
-    def __init__(self, low: int, high: int = 2**53) -> None:
-        self.low, self.high = low, high
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            number = int(str(value))
-        except ValueError:
-            self.fail(f"{value!r} is not a whole number", param, ctx)
-        if not self.low <= number <= self.high:
-            self.fail(f"{value} is not a whole number from {self.low} to {self.high}", param, ctx)
-        return number
-
-
-COUNT = Whole(1)
 
 
 def _read_config_file(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
@@ -80,30 +34,6 @@ def _read_config_file(ctx: click.Context, _param: click.Parameter, path: Path | 
         ctx.default_map = {
             name: str(value) for name, value in settings.items() if value is not None
         }
-
-
-class Option(click.Option):
-    """An option with its section of the help page.
-
-    `--help` shows the everyday options, and `--help-all` shows all options in sections.
-    """
-
-    def __init__(
-        self, *names: Any, section: str = "", everyday: bool = False, **attributes: Any
-    ) -> None:
-        super().__init__(*names, **attributes)
-        self.section, self.everyday = section, everyday
-
-
-TRAINING, BATCH, BITS = "Training", "Batch", "Same bits"
-VALIDATION, STORAGE = "Validation", "Storage"
-
-
-def make_option(*names: str, **attributes: Any) -> Any:
-    """Return an option with its environment name: `--batch-size` is TRAINBOX_BATCH_SIZE."""
-    variable = PREFIX + names[0].split("/")[0].lstrip("-").replace("-", "_").upper()
-    envvar = [*attributes.pop("also", []), variable]
-    return click.option(*names, cls=Option, envvar=envvar, **attributes)
 
 
 _DATA_DIR = make_option(
@@ -455,117 +385,5 @@ _LAUNCH_OPTIONS = [
 ]
 
 
-def add_options(*options: Any) -> Callable[[Any], Any]:
-    """Return a decorator that adds `options` to a command, in the order of its help."""
-
-    def decorate(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
 training_options = add_options(*_TRAINING_OPTIONS, *_LAUNCH_OPTIONS)
 verification_options = add_options(_DATA_DIR, *_LAUNCH_OPTIONS)
-
-
-def read_device(device: str, device_on_stdin: bool) -> str:
-    """Return the device that the launcher writes to standard input, or else `device`."""
-    return (sys.stdin.readline().strip() if device_on_stdin else "") or device
-
-
-class Verb(click.Command):
-    """A command that refuses unknown TRAINBOX_ variables, except with `--help`."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        root = ctx.find_root().command
-        assert isinstance(root, click.Group)
-        check_names(
-            os.environ,
-            {
-                name
-                for command in root.commands.values()
-                for p in command.params
-                for name in variables(p)
-            },
-        )
-        return super().invoke(ctx)
-
-
-def variables(param: click.Parameter) -> Sequence[str]:
-    """Return the environment variables of the option."""
-    return [param.envvar] if isinstance(param.envvar, str) else param.envvar or []
-
-
-def report_environment() -> None:
-    """Print the environment variables that set an option, for the launcher, which shows them."""
-    ctx = click.get_current_context()
-    names = [
-        next(name for name in variables(param) if os.environ.get(name))
-        for param in ctx.command.params
-        if param.name
-        and ctx.get_parameter_source(param.name) is click.core.ParameterSource.ENVIRONMENT
-    ]
-    click.echo()  # ends a line that a task may have started
-    click.echo(" ".join(name for name in names if name != "TRAINBOX_DEVICE"))
-
-
-def without_replaced(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings without those of the --config file that an option replaces.
-
-    --max-steps replaces the file's epochs, and --batch-size-per-gpu its batch size, and vice versa.
-    """
-    ctx = click.get_current_context()
-    source, from_file = ctx.get_parameter_source, click.core.ParameterSource.DEFAULT_MAP
-    for one, other in (("epochs", "max_steps"), ("batch_size", "batch_size_per_gpu")):
-        for kept, dropped in ((one, other), (other, one)):
-            if (
-                settings[kept] is not None
-                and source(kept) != from_file
-                and source(dropped) == from_file
-            ):
-                settings = settings | {dropped: None}
-    return settings
-
-
-def task_fields(task: str, pairs: tuple[str, ...]) -> dict[str, Any]:
-    """Return the task's fields from --config and --set.
-
-    If the source of the task can be read without importing it, the fields are checked.
-
-    Raises:
-        WrongUse: A pair is malformed, or a field does not exist or has another type.
-    """
-    given = dict(click.get_current_context().meta.get("fields", {}))
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise WrongUse(f"--set {pair}: write NAME=VALUE, as in --set width=64")
-        given[name] = value
-    fields = static_fields(task)
-    return given if fields is None else parse_fields(task, fields, given)
-
-
-def warn_of_overruled_imports(task: str) -> None:
-    """Warn of imports that load another module than the user's file of that name.
-
-    Only the launcher's check calls this, so that the ranks do not repeat the warning.
-    """
-    file_or_module, _ = locate(task)
-    for line in overruled(file_or_module):
-        click.echo(message(line), err=True)
-
-
-def check_run_name(run: str | None, option: str = "--run") -> None:
-    """Raise WrongUse if `run`, the value of `option`, cannot be the name of a folder."""
-    if run is not None and (
-        run != Path(run).name
-        or run.startswith(".")
-        or not run.isprintable()
-        or len(os.fsencode(run)) > 255
-    ):
-        raise WrongUse(
-            f"{option} {run!r} must be a folder name, not a path: "
-            "set the parent folder with --runs-dir"
-        )

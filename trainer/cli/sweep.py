@@ -7,22 +7,17 @@ from typing import Any, TypeVar
 
 import click
 
-from trainer.cli.options import (
-    COUNT,
-    Number,
+from trainer.cli.invocation import (
     Verb,
-    Whole,
-    add_options,
     check_run_name,
-    help_options,
-    make_option,
     read_device,
     report_environment,
     task_fields,
-    training_options,
     warn_of_overruled_imports,
     without_replaced,
 )
+from trainer.cli.options import help_options, training_options
+from trainer.cli.parameters import COUNT, Number, Whole, add_options, make_option
 from trainer.errors import WrongUse
 from trainer.settings.config import Config, check
 from trainer.sweep import grid

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from trainer.cli.options import Verb
+from trainer.cli.invocation import Verb
 from trainer.task import built_in_tasks, load_task, loaded_fields, static_fields, summary
 
 

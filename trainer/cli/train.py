@@ -7,22 +7,17 @@ from typing import Any
 
 import click
 
-from trainer.cli.options import (
-    COUNT,
-    STORAGE,
-    Number,
+from trainer.cli.invocation import (
     Verb,
     check_run_name,
-    help_options,
-    make_option,
     read_device,
     report_environment,
     task_fields,
-    training_options,
-    verification_options,
     warn_of_overruled_imports,
     without_replaced,
 )
+from trainer.cli.options import help_options, training_options, verification_options
+from trainer.cli.parameters import COUNT, STORAGE, Number, make_option
 from trainer.errors import WrongUse
 from trainer.parallel.strategy import STRATEGIES
 from trainer.settings.config import Config, check

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.here import Here
 from trainer.cli.commands import cli
-from trainer.cli.options import variables
+from trainer.cli.invocation import variables
 from trainer.errors import WrongUse
 from trainer.settings.environment import LAUNCH_NAMES, NOT_SETTINGS, check_names
 

@@ -1,0 +1,116 @@
+"""Read and check what one call of a command was given."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainer.errors import WrongUse
+from trainer.settings.environment import check_names
+from trainer.settings.task_source import overruled
+from trainer.system.streams import message
+from trainer.task import locate, parse_fields, static_fields
+
+
+def read_device(device: str, device_on_stdin: bool) -> str:
+    """Return the device that the launcher writes to standard input, or else `device`."""
+    return (sys.stdin.readline().strip() if device_on_stdin else "") or device
+
+
+class Verb(click.Command):
+    """A command that refuses unknown TRAINBOX_ variables, except with `--help`."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        root = ctx.find_root().command
+        assert isinstance(root, click.Group)
+        check_names(
+            os.environ,
+            {
+                name
+                for command in root.commands.values()
+                for p in command.params
+                for name in variables(p)
+            },
+        )
+        return super().invoke(ctx)
+
+
+def variables(param: click.Parameter) -> Sequence[str]:
+    """Return the environment variables of the option."""
+    return [param.envvar] if isinstance(param.envvar, str) else param.envvar or []
+
+
+def report_environment() -> None:
+    """Print the environment variables that set an option, for the launcher, which shows them."""
+    ctx = click.get_current_context()
+    names = [
+        next(name for name in variables(param) if os.environ.get(name))
+        for param in ctx.command.params
+        if param.name
+        and ctx.get_parameter_source(param.name) is click.core.ParameterSource.ENVIRONMENT
+    ]
+    click.echo()  # ends a line that a task may have started
+    click.echo(" ".join(name for name in names if name != "TRAINBOX_DEVICE"))
+
+
+def without_replaced(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings without those of the --config file that an option replaces.
+
+    --max-steps replaces the file's epochs, and --batch-size-per-gpu its batch size, and vice versa.
+    """
+    ctx = click.get_current_context()
+    source, from_file = ctx.get_parameter_source, click.core.ParameterSource.DEFAULT_MAP
+    for one, other in (("epochs", "max_steps"), ("batch_size", "batch_size_per_gpu")):
+        for kept, dropped in ((one, other), (other, one)):
+            if (
+                settings[kept] is not None
+                and source(kept) != from_file
+                and source(dropped) == from_file
+            ):
+                settings = settings | {dropped: None}
+    return settings
+
+
+def task_fields(task: str, pairs: tuple[str, ...]) -> dict[str, Any]:
+    """Return the task's fields from --config and --set.
+
+    If the source of the task can be read without importing it, the fields are checked.
+
+    Raises:
+        WrongUse: A pair is malformed, or a field does not exist or has another type.
+    """
+    given = dict(click.get_current_context().meta.get("fields", {}))
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise WrongUse(f"--set {pair}: write NAME=VALUE, as in --set width=64")
+        given[name] = value
+    fields = static_fields(task)
+    return given if fields is None else parse_fields(task, fields, given)
+
+
+def warn_of_overruled_imports(task: str) -> None:
+    """Warn of imports that load another module than the user's file of that name.
+
+    Only the launcher's check calls this, so that the ranks do not repeat the warning.
+    """
+    file_or_module, _ = locate(task)
+    for line in overruled(file_or_module):
+        click.echo(message(line), err=True)
+
+
+def check_run_name(run: str | None, option: str = "--run") -> None:
+    """Raise WrongUse if `run`, the value of `option`, cannot be the name of a folder."""
+    if run is not None and (
+        run != Path(run).name
+        or run.startswith(".")
+        or not run.isprintable()
+        or len(os.fsencode(run)) > 255
+    ):
+        raise WrongUse(
+            f"{option} {run!r} must be a folder name, not a path: "
+            "set the parent folder with --runs-dir"
+        )
