@@ -214,10 +214,14 @@ def _of(module: str, package: str) -> bool:
     return module.startswith(f"{package}.")
 
 
+# Each takes milliseconds of each command. `secrets` loads OpenSSL.
+SLOW_MODULES = {"asyncio", "difflib", "secrets", "socket", "tempfile"}
+
+
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("entrypoint.cli.commands", {"torch", "numpy", "trainer"}),
+        ("entrypoint.cli.commands", {"torch", "numpy", "trainer", "pynvml", *SLOW_MODULES}),
         ("trainbox", {"torch", "numpy", "torchvision", "tensorboard", "entrypoint", "PIL"}),
         ("trainer.cli.commands", {"torch", "numpy", "torchvision", "tensorboard", "entrypoint"}),
         ("trainer.sweep.session", {"torch", "scipy", "matplotlib", "tensorboard", "entrypoint"}),

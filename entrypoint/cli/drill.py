@@ -1,6 +1,5 @@
 """`trainbox drill`: trainings that are killed and must have the same result."""
 
-import secrets
 from collections.abc import Sequence
 
 import click
@@ -178,6 +177,8 @@ def drill_run(
 
 
 def _drawn(seed: int | None) -> int:
+    import secrets  # loads OpenSSL, which takes milliseconds
+
     return secrets.randbelow(10**6) if seed is None else seed
 
 

@@ -1,7 +1,6 @@
 """The program that `trainbox run` starts: a script, a module or any executable file."""
 
 import ast
-import hashlib
 import json
 import os
 import re
@@ -45,6 +44,8 @@ class Target:
     def run_name(self) -> str:
         """Return the name of the run folder: the same command has the same one."""
         words = [self.is_module, self.name, *self.arguments]
+        import hashlib  # loads OpenSSL, which takes milliseconds
+
         digest = hashlib.sha256(json.dumps(words).encode()).hexdigest()[:8]
         stem = self.name.rpartition(".")[2] if self.is_module else Path(self.name).stem
         shown = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-.") or "script"
