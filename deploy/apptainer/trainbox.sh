@@ -126,8 +126,8 @@ fi
 # The digest for the manifest is read from a file, because hashing gigabytes at each start takes too
 # long. Make this file with `sha256sum trainbox.sif > trainbox.sif.sha256`.
 if [[ -z ${TRAINBOX_IMAGE_DIGEST-} && $sif.sha256 -nt $sif ]]; then
-    read -r digest _ <"$sif.sha256"
-    export APPTAINERENV_TRAINBOX_IMAGE_DIGEST=sif:$digest
+    read -r digest _ <"$sif.sha256" || true # an empty file, or one without a line end
+    if [[ -n $digest ]]; then export APPTAINERENV_TRAINBOX_IMAGE_DIGEST=sif:$digest; fi
 fi
 
 exec apptainer exec "${options[@]}" "$sif" trainbox "$@"

@@ -252,6 +252,10 @@ def test_the_digest_is_read_from_the_sha256_file(wrapper: Wrapper) -> None:
         wrapper("train", TRAINBOX_IMAGE_DIGEST="sha256:cd").env["TRAINBOX_IMAGE_DIGEST"]
         == "sha256:cd"
     )
+    digest.write_text("")
+    assert "TRAINBOX_IMAGE_DIGEST" not in wrapper("train").env, "`make sif` was interrupted"
+    digest.write_text("cd")
+    assert wrapper("train").env["TRAINBOX_IMAGE_DIGEST"] == "sif:cd"
     os.utime(digest, (0, 0))
     assert "TRAINBOX_IMAGE_DIGEST" not in wrapper("train").env, "the digest of an older image"
 
