@@ -1,10 +1,12 @@
 """What can affect a script's result: sources, versions, machine, scheduler and arguments."""
 
+import hashlib
 import importlib.metadata
 import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ def describe(target: Target, sources: Mapping[str, str], env: Mapping[str, str])
         "arguments": [without_secrets(argument) for argument in target.arguments],
         "sources": dict(sources),
         "revision": _revision(target.file.absolute().parent),
-        "build": _build(env),
+        "build": _build(env) | {"extra_lock_sha256": _extra_lock_sha256()},
         "image_digest": env.get("TRAINBOX_IMAGE_DIGEST"),
         "python": platform.python_version(),
         "packages": dict(
@@ -86,6 +88,14 @@ def _build(env: Mapping[str, str]) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return build if isinstance(build, dict) else {}
+
+
+def _extra_lock_sha256() -> str | None:
+    """Return the digest of the lock of added packages (`make build REQUIREMENTS=my.txt`)."""
+    try:
+        return hashlib.sha256((Path(sys.prefix) / "extra.lock").read_bytes()).hexdigest()
+    except OSError:
+        return None
 
 
 def _revision(folder: Path) -> str | None:
