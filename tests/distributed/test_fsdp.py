@@ -44,7 +44,7 @@ _SETTINGS: dict[str, Any] = {
     "clip_norm": 0.4,
     "accumulation": 2,
     "log_steps": 1,
-    "digest_steps": 2,
+    "digest_steps": 4,
     "checkpoint_steps": 4,
     "keep": 99,
     "threads": 1,

@@ -301,14 +301,10 @@ def test_without_network_a_message_names_the_missing_files(here: Here) -> None:
     assert list((here.folder / "data").iterdir()) == []
 
 
-@pytest.fixture
-def mirror(
-    tmp_path: Path, people: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Path, list[str]]]:
-    """Serve the archive in UCI's format; return its path and the list of requested paths."""
-    requested = list[str]()
-    folder = tmp_path / "mirror"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def archive(people: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the data folder as an archive in UCI's format."""
+    folder = tmp_path_factory.mktemp("archive")
     with zipfile.ZipFile(folder / "inner.zip", "w", zipfile.ZIP_DEFLATED) as inner:
         for file in people.rglob("*.txt"):
             inner.write(file, file.relative_to(people))
@@ -316,6 +312,18 @@ def mirror(
     with zipfile.ZipFile(folder / "har.zip", "w") as outer:
         outer.write(folder / "inner.zip", f"{_NAME}.zip")
         outer.writestr(f"{_NAME}.names", "of no use")
+    return folder / "har.zip"
+
+
+@pytest.fixture
+def mirror(
+    tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Path, list[str]]]:
+    """Serve a copy of the archive; return its path and the list of requested paths."""
+    requested = list[str]()
+    folder = tmp_path / "mirror"
+    folder.mkdir()
+    shutil.copy(archive, folder)
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *arguments: Any) -> None:

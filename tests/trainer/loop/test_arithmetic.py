@@ -1,8 +1,6 @@
 """The switches of torch that change bits agree with each other, and are set early enough."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,9 +22,7 @@ def _restored() -> Iterator[None]:
     torch.backends.cudnn.benchmark = False
 
 
-def _settings(
-    precision: str = "fp32", deterministic: bool = True, compiles: bool = False
-) -> Settings:
+def _settings(precision: str = "fp32", deterministic: bool = True) -> Settings:
     return Settings(
         batch_size=8,
         learning_rate=0.1,
@@ -35,7 +31,6 @@ def _settings(
         shards=1,
         threads=torch.get_num_threads(),
         deterministic=deterministic,
-        compile=compiles,
     )
 
 
@@ -63,27 +58,6 @@ def test_each_training_of_a_process_sets_all_switches() -> None:
     set_arithmetic(_settings(deterministic=False))
     assert (torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark) == (0, True)
     assert not torch.backends.cudnn.allow_tf32
-
-
-_COMPILES = """
-import torch
-from tests.trainer.loop.test_arithmetic import _settings
-from trainer.loop.arithmetic import set_arithmetic
-import sys
-set_arithmetic(_settings())
-print("torch._inductor.config" in sys.modules, torch.are_deterministic_algorithms_enabled())
-for deterministic in (True, False):
-    set_arithmetic(_settings(deterministic=deterministic, compiles=True))
-    print(torch._inductor.config.deterministic, torch.are_deterministic_algorithms_enabled())
-"""
-
-
-def test_the_compilers_kernels_are_deterministic_too() -> None:
-    """The other trainings do not import the compiler."""
-    out = subprocess.run(
-        [sys.executable, "-c", _COMPILES], capture_output=True, text=True, check=True
-    ).stdout
-    assert out.splitlines() == ["False True", "True True", "False False"]
 
 
 def test_a_task_that_computes_at_its_import_has_the_workspace_of_the_training(

@@ -157,13 +157,32 @@ assert graphs
 leave(0)
 """
 
+# The kernels that the compiler generates are deterministic as well, unless --fast is given.
+_SETS_ARITHMETIC = """
+import sys
+import torch
+from trainer.loop.arithmetic import set_arithmetic
+from trainer.settings.config import Settings
+
+def set_switches(**settings):
+    set_arithmetic(Settings(8, 0.1, "fp32", "min:loss", shards=1, threads=1, **settings))
+    return torch.are_deterministic_algorithms_enabled()
+
+assert set_switches(deterministic=True)
+assert "torch._inductor.config" not in sys.modules
+for deterministic in (True, False):
+    assert set_switches(deterministic=deterministic, compile=True) == deterministic
+    assert torch._inductor.config.deterministic == deterministic
+"""
+
 _PROGRAMS = {
-    "import a part": _PLAIN + _IMPORTS_A_PART,
+    "set arithmetic": _SETS_ARITHMETIC,
     "compare symbolic values": _PLAIN + _SYMBOLIC_VALUES,
     "train without": _TRAIN + _TRAINS_WITHOUT,
     "train compiled": _TRAIN + _TRAINS_COMPILED,
 }
 _MORE_PROGRAMS = {
+    "import a part": _PLAIN + _IMPORTS_A_PART,
     "compile": _PLAIN + _COMPILES,
     "call disable with other arguments": _PLAIN + _OTHER_ARGUMENTS,
 }
