@@ -26,7 +26,12 @@ def alone(
 
 
 @pytest.mark.parametrize(
-    ("processes", "accumulation", "sizes"), [(2, 1, "32"), (3, 1, "21 or 22"), (3, 2, "10 or 11")]
+    ("processes", "accumulation", "sizes"),
+    [
+        (2, 1, "32"),
+        pytest.param(3, 1, "21 or 22", marks=pytest.mark.slow),
+        (3, 2, "10 or 11"),
+    ],
 )
 def test_losses_are_the_same_step_by_step(
     ranks: Ranks,
@@ -67,8 +72,15 @@ def test_each_validation_example_counts_once_on_one_process(here: Here, loaded: 
     _check_census(here.entries("validation"))
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-@pytest.mark.parametrize("loaded", ["false", "true"])
+@pytest.mark.parametrize(
+    ("loaded", "processes"),
+    [
+        ("false", 2),
+        ("true", 3),
+        pytest.param("false", 3, marks=pytest.mark.slow),
+        pytest.param("true", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_each_validation_example_counts_once_on_several_processes(
     ranks: Ranks, here: Here, processes: int, loaded: str
 ) -> None:

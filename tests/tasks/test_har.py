@@ -380,7 +380,7 @@ def test_a_file_with_another_checksum_is_refused(
     assert list((here.folder / "data").iterdir()) == []
 
 
-@pytest.mark.parametrize("model", _MODELS)
+@pytest.mark.parametrize("model", _FAST_MODELS)
 def test_it_trains_in_mixed_precision(here: Here, data: Path, model: str) -> None:
     here.train(
         task="har", max_steps=2, batch_size=48, precision="bf16", fields=_MODELS[model]["fields"]
