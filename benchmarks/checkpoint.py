@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+from trainbox.snapshot import tensors_of
 from trainer.records.checkpoint import Checkpoints
-from trainer.records.snapshot import tensors_of
 
 TURNS = 11
 

@@ -46,6 +46,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
     "runpy": {"entrypoint.system.forks"},
     "optuna": {"trainer.sweep.samplers", "trainer.sweep.storage", "trainer.sweep.study"},
     "torch.distributed": {
+        "trainbox.ranks",
         "trainer.parallel.world",
         "trainer.parallel.exchange_failures",
         "trainer.parallel.fsdp",
@@ -72,7 +73,12 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
 }
 
 
+# What tasks import. Only these import the trainer, when a name is first used.
 _API = {"trainbox", "trainbox.metrics", "trainbox.pictures"}
+# What the library for scripts and the trainer have in common.
+_SHARED = {
+    f"trainbox.{name}" for name in ("errors", "files", "pinned", "seeding", "sidecar", "snapshot")
+}
 
 
 @cache
@@ -161,21 +167,31 @@ def test_tasks_import_only_the_public_api() -> None:
     assert used <= _API
 
 
-def test_only_tasks_import_the_public_api() -> None:
-    assert {
-        module for module in importers("trainbox") - _API if not module.startswith("trainer.tasks.")
-    } == set()
+def _ours(module: str) -> set[str]:
+    """Return the modules of Trainbox that `module` imports."""
+    return {name for name in imports(module) if name in FILES}
+
+
+def test_the_trainer_imports_only_the_shared_files_of_trainbox() -> None:
+    """The public API imports the trainer, so the trainer cannot import the public API."""
+    for module in FILES:
+        if module.startswith("trainer.") and not module.startswith("trainer.tasks."):
+            found = {name for name in _ours(module) if _of(f"{name}.", "trainbox")}
+            assert found <= _SHARED, module
+    assert {module for module in importers("trainbox") if _of(module, "entrypoint")} == set()
+    assert {name for module in _SHARED for name in _ours(module)} <= _SHARED
+
+
+def test_the_library_for_scripts_never_imports_the_trainer() -> None:
+    """The project of a script often has a `trainer` of its own."""
+    library = {module for module in FILES if _of(f"{module}.", "trainbox")} - _API
+    used = {name for module in library for name in imports(module)}
+    assert not any(_of(f"{name}.", "trainer") or _of(f"{name}.", "entrypoint") for name in used)
 
 
 def test_the_public_api_re_exports_what_a_task_needs() -> None:
-    used = {name for module in _API for name in imports(module) if name in FILES} - _API
-    assert used == {
-        "trainer.classification",
-        "trainer.errors",
-        "trainer.metrics",
-        "trainer.pictures",
-        "trainer.task",
-    }
+    used = {name for module in _API for name in _ours(module) if _of(name, "trainer")}
+    assert used == {"trainer.classification", "trainer.metrics", "trainer.pictures", "trainer.task"}
 
 
 def _package(module: str) -> str:
@@ -222,7 +238,7 @@ SLOW_MODULES = {"asyncio", "difflib", "secrets", "socket", "tempfile"}
     ("module", "absent"),
     [
         ("entrypoint.cli.commands", {"torch", "numpy", "trainer", "pynvml", *SLOW_MODULES}),
-        ("trainbox", {"torch", "numpy", "torchvision", "tensorboard", "entrypoint", "PIL"}),
+        ("trainbox", {"torch", "numpy", "trainer", "entrypoint", "multiprocessing"}),
         ("trainer.cli.commands", {"torch", "numpy", "torchvision", "tensorboard", "entrypoint"}),
         ("trainer.sweep.session", {"torch", "scipy", "matplotlib", "tensorboard", "entrypoint"}),
     ],

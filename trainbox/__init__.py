@@ -1,31 +1,68 @@
-"""The public Python API for task files. All other modules are internal."""
+"""The public Python API. What is not listed in `__all__` is internal.
 
+Task files import `Task` or `Classification`. Training scripts of your own import the other names
+(docs/guides/library.md).
+"""
+
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import StorageFailure, WrongUse
-from trainer.task import Task
+from trainbox.errors import StorageFailure, WrongUse
+from trainbox.metrics import metrics
 
 if TYPE_CHECKING:
-    from trainbox import metrics, pictures
+    from trainbox import pictures
+    from trainbox.checkpoints import Checkpoints
+    from trainbox.folder import run_folder
+    from trainbox.order import Sampler, epoch_order
+    from trainbox.stop import ignore_stop_signals, stop_requested
     from trainer.classification import Classification
+    from trainer.task import Task
 
-__all__ = ["Classification", "StorageFailure", "Task", "WrongUse", "metrics", "pictures"]
+__all__ = [
+    "Checkpoints",
+    "Classification",
+    "Sampler",
+    "StorageFailure",
+    "Task",
+    "WrongUse",
+    "epoch_order",
+    "ignore_stop_signals",
+    "metrics",
+    "pictures",
+    "run_folder",
+    "stop_requested",
+]
+
+# The modules of the names that are imported when they are first used. `import trainbox` then takes
+# milliseconds, and needs torch and the package `trainer` only for the names that use them.
+_MODULES = {
+    "Checkpoints": "trainbox.checkpoints",
+    "Sampler": "trainbox.order",
+    "epoch_order": "trainbox.order",
+    "ignore_stop_signals": "trainbox.stop",
+    "run_folder": "trainbox.folder",
+    "stop_requested": "trainbox.stop",
+    "Classification": "trainer.classification",
+    "Task": "trainer.task",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name that needs torch when it is first used.
-
-    `from trainbox import Task` then takes milliseconds.
+    """Import a public name when it is first used.
 
     Raises:
         AttributeError: the API does not have `name`.
+        ImportError: `name` is for tasks, and another module has the name `trainer`.
     """
-    if name == "Classification":
-        from trainer.classification import Classification
+    if name == "pictures":
+        return importlib.import_module("trainbox.pictures")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'trainbox' has no attribute {name!r}")
+    if _MODULES[name].startswith("trainer."):
+        from trainbox.task_api import check_trainer
 
-        return Classification
-    if name in ("metrics", "pictures"):
-        import importlib
-
-        return importlib.import_module(f"trainbox.{name}")
-    raise AttributeError(f"module 'trainbox' has no attribute {name!r}")
+        check_trainer()
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value

@@ -1,5 +1,104 @@
-"""Metrics from a confusion matrix."""
+"""Report the metrics of a training script, and compute metrics from a confusion matrix."""
 
-from trainer.metrics import accuracy, confusion_matrix, macro_f1
+import json
+import math
+import operator
+import time
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["accuracy", "confusion_matrix", "macro_f1"]
+from trainbox import ranks
+from trainbox.errors import StorageFailure, WrongUse
+from trainbox.files import append_line
+from trainbox.folder import run_folder
+
+if TYPE_CHECKING:
+    from trainer import metrics as of_tasks
+
+_OF_TASKS = ("accuracy", "confusion_matrix", "macro_f1")
+
+
+class Metrics:
+    """The function `trainbox.metrics`, with the metrics that tasks use as attributes.
+
+    Both have the same name: `trainbox.metrics(step, loss=0.5)` reports values, and
+    `trainbox.metrics.macro_f1(confusion)` computes one for a task.
+    """
+
+    if TYPE_CHECKING:
+        accuracy = staticmethod(of_tasks.accuracy)
+        confusion_matrix = staticmethod(of_tasks.confusion_matrix)
+        macro_f1 = staticmethod(of_tasks.macro_f1)
+
+    def __call__(self, step: int, *, kind: str = "train", **values: Any) -> None:
+        """Append a line with `values` to metrics.jsonl in the run folder, if this is rank 0.
+
+        Args:
+            step: The number of finished optimizer steps.
+            kind: What is reported, such as `train` or `validation`.
+            values: Numbers, strings, lists of them, and tensors or arrays. A value that is infinite
+                or NaN becomes null, because JSON does not have it.
+
+        Raises:
+            StorageFailure: The file cannot be written.
+            WrongUse: A value cannot be written as JSON, or has a reserved name.
+        """
+        if ranks.rank() != 0:
+            return
+        if reserved := {"time_unix_s"} & values.keys():
+            raise WrongUse(f"metrics({min(reserved)}=...) is a reserved name: choose another one")
+        entry = {
+            "kind": kind,
+            "step": operator.index(step),
+            "time_unix_s": round(time.time(), 3),
+            **{name: _plain(name, value) for name, value in values.items()},
+        }
+        path = run_folder() / "metrics.jsonl"
+        try:
+            append_line(path, json.dumps(entry))
+        except OSError as error:
+            raise StorageFailure(
+                f"cannot write {path}: {error.strerror or error}: free some space, or set another "
+                "folder in TRAINBOX_RUN"
+            ) from error
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _OF_TASKS:
+            raise AttributeError(f"trainbox.metrics has no attribute {name!r}")
+        from trainbox.task_api import check_trainer
+
+        check_trainer()
+        import trainer.metrics
+
+        return getattr(trainer.metrics, name)
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return `value` as plain JSON.
+
+    Raises:
+        WrongUse: it cannot be written as JSON.
+    """
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(name, part) for part in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(name, part) for key, part in value.items()}
+    if hasattr(value, "tolist"):  # a tensor, an array or a number of NumPy
+        return _plain(name, value.tolist())
+    raise WrongUse(
+        f"metrics({name}=...) is a {type(value).__name__}, which JSON does not have: convert it "
+        "to numbers, strings or lists"
+    )
+
+
+metrics = Metrics()
+
+
+def __getattr__(name: str) -> Any:
+    """Return a metric of tasks, for `from trainbox.metrics import macro_f1`."""
+    if name in _OF_TASKS:
+        return getattr(metrics, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

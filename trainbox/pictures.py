@@ -1,5 +1,9 @@
 """Pictures for `Task.figures`, as (3, H, W) uint8 tensors."""
 
-from trainer.pictures import confusion_matrix, example_sheet, from_figure
+from trainbox.task_api import check_trainer
+
+check_trainer()
+
+from trainer.pictures import confusion_matrix, example_sheet, from_figure  # noqa: E402
 
 __all__ = ["confusion_matrix", "example_sheet", "from_figure"]

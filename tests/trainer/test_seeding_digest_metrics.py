@@ -12,8 +12,8 @@ import torch
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 from torch import Tensor
 
+from trainbox.seeding import derive_seed
 from trainer import metrics
-from trainer.data.seeding import derive_seed
 from trainer.records.digest import tensors_digest
 
 
@@ -34,7 +34,7 @@ def test_seeds_are_frozen(parts: tuple[int | str, ...], seed: int) -> None:
 
 
 def test_seeds_do_not_depend_on_the_interpreters_hash_seed() -> None:
-    code = "from trainer.data.seeding import derive_seed; print(derive_seed(0, 'order', 0))"
+    code = "from trainbox.seeding import derive_seed; print(derive_seed(0, 'order', 0))"
     ended = subprocess.run(
         [sys.executable, "-c", code],
         env={"PYTHONHASHSEED": "5"},

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from trainbox.seeding import derive_seed
 from trainer.data.nested import mapped
-from trainer.data.seeding import derive_seed
 from trainer.errors import WrongUse
 from trainer.system.signals import leave_signals_to_the_parent
 from trainer.system.sources import loaded_sources

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.data.seeding import derive_seed
+from trainbox.seeding import derive_seed
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from trainer.data.seeding import derive_seed
+from trainbox.seeding import derive_seed
 from trainer.errors import STORE, DeviceMissing, NetworkFailure, WrongUse
 from trainer.parallel.stalled_gpu import watch_gpu
 from trainer.system.architectures import without_code

@@ -1,21 +1,20 @@
 """Save checkpoints in a thread while the training continues."""
 
-import hashlib
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainbox.files import replacing
+from trainbox.sidecar import write_checkpoint
+from trainbox.snapshot import Snapshot, tensors_of
 from trainer.errors import NotFinite
 from trainer.records.checkpoint_files import CheckpointFiles
-from trainer.records.snapshot import Snapshot, tensors_of
-from trainer.system.files import replacing
 from trainer.system.storage import storage_failure
 
 
@@ -198,46 +197,11 @@ def _write_checkpoint(
     metrics: Mapping[str, float],
     best_step: int | None,
 ) -> None:
-    """Write the tensors and the sidecar of `step`.
-
-    The sidecar is on the disk under its temporary name before the tensors get their name. If the
-    process is killed between the two renames, the next start finishes the save.
-    """
+    """Write the tensors and the sidecar of `step`."""
     identity = {"run_id": files.run_id, "step": step}
-    sidecar: dict[str, Any] = {**identity, "metrics": metrics, "best_step": best_step}
-    with (
-        replacing(files.path(step)) as sidecar_file,
-        replacing(files.path(step, ".pt")) as file,
-    ):
-        hashed = _HashedFile(file)
-        try:
-            torch.save({**state, "checkpoint": identity}, hashed)  # type: ignore[arg-type]
-        except RuntimeError as error:
-            # torch hides the reason, such as a full disk
-            raise (hashed.error or error) from error
-        sidecar |= {"sha256": hashed.sha256.hexdigest(), "bytes": hashed.size}
-        sidecar["saved_at_unix_s"] = round(time.time(), 3)
-        sidecar_file.write(json.dumps(sidecar, indent=2).encode() + b"\n")
-        sidecar_file.flush()
-        os.fsync(sidecar_file.fileno())
-
-
-class _HashedFile:
-    """A file that hashes what is written, and remembers the error that torch would hide."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.sha256, self.size = file, hashlib.sha256(), 0
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            written = self.file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-        self.sha256.update(data)
-        self.size += written
-        return written
-
-    def flush(self) -> None:
-        self.file.flush()
+    write_checkpoint(
+        files.folder,
+        step,
+        lambda file: torch.save({**state, "checkpoint": identity}, file),
+        {**identity, "metrics": metrics, "best_step": best_step},
+    )

@@ -1,9 +1,7 @@
 """The files of checkpoints: how they are named, verified, loaded, kept and removed."""
 
 import contextlib
-import hashlib
 import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
+from trainbox.files import open_regular, read_object, replacing
+from trainbox.sidecar import (
+    checkpoint_path,
+    complete_or_remove,
+    damage,
+    remove_checkpoint,
+    remove_temporary,
+    set_aside,
+    short,
+    steps_in,
+)
 from trainer.errors import StorageFailure
-from trainer.system.files import open_regular, read_object, replacing
 from trainer.system.storage import storage_failure
 
 # This file is in a run's folder once the run has completed a checkpoint.
@@ -61,21 +69,13 @@ class CheckpointFiles:
 
         A save that lacks only its last rename is finished. Temporary files are removed.
         """
-        for sidecar in self.folder.glob("step-*.json.tmp"):
-            if _is_sidecar_of(
-                sidecar, sidecar.with_name(sidecar.name.removesuffix(".json.tmp") + ".pt")
-            ):
-                sidecar.replace(sidecar.with_suffix(""))
         beside = (self.folder.parent / f"{name}.tmp" for name in _FILES_BESIDE)
-        for path in [*self.folder.glob("step-*.tmp"), *beside]:
-            if path.is_file() and not path.is_symlink():
-                path.unlink()
-            elif os.path.lexists(path):
-                self._report(
-                    f"{path} is not a temporary file of Trainbox (a folder, a link or a FIFO): set "
-                    "aside"
-                )
-                _set_aside(path)
+        for path in [*complete_or_remove(self.folder), *remove_temporary(beside)]:
+            self._report(
+                f"{path} is not a temporary file of Trainbox (a folder, a link or a FIFO): set "
+                "aside"
+            )
+            set_aside(path)
 
     def newest(self) -> int | None:
         """Return the step of the newest valid checkpoint, or None if this run never completed one.
@@ -95,7 +95,7 @@ class CheckpointFiles:
                 valid = step
                 break
             problems[step] = problem
-        for step in self._steps_of(".pt"):
+        for step in steps_in(self.folder, ".pt"):
             if step not in steps:
                 problems[step] = f"its sidecar {self.path(step).name} is missing"
         if valid is None:
@@ -107,7 +107,7 @@ class CheckpointFiles:
                 f"aside, using step {valid}"
             )
             for suffix in (".pt", ".json"):
-                _set_aside(self.path(step, suffix))
+                set_aside(self.path(step, suffix))
         return valid
 
     def _refuse_to_restart(self, problems: Mapping[int, str]) -> None:
@@ -138,14 +138,7 @@ class CheckpointFiles:
 
     def steps(self) -> list[int]:
         """Return the steps that have a sidecar, oldest first."""
-        return self._steps_of(".json")
-
-    def _steps_of(self, suffix: str) -> list[int]:
-        stems = (path.name.removesuffix(suffix) for path in self.folder.glob(f"step-*{suffix}"))
-        steps = [
-            int(match[1]) for stem in stems if (match := re.fullmatch(r"step-([0-9]{8,})", stem))
-        ]
-        return sorted(step for step in steps if os.path.lexists(self.path(step, suffix)))
+        return steps_in(self.folder)
 
     def run_id_found(self) -> str | None:
         """Return the run's id from its newest readable sidecar, for a run without a manifest."""
@@ -220,12 +213,7 @@ class CheckpointFiles:
         """Remove all checkpoints except the newest `keep` and that of `best_step`."""
         for step in self.steps()[:-keep]:
             if step != best_step:
-                # If the process is killed in between, this leaves a complete checkpoint or a
-                # temporary file for `remove_leftovers`.
-                temporary = self.path(step, ".json.tmp")
-                self.path(step).replace(temporary)
-                self.path(step, ".pt").unlink(missing_ok=True)
-                temporary.unlink()
+                remove_checkpoint(self.folder, step)
 
     def _problem(self, step: int) -> str | None:
         """Return what is wrong with the checkpoint of `step`, or None.
@@ -239,16 +227,8 @@ class CheckpointFiles:
             return f"its sidecar cannot be read: {getattr(error, 'strerror', None) or error}"
         if problem := self._identity_problem("sidecar", sidecar, step):
             return problem
-        try:
-            with open_regular(self.path(step, ".pt")) as file:
-                size = os.fstat(file.fileno()).st_size
-                if size != sidecar.get("bytes"):  # check first: reading a huge file takes long
-                    return f"{size} bytes instead of {_short(sidecar.get('bytes'))}"
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            return f"its tensors cannot be read: {error.strerror or error}"
-        if found != sidecar.get("sha256"):
-            return f"sha256 {found[:12]}... instead of {_short(sidecar.get('sha256'))}"
+        if problem := damage(self.path(step, ".pt"), sidecar):
+            return problem
         # An earlier version did not write the identity.
         identity = self._load(step, mmap=True).get("checkpoint")
         return self._identity_problem(
@@ -260,37 +240,17 @@ class CheckpointFiles:
         if not isinstance(identity, dict) or identity.get("step") != step:
             return (
                 f"its {what} is of step "
-                f"{_short(identity.get('step') if isinstance(identity, dict) else identity)}"
+                f"{short(identity.get('step') if isinstance(identity, dict) else identity)}"
             )
         if (other := identity.get("run_id")) != self.run_id:
             return (
-                f"its {what} is of another run, with the id {_short(other)} instead of "
-                f"{_short(self.run_id)}"
+                f"its {what} is of another run, with the id {short(other)} instead of "
+                f"{short(self.run_id)}"
             )
         return None
 
     def path(self, step: int, suffix: str = ".json") -> Path:
-        return self.folder / f"step-{step:08d}{suffix}"
-
-
-def _is_sidecar_of(sidecar: Path, tensors: Path) -> bool:
-    """Return whether `sidecar` is complete and has the SHA-256 of the file `tensors`."""
-    try:
-        expected = read_object(sidecar).get("sha256")
-        with open_regular(tensors) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == expected
-    except (OSError, ValueError):
-        return False
-
-
-def _set_aside(path: Path) -> None:
-    """Rename what is at `path` to `.damaged`, or to `.damaged.2` and so on if that name exists."""
-    aside, number = path.with_name(f"{path.name}.damaged"), 1
-    while os.path.lexists(aside):
-        number += 1
-        aside = path.with_name(f"{path.name}.damaged.{number}")
-    with contextlib.suppress(FileNotFoundError):
-        path.rename(aside)
+        return checkpoint_path(self.folder, step, suffix)
 
 
 def _step_of_weights(path: Path) -> int | None:
@@ -301,8 +261,3 @@ def _step_of_weights(path: Path) -> int | None:
             return int((file.metadata() or {}).get("step", ""))
     except (OSError, SafetensorError, ValueError):
         return None
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

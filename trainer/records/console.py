@@ -10,8 +10,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from trainbox.files import append_regular
 from trainer.data.schedule import Schedule
-from trainer.system.files import append_regular
 from trainer.system.storage import storage_failure
 from trainer.system.streams import printable
 

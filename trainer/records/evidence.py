@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainbox.files import parse_object, read_text
 from trainer.errors import Differs, WrongUse
 from trainer.records.compare import (
     edited_settings,
@@ -18,7 +19,6 @@ from trainer.records.compare import (
     listed_changes,
 )
 from trainer.settings.config import parse_config
-from trainer.system.files import parse_object, read_text
 
 _DIGESTS = ("model", "optimizer", "order")
 _KINDS = ("start", "step", "checkpoint", "resume")

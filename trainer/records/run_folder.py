@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from trainbox.files import append_regular, read_object, read_text, replacing
 from trainer.errors import Busy, StorageFailure, WrongUse
 from trainer.records.checkpoint_files import FIRST_CHECKPOINT
 from trainer.records.compare import read_entries
-from trainer.system.files import append_regular, read_object, read_text, replacing
 from trainer.system.storage import storage_failure
 
 METRICS, DIGESTS = "metrics.jsonl", "digests.jsonl"

@@ -11,10 +11,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from trainbox.files import open_regular
 from trainer.errors import Differs, WrongUse
 from trainer.records.digest import digest_of_digests, tensor_digests
 from trainer.records.evidence import Evidence
-from trainer.system.files import open_regular
 
 _OPTIMIZER = "optimizer."  # the prefix of the optimizer's tensors in digests.jsonl
 _EXTRA_STATE = "_extra_state"  # a module's extra state, which a .safetensors file cannot hold

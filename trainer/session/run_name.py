@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from trainbox.files import read_object
 from trainer.parallel.strategy import Strategy
 from trainer.settings.config import Config
-from trainer.system.files import read_object
 
 
 def default_name(config: Config, strategy: Strategy, runs_dir: Path) -> str:

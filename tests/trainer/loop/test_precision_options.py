@@ -43,8 +43,8 @@ def _by_hand(
     kind: Callable[..., torch.optim.Optimizer], steps: int, **options: Any
 ) -> dict[str, Tensor]:
     """Return the weights after a plain loop over the same data in the same order."""
+    from trainbox.seeding import derive_seed
     from trainer.data.schedule import epoch_order
-    from trainer.data.seeding import derive_seed
 
     task = Tiny()
     inputs, targets = task._examples(50, 1).tensors

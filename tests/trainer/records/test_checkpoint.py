@@ -22,9 +22,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.support.commands import clean_environment
+from trainbox.files import replacing
 from trainer.errors import NotFinite, StorageFailure
 from trainer.records.checkpoint import Checkpoints
-from trainer.system.files import replacing
 
 
 class Saver:

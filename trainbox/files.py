@@ -119,3 +119,22 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append `line` and a line break to a regular file in one write.
+
+    Lines that several processes append are then not mixed.
+
+    Raises:
+        NotRegular: the path is a FIFO, a folder, a device or a socket.
+        OSError: the file is not writable, or the disk is full.
+    """
+    data = f"{line}\n".encode(errors="backslashreplace")
+    descriptor = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        if os.write(descriptor, data) < len(data):
+            os.write(descriptor, b"\n")  # the rest did not fit: keep the next line apart
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    finally:
+        os.close(descriptor)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.records.pinned import pinned_like
+from trainbox.pinned import pinned_like
 
 
 class Snapshot:
@@ -26,13 +26,12 @@ class Snapshot:
     def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of `state` on the CPU, valid until the next call."""
         tensors = list(tensors_of(state))
-        torch._foreach_copy_(self._buffers_for(tensors), tensors, non_blocking=True)
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        if tensors:  # torch refuses an empty list
+            torch._foreach_copy_(self._buffers_for(tensors), tensors, non_blocking=True)
+        for device in {tensor.device for tensor in tensors if tensor.device.type != "cpu"}:
+            torch.accelerator.synchronize(device)
         copies = iter(self._buffers)
-        rebuilt = _rebuild(state, copies)
-        assert isinstance(rebuilt, dict)
-        return rebuilt
+        return {name: _rebuild(value, copies) for name, value in state.items()}
 
     def _buffers_for(self, tensors: list[Tensor]) -> list[Tensor]:
         if [_layout(t) for t in tensors] != [_layout(t) for t in self._buffers]:
@@ -72,5 +71,6 @@ def _rebuild(tree: Any, copies: Iterator[Tensor]) -> Any:
     if isinstance(tree, Mapping):
         return {name: _rebuild(value, copies) for name, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [_rebuild(value, copies) for value in tree]
+        values = [_rebuild(value, copies) for value in tree]
+        return tuple(values) if isinstance(tree, tuple) else values
     return tree

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.records import snapshot
-from trainer.records.pinned import pinned_like
-from trainer.records.snapshot import Snapshot
+from trainbox import snapshot
+from trainbox.pinned import pinned_like
+from trainbox.snapshot import Snapshot
 
 _TENSORS = [
     torch.arange(7, dtype=torch.float32),

@@ -1,0 +1,63 @@
+"""`import trainbox` is cheap, and works beside a user's own `trainer.py`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trainbox
+from tests.support.commands import clean_environment
+
+_SCRIPT = """
+import sys
+import trainbox
+trainbox.metrics(1, loss=0.5)
+order = list(trainbox.Sampler(4, seed=0))
+assert order == trainbox.epoch_order(0, 0, 4)
+print(trainbox.run_folder().name, trainbox.stop_requested())
+print(sorted({"torch", "trainer", "entrypoint"} & set(sys.modules)))
+for name in ("Task", "Classification", "pictures"):
+    try:
+        getattr(trainbox, name)
+    except ImportError as error:
+        print(error)
+try:
+    trainbox.metrics.macro_f1
+except ImportError as error:
+    print(error)
+import trainer
+try:
+    trainbox.Task
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_a_script_beside_its_own_trainer_needs_neither_ours_nor_torch(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer/__init__.py").write_text("print('the trainer of the user')\n")
+    ended = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    folder, loaded, *errors = ended.stdout.splitlines()
+    assert (folder, loaded) == ("train False", "[]")
+    refused = (
+        f"{tmp_path}/trainer/__init__.py is imported as `trainer`, which is the name of Trainbox's "
+        "own package with Task, Classification, metrics of tasks and pictures: rename your module, "
+        "or do not use these names"
+    )
+    assert errors == [*[refused] * 4, "the trainer of the user", refused]
+    assert (tmp_path / "runs/train/metrics.jsonl").exists()
+
+
+def test_all_public_names_exist_and_no_others() -> None:
+    assert all(getattr(trainbox, name) is not None for name in trainbox.__all__)
+    with pytest.raises(AttributeError, match="module 'trainbox' has no attribute 'Trainer'"):
+        trainbox.Trainer  # noqa: B018

@@ -1,0 +1,366 @@
+"""Checkpoints of a script: whole or not there, verified, and never all removed."""
+
+import errno
+import hashlib
+import json
+import os
+import pickle
+import re
+import resource
+import signal
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from tests.support.nodes import free_port
+from tests.support.ranks import Ranks
+from trainbox import Checkpoints, StorageFailure, WrongUse
+
+
+def _state(value: float) -> dict[str, Any]:
+    return {"weight": torch.full((100,), value)}
+
+
+def _value(checkpoints: Checkpoints, **options: bool) -> tuple[float, int] | None:
+    found = checkpoints.load(**options)
+    return None if found is None else (found[0]["weight"][0].item(), found[1])
+
+
+def _save_all(checkpoints: Checkpoints, *steps: int) -> None:
+    for step in steps:
+        checkpoints.save(step, _state(step))
+    checkpoints.wait()
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)).to(
+        memory_format=torch.channels_last  # type: ignore[call-overload]
+    )
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.8, 0.9))
+    model(torch.ones(2, 1, 5, 5)).sum().backward()
+    optimizer.step()
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "random": (3, (1, 2), None),
+        "values": [1, 0.5, True, "text", b"bytes", torch.float16, torch.device("cpu")],
+        "ordered": OrderedDict(a=1),
+    }
+    checkpoints = Checkpoints(tmp_path / "new/folder")
+    assert checkpoints.load() is None
+    checkpoints.save(7, state, metric=0.5)
+    checkpoints.wait()
+    found = Checkpoints(tmp_path / "new/folder").load()
+    assert found is not None
+    loaded, step = found
+    assert step == 7
+    assert (loaded["random"], loaded["values"], loaded["ordered"]) == (
+        state["random"],
+        state["values"],
+        {"a": 1},
+    )
+    assert loaded["optimizer"]["param_groups"][0]["betas"] == (0.8, 0.9)
+    other = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    other.load_state_dict(loaded["model"])
+    torch.optim.Adam(other.parameters()).load_state_dict(loaded["optimizer"])
+    assert all(
+        torch.equal(one, two)
+        for one, two in zip(model.state_dict().values(), other.state_dict().values(), strict=True)
+    )
+    assert "requires_grad=True" not in str(loaded)
+
+
+def test_a_state_without_tensors_and_with_other_tensors_can_follow(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for step, state in enumerate([{"a": 1}, _state(2), {"b": torch.ones(3)}, {"c": "text"}]):
+        checkpoints.save(step, state)
+        found = checkpoints.load()
+        assert found is not None
+        assert (str(found[0]), found[1]) == (str(state), step)
+
+
+def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+    metrics = [0.1, 0.9, 0.3, 0.9, 0.2, float("nan"), 0.4, float("inf")]
+    for best, expected in (("max", 2), ("min", 1)):
+        folder = tmp_path / best
+        checkpoints = Checkpoints(folder, keep=2, best=best)  # type: ignore[arg-type]
+        for step, metric in enumerate(metrics, 1):
+            checkpoints.save(step, _state(step), metric)
+        checkpoints.wait()
+        stems = [f"step-{step:08d}" for step in (expected, 7, 8)]
+        assert _names(folder) == [
+            f"{stem}{suffix}" for stem in stems for suffix in (".json", ".pt")
+        ]
+        again = Checkpoints(folder, keep=2, best=best)  # type: ignore[arg-type]
+        assert _value(again) == (8, 8)
+        assert _value(again, best=True) == (expected, expected)
+    assert Checkpoints(tmp_path / "none").load(best=True) is None
+
+
+def test_a_copy_is_saved_while_the_training_changes_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write, save = threading.Event(), torch.save
+
+    def wait_and_save(*arguments: Any) -> None:
+        may_write.wait()
+        save(*arguments)
+
+    monkeypatch.setattr(torch, "save", wait_and_save)
+    checkpoints, state = Checkpoints(tmp_path), _state(1)
+    checkpoints.save(1, state)
+    state["weight"].fill_(2)
+    assert set(_names(tmp_path)) <= {"step-00000001.json.tmp", "step-00000001.pt.tmp"}
+    # The next save waits for this one, so that neither is lost.
+    second = threading.Thread(target=checkpoints.save, args=(2, state))
+    second.start()
+    assert second.is_alive()
+    may_write.set()
+    second.join()
+    checkpoints.wait()
+    assert _value(checkpoints) == (2, 2)
+    (tmp_path / "step-00000002.pt").write_bytes(b"")
+    assert _value(checkpoints) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "bytes instead of"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"x"), "sha256 .* instead of"),
+        (lambda path: path.unlink(), "its tensors cannot be read: No such file"),
+        (lambda path: path.with_suffix(".json").write_text("{"), "its sidecar cannot be read"),
+        (lambda path: path.with_suffix(".json").write_text("{}"), "its sidecar is of another"),
+    ],
+)
+def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    damage: Callable[[Path], None],
+    reason: str,
+) -> None:
+    _save_all(Checkpoints(tmp_path, keep=3), 1, 2, 3)
+    damage(tmp_path / "step-00000003.pt")
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    assert _value(checkpoints) == (2, 2)
+    message = capfd.readouterr().err
+    assert message.startswith(f"trainbox: checkpoint {tmp_path}/step-00000003.pt is damaged (")
+    assert message.endswith("): set aside, using step 2\n")
+    assert re.search(reason, message)
+    # The step is trained again, and what is damaged does not count as one of the newest.
+    _save_all(checkpoints, 3)
+    assert "step-00000003.json.damaged" in _names(tmp_path)
+    assert _value(checkpoints) == (3, 3)
+    assert capfd.readouterr().err == ""
+
+
+def test_without_a_valid_checkpoint_a_start_from_0_is_refused(tmp_path: Path) -> None:
+    _save_all(Checkpoints(tmp_path), 1, 2)
+    for path in tmp_path.glob("*.pt"):
+        path.write_bytes(b"")
+    before = _names(tmp_path)
+    with pytest.raises(
+        StorageFailure,
+        match=rf"^no valid checkpoint in {tmp_path} \(step 2: 0 bytes instead of \d+; "
+        r"step 1: .*\): restore the files from a backup, or use another folder to start from "
+        "step 0$",
+    ):
+        Checkpoints(tmp_path).load()
+    assert _names(tmp_path) == before
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    others = {
+        "model.pt": "a",
+        "step-1.pt": "b",
+        "step-00000001.txt": "c",
+        "notes.tmp": "d",
+        "step-00000002.pt": "e",  # without a sidecar
+        "step-00000003.json": '{"step": 3}',  # of another program
+        "step-00000003.pt": "f",
+    }
+    for name, text in others.items():
+        (tmp_path / name).write_text(text)
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    _save_all(checkpoints, 4, 5, 6)
+    assert _value(checkpoints) == (6, 6)
+    assert {name: (tmp_path / name).read_text() for name in others} == others
+    (tmp_path / "step-00000007.pt").write_text("g")
+    _save_all(checkpoints, 7)
+    assert (tmp_path / "step-00000007.pt.damaged").read_text() == "g"
+    assert _value(checkpoints) == (7, 7)
+
+
+class _Killed(BaseException):
+    """The end of a killed process, after which nothing runs."""
+
+
+@pytest.mark.parametrize("calls", range(12))
+def test_a_kill_at_any_moment_leaves_a_valid_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    """Kill before the N-th change of a name; with keep=1, this is the hardest case."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    _save_all(checkpoints, 1)
+    done = []
+
+    def change(original: Callable[..., Any]) -> Callable[..., Any]:
+        def changed(path: Path, *arguments: Any, **options: Any) -> Any:
+            if len(done) >= calls:
+                done.append("killed")
+                raise _Killed
+            done.append(path.name)
+            return original(path, *arguments, **options)
+
+        return changed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", change(Path.replace))
+        patched.setattr(Path, "unlink", change(Path.unlink))
+        checkpoints.save(2, _state(2))
+        assert checkpoints._thread is not None
+        checkpoints._thread.join()
+    killed = "killed" in done
+    assert killed == (calls < 7), done
+    found = _value(Checkpoints(tmp_path, keep=1))
+    assert found in ([(1, 1), (2, 2)] if killed else [(2, 2)])
+    # What a kill left behind does not stay.
+    again = Checkpoints(tmp_path, keep=1)
+    again.load()
+    _save_all(again, 3)
+    assert _names(tmp_path) == ["step-00000003.json", "step-00000003.pt"]
+
+
+def test_a_failed_save_is_reported_at_once_and_raised_by_the_next_call(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The limit of a file's size acts as a full disk."""
+    checkpoints = Checkpoints(tmp_path)
+    _save_all(checkpoints, 1)
+    earlier, limits = signal.getsignal(signal.SIGXFSZ), resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, limits[1]))
+    try:
+        checkpoints.save(2, _state(2))
+        message = f"cannot write the checkpoint of step 2 in {tmp_path}: File too large: make the "
+        with pytest.raises(StorageFailure, match=f"^{message}.*; older checkpoints are unchanged"):
+            checkpoints.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, earlier)
+    assert capfd.readouterr().err.startswith(f"trainbox: {message}")
+    assert _names(tmp_path) == ["step-00000001.json", "step-00000001.pt"]
+    _save_all(checkpoints, 3)
+    assert _value(checkpoints) == (3, 3)
+
+
+def test_a_full_disk_names_the_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"weight": torch.zeros(2**19)})
+    with pytest.raises(StorageFailure, match=r"free some space \(2 MiB needed, \d+ MiB free\)"):
+        checkpoints.save(2, _state(2))
+    monkeypatch.undo()
+    _save_all(checkpoints, 2)
+    assert _value(checkpoints) == (2, 2)
+
+
+class _Sharded(torch.Tensor):
+    def full_tensor(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"a": [numpy.ones(1)]}, r"state\['a'\]\[0\] is a ndarray, which cannot be loaded"),
+        ({"a": {"b": numpy.float64(1)}}, r"state\['a'\]\['b'\] is a float64, which cannot"),
+        ({"config": Path("x")}, r"state\['config'\] is a PosixPath, which cannot be loaded"),
+        ({(1, 2): 3}, r"state has the key \(1, 2\), a tuple: use a string"),
+        ({"a": torch.ones(2, 2).to_sparse()}, r"state\['a'\] is a sparse or quantized tensor"),
+        ({"a": torch.ones(2).as_subclass(_Sharded)}, r"state\['a'\] is sharded over the ranks"),
+    ],
+)
+def test_values_that_could_not_be_loaded_are_refused(
+    tmp_path: Path, state: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(WrongUse, match=f"^{message}"):
+        Checkpoints(tmp_path).save(1, state)
+
+
+def test_steps_do_not_decrease(tmp_path: Path) -> None:
+    _save_all(Checkpoints(tmp_path), 5)
+    checkpoints = Checkpoints(tmp_path)
+    _save_all(checkpoints, 5)
+    with pytest.raises(WrongUse, match=r"^step 4 is before step 5 of the newest checkpoint"):
+        checkpoints.save(4, _state(4))
+
+
+def test_a_file_that_could_run_code_is_refused(tmp_path: Path) -> None:
+    data = pickle.dumps({"f": os.system})
+    (tmp_path / "step-00000001.pt").write_bytes(data)
+    sidecar = {"step": 1, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    (tmp_path / "step-00000001.json").write_text(json.dumps(sidecar))
+    with pytest.raises(StorageFailure, match="cannot be loaded safely"):
+        Checkpoints(tmp_path).load()
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(WrongUse, match=r"^Checkpoints\(keep=0, best='max'\): give keep=1 or more"):
+        Checkpoints(keep=0)
+    with pytest.raises(WrongUse, match="best='loss'"):
+        Checkpoints(best="loss")  # type: ignore[arg-type]
+
+
+_ON_RANKS = """
+import sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+import trainbox
+dist.init_process_group("gloo")
+rank, checkpoints = dist.get_rank(), trainbox.Checkpoints(keep=2)
+try:
+    print(checkpoints.load())
+    checkpoints.save(1, {"by": rank})
+    checkpoints.save(2, {"by": rank})
+    checkpoints.wait()
+    print(checkpoints.load())
+    checkpoints.folder.joinpath("step-00000002.pt").write_bytes(b"")
+    dist.barrier()
+    print(checkpoints.load())
+    checkpoints.folder.joinpath("step-00000001.pt").write_bytes(b"")
+    dist.barrier()
+    checkpoints.load()
+except trainbox.StorageFailure as error:
+    print(error)
+dist.destroy_process_group()
+"""
+
+
+def test_one_rank_writes_and_all_load_the_same(ranks: Ranks) -> None:
+    env = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "TRAINBOX_RUN": str(ranks.folder),
+    }
+    ended = ranks(2, _ON_RANKS, module="tests.support.program", env=env)
+    assert ended.codes == [0, 0], ended.errs
+    first, second = (out.splitlines() for out in ended.outs)
+    assert first[:3] == second[:3] == ["None", "({'by': 0}, 2)", "({'by': 0}, 1)"]
+    assert first[3].startswith(f"no valid checkpoint in {ranks.folder}/checkpoints (step 1: 0 byt")
+    assert second[3] == "rank 0 cannot load a checkpoint: see its message"
+    assert ended.errs[1] == ""

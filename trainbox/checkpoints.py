@@ -1,0 +1,324 @@
+"""Checkpoints of a training script: written by a thread, verified, and never all removed."""
+
+import errno
+import math
+import shutil
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from trainbox import ranks
+from trainbox.errors import StorageFailure, WrongUse
+from trainbox.files import read_object
+from trainbox.folder import run_folder
+from trainbox.sidecar import (
+    checkpoint_path,
+    complete_or_remove,
+    damage,
+    remove_checkpoint,
+    set_aside,
+    steps_in,
+    write_checkpoint,
+)
+from trainbox.snapshot import Snapshot, tensors_of
+
+_NONE, _LOST = -1, -2  # what rank 0 reports instead of a step
+# What torch.load reads without running code from the file.
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+class Checkpoints:
+    """The checkpoints of a run. Only rank 0 writes, and all ranks load.
+
+    A checkpoint is a file such as `step-00000800.pt` and a sidecar `step-00000800.json` with its
+    SHA-256. Both are written under temporary names and then renamed, so a checkpoint is complete or
+    not there, whenever the process is killed. Old checkpoints are removed after the new one is on
+    the disk. Files with other names are never touched.
+
+    Attributes:
+        folder: The folder of the checkpoints.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        *,
+        keep: int = 2,
+        best: Literal["max", "min"] = "max",
+    ) -> None:
+        """Use the checkpoints in `folder`, by default `checkpoints` in the run folder.
+
+        Args:
+            folder: On several machines, a folder that all of them share.
+            keep: The number of newest checkpoints to keep. With 1, a damaged file cannot be
+                replaced by the one before.
+            best: Whether the largest or the smallest metric is the best. This checkpoint is kept,
+                too.
+
+        Raises:
+            WrongUse: An argument has another value.
+        """
+        if keep < 1 or best not in ("max", "min"):
+            raise WrongUse(
+                f"Checkpoints(keep={keep}, best={best!r}): give keep=1 or more, and best='max' or "
+                "'min'"
+            )
+        self.folder = run_folder() / "checkpoints" if folder is None else Path(folder).absolute()
+        self._keep, self._sign = keep, 1 if best == "max" else -1
+        self._snapshot = Snapshot()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def load(self, *, best: bool = False) -> tuple[dict[str, Any], int] | None:
+        """Return the state and the step of the newest valid checkpoint, or None without one.
+
+        All ranks must call this. Rank 0 compares the SHA-256, and all ranks load the same step.
+        Tensors are on the CPU. Loading never runs code from the file. A damaged checkpoint is
+        renamed to `.damaged` and reported, and the one before is loaded.
+
+        Args:
+            best: Return the checkpoint with the best metric instead of the newest.
+
+        Raises:
+            StorageFailure: There are checkpoints, and none is valid. A start from step 0 would hide
+                this. Nothing is renamed.
+        """
+        found, failure = _NONE, None
+        if ranks.rank() == 0:
+            try:
+                self._finish()
+                found = self._find(best)
+            except Exception as error:  # noqa: BLE001 - raised again after all ranks know
+                found, failure = _LOST, error
+        step = ranks.from_first(found)
+        if step == _LOST:
+            raise failure or StorageFailure("rank 0 cannot load a checkpoint: see its message")
+        if step == _NONE:
+            return None
+        state = self._load(step)
+        ranks.from_first(step)  # all ranks have read the file before one of them saves
+        return state, step
+
+    def save(self, step: int, state: Mapping[str, Any], metric: float | None = None) -> None:
+        """Copy `state`, and let a thread write it as the checkpoint of `step`.
+
+        All ranks may call this, and only rank 0 saves. If the save before still runs, this waits
+        for it first. Python ends only after the thread has written, except if it is killed.
+
+        Args:
+            step: The number of finished optimizer steps, not below that of the newest checkpoint.
+            state: Nested dicts, lists and tuples of tensors, numbers and strings, such as
+                state_dicts. The tensors are copied to the CPU before this returns.
+            metric: The value that selects the best checkpoint. A value that is
+                infinite or NaN is never the best.
+
+        Raises:
+            StorageFailure: The save before failed. Older checkpoints are unchanged.
+            WrongUse: `step` is too small, or `state` has a value that cannot be loaded safely.
+        """
+        if ranks.rank() != 0:
+            return
+        self._finish()
+        if (newest := max(steps_in(self.folder), default=0)) > step or step < 0:
+            raise WrongUse(
+                f"step {step} is before step {newest} of the newest checkpoint in {self.folder}: "
+                "call load() before the first step, or use another folder"
+            )
+        _refuse_unsafe(state, "state")
+        copy = self._snapshot.take(state)
+        value = None if metric is None else float(metric)
+        if value is not None and not math.isfinite(value):
+            value = None
+        self._thread = threading.Thread(
+            target=self._run, args=(step, copy, value), name="checkpoint"
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the last save is on the disk. All ranks must call this, before they exit.
+
+        Otherwise a rank that exits first could let torchrun kill rank 0 while it writes.
+
+        Raises:
+            StorageFailure: The save failed. Older checkpoints are unchanged.
+        """
+        failure = None
+        if ranks.rank() == 0:
+            try:
+                self._finish()
+            except Exception as error:  # noqa: BLE001 - raised again after all ranks know
+                failure = error
+        if ranks.from_first(int(failure is not None)):
+            raise failure or StorageFailure("rank 0 cannot save a checkpoint: see its message")
+
+    def _finish(self) -> None:
+        """Wait for the thread, and raise its failure."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _run(self, step: int, state: dict[str, Any], metric: float | None) -> None:
+        try:
+            self._write(step, state, metric)
+        except OSError as error:
+            self._failure = _storage_failure(self.folder, step, state, error)
+        except BaseException as error:  # noqa: BLE001 - the next save or wait raises it
+            self._failure = error
+        if self._failure is not None:
+            # A script that exits without wait() would never see it.
+            print(f"trainbox: {self._failure}", file=sys.stderr, flush=True)
+
+    def _write(self, step: int, state: dict[str, Any], metric: float | None) -> None:
+        """Write a checkpoint, and then remove old ones."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if step not in steps_in(self.folder):
+            set_aside(checkpoint_path(self.folder, step, ".pt"))  # a file that is not ours
+        write_checkpoint(
+            self.folder,
+            step,
+            lambda file: torch.save(state, file),
+            {"step": step, "metric": metric},
+        )
+        sidecars = {step: self._sidecar(step) for step in steps_in(self.folder)}
+        ours = [step for step, sidecar in sidecars.items() if isinstance(sidecar, dict)]
+        kept = {*ours[-self._keep :], *self._by_metric(ours)[-1:]}
+        for old in ours:
+            if old not in kept:
+                remove_checkpoint(self.folder, old)
+
+    def _find(self, best: bool) -> int:
+        """Return the step of the newest or best valid checkpoint, or `_NONE`.
+
+        Raises:
+            StorageFailure: None of the checkpoints is valid.
+        """
+        for path in complete_or_remove(self.folder):
+            _report(f"{path} has the name of a temporary file of a checkpoint: remove or rename it")
+        steps = steps_in(self.folder)
+        problems: dict[int, str] = {}
+        for step in reversed(self._by_metric(steps) if best else steps):
+            sidecar = self._sidecar(step)
+            problem = (
+                damage(checkpoint_path(self.folder, step, ".pt"), sidecar)
+                if isinstance(sidecar, dict)
+                else sidecar
+            )
+            if problem is None:
+                for damaged in problems:
+                    for suffix in (".pt", ".json"):
+                        set_aside(checkpoint_path(self.folder, damaged, suffix))
+                self._report_damaged(problems, step)
+                return step
+            problems[step] = problem
+        if problems:
+            named = "; ".join(f"step {step}: {problem}" for step, problem in problems.items())
+            raise StorageFailure(
+                f"no valid checkpoint in {self.folder} ({named}): restore the files from a backup, "
+                "or use another folder to start from step 0"
+            )
+        return _NONE
+
+    def _report_damaged(self, problems: Mapping[int, str], valid: int) -> None:
+        for step, problem in problems.items():
+            _report(
+                f"checkpoint {checkpoint_path(self.folder, step, '.pt')} is damaged ({problem}): "
+                f"set aside, using step {valid}"
+            )
+
+    def _sidecar(self, step: int) -> dict[str, Any] | str:
+        """Return the sidecar of `step`, or why it is not one."""
+        try:
+            sidecar = read_object(checkpoint_path(self.folder, step))
+        except (OSError, ValueError) as error:
+            return f"its sidecar cannot be read: {getattr(error, 'strerror', None) or error}"
+        if sidecar.get("step") != step or "sha256" not in sidecar:
+            return "its sidecar is of another step or another program"
+        return sidecar
+
+    def _by_metric(self, steps: list[int]) -> list[int]:
+        """Return those of `steps` that have a metric; the best is last, the earlier one of two."""
+        metrics = {
+            step: sidecar["metric"]
+            for step in steps
+            if isinstance(sidecar := self._sidecar(step), dict)
+            and isinstance(sidecar.get("metric"), float)
+        }
+        return sorted(metrics, key=lambda step: (self._sign * metrics[step], -step))
+
+    def _load(self, step: int) -> dict[str, Any]:
+        path = checkpoint_path(self.folder, step, ".pt")
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except OSError as error:
+            raise StorageFailure(
+                f"rank {ranks.rank()} cannot read {path}: {error.strerror or error}: use a folder "
+                "that all machines share"
+            ) from error
+        except Exception as error:
+            # The file matches its sidecar, so it is not damaged: another program wrote both.
+            raise StorageFailure(f"checkpoint {path} cannot be loaded safely: {error}") from error
+        if not isinstance(state, dict):
+            raise StorageFailure(
+                f"checkpoint {path} contains a {type(state).__name__}, not the dict of a state: "
+                "use another folder"
+            )
+        return state
+
+
+def _refuse_unsafe(tree: Any, path: str) -> None:
+    """Refuse values that `load` could not read, while the training can still be changed.
+
+    Raises:
+        WrongUse: `tree`, which is at `path` of the state, has such a value.
+    """
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            if not isinstance(name, str | int | float | bool):
+                raise WrongUse(
+                    f"{path} has the key {name!r}, a {type(name).__name__}: use a string"
+                )
+            _refuse_unsafe(value, f"{path}[{name!r}]")
+    elif isinstance(tree, list | tuple):
+        for index, value in enumerate(tree):
+            _refuse_unsafe(value, f"{path}[{index}]")
+    elif hasattr(tree, "full_tensor"):
+        raise WrongUse(
+            f"{path} is sharded over the ranks: gather the state first, such as with "
+            "torch.distributed.checkpoint.state_dict and full_state_dict=True"
+        )
+    elif isinstance(tree, Tensor):
+        if tree.layout is not torch.strided or tree.is_quantized:
+            raise WrongUse(f"{path} is a sparse or quantized tensor: save it as dense tensors")
+    elif type(tree) not in _PLAIN:
+        raise WrongUse(
+            f"{path} is a {type(tree).__name__}, which cannot be loaded without running code: "
+            "save tensors, numbers, strings, lists and dicts, such as array.tolist() or a "
+            "state_dict()"
+        )
+
+
+def _storage_failure(
+    folder: Path, step: int, state: Mapping[str, Any], error: OSError
+) -> StorageFailure:
+    remedy = "make the folder writable, or use another one"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        needed = sum(tensor.nbytes for tensor in tensors_of(state)) >> 20
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(existing).free >> 20
+        remedy = f"free some space ({needed} MiB needed, {free} MiB free)"
+    return StorageFailure(
+        f"cannot write the checkpoint of step {step} in {folder}: {error.strerror or error}: "
+        f"{remedy}; older checkpoints are unchanged"
+    )
+
+
+def _report(text: str) -> None:
+    print(f"trainbox: {text}", file=sys.stderr, flush=True)
