@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -26,7 +26,7 @@ class Script(Protocol):
         """Return the process ids of the ranks that have started."""
 
     def output(self) -> str:
-        """Return what all ranks have printed so far."""
+        """Return the lines that all ranks have printed so far."""
 
     def codes(self) -> list[int]:
         """Return the exit codes of the ranks after they have ended."""
@@ -43,7 +43,7 @@ class ForkedScript:
         return self._started.pids
 
     def output(self) -> str:
-        return "".join(self._started.printed("out"))
+        return _whole_lines(self._started.printed("out"))
 
     def codes(self) -> list[int]:
         return self._started.wait().codes
@@ -80,7 +80,7 @@ class RealScript:
         return sorted(children(pid)) if self._processes > 1 else [pid]
 
     def output(self) -> str:
-        return "".join(path.read_text() for path in sorted(self._logs.rglob("stdout.log")))
+        return _whole_lines(path.read_text() for path in sorted(self._logs.rglob("stdout.log")))
 
     @property
     def _report(self) -> Path:
@@ -135,6 +135,11 @@ def wait_for_handlers(script: Script, processes: int) -> None:
     wait_until(
         lambda: len(pids := script.pids()) == processes and all(map(_handles_term, pids)), script
     )
+
+
+def _whole_lines(outputs: Iterable[str]) -> str:
+    """Return the lines of all ranks. The last line of a killed rank may not be complete."""
+    return "".join(output[: output.rfind("\n") + 1] for output in outputs)
 
 
 def _handles_term(pid: int) -> bool:

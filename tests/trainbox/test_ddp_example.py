@@ -10,7 +10,7 @@ import torch
 
 from tests.support.commands import logged, wait_until
 from tests.support.ranks import Ranks
-from tests.support.scripts import Scripts
+from tests.support.scripts import Scripts, wait_for_handlers
 from trainbox.sidecar import steps_in
 
 _CODE = (Path(__file__).parents[2] / "examples/ddp/train.py").read_text(encoding="utf-8")
@@ -32,6 +32,7 @@ def _interrupt(scripts: Scripts, processes: int, number: signal.Signals) -> list
     """Send a signal to the last rank when the script has saved again; return the exit codes."""
     started, before = scripts.start(processes, _CODE, "--epochs", "1000000"), _newest(scripts)
     wait_until(lambda: _newest(scripts) > before, started)
+    wait_for_handlers(started, processes)  # the resume may have finished the save before
     if number == signal.SIGKILL:
         scripts.kill(started)
     else:

@@ -71,6 +71,7 @@ def test_checkpoints(scripts: Scripts, processes: int) -> None:
     killed_at = newest()
     started = scripts.start(processes, endless)
     wait_until(lambda: newest() > killed_at, started)
+    wait_for_handlers(started, processes)  # the resume may have finished the save before
     os.kill(started.pids()[-1], signal.SIGTERM)
     _check_stopped(started)
     stopped_at = newest()
