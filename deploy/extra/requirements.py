@@ -287,7 +287,8 @@ def lock(file: Path, locked: Sequence[Pin], uv: str, upgrade: bool) -> Path:
     extra = added(resolved, locked)
     _replace(path, lock_text(requested, locked, extra))
     why = "upgrade" if upgrade else reason
-    print(f"trainbox: wrote {path} with {len(extra)} packages ({why})", file=sys.stderr)
+    count = f"{len(extra)} package{'' if len(extra) == 1 else 's'}"
+    print(f"trainbox: wrote {path} with {count} ({why})", file=sys.stderr)
     return path
 
 

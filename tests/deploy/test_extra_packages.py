@@ -199,7 +199,7 @@ def test_the_lock_has_the_added_packages_with_hashes_and_stays(
 ) -> None:
     project.file.write_bytes(b"\xef\xbb\xbfsmall\r\n")
     assert project.run("lock", "--copy-to", "build/copies") == 0
-    assert "wrote my.lock with 1 packages (it did not exist)" in capfd.readouterr().err
+    assert "wrote my.lock with 1 package (it did not exist)" in capfd.readouterr().err
     text = project.lock.read_text()
     assert project.locked() == {"small": "1.0"}
     digest = hashlib.sha256((project.wheels / "small-1.0-py3-none-any.whl").read_bytes())
@@ -215,7 +215,7 @@ def test_the_lock_has_the_added_packages_with_hashes_and_stays(
     assert project.lock.read_text() == text
     project.file.write_text("small\nother\n")
     assert project.run("lock") == 0
-    assert "(the requirements have changed)" in capfd.readouterr().err
+    assert "with 2 packages (the requirements have changed)" in capfd.readouterr().err
     assert project.locked() == {"small": "1.0", "other": "1.0"}, "earlier versions are kept"
     assert project.run("lock", "--upgrade") == 0
     assert project.locked() == {"small": "2.0", "other": "1.0"}
