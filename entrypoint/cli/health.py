@@ -16,7 +16,7 @@ from entrypoint.errors import InvalidRequest
 if TYPE_CHECKING:
     from entrypoint.driver.process import Driver
     from entrypoint.health.check import Question
-    from entrypoint.health.verdict import Verdict
+    from entrypoint.health.verdict import Mode, Verdict
 
 _CPU_PROCESSES = 2  # for --deep without a GPU: the fewest that can communicate
 # The parameters that each mode uses. The others are refused on the command line.
@@ -153,10 +153,8 @@ def health(
       trainbox health --deep --processes 2     without a GPU: on two CPU processes
       trainbox health --health-limits limits.toml --require ecc-uncorrected
     """
-    import tempfile
-
     from entrypoint.driver.process import Driver, NoAnswer
-    from entrypoint.health.check import Question, broken_driver, check_names
+    from entrypoint.health.check import Question, broken_driver
     from entrypoint.health.limits import read_limits
     from entrypoint.health.verdict import Finding, Mode, Result, Verdict
 
@@ -171,23 +169,13 @@ def health(
     if not wanted and "wanted" in _USED[name]:
         _show(Verdict(kind, (Finding("driver", Result.INFO, "not checked: HEALTH=0"),)), as_json)
         return
-    required = tuple(filter(None, require.split(",")))
-    known = check_names(kind)
-    if unknown := [name for name in required if name not in known]:
-        raise InvalidRequest(
-            f"--require {require}: no such check {unknown[0]!r}: use some of {', '.join(known)}"
-        )
+    required = _required(require, kind)
     limits, overridden = read_limits(health_limits if "health_limits" in _USED[name] else None)
     question = Question(
         kind, limits=limits, overridden=overridden, required=required, runs_dir=runs_dir
     )
-    lock = None
-    if kind is Mode.LIVE:
-        # Without a folder for the lock, probes of a driver that hangs may pile up.
-        with contextlib.suppress(OSError):
-            lock = Path(tempfile.gettempdir()) / f"trainbox-live-{os.getuid()}.lock"
     try:
-        driver = Driver(lock)
+        driver = Driver(_lock_of_probes() if kind is Mode.LIVE else None)
     except NoAnswer as error:
         _show(verdict := broken_driver(question, str(error)), as_json)
         sys.exit(verdict.exit_code)
@@ -209,6 +197,35 @@ def health(
         )
     _show(verdict, as_json)
     sys.exit(verdict.exit_code)
+
+
+def _required(require: str, mode: "Mode") -> tuple[str, ...]:
+    """Return the checks that --require names.
+
+    Raises:
+        InvalidRequest: The mode does not have one of the checks.
+    """
+    from entrypoint.health.check import check_names
+
+    required = tuple(filter(None, require.split(",")))
+    known = check_names(mode)
+    if unknown := [name for name in required if name not in known]:
+        raise InvalidRequest(
+            f"--require {require}: no such check {unknown[0]!r}: use some of {', '.join(known)}"
+        )
+    return required
+
+
+def _lock_of_probes() -> Path | None:
+    """Return the lock of this user's liveness probes, or None without a temporary folder.
+
+    Without the lock, probes of a driver that hangs may pile up.
+    """
+    import tempfile
+
+    with contextlib.suppress(OSError):
+        return Path(tempfile.gettempdir()) / f"trainbox-live-{os.getuid()}.lock"
+    return None
 
 
 def _list_gpus(as_json: bool) -> None:
