@@ -9,7 +9,7 @@
 #   RESTARTS=20                       the number of restarts after failures
 set -euo pipefail
 
-report() { printf 'run.sh: %s\n' "$*" >&2; }
+report() { printf 'run.sh: %s\n' "$*" >&2 || true; } # a full disk must not change the code
 
 # SLURM_JOB_ID of an array's last task is the id of the whole array, so use the id with the task's
 # number.
@@ -88,10 +88,18 @@ weight() {
 
 # srun exits with the highest code of its tasks, and prints each code in a line: `srun: error: n1:
 # task 0: Exited with exit code 5`. With --label, no line of a task starts like this.
-codes=$(mktemp)
-trap 'rm -f "$codes"' EXIT
-ended_with='^srun: error: .* Exited with exit code [0-9]*$'
-exec 3> >(trap '' TERM USR1 && exec sed -u "/$ended_with/w $codes" >&2)
+pass_on() { # print the lines of srun, and exit with the code of the cause
+    local line cause=0
+    while IFS= read -r line || [ "$line" ]; do
+        printf '%s\n' "$line" >&2 || true # a full disk must not end srun
+        if [[ $line =~ ^'srun: error: '.*' Exited with exit code '([0-9]+)$ ]] &&
+            (($(weight "${BASH_REMATCH[1]}") > $(weight "$cause"))); then
+            cause=${BASH_REMATCH[1]}
+        fi
+    done
+    exit "$cause"
+}
+exec 3> >(trap '' TERM USR1 && pass_on)
 lines=$!
 
 warned=''
@@ -108,8 +116,8 @@ while [ "$warned" ]; do # the signal interrupted `wait`
     wait "$step_pid" || code=$?
 done
 trap '' USR1
-wait "$lines" || true
-while read -r ended; do
-    if (($(weight "${ended##* }") > $(weight "$code"))); then code=${ended##* }; fi
-done <"$codes"
+cause=0
+wait "$lines" || cause=$?
+# Before version 4.4, bash answers 127 here, because it does not wait for such a process.
+if ((cause != 127 && $(weight "$cause") > $(weight "$code"))); then code=$cause; fi
 finish "$code"

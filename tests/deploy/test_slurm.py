@@ -212,6 +212,25 @@ def test_the_node_that_failed_first_sets_the_exit_code(
     assert err.splitlines()[:-1] == printed
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+@pytest.mark.parametrize(("codes", "decisive"), [((7, 5), 5), ((75, 0), 75)])
+def test_a_full_disk_does_not_change_the_exit_code(
+    tmp_path: Path, codes: tuple[int, int], decisive: int
+) -> None:
+    """Neither the log nor the folder for temporary files can be written."""
+    script = tmp_path / "full"
+    script.write_text(f'TMPDIR=/nonexistent exec bash {RUN} "$@" 2>/dev/full\n')
+    lines = [
+        f"srun: error: n{task + 1}: task {task}: Exited with exit code {code}"
+        for task, code in enumerate(codes)
+    ]
+    step = "; ".join([*(f"echo '{line}' >&2" for line in lines), f"exit {max(codes)}"])
+    code, calls, _ = run_in_a_job(
+        tmp_path, "train", program=script, step=step, SLURM_JOB_NUM_NODES="2"
+    )
+    assert (code, bool(calls[1:])) == (decisive, decisive == 75)
+
+
 def test_after_a_warning_run_sh_waits_for_the_step(tmp_path: Path) -> None:
     """The exit code is that of the step."""
     step = (
@@ -227,10 +246,9 @@ def test_a_step_that_the_warning_kills_is_waited_for_once(tmp_path: Path) -> Non
 
 
 def test_a_warning_before_the_step_requeues_the_job(tmp_path: Path) -> None:
-    warns = {
-        "mktemp": "kill -USR1 $PPID; exec /usr/bin/mktemp"
-    }  # run.sh calls mktemp just before the step
-    code, calls, err = run_in_a_job(tmp_path, "train", programs=warns)
+    # Before the step, run.sh makes a secret in a subshell, which is the parent of `od`.
+    warns = {"od": "kill -USR1 $(ps -o ppid= -p $PPID); echo 00"}
+    code, calls, err = run_in_a_job(tmp_path, "train", programs=warns, SLURM_JOB_NUM_NODES="2")
     assert (code, calls) == (75, [["scontrol", "requeue", "7"]])
     assert err == "run.sh: trainbox exited with code 75: the job is requeued\n"
 
