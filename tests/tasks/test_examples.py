@@ -27,18 +27,19 @@ def test_rings_reaches_the_accuracy_of_its_page(
 @pytest.mark.slow
 def test_plain_resumes_after_sigterm_and_kills(trainbox: Trainbox) -> None:
     script = f"{_ROOT}/examples/plain/train.py"
-    run = ("run", "--device", "cpu", "--one-process", "--run", "r", script, "--", "--steps", "3000")
-    process = trainbox.start(*run)
+    run = ("run", "--device", "cpu", "--one-process", "--run", "r", script, "--", "--steps", "2000")
+    env = {"OMP_NUM_THREADS": "1", "TMPDIR": str(trainbox.folder)}
+    process = trainbox.start(*run, env=env)
     wait_until(lambda: bool(logged(trainbox.folder / "runs/r", "train")), process)
     process.send_signal(signal.SIGTERM)
     assert finish(process).code == 75
     (stopped_at,) = {entry["step"] for entry in logged(trainbox.folder / "runs/r", "train")[-1:]}
-    assert finish(trainbox.start(*run)).code == 0
+    assert finish(trainbox.start(*run, env=env)).code == 0
     steps = [entry["step"] for entry in logged(trainbox.folder / "runs/r", "train")]
-    assert steps == list(range(20, 3001, 20)) and stopped_at < 3000
+    assert steps == list(range(20, 2001, 20)) and stopped_at < 2000
 
     drill = ("drill", "run", script, "--compare", "model.pt", "--cpu", "--one-process", *run[-3:])
-    ended = finish(trainbox.start(*drill, env={"TMPDIR": str(trainbox.folder)}))
+    ended = finish(trainbox.start(*drill, env=env), timeout_s=600)
     assert (ended.code, ended.err) == (0, "")
     assert "  the same bits in all 2 trainings: " in ended.out
 
@@ -47,9 +48,9 @@ def test_plain_resumes_after_sigterm_and_kills(trainbox: Trainbox) -> None:
 def test_forgetful_is_found(trainbox: Trainbox) -> None:
     script = f"{_ROOT}/examples/forgetful/train.py"
     drill = ("drill", "run", script, "--compare", "model.pt", "--cpu", "--one-process")
-    ended = finish(
-        trainbox.start(*drill, "--", "--steps", "3000", env={"TMPDIR": str(trainbox.folder)})
-    )
+    env = {"OMP_NUM_THREADS": "1", "TMPDIR": str(trainbox.folder)}
+    process = trainbox.start(*drill, "--", "--steps", "2000", env=env)
+    ended = finish(process, timeout_s=600)
     assert ended.code == 8
     assert "differs from the undisturbed one: tensor 0.weight: (float32, 32x2)" in ended.err
 

@@ -91,7 +91,7 @@ def _drill(trainbox: Trainbox, script: str, *words: str) -> Ended:
     (trainbox.folder / "tmp").mkdir(exist_ok=True)
     process = trainbox.start(
         *("drill", "run", "train.py", "--cpu", "--kills", "1", "--seed", "1", *words),
-        env={"TMPDIR": str(trainbox.folder / "tmp")},
+        env={"TMPDIR": str(trainbox.folder / "tmp"), "OMP_NUM_THREADS": "1"},
     )
     return finish(process, timeout_s=850)  # up to nine starts of torchrun
 

@@ -31,6 +31,7 @@ _OTHER_NAN = np.array([0x7FC00001], np.uint32).view(np.float32)
         (_floats(math.nan), _floats(math.nan), None),
         (np.zeros((0, 3)), np.zeros((0, 3)), None),
         (_floats(1, 2), np.array([1.0, 2.0]), "tensor w: type float32 and float64"),
+        (np.zeros(2), np.zeros(2, np.int64), "tensor w: type float64 and int64"),
         (_floats(1, 2), _floats(1, 2).reshape(2, 1), "tensor w: shape 2 and 2x1"),
         (
             _floats(1, 2, 3),
