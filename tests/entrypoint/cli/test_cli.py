@@ -14,7 +14,9 @@ import pytest
 
 import entrypoint.cli.commands
 import entrypoint.cli.health
+import entrypoint.cli.launching
 import entrypoint.cli.planning
+import entrypoint.cli.sweep
 import trainer.cli.commands
 import trainer.cli.options
 from entrypoint.driver.gpus import Detection, Gpu
@@ -66,7 +68,7 @@ def in_this_process(
 def plan(in_this_process: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run `trainbox plan` in this process, as on a host with four GPUs."""
     monkeypatch.setattr(entrypoint.cli.planning, "Driver", FourGpus)
-    monkeypatch.setattr(entrypoint.cli.commands, "ForkedModule", CheckHere)
+    monkeypatch.setattr(entrypoint.cli.launching, "ForkedModule", CheckHere)
     return lambda *arguments, **env: in_this_process(
         entrypoint.cli.commands.main, ["plan", *arguments], env, without="CUDA_VISIBLE_DEVICES"
     )
@@ -178,7 +180,7 @@ def narrow(
         print(" ".join(arguments))
         sys.exit(0)
 
-    monkeypatch.setattr(entrypoint.cli.commands, "_hand_over", hand_over)
+    monkeypatch.setattr(entrypoint.cli.commands, "hand_over", hand_over)
     monkeypatch.setattr(entrypoint.cli.health, "_list_gpus", lambda _json: print("health --list"))
     return lambda arguments, env: in_this_process(
         entrypoint.cli.commands.main, arguments.split(), env
@@ -383,8 +385,8 @@ def test_the_output_of_a_task_is_not_parsed_as_settings(
         "atexit.register(print, 'LATE')\n@dataclass(frozen=True)\nclass T(Digits):\n    pass\n"
     )
     monkeypatch.setattr(
-        entrypoint.cli.commands,
-        "_supervised",
+        entrypoint.cli.sweep,
+        "supervised",
         lambda plan, _checked: sys.exit(9 * ("TRAINBOX_SETTINGS" in plan.env)),
     )
     arguments = ["sweep", "printing.py:T", "--grid", "width=1,2", "--device", "cpu"]

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from entrypoint.cli import commands as cli
+from entrypoint.cli import launching
 from entrypoint.errors import NotWritable
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import REPETITION, SCRIPT, TRAINING, Child, Ending, _exit_code
@@ -138,10 +139,10 @@ def test_only_verify_does_not_resume(
 ) -> None:
     seen: list[Child] = []
     monkeypatch.setattr(
-        cli, "_checked_plan", lambda *_, **__: (Mock(gpus=(), env={}), Mock(driver=None))
+        cli, "checked_plan", lambda *_, **__: (Mock(gpus=(), env={}), Mock(driver=None))
     )
     ending = Ending(75, signalled=True)
-    monkeypatch.setattr(cli, "supervise", lambda *_, kind, **__: seen.append(kind) or ending)
+    monkeypatch.setattr(launching, "supervise", lambda *_, kind, **__: seen.append(kind) or ending)
     assert CliRunner().invoke(cli.cli, [verb, "digits"]).exit_code == 75
     assert seen == [kind]
 
@@ -383,10 +384,10 @@ def test_a_training_that_ends_itself_with_code_0_has_not_finished(
             Path(env["TRAINBOX_FINISHED"]).touch()
         return Ending(code, signalled=False)
 
-    monkeypatch.setattr(cli, "supervise", supervise)
+    monkeypatch.setattr(launching, "supervise", supervise)
     plan = LaunchPlan("single", (), 1, 1, (), "no GPU visible")
     with pytest.raises(SystemExit) as ended:
-        cli._supervised(plan, cli.Checked(health=False, health_limits=None))
+        launching.supervised(plan, launching.Checked(health=False, health_limits=None))
     assert ended.value.code == expected
     assert ("exited with code 0 before it was finished" in capfd.readouterr().err) is (
         expected == 1
