@@ -25,7 +25,7 @@ from entrypoint.cli.options import (
     refuse_unused,
 )
 from entrypoint.cli.run import plan_run, run
-from entrypoint.cli.sweep import sweep
+from entrypoint.cli.sweep import sweep, sweep_run
 from entrypoint.errors import WRONG_USE, InvalidRequest, LaunchError
 from entrypoint.launch.supervise import REPETITION
 from entrypoint.system import hints
@@ -52,7 +52,11 @@ class Verbs(click.Group):
 
 
 # The forms of verbs for a user's own script.
-_RUN_FORMS: dict[str, click.Command] = {"drill": drill_run, "plan": plan_run}
+_RUN_FORMS: dict[str, click.Command] = {
+    "drill": drill_run,
+    "plan": plan_run,
+    "sweep": sweep_run,
+}
 
 
 @click.group(cls=Verbs, context_settings=PAGE)
@@ -210,7 +214,8 @@ def main() -> NoReturn:
             )
         if arguments and not arguments[0].startswith("-") and arguments[0] not in cli.commands:
             _run_verbatim(arguments)
-        if not (arguments[:1] == ["run"] or arguments[1:2] == ["run"]):
+        runs_script = arguments[:1] == ["run"] or arguments[1:2] == ["run"]
+        if not runs_script or arguments[:1] == ["sweep"]:
             # A script's own folders are only in the sys.path of its ranks.
             check_packages(sys.path)
         _drop_ranks()

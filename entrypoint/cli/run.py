@@ -99,6 +99,8 @@ def _script_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 is_flag=True,
                 help="Put the process's number in front of each line of output.",
             ),
+            # For `trainbox sweep run`.
+            click.option("--trial", is_flag=True, hidden=True),
             click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [--] [ARGS]"),
         ]
     ):
@@ -140,9 +142,8 @@ def run(**options: Any) -> None:
         watched = functools.partial(opened, plan, checked.driver, checked.health_limits)
     elif checked.driver is not None:
         checked.driver.close()
-    sys.exit(
-        run_script(Start(plan, target, folder, options["restarts"], options["prefix"], watched))
-    )
+    of_the_run = {name: options[name] for name in ("restarts", "prefix", "trial")}
+    sys.exit(run_script(Start(plan, target, folder, watched=watched, **of_the_run)))
 
 
 @click.command(cls=ScriptCommand, context_settings=_PAGE)
@@ -178,7 +179,7 @@ def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path
         )
     path = (launch.pop("runs_dir") / name).absolute()
     one_process = launch.pop("one_process")
-    del launch["restarts"], launch["prefix"]
+    del launch["restarts"], launch["prefix"], launch["trial"]
     command = (*command_of("entrypoint.script.rank"), *target.command(path))
 
     def decide(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:

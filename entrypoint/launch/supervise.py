@@ -65,6 +65,13 @@ SCRIPT = Child(
     dict.fromkeys(_STOP_SIGNALS, signal.SIGTERM),
     frozenset([0, PREEMPTED, 128 + signal.SIGTERM]),
 )
+# A sweep over a user's script, which itself forwards the signal to the running trials.
+SCRIPTS = Child(
+    "the sweep",
+    "the running scripts get SIGTERM and have 40 s to save and exit",
+    "the same command resumes the sweep",
+    _TO_TRAINER,
+)
 
 
 class Ending(NamedTuple):

@@ -5,9 +5,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from entrypoint.script.target import Target
 
 _GIT_S = 5.0
 _SCHEDULER = "SLURM_"
+_HEADERS = {key: re.compile(rf"^{key}: *(.+)$", re.MULTILINE) for key in ("Name", "Version")}
 
 
 def describe(target: Target, sources: Mapping[str, str], env: Mapping[str, str]) -> dict[str, Any]:
@@ -32,13 +34,7 @@ def describe(target: Target, sources: Mapping[str, str], env: Mapping[str, str])
         "build": _build(env) | {"extra_lock_sha256": _extra_lock_sha256()},
         "image_digest": env.get("TRAINBOX_IMAGE_DIGEST"),
         "python": platform.python_version(),
-        "packages": dict(
-            sorted(
-                (found.metadata["Name"], found.version)
-                for found in importlib.metadata.distributions()
-                if found.metadata["Name"]
-            )
-        ),
+        "packages": dict(sorted(_packages())),
         "machine": {"system": platform.platform(), "host": platform.node()},
         "starts": [],
     }
@@ -71,6 +67,19 @@ def project_folders(target: Target, search_path: Sequence[str]) -> list[Path]:
     """Return the folders from which the target imports its own modules."""
     first = Path.cwd() if target.is_module else target.file.absolute().parent
     return [first, *(Path(entry) for entry in search_path if entry)]
+
+
+def _packages() -> Iterator[tuple[str, str]]:
+    """Return the name and the version of each installed package.
+
+    Only the first lines of a package's metadata are parsed. The descriptions below them are long,
+    and to parse them takes longer than the rest of a start.
+    """
+    for distribution in importlib.metadata.distributions():
+        headers = (distribution.read_text("METADATA") or "").partition("\n\n")[0]
+        name, version = (_HEADERS[key].search(headers) for key in ("Name", "Version"))
+        if name and version:
+            yield name[1], version[1]
 
 
 def _gpu(gpu: Gpu) -> dict[str, Any]:

@@ -42,6 +42,8 @@ class Start:
     Attributes:
         restarts: the number of automatic restarts.
         prefix: whether each line of the output has its rank in front.
+        trial: whether this is a trial of a sweep: its output is only in its log, and not in
+            TensorBoard, whose import takes longer than many trials.
         watched: opens the watch over the GPUs; None if they are not watched.
     """
 
@@ -50,6 +52,7 @@ class Start:
     folder: ScriptFolder
     restarts: int
     prefix: bool
+    trial: bool = False
     watched: Callable[[Telemetry], AbstractContextManager[Watch]] | None = None
 
 
@@ -70,7 +73,7 @@ def run(start: Start) -> int:
     if sys.platform == "linux":
         adopt_orphans()
     count, received = 0, list[int]()
-    board = _Board(folder)
+    board = None if start.trial else _Board(folder)
     while True:
         count += 1
         start_begin_s = time.monotonic()
@@ -88,7 +91,8 @@ def run(start: Start) -> int:
         if lost or count > start.restarts or not starts_again(ending):
             break
         message(f"the script exited with code {ending.code}: restart {count} of {start.restarts}")
-    board.close()
+    if board is not None:
+        board.close()
     code = lost.exit_code if lost and ending.code == 0 else ending.code
     for line in closing(folder, time.monotonic() - begin_s, count, manifest.get("energy"), code):
         say(line)
@@ -245,10 +249,10 @@ def _streams(start: Start, logs: list[Log]) -> dict[str, Stream]:
     for rank, log in enumerate(logs):
         is_first = rank == 0 and start.plan.node_rank == 0
         for name, shown in targets.items():
-            terminal = shown.isatty()
+            terminal, is_shown = shown.isatty(), not start.trial
             streams[f"{rank}.{name}"] = Stream(
                 log,
-                shown if is_first or not terminal else None,
+                shown if is_shown and (is_first or not terminal) else None,
                 f"[{rank}] ".encode() if start.prefix else b"",
                 whole_lines=start.prefix or not terminal,
                 report=_recorder(start.folder) if is_first and name == "out" else None,

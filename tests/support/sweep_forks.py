@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 
 from tests.support.fork import Fork
-from trainer.sweep import results, runner, slots, worker
+from trainer.sweep import results, runner, slots
 
 # Imported by the first trial of a worker, or by the end of a sweep.
 _MODULES = (
@@ -36,7 +36,7 @@ def install() -> None:
     runner._BUSY_S = 0.2
 
 
-def _fork_worker(connection: Connection, variables: Mapping[str, str]) -> Fork:
+def _fork_worker(module: str, connection: Connection, variables: Mapping[str, str]) -> Fork:
     """Start a worker as `trainer.sweep.slots.start_worker` does."""
     if pid := os.fork():
         return Fork(pid)
@@ -47,7 +47,7 @@ def _fork_worker(connection: Connection, variables: Mapping[str, str]) -> Fork:
         os.set_inheritable(descriptor, True)
         os.closerange(3, descriptor)
         os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
-        worker.main(connection)
+        importlib.import_module(module).main(connection)
     except BaseException:  # noqa: BLE001 - a fork must not return into the sweep
         traceback.print_exc()
     finally:

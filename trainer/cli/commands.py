@@ -8,6 +8,7 @@ import click
 
 from trainer.cli.invocation import Verb
 from trainer.cli.sweep import sweep, sweep_show
+from trainer.cli.sweep_run import sweep_run
 from trainer.cli.tasks import tasks
 from trainer.cli.train import train, verify
 from trainer.errors import Failure, WrongUse, called_exit
@@ -31,7 +32,7 @@ def bench_figure(folder: Path) -> None:
     draw(folder)
 
 
-for command in (train, verify, sweep, sweep_show, tasks):
+for command in (train, verify, sweep, sweep_run, sweep_show, tasks):
     cli.add_command(command)
 
 

@@ -43,6 +43,13 @@ _DATA_DIR = make_option(
     default=Path("data"),
     help="Folder of the datasets. Default: data.",
 )
+RUNS_DIR = make_option(
+    "--runs-dir",
+    section=STORAGE,
+    type=click.Path(readable=False, path_type=Path),
+    default=Path("runs"),
+    help="Folder of the runs. Default: runs.",
+)
 _TRAINING_OPTIONS = [
     click.option(
         "--config",
@@ -286,13 +293,7 @@ _TRAINING_OPTIONS = [
         help="Order of the weights of 2D convolutions; a run keeps it. Default: channels_last in "
         "bf16 on CPUs if the task works with it, else contiguous.",
     ),
-    make_option(
-        "--runs-dir",
-        section=STORAGE,
-        type=click.Path(readable=False, path_type=Path),
-        default=Path("runs"),
-        help="Folder of the runs. Default: runs.",
-    ),
+    RUNS_DIR,
     make_option(
         "--run",
         section=STORAGE,
@@ -354,7 +355,8 @@ def _print_options(
         _write_options(ctx, formatter, "Training options", everyday)
     click.echo(formatter.getvalue())
     if not whole:
-        click.echo(f"`{hints.command(str(ctx.command.name), '--help-all')}` lists all options.")
+        verb = str(ctx.command.name).replace("-", " ")  # sweep-run is typed as `sweep run`
+        click.echo(f"`{hints.command(verb, '--help-all')}` lists all options.")
     click.echo(
         "Each training option can also be set by the environment: --batch-size by "
         "TRAINBOX_BATCH_SIZE."
@@ -386,4 +388,5 @@ _LAUNCH_OPTIONS = [
 
 
 training_options = add_options(*_TRAINING_OPTIONS, *_LAUNCH_OPTIONS)
+planned_options = add_options(*_LAUNCH_OPTIONS)
 verification_options = add_options(_DATA_DIR, *_LAUNCH_OPTIONS)

@@ -1,7 +1,7 @@
 """The commands `sweep` and `sweep show`."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from trainer.task import load_task, loaded_fields, parse_fields, static_fields
 _CHECKED_TRIALS = 10_000
 
 
-_SWEEP_OPTIONS = [
+SWEEP_OPTIONS = [
     make_option(
         "--seeds",
         section="Sweep",
@@ -130,7 +130,7 @@ _SWEEP_OPTIONS = [
 
 @click.command(cls=Verb)
 @click.argument("task", envvar="TASK", default="digits")
-@add_options(*_SWEEP_OPTIONS)
+@add_options(*SWEEP_OPTIONS)
 @training_options
 @help_options("run", "resume")
 def sweep(
@@ -170,8 +170,8 @@ def sweep(
     ctx = click.get_current_context()
     requested = grid.Sweep(
         config,
-        _once("--grid", [_values(ctx, task, text) for text in grids], config),
-        _once("--range", [_range(ctx, task, text) for text in ranges], config),
+        once("--grid", [_values(ctx, task, text) for text in grids], config.fields),
+        once("--range", [_range(ctx, task, text) for text in ranges], config.fields),
         seeds,
         sampler,
         trials,
@@ -188,13 +188,14 @@ def sweep(
     stop = StopRequest.install()
     from trainer.sweep.retries import Limits
     from trainer.sweep.session import run_sweep
+    from trainer.sweep.work import task_work
 
     run_sweep(
         requested,
+        task_work(requested, data_dir),
         runs_dir,
         name,
         storage,
-        data_dir,
         Limits(retries, trial_minutes),
         retry_failed,
         worker,
@@ -301,13 +302,15 @@ def _converted(
 _T = TypeVar("_T")
 
 
-def _once(option: str, named: Sequence[tuple[str, _T]], config: Config) -> dict[str, _T]:
+def once(
+    option: str, named: Sequence[tuple[str, _T]], fields: Collection[str] = ()
+) -> dict[str, _T]:
     """Return `named` as a mapping.
 
     Raises:
-        WrongUse: A name is given twice, or also by --set.
+        WrongUse: A name is given twice, or is also in `fields`, which --set has given.
     """
     for number, (name, _) in enumerate(named):
-        if name in dict(named[:number]) or name in config.fields:
+        if name in dict(named[:number]) or name in fields:
             raise WrongUse(f"{option} {name}=...: {name} is given twice: drop one of the two")
     return dict(named)

@@ -30,4 +30,6 @@ def last_output(output: str) -> str:
         where = f" in {function} ({file}, line {line})"
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     text = " | ".join(lines[-_LAST_LINES:])[-_LAST_CHARACTERS:]
+    # Binary output would change the terminal, and a database refuses a zero byte.
+    text = "".join(character if character.isprintable() else "?" for character in text)
     return where + (f"; its last lines: {text}" if text else "")

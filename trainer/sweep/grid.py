@@ -9,6 +9,7 @@ from typing import Any
 
 from trainer.errors import WrongUse
 from trainer.settings.config import FREE_AT_RESUME, Config, split_metric
+from trainer.sweep.script import Script
 
 # All trials are added to the study at its start, which takes a minute for this number.
 _MOST_TRIALS = 100_000
@@ -29,10 +30,11 @@ class Range:
 class Sweep:
     """All trials of a sweep.
 
-    Each trial has `config`, with values of `grid` or drawn from `ranges`, and a seed.
+    Each trial has `config`, with values of `grid` or drawn from `ranges`, and a seed. For a user's
+    own script, `config` is its command.
     """
 
-    config: Config
+    config: Config | Script
     grid: dict[str, list[Value]] = field(default_factory=dict)
     ranges: dict[str, Range] = field(default_factory=dict)
     seeds: int = 1
@@ -49,6 +51,15 @@ class Sweep:
             if self.trials is not None
             else math.prod(map(len, self.grid.values())) * self.seeds
         )
+
+    @property
+    def default_name(self) -> str:
+        """Return the name of the sweep's folder."""
+        if isinstance(self.config, Script):
+            label = self.config.label
+        else:
+            label = self.config.task.rpartition(":")[2].lower()
+        return f"{label}-sweep-{self.fingerprint()}"
 
     def point(self, number: int) -> dict[str, Value]:
         """Return the grid's combination for trial `number`.
@@ -71,10 +82,11 @@ class Sweep:
         )
 
     def trial_config(self, point: Mapping[str, Value], seed: int) -> Config:
-        """Return the settings of a trial.
+        """Return the settings of a trial of a task.
 
         Each name in `point` is a field of Config, or else a field of the task.
         """
+        assert isinstance(self.config, Config)
         settings: dict[str, Any] = {
             name: value for name, value in point.items() if is_setting(name)
         }
@@ -88,13 +100,15 @@ class Sweep:
 
         The number of trials is not part of it.
         """
-        # Default values are left out, so that a new setting does not rename an old sweep.
-        usual = dataclasses.asdict(Config())
-        config = {
-            name: value
-            for name, value in dataclasses.asdict(self.config).items()
-            if name == "task" or (value != usual[name] and name not in FREE_AT_RESUME)
-        }
+        config = dataclasses.asdict(self.config)
+        if isinstance(self.config, Config):
+            # Default values are left out, so that a new setting does not rename an old sweep.
+            usual = dataclasses.asdict(Config())
+            config = {
+                name: value
+                for name, value in config.items()
+                if name == "task" or (value != usual[name] and name not in FREE_AT_RESUME)
+            }
         whole = dataclasses.asdict(dataclasses.replace(self, seeds=1, trials=None)) | {
             "config": config
         }
@@ -111,7 +125,12 @@ class Sweep:
 def from_identity(stored: Mapping[str, Any]) -> Sweep:
     """Return the sweep with one seed that has this `identity`."""
     ranges = {name: Range(**drawn) for name, drawn in stored["ranges"].items()}
-    return Sweep(**{**stored, "config": Config(**stored["config"]), "ranges": ranges})
+    config = stored["config"]
+    if "script" in config:
+        what: Config | Script = Script(**{**config, "template": tuple(config["template"])})
+    else:
+        what = Config(**config)
+    return Sweep(**{**stored, "config": what, "ranges": ranges})
 
 
 def is_setting(name: str) -> bool:

@@ -7,18 +7,16 @@ import csv
 import io
 import math
 import os
-import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer.errors import WrongUse
 from trainer.settings.config import split_metric
 from trainer.sweep.grid import Value
 from trainer.sweep.trials import Record
-from trainer.system.hints import command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -143,8 +141,10 @@ def best_first(combinations: Sequence[Row], metric: str, requested: str | None) 
     return sorted(combinations, key=lambda row: (math.isnan(row.mean), sign * row.mean))
 
 
-def best_line(combinations: Sequence[Row], metric: str, requested: str | None, folder: Path) -> str:
-    """Return the best combination and the command that repeats its first trial.
+def best_line(
+    combinations: Sequence[Row], metric: str, requested: str | None, again: Callable[[int], str]
+) -> str:
+    """Return the best combination and the command `again` that repeats its first trial.
 
     The text is empty if no row has a value.
     """
@@ -155,11 +155,9 @@ def best_line(combinations: Sequence[Row], metric: str, requested: str | None, f
     point = " ".join(f"{name}={value}" for name, value in best.point.items())
     of = f"mean of {len(best.trials)}" if len(best.trials) > 1 else f"trial {best.trials[0]}"
     which = {"min": "lowest", "max": "highest"}[direction]
-    config = folder / f"trial-{best.trials[0]:05d}" / "config.json"
-    again = command("train", shlex.join(["--config", str(config), "--run", f"{folder.name}-best"]))
     return (
         f"best:      {point}{', ' if point else ''}{which} {metric} {_figure(best.mean)} "
-        f"({of})\nagain:     {again}"
+        f"({of})\nagain:     {again(best.trials[0])}"
     )
 
 
@@ -253,14 +251,10 @@ def figure(
         if not math.isnan(row.mean):
             label = ", ".join(f"{name} {row.point.get(name)}" for name in others)
             lines.setdefault(label, []).append((row.point[first] if first else "all", row))
-    numeric = all(
-        isinstance(x, int | float) and not isinstance(x, bool)
-        for line in lines.values()
-        for x, _ in line
-    )
+    numeric = all(_number(x) is not None for line in lines.values() for x, _ in line)
     # Draw each line with its error bars.
     for label, line in lines.items():
-        x = [value if numeric else str(value) for value, _ in line]
+        x: list[Any] = [_number(value) if numeric else str(value) for value, _ in line]
         spread = [
             (0.0, 0.0)
             if math.isnan(r.deviation)
@@ -279,6 +273,17 @@ def figure(
     return picture
 
 
+def _number(value: Value) -> float | None:
+    """Return a setting as a number, or None. The values of a script are numbers in text."""
+    if isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
 def _scatter(records: Sequence[Record], names: Sequence[str], metric: str) -> "Figure":
     from matplotlib.figure import Figure
 
@@ -286,11 +291,13 @@ def _scatter(records: Sequence[Record], names: Sequence[str], metric: str) -> "F
     picture = Figure(figsize=(3.6 * max(1, len(names)), 3.6), dpi=110, layout="constrained")
     for index, name in enumerate(names):
         axes = picture.add_subplot(1, len(names), index + 1)
-        x = [record.point[name] for record in done]
+        x: list[Any] = [record.point[name] for record in done]
+        if all(_number(value) is not None for value in x):
+            x = [_number(value) for value in x]
         axes.scatter(
             x, [record.metrics[metric] for record in done], c=[r.number for r in done], s=18
         )
-        if x and all(isinstance(v, float) and v > 0 for v in x) and max(x) > 100 * min(x):  # type: ignore[operator]
+        if x and all(isinstance(v, float) and v > 0 for v in x) and max(x) > 100 * min(x):
             axes.set_xscale("log")
         axes.set_xlabel(name)
         axes.set_ylabel(f"{metric} (later trials lighter)" if index == 0 else "")

@@ -13,6 +13,7 @@ from trainer.sweep.retries import Limits, Waiting, due, is_retried
 from trainer.sweep.slots import Slot
 from trainer.sweep.study import Study
 from trainer.sweep.trials import Trial
+from trainer.sweep.work import Work
 from trainer.system.signals import StopRequest
 
 POLL_S = 0.2
@@ -29,12 +30,12 @@ class SweepRun:
         self,
         study: Study,
         folder: Path,
-        data_dir: Path,
+        work: Work,
         slots: Sequence[Slot],
         limits: Limits,
         stop: StopRequest,
     ) -> None:
-        self._study, self._folder, self._data_dir = study, folder, data_dir
+        self._study, self._folder, self._work = study, folder, work
         self._slots, self._limits, self._stop = list(slots), limits, stop
         self._waiting: list[Waiting] = []
         self._beat_at = 0.0
@@ -119,14 +120,7 @@ class SweepRun:
         return candidates[0].trial
 
     def _train(self, slot: Slot, trial: Trial) -> None:
-        sweep = self._study.sweep
-        order = {
-            "config": vars(sweep.trial_config(trial.point, trial.seed)),
-            "data_dir": str(self._data_dir),
-            "pruned": sweep.pruner != "none",
-            "swept": [*trial.point, "seed"],
-        }
-        slot.order(trial, self._folder / f"trial-{trial.number:05d}", order)
+        slot.order(trial, self._work.order(trial, self._folder / f"trial-{trial.number:05d}"))
 
     # Handle what the workers answer
 

@@ -16,6 +16,7 @@ from trainer.sweep.runner import POLL_S, SweepRun
 from trainer.sweep.slots import Slot
 from trainer.sweep.storage import storage_failures
 from trainer.sweep.study import Study, open_study
+from trainer.sweep.work import Work, again
 from trainer.system.hints import tensorboard
 from trainer.system.signals import StopRequest
 
@@ -24,10 +25,10 @@ _JOIN_S = 600.0
 
 def run_sweep(
     sweep: Sweep,
+    work: Work,
     runs_dir: Path,
     name: str | None,
     storage: str | None,
-    data_dir: Path,
     limits: Limits,
     retry_failed: bool,
     joins: bool,
@@ -42,7 +43,7 @@ def run_sweep(
         TrialsFailed: some trials failed; each is recorded with its error.
         Failure: as for `SweepRun.run`.
     """
-    name = name or f"{sweep.config.task.rpartition(':')[2].lower()}-sweep-{sweep.fingerprint()}"
+    name = name or sweep.default_name
     folder = runs_dir / name
     with storage_failures(storage, folder):
         # Open the study.
@@ -56,8 +57,10 @@ def run_sweep(
         # Train, and show the results.
         named = json.loads(os.environ.get("TRAINBOX_SLOTS", '[["the CPU", ""]]'))
         on_gpu = Counter(visible for _, visible in named)
-        slots = [Slot(slot, visible, on_gpu[visible]) for slot, visible in named]
-        SweepRun(study, folder, data_dir, slots, limits, stop).run()
+        slots = [
+            Slot(slot, visible, on_gpu[visible], worker=work.worker) for slot, visible in named
+        ]
+        SweepRun(study, folder, work, slots, limits, stop).run()
         if not joins:
             _show_all(study, folder, storage)
     if not joins and (failed := [record for record in study.records() if record.state == "failed"]):
@@ -92,7 +95,10 @@ def show(
     drawn = study.sweep.sampler != "grid"
     if figure is None:
         shown = results.best_first(rows, metric, requested) if drawn else rows
-        best = results.best_line(rows, metric, requested, folder)
+        numbered = {record.number: record for record in records}
+        best = results.best_line(
+            rows, metric, requested, lambda number: again(study.sweep, numbered[number], folder)
+        )
         energy = results.energy_line(records)
         return "\n".join(filter(None, [results.table(shown, metric), best, energy]))
     try:

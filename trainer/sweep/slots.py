@@ -17,6 +17,7 @@ from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.trials import Trial
 
 SHARING = "TRAINBOX_TRIALS_PER_GPU"
+_END_BYTES = 2**16  # of a log, for the last lines or the crash report of a process
 _EXIT_S = 5.0  # for a worker that has closed its connection to exit by itself
 
 
@@ -36,6 +37,7 @@ class Slot:
     trial: Trial | None = None
     since_s: float = 0.0  # the start of the trial, or of a worker that is not ready yet
     failed_starts: int = 0
+    worker: str = "trainer.sweep.worker"  # the module of its process
     log: Path = Path()
     log_from: int = 0  # where the log of this attempt starts, in bytes
 
@@ -43,6 +45,7 @@ class Slot:
         """Start a worker, which answers when it is ready."""
         ours, theirs = Pipe()
         self.process = start_worker(
+            self.worker,
             theirs,
             {
                 "CUDA_VISIBLE_DEVICES": self.visible,
@@ -68,12 +71,12 @@ class Slot:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
-    def order(self, trial: Trial, run: Path, order: Mapping[str, Any]) -> None:
-        """Let the worker train a trial in the folder `run`."""
+    def order(self, trial: Trial, order: Mapping[str, Any]) -> None:
+        """Let the worker train a trial. The order names its log."""
         self.trial, self.since_s = trial, time.monotonic()
-        self.log = run / "logs" / "output.log"
+        self.log = Path(order["log"])
         self.log_from = self.log.stat().st_size if self.log.is_file() else 0
-        self.send({**order, "run": str(run), "log": str(self.log)})
+        self.send(order)
 
     def take_trial(self) -> Trial:
         """Return the trial of the slot, which is then free."""
@@ -118,19 +121,36 @@ class Slot:
 
     def last_output(self) -> str:
         """Return the last output of the trial's process, to be appended to a message."""
-        try:
-            with self.log.open("rb") as log:
-                log.seek(self.log_from)
-                return last_output(log.read().decode(errors="replace"))
-        except OSError:
-            return ""
+        return last_output(read_end(self.log, self.log_from))
 
 
-def start_worker(connection: Connection, variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+def read_end(log: Path, begin: int) -> str:
+    """Return the end of a log, from byte `begin` on if it is that short; empty without a log."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            # A log that has become smaller was replaced by an empty one.
+            file.seek(max(begin if begin <= size else 0, size - _END_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def send_or_exit(connection: Connection, answer: Mapping[str, Any]) -> None:
+    """Send an answer of a worker, which exits if the sweep has ended."""
+    try:
+        connection.send_bytes(json.dumps(answer).encode())
+    except OSError:
+        os._exit(0)
+
+
+def start_worker(
+    module: str, connection: Connection, variables: Mapping[str, str]
+) -> "subprocess.Popen[bytes]":
     """Start a worker on its end of the connection, with `variables` in its environment."""
     return subprocess.Popen(
         # -P keeps a trainer.py of the current folder out.
-        [sys.executable, "-P", "-m", "trainer.sweep.worker", str(connection.fileno())],
+        [sys.executable, "-P", "-m", module, str(connection.fileno())],
         env={**os.environ, **variables},
         pass_fds=(connection.fileno(),),
         start_new_session=True,  # the worker and its children can be killed together

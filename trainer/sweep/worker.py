@@ -23,7 +23,7 @@ from typing import Any
 
 from trainer.errors import Busy, Changed, Failure, Preempted, TaskError
 from trainer.records.gpu_events import hardware_events
-from trainer.sweep.slots import SHARING
+from trainer.sweep.slots import SHARING, send_or_exit
 from trainer.system.processes import die_with_parent
 from trainer.system.signals import StopRequest
 from trainer.system.storage import storage_failure
@@ -39,7 +39,7 @@ def main(connection: Connection) -> None:
     stop = StopRequest.install()
     die_with_parent()
     terminals = os.dup(1), os.dup(2)
-    _send(connection, {"unusable": _unusable(device)})
+    send_or_exit(connection, {"unusable": _unusable(device)})
     while True:
         try:
             order = json.loads(connection.recv_bytes())
@@ -48,7 +48,7 @@ def main(connection: Connection) -> None:
         answer = _answer(connection, order, device, stop)
         for number, terminal in enumerate(terminals, 1):
             os.dup2(terminal, number)
-        _send(connection, answer)
+        send_or_exit(connection, answer)
 
 
 def _answer(
@@ -60,7 +60,7 @@ def _answer(
     def validated(step: int, metrics: Mapping[str, float]) -> None:
         nonlocal pruned
         if order["pruned"]:
-            _send(connection, {"step": step, "metrics": dict(metrics)})
+            send_or_exit(connection, {"step": step, "metrics": dict(metrics)})
             if json.loads(connection.recv_bytes())["prune"]:
                 pruned, stop.signal_name = True, "the pruner"
 
@@ -166,13 +166,6 @@ def _log_to(path: Path) -> None:
         os.dup2(log, number)
     os.close(log)
     faulthandler.enable()
-
-
-def _send(connection: Connection, answer: Mapping[str, Any]) -> None:
-    try:
-        connection.send_bytes(json.dumps(answer).encode())
-    except OSError:
-        os._exit(0)  # the sweep has ended
 
 
 if __name__ == "__main__":

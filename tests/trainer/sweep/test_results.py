@@ -14,7 +14,8 @@ from tests.support.tiny import TINY
 from trainer.errors import WrongUse
 from trainer.session.train import train_task
 from trainer.settings.config import Config
-from trainer.sweep import slots, worker
+from trainer.sweep import slots, work, worker
+from trainer.sweep.grid import Sweep
 from trainer.sweep.results import (
     as_csv,
     best_first,
@@ -104,16 +105,20 @@ def test_the_best_combination_is_shown_with_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("TRAINBOX_COMMAND", raising=False)
-    assert best_line(rows(_RECORDS, "loss"), "loss", None, Path("runs/s")).splitlines() == [
+
+    def again(number: int) -> str:
+        return work.again(Sweep(Config()), _RECORDS[number], Path("runs/s"))
+
+    assert best_line(rows(_RECORDS, "loss"), "loss", None, again).splitlines() == [
         "best:      width=8, lowest loss 0.25 (trial 1)",
         "again:     trainbox train --config runs/s/trial-00001/config.json --run s-best",
     ]
-    assert best_line(rows(_RECORDS, "loss"), "loss", "max:loss", Path("s")).startswith(
+    assert best_line(rows(_RECORDS, "loss"), "loss", "max:loss", again).startswith(
         "best:      width=4, highest loss 2 (mean of 3)\n"
     )
-    assert best_line(rows(_RECORDS[5:], "loss"), "loss", None, Path("s")) == ""
+    assert best_line(rows(_RECORDS[5:], "loss"), "loss", None, again) == ""
     monkeypatch.setenv("TRAINBOX_COMMAND", "make")
-    assert best_line(rows(_RECORDS, "loss"), "loss", None, Path("runs/s")).endswith(
+    assert best_line(rows(_RECORDS, "loss"), "loss", None, again).endswith(
         'again:     make train ARGS="--config runs/s/trial-00001/config.json --run s-best"'
     )
 
@@ -221,7 +226,9 @@ def test_the_energy_line_has_the_mean_of_a_trial() -> None:
 
 def test_trials_that_share_a_gpu_share_its_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_trained", lambda *_: {"loss": 1.0, "energy_kwh": 1.0})
-    monkeypatch.setattr(slots, "start_worker", lambda _theirs, variables: found.update(variables))
+    monkeypatch.setattr(
+        slots, "start_worker", lambda _module, _theirs, variables: found.update(variables)
+    )
     found: dict[str, str] = {}
     slot = slots.Slot("GPU 0", "GPU-a", sharing=4)
     slot.start()

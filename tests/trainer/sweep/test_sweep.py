@@ -36,6 +36,7 @@ from trainer.sweep.runner import SweepRun
 from trainer.sweep.slots import Slot
 from trainer.sweep.study import open_study
 from trainer.sweep.trials import Record, Trial
+from trainer.sweep.work import task_work
 from trainer.system.signals import StopRequest
 
 _BRITTLE = "tests.trainer.sweep.tasks:Brittle"
@@ -366,7 +367,8 @@ def sweep_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepRun:
     study.done(earlier, {"loss": 1.0}, 1.0)
     monkeypatch.setattr(Slot, "restart", lambda self: None)
     slots = [Slot("GPU 0", "GPU-a", ready=True), Slot("GPU 1", "GPU-b", ready=True)]
-    return SweepRun(study, tmp_path, tmp_path, slots, Limits(), StopRequest())
+    work = task_work(study.sweep, tmp_path)
+    return SweepRun(study, tmp_path, work, slots, Limits(), StopRequest())
 
 
 def _answered(run: SweepRun, *answers: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,0 +1,229 @@
+"""`trainbox sweep run`: its command line, and real sweeps whose processes are killed."""
+
+import csv
+import io
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from entrypoint.system.processes import parent
+from tests.support.commands import Trainbox, finish, wait_until
+from tests.support.here import Here
+from tests.support.processes import Processes
+from trainer.sweep.study import open_study
+from trainer.sweep.trials import Record
+
+# Writes its process id at each start. While `gate` exists, it waits, and saves after a SIGTERM.
+_SCRIPT = """
+import json, os, pathlib, signal, sys, time
+seed, run = int(sys.argv[1]), pathlib.Path(os.environ["TRAINBOX_RUN"])
+def save(*_):
+    (run / "saved").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+with (run / "starts").open("a") as starts:
+    print(os.getpid(), file=starts)
+while pathlib.Path("gate").exists():
+    time.sleep(0.01)
+print(json.dumps({"step": 10, "accuracy": (seed + 1) / 10}))
+with (run / "ends").open("a") as ends:
+    print("end", file=ends)
+"""
+# The seed 1 always fails, after binary output.
+_BRITTLE = """
+import json, os, sys
+seed = int(sys.argv[1])
+print(json.dumps({"step": 1, "accuracy": 0.9}), flush=True)
+if seed == 1:
+    os.write(1, b"\\x00\\xff no data here\\n")
+    sys.exit(9)
+print(json.dumps({"step": 2, "accuracy": (seed + 1) / 10}))
+"""
+_COMMAND = ("sweep", "run", "train.py", "--device", "cpu", "--name", "s")
+
+
+def records(folder: Path) -> list[Record]:
+    return open_study(None, folder / "runs/s", "s", None).records()
+
+
+def results(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO((folder / "runs/s/results.csv").read_text())))
+
+
+def starts(folder: Path, seed: int) -> list[int]:
+    """Return the processes that have started the trial with this seed, oldest first."""
+    path = folder / f"runs/s/trial-{seed:05d}/starts"
+    return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_sweep_of_a_script_records_each_trial(trainbox: Trainbox) -> None:
+    """The one real start: options on both sides of the script, retries, records and results."""
+    (trainbox.folder / "train.py").write_text(_BRITTLE)
+    ended = trainbox(
+        *("sweep", "run", "--seeds", "3", "train.py", "--name", "s", "--device", "cpu"),
+        *("--metric", "min:accuracy", "--processes", "2", "--", "{seed}", "--out={run}"),
+    )
+    assert ended.code == 1, ended.out + ended.err
+    assert ended.out.count("trial 1 failed on CPU slot ") == 2  # one retry
+    failure = r"the script exited with code 9; its last lines: .*no data here"
+    assert re.search(rf"1 of 3 trials failed: .* --retry-failed; trial 1: {failure}\n", ended.err)
+    assert "Traceback" not in ended.out + ended.err
+    lines = results(trainbox.folder)
+    assert [(line["trial"], line["state"], line["seed"], line["accuracy"]) for line in lines] == [
+        ("0", "done", "0", "0.1"),
+        ("1", "failed", "1", ""),
+        ("2", "done", "2", "0.3"),
+    ]
+    assert re.fullmatch(failure, lines[1]["message"])
+    assert (trainbox.folder / "runs/s/sweep.png").read_bytes().startswith(b"\x89PNG")
+    again = "trainbox run --one-process --run s-best train.py -- 0 '--out={run}'"
+    assert f"\nagain:     {again}\n" in ended.out
+    run = trainbox.folder / "runs/s/trial-00002"
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["arguments"] == ["2", "--out={run}"]
+    assert [start["exit_code"] for start in manifest["starts"]] == [0]
+    assert [entry["accuracy"] for entry in trainbox.entries("s/trial-00002", "train")] == [0.9, 0.3]
+    assert not (run / "tensorboard").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["train.py", "--grid", "lr=1,2", "--", "{seed}"], "{lr} is missing in the arguments"),
+        (["train.py", "--", "{lr}"], "{lr} in the arguments after -- has no values"),
+        (["train.py", "--seeds", "2"], "--seeds 2 would repeat the same command"),
+        (["train.py", "--lr", "{lr}"], "No such option '--lr'"),
+        (["train.py", "--lr", "{lr}"], ". The arguments of the script follow --, as in train.py"),
+        (["train.py", "x"], "extra argument (x). The arguments of the script follow --"),
+        (["--", "{seed}"], "sweep run needs one script, or -m MODULE: name it before --"),
+        (["train.py", "-m", "my.train"], "sweep run needs one script, or -m MODULE"),
+        (["train.py", "--seeds", "x", "--", "{seed}"], "'x' is not a whole number"),
+        (
+            ["train.py", "--sampler", "tpe", "--", "{lr}"],
+            "--sampler tpe needs --trials N, --metric NAME and settings to draw",
+        ),
+        (
+            ["train.py", "--sampler", "tpe", "--range", "lr=a:2", "--", "{lr}"],
+            "--range lr=a:2: an end is not a number",
+        ),
+        (["train.py", "--name", "a/b"], "--name 'a/b' must be a folder name"),
+    ],
+)
+def test_wrong_use_is_reported_before_anything_starts(
+    here: Here, arguments: list[str], text: str
+) -> None:
+    code, _, err = here.command("sweep-run", *arguments)
+    assert code == 2
+    assert err.startswith("trainbox: ")
+    assert text in err
+    assert err.count("\n") == 1
+    assert not (here.folder / "runs").exists()
+
+
+def test_a_missing_script_is_reported_before_anything_starts(trainbox: Trainbox) -> None:
+    (trainbox.folder / "train.py").write_text("")
+    ended = trainbox("sweep", "run", "trian.py", "--device", "cpu", "--", "--out", "{run}")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == (
+        "trainbox: the script trian.py cannot be read (No such file or directory): did you mean "
+        "train.py?\n"
+    )
+    assert not (trainbox.folder / "runs").exists()
+
+
+@pytest.mark.slow
+def test_each_trial_is_recorded_once_although_processes_are_killed(trainbox: Trainbox) -> None:
+    """A script, a worker and the whole sweep get SIGKILL, while their trials wait."""
+    folder = trainbox.folder
+    (folder / "train.py").write_text(_SCRIPT)
+    (folder / "gate").touch()
+    command = (*_COMMAND, "--seeds", "2", "--processes", "2", "--retries", "3", "--", "{seed}")
+    sweep = trainbox.start(*command)
+    wait_until(lambda: len(starts(folder, 0)) == len(starts(folder, 1)) == 1, sweep)
+    (script,) = starts(folder, 0)
+    os.kill(script, signal.SIGKILL)
+    wait_until(lambda: len(starts(folder, 0)) == 2, sweep)
+    (script,) = starts(folder, 1)
+    worker = _ancestor(script, "trainer.sweep.script_worker")
+    os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: len(starts(folder, 1)) == 2, sweep)
+    Processes([script]).wait_until_gone()
+    left = Processes([starts(folder, 0)[-1], starts(folder, 1)[-1]])
+    assert len(left.living()) == 2
+    sweep.send_signal(signal.SIGKILL)
+    sweep.wait()
+    left.wait_until_gone()
+    assert [record.state for record in records(folder)] == ["running"] * 2
+    (folder / "gate").unlink()
+    ended = trainbox(*command)
+    assert ended.code == 0, ended.out + ended.err
+    assert [(line["trial"], line["state"], line["accuracy"]) for line in results(folder)] == [
+        ("0", "done", "0.1"),
+        ("1", "done", "0.2"),
+    ]
+    ends = [(folder / f"runs/s/trial-{seed:05d}/ends").read_text() for seed in (0, 1)]
+    assert ends == ["end\n"] * 2
+    assert [len(starts(folder, seed)) for seed in (0, 1)] == [3, 3]
+
+
+def _ancestor(pid: int, module: str) -> int:
+    """Return the nearest ancestor of a process that runs this module."""
+    owner = parent(pid)
+    while owner and module not in Path(f"/proc/{owner}/cmdline").read_text().split("\0"):
+        owner = parent(owner)
+    assert owner, f"no ancestor of {pid} runs {module}"
+    return owner
+
+
+@pytest.mark.slow
+def test_a_stopped_sweep_lets_its_scripts_save_and_gives_their_trials_back(
+    trainbox: Trainbox,
+) -> None:
+    folder = trainbox.folder
+    (folder / "train.py").write_text(_SCRIPT)
+    (folder / "gate").touch()
+    command = (*_COMMAND, "--seeds", "3", "--processes", "2", "--", "{seed}")
+    sweep = trainbox.start(*command)
+    wait_until(lambda: len(starts(folder, 0)) == len(starts(folder, 1)) == 1, sweep)
+    sweep.send_signal(signal.SIGTERM)
+    ended = finish(sweep)
+    assert ended.code == 75, ended.out + ended.err
+    assert "SIGTERM received: the running scripts get SIGTERM" in ended.err
+    assert "checkpoint" not in ended.err
+    assert (folder / "runs/s/trial-00000/saved").exists()
+    assert (folder / "runs/s/trial-00001/saved").exists()
+    assert [record.state for record in records(folder)] == ["pending"] * 3
+    (folder / "gate").unlink()
+    assert trainbox(*command).code == 0
+    assert [line["state"] for line in results(folder)] == ["done"] * 3
+
+
+@pytest.mark.slow
+def test_a_second_machine_shares_the_trials_of_a_script(trainbox: Trainbox) -> None:
+    folder = trainbox.folder
+    (folder / "train.py").write_text(_SCRIPT)
+    (folder / "gate").touch()
+    command = (*_COMMAND, "--seeds", "4", "--processes", "1")
+    joined = trainbox.start(*command, "--worker", "--", "{seed}")
+    first = trainbox.start(*command, "--", "{seed}")
+    wait_until(lambda: len(starts(folder, 0)) == len(starts(folder, 1)) == 1, first)
+    (folder / "gate").unlink()
+    for process in (joined, first):
+        ended = finish(process)
+        assert ended.code == 0, ended.out + ended.err
+    assert [line["state"] for line in results(folder)] == ["done"] * 4
+    assert [len(starts(folder, seed)) for seed in range(4)] == [1] * 4
+
+
+@pytest.mark.slow
+def test_two_trials_without_the_metric_end_the_sweep(trainbox: Trainbox) -> None:
+    (trainbox.folder / "train.py").write_text('print(\'{"step": 1, "acc": 1}\')')
+    command = (*_COMMAND, "--seeds", "9", "--metric", "max:accuracy", "--", "{seed}")
+    ended = trainbox(*command)
+    assert ended.code == 2, ended.out + ended.err
+    assert "the script has not reported accuracy (but acc): print a line such as " in ended.err
+    assert [record.state for record in records(trainbox.folder)] == ["pending"] * 9

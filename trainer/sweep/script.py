@@ -1,0 +1,83 @@
+"""A user's own script as what a sweep trains: the template of its arguments. Pure."""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from trainer.errors import WrongUse
+
+# A name in braces is a placeholder. In double braces, it stands for itself.
+_PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{([A-Za-z_][\w.-]*)\}")
+_NAME_LENGTH = 40
+
+
+@dataclass(frozen=True)
+class Script:
+    """What to run, with the arguments of each trial as a template.
+
+    Attributes:
+        script: the path of the script, or the dotted name of a module.
+        is_module: whether Python runs it with -m.
+        template: the arguments, in which `{lr}` stands for a value of lr.
+        seed: the seed of the first trials.
+    """
+
+    script: str
+    is_module: bool
+    template: tuple[str, ...]
+    seed: int = 0
+
+    @property
+    def label(self) -> str:
+        """Return the script's name for the name of a folder."""
+        last = self.script.rpartition(".")[2] if self.is_module else PurePath(self.script).stem
+        plain = re.sub(r"[^A-Za-z0-9_-]+", "-", last).strip("-")
+        return plain[:_NAME_LENGTH] or "script"
+
+    def placeholders(self) -> set[str]:
+        """Return the names that the template has in braces."""
+        found = (match for word in self.template for match in _PLACEHOLDER.finditer(word))
+        return {match[2] for match in found if match[2]}
+
+    def arguments(self, values: Mapping[str, object]) -> list[str]:
+        """Return the arguments with `values`. `{run}` stays, as `trainbox run` replaces it."""
+        replaced = {name: str(value) for name, value in values.items()} | {"run": "{run}"}
+
+        def text(match: re.Match[str]) -> str:
+            return f"{{{match[1]}}}" if match[1] else replaced[match[2]]
+
+        return [_PLACEHOLDER.sub(text, word) for word in self.template]
+
+
+def check_template(
+    script: Script, grid: Collection[str], ranges: Collection[str], seeds: int
+) -> None:
+    """Check that each placeholder has values, and that all values are used.
+
+    Raises:
+        WrongUse: a placeholder has no values, or the template does not use values.
+    """
+    used, swept = script.placeholders(), [*grid, *ranges]
+    for name in ("seed", "run"):
+        if name in swept:
+            meaning = {"seed": "a seed of --seeds", "run": "the trial's folder"}[name]
+            option = "--grid" if name in grid else "--range"
+            raise WrongUse(f"{option} {name}=...: {{{name}}} is {meaning}: choose another name")
+    for name in sorted(used - {"seed", "run", *swept}):
+        raise WrongUse(
+            f"{{{name}}} in the arguments after -- has no values: add --grid {name}=A,B,C, or "
+            f"write {{{{{name}}}}} if the script gets the braces"
+        )
+    for option, names in (("--grid", grid), ("--range", ranges)):
+        for name in names:
+            if name not in used:
+                raise WrongUse(
+                    f"{option} {name}=...: {{{name}}} is missing in the arguments after --: add "
+                    f"it, as in -- --{name} {{{name}}}"
+                )
+    if seeds > 1 and "seed" not in used:
+        raise WrongUse(
+            f"--seeds {seeds} would repeat the same command: add {{seed}} to the arguments after "
+            "--, as in -- --seed {seed}"
+        )

@@ -1,0 +1,194 @@
+"""The worker process of a sweep over a user's script. It starts `trainbox run` for each trial.
+
+It reads orders and writes answers as `trainer.sweep.worker` does, and never imports torch.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, Any
+
+from trainer.errors import Failure, NotFinite, Preempted, WrongUse
+from trainer.settings.config import split_metric
+from trainer.sweep.crash import exit_cause, last_output
+from trainer.sweep.reports import Reports
+from trainer.sweep.slots import read_end, send_or_exit
+from trainer.sweep.work import run_environment
+from trainer.system.processes import die_with_parent
+from trainer.system.signals import StopRequest
+from trainer.system.streams import open_streams, outlive_readers
+
+_LOOK_EVERY_S = 0.2
+# The script has this long to save and exit after SIGTERM. It is less than the time that the sweep
+# itself has after a signal.
+_SAVE_S, _KILL_S = 40.0, 5.0
+# Codes of the script that mean the same for the sweep as those of a task. Others are failures.
+_SAME_CODES = (WrongUse.exit_code, NotFinite.exit_code)
+_PREFIX = "trainbox: "
+
+
+def main(connection: Connection) -> None:
+    """Run the ordered trials until the other end of the connection is closed."""
+    open_streams()
+    outlive_readers()
+    stop = StopRequest.install()
+    die_with_parent()
+    send_or_exit(connection, {"unusable": None})
+    while True:
+        try:
+            order = json.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            os._exit(0)
+        send_or_exit(connection, Attempt(connection, order, stop).answer())
+
+
+class Attempt:
+    """One attempt at a trial: one process of `trainbox run`."""
+
+    def __init__(self, connection: Connection, order: Mapping[str, Any], stop: StopRequest) -> None:
+        self._connection, self._order, self._stop = connection, order, stop
+        self._run, self._log = Path(order["run"]), Path(order["log"])
+        metric = order["metric"]
+        self._metric = split_metric(metric, "--metric") if metric else None
+        self._reports = Reports(self._run / "metrics.jsonl", self._metric)
+        self._begin_s = time.monotonic()
+
+    def answer(self) -> dict[str, Any]:
+        """Run the script; return its metrics, or the code and message of its failure."""
+        starts = self._starts()
+        log_from = self._log.stat().st_size if self._log.is_file() else 0
+        with tempfile.TemporaryFile() as messages:
+            process = self._start(messages)
+            ended_early = self._wait(process)
+            messages.seek(0)
+            printed = messages.read().decode(errors="replace")
+        if ended_early is not None:
+            return ended_early | {"seconds": time.monotonic() - self._begin_s}
+        if self._starts() == starts:
+            return self._not_run(process.returncode, printed)
+        output = last_output(read_end(self._log, log_from))
+        return self._ended(process.returncode, output)
+
+    def _start(self, messages: IO[bytes]) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            self._order["command"],
+            env=run_environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=messages,
+            # This process has no threads, so `preexec_fn` is safe.
+            preexec_fn=die_with_parent,  # noqa: PLW1509
+        )
+
+    def _wait(self, process: "subprocess.Popen[bytes]") -> dict[str, Any] | None:
+        """Wait for the end of the process. Return the answer if it was ended early."""
+        minutes = self._order["trial_minutes"]
+        while not _has_ended(process, _LOOK_EVERY_S):
+            if self._stop:
+                _end(process)
+                message = f"stopped by {self._stop.signal_name}"
+                return {"code": Preempted.exit_code, "message": message}
+            if minutes is not None and time.monotonic() - self._begin_s > 60 * minutes:
+                _end(process)
+                output = last_output(read_end(self._log, 0))
+                message = f"it took longer than --trial-minutes {minutes:g}{output}"
+                return {"code": Failure.exit_code, "message": message}
+            if self._order["pruned"] and self._is_pruned():
+                _end(process)
+                return {"code": 0, "pruned": True, "metrics": {}}
+        return None
+
+    def _is_pruned(self) -> bool:
+        """Send the new reports to the sweep, and return whether it ends the trial."""
+        for step, metrics in self._reports.read():
+            send_or_exit(self._connection, {"step": step, "metrics": metrics})
+            if json.loads(self._connection.recv_bytes())["prune"]:
+                return True
+        return False
+
+    def _not_run(self, code: int, printed: str) -> dict[str, Any]:
+        """Return the answer if `trainbox run` has failed itself: the script's end is not known."""
+        if code <= 0:
+            return {"code": Failure.exit_code, "message": exit_cause(code)}
+        lines = [line for line in printed.splitlines() if line.startswith(_PREFIX)]
+        message = lines[-1].removeprefix(_PREFIX) if lines else exit_cause(code)
+        return {"code": code, "message": message, "busy": _is_locked(self._run / "lock")}
+
+    def _ended(self, code: int, output: str) -> dict[str, Any]:
+        """Return the answer for a script that has exited with `code`."""
+        if code == 0:
+            return self._succeeded()
+        known = 128 < code <= 192 and code - 128 in list(signal.Signals)
+        how = (
+            f"was killed by {signal.Signals(code - 128).name}"
+            if known
+            else f"exited with code {code}"
+        )
+        return {
+            "code": code if code in _SAME_CODES else Failure.exit_code,
+            "message": f"the script {how}{output}",
+        }
+
+    def _succeeded(self) -> dict[str, Any]:
+        self._reports.read()
+        metrics = self._reports.result()
+        if metrics is None:
+            assert self._metric is not None
+            name, names = self._metric[1], ", ".join(self._reports.names()) or "nothing"
+            example = json.dumps({"step": 100, name: 0.5})
+            return {
+                "code": WrongUse.exit_code,
+                "message": f"the script has not reported {name} (but {names}): print a line such "
+                f"as {example}",
+            }
+        return {"code": 0, "metrics": metrics, "seconds": time.monotonic() - self._begin_s}
+
+    def _starts(self) -> int:
+        """Return the number of starts of the script that have ended, as the manifest has them."""
+        try:
+            return len(json.loads((self._run / "manifest.json").read_bytes())["starts"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+
+
+def _has_ended(process: "subprocess.Popen[bytes]", within_s: float) -> bool:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(within_s)
+    return process.returncode is not None
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Let the script save and exit. `trainbox run` kills it at the second signal."""
+    for number, within_s in (
+        (signal.SIGTERM, _SAVE_S),
+        (signal.SIGTERM, _KILL_S),
+        (signal.SIGKILL, _KILL_S),
+    ):
+        process.send_signal(number)
+        if _has_ended(process, within_s):
+            return
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether another process runs a script in the folder of this lock."""
+    try:
+        with path.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+if __name__ == "__main__":
+    main(Connection(int(sys.argv[1])))

@@ -1,0 +1,118 @@
+"""What the workers of a sweep do for each trial: train a task, or run a user's script. Pure."""
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.settings.environment import LAUNCH_NAMES
+from trainer.sweep.grid import Sweep
+from trainer.sweep.script import Script
+from trainer.sweep.trials import Record, Trial
+from trainer.system.hints import command
+
+# Variables of this sweep, which would be wrong in a launch of its own.
+_OF_THE_SWEEP = frozenset(
+    f"TRAINBOX_{name}"
+    for name in (
+        *("CPUS", "DEVICE", "FINISHED", "HEALTH_EVENTS", "MESSAGES", "REASON", "SETTINGS"),
+        *("SLOTS", "STRATEGY", "TRIALS_PER_GPU"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """How trials are trained.
+
+    Attributes:
+        worker: the module of the worker processes.
+        order: returns the order for a worker from a trial and its folder.
+    """
+
+    worker: str
+    order: Callable[[Trial, Path], dict[str, Any]]
+
+
+def task_work(sweep: Sweep, data_dir: Path) -> Work:
+    """Return the work of a sweep over a task."""
+
+    def order(trial: Trial, run: Path) -> dict[str, Any]:
+        return {
+            "run": str(run),
+            "log": str(run / "logs" / "output.log"),
+            "config": vars(sweep.trial_config(trial.point, trial.seed)),
+            "data_dir": str(data_dir),
+            "pruned": sweep.pruner != "none",
+            "swept": [*trial.point, "seed"],
+        }
+
+    return Work("trainer.sweep.worker", order)
+
+
+def script_work(sweep: Sweep, device: str, trial_minutes: float | None) -> Work:
+    """Return the work of a sweep over a script. Its trials run on `device`."""
+    assert isinstance(sweep.config, Script)
+    script = sweep.config
+
+    def order(trial: Trial, run: Path) -> dict[str, Any]:
+        return {
+            "run": str(run),
+            "log": str(run / "logs" / "rank-0.log"),
+            "command": run_command(script, trial, run, device),
+            "metric": sweep.metric,
+            "pruned": sweep.pruner != "none",
+            "trial_minutes": trial_minutes,
+        }
+
+    return Work("trainer.sweep.script_worker", order)
+
+
+def run_command(script: Script, trial: Trial, run: Path, device: str) -> list[str]:
+    """Return the command of `trainbox run` for a trial, as one process."""
+    return [
+        *(sys.executable, "-P", "-m", "entrypoint", "run", "--one-process", "--trial"),
+        # The sweep has checked the GPUs, and watches them.
+        *("--no-health", "--nnodes", "1"),
+        *(["--gpus", "1"] if device == "cuda" else ["--device", device]),
+        *("--runs-dir", str(run.parent), "--run", run.name),
+        *script_part(script, script.arguments({**trial.point, "seed": trial.seed})),
+    ]
+
+
+def plan_command(script: Script) -> list[str]:
+    """Return the command of `trainbox plan run`, which exits with 0 if it can start the script."""
+    return [
+        *(sys.executable, "-P", "-m", "entrypoint", "plan", "run", "--one-process"),
+        *("--device", "cpu", "--nnodes", "1"),
+        *script_part(script, list(script.template)),
+    ]
+
+
+def script_part(script: Script, arguments: list[str]) -> list[str]:
+    """Return the script and its arguments, as `trainbox run` gets them."""
+    return [*(["-m"] if script.is_module else []), script.script, "--", *arguments]
+
+
+def again(sweep: Sweep, record: Record, folder: Path) -> str:
+    """Return the command line that repeats a trial of the sweep in `folder` as a new run."""
+    name = f"{folder.name}-best"
+    if isinstance(sweep.config, Script):
+        arguments = sweep.config.arguments({**record.point, "seed": record.seed})
+        whole = ["--one-process", "--run", name, *script_part(sweep.config, arguments)]
+        return command("run", shlex.join(whole))
+    config = folder / f"trial-{record.number:05d}" / "config.json"
+    return command("train", shlex.join(["--config", str(config), "--run", name]))
+
+
+def run_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of `trainbox run`, of which a trial is a launch of its own."""
+    return {
+        name: value
+        for name, value in env.items()
+        if name not in _OF_THE_SWEEP
+        and name not in LAUNCH_NAMES
+        and not name.startswith("SLURM_")  # the job's tasks and nodes are those of the sweep
+    }
