@@ -23,6 +23,8 @@ class EagerStep:
     def __init__(self, job: Job, micro_batches: Iterator[Any]) -> None:
         """Train `job` on `micro_batches`, this rank's micro-batches from the current step."""
         self._job, self._micro_batches = job, micro_batches
+        # A list, because a walk over all modules in each step would take longer than the clearing.
+        self._parameters = list(job.state.model.parameters())
         config, schedule = job.config, job.schedule
         self._first_step = job.state.progress.step
         self._warmup_steps = round(config.warmup_epochs * schedule.steps_per_epoch)
@@ -83,7 +85,8 @@ class EagerStep:
         uses_norm = needs_norm or config.clip_norm or config.skip_nonfinite
         norm = _clipped_norm(job) if uses_norm else None
         _update(job, norm, old_statistics)
-        state.model.zero_grad()
+        for parameter in self._parameters:
+            parameter.grad = None
         return norm
 
 
