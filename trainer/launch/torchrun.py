@@ -50,6 +50,7 @@ def main() -> int:
     open_streams()
     outlive_readers()
     forwarded: list[int] = []
+    others: list[Meeting] = []  # the other nodes, which stop as well
 
     def forward(number: int, _frame: FrameType | None) -> None:
         ranks = children(os.getpid())
@@ -57,6 +58,8 @@ def main() -> int:
             sys.exit(Preempted.exit_code)  # nothing runs yet, so nothing is lost
         forwarded.append(number)
         _kill(ranks, forwarded_signal(number))
+        for meeting in others:
+            meeting.leave(Preempted.exit_code)
 
     handle_stop_signals(forward)
 
@@ -81,7 +84,7 @@ def main() -> int:
             if arguments.standalone:
                 _use_file_store(arguments, messages)
                 return _run_torchrun(arguments, messages, forwarded, [])
-            return _run_on_nodes(arguments, messages, forwarded, secret)
+            return _run_on_nodes(arguments, messages, forwarded, others, secret)
         except Failure as failure:
             _log(str(failure))
             return failure.exit_code
@@ -92,9 +95,16 @@ def main() -> int:
 
 
 def _run_on_nodes(
-    arguments: argparse.Namespace, messages: Path, forwarded: list[int], secret: bytes | None
+    arguments: argparse.Namespace,
+    messages: Path,
+    forwarded: list[int],
+    others: list[Meeting],
+    secret: bytes | None,
 ) -> int:
     """Connect to the other nodes, and run torchrun until a node exits.
+
+    A training votes, so that a stop of one node stops all. A user's program does not. Its node
+    therefore reports a stop by `others`, and each other node sends SIGTERM to its own ranks.
 
     Raises:
         Failure: The rendezvous failed.
@@ -120,6 +130,9 @@ def _run_on_nodes(
             ends.append(end)
             time.sleep(_LOST_S)
         else:
+            if arguments.no_python and code == Preempted.exit_code and not forwarded:
+                _log(f"{what.partition(' exited')[0]} stops, and so does this node")
+                os.kill(os.getpid(), signal.SIGTERM)  # `forward` runs on the main thread
             time.sleep(_EXITED_S)
             ends.append(end)
         _kill(children(os.getpid()), signal.SIGKILL)
@@ -130,7 +143,11 @@ def _run_on_nodes(
     # Run torchrun, and report its exit code to the other nodes.
     try:
         meeting.watch(on_end)
+        if arguments.no_python:
+            others.append(meeting)
         code = _run_torchrun(arguments, messages, forwarded, ends)
+        if arguments.no_python and forwarded and code in (0, 128 + signal.SIGTERM):
+            code = Preempted.exit_code  # `trainbox run` did not get the signal of another node
     except SystemExit:  # raised by `forward`
         meeting.leave(Preempted.exit_code)
         raise
