@@ -130,7 +130,7 @@ train: $$(ready-$$(kind)) ## Train or resume: TASK=digits GPUS=3 GPU_IDS=0,2 STR
 	$(Q)$(train-$(kind)) train $(ARGS)
 
 # A script may download its data to ./data of its project, which Docker mounts read-only otherwise.
-run: project-data = $(call quote,$(or $(PROJECT_DIR),.)/data)
+run plan drill: project-data = $(if $(SCRIPT)$(MODULE),$(call quote,$(or $(PROJECT_DIR),.)/data))
 run: $$(ready-$$(kind)) ## Run your own script: SCRIPT=train.py GPUS=4 ARGS="--epochs 3" (MODULE=, PROJECT_DIR=, RUN_OPTIONS="--restarts 20")
 	$(Q)$(run-$(kind)) $(program-words)
 
@@ -140,8 +140,8 @@ plan: $$(ready-$$(kind)) ## Print the launch plan as JSON, without training (TAS
 sweep: $$(ready-$$(kind)) ## Train for each combination and seed: TASK=digits ARGS="--seeds 20 --grid width=8,16"
 	$(Q)$(train-$(kind)) sweep $(ARGS)
 
-drill: $$(ready-$$(kind)) ## Check that kills and 1 to 4 processes give the same bits (TASK=, ARGS="--steps 200")
-	$(Q)$(train-$(kind)) drill $(ARGS)
+drill: $$(ready-$$(kind)) ## Check that kills and 1 to 4 processes give the same bits (TASK=, ARGS="--steps 200"; SCRIPT=, RUN_OPTIONS="--compare last.pt")
+	$(Q)$(if $(SCRIPT)$(MODULE),$(script-$(kind)) drill run $(program-words),$(train-$(kind)) drill $(ARGS))
 
 bench: $$(ready-$$(kind)) ## Measure the speed by GPUs, batch and workers (TASK=mnist ARGS="--gpus 1,2 --batch-size 64,128 --suggest")
 	$(Q)$(train-$(kind)) bench $(ARGS)

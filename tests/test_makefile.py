@@ -208,10 +208,27 @@ def test_run(make: Make, settings: list[str], where: str, expected: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("settings", "where", "expected"),
+    ("verb", "settings", "where", "expected"),
     [
-        (["SCRIPT=a.py", "ARGS=--lr 1"], "venv", f"{IN_VENV} plan run a.py -- --lr 1"),
+        ("plan", ["SCRIPT=a.py", "ARGS=--lr 1"], "venv", f"{IN_VENV} plan run a.py -- --lr 1"),
         (
+            "drill",
+            ["SCRIPT=a.py", "RUN_OPTIONS=--compare b.pt"],
+            "venv",
+            f"{IN_VENV} drill run --compare b.pt a.py",
+        ),
+        (
+            "drill",
+            ["SCRIPT=/p/a.py"],
+            "docker-gpu",
+            in_docker(
+                "",
+                "PROJECT_DIR=/p",
+                "run --rm --no-deps --entrypoint 'tini -- trainbox' run drill run a.py",
+            ),
+        ),
+        (
+            "plan",
             ["MODULE=a.b"],
             "docker-cpu",
             in_docker(
@@ -223,8 +240,10 @@ def test_run(make: Make, settings: list[str], where: str, expected: str) -> None
         ),
     ],
 )
-def test_the_plan_of_a_script(make: Make, settings: list[str], where: str, expected: str) -> None:
-    done = make("-n", "plan", f"RUN_IN={where}", *settings, docker=NVIDIA)
+def test_the_plan_and_the_drill_of_a_script(
+    make: Make, verb: str, settings: list[str], where: str, expected: str
+) -> None:
+    done = make("-n", verb, f"RUN_IN={where}", *settings, docker=NVIDIA)
     assert shlex.split(last(done)) == shlex.split(expected)
 
 

@@ -30,15 +30,12 @@ runs=${RUNS_DIR:-${TRAINBOX_RUNS_DIR:-runs}}
 data=${DATA_DIR:-${TRAINBOX_DATA_DIR:-data}}
 tasks=${TASKS_DIR:-my_tasks}
 workdir=/workspace project=''
-case "${1-} ${2-}" in # your own script starts in its project: `run train.py`, `plan run train.py`
-run\ *)
-    project=${PROJECT_DIR:-.}
-    set -- run --runs-dir /workspace/runs "${@:2}"
-    ;;
-*\ run)
-    project=${PROJECT_DIR:-.}
-    set -- "$1" run --runs-dir /workspace/runs "${@:3}"
-    ;;
+case "${1-} ${2-}" in # your own script starts in its project folder: `run train.py`, `plan run ...`
+run\ * | *\ run) project=${PROJECT_DIR:-.} ;;
+esac
+case "${1-} ${2-}" in # the runs are not in the project folder, which is read-only
+run\ *) set -- run --runs-dir /workspace/runs "${@:2}" ;;
+plan\ run | sweep\ run) set -- "$1" run --runs-dir /workspace/runs "${@:3}" ;;
 esac
 for argument in "${TASK-}" "$@"; do # TASK=folder/file.py:Class
     if [[ -z ${TASKS_DIR-} && $argument == */*.py:* ]]; then tasks=${argument%/*.py:*}; fi

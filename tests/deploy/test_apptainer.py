@@ -211,6 +211,7 @@ def test_the_folder_of_a_task_is_mounted_read_only(
     [
         (["run", "a.py", "--", "-x"], ["run", "--runs-dir", "/workspace/runs", "a.py", "--", "-x"]),
         (["plan", "run", "a.py"], ["plan", "run", "--runs-dir", "/workspace/runs", "a.py"]),
+        (["drill", "run", "a.py"], ["drill", "run", "a.py"]),
     ],
 )
 @pytest.mark.parametrize("project", ["", "mine"])
