@@ -7,7 +7,7 @@ from typing import Any
 
 # Of CUDA's driver library: no device, and a library that is only for linking.
 _WITHOUT_GPU = {100: "the driver lists no GPU", 34: "libcuda.so.1 is only for linking"}
-DRY_RUN = "TRAINBOX_TEST_GPU_DEVICE"  # set to `cpu` only by the tests of this suite
+DRY_RUN = "TRAINBOX_TEST_GPU_DEVICE"  # set to `cpu` by the tests of this suite, and by hand
 
 
 def no_gpu(load: Callable[[str], Any] = ctypes.CDLL) -> str | None:
