@@ -167,7 +167,8 @@ def drill_run(
         where = f"one process with {gpus} GPUs" if gpus else "one CPU process"
     else:
         counts, device = counts or (gpus or 1,), [*_device(gpus)]
-        where = f"{', '.join(map(str, counts))} {_unit(gpus)}"
+        unit = _unit(gpus) if max(counts) > 1 else "GPU" if gpus else "CPU process"
+        where = f"{', '.join(map(str, counts))} {unit}"
     seed = _drawn(seed)
     click.echo(f"drill of {module or arguments[0]} on {where}, --kills {kills} --seed {seed}")
     request = Request(script, tuple(device), file, counts, kills, tolerance)

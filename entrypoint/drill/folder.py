@@ -5,7 +5,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint.drill.starts import complete_lines
 from entrypoint.script.folder import CONFIG, LOGS, MANIFEST, METRICS, OWN_KINDS
 
 # `trainbox run` writes these itself.
@@ -53,21 +52,41 @@ def version_of(path: Path) -> Version | None:
     return Version(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def steps(run: Path) -> list[int]:
-    """Return the steps in metrics.jsonl in the order of its lines.
+class StepReader:
+    """Reads the steps that are appended to metrics.jsonl, each of them once.
 
     Entries of `trainbox run` itself are skipped, and lines that are not JSON.
     """
-    found = []
-    for line in complete_lines(run / METRICS):
+
+    def __init__(self, run: Path, from_end: bool = False) -> None:
+        self._path = run / METRICS
+        version = version_of(self._path)
+        self._position = version.size if from_end and version else 0
+
+    def read(self) -> list[int]:
+        """Return the steps in the complete lines since the last call."""
         try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if (
-            isinstance(entry, dict)
-            and type(entry.get("step")) is int
-            and entry.get("kind") not in OWN_KINDS
-        ):
-            found.append(entry["step"])
-    return found
+            with self._path.open("rb") as file:
+                # The script may have replaced the file by a shorter one.
+                self._position = min(self._position, file.seek(0, os.SEEK_END))
+                file.seek(self._position)
+                new, end, _ = file.read().rpartition(b"\n")
+        except OSError:
+            return []
+        self._position += len(new) + len(end)
+        return [step for line in new.split(b"\n") if (step := _step(line)) is not None]
+
+
+def steps(run: Path) -> list[int]:
+    """Return the steps in metrics.jsonl in the order of its lines."""
+    return StepReader(run).read()
+
+
+def _step(line: bytes) -> int | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(entry, dict) or entry.get("kind") in OWN_KINDS:
+        return None
+    return step if type(step := entry.get("step")) is int else None

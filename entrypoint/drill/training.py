@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from entrypoint.drill.folder import Version, steps, version_of, versions
+from entrypoint.drill.folder import StepReader, Version, steps, version_of, versions
 from entrypoint.drill.starts import Process, failure_of, start, wait
 from entrypoint.errors import DrillFailed
 from entrypoint.system.processes import with_variable
@@ -149,13 +149,14 @@ class Training:
 
     def _due(self, moment: Moment) -> Callable[[], bool]:
         """Return a function that returns whether it is time to kill the start that begins now."""
-        before, reported = versions(self.run), len(steps(self.run))
+        before, reader = versions(self.run), StepReader(self.run, from_end=True)
+        newest = 0
         changed_at: float | None = None
 
         def by_step() -> bool:
-            return bool(versions(self.run)) and any(
-                step >= moment.step for step in steps(self.run)[reported:]
-            )
+            nonlocal newest
+            newest = max(newest, *reader.read(), 0)
+            return newest >= moment.step and bool(versions(self.run))
 
         def by_time() -> bool:
             nonlocal changed_at
