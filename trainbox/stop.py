@@ -34,11 +34,12 @@ class StopRequest:
             self._install()
         if self._agreed:
             return True
+        self._left -= 1
+        if self._left > 0:
+            return False
         if ranks.world_size() == 1:
             self._agreed = self._asked
-            return self._agreed
-        self._left -= 1
-        if self._left == 0:
+        else:
             self._vote()
         return self._agreed
 
@@ -86,8 +87,8 @@ def stop_requested() -> bool:
     SIGINT raises KeyboardInterrupt. A handler that the script has installed before is called, too.
 
     With several ranks, each rank must call this at the same step, for example once after each
-    optimizer step. About every 25 ms a call waits for the other ranks and compares the answers. All
-    other calls cost about a microsecond.
+    optimizer step. About every 25 ms a call waits for the other ranks and compares the answers. The
+    calls in between cost about a microsecond.
 
     Raises:
         WrongUse: The first call is in a thread, or torchrun has started several ranks and
