@@ -78,6 +78,7 @@ def main():
             step += 1
             if step % 20 == 0:
                 trainbox.metrics(step, epoch=epoch + 1, loss=loss.item())
+                save()
             if trainbox.stop_requested():  # the same answer on all processes
                 save()
                 checkpoints.wait()
@@ -85,7 +86,7 @@ def main():
         with torch.no_grad():
             accuracy = (model(points).argmax(1) == labels).float().mean().item()
         trainbox.metrics(step, kind="validation", epoch=epoch + 1, accuracy=accuracy)
-        save(metric=accuracy)
+        save(metric=accuracy)  # again at this step, as a candidate for the best
 
     checkpoints.wait()
     if sampler.rank == 0:
