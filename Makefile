@@ -130,15 +130,15 @@ train: $$(ready-$$(kind)) ## Train or resume: TASK=digits GPUS=3 GPU_IDS=0,2 STR
 	$(Q)$(train-$(kind)) train $(ARGS)
 
 # A script may download its data to ./data of its project, which Docker mounts read-only otherwise.
-run plan drill: project-data = $(if $(SCRIPT)$(MODULE),$(call quote,$(or $(PROJECT_DIR),.)/data))
+run plan sweep drill: project-data = $(if $(SCRIPT)$(MODULE),$(call quote,$(or $(PROJECT_DIR),.)/data))
 run: $$(ready-$$(kind)) ## Run your own script: SCRIPT=train.py GPUS=4 ARGS="--epochs 3" (MODULE=, PROJECT_DIR=, RUN_OPTIONS="--restarts 20")
 	$(Q)$(run-$(kind)) $(program-words)
 
 plan: $$(ready-$$(kind)) ## Print the launch plan as JSON, without training (TASK=, or SCRIPT= for run)
 	$(if $(SCRIPT)$(MODULE),$(script-$(kind)) plan run $(script-runs-$(kind)) $(program-words),$(train-$(kind)) plan $(ARGS))
 
-sweep: $$(ready-$$(kind)) ## Train for each combination and seed: TASK=digits ARGS="--seeds 20 --grid width=8,16"
-	$(Q)$(train-$(kind)) sweep $(ARGS)
+sweep: $$(ready-$$(kind)) ## Train for each combination and seed: TASK=digits ARGS="--seeds 20 --grid width=8,16" (SCRIPT=, RUN_OPTIONS="--grid lr=1,2")
+	$(Q)$(if $(SCRIPT)$(MODULE),$(script-$(kind)) sweep run $(script-runs-$(kind)) $(program-words),$(train-$(kind)) sweep $(ARGS))
 
 drill: $$(ready-$$(kind)) ## Check that kills and 1 to 4 processes give the same bits (TASK=, ARGS="--steps 200"; SCRIPT=, RUN_OPTIONS="--compare last.pt")
 	$(Q)$(if $(SCRIPT)$(MODULE),$(script-$(kind)) drill run $(program-words),$(train-$(kind)) drill $(ARGS))

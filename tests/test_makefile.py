@@ -228,6 +228,12 @@ def test_run(make: Make, settings: list[str], where: str, expected: str) -> None
             ),
         ),
         (
+            "sweep",
+            ["SCRIPT=a.py", "RUN_OPTIONS=--grid lr=1,2", "ARGS=--lr {lr}"],
+            "venv",
+            f"{IN_VENV} sweep run --grid lr=1,2 a.py -- --lr {{lr}}",
+        ),
+        (
             "plan",
             ["MODULE=a.b"],
             "docker-cpu",
@@ -240,7 +246,7 @@ def test_run(make: Make, settings: list[str], where: str, expected: str) -> None
         ),
     ],
 )
-def test_the_plan_and_the_drill_of_a_script(
+def test_the_plan_the_sweep_and_the_drill_of_a_script(
     make: Make, verb: str, settings: list[str], where: str, expected: str
 ) -> None:
     done = make("-n", verb, f"RUN_IN={where}", *settings, docker=NVIDIA)

@@ -816,6 +816,26 @@ def test_pod_0_starts_the_sweep_and_the_others_join(tmp_path: Path) -> None:
         assert subprocess.run(check, env=env, cwd=ROOT, check=False).returncode == 0
 
 
+@needs_kustomize
+def test_the_pods_of_a_sweep_of_a_script(tmp_path: Path) -> None:
+    for name, text in {"tini": 'shift; exec "$@"', "trainbox": 'printf "%s\\n" "$@"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    arguments = "run my_tasks/a.py --seeds 2 -- --seed {seed}"
+    for index, pod in enumerate(pods(DEPLOY / "sweep")):
+        env = clean_environment(**pod.env["train"])
+        done = subprocess.run(
+            pod.train["command"] + pod.train["args"],
+            env=env | {"PATH": f"{tmp_path}:{env['PATH']}", "ARGS": arguments},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        joins = ["--worker"] * (index > 0)
+        assert done.stdout.split() == ["sweep", "run", *joins, *arguments.split()[1:]]
+
+
 # The guide.
 
 

@@ -297,6 +297,26 @@ def test_run_as_the_first_word_selects_the_verb(
     assert calls[0][calls[0].index(".venv/bin/trainbox") + 1 :] == started.split()
 
 
+@pytest.mark.parametrize(
+    ("words", "task", "started"),
+    [
+        (("mnist", "--seeds", "2"), "0", "sweep mnist --seeds 2"),
+        (("mnist", "--seeds", "2"), "1", "sweep mnist --seeds 2 --worker"),
+        (("run", "a.py", "--", "--lr", "{lr}"), "0", "sweep run a.py -- --lr {lr}"),
+        (("run", "a.py", "--", "--lr", "{lr}"), "1", "sweep run --worker a.py -- --lr {lr}"),
+    ],
+)
+def test_the_other_tasks_of_an_array_join_the_sweep(
+    tmp_path: Path, words: tuple[str, ...], task: str, started: str
+) -> None:
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": task, "SLURM_ARRAY_TASK_MIN": "0"}
+    batch = ROOT / "deploy/slurm/sweep.sbatch"
+    code, calls, _ = run_in_a_job(tmp_path, *words, program=batch, **array)
+    assert (code, len(calls)) == (0, 1)
+    assert calls[0][calls[0].index(".venv/bin/trainbox") + 1 :] == started.split()
+
+
 def commands_of_the_page() -> list[tuple[str, list[str]]]:
     """Return (script, arguments) of each sbatch command in docs/guides/slurm.md."""
     found = re.findall(

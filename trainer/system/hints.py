@@ -9,8 +9,13 @@ from pathlib import Path
 
 
 def command(verb: str, options: str = "") -> str:
-    """Return the command line that runs `trainbox VERB OPTIONS`."""
+    """Return the command line that runs `trainbox VERB OPTIONS`.
+
+    The verb can have two words, such as `sweep run`.
+    """
     typed = os.environ.get("TRAINBOX_COMMAND") or "trainbox"
+    verb, _, form = verb.partition(" ")
+    options = f"{form} {options}".strip()
     if options and typed == "make":
         options = f'ARGS="{options}"'
     return f"{typed} {verb} {options}".rstrip()

@@ -109,12 +109,12 @@ def _recommended(path: Path) -> list[str]:
     """Return the verb of each call of `command` or `hints.command` in the file.
 
     Left out are the call that reads its verb from `_RENAMED`, and the call of a help page, which
-    recommends the verb that runs: train or sweep.
+    recommends the verb that runs: train, sweep or sweep run.
     """
     calls = [
         node.args[0]
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("command", "hints.command")
     ]
-    dynamic = ("*_RENAMED[", "str(ctx.command.name)")
+    dynamic = ("*_RENAMED[", "verb")
     return [ast.literal_eval(verb) for verb in calls if not ast.unparse(verb).startswith(dynamic)]

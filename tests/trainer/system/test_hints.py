@@ -41,6 +41,10 @@ def test_a_command_has_the_form_that_was_typed(
         sweep,
         curves,
     )
+    form = (
+        'make sweep ARGS="run --x"' if typed == "make" else f"{typed or 'trainbox'} sweep run --x"
+    )
+    assert command("sweep run", "--x") == form
 
 
 def test_the_closing_table_recommends_a_command_that_the_host_has(
