@@ -11,7 +11,7 @@ from pathlib import Path
 def command(verb: str, options: str = "") -> str:
     """Return the command line that runs `trainbox VERB OPTIONS`.
 
-    The verb can have two words, such as `sweep run`.
+    `sweep run` is a verb as well.
     """
     typed = os.environ.get("TRAINBOX_COMMAND") or "trainbox"
     verb, _, form = verb.partition(" ")
