@@ -1,14 +1,13 @@
 """What can affect a script's result: sources, versions, machine, scheduler and arguments."""
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ def describe(target: Target, sources: Mapping[str, str], env: Mapping[str, str])
         "build": _build(env) | {"extra_lock_sha256": _extra_lock_sha256()},
         "image_digest": env.get("TRAINBOX_IMAGE_DIGEST"),
         "python": platform.python_version(),
-        "packages": dict(sorted(_packages())),
+        "packages": dict(sorted(packages(sys.path).items())),
         "machine": {"system": platform.platform(), "host": platform.node()},
         "starts": [],
     }
@@ -69,17 +68,20 @@ def project_folders(target: Target, search_path: Sequence[str]) -> list[Path]:
     return [first, *(Path(entry) for entry in search_path if entry)]
 
 
-def _packages() -> Iterator[tuple[str, str]]:
-    """Return the name and the version of each installed package.
+def packages(search_path: Sequence[str]) -> dict[str, str]:
+    """Return the version of each package that is installed in a folder of `search_path`.
 
-    Only the first lines of a package's metadata are parsed. The descriptions below them are long,
-    and to parse them takes longer than the rest of a start.
+    importlib.metadata takes as long as the rest of a start: it parses the long descriptions of
+    packages, and its own import loads the library for e-mail.
     """
-    for distribution in importlib.metadata.distributions():
-        headers = (distribution.read_text("METADATA") or "").partition("\n\n")[0]
-        name, version = (_HEADERS[key].search(headers) for key in ("Name", "Version"))
-        if name and version:
-            yield name[1], version[1]
+    found: dict[str, str] = {}
+    for folder in reversed(search_path):  # the first folder has precedence
+        for path in Path(folder).glob("*.dist-info/METADATA"):
+            headers = path.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+            name, version = (_HEADERS[key].search(headers) for key in ("Name", "Version"))
+            if name and version:
+                found[name[1].strip()] = version[1].strip()
+    return found
 
 
 def _gpu(gpu: Gpu) -> dict[str, Any]:

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from entrypoint.errors import HARDWARE, PREEMPTED, NotWritable
-from entrypoint.health.watch import Telemetry, Watch
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import SCRIPT, Ending, supervise
 from entrypoint.script.folder import LOGS, MANIFEST, METRICS, ScriptFolder, not_writable
@@ -26,6 +25,9 @@ from entrypoint.system.commands import command_of
 from entrypoint.system.processes import adopt_orphans, kill_other_sessions
 from entrypoint.system.streams import message, say
 from entrypoint.system.temporary import temporary_folder
+
+if TYPE_CHECKING:
+    from entrypoint.health.watch import Telemetry, Watch
 
 _NETWORK = 7
 _BOARD_S = 20.0  # TensorBoard's files are a copy, so their end is not worth a longer wait
@@ -53,7 +55,7 @@ class Start:
     restarts: int
     prefix: bool
     trial: bool = False
-    watched: Callable[[Telemetry], AbstractContextManager[Watch]] | None = None
+    watched: Callable[["Telemetry"], "AbstractContextManager[Watch]"] | None = None
 
 
 def run(start: Start) -> int:
@@ -195,6 +197,8 @@ def _run_once(start: Start, gpus: GpuRecord, received: list[int]) -> Ending:
     with ExitStack() as stack:
         watch = None
         if start.watched is not None:
+            from entrypoint.health.watch import Telemetry  # most trials of a sweep do without it
+
             telemetry = Telemetry(
                 folder.path / METRICS,
                 lambda: {"kind": "health", "step": gpus.step()},
