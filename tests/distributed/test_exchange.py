@@ -154,7 +154,8 @@ def _unpickles(node: ast.AST) -> bool:
         return not node.args
     if owner in ("dist", "torch.distributed"):  # torch's object collectives
         return name.endswith(("_object", "_object_list"))
-    return "allow_pickle" in words
+    allow = words.get("allow_pickle")
+    return allow is not None and not (isinstance(allow, ast.Constant) and allow.value is False)
 
 
 def test_no_source_unpickles_what_another_program_sends() -> None:
@@ -170,10 +171,13 @@ def test_no_source_unpickles_what_another_program_sends() -> None:
     for text in (
         "torch.load(f)",
         "torch.load(f, weights_only=x)",
+        "np.load(f, allow_pickle=True)",
+        "np.load(f, allow_pickle=x)",
         "dist.all_gather_object(a, b)",
         "pickle.loads(x)",
         "c.recv()",
     ):
         assert _unpickles(ast.parse(text, mode="eval").body), text
-    assert not _unpickles(ast.parse("torch.load(f, weights_only=True)", mode="eval").body)
+    for text in ("torch.load(f, weights_only=True)", "np.load(f, allow_pickle=False)"):
+        assert not _unpickles(ast.parse(text, mode="eval").body), text
     assert pickle.dumps(Evil())

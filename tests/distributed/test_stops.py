@@ -167,7 +167,8 @@ def test_a_rank_that_hung_is_named_for_each_text_of_a_timeout(
 ) -> None:
     (tmp_path / "0").write_text(f"lost contact with another process: {text}")
     assert (
-        _report({tmp_path / "0": 7, tmp_path / "1": -signal.SIGKILL}, stopped=False, again="") == 7
+        _report({tmp_path / "0": 7, tmp_path / "1": -signal.SIGKILL}, stopped=False, again="AGAIN")
+        == 7
     )
     assert capsys.readouterr().err.splitlines() == [
         "trainbox: rank 1 hung and was killed: AGAIN",

@@ -71,6 +71,7 @@ def main() -> int:
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     # torchrun replaces our handlers of the signals that it handles, so it gets an unused signal.
     arguments = parse_args(["--signals-to-handle=SIGQUIT", *sys.argv[1:]])
+    arguments.runs_script = arguments.no_python  # a program of a user, see above
     if arguments.module:
         _leave_out_current_folder(arguments)
     with temporary_folder() as messages:
@@ -78,7 +79,7 @@ def main() -> int:
         arguments.log_dir = str(messages)  # by default, torchrun leaves a folder behind
         try:
             secret = take_secret(os.environ)
-            if arguments.standalone and arguments.no_python:
+            if arguments.standalone and arguments.runs_script:
                 _store = _use_loopback_store(arguments)  # serves the ranks while it exists
                 return _run_torchrun(arguments, messages, forwarded, [])
             if arguments.standalone:
@@ -130,7 +131,7 @@ def _run_on_nodes(
             ends.append(end)
             time.sleep(_LOST_S)
         else:
-            if arguments.no_python and code == Preempted.exit_code and not forwarded:
+            if arguments.runs_script and code == Preempted.exit_code and not forwarded:
                 _log(f"{what.partition(' exited')[0]} stops, and so does this node")
                 os.kill(os.getpid(), signal.SIGTERM)  # `forward` runs on the main thread
             time.sleep(_EXITED_S)
@@ -143,10 +144,10 @@ def _run_on_nodes(
     # Run torchrun, and report its exit code to the other nodes.
     try:
         meeting.watch(on_end)
-        if arguments.no_python:
+        if arguments.runs_script:
             others.append(meeting)
         code = _run_torchrun(arguments, messages, forwarded, ends)
-        if arguments.no_python and forwarded and code in (0, 128 + signal.SIGTERM):
+        if arguments.runs_script and forwarded and code in (0, 128 + signal.SIGTERM):
             code = Preempted.exit_code  # `trainbox run` did not get the signal of another node
     except SystemExit:  # raised by `forward`
         meeting.leave(Preempted.exit_code)
@@ -197,7 +198,7 @@ def _run_torchrun(
 
 def _again(arguments: argparse.Namespace) -> str:
     """Return what the same command does next, for messages."""
-    if arguments.no_python:
+    if arguments.runs_script:
         return "the same command starts the script again in the same run folder"
     return "the same command resumes from the newest checkpoint"
 
