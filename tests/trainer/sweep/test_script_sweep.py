@@ -13,6 +13,7 @@ import pytest
 from entrypoint.system.processes import parent
 from tests.support.commands import Trainbox, finish, wait_until
 from tests.support.here import Here
+from tests.support.nvml_stub.build import stub_env, write_config
 from tests.support.processes import Processes
 from trainer.sweep.study import open_study
 from trainer.sweep.trials import Record
@@ -217,6 +218,29 @@ def test_a_second_machine_shares_the_trials_of_a_script(trainbox: Trainbox) -> N
         assert ended.code == 0, ended.out + ended.err
     assert [line["state"] for line in results(folder)] == ["done"] * 4
     assert [len(starts(folder, seed)) for seed in range(4)] == [1] * 4
+
+
+@pytest.mark.slow
+def test_trials_that_share_a_gpu_see_only_that_gpu(trainbox: Trainbox, library: Path) -> None:
+    """A variable of the sweep's own launch, such as GPU_IDS, does not reach the trials."""
+    (trainbox.folder / "train.py").write_text(
+        "import json, os\n"
+        "print(json.dumps({'step': 1, 'gpus': len(os.environ['CUDA_VISIBLE_DEVICES'].split(','))}))"
+    )
+    config = write_config(trainbox.folder / "gpus.conf", "h100", count=4)
+    env = {**stub_env(library.parent, config), "GPU_IDS": "1,3", "SLURM_JOB_NUM_NODES": "2"}
+    command = ("sweep", "run", "train.py", "--name", "s", "--per-gpu", "2", "--no-health")
+    ended = trainbox(*command, "--seeds", "6", "--", "{seed}", env=env)
+    assert ended.code == 0, ended.out + ended.err
+    assert [(line["state"], line["gpus"]) for line in results(trainbox.folder)] == [
+        ("done", "1")
+    ] * 6
+    manifests = [
+        json.loads((trainbox.folder / f"runs/s/trial-{seed:05d}/manifest.json").read_text())
+        for seed in range(6)
+    ]
+    used = {start["gpus"][0]["uuid"] for manifest in manifests for start in manifest["starts"]}
+    assert 1 <= len(used) <= 2
 
 
 @pytest.mark.slow
