@@ -51,13 +51,16 @@ def main() -> int:
     outlive_readers()
     forwarded: list[int] = []
     others: list[Meeting] = []  # the other nodes, which stop as well
+    is_program = "--no-python" in sys.argv
 
     def forward(number: int, _frame: FrameType | None) -> None:
         ranks = children(os.getpid())
         if not ranks and not forwarded:
             sys.exit(Preempted.exit_code)  # nothing runs yet, so nothing is lost
+        if forwarded and is_program:
+            return  # a second SIGTERM could interrupt a program while it saves
         forwarded.append(number)
-        _kill(ranks, forwarded_signal(number))
+        _kill(ranks, signal.SIGTERM if is_program else forwarded_signal(number))
         for meeting in others:
             meeting.leave(Preempted.exit_code)
 
