@@ -27,7 +27,7 @@ from entrypoint.cli.options import (
 from entrypoint.cli.run import plan_run, run
 from entrypoint.cli.sweep import sweep, sweep_run
 from entrypoint.errors import WRONG_USE, InvalidRequest, LaunchError
-from entrypoint.launch.supervise import REPETITION
+from entrypoint.launch.supervise import REPETITION, TRAINING
 from entrypoint.system import hints
 from entrypoint.system.commands import check_packages, without_ranks
 from entrypoint.system.streams import message, open_streams
@@ -95,7 +95,9 @@ def train(training: tuple[str, ...], **options: Any) -> None:
       trainbox train my_tasks/gestures.py:Gestures --set width=64
       trainbox train --processes 2 --device cpu          two gloo processes, without a GPU
     """
-    supervised(*checked_plan(training, options))
+    # The bench removes the run folder, so nothing resumes.
+    kind = REPETITION if "--measure-seconds" in training else TRAINING
+    supervised(*checked_plan(training, options), kind=kind)
 
 
 @cli.command(

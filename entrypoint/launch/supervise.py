@@ -55,7 +55,7 @@ TRAINING = Child(
     "the same command resumes from the newest checkpoint",
     _TO_TRAINER,
 )
-# Its checkpoints are temporary, as in `verify`.
+# Its checkpoints do not remain, as in `verify` and `bench`.
 REPETITION = Child("the training", "stopping", "the same command starts it again", _TO_TRAINER)
 # Any program of a user. Most exit with code 0 after they have saved, or are ended by the signal.
 SCRIPT = Child(

@@ -133,9 +133,16 @@ def test_the_message_for_a_killed_child_that_does_not_resume(
     )
 
 
-@pytest.mark.parametrize(("verb", "kind"), [("verify", REPETITION), ("train", TRAINING)])
-def test_only_verify_does_not_resume(
-    monkeypatch: pytest.MonkeyPatch, verb: str, kind: Child
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        (["verify", "digits"], REPETITION),
+        (["train", "digits", "--measure-seconds", "5"], REPETITION),  # a case of the bench
+        (["train", "digits"], TRAINING),
+    ],
+)
+def test_only_verify_and_the_bench_do_not_resume(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], kind: Child
 ) -> None:
     seen: list[Child] = []
     monkeypatch.setattr(
@@ -143,7 +150,7 @@ def test_only_verify_does_not_resume(
     )
     ending = Ending(75, signalled=True)
     monkeypatch.setattr(launching, "supervise", lambda *_, kind, **__: seen.append(kind) or ending)
-    assert CliRunner().invoke(cli.cli, [verb, "digits"]).exit_code == 75
+    assert CliRunner().invoke(cli.cli, arguments).exit_code == 75
     assert seen == [kind]
 
 
