@@ -21,7 +21,9 @@ NOT_SETTINGS = frozenset(
             "HEARTBEAT",
             "IMAGE_DIGEST",
             "MESSAGES",
+            "PIPES",
             "REASON",
+            "RESTORED",
         ),
         *("SETTINGS", "SLOTS", "STORE", "STRATEGY", "TRIALS_PER_GPU"),
     )
