@@ -19,6 +19,7 @@ from entrypoint.script.target import Target
 
 _GIT_S = 5.0
 _SCHEDULER = "SLURM_"
+_OF_PACKAGES = ("site-packages", "dist-packages")
 _HEADERS = {key: re.compile(rf"^{key}: *(.+)$", re.MULTILINE) for key in ("Name", "Version")}
 
 
@@ -57,15 +58,32 @@ def describe_start(
     }
 
 
+def is_manifest(value: Mapping[str, Any]) -> bool:
+    """Return whether `value` has the form of a manifest of a script, to which a start is added."""
+    energy = value.get("energy", {"gpus": []})
+    return (
+        isinstance(value.get("sources"), dict)
+        and isinstance(value.get("starts"), list)
+        and isinstance(energy, dict)
+        and isinstance(energy.get("gpus"), list)
+        and all(isinstance(gpu, dict) and {"uuid", "kwh"} <= gpu.keys() for gpu in energy["gpus"])
+    )
+
+
 def changed_sources(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return the names of the files whose content changed, in order."""
     return sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
 
 
 def project_folders(target: Target, search_path: Sequence[str]) -> list[Path]:
-    """Return the folders from which the target imports its own modules."""
+    """Return the folders from which the target imports its own modules.
+
+    Some clusters put a folder of installed packages in PYTHONPATH. The manifest has the versions of
+    packages, and to parse their files takes minutes.
+    """
     first = Path.cwd() if target.is_module else target.file.absolute().parent
-    return [first, *(Path(entry) for entry in search_path if entry)]
+    own = [Path(entry) for entry in search_path if entry]
+    return [first, *(folder for folder in own if folder.name not in _OF_PACKAGES)]
 
 
 def packages(search_path: Sequence[str]) -> dict[str, str]:

@@ -3,8 +3,11 @@
 import contextlib
 import hashlib
 import modulefinder
+import sys
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 from entrypoint.script.target import Target
 
@@ -31,9 +34,32 @@ def source_digests(target: Target, folders: Sequence[Path]) -> dict[str, str]:
 
 
 def _imported(file: Path, folders: Sequence[Path]) -> set[Path]:
-    finder = modulefinder.ModuleFinder(path=[str(folder) for folder in folders])
+    finder = _Finder(path=[str(folder) for folder in folders])
     # Python itself reports a module that is not valid, if the script imports it.
     with contextlib.suppress(SyntaxError, ValueError, OSError, RecursionError, ImportError):
         finder.run_script(str(file))
     names = [getattr(module, "__file__", None) for module in finder.modules.values()]
     return {Path(name).resolve() for name in names if name}
+
+
+# What modulefinder calls _PKG_DIRECTORY: `load_package` is called with the path.
+_PACKAGE = 5
+
+
+class _Finder(modulefinder.ModuleFinder):
+    """A finder that knows packages without `__init__.py`, at which its base class fails."""
+
+    def find_module(self, name: str, path: Any, parent: Any = None) -> Any:
+        if path is not None or name not in sys.builtin_module_names:
+            spec = PathFinder.find_spec(name, path or self.path)
+            if spec is not None and spec.origin is None and spec.submodule_search_locations:
+                folders = list(spec.submodule_search_locations)
+                return None, folders, ("", "", _PACKAGE)
+        return super().find_module(name, path, parent)
+
+    def load_package(self, fqname: str, pathname: Any) -> Any:
+        if not isinstance(pathname, list):
+            return super().load_package(fqname, pathname)
+        package = self.add_module(fqname)
+        setattr(package, "__path__", pathname)  # noqa: B010 - the stub does not have it
+        return package

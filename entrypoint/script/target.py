@@ -39,7 +39,10 @@ class Target:
         if not self.is_python:
             return [str(self.file.absolute()), *arguments]
         # -u: the output arrives line by line, and nothing is lost with a killed rank.
-        return [python, "-u", *(["-m"] if self.is_module else []), self.name, *arguments]
+        module = ["-m"] if self.is_module else []
+        # Python would take a name such as -x.py for an option.
+        name = f"./{self.name}" if self.name.startswith("-") else self.name
+        return [python, "-u", *module, name, *arguments]
 
     def run_name(self) -> str:
         """Return the name of the run folder: the same command has the same one."""
@@ -62,6 +65,8 @@ def find_script(name: str, arguments: Sequence[str]) -> Target:
     try:
         if file.is_dir():
             raise InvalidRequest(f"{name} is a folder: name the script in it, or -m MODULE")
+        if file.exists() and not file.is_file():
+            raise InvalidRequest(f"{name} is not a regular file: name a Python file or a program")
         with file.open("rb") as opened:
             begin = opened.read(256)
     except OSError as error:
@@ -73,7 +78,8 @@ def find_script(name: str, arguments: Sequence[str]) -> Target:
         begin = b""
     first_line = begin.partition(b"\n")[0]
     if file.suffix == ".py" or (first_line[:2] == b"#!" and b"python" in first_line):
-        _check_syntax(name, file)
+        if file.suffix == ".py" or not _is_zip(file):  # Python also runs a zip file
+            _check_syntax(name, file)
         return Target(name, tuple(arguments), is_module=False, file=file)
     if os.access(file, os.X_OK):
         return Target(name, tuple(arguments), is_module=False, file=file, is_python=False)
@@ -106,6 +112,12 @@ def find_module(name: str, arguments: Sequence[str], search_path: Sequence[str])
     if file.suffix == ".py":
         _check_syntax(f"-m {name}", file)
     return Target(name, tuple(arguments), is_module=True, file=file)
+
+
+def _is_zip(file: Path) -> bool:
+    import zipfile  # loads shutil and others, which takes milliseconds
+
+    return zipfile.is_zipfile(file)
 
 
 def _check_syntax(name: str, file: Path) -> None:

@@ -2,11 +2,13 @@
 
 import os
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from entrypoint.errors import InvalidRequest
+from entrypoint.script.manifest import project_folders
 from entrypoint.script.sources import source_digests
 from entrypoint.script.target import Target, find_module, find_script
 
@@ -32,6 +34,19 @@ def test_the_command_of_a_python_file() -> None:
     assert target.command(RUN, "python") == [
         *("python", "-u", "train.py", "--out", "/runs/r/x", "--lr", "1")
     ]
+
+
+def test_the_name_of_a_script_may_begin_with_a_dash() -> None:
+    program("-x.py", "", 0o644)
+    assert find_script("-x.py", ["-y"]).command(RUN, "python") == ["python", "-u", "./-x.py", "-y"]
+
+
+def test_a_zip_file_with_a_python_line_runs_with_this_python() -> None:
+    with zipfile.ZipFile("train.pyz", "w") as packed:
+        packed.writestr("__main__.py", "print(1)")
+    content = Path("train.pyz").read_bytes()
+    Path("train.pyz").write_bytes(b"#!/usr/bin/env python3\n" + content)
+    assert find_script("train.pyz", []).command(RUN, "python") == ["python", "-u", "train.pyz"]
 
 
 def test_a_script_with_a_python_line_runs_with_this_python() -> None:
@@ -73,6 +88,7 @@ def test_a_package_is_run_by_its_main_module() -> None:
             "Python file or a program",
         ),
         ("folder", "folder is a folder: name the script in it, or -m MODULE"),
+        ("pipe.py", "pipe.py is not a regular file: name a Python file or a program"),
         (
             "notes.txt",
             "notes.txt is neither a Python file (.py) nor executable: rename it, or use chmod +x",
@@ -91,6 +107,7 @@ def test_a_package_is_run_by_its_main_module() -> None:
 )
 def test_a_refused_script_and_its_message(name: str, text: str) -> None:
     Path("folder").mkdir()
+    os.mkfifo("pipe.py")
     program("train.py", "print(1)\n")
     program("notes.txt", "hello\n", 0o644)
     program("wrong.py", "if True:\n")
@@ -144,6 +161,25 @@ def test_the_sources_are_the_files_of_the_project_that_are_imported() -> None:
     program("near.py", "x = 2\n", 0o644)
     again = source_digests(target, [Path.cwd()])
     assert {name for name in found if found[name] != again[name]} == {"near.py"}
+
+
+def test_the_sources_of_a_package_without_an_init_file() -> None:
+    Path("lib/deep").mkdir(parents=True)
+    program("lib/model.py", "from . import layer\n", 0o644)
+    program("lib/layer.py", "import near\n", 0o644)
+    program("lib/deep/other.py", "", 0o644)
+    program("near.py", "", 0o644)
+    program("train.py", "import lib.model\nfrom lib.deep import other\n", 0o644)
+    found = source_digests(find_script("train.py", []), [Path.cwd()])
+    assert set(found) == {
+        *("train.py", "near.py", "lib/model.py", "lib/layer.py", "lib/deep/other.py")
+    }
+
+
+def test_installed_packages_are_not_sources() -> None:
+    program("train.py", "", 0o644)
+    folders = ["lib", "/opt/lib/python3.11/site-packages", ""]
+    assert project_folders(find_script("train.py", []), folders) == [Path.cwd(), Path("lib")]
 
 
 def test_a_module_that_is_not_valid_python_does_not_stop_the_search() -> None:
