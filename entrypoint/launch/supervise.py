@@ -163,10 +163,15 @@ def supervise(
             message(f"{why}: killed; {kind.again}")
             _kill_session(child)
             # Another signal would end this process before it can exit with its code.
-            for number in _STOP_SIGNALS:
-                signal.signal(number, signal.SIG_IGN)
+            ignore_stop_signals()
             code = 128 + (received[-1] if again else signal.SIGKILL)
             return Ending(HARDWARE if broken else code, bool(received))
+
+
+def ignore_stop_signals() -> None:
+    """Ignore the signals that stop a job. A terminal or a scheduler sends them to all processes."""
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _exit_code(

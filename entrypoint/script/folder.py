@@ -1,5 +1,7 @@
 """The run folder of a script: its lock, config.json, manifest.json and metrics.jsonl."""
 
+import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -38,6 +40,7 @@ class ScriptFolder:
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             _take(self._lock, path)
             self._check_config(target)
+            self._end_last_line()
         except OSError as error:
             raise not_writable(path, error) from error
 
@@ -52,7 +55,8 @@ class ScriptFolder:
         try:
             metrics = os.open(self.path / METRICS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             try:
-                os.write(metrics, line.encode())
+                if os.write(metrics, line.encode()) < len(line):  # the disk is full
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             finally:
                 os.close(metrics)
         except OSError as error:
@@ -69,7 +73,7 @@ class ScriptFolder:
         for line in reversed(lines):
             try:
                 entry = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(entry, dict) and name in entry and entry.get("kind") not in OWN_KINDS:
                 return entry[name]
@@ -107,6 +111,16 @@ class ScriptFolder:
             os.close(self._lock)
             self._lock = None
 
+    def _end_last_line(self) -> None:
+        """End a line of metrics.jsonl that a killed start has left in parts."""
+        with contextlib.suppress(FileNotFoundError), (self.path / METRICS).open("r+b") as file:
+            if (
+                file.seek(0, os.SEEK_END)
+                and file.seek(-1, os.SEEK_END) >= 0
+                and file.read() != b"\n"
+            ):
+                file.write(b"\n")
+
     def _check_config(self, target: Target) -> None:
         """Write config.json of a new run, and compare that of an old one with `target`."""
         if not (self.path / CONFIG).exists():
@@ -127,6 +141,11 @@ class ScriptFolder:
             )
             return
         config = self.read(CONFIG)
+        if not config:
+            raise InvalidRequest(
+                f"{self.path / CONFIG} is damaged: choose another --run name, or remove the file "
+                f"and {MANIFEST} to record this run again"
+            )
         if config.get("kind") != _KIND:
             raise InvalidRequest(
                 f"{self.path} is a run of a task, not of a script: choose another --run name"

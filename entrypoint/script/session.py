@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from entrypoint.errors import HARDWARE, PREEMPTED, NotWritable
 from entrypoint.launch.plan import LaunchPlan
-from entrypoint.launch.supervise import SCRIPT, Ending, supervise
+from entrypoint.launch.supervise import SCRIPT, Ending, ignore_stop_signals, supervise
 from entrypoint.script.folder import LOGS, MANIFEST, METRICS, ScriptFolder, not_writable
-from entrypoint.script.manifest import changed_sources, describe, describe_start, project_folders
+from entrypoint.script.manifest import (
+    changed_sources,
+    describe,
+    describe_start,
+    is_manifest,
+    project_folders,
+)
 from entrypoint.script.output import Log, Pipes, Stream
 from entrypoint.script.rank import PIPES, RESTORED
 from entrypoint.script.sources import source_digests
@@ -108,12 +114,16 @@ class _Board:
         self._process: subprocess.Popen[bytes] | None = None
         if not folder.writes:
             return
-        metrics = folder.path / METRICS
-        size = metrics.stat().st_size if metrics.exists() else 0
-        command = command_of("trainer.records.script_board", str(metrics), str(size))
+        command = command_of("trainer.records.script_board", str(folder.path / METRICS))
         own = {name: value for name, value in os.environ.items() if name not in _OF_PYTHON}
         self._process = subprocess.Popen(
-            command, env=own, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+            command,
+            env=own,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # on a full disk, TensorBoard prints tracebacks
+            # This process has no threads, so `preexec_fn` is safe.
+            preexec_fn=ignore_stop_signals,  # noqa: PLW1509
         )
 
     def close(self) -> None:
@@ -182,7 +192,9 @@ def _manifest(start: Start) -> dict[str, Any]:
     folders = project_folders(target, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sources = source_digests(target, folders)
     known = folder.read(MANIFEST)
-    if not known:
+    if not is_manifest(known):
+        if (folder.path / MANIFEST).exists():
+            message(f"{_shown(folder.path / MANIFEST)} was damaged: it begins again")
         known = describe(target, sources, os.environ)
     elif changed := changed_sources(known.get("sources", {}), sources):
         message(f"changed since the run's start: {', '.join(changed)}")
@@ -234,7 +246,10 @@ def _open_log(path: Path) -> Log:
 
 def _shown(path: Path) -> str:
     """Return the path from the current folder, if it is below it."""
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # it has been removed
+        return str(path)
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 

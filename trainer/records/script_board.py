@@ -1,11 +1,13 @@
 """Show the metrics.jsonl of a script's run in TensorBoard.
 
-The command is `python -m trainer.records.script_board METRICS BYTES`, with the path of the file and
-its size before the run. The process follows the file until its standard input ends, and then writes
-what is left.
+The command is `python -m trainer.records.script_board METRICS`, with the path of the file. The
+process follows the file until its standard input ends, and then writes what is left. It records how
+far it has copied the file, so that the next start of a killed run copies the rest.
 """
 
+import contextlib
 import json
+import os
 import select
 import sys
 from pathlib import Path
@@ -14,19 +16,27 @@ from trainer.records.tensorboard import EntryLog
 from trainer.system.processes import die_with_parent
 
 _LOOK_EVERY_S = 5.0
+_COPIED = ".copied"  # the number of bytes of metrics.jsonl that TensorBoard's files have
 
 
 class Follower:
-    """Copies the entries of metrics.jsonl after `seen_bytes` to TensorBoard."""
+    """Copies the entries of metrics.jsonl that are not copied yet to TensorBoard."""
 
-    def __init__(self, metrics: Path, seen_bytes: int) -> None:
-        self._metrics, self._seen_bytes = metrics, seen_bytes
+    def __init__(self, metrics: Path) -> None:
+        self._metrics, self._folder = metrics, metrics.parent / "tensorboard"
+        try:
+            self._seen_bytes = int((self._folder / _COPIED).read_text())
+        except (OSError, ValueError):
+            self._seen_bytes = 0
         self._log: EntryLog | None = None
 
     def look(self) -> None:
         """Copy the complete lines that are new. Lines that are not an object are skipped."""
         try:
             with self._metrics.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                # A script may also replace the file.
+                self._seen_bytes = self._seen_bytes if self._seen_bytes <= size else 0
                 file.seek(self._seen_bytes)
                 whole, end, _part = file.read().rpartition(b"\n")
         except OSError:  # nothing is reported yet, or the script has removed the folder
@@ -35,13 +45,17 @@ class Follower:
         for line in whole.split(b"\n"):
             try:
                 entry = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(entry, dict):
-                self._log = self._log or EntryLog(self._metrics.parent / "tensorboard")
-                self._log.write(entry)
+                self._log = self._log or EntryLog(self._folder)
+                # TensorBoard cannot store a step above 64 bits, or a name that is not Unicode.
+                with contextlib.suppress(ValueError, OverflowError):
+                    self._log.write(entry)
         if self._log is not None:
             self._log.flush()
+            with contextlib.suppress(OSError):
+                (self._folder / _COPIED).write_text(str(self._seen_bytes))
 
     def close(self) -> None:
         """Copy what is left and close TensorBoard's file."""
@@ -53,7 +67,7 @@ class Follower:
 def main() -> None:
     """Follow the file until standard input ends."""
     die_with_parent()
-    follower = Follower(Path(sys.argv[1]), int(sys.argv[2]))
+    follower = Follower(Path(sys.argv[1]))
     while not select.select([sys.stdin], [], [], _LOOK_EVERY_S)[0]:
         follower.look()
     follower.close()

@@ -216,6 +216,25 @@ def test_a_signal_that_slurm_sends_to_all_processes_does_not_end_a_script(forked
     assert forked(*ONE, name).code == 9
 
 
+def test_a_signal_to_all_processes_does_not_stop_the_writer_of_tensorboard(
+    forked: Trainbox,
+) -> None:
+    """A terminal sends Ctrl-C to it as well, and a scheduler its SIGTERM."""
+    signals = """
+import os, signal
+from entrypoint.system.processes import descendants
+(board,) = set(descendants(os.getppid())) - {os.getpid()}
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+    os.kill(board, number)
+print('{"step": 1, "loss": 0.5}')
+"""
+    ended = forked(*ONE, script(forked, signals))
+    assert (ended.code, "Traceback" in ended.err) == (0, False), ended.err
+    run = only_run(forked)
+    copied = int((run / "tensorboard/.copied").read_text())
+    assert copied == (run / "metrics.jsonl").stat().st_size
+
+
 def test_a_script_that_ignores_the_stop_is_killed_by_a_second_signal(trainbox: Trainbox) -> None:
     ignoring = STOPPABLE.format(code=0, handler="signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     process = trainbox.start(*ONE, "--run", "r", script(trainbox, ignoring))

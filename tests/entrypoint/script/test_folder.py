@@ -1,0 +1,87 @@
+"""Run folders that are damaged, odd or gone: the user reads why, and no code is lost."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from entrypoint.script.folder import ScriptFolder
+from entrypoint.script.manifest import is_manifest
+from entrypoint.script.target import Target
+from tests.support.commands import Trainbox
+
+ONE = ("run", "--one-process", "--run", "r")
+CONFIG = '{"kind": "script", "script": "train.py", "is_module": false}'
+
+
+def opened(path: Path) -> ScriptFolder:
+    return ScriptFolder(path, Target("train.py", (), False, Path("train.py")), writes=True)
+
+
+def test_a_removed_current_folder_does_not_hide_the_code(forked: Trainbox) -> None:
+    script, here = forked.folder / "train.py", forked.folder / "here"
+    script.write_text("import os, sys; os.rmdir(os.getcwd()); sys.exit(9)")
+    here.mkdir()
+    inside = dataclasses.replace(forked, folder=here)
+    ended = inside(*ONE, "--runs-dir", str(forked.folder / "runs"), str(script))
+    assert ended.code == 9, ended.err
+    assert f"run        {forked.folder}/runs/r\n" in ended.err
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+def test_a_damaged_config_is_named(forked: Trainbox, text: str) -> None:
+    (forked.folder / "runs/r").mkdir(parents=True)
+    (forked.folder / "runs/r/config.json").write_text(text)
+    (forked.folder / "train.py").touch()
+    ended = forked(*ONE, "train.py")
+    assert (ended.code, "runs/r/config.json is damaged: choose another" in ended.err) == (2, True)
+
+
+def test_a_damaged_manifest_begins_again(forked: Trainbox) -> None:
+    (forked.folder / "runs/r").mkdir(parents=True)
+    (forked.folder / "runs/r/config.json").write_text(CONFIG)
+    (forked.folder / "runs/r/manifest.json").write_text('{"sources": {}, "starts": 3}')
+    (forked.folder / "train.py").write_text("raise SystemExit(9)")
+    ended = forked(*ONE, "train.py")
+    assert ended.code == 9
+    assert "trainbox: runs/r/manifest.json was damaged: it begins again\n" in ended.err
+    (start,) = json.loads((forked.folder / "runs/r/manifest.json").read_text())["starts"]
+    assert start["exit_code"] == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [
+        ('{"sources": {}, "starts": []}', True),
+        ('{"sources": {}, "starts": [], "energy": {"gpus": [{"uuid": "a", "kwh": 1}]}}', True),
+        ("{}", False),
+        ('{"sources": [], "starts": []}', False),
+        ('{"sources": {}, "starts": null}', False),
+        ('{"sources": {}, "starts": [], "energy": [1]}', False),
+        ('{"sources": {}, "starts": [], "energy": {"gpus": [{"uuid": "a"}]}}', False),
+    ],
+)
+def test_the_form_of_a_manifest(text: str, good: bool) -> None:
+    assert is_manifest(json.loads(text)) == good
+
+
+@pytest.mark.parametrize("before", ["", '{"step": 1}\n', '{"step": 1}\n{"st', "{"])
+def test_an_entry_has_a_line_of_its_own_after_a_kill(tmp_path: Path, before: str) -> None:
+    opened(tmp_path).close()
+    (tmp_path / "metrics.jsonl").write_text(before)
+    folder = opened(tmp_path)
+    folder.append({"step": 2})
+    folder.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert lines[:-1] == before.splitlines()
+    assert json.loads(lines[-1])["step"] == 2
+
+
+def test_the_newest_value_is_found_before_a_damaged_line(tmp_path: Path) -> None:
+    folder = opened(tmp_path)
+    folder.append({"step": 2})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write("[" * 20_000 + '\n{"torn')
+    assert folder.newest("step") == 2
+    folder.close()
