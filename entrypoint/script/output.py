@@ -2,12 +2,13 @@
 
 import json
 import os
+import select
 import selectors
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 # A log is replaced by an empty one at this size, and the one before it is kept as NAME.1.log.
 LOG_BYTES = 64 * 2**20
@@ -15,6 +16,7 @@ _READ_BYTES = 2**16
 _LONGEST_REPORT = 2**16
 _NO_REPORT = b"a line that is too long: "
 _LOOK_EVERY_S = 0.2
+PATIENCE_S = 5.0
 
 
 class Log:
@@ -47,13 +49,52 @@ class Log:
         self._file.close()
 
 
+class Writer(Protocol):
+    """Where the output of a rank is shown."""
+
+    def write(self, data: bytes, /) -> object: ...
+    def flush(self) -> object: ...
+
+
+class Shown:
+    """A standard stream of this process, whose reader may be slow.
+
+    A write waits for the reader. After a stop signal, it waits for at most `PATIENCE_S` in all, so
+    that the script can save and this process can exit.
+    """
+
+    def __init__(self, number: int, stopping: Callable[[], bool]) -> None:
+        self._number, self._stopping = number, stopping
+        self._waited_s = 0.0
+
+    def write(self, data: bytes) -> None:
+        """Write `data`.
+
+        Raises:
+            OSError: the reader has gone, or it does not read.
+        """
+        while data:
+            if not select.select([], [self._number], [], _LOOK_EVERY_S)[1]:
+                if self._stopping():
+                    self._waited_s += _LOOK_EVERY_S
+                if self._waited_s > PATIENCE_S:
+                    raise TimeoutError("the reader of the output does not read")
+                continue
+            # A part of this size never blocks when the reader of a pipe has made room.
+            with suppress(BlockingIOError):
+                data = data[os.write(self._number, data[: select.PIPE_BUF]) :]
+
+    def flush(self) -> None:
+        """Do nothing: each write is complete."""
+
+
 class Stream:
     """One stream of one rank: passes its bytes on, by whole lines or at once."""
 
     def __init__(
         self,
         log: Log,
-        shown: BinaryIO | None,
+        shown: Writer | None,
         prefix: bytes = b"",
         whole_lines: bool = True,
         report: Callable[[dict[str, Any]], None] | None = None,

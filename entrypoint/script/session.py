@@ -1,5 +1,6 @@
 """One `trainbox run`: its starts, and the records of each."""
 
+import functools
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from entrypoint.errors import HARDWARE, PREEMPTED, NotWritable
 from entrypoint.launch.plan import LaunchPlan
@@ -22,7 +23,7 @@ from entrypoint.script.manifest import (
     is_manifest,
     project_folders,
 )
-from entrypoint.script.output import Log, Pipes, Stream
+from entrypoint.script.output import Log, Pipes, Shown, Stream
 from entrypoint.script.rank import PIPES, RESTORED
 from entrypoint.script.sources import source_digests
 from entrypoint.script.target import Target
@@ -220,7 +221,7 @@ def _run_once(start: Start, gpus: GpuRecord, received: list[int]) -> Ending:
             watch = stack.enter_context(start.watched(telemetry))
         pipes_folder = stack.enter_context(temporary_folder("script-"))
         logs = [_open_log(folder.path / LOGS / name) for name in _log_names(plan)]
-        pipes = Pipes(pipes_folder, _streams(start, logs))
+        pipes = Pipes(pipes_folder, _streams(start, logs, received))
         stack.callback(pipes.close)
         on_start = stack.enter_context(pipes.read())
         env = script_environment(os.environ, plan, folder.path, pipes_folder)
@@ -258,20 +259,25 @@ def _log_names(plan: LaunchPlan) -> list[str]:
     return [f"{node}rank-{rank}.log" for rank in range(plan.nproc_per_node)]
 
 
-def _streams(start: Start, logs: list[Log]) -> dict[str, Stream]:
+def _streams(start: Start, logs: list[Log], received: list[int]) -> dict[str, Stream]:
     """Return the streams of the ranks.
 
     On a terminal, only the first rank of the first node is shown, and its progress bars move.
     """
     streams: dict[str, Stream] = {}
-    targets: dict[str, BinaryIO] = {"out": sys.stdout.buffer, "err": sys.stderr.buffer}
+    targets = {"out": sys.stdout, "err": sys.stderr}
+    for target in targets.values():
+        target.flush()
+    stopping = functools.partial(bool, received)
     for rank, log in enumerate(logs):
         is_first = rank == 0 and start.plan.node_rank == 0
         for name, shown in targets.items():
             terminal, is_shown = shown.isatty(), not start.trial
             streams[f"{rank}.{name}"] = Stream(
                 log,
-                shown if is_shown and (is_first or not terminal) else None,
+                Shown(shown.fileno(), stopping)
+                if is_shown and (is_first or not terminal)
+                else None,
                 f"[{rank}] ".encode() if start.prefix else b"",
                 whole_lines=start.prefix or not terminal,
                 report=_recorder(start.folder) if is_first and name == "out" else None,

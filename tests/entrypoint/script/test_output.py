@@ -1,13 +1,16 @@
 """The output of the ranks: logs of bounded size, whole lines, prefixes and reports."""
 
 import io
+import os
+import select
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from entrypoint.script.output import Log, Pipes, Stream, reported
+from entrypoint.script.output import Log, Pipes, Shown, Stream, reported
 
 
 class Gone(io.BytesIO):
@@ -137,3 +140,42 @@ def test_the_pipes_can_be_read_again_after_a_restart(tmp_path: Path, log: Log) -
             (tmp_path / "0.out").write_bytes(f"{number}\n".encode())
     pipes.close()
     assert shown.getvalue() == b"0\n1\n"
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_slow_reader_gets_all_of_the_output(pipe: tuple[int, int], blocking: bool) -> None:
+    """Another program may have set the pipe to non-blocking, so that a full pipe is an error."""
+    os.set_blocking(pipe[1], blocking)
+    data = bytes(range(256)) * 2000
+    writer = threading.Thread(target=Shown(pipe[1], lambda: False).write, args=(data,))
+    writer.start()
+    read = b""
+    while len(read) < len(data):
+        read += os.read(pipe[0], 1000)
+    writer.join()
+    assert read == data
+
+
+def test_a_reader_that_hangs_does_not_delay_a_stop(
+    pipe: tuple[int, int], log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("entrypoint.script.output.PATIENCE_S", 0.1)
+    stopped = threading.Event()
+    stream = Stream(log, Shown(pipe[1], stopped.is_set))
+    writer = threading.Thread(target=stream.take, args=(b"x" * 200_000 + b"\n",))
+    writer.start()
+    while not select.select([pipe[0]], [], [], 1)[0]:
+        pass
+    assert writer.is_alive()  # it waits for the reader
+    stopped.set()
+    writer.join()
+    stream.take(b"saved\n")
+    assert log.path.read_bytes().endswith(b"x\nsaved\n")
