@@ -9,7 +9,7 @@ import pytest
 import torch.distributed.run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from trainer.launch.torchrun import _exit_code, _PeerEnd, _run_torchrun
+from trainer.launch.torchrun import _exit_code, _PeerEnd, _run_torchrun, _without_saved
 
 _ABORT, _KILL = -signal.SIGABRT, -signal.SIGKILL
 
@@ -28,6 +28,22 @@ _ABORT, _KILL = -signal.SIGABRT, -signal.SIGKILL
 )
 def test_the_cause_takes_precedence_over_its_consequences(codes: set[int], code: int) -> None:
     assert _exit_code(codes, stopped=False) == code
+
+
+@pytest.mark.parametrize(
+    ("codes", "left"),
+    [
+        ((1, 75), {1}),
+        ((143, 5, 75), {5}),
+        ((-signal.SIGTERM, _KILL), {_KILL}),
+        ((75, 75), {75}),
+        ((75, -signal.SIGTERM), {75, -signal.SIGTERM}),
+    ],
+)
+def test_a_script_that_saves_beside_a_failed_rank_does_not_hide_it(
+    codes: tuple[int, ...], left: set[int]
+) -> None:
+    assert set(_without_saved(dict(enumerate(codes))).values()) == left
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])

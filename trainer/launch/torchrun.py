@@ -191,12 +191,25 @@ def _run_torchrun(
             }
             if _exit_code(set(codes.values()), bool(forwarded)) == end_code:
                 _log(f"{what}: {again.replace('command', 'command on all nodes', 1)}")
+        if arguments.runs_script and not forwarded:
+            codes = _without_saved(codes)
         files = {messages / str(rank): code for rank, code in codes.items()}
         return _report(files, bool(forwarded), again)
     except (DistError, ConnectionError) as error:
         _log(f"lost contact with the other nodes ({ends[0].what if ends else error})")
         return NetworkFailure.exit_code
     return 0
+
+
+def _without_saved(codes: Mapping[int, int]) -> dict[int, int]:
+    """Return the codes without those of ranks that have saved because another rank failed.
+
+    torchrun then sends SIGTERM, at which a script saves and exits with 75. A scheduler would start
+    a script with a mistake again and again.
+    """
+    saved = (Preempted.exit_code, 128 + signal.SIGTERM, -signal.SIGTERM)
+    failed = {rank: code for rank, code in codes.items() if code not in saved}
+    return failed or dict(codes)
 
 
 def _again(arguments: argparse.Namespace) -> str:
