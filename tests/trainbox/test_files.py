@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainbox.files import read_object, read_text
+from trainbox.files import append_line, read_object, read_text
 
 
 def test_an_object_is_read_also_through_a_link(tmp_path: Path) -> None:
@@ -43,3 +43,17 @@ def test_a_file_is_read_up_to_a_size(tmp_path: Path) -> None:
     assert read_text(tmp_path / "a", 5) == "12345"
     with pytest.raises(ValueError, match="more than 4 bytes"):
         read_text(tmp_path / "a", 4)
+
+
+def test_a_line_after_a_full_disk_is_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path, write = tmp_path / "metrics.jsonl", os.write
+
+    def half(descriptor: int, data: bytes) -> int:
+        monkeypatch.undo()
+        return write(descriptor, data[: len(data) // 2])
+
+    monkeypatch.setattr(os, "write", half)
+    with pytest.raises(OSError, match="No space left on device"):
+        append_line(path, '{"step": 1}')
+    append_line(path, '{"step": 2}')
+    assert path.read_text() == '{"step\n{"step": 2}\n'

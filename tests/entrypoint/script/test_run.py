@@ -300,6 +300,15 @@ def test_a_program_that_is_not_python(forked: Trainbox) -> None:
     assert (ended.code, ended.out) == (9, f"{run} {run} a b\n")
 
 
+def test_a_pipe_of_a_program_ends_as_in_a_shell(forked: Trainbox) -> None:
+    program = forked.folder / "train.sh"
+    program.write_text("#!/bin/sh\n(yes; echo $? >&2) | head -n 1\n")
+    program.chmod(0o755)
+    ended = forked(*ONE, "./train.sh")
+    assert (ended.code, ended.out) == (0, "y\n")
+    assert f"{128 + signal.SIGPIPE}\n" in ended.err
+
+
 def test_a_program_whose_interpreter_is_missing(forked: Trainbox) -> None:
     (forked.folder / "go").write_text("#!/no/such\n")
     (forked.folder / "go").chmod(0o755)
