@@ -10,10 +10,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from entrypoint.drill.compare import SUFFIXES
 from trainer.outputs.__main__ import main
 from trainer.outputs.differences import first_difference
 from trainer.outputs.entries import digest
-from trainer.outputs.formats import Unreadable, read_entries
+from trainer.outputs.formats import FORMATS, Unreadable, read_entries
+
+
+def test_the_drill_knows_the_same_formats() -> None:
+    assert set(SUFFIXES) == FORMATS.keys()
 
 
 def _kinds(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:

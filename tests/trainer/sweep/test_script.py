@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.script.folder import OWN_KINDS
 from trainer.errors import WrongUse
 from trainer.settings.config import Config
 from trainer.sweep.grid import Range, Sweep, from_identity
-from trainer.sweep.reports import Reports, parse
+from trainer.sweep.reports import _NOT_OF_THE_SCRIPT, Reports, parse
 from trainer.sweep.results import figure, rows
 from trainer.sweep.script import Script, check_template
 from trainer.sweep.trials import Record, Trial
@@ -250,3 +251,7 @@ def test_values_that_are_numbers_in_text_have_a_number_axis() -> None:
         (axes,) = figure(rows(records, "loss"), records, "loss", drawn).axes
         low, high = axes.dataLim.intervalx
         assert (low, high) == pytest.approx((1e-3, 0.1))
+
+
+def test_trainbox_run_and_the_sweep_know_the_same_kinds_of_entries() -> None:
+    assert OWN_KINDS == _NOT_OF_THE_SCRIPT
