@@ -13,6 +13,7 @@ from trainer.sweep.grid import Sweep
 from trainer.sweep.progress import print_above_bar
 from trainer.sweep.retries import Limits
 from trainer.sweep.runner import POLL_S, SweepRun
+from trainer.sweep.script import Script
 from trainer.sweep.slots import Slot
 from trainer.sweep.storage import storage_failures
 from trainer.sweep.study import Study, open_study
@@ -135,9 +136,10 @@ def _show_all(study: Study, folder: Path, storage: str | None) -> None:
     results.write_csv(folder, study.records())
     show(folder, storage, None, False, folder / "sweep.png")
     write_picture(folder, "sweep", folder / "sweep.png")
-    print_above_bar(
-        f"files      {folder}/results.csv, sweep.png; to view all trials: {tensorboard(folder)}"
-    )
+    # Trials of a script have no TensorBoard files.
+    is_task = not isinstance(study.sweep.config, Script)
+    view = f"; to view all trials: {tensorboard(folder)}" if is_task else ""
+    print_above_bar(f"files      {folder}/results.csv, sweep.png{view}")
 
 
 def _wait_for(storage: str | None, folder: Path, stop: StopRequest) -> None:

@@ -83,6 +83,7 @@ def test_a_sweep_of_a_script_records_each_trial(trainbox: Trainbox) -> None:
     assert (trainbox.folder / "runs/s/sweep.png").read_bytes().startswith(b"\x89PNG")
     again = "trainbox run --one-process --run s-best train.py -- 0 '--out={run}'"
     assert f"\nagain:     {again}\n" in ended.out
+    assert "tensorboard" not in ended.out  # trials of a script have no files of it
     run = trainbox.folder / "runs/s/trial-00002"
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["arguments"] == ["2", "--out={run}"]
