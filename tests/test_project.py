@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.paths import files_of
+
 _ROOT = Path(__file__).parents[1]
 _VERSION = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]["version"]
 _WORKFLOWS = sorted((_ROOT / ".github/workflows").glob("*.yml"))
@@ -37,8 +39,7 @@ def test_manifests_name_the_image_of_the_version(file: Path) -> None:
 
 def test_lines_of_the_deployment_files_fit() -> None:
     """A line may be longer if it is one path or address."""
-    files = [path for path in (_ROOT / "deploy").rglob("*") if path.is_file()]
-    files += [*_ROOT.glob("docker-compose*.yml"), _ROOT / "Dockerfile"]
+    files = [*files_of(_ROOT / "deploy"), *_ROOT.glob("docker-compose*.yml"), _ROOT / "Dockerfile"]
     assert len(files) > 30
     too_long = [
         f"{file.relative_to(_ROOT)}:{number}"

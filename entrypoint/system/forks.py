@@ -53,7 +53,8 @@ def _run(module: str, arguments: tuple[str, ...], stdin: int, stdout: int) -> No
         for number, end in enumerate((stdin, stdout)):
             os.dup2(end, number)
             os.close(end)
-        sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
         sys.argv = [module, *arguments]
         if not sys.flags.safe_path:
             # `python -m` puts the current folder here, and the module removes it.

@@ -25,7 +25,7 @@ class Follower:
     def __init__(self, metrics: Path) -> None:
         self._metrics, self._folder = metrics, metrics.parent / "tensorboard"
         try:
-            self._seen_bytes = int((self._folder / _COPIED).read_text())
+            self._seen_bytes = int((self._folder / _COPIED).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             self._seen_bytes = 0
         self._log: EntryLog | None = None
@@ -55,7 +55,7 @@ class Follower:
         if self._log is not None:
             self._log.flush()
             with contextlib.suppress(OSError):
-                (self._folder / _COPIED).write_text(str(self._seen_bytes))
+                (self._folder / _COPIED).write_text(str(self._seen_bytes), encoding="utf-8")
 
     def close(self) -> None:
         """Copy what is left and close TensorBoard's file."""

@@ -832,12 +832,15 @@ def test_a_run_without_a_checkpoint_restarts_and_logs_it(
     """A SIGKILL leaves no time to save a checkpoint."""
     from trainer.loop.saving import Saving
 
+    class Killed(BaseException):
+        pass
+
     def killed(*_: Any) -> None:
-        raise KeyboardInterrupt
+        raise Killed
 
     with monkeypatch.context() as patch:
         patch.setattr(Saving, "save_and_stop", killed)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Killed):
             here.train(stop=StopAfter(4), log_steps=1)
     assert here.steps() == []
     out = here.train(log_steps=1)
