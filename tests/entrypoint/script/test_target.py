@@ -1,5 +1,6 @@
 """Which program `trainbox run` starts, with which command and in which folder."""
 
+import errno
 import os
 import sys
 import zipfile
@@ -188,9 +189,14 @@ def test_a_module_that_is_not_valid_python_does_not_stop_the_search() -> None:
     assert "train.py" in source_digests(find_script("train.py", []), [Path.cwd()])
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_script_that_must_not_be_read() -> None:
+def test_a_script_that_must_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
     program("train.py", "print(1)\n", 0o000)
+    monkeypatch.setattr(Path, "open", refuse)  # root may read every file
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(InvalidRequest, match="cannot be read .Permission denied"):
         find_script("train.py", [])
 
