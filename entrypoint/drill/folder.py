@@ -85,7 +85,7 @@ def steps(run: Path) -> list[int]:
 def _step(line: bytes) -> int | None:
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(entry, dict) or entry.get("kind") in OWN_KINDS:
         return None

@@ -106,6 +106,8 @@ sys.exit(9)
     assert entry.pop("time_unix_s") > 0
     assert entry == {"kind": "train", "step": 3, "loss": 0.5, "samples": 1000}
     assert re.search(r"^samples +1,000$", ended.err, re.MULTILINE)
+    (board,) = (run / "tensorboard").glob("events.*")
+    assert b"train/loss" in board.read_bytes()  # also the values of the end
     manifest = read(run, "manifest.json")
     assert set(manifest["sources"]) == {"train.py", "trainer/__init__.py", "entrypoint.py"}
     (start,) = manifest["starts"]
