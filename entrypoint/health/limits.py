@@ -1,6 +1,7 @@
 """The limits of the health rules, their sources, and the file that overrides them."""
 
 import dataclasses
+import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,8 +65,8 @@ def read_limits(file: Path | None) -> tuple[Limits, dict[str, Any]]:
     if file is None:
         return Limits(), {}
     try:
-        # A FIFO would block, and a device may never end.
-        if file.exists() and not file.is_file():
+        # A FIFO would block, and a device may never end. Compose mounts /dev/null if no file is set.
+        if file.exists() and not (file.is_file() or _is_null(file)):
             raise ValueError("not a file")
         given = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -98,3 +99,7 @@ def read_limits(file: Path | None) -> tuple[Limits, dict[str, Any]]:
     return dataclasses.replace(Limits(), **changed), {
         n: {"value": v, "usual": usual[n]} for n, v in changed.items()
     }
+
+
+def _is_null(file: Path) -> bool:
+    return file.is_char_device() and file.stat().st_rdev == Path(os.devnull).stat().st_rdev

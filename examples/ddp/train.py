@@ -82,6 +82,8 @@ def main():
             if trainbox.stop_requested():  # the same answer on all processes
                 save()
                 checkpoints.wait()
+                if launched:
+                    dist.destroy_process_group()  # otherwise, gloo may abort a rank that exits
                 sys.exit(STOPPED)
         with torch.no_grad():
             accuracy = (model(points).argmax(1) == labels).float().mean().item()

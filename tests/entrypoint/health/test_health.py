@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from entrypoint.health.check import check_names
+from entrypoint.health.limits import Limits, read_limits
 from entrypoint.health.rules.table import rules_for
 from entrypoint.health.verdict import Mode
 from tests.support.commands import Ended, Trainbox, finish, wait_until
@@ -678,3 +679,7 @@ def test_the_monitor_waits_for_a_missing_gpu(
     assert watching.wait_for(503) == "CLOSED, CRITICAL: 2 GPUs; count (node)\n"
     put(tmp_path, "h100", count=3)
     assert watching.wait_for(200) == "OPEN, PASS: 3 GPUs\n"
+
+
+def test_no_limits_are_read_from_the_file_that_compose_mounts_by_default() -> None:
+    assert read_limits(Path(os.devnull)) == (Limits(), {})
