@@ -65,7 +65,7 @@ def read_limits(file: Path | None) -> tuple[Limits, dict[str, Any]]:
     if file is None:
         return Limits(), {}
     try:
-        # A FIFO would block, and a device may never end. Compose mounts /dev/null if no file is set.
+        # A FIFO would block, and a device may never end. Compose mounts /dev/null by default.
         if file.exists() and not (file.is_file() or _is_null(file)):
             raise ValueError("not a file")
         given = tomllib.loads(file.read_text(encoding="utf-8"))

@@ -31,6 +31,13 @@ def parse_options():
     return parser.parse_args()
 
 
+def end(code):
+    """Exit with `code`. While a process group exists, gloo may abort a process that exits."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    sys.exit(code)
+
+
 def main():
     options = parse_options()
     # torchrun and `trainbox run` set RANK. Plain python is one process.
@@ -82,9 +89,7 @@ def main():
             if trainbox.stop_requested():  # the same answer on all processes
                 save()
                 checkpoints.wait()
-                if launched:
-                    dist.destroy_process_group()  # otherwise, gloo may abort a rank that exits
-                sys.exit(STOPPED)
+                end(STOPPED)
         with torch.no_grad():
             accuracy = (model(points).argmax(1) == labels).float().mean().item()
         trainbox.metrics(step, kind="validation", epoch=epoch + 1, accuracy=accuracy)
@@ -94,8 +99,7 @@ def main():
     if sampler.rank == 0:
         torch.save(model.state_dict(), trainbox.run_folder() / "model.pt")
         print(f"finished {step} steps in {trainbox.run_folder()}")
-    if launched:
-        dist.destroy_process_group()
+    end(0)
 
 
 if __name__ == "__main__":
