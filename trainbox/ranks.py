@@ -3,6 +3,7 @@
 Nothing here imports torch. torch.distributed is used only if the script has imported it.
 """
 
+import atexit
 import os
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 # The process group of the script, and the group of the same ranks that exchanges tensors of the
-# CPU. They are the same one, unless the script's group is of NCCL only.
+# CPU, if the group of the script is of NCCL only.
 _groups: "tuple[ProcessGroup, ProcessGroup] | None" = None
 
 
@@ -96,10 +97,17 @@ def _cpu_group() -> "ProcessGroup":
     from torch.distributed import ProcessGroup
 
     world = distributed.group.WORLD
-    assert world is not None
+    assert isinstance(world, ProcessGroup)
+    if "cpu:" in distributed.get_backend_config(world):
+        return world  # not kept here: gloo aborts if a group outlives destroy_process_group()
     if _groups is None or _groups[0] is not world:
-        has_cpu = "cpu:" in distributed.get_backend_config(world)
-        group = world if has_cpu else distributed.new_group(backend="gloo")
+        group = distributed.new_group(backend="gloo")
         assert isinstance(group, ProcessGroup)
         _groups = (world, group)
+        atexit.register(_forget_groups)
     return _groups[1]
+
+
+def _forget_groups() -> None:
+    global _groups  # noqa: PLW0603 - see above
+    _groups = None
