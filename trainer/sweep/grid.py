@@ -231,3 +231,19 @@ def check(sweep: Sweep) -> None:
             "add what is missing, as in --range lr=1e-4:1e-1:log, or --grid width=4,8,16 for a "
             "choice"
         )
+    different = _combinations(sweep)
+    if sweep.trials > different:
+        raise WrongUse(
+            f"--trials {sweep.trials} is more than the {different} combinations to draw from: "
+            "lower --trials, or give more values"
+        )
+
+
+def _combinations(sweep: Sweep) -> float:
+    """Return the number of combinations that a sampler can draw, infinite for real numbers."""
+    numbers = [len(values) for values in sweep.grid.values()]
+    for drawn in sweep.ranges.values():
+        if isinstance(drawn.low, float) or isinstance(drawn.high, float):
+            return math.inf
+        numbers.append(drawn.high - drawn.low + 1)
+    return math.prod(numbers)

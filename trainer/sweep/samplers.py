@@ -16,13 +16,17 @@ from optuna.trial import FrozenTrial
 
 from trainer.sweep.grid import Range, Sweep, Value
 
+# Draws of a combination until one is new: by the sampler, then uniformly.
+_TRIES, _UNIFORM_TRIES = 10, 1000
+
 
 def make_sampler(sweep: Sweep, point: Callable[[FrozenTrial], dict[str, Value]]) -> BaseSampler:
     """Return the sampler of the sweep. `point` returns the grid's combination for a trial."""
     if sweep.sampler == "grid":
         return _InOrder(point)
     # Without a seed: each process that shares the study must draw different numbers.
-    return _RoundedTPE() if sweep.sampler == "tpe" else _RoundedRandom()
+    first = TPESampler() if sweep.sampler == "tpe" else RandomSampler()
+    return _Drawn(first, distributions(sweep))
 
 
 def distributions(sweep: Sweep) -> dict[str, BaseDistribution]:
@@ -65,28 +69,40 @@ class _InOrder(BaseSampler):
         return self._point(trial)[param_name]
 
 
-class _Rounded(BaseSampler):
-    """A mixin that makes a sampler draw numbers that are easy to read and type."""
+class _Drawn(BaseSampler):
+    """A sampler that draws numbers that are easy to read and type, and no combination twice.
+
+    A combination that the study already has would only repeat a trial, so it is drawn again.
+    """
+
+    def __init__(self, first: BaseSampler, space: dict[str, BaseDistribution]) -> None:
+        """Draw from `space` by the sampler `first`, and uniformly if that repeats itself."""
+        self._space = space
+        self._tries = [first] * _TRIES + [RandomSampler()] * _UNIFORM_TRIES
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        return self._space
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: Any
     ) -> dict[str, Any]:
-        drawn = super().sample_relative(study, trial, search_space)  # type: ignore[safe-super]
-        return {name: rounded(value, search_space[name]) for name, value in drawn.items()}
+        known = [other.params for other in study.get_trials(deepcopy=False)]
+        point: dict[str, Any] = {}
+        for sampler in self._tries:
+            point = {
+                name: rounded(sampler.sample_independent(study, trial, name, drawn), drawn)
+                for name, drawn in search_space.items()
+            }
+            if point not in known:
+                break
+        return point
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: Any
     ) -> Value:
-        drawn = super().sample_independent(study, trial, param_name, param_distribution)  # type: ignore[safe-super]
-        return rounded(drawn, param_distribution)
-
-
-class _RoundedTPE(_Rounded, TPESampler):
-    pass
-
-
-class _RoundedRandom(_Rounded, RandomSampler):
-    pass
+        raise AssertionError(f"{param_name} is drawn with the other settings")
 
 
 def rounded(value: Value, distribution: BaseDistribution) -> Value:

@@ -117,6 +117,10 @@ def test_settings_free_at_a_resume_and_default_values_do_not_change_the_identity
             Sweep(Config(), {"a": [1]}, sampler="random", trials=3),
             "--sampler random needs --trials N, --metric NAME",
         ),
+        (
+            Sweep(Config(), {"a": [1, 2]}, {"b": Range(3, 5)}, 1, "tpe", 7, "max:f1"),
+            "--trials 7 is more than the 6 combinations to draw from: lower --trials",
+        ),
     ],
 )
 def test_contradictory_options_are_refused(sweep: Sweep, text: str) -> None:

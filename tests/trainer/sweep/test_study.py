@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from optuna.distributions import FloatDistribution
+from optuna.samplers import TPESampler
 
 from tests.support.here import Here
 from trainer.errors import StorageFailure, WrongUse
@@ -251,7 +252,7 @@ def test_a_study_that_is_not_started_cannot_be_shown(opened: Open) -> None:
 def test_tpe_draws_better_settings_with_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samplers, "_RoundedTPE", partial(samplers._RoundedTPE, seed=1))
+    monkeypatch.setattr(samplers, "TPESampler", partial(TPESampler, seed=1))
     sweep = Sweep(
         Config(), {"shape": ["a", "b"]}, {"lr": Range(1e-4, 1.0, True)}, 1, "tpe", 40, "min:loss"
     )
@@ -266,6 +267,35 @@ def test_tpe_draws_better_settings_with_time(
     # A drawn number has three digits, as in the table and on a command line.
     assert drawn == [float(f"{lr:.3g}") for lr in drawn]
     assert sum(losses[20:]) < 0.75 * sum(losses[:20])
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_sampler_draws_each_combination_once(sampler: str, tmp_path: Path) -> None:
+    ranges = {"layers": Range(1, 5)}
+    view = open_study(
+        None, tmp_path, "s", Sweep(Config(), {"a": [1, 2]}, ranges, 1, sampler, 10, "min:loss")
+    )
+    drawn = []
+    while trial := view.claim():
+        drawn.append((trial.point["a"], trial.point["layers"]))
+        view.done(trial, {"loss": 1.0 * trial.number}, 0.0)
+    assert sorted(drawn) == [(a, layers) for a in (1, 2) for layers in (1, 2, 3, 4, 5)]
+
+
+def test_a_sampler_that_repeats_itself_draws_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two numbers that differ by less than three digits are the same trial."""
+    numbers = iter([0.012341, 0.012342, 0.012343, 0.0567, 0.05671, 0.02])
+
+    def next_number(*_: Any) -> float:
+        return next(numbers)
+
+    monkeypatch.setattr(TPESampler, "sample_independent", next_number)
+    ranges = {"lr": Range(1e-4, 1.0, True)}
+    view = open_study(None, tmp_path, "s", Sweep(Config(), {}, ranges, 1, "tpe", 3, "min:loss"))
+    drawn = [trial.point["lr"] for trial in (view.claim(), view.claim(), view.claim()) if trial]
+    assert drawn == [0.0123, 0.0567, 0.02]
 
 
 @pytest.mark.parametrize(
