@@ -31,13 +31,9 @@ def supervised(plan: LaunchPlan, checked: Checked, kind: Child = TRAINING) -> No
         finished = stack.enter_context(temporary_folder("run-")) / "finished"
         env["TRAINBOX_FINISHED"] = str(finished)
         watch = None
-        if checked.driver is not None and checked.health and plan.gpus:
-            from entrypoint.health.gate import watched
-
-            watch = stack.enter_context(watched(plan, checked.driver, checked.health_limits))
+        if opened := checked.watch(plan):
+            watch = stack.enter_context(opened())
             env["TRAINBOX_HEALTH_EVENTS"] = str(watch.events)
-        elif checked.driver is not None:
-            checked.driver.close()
         code = supervise(plan.argv, env, watch=watch, kind=kind).code
         if code == 0 and not finished.exists():
             message(
@@ -67,12 +63,7 @@ def checked_plan(
 
     If both fail, report the training options' error.
     """
-    checked = Checked(options.pop("health"), options.pop("health_limits"))
-    if checked.health_limits:
-        from entrypoint.health.limits import read_limits
-
-        # report a wrong file before the GPUs are examined
-        read_limits(checked.health_limits)
+    checked = Checked.take_from(options)
     checking = ForkedModule("trainer", verb, "--check", "--device-on-stdin", *training)
     decided = ""
     try:

@@ -1,12 +1,13 @@
 """Make a launch plan of the launch options, the environment and the GPUs of this machine."""
 
 import dataclasses
+import functools
 import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.process import Driver, detect, visible_to_cuda
@@ -14,6 +15,11 @@ from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.request import LaunchRequest
 from entrypoint.system.cpus import usable_cpus
 from entrypoint.system.torch_build import torch_architectures
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from entrypoint.health.watch import Watch
 
 
 @dataclasses.dataclass
@@ -23,6 +29,33 @@ class Checked:
     health: bool
     health_limits: Path | None
     driver: Driver | None = None
+
+    @classmethod
+    def take_from(cls, options: dict[str, Any]) -> Self:
+        """Remove the health options from `options`, and return them.
+
+        Raises:
+            LaunchError: the file of the limits is wrong. It is read before the GPUs are examined.
+        """
+        checked = cls(options.pop("health"), options.pop("health_limits"))
+        if checked.health_limits:
+            from entrypoint.health.limits import read_limits
+
+            read_limits(checked.health_limits)
+        return checked
+
+    def watch(self, plan: LaunchPlan) -> "Callable[..., AbstractContextManager[Watch]] | None":
+        """Return what opens the watch over the GPUs of `plan`.
+
+        If they are not watched, close the driver process and return None.
+        """
+        if self.driver is not None and self.health and plan.gpus:
+            from entrypoint.health.gate import watched
+
+            return functools.partial(watched, plan, self.driver, self.health_limits)
+        if self.driver is not None:
+            self.driver.close()
+        return None
 
 
 def make_plan(

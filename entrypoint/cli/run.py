@@ -1,13 +1,12 @@
 """The verb `run`, which launches a user's own script, and `plan run`."""
 
 import dataclasses
-import functools
 import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -21,9 +20,6 @@ from entrypoint.launch.request import LaunchRequest
 from entrypoint.script.target import Target, find_module, find_script
 from entrypoint.system import hints
 from entrypoint.system.commands import command_of
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
 
 _SECTION = "Script"
 
@@ -135,15 +131,8 @@ def run(**options: Any) -> None:
 
     plan, target, checked, path = _planned(options)
     folder = ScriptFolder(path, target, writes=plan.node_rank == 0)
-    watched: Callable[[Any], AbstractContextManager[Any]] | None = None
-    if checked.driver is not None and checked.health and plan.gpus:
-        from entrypoint.health.gate import watched as opened
-
-        watched = functools.partial(opened, plan, checked.driver, checked.health_limits)
-    elif checked.driver is not None:
-        checked.driver.close()
     of_the_run = {name: options[name] for name in ("restarts", "prefix", "trial")}
-    sys.exit(run_script(Start(plan, target, folder, watched=watched, **of_the_run)))
+    sys.exit(run_script(Start(plan, target, folder, watched=checked.watch(plan), **of_the_run)))
 
 
 @click.command(cls=ScriptCommand, context_settings=_PAGE)
@@ -166,11 +155,7 @@ def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path
         LaunchError: the script does not exist, or the request cannot be launched.
     """
     launch = dict(options)
-    checked = Checked(launch.pop("health"), launch.pop("health_limits"))
-    if checked.health_limits:
-        from entrypoint.health.limits import read_limits
-
-        read_limits(checked.health_limits)  # report a wrong file before the GPUs are examined
+    checked = Checked.take_from(launch)
     target = _target(launch.pop("module"), list(launch.pop("words")))
     name = launch.pop("run_name") or target.run_name()
     if Path(name).name != name or name in (".", ".."):

@@ -145,9 +145,8 @@ def test_only_verify_and_the_bench_do_not_resume(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], kind: Child
 ) -> None:
     seen: list[Child] = []
-    monkeypatch.setattr(
-        cli, "checked_plan", lambda *_, **__: (Mock(gpus=(), env={}), Mock(driver=None))
-    )
+    unwatched = launching.Checked(health=False, health_limits=None)
+    monkeypatch.setattr(cli, "checked_plan", lambda *_, **__: (Mock(gpus=(), env={}), unwatched))
     ending = Ending(75, signalled=True)
     monkeypatch.setattr(launching, "supervise", lambda *_, kind, **__: seen.append(kind) or ending)
     assert CliRunner().invoke(cli.cli, arguments).exit_code == 75
