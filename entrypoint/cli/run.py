@@ -15,7 +15,7 @@ from entrypoint.cli.planning import Checked, make_plan, settings_text
 from entrypoint.driver.gpus import Gpu
 from entrypoint.errors import InvalidRequest
 from entrypoint.launch.cluster import detect_cluster
-from entrypoint.launch.plan import LaunchPlan, plan_script
+from entrypoint.launch.plan import LaunchPlan, plan_script, plan_trial
 from entrypoint.launch.request import LaunchRequest
 from entrypoint.script.target import Target, find_module, find_script
 from entrypoint.system import hints
@@ -164,11 +164,15 @@ def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path
         )
     path = (launch.pop("runs_dir") / name).absolute()
     one_process = launch.pop("one_process")
-    del launch["restarts"], launch["prefix"], launch["trial"]
+    is_trial = launch.pop("trial")
+    del launch["restarts"], launch["prefix"]
     command = (*command_of("entrypoint.script.rank"), *target.command(path))
 
     def decide(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
-        return plan_script(request, gpus, detect_cluster(os.environ), one_process)
+        cluster = detect_cluster(os.environ)
+        if is_trial:
+            return plan_trial(request, gpus, cluster)
+        return plan_script(request, gpus, cluster, one_process)
 
     plan = make_plan(command, launch, decide, checked)
     env = {**plan.env, "TRAINBOX_RUN": str(path)}

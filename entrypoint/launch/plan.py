@@ -1,6 +1,7 @@
 """The launch decision, a pure function from a request, the GPUs and the cluster to a plan."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,6 +21,15 @@ from entrypoint.launch.request import LaunchRequest
 from entrypoint.system.commands import command_of
 
 _BY_TORCHRUN = ("ddp", "fsdp")
+# The variables that torchrun sets for a single process. With port 0, the process's own store
+# chooses a free port, so that no other program can take it first.
+_ONE_RANK = {
+    **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0"),
+    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1"),
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+    "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+}
 
 
 @dataclass(frozen=True)
@@ -109,6 +119,19 @@ def plan_script(
         env={name: own[name] for name in names},
         node_rank=nodes.rank,
     )
+
+
+def plan_trial(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -> LaunchPlan:
+    """Return the plan for a trial of a sweep: one process with the variables of torchrun.
+
+    torchrun itself would import torch for each trial, which takes seconds.
+
+    Raises:
+        InvalidRequest: the request contradicts itself or cannot be launched.
+        HardwareMissing: requested GPUs are missing or cannot be used.
+    """
+    plan = plan_script(request, gpus, cluster, one_process=True)
+    return replace(plan, env=_ONE_RANK | plan.env)
 
 
 def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> LaunchPlan:

@@ -98,7 +98,12 @@ def show(
         shown = results.best_first(rows, metric, requested) if drawn else rows
         numbered = {record.number: record for record in records}
         best = results.best_line(
-            rows, metric, requested, lambda number: again(study.sweep, numbered[number], folder)
+            rows,
+            metric,
+            requested,
+            lambda number: again(
+                study.sweep, numbered[number], folder, _gpus_of_trial(folder, number)
+            ),
         )
         energy = results.energy_line(records)
         return "\n".join(filter(None, [results.table(shown, metric), best, energy]))
@@ -110,6 +115,15 @@ def show(
             ".png, .svg or .pdf"
         ) from error
     return f"wrote {figure}"
+
+
+def _gpus_of_trial(folder: Path, number: int) -> int | None:
+    """Return the number of GPUs of a script's trial, or None if its manifest is missing."""
+    try:
+        manifest = json.loads((folder / f"trial-{number:05d}" / "manifest.json").read_bytes())
+        return len(manifest["starts"][-1]["gpus"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return None
 
 
 def _header(study: Study, folder: Path, sweep: Sweep) -> str:

@@ -11,7 +11,7 @@ from trainer.settings.environment import LAUNCH_NAMES
 from trainer.sweep.grid import Sweep
 from trainer.sweep.script import Script
 from trainer.sweep.trials import Record, Trial
-from trainer.system.hints import command
+from trainer.system.hints import command, run_command_line
 
 # Variables of this sweep, which would be wrong in a launch of its own.
 _OF_THE_SWEEP = frozenset(
@@ -71,9 +71,9 @@ def script_work(sweep: Sweep, device: str, trial_minutes: float | None) -> Work:
 
 
 def run_command(script: Script, trial: Trial, run: Path, device: str) -> list[str]:
-    """Return the command of `trainbox run` for a trial, as one process."""
+    """Return the command of `trainbox run` for a trial: one process with the variables of DDP."""
     return [
-        *(sys.executable, "-P", "-m", "entrypoint", "run", "--one-process", "--trial"),
+        *(sys.executable, "-P", "-m", "entrypoint", "run", "--trial"),
         # The sweep has checked the GPUs, and watches them.
         *("--no-health", "--nnodes", "1"),
         *(["--gpus", "1"] if device == "cuda" else ["--device", device]),
@@ -85,7 +85,7 @@ def run_command(script: Script, trial: Trial, run: Path, device: str) -> list[st
 def plan_command(script: Script) -> list[str]:
     """Return the command of `trainbox plan run`, which exits with 0 if it can start the script."""
     return [
-        *(sys.executable, "-P", "-m", "entrypoint", "plan", "run", "--one-process"),
+        *(sys.executable, "-P", "-m", "entrypoint", "plan", "run", "--trial"),
         *("--device", "cpu", "--nnodes", "1"),
         *script_part(script, list(script.template)),
     ]
@@ -96,13 +96,17 @@ def script_part(script: Script, arguments: list[str]) -> list[str]:
     return [*(["-m"] if script.is_module else []), script.script, "--", *arguments]
 
 
-def again(sweep: Sweep, record: Record, folder: Path) -> str:
-    """Return the command line that repeats a trial of the sweep in `folder` as a new run."""
+def again(sweep: Sweep, record: Record, folder: Path, gpus: int | None = None) -> str:
+    """Return the command line that repeats a trial of the sweep in `folder` as a new run.
+
+    A trial of a script had `gpus` GPUs, or None if this is not known.
+    """
     name = f"{folder.name}-best"
     if isinstance(sweep.config, Script):
+        device = [] if gpus is None else ["--gpus", "1"] if gpus else ["--device", "cpu"]
         arguments = sweep.config.arguments({**record.point, "seed": record.seed})
-        whole = ["--one-process", "--run", name, *script_part(sweep.config, arguments)]
-        return command("run", shlex.join(whole))
+        options = [*device, "--run", name]
+        return run_command_line(options, sweep.config.script, sweep.config.is_module, arguments)
     config = folder / f"trial-{record.number:05d}" / "config.json"
     return command("train", shlex.join(["--config", str(config), "--run", name]))
 

@@ -5,6 +5,8 @@ docker-compose.yml and deploy/apptainer/trainbox.sh set TRAINBOX_COMMAND, which 
 """
 
 import os
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -19,6 +21,22 @@ def command(verb: str, options: str = "") -> str:
     if options and typed == "make":
         options = f'ARGS="{options}"'
     return f"{typed} {verb} {options}".rstrip()
+
+
+def run_command_line(
+    options: Sequence[str], program: str, is_module: bool, arguments: Sequence[str]
+) -> str:
+    """Return the command line that runs `trainbox run OPTIONS PROGRAM -- ARGUMENTS`."""
+    typed = os.environ.get("TRAINBOX_COMMAND") or "trainbox"
+    own, its = shlex.join(options), shlex.join(arguments)
+    if typed == "make":
+        variable = "MODULE" if is_module else "SCRIPT"
+        line = f'make run {variable}={shlex.quote(program)} RUN_OPTIONS="{own}"'
+        return f'{line} ARGS="{its}"' if its else line
+    if typed.endswith(" train"):  # Compose has a service for this verb
+        typed = typed.removesuffix(" train")
+    program = shlex.join(["-m", program] if is_module else [program])
+    return f"{typed} run {own} {program} -- {its}".removesuffix(" -- ")
 
 
 def tensorboard(folder: Path) -> str:

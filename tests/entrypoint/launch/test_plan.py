@@ -18,7 +18,7 @@ import entrypoint.launch.plan
 from entrypoint.driver.gpus import Gpu, labels
 from entrypoint.errors import LaunchError
 from entrypoint.launch.cluster import Cluster
-from entrypoint.launch.plan import plan_launch, plan_script, plan_sweep
+from entrypoint.launch.plan import plan_launch, plan_script, plan_sweep, plan_trial
 from entrypoint.launch.request import LaunchRequest
 from tests.entrypoint.driver import test_gpus
 from tests.entrypoint.launch import test_cluster
@@ -1319,6 +1319,25 @@ def test_the_plan_of_a_script(row: tuple[Any, ...]) -> None:
     ] == expected
     assert plan.node_rank == (cluster.node_rank or 0)
     assert "TRAINBOX_STRATEGY" not in plan.env  # it is the script's own
+
+
+def test_a_trial_is_a_single_process_with_the_variables_of_torchrun() -> None:
+    alone, trial = plan_script(ask(gpus=1), FOUR, LOCAL, True), plan_trial(ask(gpus=1), FOUR, LOCAL)
+    assert (trial.argv, trial.reason) == (alone.argv, alone.reason)
+    added = {name: value for name, value in trial.env.items() if name not in alone.env}
+    assert added.pop("GLOO_SOCKET_IFNAME").startswith("lo")
+    assert added == {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "GROUP_RANK": "0",
+        "ROLE_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }
 
 
 @pytest.mark.parametrize("row", SCRIPT_REFUSALS, ids=lambda row: row[-1])

@@ -191,7 +191,7 @@ _TRIAL = Trial(0, 12, {"lr": "1e-3"}, 7, 0)
 def test_a_trial_is_one_process_on_the_device_of_its_slot(device: str, options: list[str]) -> None:
     run = Path("runs/s/trial-00012")
     command = run_command(script("--lr", "{lr}", "--seed", "{seed}"), _TRIAL, run, device)
-    assert command[1:6] == ["-P", "-m", "entrypoint", "run", "--one-process"]
+    assert command[1:6] == ["-P", "-m", "entrypoint", "run", "--trial"]
     begin = command.index("--nnodes") + 2
     assert command[begin : begin + 2] == options
     assert command[begin + 2 :] == [
@@ -236,11 +236,12 @@ def test_the_best_trial_is_repeated_by_a_command_of_its_own(
 ) -> None:
     monkeypatch.delenv("TRAINBOX_COMMAND", raising=False)
     sweep = Sweep(script("--lr", "{lr}", "--seed", "{seed}", "--out", "{run}"))
-    line = again(sweep, Record(3, "done", {"lr": "1e-3"}, 7), Path("runs/s"))
-    assert shlex.split(line) == [
-        *("trainbox", "run", "--one-process", "--run", "s-best", "train.py", "--"),
-        *("--lr", "1e-3", "--seed", "7", "--out", "{run}"),
-    ]
+    record = Record(3, "done", {"lr": "1e-3"}, 7)
+    arguments = ["--lr", "1e-3", "--seed", "7", "--out", "{run}"]
+    for gpus, device in ((None, []), (1, ["--gpus", "1"]), (0, ["--device", "cpu"])):
+        line = again(sweep, record, Path("runs/s"), gpus)
+        run = ["trainbox", "run", *device, "--run", "s-best", "train.py", "--", *arguments]
+        assert shlex.split(line) == run
 
 
 def test_values_that_are_numbers_in_text_have_a_number_axis() -> None:

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from entrypoint.system.processes import parent
 from tests.support.commands import Trainbox, finish, wait_until
 from tests.support.here import Here
 from tests.support.nvml_stub.build import stub_env, write_config
+from tests.support.paths import ROOT
 from tests.support.processes import Processes
 from trainer.sweep.study import open_study
 from trainer.sweep.trials import Record
@@ -81,7 +83,7 @@ def test_a_sweep_of_a_script_records_each_trial(trainbox: Trainbox) -> None:
     ]
     assert re.fullmatch(failure, lines[1]["message"])
     assert (trainbox.folder / "runs/s/sweep.png").read_bytes().startswith(b"\x89PNG")
-    again = "trainbox run --one-process --run s-best train.py -- 0 '--out={run}'"
+    again = "trainbox run --device cpu --run s-best train.py -- 0 '--out={run}'"
     assert f"\nagain:     {again}\n" in ended.out
     assert "tensorboard" not in ended.out  # trials of a script have no files of it
     run = trainbox.folder / "runs/s/trial-00002"
@@ -135,6 +137,21 @@ def test_a_missing_script_is_reported_before_anything_starts(trainbox: Trainbox)
         "train.py?\n"
     )
     assert not (trainbox.folder / "runs").exists()
+
+
+@pytest.mark.slow
+def test_the_first_script_of_the_page_is_a_trial_that_can_be_repeated(trainbox: Trainbox) -> None:
+    """It calls init_process_group, so it needs torchrun's variables."""
+    page = (ROOT / "docs/guides/own-script.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    (trainbox.folder / "train.py").write_text(f'{code}\nprint(\'{{"step": 1, "loss": 2}}\')\n')
+    ended = trainbox(*_COMMAND, "--metric", "min:loss")
+    assert ended.code == 0, ended.out + ended.err
+    logs = [trainbox.folder / f"runs/{run}/logs/rank-0.log" for run in ("s/trial-00000", "s-best")]
+    again = re.findall(r"^again: +trainbox (.+)$", ended.out, re.MULTILINE)[0]
+    assert trainbox(*shlex.split(again)).code == 0
+    for log in logs:
+        assert log.read_text().startswith(f"rank 0 of 1 writes to {log.parents[1]}\n")
 
 
 @pytest.mark.slow

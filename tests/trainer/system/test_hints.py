@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.here import Here
-from trainer.system.hints import command, tensorboard
+from trainer.system.hints import command, run_command_line, tensorboard
 
 COMPOSE = "docker compose run --rm --no-deps train"
 SCRIPT = "deploy/apptainer/trainbox.sh"
@@ -45,6 +45,31 @@ def test_a_command_has_the_form_that_was_typed(
         'make sweep ARGS="run --x"' if typed == "make" else f"{typed or 'trainbox'} sweep run --x"
     )
     assert command("sweep run", "--x") == form
+
+
+@pytest.mark.parametrize(
+    ("typed", "script", "module"),
+    [
+        ("", "trainbox run --gpus 1 a.py -- --lr 1", "trainbox run --gpus 1 -m a.b"),
+        (
+            "make",
+            'make run SCRIPT=a.py RUN_OPTIONS="--gpus 1" ARGS="--lr 1"',
+            'make run MODULE=a.b RUN_OPTIONS="--gpus 1"',
+        ),
+        (
+            COMPOSE,
+            "docker compose run --rm --no-deps run --gpus 1 a.py -- --lr 1",
+            "docker compose run --rm --no-deps run --gpus 1 -m a.b",
+        ),
+        (SCRIPT, f"{SCRIPT} run --gpus 1 a.py -- --lr 1", f"{SCRIPT} run --gpus 1 -m a.b"),
+    ],
+)
+def test_the_command_of_a_script_has_the_form_that_was_typed(
+    monkeypatch: pytest.MonkeyPatch, typed: str, script: str, module: str
+) -> None:
+    monkeypatch.setenv("TRAINBOX_COMMAND", typed)
+    assert run_command_line(["--gpus", "1"], "a.py", False, ["--lr", "1"]) == script
+    assert run_command_line(["--gpus", "1"], "a.b", True, []) == module
 
 
 def test_the_closing_table_recommends_a_command_that_the_host_has(
