@@ -1,21 +1,21 @@
 """The folder of a run."""
 
 import functools
-import hashlib
 import os
 import sys
 from pathlib import Path
 
 from trainbox.errors import StorageFailure
+from trainbox.run_name import run_name
 
 
 def run_folder() -> Path:
     """Return the absolute path of this run's folder, and make the folder.
 
-    Under `trainbox run` it is the folder of TRAINBOX_RUN. Otherwise it is `runs/NAME` in the folder
-    in which the script was started. NAME is the name of the script, followed by a digest of its
-    arguments if it has any. So the same command finds the same folder, and all ranks have the same
-    one.
+    Under `trainbox run` it is the folder of TRAINBOX_RUN. Otherwise it is the folder that `trainbox
+    run` would choose for this script: the name of the script and a digest of the command, in
+    TRAINBOX_RUNS_DIR or `runs`. So the same command finds the same folder, and all ranks have the
+    same one.
 
     Raises:
         StorageFailure: The folder cannot be made.
@@ -34,11 +34,12 @@ def run_folder() -> Path:
 @functools.cache  # a script may change its folder or its arguments later
 def _default() -> Path:
     script, *arguments = sys.argv or [""]
-    path = Path(script)
-    name = path.parent.name if path.stem == "__main__" else path.stem
-    if name in ("", "-c", "-"):
-        name = "script"
-    if arguments:
-        digest = hashlib.sha256("\0".join(arguments).encode(errors="surrogateescape"))
-        name += f"-{digest.hexdigest()[:8]}"
-    return Path.cwd() / "runs" / name
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    # A folder or a zip file that Python runs has a module as well, with this name.
+    module = spec.name if spec is not None and spec.name != "__main__" else None
+    if module is not None:
+        script = module.removesuffix(".__main__")
+    elif script in ("", "-c", "-"):
+        script = "script"
+    runs = os.environ.get("TRAINBOX_RUNS_DIR") or "runs"
+    return Path.cwd() / runs / run_name(script, module is not None, arguments)

@@ -1,5 +1,6 @@
 """The verb `run`, which launches a user's own script, and `plan run`."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -130,9 +131,9 @@ def run(**options: Any) -> None:
     from entrypoint.script.session import run as run_script
 
     plan, target, checked, path = _planned(options)
-    folder = ScriptFolder(path, target, writes=plan.node_rank == 0)
     of_the_run = {name: options[name] for name in ("restarts", "prefix", "trial")}
-    sys.exit(run_script(Start(plan, target, folder, watched=checked.watch(plan), **of_the_run)))
+    with contextlib.closing(ScriptFolder(path, target, writes=plan.node_rank == 0)) as folder:
+        sys.exit(run_script(Start(plan, target, folder, watched=checked.watch(plan), **of_the_run)))
 
 
 @click.command(cls=ScriptCommand, context_settings=_PAGE)

@@ -1,18 +1,20 @@
 """The files that a script writes into its run folder, and the steps that it reports."""
 
-import json
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from entrypoint.script.folder import CONFIG, LOGS, MANIFEST, METRICS, OWN_KINDS
+from entrypoint.script.folder import CONFIG, LOGS, MANIFEST, METRICS
+from trainbox.entries import is_of_script
 
 # `trainbox run` writes these itself.
 _OWN_NAMES = {
     CONFIG,
-    f"{CONFIG}.new",
+    f"{CONFIG}.tmp",
     MANIFEST,
-    f"{MANIFEST}.new",
+    f"{MANIFEST}.tmp",
     METRICS,
     LOGS,
     "lock",
@@ -52,41 +54,7 @@ def version_of(path: Path) -> Version | None:
     return Version(found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-class StepReader:
-    """Reads the steps that are appended to metrics.jsonl, each of them once.
-
-    Entries of `trainbox run` itself are skipped, and lines that are not JSON.
-    """
-
-    def __init__(self, run: Path, from_end: bool = False) -> None:
-        self._path = run / METRICS
-        version = version_of(self._path)
-        self._position = version.size if from_end and version else 0
-
-    def read(self) -> list[int]:
-        """Return the steps in the complete lines since the last call."""
-        try:
-            with self._path.open("rb") as file:
-                # The script may have replaced the file by a shorter one.
-                self._position = min(self._position, file.seek(0, os.SEEK_END))
-                file.seek(self._position)
-                new, end, _ = file.read().rpartition(b"\n")
-        except OSError:
-            return []
-        self._position += len(new) + len(end)
-        return [step for line in new.split(b"\n") if (step := _step(line)) is not None]
-
-
-def steps(run: Path) -> list[int]:
-    """Return the steps in metrics.jsonl in the order of its lines."""
-    return StepReader(run).read()
-
-
-def _step(line: bytes) -> int | None:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(entry, dict) or entry.get("kind") in OWN_KINDS:
-        return None
-    return step if type(step := entry.get("step")) is int else None
+def steps(entries: Iterable[Mapping[str, Any]]) -> list[int]:
+    """Return the steps that the script has reported, in the order of the entries."""
+    found = (entry.get("step") for entry in entries if is_of_script(entry))
+    return [step for step in found if type(step) is int]

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from entrypoint.drill.folder import StepReader, Version, steps, version_of, versions
+from entrypoint.drill.folder import Version, steps, version_of, versions
 from entrypoint.drill.starts import Process, failure_of, start, wait
 from entrypoint.errors import DrillFailed
+from entrypoint.script.folder import METRICS
 from entrypoint.system.processes import with_variable
+from trainbox.entries import EntryReader
 
 TOO_LATE, STARTED_OVER = "too late", "started over"
 
@@ -109,7 +111,7 @@ class Training:
         look()
         self._check(process, 0)
         first_s, last_s = (times[0], times[-1]) if times else (duration_s, duration_s)
-        return Pace(duration_s, first_s, last_s, max(steps(self.run), default=0))
+        return Pace(duration_s, first_s, last_s, max(self._steps(), default=0))
 
     def killed(self, counts: Sequence[int], moments: Sequence[Moment]) -> bool:
         """Train on `counts`, one start after the other, and kill each but the last.
@@ -128,7 +130,7 @@ class Training:
                 return False
             self._kill(process)
             after_s = time.monotonic() - begin
-            self.kills.append(Kill(after_s, tuple(steps(self.run)), _sha256(self.output)))
+            self.kills.append(Kill(after_s, tuple(self._steps()), _sha256(self.output)))
         process = self._start(counts[-1], len(moments))
         process.wait()
         self._check(process, len(moments))
@@ -142,20 +144,20 @@ class Training:
         """
         if kill.output is not None and kill.output == _sha256(self.output):
             return TOO_LATE
-        after, count = steps(self.run), len(kill.reported)
+        after, count = self._steps(), len(kill.reported)
         if not count or tuple(after[:count]) != kill.reported or len(after) == count:
             return None
         return STARTED_OVER if after[count] <= after[0] else None
 
     def _due(self, moment: Moment) -> Callable[[], bool]:
         """Return a function that returns whether it is time to kill the start that begins now."""
-        before, reader = versions(self.run), StepReader(self.run, from_end=True)
+        before, reader = versions(self.run), EntryReader.at_end(self.run / METRICS)
         newest = 0
         changed_at: float | None = None
 
         def by_step() -> bool:
             nonlocal newest
-            newest = max(newest, *reader.read(), 0)
+            newest = max(newest, *steps(reader.read()), 0)
             return newest >= moment.step and bool(versions(self.run))
 
         def by_time() -> bool:
@@ -165,6 +167,10 @@ class Training:
             return changed_at is not None and time.monotonic() >= changed_at + moment.delay_s
 
         return by_step if moment.step else by_time
+
+    def _steps(self) -> list[int]:
+        """Return the steps that the script has reported so far."""
+        return steps(EntryReader(self.run / METRICS).read())
 
     def _start(self, count: int, number: int) -> Process:
         return start(self.arguments(count), self._log(number))

@@ -1,7 +1,6 @@
 """The run folder of a script: its lock, config.json, manifest.json and metrics.jsonl."""
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -14,9 +13,11 @@ from typing import Any
 from entrypoint.errors import InvalidRequest, NotWritable
 from entrypoint.script.target import Target
 from entrypoint.system.hints import runs_dir
+from entrypoint.system.streams import message
+from trainbox.entries import EntryReader, is_of_script
+from trainbox.files import append_line, read_object, replacing
 
 CONFIG, MANIFEST, METRICS, LOGS = "config.json", "manifest.json", "metrics.jsonl", "logs"
-OWN_KINDS = ("health", "gpus")  # entries that `trainbox run` itself writes
 _KIND = "script"
 _TAIL_BYTES = 2**16
 
@@ -33,6 +34,7 @@ class ScriptFolder:
         """
         self.path, self.writes = path, writes
         self._lock: int | None = None
+        self._has_lost = False  # whether an entry could not be appended
         try:
             (path / LOGS).mkdir(parents=True, exist_ok=True)
             if not writes:
@@ -47,45 +49,28 @@ class ScriptFolder:
     def append(self, entry: Mapping[str, Any]) -> None:
         """Append one entry to metrics.jsonl, in one write, as the script may append as well.
 
-        Raises:
-            NotWritable: the file cannot be written.
+        A script keeps training on a full disk. So a failure is only printed, the first one.
         """
         timed = {"time_unix_s": round(time.time(), 3), **entry}
-        line = json.dumps(timed) + "\n"
         try:
-            metrics = os.open(self.path / METRICS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            try:
-                if os.write(metrics, line.encode()) < len(line):  # the disk is full
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            finally:
-                os.close(metrics)
+            append_line(self.path / METRICS, json.dumps(timed))
         except OSError as error:
-            raise not_writable(self.path / METRICS, error) from error
+            if not self._has_lost:
+                self._has_lost = True
+                message(f"entries are lost: {not_writable(self.path / METRICS, error)}")
 
     def newest(self, name: str) -> Any:
         """Return the newest value `name` that the script has reported, or None."""
-        try:
-            with (self.path / METRICS).open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                lines = file.read().split(b"\n")
-        except OSError:
-            return None
-        for line in reversed(lines):
-            try:
-                entry = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(entry, dict) and name in entry and entry.get("kind") not in OWN_KINDS:
-                return entry[name]
-        return None
+        entries = EntryReader.at_end(self.path / METRICS, _TAIL_BYTES).read()
+        found = [entry[name] for entry in entries if name in entry and is_of_script(entry)]
+        return found[-1] if found else None
 
     def read(self, name: str) -> dict[str, Any]:
         """Return the object in the file `name`; empty if it is missing or damaged."""
         try:
-            value = json.loads((self.path / name).read_bytes())
-        except (OSError, ValueError, RecursionError):
+            return read_object(self.path / name)
+        except (OSError, ValueError):
             return {}
-        return value if isinstance(value, dict) else {}
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
         """Replace the file `name` atomically.
@@ -95,13 +80,9 @@ class ScriptFolder:
         """
         if not self.writes:
             return
-        new = self.path / f"{name}.new"
         try:
-            with new.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(value, indent=2) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self.path / name)
+            with replacing(self.path / name) as file:
+                file.write(f"{json.dumps(value, indent=2)}\n".encode())
         except OSError as error:
             raise not_writable(self.path / name, error) from error
 
@@ -125,6 +106,8 @@ class ScriptFolder:
         """Write config.json of a new run, and compare that of an old one with `target`."""
         if not (self.path / CONFIG).exists():
             others = [name for name in (MANIFEST, METRICS) if (self.path / name).exists()]
+            if self.path.name == target.run_name() and others == [METRICS]:
+                others = []  # trainbox.metrics() wrote it: the script was started without us
             if others:
                 raise InvalidRequest(
                     f"{self.path} is not a run, and its {' and '.join(others)} would be changed: "

@@ -5,10 +5,10 @@ import os
 import select
 import selectors
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 # A log is replaced by an empty one at this size, and the one before it is kept as NAME.1.log.
 LOG_BYTES = 64 * 2**20
@@ -53,7 +53,6 @@ class Writer(Protocol):
     """Where the output of a rank is shown."""
 
     def write(self, data: bytes, /) -> object: ...
-    def flush(self) -> object: ...
 
 
 class Shown:
@@ -83,9 +82,6 @@ class Shown:
             # A part of this size never blocks when the reader of a pipe has made room.
             with suppress(BlockingIOError):
                 data = data[os.write(self._number, data[: select.PIPE_BUF]) :]
-
-    def flush(self) -> None:
-        """Do nothing: each write is complete."""
 
 
 class Stream:
@@ -145,7 +141,6 @@ class Stream:
             return
         try:
             self._shown.write(data)
-            self._shown.flush()
         except (OSError, ValueError):
             # A script keeps training when nobody reads its output. The log has it.
             self._shown = None
@@ -166,7 +161,10 @@ def reported(line: bytes) -> dict[str, Any] | None:
 
 
 class Pipes:
-    """The named pipes in `folder`, through which the ranks of this machine write."""
+    """The named pipes in `folder`, through which the ranks of this machine write.
+
+    At the end of its context, what is left in the pipes is read.
+    """
 
     def __init__(self, folder: Path, streams: dict[str, Stream]) -> None:
         """Make a pipe for each key of `streams`: `0.out`, `0.err`, `1.out` and so on."""
@@ -180,24 +178,18 @@ class Pipes:
             pipe = os.open(folder / name, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
             self._selector.register(pipe, selectors.EVENT_READ, stream)
 
-    @contextmanager
-    def read(self) -> Iterator[Callable[[], None]]:
-        """Yield a function that starts to read. At the end, read what is left and stop."""
-        self._ended.clear()
+    def start(self) -> None:
+        """Start to read, in a thread."""
+        self._thread = threading.Thread(target=self._run, name="output", daemon=True)
+        self._thread.start()
 
-        def start() -> None:
-            self._thread = threading.Thread(target=self._run, name="output", daemon=True)
-            self._thread.start()
+    def __enter__(self) -> Self:
+        return self
 
-        try:
-            yield start
-        finally:
-            self._ended.set()
-            if self._thread is not None:
-                self._thread.join()
-                self._thread = None
-
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
         for key in list(self._selector.get_map().values()):
             os.close(key.fd)
         self._selector.close()

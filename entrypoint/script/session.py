@@ -3,18 +3,18 @@
 import functools
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from entrypoint.errors import HARDWARE, PREEMPTED, NotWritable
 from entrypoint.launch.plan import LaunchPlan
-from entrypoint.launch.supervise import SCRIPT, Ending, ignore_stop_signals, supervise
+from entrypoint.launch.supervise import SCRIPT, Ending, supervise
+from entrypoint.script.board import OF_PYTHON, Board
 from entrypoint.script.folder import LOGS, MANIFEST, METRICS, ScriptFolder, not_writable
 from entrypoint.script.manifest import (
     changed_sources,
@@ -28,7 +28,6 @@ from entrypoint.script.rank import PIPES, RESTORED
 from entrypoint.script.sources import source_digests
 from entrypoint.script.target import Target
 from entrypoint.script.telemetry import NAMES, GpuRecord
-from entrypoint.system.commands import command_of
 from entrypoint.system.processes import adopt_orphans, kill_other_sessions
 from entrypoint.system.streams import message, say
 from entrypoint.system.temporary import temporary_folder
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
     from entrypoint.health.watch import Telemetry, Watch
 
 _NETWORK = 7
-_BOARD_S = 20.0  # TensorBoard's files are a copy, so their end is not worth a longer wait
-# Variables that only the script gets. For our own processes they could replace our modules.
-_OF_PYTHON = ("PYTHONPATH", "PYTHONSAFEPATH")
 # Lightning and other libraries prefer these to torchrun's, and then find the wrong world.
 _OF_SCHEDULER = "SLURM_"
 
@@ -82,7 +78,7 @@ def run(start: Start) -> int:
     if sys.platform == "linux":
         adopt_orphans()
     count, received = 0, list[int]()
-    board = None if start.trial else _Board(folder)
+    board = Board(folder.path) if folder.writes and not start.trial else None
     while True:
         count += 1
         start_begin_s = time.monotonic()
@@ -106,32 +102,6 @@ def run(start: Start) -> int:
     for line in closing(folder, time.monotonic() - begin_s, count, manifest.get("energy"), code):
         say(line)
     return code
-
-
-class _Board:
-    """A process that shows metrics.jsonl in TensorBoard. Only code of the trainer writes there."""
-
-    def __init__(self, folder: ScriptFolder) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        if not folder.writes:
-            return
-        command = command_of("trainer.records.script_board", str(folder.path / METRICS))
-        own = {name: value for name, value in os.environ.items() if name not in _OF_PYTHON}
-        self._process = subprocess.Popen(
-            command,
-            env=own,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # on a full disk, TensorBoard prints tracebacks
-            # This process has no threads, so `preexec_fn` is safe.
-            preexec_fn=ignore_stop_signals,  # noqa: PLW1509
-        )
-
-    def close(self) -> None:
-        """Let the process write what is left, and wait for it."""
-        if self._process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.communicate(timeout=_BOARD_S)
 
 
 def starts_again(ending: Ending) -> bool:
@@ -171,11 +141,11 @@ def script_environment(
     env: Mapping[str, str], plan: LaunchPlan, run: Path, pipes: Path
 ) -> dict[str, str]:
     """Return the environment of the launcher, which the ranks inherit."""
-    restored = {name: env[name] for name in _OF_PYTHON if name in env}
+    restored = {name: env[name] for name in OF_PYTHON if name in env}
     kept = {
         name: value
         for name, value in env.items()
-        if name not in _OF_PYTHON and not name.startswith(_OF_SCHEDULER)
+        if name not in OF_PYTHON and not name.startswith(_OF_SCHEDULER)
     }
     # Without a fixed hash seed, Python orders sets of strings differently at each start.
     return {"PYTHONHASHSEED": "0", **kept, **plan.env} | {
@@ -221,12 +191,10 @@ def _run_once(start: Start, gpus: GpuRecord, received: list[int]) -> Ending:
             watch = stack.enter_context(start.watched(telemetry))
         pipes_folder = stack.enter_context(temporary_folder("script-"))
         logs = [_open_log(folder.path / LOGS / name) for name in _log_names(plan)]
-        pipes = Pipes(pipes_folder, _streams(start, logs, received))
-        stack.callback(pipes.close)
-        on_start = stack.enter_context(pipes.read())
+        pipes = stack.enter_context(Pipes(pipes_folder, _streams(start, logs, received)))
         env = script_environment(os.environ, plan, folder.path, pipes_folder)
         ending = supervise(
-            plan.argv, env, watch=watch, kind=SCRIPT, on_start=on_start, received=received
+            plan.argv, env, watch=watch, kind=SCRIPT, on_start=pipes.start, received=received
         )
         # Processes in the background would hold the GPUs, and would be orphans.
         if left := kill_other_sessions():
@@ -269,6 +237,10 @@ def _streams(start: Start, logs: list[Log], received: list[int]) -> dict[str, St
     for target in targets.values():
         target.flush()
     stopping = functools.partial(bool, received)
+
+    def report(entry: dict[str, Any]) -> None:
+        start.folder.append({"kind": "train", **entry})
+
     for rank, log in enumerate(logs):
         is_first = rank == 0 and start.plan.node_rank == 0
         for name, shown in targets.items():
@@ -280,17 +252,9 @@ def _streams(start: Start, logs: list[Log], received: list[int]) -> dict[str, St
                 else None,
                 f"[{rank}] ".encode() if start.prefix else b"",
                 whole_lines=start.prefix or not terminal,
-                report=_recorder(start.folder) if is_first and name == "out" else None,
+                report=report if is_first and name == "out" else None,
             )
     return streams
-
-
-def _recorder(folder: ScriptFolder) -> Any:
-    def record(entry: Mapping[str, Any]) -> None:
-        with suppress(NotWritable):  # reported at the end, when the manifest is written
-            folder.append({"kind": "train", **entry})
-
-    return record
 
 
 def _write_records(folder: ScriptFolder, manifest: Mapping[str, Any]) -> NotWritable | None:

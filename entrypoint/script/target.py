@@ -1,9 +1,7 @@
 """The program that `trainbox run` starts: a script, a module or any executable file."""
 
 import ast
-import json
 import os
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +9,6 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from entrypoint.errors import InvalidRequest
-
-_NAME_LENGTH = 40
 
 
 @dataclass(frozen=True)
@@ -46,13 +42,9 @@ class Target:
 
     def run_name(self) -> str:
         """Return the name of the run folder: the same command has the same one."""
-        words = [self.is_module, self.name, *self.arguments]
-        import hashlib  # loads OpenSSL, which takes milliseconds
+        from trainbox.run_name import run_name  # takes a millisecond, and few commands need it
 
-        digest = hashlib.sha256(json.dumps(words).encode()).hexdigest()[:8]
-        stem = self.name.rpartition(".")[2] if self.is_module else Path(self.name).stem
-        shown = re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-.") or "script"
-        return f"{shown[:_NAME_LENGTH]}-{digest}"
+        return run_name(self.name, self.is_module, self.arguments)
 
 
 def find_script(name: str, arguments: Sequence[str]) -> Target:

@@ -1,13 +1,11 @@
 """The load and the energy of the GPUs of a script, which does not read them itself."""
 
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.readings import Sample
-from entrypoint.errors import NotWritable
 from entrypoint.script.folder import ScriptFolder
 
 NAMES = ("utilization_percent", "memory_used_mib", "energy_mj")
@@ -41,9 +39,7 @@ class GpuRecord:
         }
         if (kwh := _kwh(self._used_mj.values())) is not None:
             entry["energy_kwh"] = kwh
-        # A script keeps training on a full disk. The end of the run reports it.
-        with contextlib.suppress(NotWritable):
-            self._folder.append(entry)
+        self._folder.append(entry)
 
     def step(self) -> int:
         """Return the newest step that the script has reported, or 0."""

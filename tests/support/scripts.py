@@ -12,6 +12,7 @@ from typing import Protocol
 from tests.support.commands import clean_environment, wait_until
 from tests.support.nodes import free_port
 from tests.support.ranks import Ranks, StartedRanks
+from trainbox.run_name import run_name
 from trainer.system.processes import children
 
 _TERM_IS_HANDLED = 1 << (signal.SIGTERM - 1)
@@ -99,7 +100,8 @@ class Scripts:
     def __init__(self, folder: Path, ranks: Ranks | None) -> None:
         """Fork with `ranks`, or start real processes."""
         self.folder, self._ranks = folder, ranks
-        self.run = folder / ("run" if ranks else "runs/script")
+        name = run_name(str(folder / "script.py"), False, [])
+        self.run = folder / ("run" if ranks else f"runs/{name}")
         self._started: list[Script] = []
 
     def start(self, processes: int, code: str, *arguments: str) -> Script:

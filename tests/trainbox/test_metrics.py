@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy
@@ -113,11 +114,11 @@ def test_the_metrics_of_tasks_have_the_same_name() -> None:
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        (["train.py"], "train"),
-        (["/home/me/project/train.py", "--lr", "0.1"], "train-be814252"),
-        (["/home/me/package/__main__.py"], "package"),
-        (["-c"], "script"),
-        ([""], "script"),
+        (["train.py"], "train-114745d8"),
+        (["train.py", "--lr", "0.1"], "train-ab8605f4"),
+        (["/home/me/package/__main__.py"], "package-"),
+        (["-c"], "script-"),
+        ([""], "script-"),
     ],
 )
 def test_the_default_folder_has_the_name_of_the_command(
@@ -126,12 +127,15 @@ def test_the_default_folder_has_the_name_of_the_command(
     monkeypatch.delenv("TRAINBOX_RUN", raising=False)
     monkeypatch.setattr(sys, "argv", arguments)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRAINBOX_RUNS_DIR", raising=False)
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
     _default.cache_clear()
-    assert trainbox.run_folder() == tmp_path / "runs" / name
-    assert (tmp_path / "runs" / name).is_dir()
+    folder = trainbox.run_folder()
+    assert folder.parent == tmp_path / "runs" and folder.name.startswith(name)
+    assert folder.is_dir()
     # A script that changes its folder later keeps its run.
     monkeypatch.chdir("/")
-    assert trainbox.run_folder() == tmp_path / "runs" / name
+    assert trainbox.run_folder() == folder
     _default.cache_clear()
 
 

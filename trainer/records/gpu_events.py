@@ -8,8 +8,11 @@ import functools
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from trainbox.entries import EntryReader
 
 EVENT = ("time_unix_s", "gpu", "uuid", "check", "result", "read", "do")
 
@@ -21,23 +24,16 @@ class HardwareEvents:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self._path, self._seen_bytes = path, 0
+        self._reader = EntryReader(path) if path else None
 
     def new(self) -> list[dict[str, Any]]:
         """Return the events since the last call, with the keys of EVENT.
 
         An incomplete last line is read by a later call. Damaged lines are skipped.
         """
-        if self._path is None:
+        if self._reader is None:
             return []
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._seen_bytes)
-                whole, end, _half_written = file.read().rpartition(b"\n")
-        except OSError:  # the entrypoint has not created the file yet, or has removed it
-            return []
-        self._seen_bytes += len(whole + end)
-        return [event for line in whole.split(b"\n") if (event := _event(line)) is not None]
+        return [event for entry in self._reader.read() if (event := _event(entry)) is not None]
 
 
 def hardware_events() -> HardwareEvents:
@@ -91,12 +87,8 @@ def record_left_over(events: Path) -> None:
         return
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(event, dict) or not event.keys() >= set(EVENT):
+def _event(event: Mapping[str, Any]) -> dict[str, Any] | None:
+    if not event.keys() >= set(EVENT):
         return None
     if not isinstance(event["time_unix_s"], int | float) or not isinstance(event["check"], str):
         return None

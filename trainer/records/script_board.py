@@ -6,12 +6,11 @@ far it has copied the file, so that the next start of a killed run copies the re
 """
 
 import contextlib
-import json
-import os
 import select
 import sys
 from pathlib import Path
 
+from trainbox.entries import EntryReader
 from trainer.records.tensorboard import EntryLog
 from trainer.system.processes import die_with_parent
 
@@ -23,39 +22,26 @@ class Follower:
     """Copies the entries of metrics.jsonl that are not copied yet to TensorBoard."""
 
     def __init__(self, metrics: Path) -> None:
-        self._metrics, self._folder = metrics, metrics.parent / "tensorboard"
+        self._folder = metrics.parent / "tensorboard"
         try:
-            self._seen_bytes = int((self._folder / _COPIED).read_text(encoding="utf-8"))
+            copied = int((self._folder / _COPIED).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            self._seen_bytes = 0
+            copied = 0
+        self._reader = EntryReader(metrics, copied)
         self._log: EntryLog | None = None
 
     def look(self) -> None:
-        """Copy the complete lines that are new. Lines that are not an object are skipped."""
-        try:
-            with self._metrics.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                # A script may also replace the file.
-                self._seen_bytes = self._seen_bytes if self._seen_bytes <= size else 0
-                file.seek(self._seen_bytes)
-                whole, end, _part = file.read().rpartition(b"\n")
-        except OSError:  # nothing is reported yet, or the script has removed the folder
-            return
-        self._seen_bytes += len(whole + end)
-        for line in whole.split(b"\n"):
-            try:
-                entry = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(entry, dict):
-                self._log = self._log or EntryLog(self._folder)
-                # TensorBoard cannot store a step above 64 bits, or a name that is not Unicode.
-                with contextlib.suppress(ValueError, OverflowError):
-                    self._log.write(entry)
+        """Copy the new entries."""
+        for entry in self._reader.read():
+            self._log = self._log or EntryLog(self._folder)
+            # TensorBoard cannot store a step above 64 bits, or a name that is not Unicode.
+            with contextlib.suppress(ValueError, OverflowError):
+                self._log.write(entry)
         if self._log is not None:
             self._log.flush()
             with contextlib.suppress(OSError):
-                (self._folder / _COPIED).write_text(str(self._seen_bytes), encoding="utf-8")
+                position = str(self._reader.position)
+                (self._folder / _COPIED).write_text(position, encoding="utf-8")
 
     def close(self) -> None:
         """Copy what is left and close TensorBoard's file."""

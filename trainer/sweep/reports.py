@@ -1,13 +1,12 @@
 """What a script reports in the metrics.jsonl of its run: JSON objects with a step and numbers."""
 
-import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-# Entries that `trainbox run` itself writes, and keys that are not metrics.
-_NOT_OF_THE_SCRIPT = ("health", "gpus")
+from trainbox.entries import EntryReader, is_of_script
+
 _NOT_METRICS = ("step", "time_unix_s")
 _LARGEST = 2**63
 
@@ -21,15 +20,15 @@ class Reports:
 
     def __init__(self, path: Path, metric: tuple[str, str] | None) -> None:
         """Read `path`. `metric` is (`min` or `max`, name), or None."""
-        self._path, self._metric, self._offset = path, metric, 0
+        self._reader, self._metric = EntryReader(path), metric
         self._newest: dict[str, float] = {}
         self._compared: dict[int, dict[str, float]] = {}  # by step, those with the metric
 
     def read(self) -> list[tuple[int, dict[str, float]]]:
-        """Read new lines, and return the reports in them that have the metric, with their steps."""
+        """Read new entries, and return the reports that have the metric, with their steps."""
         found = []
-        for line in self._new_lines():
-            report = parse(line)
+        for entry in self._reader.read():
+            report = parse(entry)
             if report is None:
                 continue
             step, values = report
@@ -61,29 +60,11 @@ class Reports:
             return self._newest | values[-1]
         return self._newest | (min if direction == "min" else max)(finite, key=lambda r: r[name])
 
-    def _new_lines(self) -> list[bytes]:
-        try:
-            with self._path.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < self._offset:
-                    self._offset = 0  # the script has replaced the file
-                file.seek(self._offset)
-                lines, end, _ = file.read().rpartition(b"\n")
-        except OSError:
-            return []
-        self._offset += len(lines) + len(end)
-        return lines.split(b"\n")
 
-
-def parse(line: bytes) -> tuple[int, dict[str, float]] | None:
-    """Return the step and the numbers of a line if it is a report of the script."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(entry, dict) or entry.get("kind") in _NOT_OF_THE_SCRIPT:
-        return None
+def parse(entry: Mapping[str, Any]) -> tuple[int, dict[str, float]] | None:
+    """Return the step and the numbers of an entry if it is a report of the script."""
     step = entry.get("step")
-    if type(step) is not int or abs(step) > _LARGEST:
+    if not is_of_script(entry) or type(step) is not int or abs(step) > _LARGEST:
         return None
     return step, _numbers(entry)
 

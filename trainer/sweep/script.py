@@ -3,13 +3,12 @@
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
 
+from trainbox.run_name import script_label
 from trainer.errors import WrongUse
 
 # A name in braces is a placeholder. In double braces, it stands for itself.
 _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{([A-Za-z_][\w.-]*)\}")
-_NAME_LENGTH = 40
 
 
 @dataclass(frozen=True)
@@ -31,9 +30,7 @@ class Script:
     @property
     def label(self) -> str:
         """Return the script's name for the name of a folder."""
-        last = self.script.rpartition(".")[2] if self.is_module else PurePath(self.script).stem
-        plain = re.sub(r"[^A-Za-z0-9_-]+", "-", last).strip("-")
-        return plain[:_NAME_LENGTH] or "script"
+        return script_label(self.script, self.is_module)
 
     def placeholders(self) -> set[str]:
         """Return the names that the template has in braces."""

@@ -1,15 +1,20 @@
 """Run folders that are damaged, odd or gone: the user reads why, and no code is lost."""
 
 import dataclasses
+import errno
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from entrypoint.errors import NotWritable
+from entrypoint.script import board
 from entrypoint.script.folder import ScriptFolder
 from entrypoint.script.manifest import is_manifest
 from entrypoint.script.target import Target
-from tests.support.commands import Trainbox
+from tests.support.commands import Trainbox, logged
+from trainbox.run_name import run_name
 
 ONE = ("run", "--one-process", "--run", "r")
 CONFIG = '{"kind": "script", "script": "train.py", "is_module": false}'
@@ -76,6 +81,74 @@ def test_an_entry_has_a_line_of_its_own_after_a_kill(tmp_path: Path, before: str
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert lines[:-1] == before.splitlines()
     assert json.loads(lines[-1])["step"] == 2
+
+
+def test_lost_entries_are_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = opened(tmp_path)
+    (tmp_path / "metrics.jsonl").mkdir()
+    for step in range(3):
+        folder.append({"step": step})
+    folder.close()
+    (line,) = capsys.readouterr().err.splitlines()
+    lost = f"trainbox: entries are lost: {tmp_path}/metrics.jsonl cannot be written (Is a "
+    assert line.startswith(lost)
+
+
+def test_a_manifest_that_cannot_be_replaced_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = opened(tmp_path)
+    folder.write("manifest.json", {"starts": [1]})
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(NotWritable, match=r"manifest.json cannot be written \(No space left on de"):
+        folder.write("manifest.json", {"starts": [2]})
+    folder.close()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["config.json", "lock", "logs", "manifest.json"]
+    assert folder.read("manifest.json") == {"starts": [1]}
+
+
+def test_a_run_that_python_began_continues(forked: Trainbox) -> None:
+    """The library has made the folder of this command, and no other files of a run."""
+    (forked.folder / "train.py").write_text("import trainbox\ntrainbox.metrics(1, loss=0.5)\n")
+    folder = forked.folder / "runs" / run_name("train.py", False, [])
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text('{"kind": "train", "step": 0}\n')
+    ended = forked("run", "--one-process", "train.py")
+    assert ended.code == 0, ended.err
+    assert [entry["step"] for entry in logged(folder, "train")] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("raise OSError('first line\\nno space left')", "no space left"),
+        ("raise SystemExit(3)", "exit code 3"),
+        ("signal.pause()", "not written within 0 s"),
+        ("", None),
+    ],
+)
+def test_what_tensorboard_lacks_is_reported(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    program: str,
+    reason: str | None,
+) -> None:
+    code = f"import signal, sys; sys.stdin.read(); {program}"
+    monkeypatch.setattr(board, "command_of", lambda *_: [sys.executable, "-c", code])
+    if reason and "within" in reason:
+        monkeypatch.setattr(board, "_END_S", 0.2)
+    board.Board(tmp_path).close()
+    line = (
+        f"trainbox: TensorBoard's files lack values of metrics.jsonl ({reason}): the next start of "
+        "this run adds them\n"
+    )
+    assert capsys.readouterr().err == (line if reason else "")
 
 
 def test_the_newest_value_is_found_before_a_damaged_line(tmp_path: Path) -> None:

@@ -121,25 +121,12 @@ def test_a_log_that_cannot_be_written_keeps_the_reason(tmp_path: Path) -> None:
 
 def test_everything_that_was_written_before_the_end_is_read(tmp_path: Path, log: Log) -> None:
     shown = io.BytesIO()
-    pipes = Pipes(tmp_path, {"0.out": Stream(log, shown)})
-    with pipes.read() as start:
-        start()
+    with Pipes(tmp_path, {"0.out": Stream(log, shown)}) as pipes:
+        pipes.start()
         # This write blocks until the other end has read most of it.
         with (tmp_path / "0.out").open("wb") as pipe:
             pipe.write(b"line\n" * 200_000 + b"end")
-    pipes.close()
     assert shown.getvalue() == b"line\n" * 200_000 + b"end\n"
-
-
-def test_the_pipes_can_be_read_again_after_a_restart(tmp_path: Path, log: Log) -> None:
-    shown = io.BytesIO()
-    pipes = Pipes(tmp_path, {"0.out": Stream(log, shown)})
-    for number in range(2):
-        with pipes.read() as start:
-            start()
-            (tmp_path / "0.out").write_bytes(f"{number}\n".encode())
-    pipes.close()
-    assert shown.getvalue() == b"0\n1\n"
 
 
 @pytest.fixture

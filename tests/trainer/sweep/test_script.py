@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.script.folder import OWN_KINDS
 from trainer.errors import WrongUse
 from trainer.settings.config import Config
 from trainer.sweep.grid import Range, Sweep, from_identity
-from trainer.sweep.reports import _NOT_OF_THE_SCRIPT, Reports, parse
+from trainer.sweep.reports import Reports, parse
 from trainer.sweep.results import figure, rows
 from trainer.sweep.script import Script, check_template
 from trainer.sweep.trials import Record, Trial
@@ -104,26 +103,22 @@ def test_a_stored_sweep_of_a_script_is_read_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "report"),
+    ("entry", "report"),
     [
-        (b'{"step": 3, "loss": 0.5, "n": 2}', (3, {"loss": 0.5, "n": 2})),
-        (b'{"kind": "train", "step": 0, "time_unix_s": 1.5}', (0, {})),
-        (b'{"step": 1, "ok": true, "name": "a", "each": [1], "huge": 1%s}' % (b"0" * 400), (1, {})),
-        (b'{"kind": "health", "step": 3, "loss": 0.5}', None),
-        (b'{"kind": "gpus", "step": 3, "energy_kwh": 0.5}', None),
-        (b'{"loss": 0.5}', None),
-        (b'{"step": 1.5, "loss": 0.5}', None),
-        (b'{"step": true, "loss": 0.5}', None),
-        (b"[1]", None),
-        (b"", None),
-        (b"\xff\x00", None),
-        (b"[" * 100_000, None),
+        ({"step": 3, "loss": 0.5, "n": 2}, (3, {"loss": 0.5, "n": 2})),
+        ({"kind": "train", "step": 0, "time_unix_s": 1.5}, (0, {})),
+        ({"step": 1, "ok": True, "name": "a", "each": [1], "huge": 10**400}, (1, {})),
+        ({"kind": "health", "step": 3, "loss": 0.5}, None),
+        ({"kind": "gpus", "step": 3, "energy_kwh": 0.5}, None),
+        ({"loss": 0.5}, None),
+        ({"step": 1.5, "loss": 0.5}, None),
+        ({"step": True, "loss": 0.5}, None),
     ],
 )
 def test_a_report_is_an_object_with_a_step(
-    line: bytes, report: tuple[int, dict[str, float]] | None
+    entry: dict[str, object], report: tuple[int, dict[str, float]] | None
 ) -> None:
-    assert parse(line) == report
+    assert parse(entry) == report
 
 
 def reported(path: Path, metric: tuple[str, str] | None, *entries: dict[str, object]) -> Reports:
@@ -252,7 +247,3 @@ def test_values_that_are_numbers_in_text_have_a_number_axis() -> None:
         (axes,) = figure(rows(records, "loss"), records, "loss", drawn).axes
         low, high = axes.dataLim.intervalx
         assert (low, high) == pytest.approx((1e-3, 0.1))
-
-
-def test_trainbox_run_and_the_sweep_know_the_same_kinds_of_entries() -> None:
-    assert OWN_KINDS == _NOT_OF_THE_SCRIPT

@@ -1,0 +1,48 @@
+"""The process that shows the metrics of a script in TensorBoard."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from entrypoint.launch.supervise import ignore_stop_signals
+from entrypoint.script.folder import METRICS
+from entrypoint.system.commands import command_of
+from entrypoint.system.streams import message
+
+# Variables that only the script gets. For our own processes they could replace our modules.
+OF_PYTHON = ("PYTHONPATH", "PYTHONSAFEPATH")
+_END_S = 20.0  # TensorBoard's files are a copy, so their end is not worth a longer wait
+
+
+class Board:
+    """A process that shows metrics.jsonl in TensorBoard. Only code of the trainer writes there."""
+
+    def __init__(self, run: Path) -> None:
+        """Start the process for the folder `run`."""
+        own = {name: value for name, value in os.environ.items() if name not in OF_PYTHON}
+        self._process = subprocess.Popen(
+            command_of("trainer.records.script_board", str(run / METRICS)),
+            env=own,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            # This process has no threads, so `preexec_fn` is safe.
+            preexec_fn=ignore_stop_signals,  # noqa: PLW1509
+        )
+
+    def close(self) -> None:
+        """Let the process write what is left, and print why it did not, if it did not."""
+        try:
+            errors = self._process.communicate(timeout=_END_S)[1].decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            reason = f"not written within {_END_S:.0f} s"
+        else:
+            if self._process.returncode == 0:
+                return
+            reason = (errors.strip().splitlines() or [f"exit code {self._process.returncode}"])[-1]
+        message(
+            f"TensorBoard's files lack values of {METRICS} ({reason}): the next start of this run "
+            "adds them"
+        )

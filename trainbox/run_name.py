@@ -1,0 +1,33 @@
+"""The name of a script's run, and of the script in it."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+
+_LENGTH = 40
+
+
+def run_name(script: str, is_module: bool, arguments: Sequence[str]) -> str:
+    """Return the name of the run folder of a command: the same command has the same name.
+
+    Args:
+        script: the path of the script as the user wrote it, or the dotted name of a module.
+        is_module: whether Python runs the script with -m.
+        arguments: the script's own arguments.
+    """
+    import hashlib  # loads OpenSSL, which takes milliseconds
+
+    command = json.dumps([is_module, script, *arguments])
+    return f"{script_label(script, is_module)}-{hashlib.sha256(command.encode()).hexdigest()[:8]}"
+
+
+def script_label(script: str, is_module: bool) -> str:
+    """Return the script's name for the name of a folder."""
+    path = PurePath(script)
+    if is_module:
+        last = script.rpartition(".")[2]
+    else:
+        last = path.parent.name if path.stem == "__main__" else path.stem
+    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", last).strip("-.")
+    return plain[:_LENGTH] or "script"
