@@ -24,14 +24,14 @@ FILES = {
 FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 
 # Each package imports only those before it in its line. Modules of the same package are free.
-# A module beside the packages, such as trainer/metrics.py, has a place of its own; a + joins two.
+# A module beside the packages, such as trainer/metrics.py, has a place of its own.
 ORDER = {
     "entrypoint": (
         "errors system driver launch bench replay health doctor script drill cli __main__"
     ),
     "trainer": (
-        "errors system outputs settings launch metrics pictures task+task_errors classification "
-        "data parallel records checks loop session sweep cli __main__"
+        "errors system outputs settings launch metrics pictures task task_errors "
+        "classification task_loading data parallel records checks loop session sweep cli __main__"
     ),
 }
 
@@ -208,13 +208,12 @@ def _package(module: str) -> str:
 @pytest.mark.parametrize("root", ORDER)
 def test_every_package_has_a_place_in_the_order(root: str) -> None:
     found = {_package(name) for name in FILES if name.startswith(f"{root}.")} - {"tasks"}
-    assert found == set(re.split(r"[ +]", ORDER[root]))
+    assert found == set(ORDER[root].split())
 
 
 @pytest.mark.parametrize("root", ORDER)
 def test_packages_import_downwards(root: str) -> None:
-    places = enumerate(ORDER[root].split())
-    order = {package: place for place, packages in places for package in packages.split("+")}
+    order = {package: place for place, package in enumerate(ORDER[root].split())}
     upwards = [
         f"{module} imports {name}"
         for module in FILES

@@ -10,9 +10,10 @@ import click
 
 from trainer.errors import WrongUse
 from trainer.settings.environment import check_names
-from trainer.settings.task_source import overruled
 from trainer.system.streams import message
-from trainer.task import locate, parse_fields, static_fields
+from trainer.task_loading.fields import parse_fields, static_fields
+from trainer.task_loading.modules import overruled
+from trainer.task_loading.spec import locate
 
 
 def read_device(device: str, device_on_stdin: bool) -> str:

@@ -22,7 +22,8 @@ from trainer.errors import WrongUse
 from trainer.settings.config import Config, check
 from trainer.sweep import grid
 from trainer.system.signals import StopRequest
-from trainer.task import load_task, loaded_fields, parse_fields, static_fields
+from trainer.task_loading.fields import parse_fields, static_fields
+from trainer.task_loading.load import load_task, loaded_fields
 
 _CHECKED_TRIALS = 10_000
 

@@ -7,7 +7,9 @@ from typing import Any
 import click
 
 from trainer.cli.invocation import Verb
-from trainer.task import built_in_tasks, load_task, loaded_fields, static_fields, summary
+from trainer.task_loading.fields import static_fields, summary
+from trainer.task_loading.load import load_task, loaded_fields
+from trainer.task_loading.spec import built_in_tasks
 
 
 @click.command(cls=Verb)

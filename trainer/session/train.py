@@ -32,7 +32,7 @@ from trainer.session.run_name import default_name
 from trainer.settings.config import Config, check, split_metric
 from trainer.system.signals import StopRequest
 from trainer.system.temporary import sockets_in_a_folder
-from trainer.task import load_task
+from trainer.task_loading.load import load_task
 
 
 # The outermost context: all loader workers must have exited when their folder is removed.

@@ -22,7 +22,7 @@ import trainer.cli.options
 from entrypoint.driver.gpus import Detection, Gpu
 from tests.support.commands import Ended, Trainbox, clean_environment
 from tests.support.forked import CheckHere
-from trainer.task import built_in_tasks
+from trainer.task_loading.spec import built_in_tasks
 
 _TASKS = f"use {', '.join(built_in_tasks())} (a task of your own is file.py:Class or module:Class)"
 FOUR = tuple(Gpu(index, f"GPU-{letter}", "H100", 81559) for index, letter in enumerate("abcd"))
@@ -556,9 +556,7 @@ def test_neither_the_plan_nor_the_check_imports_torch(trainbox: Trainbox) -> Non
         ended = trainbox("plan", "--device", "cpu", *arguments, env=traced)
         assert ended.code == code
         imported = re.findall(r"^import time:.*\| +(\S+)$", ended.err, re.MULTILINE)
-        assert {"entrypoint.launch.plan", "trainer.settings.config", "trainer.task"} <= set(
-            imported
-        )
+        assert {"entrypoint.launch.plan", "trainer.task_loading.fields"} <= set(imported)
         assert {name.partition(".")[0] for name in imported} & {
             "torch",
             "numpy",

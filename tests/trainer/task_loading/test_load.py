@@ -1,0 +1,250 @@
+"""Find a task by its name and import it, and report what is wrong with it."""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.here import Here
+from tests.support.task_files import HEAD, loaded
+from tests.support.tiny import Tiny
+from trainer.errors import WrongUse
+from trainer.task_loading.fields import TaskField, static_fields
+from trainer.task_loading.load import load_task
+from trainer.task_loading.spec import TASKS_FOLDER, built_in_tasks, locate
+
+
+def test_the_built_in_tasks_and_their_classes() -> None:
+    assert {name: type(load_task(name, {})).__name__ for name in built_in_tasks()} == {
+        "digits": "Digits",
+        "digits_augmented": "DigitsAugmented",
+        "fashion_mnist": "FashionMnist",
+        "har": "Har",
+        "mnist": "Mnist",
+        "ssvae": "Ssvae",
+        "teacher_student": "TeacherStudent",
+        "video": "Video",
+    }
+    assert locate("fashion_mnist") == (TASKS_FOLDER / "fashion_mnist.py", "FashionMnist")
+    assert load_task("digits", {"width": "8", "dropout": "0"}) == load_task(
+        "digits", {"width": 8, "dropout": 0.0}
+    )
+
+
+def test_a_module_is_found_by_its_name_and_its_fields_by_importing_it() -> None:
+    assert static_fields("tests.support.tiny:Tiny") is None
+    assert load_task("tests.support.tiny:Tiny", {"nan_at": "3"}) == Tiny(nan_at=3)
+
+
+def test_a_task_file_may_import_its_neighbours(write: Callable[[str, str], str]) -> None:
+    write("my/neighbour_of_task.py", "WIDTH = 7\n")
+    text = (
+        "from neighbour_of_task import WIDTH\n"
+        + HEAD
+        + "@dataclass(frozen=True)\nclass T(Task):\n    width: int = WIDTH\n"
+    )
+    assert loaded(f"{write('my/task_with_neighbour.py', text)}:T") == [TaskField("width", int, 7)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("digts", "no task 'digts': did you mean digits?"),
+        ("mnst", "no task 'mnst': did you mean mnist?"),
+        ("zebra", f"no task 'zebra': use {', '.join(built_in_tasks())}"),
+        ("", "no task ''"),
+        (
+            "my/gestures.py",
+            "task my/gestures.py does not name the class: write my/gestures.py:CLASS",
+        ),
+        (
+            "my/gestures.py:Gestures",
+            "task my/gestures.py:Gestures: no file my/gestures.py in the current folder (",
+        ),
+        (
+            "gestures.py:",
+            "task gestures.py:: '' is not a class name: write file.py:Class or module:Class",
+        ),
+        ("gestures.py:My Class", "task gestures.py:My Class: 'My Class' is not a class name"),
+        (
+            "my-module:Gestures",
+            "task my-module:Gestures: 'my-module' is neither a .py file nor a module",
+        ),
+        ("../../etc/passwd:root", "'../../etc/passwd' is neither a .py file nor a module"),
+        (":Gestures", "task :Gestures: '' is neither a .py file nor a module"),
+    ],
+)
+def test_a_wrong_task_is_reported_with_the_remedy(
+    spec: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WrongUse) as failure:
+        static_fields(spec)
+    assert message in str(failure.value)
+    if "current folder" in message:
+        assert str(tmp_path) in str(failure.value)
+
+
+def test_a_file_with_relative_imports_is_refused_with_the_cure(
+    write: Callable[[str, str], str],
+) -> None:
+    spec = write("inside.py", "from .beside import x\n" + HEAD + "class T(Task): ...\n")
+    with pytest.raises(
+        WrongUse, match=r"relative imports fail \(.*inside.py:1\): give the task as package.module"
+    ):
+        load_task(f"{spec}:T", {})
+
+
+def test_a_class_that_is_not_a_task_is_reported(write: Callable[[str, str], str]) -> None:
+    spec = write(
+        "no_task.py",
+        HEAD + "@dataclass(frozen=True)\nclass Good(Task): ...\nclass Bad: ...\nWorse = 3\n",
+    )
+    for name in ("Bad", "Worse", "Missing"):
+        with pytest.raises(
+            WrongUse,
+            match=rf"task no_task.py:{name}: no_task.py does not define a Task named {name}: it "
+            r"defines Task, Good",
+        ):
+            load_task(f"{spec}:{name}", {})
+    with pytest.raises(
+        WrongUse, match=r"task json:Task: json does not define a Task named Task: it defines none"
+    ):
+        load_task("json:Task", {})
+
+
+def test_fields_without_the_decorator_are_reported(write: Callable[[str, str], str]) -> None:
+    spec = write("bare_class.py", HEAD + "class T(Task):\n    width: int = 3\n")
+    with pytest.raises(
+        WrongUse,
+        match=r"task bare_class.py:T: width cannot be set: write @dataclass\(frozen=True\) above T",
+    ):
+        load_task(f"{spec}:T", {})
+
+
+def test_a_missing_module_is_refused_and_so_is_a_missing_import_of_it(
+    write: Callable[[str, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        WrongUse, match=rf"task nowhere_at_all:T: no module nowhere_at_all in {tmp_path}"
+    ):
+        load_task("nowhere_at_all:T", {})
+    write("module_that_needs.py", "import package_that_is_not_here\n")
+    with pytest.raises(
+        WrongUse,
+        match=r"ModuleNotFoundError: No module named 'package_that_is_not_here' "
+        r"\(module_that_needs.py:1\)",
+    ):
+        load_task("module_that_needs:T", {})
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("import package_that_is_not_here", "No module named 'package_that_is_not_here'"),
+        ("from torch import there_is_no_such_name", "cannot import name 'there_is_no_such_name'"),
+        ("raise RuntimeError('licence missing')", "RuntimeError: licence missing"),
+    ],
+)
+def test_an_error_inside_a_task_file_is_one_line_with_its_position(
+    here: Here, write: Callable[[str, str], str], line: str, error: str
+) -> None:
+    spec = write("importing.py", f"{line}\n{HEAD}@dataclass(frozen=True)\nclass T(Task): ...\n")
+    code, out, err = here.command("train", f"{spec}:T", "--device", "cpu")
+    assert code == 2
+    assert err.startswith("trainbox: task importing.py:T: its import raised ")
+    assert error in err
+    assert err.endswith(" (importing.py:1): fix it (`python importing.py` shows the traceback)\n")
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("json.py", "has the name of the standard library's module json: rename the file"),
+        ("my/this.py", "has the name of the standard library's module this: rename the file"),
+        ("torch.py", r"has the name of the module torch \(.*/torch/__init__.py\): rename the file"),
+        (
+            "trainer.py",
+            r"has the name of the module trainer \(.*/trainer/__init__.py\): rename the file",
+        ),
+        (
+            "prometheus_client.py",
+            r"has the name of the module prometheus_client \(.*\): rename the file",
+        ),
+        ("__main__.py", r"has the name of the module __main__.*: rename the file"),
+        ("my/a.b.py", "has a dot in its name: rename it, as in a_b.py"),
+    ],
+)
+def test_a_file_that_would_shadow_a_module_is_refused_before_it_runs(
+    here: Here, write: Callable[[str, str], str], name: str, reason: str
+) -> None:
+    spec = write(name, HEAD + "open('it ran', 'w')\n@dataclass(frozen=True)\nclass T(Task): ...\n")
+    for words in (["train", "--check"], ["train", "--device", "cpu"], ["tasks"]):
+        code, _, err = here.command(*words, f"{spec}:T")
+        assert code == 2
+        assert re.fullmatch(f"trainbox: task file {re.escape(name)} {reason}\n", err)
+    assert not Path("it ran").exists()
+
+
+def test_neighbours_of_a_task_are_imported_and_never_shadow_a_library(
+    here: Here, write: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that a library wins against are named once, if the task or a neighbour of it imports
+    them.
+    """
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(here.folder)])
+    for name in ("secrets", "tensorboard", "statistics", "prometheus_client/__init__"):
+        write(f"my/{name}.py", "raise SystemExit('a neighbour shadows a library')\n")
+    write("my/near_the_task.py", "import prometheus_client, secrets\nWIDTH = 7\n")
+    write("my/at_the_top.py", "")
+    text = (
+        "import my.at_the_top\nimport statistics\nimport torch.utils.tensorboard\nfrom "
+        "near_the_task import WIDTH\n" + HEAD
+    )
+    spec = write(
+        "my/task_among_others.py",
+        f"{text}@dataclass(frozen=True)\nclass T(Task):\n    width: int = WIDTH\n",
+    )
+    before = list(sys.path)
+    assert loaded(f"{spec}:T") == [TaskField("width", int, 7)]
+    assert sys.path == [*before, str(here.folder / "my"), str(here.folder)]
+    code, _, err = here.command("train", "--check", f"{spec}:T")
+    warnings = err.splitlines()
+    assert code == 0
+    assert warnings[0] == (
+        "trainbox: `import statistics` in my/task_among_others.py loads the standard "
+        "library's module statistics, not "
+        "my/statistics.py: rename my/statistics.py to use it"
+    )
+    assert warnings[1].startswith(
+        "trainbox: `import prometheus_client` in my/near_the_task.py loads the module "
+        "prometheus_client ("
+    )
+    assert warnings[2].startswith(
+        "trainbox: `import secrets` in my/near_the_task.py loads the standard library's "
+        "module secrets"
+    )
+    assert len(warnings) == 3
+
+
+def test_a_module_of_the_current_folder_comes_last(
+    here: Here, write: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(here.folder)])
+    write(
+        "found_here/tasks.py",
+        HEAD + "@dataclass(frozen=True)\nclass T(Task):\n    width: int = 3\n",
+    )
+    write("sklearn.py", "raise SystemExit('a file here shadows a library')\n")
+    before = list(sys.path)
+    assert loaded("found_here.tasks:T") == [TaskField("width", int, 3)]
+    assert sys.path == [*before, str(here.folder)]
+    code, _, err = here.command("train", "--check", "sklearn:T")
+    assert code == 0
+    assert err.startswith("trainbox: task sklearn is loaded from the module sklearn (")
+    assert err.endswith("), not from sklearn.py: rename sklearn.py to use it\n")

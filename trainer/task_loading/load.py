@@ -1,0 +1,90 @@
+"""Import a task's class, and make the task with the values of its fields."""
+
+import dataclasses
+import importlib
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import WrongUse
+from trainer.task import Task
+from trainer.task_loading.fields import FIELD_TYPES, TaskField, parse_fields
+from trainer.task_loading.modules import make_importable
+from trainer.task_loading.spec import TASKS_FOLDER, locate
+
+
+def load_task(spec: str, given: Mapping[str, Any]) -> Task:
+    """Return the task `spec` with the given field values.
+
+    Raises:
+        WrongUse: the task or a field does not exist, or the task's file raised an error.
+    """
+    source, class_name = locate(spec)
+    try:
+        return _loaded(spec, source, class_name, given)
+    except WrongUse:
+        raise
+    except Exception as error:
+        from trainer.task_errors import import_mistake  # its modules take 5 ms to import
+
+        raise import_mistake(error, spec, source) from error
+
+
+def _loaded(spec: str, source: Path | str, class_name: str, given: Mapping[str, Any]) -> Task:
+    module = _import_file(source) if isinstance(source, Path) else _import_module(spec, source)
+    cls = getattr(module, class_name, None)
+    if not (isinstance(cls, type) and issubclass(cls, Task)):
+        tasks = [
+            name
+            for name, value in vars(module).items()
+            if isinstance(value, type) and issubclass(value, Task)
+        ]
+        raise WrongUse(
+            f"task {spec}: {source} does not define a Task named {class_name}: it defines "
+            f"{', '.join(tasks) or 'none'}"
+        )
+    fields = {f.name for f in dataclasses.fields(cls)}
+    annotations = vars(cls).get("__annotations__", {})
+    if undecorated := [
+        name
+        for name, kind in annotations.items()
+        if name not in fields and "ClassVar" not in str(kind)
+    ]:
+        raise WrongUse(
+            f"task {spec}: {', '.join(undecorated)} cannot be set: write "
+            f"@dataclass(frozen=True) above {class_name}"
+        )
+    return cls(**parse_fields(spec, loaded_fields(cls), given))
+
+
+def loaded_fields(cls: type[Task]) -> list[TaskField]:
+    """Return the fields of an imported task class."""
+    return [
+        TaskField(
+            f.name,
+            FIELD_TYPES.get(getattr(f.type, "__name__", str(f.type)), object),
+            f.default if f.default_factory is dataclasses.MISSING else f.default_factory(),
+        )
+        for f in dataclasses.fields(cls)
+    ]
+
+
+def _import_file(path: Path) -> types.ModuleType:
+    if path.parent == TASKS_FOLDER:
+        return importlib.import_module(f"trainer.tasks.{path.stem}")
+    make_importable(path.parent)  # for modules next to the file, and for loader workers
+    return importlib.import_module(path.stem)
+
+
+def _import_module(spec: str, name: str) -> types.ModuleType:
+    make_importable()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and name.startswith(error.name):
+            raise WrongUse(
+                f"task {spec}: no module {error.name} in {Path.cwd()} or among the installed "
+                "modules: check the name"
+            ) from error
+        raise
