@@ -70,6 +70,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         "trainer.cli.options",
         "trainer.cli.parameters",
         "trainer.cli.sweep",
+        "trainer.cli.sweep_options",
         "trainer.cli.sweep_run",
         "trainer.cli.tasks",
         "trainer.cli.train",

@@ -12,6 +12,7 @@ from trainer.cli.parameters import (
     BITS,
     COUNT,
     STORAGE,
+    SWEEP,
     TRAINING,
     VALIDATION,
     Number,
@@ -34,6 +35,19 @@ def _read_config_file(ctx: click.Context, _param: click.Parameter, path: Path | 
         ctx.default_map = {
             name: str(value) for name, value in settings.items() if value is not None
         }
+
+
+def seed_option(section: str, text: str) -> Any:
+    """Return the option `--seed` with this help."""
+    return make_option(
+        "--seed",
+        section=section,
+        everyday=True,
+        type=Whole(0, 2**63 - 1),
+        metavar="N",
+        default=0,
+        help=text,
+    )
 
 
 _DATA_DIR = make_option(
@@ -265,15 +279,7 @@ _TRAINING_OPTIONS = [
         metavar="N",
         help="Loader workers per process, for data that is not in memory.",
     ),
-    make_option(
-        "--seed",
-        section=BITS,
-        everyday=True,
-        type=Whole(0, 2**63 - 1),
-        metavar="N",
-        default=0,
-        help="Seed of all random numbers. Default: 0.",
-    ),
+    seed_option(BITS, "Seed of all random numbers. Default: 0."),
     make_option(
         "--deterministic/--fast",
         section=BITS,
@@ -346,21 +352,26 @@ def _print_options(
         for param in ctx.command.params
         if isinstance(param, Option) and param.section and param.name not in refused
     ]
+    sections = [option.section for option in options]
+    kind = "training" if TRAINING in sections else "sweep"
     if whole:
-        for section in dict.fromkeys(option.section for option in options):
-            chosen = [option for option in options if option.section == section]
-            _write_options(ctx, formatter, f"{section} options", chosen)
+        titles = sections
     else:
-        everyday = [option for option in options if option.everyday]
-        _write_options(ctx, formatter, "Training options", everyday)
+        options = [option for option in options if option.everyday]
+        # The everyday options of a training are few enough for one section.
+        titles = [SWEEP if option.section == SWEEP else TRAINING for option in options]
+    for title in dict.fromkeys(titles):
+        chosen = [option for option, its in zip(options, titles, strict=True) if its == title]
+        _write_options(ctx, formatter, f"{title} options", chosen)
     click.echo(formatter.getvalue())
     if not whole:
         verb = str(ctx.command.name).replace("-", " ")  # sweep-run is typed as `sweep run`
         click.echo(f"`{hints.command(verb, '--help-all')}` lists all options.")
-    click.echo(
-        "Each training option can also be set by the environment: --batch-size by "
-        "TRAINBOX_BATCH_SIZE."
-    )
+    example = {
+        "training": "--batch-size by TRAINBOX_BATCH_SIZE",
+        "sweep": "--seeds by TRAINBOX_SEEDS",
+    }
+    click.echo(f"Each {kind} option can also be set by the environment: {example[kind]}.")
     ctx.exit()
 
 

@@ -74,7 +74,7 @@ class Option(click.Option):
 
 
 TRAINING, BATCH, BITS = "Training", "Batch", "Same bits"
-VALIDATION, STORAGE = "Validation", "Storage"
+VALIDATION, STORAGE, SWEEP = "Validation", "Storage", "Sweep"
 
 
 def make_option(*names: str, **attributes: Any) -> Any:

@@ -1,15 +1,15 @@
 """The commands `sweep` and `sweep show`."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from trainer.cli.invocation import (
     Verb,
-    check_run_name,
     read_device,
     report_environment,
     task_fields,
@@ -17,10 +17,13 @@ from trainer.cli.invocation import (
     without_replaced,
 )
 from trainer.cli.options import help_options, training_options
-from trainer.cli.parameters import COUNT, Number, Whole, add_options, make_option
+from trainer.cli.parameters import make_option
+from trainer.cli.sweep_options import SweepOptions, sweep_options
 from trainer.errors import WrongUse
 from trainer.settings.config import Config, check
 from trainer.sweep import grid
+from trainer.sweep.retries import Limits
+from trainer.sweep.work import task_work
 from trainer.system.signals import StopRequest
 from trainer.task_loading.fields import parse_fields, static_fields
 from trainer.task_loading.load import load_task, loaded_fields
@@ -28,128 +31,15 @@ from trainer.task_loading.load import load_task, loaded_fields
 _CHECKED_TRIALS = 10_000
 
 
-SWEEP_OPTIONS = [
-    make_option(
-        "--seeds",
-        section="Sweep",
-        everyday=True,
-        type=COUNT,
-        metavar="N",
-        default=1,
-        help="Trials of each combination, with seeds from --seed on. Default: 1.",
-    ),
-    make_option(
-        "--grid",
-        "grids",
-        section="Sweep",
-        everyday=True,
-        multiple=True,
-        metavar="NAME=A,B,C",
-        help="Values of a field or an option; repeatable.",
-    ),
-    make_option(
-        "--range",
-        "ranges",
-        section="Sweep",
-        everyday=True,
-        multiple=True,
-        metavar="NAME=LOW:HIGH[:log]",
-        help="Range that a sampler draws from; repeatable.",
-    ),
-    make_option(
-        "--sampler",
-        section="Sweep",
-        everyday=True,
-        type=click.Choice(["grid", "random", "tpe"]),
-        default="grid",
-        help="Default: grid, which trains all combinations.",
-    ),
-    make_option(
-        "--trials",
-        section="Sweep",
-        everyday=True,
-        type=COUNT,
-        metavar="N",
-        help="Number of trials that a sampler draws.",
-    ),
-    make_option(
-        "--metric",
-        section="Sweep",
-        everyday=True,
-        metavar="METRIC",
-        help="Metric that ranks the trials: accuracy, min:loss.",
-    ),
-    make_option(
-        "--pruner",
-        section="Sweep",
-        type=click.Choice(["none", "median"]),
-        default="none",
-        help="median: stop trials that are worse than the median. Default: none.",
-    ),
-    make_option(
-        "--retries",
-        section="Sweep",
-        type=Whole(0),
-        metavar="N",
-        default=1,
-        help="Retries of a failed trial, on another GPU. Default: 1.",
-    ),
-    make_option(
-        "--retry-failed",
-        section="Sweep",
-        is_flag=True,
-        help="Train trials again that failed after all retries.",
-    ),
-    make_option(
-        "--trial-minutes",
-        section="Sweep",
-        type=Number(0),
-        metavar="N",
-        help="Stop a trial that takes longer, as failed. Default: no limit.",
-    ),
-    make_option(
-        "--name",
-        section="Sweep",
-        everyday=True,
-        metavar="NAME",
-        help="The sweep's folder in --runs-dir. Default: the task and a digest.",
-    ),
-    make_option(
-        "--storage",
-        section="Sweep",
-        metavar="URL",
-        help="Database of the study. Default: a journal in the sweep's folder.",
-    ),
-    make_option(
-        "--worker",
-        section="Sweep",
-        is_flag=True,
-        help="Join the sweep of another machine: wait for it, and print no table.",
-    ),
-]
-
-
 @click.command(cls=Verb)
 @click.argument("task", envvar="TASK", default="digits")
-@add_options(*SWEEP_OPTIONS)
+@sweep_options("task", "a field or an option")
 @training_options
 @help_options("run", "resume")
 def sweep(
     task: str,
     pairs: tuple[str, ...],
-    grids: tuple[str, ...],
-    ranges: tuple[str, ...],
-    seeds: int,
-    sampler: str,
-    trials: int | None,
-    metric: str | None,
-    pruner: str,
-    retries: int,
-    retry_failed: bool,
-    trial_minutes: float | None,
-    name: str | None,
-    storage: str | None,
-    worker: bool,
+    chosen: SweepOptions,
     runs_dir: Path,
     run: str | None,
     data_dir: Path,
@@ -167,41 +57,18 @@ def sweep(
         )
     config = Config(task=task, fields=task_fields(task, pairs), **without_replaced(settings))
     check(config, device)
-    check_run_name(name, "--name")
     ctx = click.get_current_context()
-    requested = grid.Sweep(
-        config,
-        once("--grid", [_values(ctx, task, text) for text in grids], config.fields),
-        once("--range", [_range(ctx, task, text) for text in ranges], config.fields),
-        seeds,
-        sampler,
-        trials,
-        metric,
-        pruner,
-    )
-    grid.check(requested)
-    for number in range(min(_CHECKED_TRIALS, requested.total) if sampler == "grid" else 0):
+    requested = chosen.sweep_of(config, partial(_values, ctx, task), partial(_range, ctx, task))
+    is_grid = requested.sampler == "grid"
+    for number in range(min(_CHECKED_TRIALS, requested.total) if is_grid else 0):
         check(requested.trial_config(requested.point(number), config.seed), device)
     if only_check:
         warn_of_overruled_imports(task)
         report_environment()
         return
     stop = StopRequest.install()
-    from trainer.sweep.retries import Limits
-    from trainer.sweep.session import run_sweep
-    from trainer.sweep.work import task_work
-
-    run_sweep(
-        requested,
-        task_work(requested, data_dir),
-        runs_dir,
-        name,
-        storage,
-        Limits(retries, trial_minutes),
-        retry_failed,
-        worker,
-        stop,
-    )
+    limits = Limits(chosen.retries, chosen.trial_minutes)
+    chosen.run(requested, task_work(requested, data_dir), runs_dir, limits, stop)
 
 
 class _Show(Verb):
@@ -298,20 +165,3 @@ def _converted(
     if ctx.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE:
         raise WrongUse(f"{given}: {flag} is also given: drop one of the two")
     return option.name, [option.type_cast_value(ctx, text) for text in texts]
-
-
-_T = TypeVar("_T")
-
-
-def once(
-    option: str, named: Sequence[tuple[str, _T]], fields: Collection[str] = ()
-) -> dict[str, _T]:
-    """Return `named` as a mapping.
-
-    Raises:
-        WrongUse: A name is given twice, or is also in `fields`, which --set has given.
-    """
-    for number, (name, _) in enumerate(named):
-        if name in dict(named[:number]) or name in fields:
-            raise WrongUse(f"{option} {name}=...: {name} is given twice: drop one of the two")
-    return dict(named)

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.invocation import Verb, check_run_name, read_device, report_environment
-from trainer.cli.options import RUNS_DIR, help_options, planned_options
-from trainer.cli.parameters import BITS, Whole, add_options, make_option
-from trainer.cli.sweep import SWEEP_OPTIONS, once
+from trainer.cli.invocation import Verb, read_device, report_environment
+from trainer.cli.options import RUNS_DIR, help_options, planned_options, seed_option
+from trainer.cli.parameters import SWEEP, add_options
+from trainer.cli.sweep_options import SweepOptions, sweep_options
 from trainer.errors import WrongUse
 from trainer.sweep import grid
+from trainer.sweep.retries import Limits
 from trainer.sweep.script import Script, check_template
+from trainer.sweep.work import plan_command, run_environment, script_work
 from trainer.system.signals import StopRequest
 
 _TEMPLATE = "template"
@@ -39,35 +41,15 @@ class _Templated(Verb):
 @click.command("sweep-run", cls=_Templated)
 @click.argument("script", required=False)
 @click.option("-m", "--module", metavar="MODULE", help="Run a module instead of a file.")
-@add_options(*SWEEP_OPTIONS)
-@make_option(
-    "--seed",
-    section=BITS,
-    everyday=True,
-    type=Whole(0, 2**63 - 1),
-    metavar="N",
-    default=0,
-    help="The first {seed}. Default: 0.",
-)
+@sweep_options("script", "{NAME} in ARGS")
+@seed_option(SWEEP, "The first {seed}. Default: 0.")
 @add_options(RUNS_DIR)
 @planned_options
 @help_options()
 def sweep_run(
     script: str | None,
     module: str | None,
-    grids: tuple[str, ...],
-    ranges: tuple[str, ...],
-    seeds: int,
-    sampler: str,
-    trials: int | None,
-    metric: str | None,
-    pruner: str,
-    retries: int,
-    retry_failed: bool,
-    trial_minutes: float | None,
-    name: str | None,
-    storage: str | None,
-    worker: bool,
+    chosen: SweepOptions,
     seed: int,
     runs_dir: Path,
     device: str,
@@ -84,39 +66,16 @@ def sweep_run(
         click.get_current_context().meta[_TEMPLATE],
         seed,
     )
-    requested = grid.Sweep(
-        what,
-        once("--grid", [_values(text) for text in grids]),
-        once("--range", [_range(text) for text in ranges]),
-        seeds,
-        sampler,
-        trials,
-        metric,
-        pruner,
-    )
-    grid.check(requested)
-    check_template(what, requested.grid, requested.ranges, seeds)
-    check_run_name(name, "--name")
+    requested = chosen.sweep_of(what, _values, _range)
+    check_template(what, requested.grid, requested.ranges, requested.seeds)
     if only_check:
         _check_script(what)
         report_environment()
         return
     stop = StopRequest.install()
-    from trainer.sweep.retries import Limits
-    from trainer.sweep.session import run_sweep
-    from trainer.sweep.work import script_work
-
-    run_sweep(
-        requested,
-        script_work(requested, device, trial_minutes),
-        runs_dir,
-        name,
-        storage,
-        Limits(retries),  # a worker ends a trial that takes too long, so that the script can save
-        retry_failed,
-        worker,
-        stop,
-    )
+    # A worker ends a trial that takes too long, so that the script can save.
+    work, limits = script_work(requested, device, chosen.trial_minutes), Limits(chosen.retries)
+    chosen.run(requested, work, runs_dir, limits, stop)
 
 
 def _check_script(what: Script) -> None:
@@ -125,8 +84,6 @@ def _check_script(what: Script) -> None:
     Raises:
         Exit: the script is missing, or is not valid Python.
     """
-    from trainer.sweep.work import plan_command, run_environment
-
     checked = subprocess.run(
         plan_command(what),
         env=run_environment(os.environ),

@@ -269,3 +269,14 @@ def test_two_trials_without_the_metric_end_the_sweep(trainbox: Trainbox) -> None
     assert ended.code == 2, ended.out + ended.err
     assert "the script has not reported accuracy (but acc): print a line such as " in ended.err
     assert [record.state for record in records(trainbox.folder)] == ["pending"] * 9
+
+
+def test_the_help_of_a_sweep_of_a_script_has_its_own_options(trainbox: Trainbox) -> None:
+    page = trainbox("sweep", "run", "--help").out
+    assert re.findall(r"^(\w.+):$", page, re.MULTILINE) == ["Launch options", "Sweep options"]
+    for option in ("--grid", "--seed", "--pruner", "--trial-minutes"):
+        assert f"  {option} " in page
+    assert "Values of {NAME} in ARGS" in page
+    assert "The sweep's folder in --runs-dir. Default: the\n" in page
+    assert "script and a digest." in page
+    assert page.endswith("--seeds by TRAINBOX_SEEDS.\n")
