@@ -85,6 +85,7 @@ _SHARED = {
     f"trainbox.{name}"
     for name in (
         *("entries", "errors", "files", "pinned", "run_name", "seeding", "sidecar", "snapshot"),
+        "variables",
     )
 }
 

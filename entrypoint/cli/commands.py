@@ -27,7 +27,7 @@ from entrypoint.cli.options import (
 from entrypoint.cli.run import plan_run, run
 from entrypoint.cli.sweep import sweep, sweep_run
 from entrypoint.errors import WRONG_USE, InvalidRequest, LaunchError
-from entrypoint.launch.supervise import REPETITION, TRAINING
+from entrypoint.launch.supervise import TRAINING, UNSAVED_TRAINING
 from entrypoint.system import hints
 from entrypoint.system.commands import check_packages, without_ranks
 from entrypoint.system.streams import message, open_streams
@@ -96,7 +96,7 @@ def train(training: tuple[str, ...], **options: Any) -> None:
       trainbox train --processes 2 --device cpu          two gloo processes, without a GPU
     """
     # The bench removes the run folder, so nothing resumes.
-    kind = REPETITION if "--measure-seconds" in training else TRAINING
+    kind = UNSAVED_TRAINING if "--measure-seconds" in training else TRAINING
     supervised(*checked_plan(training, options), kind=kind)
 
 
@@ -174,7 +174,7 @@ def verify(
         return
     arguments = [str(run), "--data-dir", str(data_dir)]
     arguments += [] if steps is None else ["--steps", steps]
-    supervised(*checked_plan(tuple(arguments), options, verb="verify"), kind=REPETITION)
+    supervised(*checked_plan(tuple(arguments), options, verb="verify"), kind=UNSAVED_TRAINING)
 
 
 @cli.command(context_settings=PASS_ON, short_help="List the tasks, or the fields of one task.")

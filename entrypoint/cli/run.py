@@ -165,15 +165,21 @@ def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path
         )
     path = (launch.pop("runs_dir") / name).absolute()
     one_process = launch.pop("one_process")
-    is_trial = launch.pop("trial")
-    del launch["restarts"], launch["prefix"]
+    is_trial, restarts = launch.pop("trial"), launch.pop("restarts")
+    del launch["prefix"]
     command = (*command_of("entrypoint.script.rank"), *target.command(path))
 
     def decide(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
         cluster = detect_cluster(os.environ)
         if is_trial:
             return plan_trial(request, gpus, cluster)
-        return plan_script(request, gpus, cluster, one_process)
+        plan = plan_script(request, gpus, cluster, one_process)
+        if restarts and plan.nnodes > 1:
+            raise InvalidRequest(
+                f"--restarts {restarts} and {plan.nnodes} nodes: a node cannot know whether the "
+                "others start again, and would wait for them: let the scheduler restart the job"
+            )
+        return plan
 
     plan = make_plan(command, launch, decide, checked)
     env = {**plan.env, "TRAINBOX_RUN": str(path)}

@@ -11,7 +11,7 @@ from entrypoint.cli.options import PASS_ON, Option, device_options
 from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.plan import LaunchPlan, plan_sweep
 from entrypoint.launch.request import LaunchRequest
-from entrypoint.launch.supervise import SCRIPTS
+from entrypoint.launch.supervise import SCRIPT_SWEEP
 
 
 def _sweep_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,7 +98,7 @@ def sweep_run(
     if wants_help or wants_all_help:
         show_help(ctx, "sweep-run", wants_all_help)
     training = (*arguments, *ctx.meta["template"])
-    supervised(*checked_plan(training, options, "sweep-run", _planned(per_gpu)), kind=SCRIPTS)
+    supervised(*checked_plan(training, options, "sweep-run", _planned(per_gpu)), kind=SCRIPT_SWEEP)
 
 
 def _planned(per_gpu: int) -> Callable[[LaunchRequest, tuple[Gpu, ...]], LaunchPlan]:

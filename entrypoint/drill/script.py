@@ -39,7 +39,17 @@ class Request:
     def arguments(self, folder: Path, count: int) -> list[str]:
         """Return the arguments of `trainbox` for a start on `count` processes."""
         device = [argument.replace("{processes}", str(count)) for argument in self.device]
-        return ["run", *device, "--runs-dir", str(folder), "--run", "run", *self.script]
+        return [
+            "run",
+            *device,
+            "--nnodes",
+            "1",
+            "--runs-dir",
+            str(folder),
+            "--run",
+            "run",
+            *self.script,
+        ]
 
 
 @dataclass(frozen=True)

@@ -4,29 +4,19 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from entrypoint.errors import DrillFailed
 from entrypoint.system.commands import command_of
 from entrypoint.system.processes import die_with_parent
+from trainbox.variables import HEALTH_NAMES, without_launch
 
 Process = subprocess.Popen[bytes]
 
 _POLL_S = 0.02
-# The drill's own arguments replace these.
-_LAUNCH_NAMES = {
-    "TASK",
-    "GPUS",
-    "GPU_IDS",
-    "PROCESSES",
-    "STRATEGY",
-    "DEVICE",
-    "NNODES",
-    "NODE_RANK",
-    "RDZV_ENDPOINT",
-}
-_LAUNCH_NAMES |= {"TRAINBOX_DEVICE", "TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
+# Settings of a training that the drill's own arguments replace.
+_REPLACED = {"TRAINBOX_DEVICE", "TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
 
 
 def start(arguments: Sequence[str], log: Path) -> Process:
@@ -34,12 +24,22 @@ def start(arguments: Sequence[str], log: Path) -> Process:
     with log.open("w", encoding="utf-8") as output:
         return subprocess.Popen(
             command_of("entrypoint", *arguments),
-            env={name: value for name, value in os.environ.items() if name not in _LAUNCH_NAMES},
+            env=environment(os.environ),
             stdout=output,
             stderr=subprocess.STDOUT,
             # This process has no threads, so `preexec_fn` is safe.
             preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
         )
+
+
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a training: the user's, without what sets up a launch.
+
+    The user's settings of the health check apply to each training.
+    """
+    health = {name: env[name] for name in HEALTH_NAMES if name in env}
+    kept = without_launch(env) | health
+    return {name: value for name, value in kept.items() if name not in _REPLACED}
 
 
 def wait(condition: Callable[[], bool], process: Process) -> None:

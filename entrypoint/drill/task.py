@@ -161,14 +161,8 @@ def training_arguments(
 ) -> list[str]:
     """Return the arguments of `trainbox train` for one case of the drill."""
     arguments = [task, "--shards", str(shards), "--max-steps", str(steps), "--log-steps", "1"]
-    arguments += [
-        "--checkpoint-steps",
-        str(_CHECKPOINT_STEPS),
-        "--runs-dir",
-        str(folder),
-        "--run",
-        "run",
-    ]
+    arguments += ["--nnodes", "1", "--checkpoint-steps", str(_CHECKPOINT_STEPS)]
+    arguments += ["--runs-dir", str(folder), "--run", "run"]
     return [*arguments, *device]
 
 

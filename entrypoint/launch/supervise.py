@@ -56,9 +56,11 @@ TRAINING = Child(
     _TO_TRAINER,
 )
 # Its checkpoints do not remain, as in `verify` and `bench`.
-REPETITION = Child("the training", "stopping", "the same command starts it again", _TO_TRAINER)
+UNSAVED_TRAINING = Child(
+    "the training", "stopping", "the same command starts it again", _TO_TRAINER
+)
 # Any program of a user. Most exit with code 0 after they have saved, or are ended by the signal.
-SCRIPT = Child(
+SCRIPT_RUN = Child(
     "the script",
     f"the script gets SIGTERM and has {STOP_BUDGET_S} s to save and exit",
     "the same command starts it again in the same run folder",
@@ -66,7 +68,7 @@ SCRIPT = Child(
     frozenset([0, PREEMPTED, 128 + signal.SIGTERM]),
 )
 # A sweep over a user's script, which itself forwards the signal to the running trials.
-SCRIPTS = Child(
+SCRIPT_SWEEP = Child(
     "the sweep",
     "the running scripts get SIGTERM and have 40 s to save and exit",
     "the same command resumes the sweep",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from entrypoint.errors import HARDWARE, PREEMPTED, NotWritable
 from entrypoint.launch.plan import LaunchPlan
-from entrypoint.launch.supervise import SCRIPT, Ending, supervise
+from entrypoint.launch.supervise import SCRIPT_RUN, Ending, supervise
 from entrypoint.script.board import OF_PYTHON, Board
 from entrypoint.script.folder import LOGS, MANIFEST, METRICS, ScriptFolder, not_writable
 from entrypoint.script.manifest import (
@@ -194,7 +194,7 @@ def _run_once(start: Start, gpus: GpuRecord, received: list[int]) -> Ending:
         pipes = stack.enter_context(Pipes(pipes_folder, _streams(start, logs, received)))
         env = script_environment(os.environ, plan, folder.path, pipes_folder)
         ending = supervise(
-            plan.argv, env, watch=watch, kind=SCRIPT, on_start=pipes.start, received=received
+            plan.argv, env, watch=watch, kind=SCRIPT_RUN, on_start=pipes.start, received=received
         )
         # Processes in the background would hold the GPUs, and would be orphans.
         if left := kill_other_sessions():

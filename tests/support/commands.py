@@ -14,20 +14,10 @@ from typing import Any, Protocol
 
 import pytest
 
+from trainbox.variables import LAUNCH_NAMES
+
 # Variables that a shell or a scheduler may set and a test must not inherit.
-_LAUNCH_NAMES = {
-    "GPUS",
-    "GPU_IDS",
-    "STRATEGY",
-    "PROCESSES",
-    "DEVICE",
-    "NNODES",
-    "NODE_RANK",
-    "TASK",
-    "SET",
-    "HEALTH",
-    "HEALTH_LIMITS",
-}
+_LAUNCH_NAMES = {*LAUNCH_NAMES, "SET"}
 _LAUNCH_PREFIXES = (
     "TRAINBOX_",
     "RDZV_",

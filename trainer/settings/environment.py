@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterable
 
+from trainbox.variables import LAUNCH_NAMES
 from trainer.errors import WrongUse
 from trainer.system.hints import command
 
@@ -27,22 +28,6 @@ NOT_SETTINGS = frozenset(
         ),
         *("SETTINGS", "SLOTS", "STORE", "STRATEGY", "TRIALS_PER_GPU"),
     )
-)
-# The launcher's settings, which have no prefix.
-LAUNCH_NAMES = (
-    *(
-        "DEVICE",
-        "GPUS",
-        "GPU_IDS",
-        "HEALTH",
-        "HEALTH_LIMITS",
-        "NNODES",
-        "NODE_RANK",
-        "PROCESSES",
-        "RDZV_ENDPOINT",
-        "RDZV_ID",
-    ),
-    *("RDZV_TIMEOUT_S", "STRATEGY", "TASK"),
 )
 # Kubernetes sets these variables for a Service with the name trainbox or trainbox-...
 _OF_A_SERVICE = re.compile(

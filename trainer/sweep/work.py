@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.settings.environment import LAUNCH_NAMES
+from trainbox.variables import without_launch
 from trainer.sweep.grid import Sweep
 from trainer.sweep.script import Script
 from trainer.sweep.trials import Record, Trial
@@ -113,10 +113,5 @@ def again(sweep: Sweep, record: Record, folder: Path, gpus: int | None = None) -
 
 def run_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of `trainbox run`, of which a trial is a launch of its own."""
-    return {
-        name: value
-        for name, value in env.items()
-        if name not in _OF_THE_SWEEP
-        and name not in LAUNCH_NAMES
-        and not name.startswith("SLURM_")  # the job's tasks and nodes are those of the sweep
-    }
+    kept = without_launch(env).items()
+    return {name: value for name, value in kept if name not in _OF_THE_SWEEP}

@@ -64,7 +64,7 @@ class _Runs:
         self.kills = 2
 
     def start(self, arguments: Sequence[str], log: Path) -> Process:
-        options = dict(zip(arguments[1:9:2], arguments[2:9:2], strict=True))
+        options = dict(zip(arguments[1:11:2], arguments[2:11:2], strict=True))
         run = Path(options["--runs-dir"], options["--run"])
         run.mkdir(exist_ok=True)
         (run / "config.json").touch()  # a file of Trainbox's own

@@ -18,7 +18,14 @@ from entrypoint.cli import commands as cli
 from entrypoint.cli import launching
 from entrypoint.errors import NotWritable
 from entrypoint.launch.plan import LaunchPlan
-from entrypoint.launch.supervise import REPETITION, SCRIPT, TRAINING, Child, Ending, _exit_code
+from entrypoint.launch.supervise import (
+    SCRIPT_RUN,
+    TRAINING,
+    UNSAVED_TRAINING,
+    Child,
+    Ending,
+    _exit_code,
+)
 from entrypoint.system.temporary import temporary_folder
 from tests.support.commands import clean_environment, finish
 
@@ -127,7 +134,7 @@ def test_a_child_killed_by_a_signal_gives_the_exit_code_of_a_shell(
 def test_the_message_for_a_killed_child_that_does_not_resume(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert _exit_code(-signal.SIGKILL, False, None, None, REPETITION) == 137
+    assert _exit_code(-signal.SIGKILL, False, None, None, UNSAVED_TRAINING) == 137
     assert capsys.readouterr().err == (
         "trainbox: the training was killed by SIGKILL: the same command starts it again\n"
     )
@@ -136,8 +143,8 @@ def test_the_message_for_a_killed_child_that_does_not_resume(
 @pytest.mark.parametrize(
     ("arguments", "kind"),
     [
-        (["verify", "digits"], REPETITION),
-        (["train", "digits", "--measure-seconds", "5"], REPETITION),  # a case of the bench
+        (["verify", "digits"], UNSAVED_TRAINING),
+        (["train", "digits", "--measure-seconds", "5"], UNSAVED_TRAINING),  # a case of the bench
         (["train", "digits"], TRAINING),
     ],
 )
@@ -418,9 +425,9 @@ def test_a_missing_temporary_folder_is_a_storage_failure(
     [(0, 75, 0), (75, 75, 75), (143, 75, 143), (-15, 75, 143), (3, 3, 3), (1, 1, 1)],
 )
 def test_the_exit_code_of_a_script(code: int, after_a_signal: int, alone: int) -> None:
-    assert _exit_code(code, True, None, None, SCRIPT) == after_a_signal
-    assert _exit_code(code, False, None, None, SCRIPT) == alone
+    assert _exit_code(code, True, None, None, SCRIPT_RUN) == after_a_signal
+    assert _exit_code(code, False, None, None, SCRIPT_RUN) == alone
 
 
 def test_a_script_that_saves_on_broken_hardware_exits_with_the_hardware_code() -> None:
-    assert _exit_code(0, True, None, "GPU 1 has failed", SCRIPT) == 3
+    assert _exit_code(0, True, None, "GPU 1 has failed", SCRIPT_RUN) == 3

@@ -346,6 +346,13 @@ REFUSALS = [
     (("run", "--run", "other", "train.py"), "is a run of other.py, not of train.py"),
     (("run", "--run", "files", "train.py"), "is not a run, and its metrics.jsonl would be changed"),
     (("run", "--one-process", "--processes", "2", "train.py"), "contradict each other"),
+    (
+        (
+            *("run", "--restarts", "3", "--nnodes", "2", "--node-rank", "0", "--device", "cpu"),
+            *("--rdzv-endpoint", "localhost:29400", "train.py"),
+        ),
+        "--restarts 3 and 2 nodes: a node cannot know whether the others start again",
+    ),
 ]
 
 

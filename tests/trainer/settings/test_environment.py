@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.here import Here
+from trainbox.variables import LAUNCH_NAMES
 from trainer.cli.commands import cli
 from trainer.cli.invocation import variables
 from trainer.errors import WrongUse
-from trainer.settings.environment import LAUNCH_NAMES, NOT_SETTINGS, check_names
+from trainer.settings.environment import NOT_SETTINGS, check_names
 
 _ROOT = Path(__file__).parents[3]
 _SETTINGS = {
@@ -85,7 +86,7 @@ def test_the_names_of_the_launchers_settings_are_those_of_its_options() -> None:
         for name in variables(param)
         if not name.startswith("TRAINBOX_")
     }
-    assert read | {"TASK"} == set(LAUNCH_NAMES)
+    assert read | {"TASK"} == LAUNCH_NAMES
 
 
 def test_a_misspelt_name_exits_with_code_2_except_with_help(
