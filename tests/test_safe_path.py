@@ -134,6 +134,11 @@ def test_the_variables_of_a_rank_are_dropped_and_no_others() -> None:
     assert without_ranks(kept | LEFT_BY_A_LAUNCHER) == kept
 
 
+def test_the_run_folder_of_a_script_is_not_the_name_of_a_run() -> None:
+    assert without_ranks({"TRAINBOX_RUN": "/home/me/runs/train-114745d8"}) == {}
+    assert without_ranks({"TRAINBOX_RUN": "decode"}) == {"TRAINBOX_RUN": "decode"}
+
+
 def test_a_package_that_would_replace_ours_is_refused(tmp_path: Path) -> None:
     (tmp_path / "trainer.py").touch()
     check_packages([*sys.path, str(tmp_path)])

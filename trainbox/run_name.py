@@ -1,6 +1,7 @@
 """The name of a script's run, and of the script in it."""
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -20,6 +21,17 @@ def run_name(script: str, is_module: bool, arguments: Sequence[str]) -> str:
 
     command = json.dumps([is_module, script, *arguments])
     return f"{script_label(script, is_module)}-{hashlib.sha256(command.encode()).hexdigest()[:8]}"
+
+
+def is_run_name(text: str) -> bool:
+    """Return whether `text` can be the name of a run folder."""
+    return (
+        text != ""
+        and text == PurePath(text).name
+        and not text.startswith(".")
+        and text.isprintable()
+        and len(os.fsencode(text)) <= 255
+    )
 
 
 def script_label(script: str, is_module: bool) -> str:

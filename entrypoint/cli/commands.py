@@ -29,7 +29,7 @@ from entrypoint.cli.sweep import sweep, sweep_run
 from entrypoint.errors import WRONG_USE, InvalidRequest, LaunchError
 from entrypoint.launch.supervise import TRAINING, UNSAVED_TRAINING
 from entrypoint.system import hints
-from entrypoint.system.commands import check_packages, without_ranks
+from entrypoint.system.commands import check_packages, is_folder_of_script, without_ranks
 from entrypoint.system.streams import message, open_streams
 
 # Verbs that were renamed, and the verb and arguments that replace them.
@@ -38,6 +38,8 @@ _RENAMED = {
     "gpus": ("health", "--list"),
     "replay": ("verify", "RUN --print-docker"),
 }
+# Verbs with the option --run.
+_TRAINING_VERBS = ("plan", "train")
 
 
 class Verbs(click.Group):
@@ -199,8 +201,10 @@ def _run_verbatim(argv: list[str]) -> NoReturn:
         ) from error
 
 
-def _drop_ranks() -> None:
+def _drop_ranks(verb: str) -> None:
     for name in os.environ.keys() - without_ranks(os.environ):
+        if verb in _TRAINING_VERBS and is_folder_of_script(name, os.environ[name]):
+            message("TRAINBOX_RUN is a path, and so not a setting: --run NAME sets the run's name")
         del os.environ[name]
 
 
@@ -220,7 +224,7 @@ def main() -> NoReturn:
         if not runs_script or arguments[:1] == ["sweep"]:
             # A script's own folders are only in the sys.path of its ranks.
             check_packages(sys.path)
-        _drop_ranks()
+        _drop_ranks("" if runs_script else " ".join(arguments[:1]))
         sys.exit(
             cli.main(arguments or ["--help"], prog_name="trainbox", standalone_mode=False) or 0
         )

@@ -158,12 +158,9 @@ def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path
     launch = dict(options)
     checked = Checked.take_from(launch)
     target = _target(launch.pop("module"), list(launch.pop("words")))
-    name = launch.pop("run_name") or target.run_name()
-    if Path(name).name != name or name in (".", ".."):
-        raise InvalidRequest(
-            f"--run {name} is not a folder's name: set the parent folder with --runs-dir"
-        )
-    path = (launch.pop("runs_dir") / name).absolute()
+    name = launch.pop("run_name")
+    _check_run_name(name)
+    path = (launch.pop("runs_dir") / (name or target.run_name())).absolute()
     one_process = launch.pop("one_process")
     is_trial, restarts = launch.pop("trial"), launch.pop("restarts")
     del launch["prefix"]
@@ -186,6 +183,16 @@ def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path
     if names := environment_names(click.get_current_context()):
         env["TRAINBOX_SETTINGS"] = settings_text(names)
     return dataclasses.replace(plan, env=env), target, checked, path
+
+
+def _check_run_name(name: str | None) -> None:
+    from trainbox.run_name import is_run_name  # takes a millisecond, and few commands need it
+
+    if name is not None and not is_run_name(name):
+        raise InvalidRequest(
+            f"--run {name!r} must be a folder name, not a path: set the parent folder with "
+            "--runs-dir"
+        )
 
 
 def _target(module: str | None, words: list[str]) -> Target:

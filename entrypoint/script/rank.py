@@ -14,7 +14,8 @@ from entrypoint.system.streams import message
 
 # The folder of the pipes, and variables that only the script gets.
 PIPES, RESTORED = "TRAINBOX_PIPES", "TRAINBOX_RESTORED"
-_OURS = (PIPES, RESTORED, "TRAINBOX_MESSAGES")
+# A training that the script starts would print the settings of this launch as its own.
+_OURS = (PIPES, RESTORED, "TRAINBOX_MESSAGES", "TRAINBOX_SETTINGS")
 
 
 def main() -> None:

@@ -44,8 +44,18 @@ def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name not in _RANK_NAMES and not name.startswith("TORCHELASTIC_")
+        if name not in _RANK_NAMES
+        and not name.startswith("TORCHELASTIC_")
+        and not is_folder_of_script(name, value)
     }
+
+
+def is_folder_of_script(name: str, value: str) -> bool:
+    """Return whether the variable is the run folder of a script, which started this process.
+
+    As the setting --run of a training, TRAINBOX_RUN is a name, and never a path.
+    """
+    return name == "TRAINBOX_RUN" and Path(value).is_absolute()
 
 
 def check_packages(search_path: Sequence[str]) -> None:

@@ -3,11 +3,11 @@
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
+from trainbox.run_name import is_run_name
 from trainer.errors import WrongUse
 from trainer.settings.environment import check_names
 from trainer.system.streams import message
@@ -105,12 +105,7 @@ def warn_of_overruled_imports(task: str) -> None:
 
 def check_run_name(run: str | None, option: str = "--run") -> None:
     """Raise WrongUse if `run`, the value of `option`, cannot be the name of a folder."""
-    if run is not None and (
-        run != Path(run).name
-        or run.startswith(".")
-        or not run.isprintable()
-        or len(os.fsencode(run)) > 255
-    ):
+    if run is not None and not is_run_name(run):
         raise WrongUse(
             f"{option} {run!r} must be a folder name, not a path: "
             "set the parent folder with --runs-dir"

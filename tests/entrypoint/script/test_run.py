@@ -337,7 +337,10 @@ def test_the_health_of_the_gpus_is_recorded(
 REFUSALS = [
     (("run",), "no script is named: name it, as in `trainbox run train.py -- --epochs 3`"),
     (("run", "no.py"), "the script no.py cannot be read"),
-    (("run", "--run", "a/b", "train.py"), "--run a/b is not a folder's name"),
+    (("run", "--run", "a/b", "train.py"), "--run 'a/b' must be a folder name, not a path"),
+    (("run", "--run", "", "train.py"), "--run '' must be a folder name, not a path"),
+    (("run", "--run", "..", "train.py"), "--run '..' must be a folder name, not a path"),
+    (("run", "--run", "a\tb", "train.py"), "--run 'a\\tb' must be a folder name, not a path"),
     (("run", "--gpu", "2", "train.py"), "No such option '--gpu'"),
     (("run", "--strategy", "ddp", "train.py"), "No such option '--strategy'"),
     (("run", "-m", "train", "--lr", "3"), "The arguments of a module follow --, as in"),
@@ -371,6 +374,21 @@ def test_a_refused_run(forked: Trainbox, words: tuple[str, ...], text: str) -> N
     assert text in ended.err
     assert "Traceback" not in ended.err
     assert not (forked.folder / "ran").exists()
+
+
+def test_commands_that_a_script_starts_have_folders_of_their_own(forked: Trainbox) -> None:
+    script(forked, "import os; print(os.environ['TRAINBOX_RUN'])", "inner.py")
+    outer = """
+import os, subprocess, sys
+trainbox = [sys.executable, "-P", "-m", "entrypoint"]
+subprocess.run([*trainbox, "plan", "--device", "cpu"], check=True, stdout=subprocess.DEVNULL)
+subprocess.run([*trainbox, "run", "--one-process", "--run", "inner", "inner.py"], check=True)
+print("TRAINBOX_SETTINGS" in os.environ)
+"""
+    ended = forked(*ONE, "--run", "outer", script(forked, outer), env={"PROCESSES": "1"})
+    assert ended.code == 0, ended.err
+    assert ended.out == f"{forked.folder}/runs/inner\nFalse\n"
+    assert ended.err.count("TRAINBOX_RUN is a path, and so not a setting: --run NAME sets") == 1
 
 
 def test_two_runs_in_one_folder_are_refused(trainbox: Trainbox) -> None:

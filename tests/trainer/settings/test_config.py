@@ -432,6 +432,7 @@ def test_settings_come_from_the_environment_too(
         (["--set", "=3"], "--set =3: write NAME=VALUE"),
         (["--run", "../r"], "--run '../r' must be a folder name"),
         (["--run", ".."], "--run '..' must be a folder name"),
+        (["--run", ""], "--run '' must be a folder name"),
         (["--run", "a\nb"], "must be a folder name"),
         (["--epochs", "2", "--max-steps", "3"], "both set the length of the run"),
         (["--no-such-option"], "No such option"),
