@@ -16,7 +16,7 @@ from tests.support.films import COUNTS, FIELDS, FRAMES, SIDE, encode, film, writ
 from tests.support.forked_trainings import ForkedCommand
 from tests.support.here import Here
 from trainer.errors import StorageFailure, WrongUse
-from trainer.tasks import video
+from trainer.tasks.reading import videos
 from trainer.tasks.video import Video, class_weights, validation_recordings
 
 _FEW = {"rest": 5, "vertical": 3}
@@ -302,7 +302,7 @@ def test_a_video_is_decoded_once_to_its_frames(
     # The last 4 frames do not fill a clip.
     assert [clip.start for clip in sorted(clips, key=lambda clip: clip.start)] == [0, 9, 18, 27]
     with monkeypatch.context() as patch:
-        patch.setattr(video, "_decode", None)
+        patch.setattr(videos, "_decode", None)
         task._clips(tmp_path)
     encode(
         tmp_path / f"video/rest/new{ending}", frames[:30], codec
@@ -318,7 +318,7 @@ def test_a_video_of_another_size_is_made_square(tmp_path: Path) -> None:
     bright = numpy.zeros((12, 48, 64), numpy.uint8)
     bright[:, :24, :32] = 200
     encode(tmp_path / "wide.mp4", bright)
-    video._decode(tmp_path / "wide.mp4", tmp_path / "out.npy", SIDE)
+    videos._decode(tmp_path / "wide.mp4", tmp_path / "out.npy", SIDE)
     frames = numpy.load(tmp_path / "out.npy")
     assert frames.shape == (12, SIDE, SIDE)
     assert frames[:, :14, :14].min() > 180
@@ -339,7 +339,7 @@ def test_an_interrupted_decoding_leaves_no_file(
         StorageFailure,
         match=r"No space left on device\) and needs 1,024 bytes per frame: make it writable",
     ):
-        video._decode(tmp_path / "film.mp4", tmp_path / "cache/out.npy", SIDE)
+        videos._decode(tmp_path / "film.mp4", tmp_path / "cache/out.npy", SIDE)
     assert list((tmp_path / "cache").iterdir()) == []
 
 

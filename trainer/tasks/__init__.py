@@ -1,1 +1,1 @@
-"""The built-in tasks, one file each, which import only the public API."""
+"""The built-in tasks, one file each, which import only the public API and `reading`."""

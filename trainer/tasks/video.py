@@ -1,9 +1,6 @@
 """Classify rare behaviours in short clips of grey video, from a folder of videos per class."""
 
-import contextlib
 import hashlib
-import os
-import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from trainbox import Classification, StorageFailure, WrongUse, metrics, pictures
+from trainbox import Classification, WrongUse, metrics, pictures
+from trainer.tasks.reading.videos import class_folders, decoded, frame_count, videos_of
 
 # Shape suffixes: B clips of a batch, C channels, T frames, H height, W width, K classes.
 
-_TO_DECODE = (".mp4", ".avi", ".mkv", ".mov", ".webm")
 _SHEET_ROWS, _SHEET_COLUMNS = 6, 4
 _BRIGHTNESS = 0.2  # the largest change, as a share of half the range from black to white
 
@@ -57,7 +54,7 @@ class Video(Classification):
             )
 
     def with_data(self, data_dir: Path) -> Self:
-        return replace(self, classes="/".join(self.names or _class_folders(data_dir / self.folder)))
+        return replace(self, classes="/".join(self.names or class_folders(data_dir / self.folder)))
 
     @property
     def names(self) -> list[str]:
@@ -155,7 +152,7 @@ class Video(Classification):
         videos = [
             video
             for label, name in enumerate(self.names)
-            for video in _videos(folder / name, label)
+            for video in videos_of(folder / name, label)
         ]
         recordings = [
             {video.recording for video in videos if video.label == k}
@@ -170,8 +167,8 @@ class Video(Classification):
                     "to its first dot)"
                 )
         # Decode the videos that are not in the cache.
-        frames_of = _decoded(videos, folder / ".cache", self.size)
-        lengths = {path: _length(path, self.size) for path in frames_of}
+        frames_of = decoded(videos, folder / ".cache", self.size)
+        lengths = {path: frame_count(path, self.size) for path in frames_of}
         if short := [
             video.path
             for video, path in zip(videos, frames_of, strict=True)
@@ -277,15 +274,6 @@ class _Mean(nn.Module):
 
 
 @dataclass(frozen=True)
-class _Source:
-    """A video in the folder of a class."""
-
-    path: Path
-    label: int
-    recording: str
-
-
-@dataclass(frozen=True)
 class _Clip:
     """A clip that starts at frame `start` of the .npy file `path`."""
 
@@ -319,135 +307,3 @@ class _Clips(Dataset[Any]):
     @property
     def recordings(self) -> set[str]:
         return {clip.recording for clip in self.clips}
-
-
-def _class_folders(folder: Path) -> list[str]:
-    """Return the names of the classes in `folder`, sorted.
-
-    Raises:
-        WrongUse: the folder is missing, or has fewer than two classes.
-    """
-    names = sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())
-    if len(names) < 2:
-        found = f"has {len(names)} class folder(s)" if folder.is_dir() else "does not exist"
-        raise WrongUse(
-            f"{folder} {found}: put videos into a folder for each of two classes or more, "
-            f"as {folder}/CLASS/NAME.mp4 (also {', '.join(_TO_DECODE[1:])} and .npy), or set "
-            "another folder with --data-dir or --set folder=NAME"
-        )
-    return names
-
-
-def _videos(folder: Path, label: int) -> list[_Source]:
-    """Return the videos of one class, sorted by name.
-
-    Raises:
-        WrongUse: the folder has no video.
-    """
-    paths = sorted(
-        path for path in folder.glob("[!.]*") if path.suffix.lower() in (*_TO_DECODE, ".npy")
-    )
-    if not paths:
-        raise WrongUse(
-            f"{folder} has no video ({', '.join(_TO_DECODE)} or .npy): add one, or remove the "
-            "folder"
-        )
-    return [_Source(path, label, path.name.partition(".")[0]) for path in paths]
-
-
-def _decoded(videos: Sequence[_Source], cache: Path, size: int) -> list[Path]:
-    """Return the .npy file of each video, and decode videos that are not in `cache`."""
-    found = [
-        video.path if video.path.suffix.lower() == ".npy" else _cached(video.path, cache, size)
-        for video in videos
-    ]
-    missing = [
-        (video.path, target)
-        for video, target in zip(videos, found, strict=True)
-        if not target.exists()
-    ]
-    if missing:
-        from tqdm import tqdm
-
-        for path, target in tqdm(
-            missing, desc="decoding", unit=" videos", leave=False, disable=None
-        ):
-            _decode(path, target, size)
-    return found
-
-
-def _cached(path: Path, cache: Path, size: int) -> Path:
-    """Return the path of the decoded frames of `path`.
-
-    It depends on the size and the time of the file, so a changed file is decoded again.
-    """
-    status = path.stat()
-    key = hashlib.sha256(
-        f"{path.name} {status.st_size} {status.st_mtime_ns} {size}".encode()
-    ).hexdigest()[:16]
-    return cache / path.parent.name / f"{path.name}-{key}.npy"
-
-
-def _decode(path: Path, target: Path, size: int) -> None:
-    """Write the frames of the video `path`, grey and `size` x `size`, atomically to `target`.
-
-    Raises:
-        WrongUse: the video cannot be decoded.
-        StorageFailure: `target` cannot be written.
-    """
-    import av
-    from numpy.lib import format as npy
-
-    part, count = target.with_name(f".{uuid.uuid4().hex}"), 0
-    header = {"descr": "|u1", "fortran_order": False}
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("xb") as file, av.open(str(path)) as container:
-            # The header contains the number of frames, which is known only at the end. NumPy leaves
-            # space for a larger number.
-            npy.write_array_header_1_0(file, header | {"shape": (0, size, size)})
-            for frame in container.decode(video=0):
-                file.write(frame.reformat(size, size, "gray").to_ndarray().tobytes())
-                count += 1
-            file.seek(0)
-            npy.write_array_header_1_0(file, header | {"shape": (count, size, size)})
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(target)
-    except (av.FFmpegError, IndexError) as error:  # IndexError: the file has no video stream
-        raise WrongUse(
-            f"{path} cannot be decoded ({error}): replace it with a valid video, or remove it"
-        ) from error
-    except OSError as error:
-        raise StorageFailure(
-            f"{target.parent} cannot be written ({error.strerror}) and needs {size * size:,} "
-            "bytes per frame: make it writable and free enough space, or use .npy files"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
-
-
-def _length(path: Path, size: int) -> int:
-    """Return the number of frames in the .npy file.
-
-    Raises:
-        WrongUse: the file does not contain a (T, size, size) array of uint8.
-    """
-    try:
-        frames_THW = numpy.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
-        raise WrongUse(
-            f"{path} cannot be read ({error}): replace it with a .npy file of uint8 with shape "
-            f"(T, {size}, {size})"
-        ) from error
-    if (
-        frames_THW.dtype != numpy.uint8
-        or frames_THW.ndim != 3
-        or frames_THW.shape[1:] != (size, size)
-    ):
-        raise WrongUse(
-            f"{path} has {frames_THW.dtype} of shape {frames_THW.shape} instead of uint8 of "
-            f"shape (T, {size}, {size}): convert it, or set its side with --set size=N"
-        )
-    return len(frames_THW)

@@ -1,0 +1,1 @@
+"""The reading of files that built-in tasks train on."""

@@ -1,0 +1,158 @@
+"""Find the videos of each class in its folder, and decode them into .npy files of grey frames."""
+
+import contextlib
+import hashlib
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+
+from trainbox import StorageFailure, WrongUse
+
+# Shape suffixes: T frames, H height, W width.
+
+_TO_DECODE = (".mp4", ".avi", ".mkv", ".mov", ".webm")
+
+
+@dataclass(frozen=True)
+class VideoFile:
+    """A video in the folder of a class."""
+
+    path: Path
+    label: int
+    recording: str
+
+
+def class_folders(folder: Path) -> list[str]:
+    """Return the names of the classes in `folder`, sorted.
+
+    Raises:
+        WrongUse: the folder is missing, or has fewer than two classes.
+    """
+    names = sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())
+    if len(names) < 2:
+        found = f"has {len(names)} class folder(s)" if folder.is_dir() else "does not exist"
+        raise WrongUse(
+            f"{folder} {found}: put videos into a folder for each of two classes or more, "
+            f"as {folder}/CLASS/NAME.mp4 (also {', '.join(_TO_DECODE[1:])} and .npy), or set "
+            "another folder with --data-dir or --set folder=NAME"
+        )
+    return names
+
+
+def videos_of(folder: Path, label: int) -> list[VideoFile]:
+    """Return the videos of one class, sorted by name.
+
+    Raises:
+        WrongUse: the folder has no video.
+    """
+    paths = sorted(
+        path for path in folder.glob("[!.]*") if path.suffix.lower() in (*_TO_DECODE, ".npy")
+    )
+    if not paths:
+        raise WrongUse(
+            f"{folder} has no video ({', '.join(_TO_DECODE)} or .npy): add one, or remove the "
+            "folder"
+        )
+    return [VideoFile(path, label, path.name.partition(".")[0]) for path in paths]
+
+
+def decoded(videos: Sequence[VideoFile], cache: Path, size: int) -> list[Path]:
+    """Return the .npy file of each video, and decode videos that are not in `cache`."""
+    found = [
+        video.path if video.path.suffix.lower() == ".npy" else _cached(video.path, cache, size)
+        for video in videos
+    ]
+    missing = [
+        (video.path, target)
+        for video, target in zip(videos, found, strict=True)
+        if not target.exists()
+    ]
+    if missing:
+        from tqdm import tqdm
+
+        for path, target in tqdm(
+            missing, desc="decoding", unit=" videos", leave=False, disable=None
+        ):
+            _decode(path, target, size)
+    return found
+
+
+def _cached(path: Path, cache: Path, size: int) -> Path:
+    """Return the path of the decoded frames of `path`.
+
+    It depends on the size and the time of the file, so a changed file is decoded again.
+    """
+    status = path.stat()
+    key = hashlib.sha256(
+        f"{path.name} {status.st_size} {status.st_mtime_ns} {size}".encode()
+    ).hexdigest()[:16]
+    return cache / path.parent.name / f"{path.name}-{key}.npy"
+
+
+def _decode(path: Path, target: Path, size: int) -> None:
+    """Write the frames of the video `path`, grey and `size` x `size`, atomically to `target`.
+
+    Raises:
+        WrongUse: the video cannot be decoded.
+        StorageFailure: `target` cannot be written.
+    """
+    import av
+    from numpy.lib import format as npy
+
+    part, count = target.with_name(f".{uuid.uuid4().hex}"), 0
+    header = {"descr": "|u1", "fortran_order": False}
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("xb") as file, av.open(str(path)) as container:
+            # The header contains the number of frames, which is known only at the end. NumPy leaves
+            # space for a larger number.
+            npy.write_array_header_1_0(file, header | {"shape": (0, size, size)})
+            for frame in container.decode(video=0):
+                file.write(frame.reformat(size, size, "gray").to_ndarray().tobytes())
+                count += 1
+            file.seek(0)
+            npy.write_array_header_1_0(file, header | {"shape": (count, size, size)})
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(target)
+    except (av.FFmpegError, IndexError) as error:  # IndexError: the file has no video stream
+        raise WrongUse(
+            f"{path} cannot be decoded ({error}): replace it with a valid video, or remove it"
+        ) from error
+    except OSError as error:
+        raise StorageFailure(
+            f"{target.parent} cannot be written ({error.strerror}) and needs {size * size:,} "
+            "bytes per frame: make it writable and free enough space, or use .npy files"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+
+
+def frame_count(path: Path, size: int) -> int:
+    """Return the number of frames in the .npy file.
+
+    Raises:
+        WrongUse: the file does not contain a (T, size, size) array of uint8.
+    """
+    try:
+        frames_THW = numpy.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        raise WrongUse(
+            f"{path} cannot be read ({error}): replace it with a .npy file of uint8 with shape "
+            f"(T, {size}, {size})"
+        ) from error
+    if (
+        frames_THW.dtype != numpy.uint8
+        or frames_THW.ndim != 3
+        or frames_THW.shape[1:] != (size, size)
+    ):
+        raise WrongUse(
+            f"{path} has {frames_THW.dtype} of shape {frames_THW.shape} instead of uint8 of "
+            f"shape (T, {size}, {size}): convert it, or set its side with --set size=N"
+        )
+    return len(frames_THW)
