@@ -57,14 +57,19 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
     "prometheus_client": {"entrypoint.health.metrics"},
     "click": {
         "entrypoint.cli.bench",
+        "entrypoint.cli.checking",
         "entrypoint.cli.commands",
         "entrypoint.cli.drill",
         "entrypoint.cli.health",
         "entrypoint.cli.help_pages",
-        "entrypoint.cli.launching",
         "entrypoint.cli.options",
+        "entrypoint.cli.plan",
         "entrypoint.cli.run",
         "entrypoint.cli.sweep",
+        "entrypoint.cli.tasks",
+        "entrypoint.cli.train",
+        "entrypoint.cli.verify",
+        "trainer.cli.bench_figure",
         "trainer.cli.commands",
         "trainer.cli.invocation",
         "trainer.cli.options",
@@ -74,6 +79,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         "trainer.cli.sweep_run",
         "trainer.cli.tasks",
         "trainer.cli.train",
+        "trainer.cli.verify",
     },
 }
 
@@ -262,6 +268,29 @@ def test_a_fresh_process_does_not_load(module: str, absent: set[str]) -> None:
     ).stdout.split()
     assert module.partition(".")[0] in loaded
     assert set(loaded) & absent == set()
+
+
+def test_a_plan_imports_no_other_command_and_no_slow_module() -> None:
+    """Python lists the imports of the launcher, and those of the fork that checks the options.
+
+    The list leaves out what `import_module` loads: the verb `plan` and the command `train`.
+    """
+    ended = subprocess.run(
+        [sys.executable, "-P", "-X", "importtime", "-m", "entrypoint", "plan"],
+        cwd=ROOT,
+        env=clean_environment(),
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    loaded = set(re.findall(r"^import time:.*\|\s+([\w.]+)$", ended.stderr, re.MULTILINE))
+    commands = {name for name in loaded if name.startswith(("entrypoint.cli.", "trainer.cli."))}
+    assert commands == {
+        *(f"entrypoint.cli.{name}" for name in ("checking", "commands", "help_pages", "options")),
+        "entrypoint.cli.planning",
+        *(f"trainer.cli.{name}" for name in ("commands", "invocation", "options", "parameters")),
+    }
+    assert loaded & {"hashlib", "subprocess", *SLOW_MODULES} == set()
 
 
 def test_no_text_is_multiplied_by_a_condition() -> None:

@@ -14,11 +14,7 @@ from entrypoint.system.cpus import usable_cpus
 from entrypoint.system.streams import message
 
 
-@click.command(
-    context_settings=PASS_ON | PAGE,
-    options_metavar="[OPTIONS]",
-    short_help="Measure the training speed by GPUs, batch size and workers.",
-)
+@click.command(context_settings=PASS_ON | PAGE, options_metavar="[OPTIONS]")
 @click.option(
     "--gpus",
     "counts",

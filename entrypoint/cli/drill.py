@@ -17,10 +17,7 @@ _SEED = click.option(
 _CPU = click.option("--cpu", is_flag=True, help="Train on CPU processes even if there are GPUs.")
 
 
-@click.command(
-    options_metavar="[OPTIONS]",
-    short_help="Check that kills do not change the result of a task or a script.",
-)
+@click.command(options_metavar="[OPTIONS]")
 @click.argument("tasks", nargs=-1, envvar="TASK")
 @click.option(
     "--shards",

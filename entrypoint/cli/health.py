@@ -32,7 +32,7 @@ _USED = {
 }
 
 
-@click.command(short_help="Check whether GPUs, driver and node are fit to train on.")
+@click.command()
 @click.option(
     "--gpus",
     type=GpuCount(),
@@ -250,7 +250,6 @@ _QUESTION_OPTIONS = ("gpus", "gpu_ids", "health_limits", "runs_dir")
 
 
 @click.command(
-    short_help="Print a report to paste when you ask for help.",
     params=[option for option in health.params if option.name in _QUESTION_OPTIONS],
 )
 def doctor(

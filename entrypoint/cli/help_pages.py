@@ -5,8 +5,8 @@ from typing import Any, NoReturn
 
 import click
 
-from entrypoint.cli.launching import hand_over
 from entrypoint.cli.options import Option
+from entrypoint.system.forks import become
 
 
 def help_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,4 +50,4 @@ def show_help(ctx: click.Context, verb: str, whole: bool) -> NoReturn:
         with formatter.section(title):
             formatter.write_dl([record for record in records if record])
     click.echo(formatter.getvalue())
-    hand_over(verb, "--help-all-options" if whole else "--help-options")
+    become("trainer", verb, "--help-all-options" if whole else "--help-options")

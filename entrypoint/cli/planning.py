@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.process import Driver, detect, visible_to_cuda
-from entrypoint.launch.plan import LaunchPlan
+from entrypoint.launch.cluster import detect_cluster
+from entrypoint.launch.plan import LaunchPlan, plan_launch
 from entrypoint.launch.request import LaunchRequest
 from entrypoint.system.cpus import usable_cpus
 from entrypoint.system.torch_build import torch_architectures
@@ -88,6 +89,10 @@ def make_plan(
     if gpus:
         request = dataclasses.replace(request, architectures=torch_architectures())
     return decide(request, gpus)
+
+
+def plan_training(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
+    return plan_launch(request, gpus, detect_cluster(os.environ))
 
 
 def _device(requested: str | None, processes: int | None) -> str | None:

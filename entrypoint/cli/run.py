@@ -108,7 +108,7 @@ def _script_options(command: Callable[..., Any]) -> Callable[..., Any]:
 _PAGE = {**PAGE, "allow_interspersed_args": False}
 
 
-@click.command(cls=ScriptCommand, context_settings=_PAGE, short_help="Run your own script.")
+@click.command(cls=ScriptCommand, context_settings=_PAGE)
 @_script_options
 def run(**options: Any) -> None:
     """Run your own SCRIPT on the GPUs found here, with torchrun's variables for DDP.

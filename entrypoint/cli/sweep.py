@@ -5,13 +5,15 @@ from typing import Any
 
 import click
 
+from entrypoint.cli.checking import checked_plan
 from entrypoint.cli.help_pages import show_help
-from entrypoint.cli.launching import checked_plan, hand_over, supervised
+from entrypoint.cli.launching import supervised
 from entrypoint.cli.options import PASS_ON, Option, device_options
 from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.plan import LaunchPlan, plan_sweep
 from entrypoint.launch.request import LaunchRequest
 from entrypoint.launch.supervise import SCRIPT_SWEEP
+from entrypoint.system.forks import become
 
 
 def _sweep_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,11 +33,7 @@ def _sweep_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return device_options(command)
 
 
-@click.command(
-    context_settings=PASS_ON,
-    options_metavar="[OPTIONS]",
-    short_help="Train a task for each combination of settings and each seed.",
-)
+@click.command(context_settings=PASS_ON, options_metavar="[OPTIONS]")
 @_sweep_options
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="TASK")
 def sweep(
@@ -57,9 +55,8 @@ def sweep(
       trainbox sweep show course --csv
     """
     if arguments[:1] == ("show",):
-        hand_over(
-            "sweep-show", *arguments[1:], *(["--help"] if wants_help or wants_all_help else [])
-        )
+        wanted = ["--help"] if wants_help or wants_all_help else []
+        become("trainer", "sweep-show", *arguments[1:], *wanted)
     if wants_help or wants_all_help:
         show_help(click.get_current_context(), "sweep", wants_all_help)
     supervised(*checked_plan(arguments, options, "sweep", _planned(per_gpu)))

@@ -1,6 +1,7 @@
-"""One of Trainbox's modules in a fork of this process, which starts sooner than a new Python."""
+"""One of Trainbox's modules in this process or in a fork, which starts sooner than a new Python."""
 
 import contextlib
+import gc
 import os
 import runpy
 import sys
@@ -28,6 +29,7 @@ class ForkedModule:
         """Fork. Only a program without threads may fork."""
         read_input, self._input = os.pipe()
         self._output, write_output = os.pipe()
+        gc.freeze()  # no collection, here or in the fork, visits what is imported so far
         self._pid = os.fork()
         if self._pid == 0:
             os.close(self._input)
@@ -48,13 +50,22 @@ class ForkedModule:
 
 
 def _run(module: str, arguments: tuple[str, ...], stdin: int, stdout: int) -> NoReturn:
-    """Become the process of `module`, and exit with its code."""
+    """Become the process of `module` with these standard streams."""
     try:
         for number, end in enumerate((stdin, stdout)):
             os.dup2(end, number)
             os.close(end)
+        # The old streams may have text that the parent has not written yet.
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        become(module, *arguments)
+    finally:
+        os._exit(1)  # the parent's code must not see an error
+
+
+def become(module: str, *arguments: str) -> NoReturn:
+    """Run `python -P -m MODULE ARGUMENTS` as the rest of this process, and exit with its code."""
+    try:
         sys.argv = [module, *arguments]
         if not sys.flags.safe_path:
             # `python -m` puts the current folder here, and the module removes it.

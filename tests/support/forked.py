@@ -98,7 +98,7 @@ def forked(trainbox: Trainbox, command_forks: CommandForks) -> ForkedTrainbox:
 class CheckHere:
     """A call of the trainer in this process, instead of the fork that checks training options.
 
-    It has the part of `ForkedModule` that `entrypoint.cli.commands` uses.
+    It has the part of `ForkedModule` that `entrypoint.cli.checking` uses.
     """
 
     returncode: int
@@ -150,14 +150,24 @@ if __name__ == "__main__":
     # The modules that nearly every command imports, and none that opens the driver's library.
     import pynvml  # noqa: F401
 
+    import entrypoint.cli.bench
+    import entrypoint.cli.checking
     import entrypoint.cli.commands
+    import entrypoint.cli.drill
+    import entrypoint.cli.health
+    import entrypoint.cli.plan
+    import entrypoint.cli.planning
+    import entrypoint.cli.run
+    import entrypoint.cli.sweep
+    import entrypoint.cli.train
+    import entrypoint.cli.verify
     import entrypoint.driver.nvml
     import entrypoint.health.check
     import entrypoint.health.screen
 
     gc.freeze()  # a collection in a fork would copy all of these modules
     _serve(Path(sys.argv[1]))
-    entrypoint.cli.commands.ForkedModule = CheckHere  # type: ignore[assignment,misc]
+    entrypoint.cli.checking.ForkedModule = CheckHere  # type: ignore[assignment,misc]
     try:
         entrypoint.cli.commands.main()
     except SystemExit as end:

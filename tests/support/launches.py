@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
+import entrypoint.cli.checking
 import entrypoint.cli.commands
-import entrypoint.cli.launching
 from entrypoint.launch import supervise
 from tests.support.fork import fork_python
 from tests.support.forked import CheckHere
 
-entrypoint.cli.launching.ForkedModule = CheckHere  # type: ignore[assignment,misc]
+entrypoint.cli.checking.ForkedModule = CheckHere  # type: ignore[assignment,misc]
 supervise.subprocess = SimpleNamespace(  # type: ignore[assignment]
     Popen=fork_python, TimeoutExpired=subprocess.TimeoutExpired
 )

@@ -29,7 +29,8 @@ from tests.support.paths import ROOT
 _LAUNCHES = "tests.support.launches"
 # What the command and torchrun import.
 _OF_LAUNCHES = (
-    "entrypoint.cli.commands",
+    "entrypoint.cli.planning",
+    "entrypoint.cli.train",
     "entrypoint.driver.nvml",
     "torch.distributed.run",
     "trainer.launch.rendezvous",
@@ -308,6 +309,9 @@ def _serve() -> None:
         "torch._dynamo",
         "torch.utils.tensorboard",
         "trainer.cli.commands",
+        "trainer.cli.sweep_run",
+        "trainer.cli.train",
+        "trainer.cli.verify",
         "trainer.parallel.fsdp",
         "trainer.session.verify",
     ):

@@ -9,12 +9,12 @@ import functools
 import sys
 from typing import Any
 
-from entrypoint.cli import launching
+from entrypoint.cli import launching, planning
 from entrypoint.cli.commands import main
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import supervise
 
-plan_launch = launching.plan_launch
+plan_launch = planning.plan_launch
 
 
 def on_the_cpu(*words: Any) -> LaunchPlan:
@@ -22,6 +22,6 @@ def on_the_cpu(*words: Any) -> LaunchPlan:
     return dataclasses.replace(plan, env=plan.env | {"TRAINBOX_DEVICE": "cpu"})
 
 
-launching.plan_launch = on_the_cpu
+planning.plan_launch = on_the_cpu
 launching.supervise = functools.partial(supervise, stop_budget_s=float(sys.argv.pop(1)))
 main()

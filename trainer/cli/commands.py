@@ -1,16 +1,11 @@
 """Run `python -m trainer`: choose the command, and map its errors to exit codes."""
 
+import importlib
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 import click
 
-from trainer.cli.invocation import Verb
-from trainer.cli.sweep import sweep, sweep_show
-from trainer.cli.sweep_run import sweep_run
-from trainer.cli.tasks import tasks
-from trainer.cli.train import train, verify
 from trainer.errors import Failure, WrongUse, called_exit
 from trainer.system.report import report_failure
 from trainer.system.streams import message
@@ -18,22 +13,36 @@ from trainer.system.streams import message
 PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 
 
-@click.group(context_settings=PAGE)
+# The module of each command. Only the module of the command that runs is imported, because the
+# check of a launch's options would otherwise take longer than the plan of the launch.
+_MODULES = {
+    "bench-figure": "bench_figure",
+    "sweep": "sweep",
+    "sweep-run": "sweep_run",
+    "sweep-show": "sweep",
+    "tasks": "tasks",
+    "train": "train",
+    "verify": "verify",
+}
+
+
+class Commands(click.Group):
+    """The commands of the table, each imported when it runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _MODULES:
+            return None
+        module = importlib.import_module(f"trainer.cli.{_MODULES[cmd_name]}")
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        return command
+
+
+@click.group(cls=Commands, context_settings=PAGE)
 def cli() -> None:
     """Train a task on the devices of this process. `trainbox` plans and starts this command."""
-
-
-@cli.command("bench-figure", cls=Verb)
-@click.argument("folder", type=click.Path(path_type=Path))
-def bench_figure(folder: Path) -> None:
-    """Draw bench.svg from the bench.json in FOLDER, as `trainbox bench --out FOLDER` does."""
-    from trainer.cli.bench_figure import draw
-
-    draw(folder)
-
-
-for command in (train, verify, sweep, sweep_run, sweep_show, tasks):
-    cli.add_command(command)
 
 
 def main() -> NoReturn:

@@ -9,7 +9,7 @@ import click
 
 from trainbox.run_name import is_run_name
 from trainer.errors import WrongUse
-from trainer.settings.environment import check_names
+from trainer.settings.environment import check_names, unknown_names
 from trainer.system.streams import message
 from trainer.task_loading.fields import parse_fields, static_fields
 from trainer.task_loading.modules import overruled
@@ -25,18 +25,22 @@ class Verb(click.Command):
     """A command that refuses unknown TRAINBOX_ variables, except with `--help`."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        root = ctx.find_root().command
-        assert isinstance(root, click.Group)
-        check_names(
-            os.environ,
-            {
-                name
-                for command in root.commands.values()
-                for p in command.params
-                for name in variables(p)
-            },
-        )
+        if unknown := unknown_names(os.environ, _settings(self)):
+            # The settings of the other commands are known as well. Most calls do without them.
+            check_names(unknown, all_settings(ctx.find_root()))
         return super().invoke(ctx)
+
+
+def all_settings(ctx: click.Context) -> set[str]:
+    """Return the environment variables of all commands of the group."""
+    group = ctx.command
+    assert isinstance(group, click.Group)
+    commands = [group.get_command(ctx, name) for name in group.list_commands(ctx)]
+    return {name for command in commands if command for name in _settings(command)}
+
+
+def _settings(command: click.Command) -> set[str]:
+    return {name for param in command.params for name in variables(param)}
 
 
 def variables(param: click.Parameter) -> Sequence[str]:

@@ -41,14 +41,20 @@ def check_names(names: Iterable[str], settings: Collection[str]) -> None:
     Raises:
         WrongUse: a name is unknown. The message suggests the nearest setting.
     """
-    for name in sorted(names):
-        if (
-            name.startswith(PREFIX)
-            and name not in settings
-            and name not in NOT_SETTINGS
-            and not _OF_A_SERVICE.search(name)
-        ):
-            raise WrongUse(f"{name} is not a setting: {_remedy(name, settings)}")
+    for name in unknown_names(names, settings):
+        raise WrongUse(f"{name} is not a setting: {_remedy(name, settings)}")
+
+
+def unknown_names(names: Iterable[str], settings: Collection[str]) -> list[str]:
+    """Return the TRAINBOX_ names that are neither in `settings` nor in NOT_SETTINGS, sorted."""
+    return sorted(
+        name
+        for name in names
+        if name.startswith(PREFIX)
+        and name not in settings
+        and name not in NOT_SETTINGS
+        and not _OF_A_SERVICE.search(name)
+    )
 
 
 def _remedy(name: str, settings: Collection[str]) -> str:

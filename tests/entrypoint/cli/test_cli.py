@@ -12,13 +12,16 @@ from typing import Any
 import click
 import pytest
 
+import entrypoint.cli.checking
 import entrypoint.cli.commands
 import entrypoint.cli.health
-import entrypoint.cli.launching
 import entrypoint.cli.planning
 import entrypoint.cli.sweep
+import entrypoint.cli.train
+import entrypoint.cli.verify
 import trainer.cli.commands
 import trainer.cli.options
+import trainer.cli.train
 from entrypoint.driver.gpus import Detection, Gpu
 from tests.support.commands import Ended, Trainbox, clean_environment
 from tests.support.forked import CheckHere
@@ -68,7 +71,7 @@ def in_this_process(
 def plan(in_this_process: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run `trainbox plan` in this process, as on a host with four GPUs."""
     monkeypatch.setattr(entrypoint.cli.planning, "Driver", FourGpus)
-    monkeypatch.setattr(entrypoint.cli.launching, "ForkedModule", CheckHere)
+    monkeypatch.setattr(entrypoint.cli.checking, "ForkedModule", CheckHere)
     return lambda *arguments, **env: in_this_process(
         entrypoint.cli.commands.main, ["plan", *arguments], env, without="CUDA_VISIBLE_DEVICES"
     )
@@ -150,9 +153,9 @@ def test_a_renamed_verb_is_refused_with_its_replacement(
 
 
 # Invocations that use few of their verb's options, and the parameters that each of them uses.
-COMPARE = (entrypoint.cli.commands.verify, "verify a b", {"run", "other"})
+COMPARE = (entrypoint.cli.verify.verify, "verify a b", {"run", "other"})
 PRINT_DOCKER = (
-    entrypoint.cli.commands.verify,
+    entrypoint.cli.verify.verify,
     "verify a --print-docker",
     {"run", "print_docker", "data_dir"},
 )
@@ -176,11 +179,11 @@ def narrow(
 ) -> Callable[[str, dict[str, str]], Ended]:
     """Run one of these invocations. A comparison and a list only print their name."""
 
-    def hand_over(*arguments: str) -> None:
+    def become(_module: str, *arguments: str) -> None:
         print(" ".join(arguments))
         sys.exit(0)
 
-    monkeypatch.setattr(entrypoint.cli.commands, "hand_over", hand_over)
+    monkeypatch.setattr(entrypoint.cli.verify, "become", become)
     monkeypatch.setattr(entrypoint.cli.health, "_list_gpus", lambda _json: print("health --list"))
     return lambda arguments, env: in_this_process(
         entrypoint.cli.commands.main, arguments.split(), env
@@ -269,7 +272,7 @@ def test_without_arguments_the_page_of_verbs_is_shown(trainbox: Trainbox) -> Non
     assert (ended.code, ended.err) == (0, "")
     assert ended.out == trainbox("--help").out
     verbs = re.findall(r"^  (\w+)  +\S", ended.out.split("Commands:\n")[1], re.MULTILINE)
-    assert verbs == sorted(entrypoint.cli.commands.cli.commands)
+    assert verbs == sorted(entrypoint.cli.commands.VERBS)
 
 
 def test_all_options_of_train_are_listed_in_sections(trainbox: Trainbox) -> None:
@@ -279,8 +282,8 @@ def test_all_options_of_train_are_listed_in_sections(trainbox: Trainbox) -> None
         *("Launch", "Health", "Cluster"),
         *("Training", "Batch", "Same bits", "Validation", "Storage"),
     ]
-    launch = declared_options(entrypoint.cli.commands.train) - {"--help", "--help-all"}
-    training = declared_options(trainer.cli.commands.train) - {"--device"}
+    launch = declared_options(entrypoint.cli.train.train) - {"--help", "--help-all"}
+    training = declared_options(trainer.cli.train.train) - {"--device"}
     assert option_names(ended.out) == launch | training
     assert options_of(trainbox("plan", "--help-all").out) == options_of(ended.out)
 
@@ -626,7 +629,7 @@ def test_every_number_is_in_the_table() -> None:
         trainer.cli.options.Whole,
         trainer.cli.options.Number,
     )
-    options = {p.opts[0] for p in trainer.cli.commands.train.params if isinstance(p.type, numeric)}
+    options = {p.opts[0] for p in trainer.cli.train.train.params if isinstance(p.type, numeric)}
     assert options == {*WHOLE_NUMBERS, *NUMBERS}
 
 
@@ -733,7 +736,7 @@ def test_arguments_override_training_options_of_the_environment(check: Command) 
 
 
 def test_an_empty_variable_counts_as_unset(check: Command) -> None:
-    names = [p.envvar for p in trainer.cli.commands.train.params if p.envvar]
+    names = [p.envvar for p in trainer.cli.train.train.params if p.envvar]
     flat = [name for envvar in names for name in ([envvar] if isinstance(envvar, str) else envvar)]
     assert {
         "TASK",
@@ -909,7 +912,7 @@ def test_the_list_of_verbs_fits_in_80_columns(in_this_process: Callable[..., End
     verbs = dict(
         re.findall(r"^  ([a-z]+)  +(.*)$", shown[shown.index("Commands:") :], re.MULTILINE)
     )
-    assert verbs.keys() == entrypoint.cli.commands.cli.commands.keys(), "each in one line"
+    assert verbs.keys() == entrypoint.cli.commands.VERBS.keys(), "each in one line"
     assert all(text.endswith(".") and not text.endswith("...") for text in verbs.values()), verbs
 
 

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from entrypoint.cli import commands as cli
-from entrypoint.cli import launching
+from entrypoint.cli import launching, planning, train, verify
 from entrypoint.errors import NotWritable
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import (
@@ -152,8 +152,9 @@ def test_only_verify_and_the_bench_do_not_resume(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], kind: Child
 ) -> None:
     seen: list[Child] = []
-    unwatched = launching.Checked(health=False, health_limits=None)
-    monkeypatch.setattr(cli, "checked_plan", lambda *_, **__: (Mock(gpus=(), env={}), unwatched))
+    planned = (Mock(gpus=(), env={}), planning.Checked(health=False, health_limits=None))
+    for module in (train, verify):
+        monkeypatch.setattr(module, "checked_plan", lambda *_, **__: planned)
     ending = Ending(75, signalled=True)
     monkeypatch.setattr(launching, "supervise", lambda *_, kind, **__: seen.append(kind) or ending)
     assert CliRunner().invoke(cli.cli, arguments).exit_code == 75
@@ -400,7 +401,7 @@ def test_a_training_that_ends_itself_with_code_0_has_not_finished(
     monkeypatch.setattr(launching, "supervise", supervise)
     plan = LaunchPlan("single", (), 1, 1, (), "no GPU visible")
     with pytest.raises(SystemExit) as ended:
-        launching.supervised(plan, launching.Checked(health=False, health_limits=None))
+        launching.supervised(plan, planning.Checked(health=False, health_limits=None))
     assert ended.value.code == expected
     assert ("exited with code 0 before it was finished" in capfd.readouterr().err) is (
         expected == 1

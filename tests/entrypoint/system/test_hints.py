@@ -114,7 +114,8 @@ def _recommended(path: Path) -> list[str]:
     calls = [
         node.args[0]
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("command", "hints.command")
+        if isinstance(node, ast.Call) and node.args
+        if ast.unparse(node.func) in ("command", "hints.command")
     ]
     dynamic = ("*_RENAMED[", "verb")
     return [ast.literal_eval(verb) for verb in calls if not ast.unparse(verb).startswith(dynamic)]

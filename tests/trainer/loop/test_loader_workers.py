@@ -12,6 +12,7 @@ from tests.support.paths import SUPPORT
 from tests.support.processes import Processes, children_of
 from tests.support.ranks import Ranks, StartedRanks
 from trainer.cli import commands as cli
+from trainer.cli.tasks import tasks as tasks_command
 
 _JOBS = SUPPORT / "jobs.py"
 
@@ -79,7 +80,7 @@ def test_the_end_of_a_workers_stream_is_not_mistaken_for_ctrl_c(
     def tasks(**_: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli.tasks, "callback", tasks)
+    monkeypatch.setattr(tasks_command, "callback", tasks)
     monkeypatch.setattr(sys, "argv", ["trainer", "tasks"])
     assert cli._run() == code
     assert ("EOFError: a worker is gone" in capsys.readouterr().err) is (code == 1)

@@ -3,22 +3,18 @@
 import re
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.support.here import Here
 from trainbox.variables import LAUNCH_NAMES
 from trainer.cli.commands import cli
-from trainer.cli.invocation import variables
+from trainer.cli.invocation import all_settings, variables
 from trainer.errors import WrongUse
 from trainer.settings.environment import NOT_SETTINGS, check_names
 
 _ROOT = Path(__file__).parents[3]
-_SETTINGS = {
-    name
-    for command in cli.commands.values()
-    for param in command.params
-    for name in variables(param)
-}
+_SETTINGS = all_settings(click.Context(cli))
 
 
 @pytest.mark.parametrize(
@@ -76,12 +72,13 @@ def test_each_name_that_the_sources_use_is_known() -> None:
 
 
 def test_the_names_of_the_launchers_settings_are_those_of_its_options() -> None:
-    from entrypoint.cli.commands import cli as launcher
+    from entrypoint.cli.sweep import sweep
+    from entrypoint.cli.train import train
+    from entrypoint.cli.verify import verify
 
-    verbs = [launcher.commands[verb] for verb in ("train", "sweep", "verify")]
     read = {
         name
-        for verb in verbs
+        for verb in (train, sweep, verify)
         for param in verb.params
         for name in variables(param)
         if not name.startswith("TRAINBOX_")
@@ -101,6 +98,13 @@ def test_a_misspelt_name_exits_with_code_2_except_with_help(
             "trainbox: TRAINBOX_EPOCS is not a setting: did you mean TRAINBOX_EPOCHS?\n",
         )
     assert here.command("train", "--help")[0] == 0
+
+
+def test_a_command_accepts_the_settings_of_another(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINBOX_GRID", "width=1,2")  # of `sweep`
+    assert here.command("tasks")[0] == 0
 
 
 def test_the_header_shows_the_settings_of_the_environment(

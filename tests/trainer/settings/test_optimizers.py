@@ -9,7 +9,8 @@ import torch
 
 from tests.support.here import Here
 from tests.support.tiny import TINY, Tiny
-from trainer.cli.commands import cli
+from trainer.cli.sweep import sweep
+from trainer.cli.train import train
 from trainer.errors import WrongUse
 from trainer.settings.config import Config, check
 from trainer.settings.optimizers import OPTIMIZERS, make_optimizer
@@ -36,10 +37,8 @@ def test_each_name_is_its_class_with_its_own_weight_decay(
 
 
 def test_the_option_has_the_names_of_the_table() -> None:
-    for command in ("train", "sweep"):
-        (option,) = [
-            option for option in cli.commands[command].params if option.name == "optimizer"
-        ]
+    for command in (train, sweep):
+        (option,) = [option for option in command.params if option.name == "optimizer"]
         assert list(option.type.choices) == list(OPTIMIZERS) == ["adamw", "adam", "sgd"]  # type: ignore[attr-defined]
 
 
