@@ -90,8 +90,8 @@ _API = {"trainbox", "trainbox.metrics", "trainbox.pictures"}
 _SHARED = {
     f"trainbox.{name}"
     for name in (
-        *("entries", "errors", "files", "pinned", "run_name", "seeding", "sidecar", "snapshot"),
-        "variables",
+        *("architectures", "entries", "errors", "files", "pinned", "run_name", "secret_rule"),
+        *("seeding", "sidecar", "snapshot", "variables"),
     )
 }
 
@@ -131,18 +131,6 @@ def importers(name: str) -> set[str]:
 def test_the_packages_do_not_know_each_other() -> None:
     assert {module for module in importers("trainer") if module.startswith("entrypoint.")} == set()
     assert {module for module in importers("entrypoint") if module.startswith("trainer.")} == set()
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        ("entrypoint/doctor/secret_rule.py", "trainer/settings/secret_rule.py"),
-        ("entrypoint/system/architectures.py", "trainer/system/architectures.py"),
-    ],
-)
-def test_both_packages_have_the_same_rule(ours: str, theirs: str) -> None:
-    """Copy the file that you changed over the other one."""
-    assert (ROOT / ours).read_bytes() == (ROOT / theirs).read_bytes()
 
 
 def test_the_entrypoint_decides_without_torch() -> None:

@@ -6,7 +6,6 @@ from entrypoint.driver.gpus import Gpu, labels, select
 from entrypoint.errors import HardwareMissing, InvalidRequest
 from entrypoint.launch.cluster import Cluster
 from entrypoint.launch.request import LaunchRequest
-from entrypoint.system.architectures import without_code
 
 
 def choose_gpus(
@@ -93,6 +92,8 @@ def refuse_faults(chosen: Sequence[Gpu]) -> None:
 
 def refuse_architectures(chosen: Sequence[Gpu], architectures: Sequence[str]) -> None:
     """Raise HardwareMissing if torch, built for `architectures`, has no code for a GPU."""
+    from trainbox.architectures import without_code  # takes a millisecond, only for GPUs
+
     for gpu in chosen:
         if gpu.capability and (reason := without_code(gpu.capability, architectures)):
             raise HardwareMissing(

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.doctor.redaction import shown_setting
-from entrypoint.doctor.secret_rule import without_secrets
 from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.script.target import Target
+from trainbox.secret_rule import without_secrets
 
 _GIT_S = 5.0
 _SCHEDULER = "SLURM_"

@@ -21,10 +21,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from trainbox.architectures import without_code
 from trainbox.seeding import derive_seed
 from trainer.errors import STORE, DeviceMissing, NetworkFailure, WrongUse
 from trainer.parallel.stalled_gpu import watch_gpu
-from trainer.system.architectures import without_code
 from trainer.system.hints import command
 
 Transfer = dist.Work  # an unfinished exchange; call its `wait`

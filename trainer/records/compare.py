@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.files import open_regular, parse_object
+from trainbox.secret_rule import NOT_SHOWN, is_secret, without_secrets
 from trainer.errors import Changed
 from trainer.parallel.strategy import bits_depend_on_processes
-from trainer.settings.secret_rule import NOT_SHOWN, is_secret, without_secrets
 
 _LONGEST = 2400  # characters of a string in the manifest
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from entrypoint.system.architectures import without_code
 from entrypoint.system.torch_build import torch_architectures
+from trainbox.architectures import without_code
 
 
 def measure(device: str) -> Iterator[tuple[str, Any]]:

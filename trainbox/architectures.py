@@ -1,7 +1,4 @@
-"""Compare a GPU's compute capability with the architectures that torch is built for. Pure.
-
-trainer/system/architectures.py is the same file, because the packages do not import each other.
-"""
+"""Compare a GPU's compute capability with the architectures that torch is built for."""
 
 from collections.abc import Sequence
 

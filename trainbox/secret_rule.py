@@ -1,8 +1,6 @@
 """Recognize secrets by their name, their format or their randomness.
 
 A run's manifest and the free text of a report of `trainbox doctor` must hide the same secrets.
-entrypoint/doctor and trainer/settings never import each other, so both have this file. A test
-compares them.
 """
 
 import itertools
