@@ -176,7 +176,10 @@ def _starts(tree: ast.AST) -> Iterator[str]:
 
 
 # A user's own script runs as under plain Python, and `trainbox run` has an option -m.
-_OF_SCRIPTS = ("entrypoint/script/target.py", "entrypoint/cli/drill.py", "trainer/sweep/work.py")
+_OF_SCRIPTS = (
+    *("entrypoint/script/target.py", "entrypoint/cli/drill.py"),
+    *("trainer/sweep/work.py", "trainer/system/hints.py"),
+)
 
 
 @pytest.mark.parametrize("folder", ["entrypoint", "trainbox", "trainer", "benchmarks"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from entrypoint.errors import HARDWARE, PREEMPTED, NotWritable
+from entrypoint.errors import HARDWARE, PREEMPTED, LaunchError, NotWritable
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import SCRIPT_RUN, Ending, supervise
 from entrypoint.script.board import OF_PYTHON, Board
@@ -65,7 +65,7 @@ def run(start: Start) -> int:
     """Run the script until it has ended and is not started again, and return the exit code.
 
     Raises:
-        LaunchError: the records cannot be written, or the GPUs are not fit.
+        LaunchError: the manifest of a new run cannot be written.
     """
     folder, target, plan = start.folder, start.target, start.plan
     begin_s = time.monotonic()
@@ -77,13 +77,18 @@ def run(start: Start) -> int:
         message(settings)
     if sys.platform == "linux":
         adopt_orphans()
-    count, received = 0, list[int]()
+    starts, received = 0, list[int]()
     board = Board(folder.path) if folder.writes and not start.trial else None
     while True:
-        count += 1
         start_begin_s = time.monotonic()
         entry = describe_start(plan, target, os.environ, time.time())
-        ending = _run_once(start, gpus, received)
+        try:
+            ending = _run_once(start, gpus, received)
+        except LaunchError as error:  # such as a GPU that is not fit for a restart
+            message(str(error))
+            code = error.exit_code
+            break
+        starts += 1
         # Each start is recorded when it has ended, with what it used.
         entry |= {
             "duration_s": round(time.monotonic() - start_begin_s, 3),
@@ -93,13 +98,13 @@ def run(start: Start) -> int:
         if plan.gpus:
             manifest["energy"] = gpus.energy(earlier_energy)
         lost = _write_records(folder, manifest)
-        if lost or count > start.restarts or not starts_again(ending):
+        code = lost.exit_code if lost and ending.code == 0 else ending.code
+        if lost or starts > start.restarts or not starts_again(ending):
             break
-        message(f"the script exited with code {ending.code}: restart {count} of {start.restarts}")
+        message(f"the script exited with code {ending.code}: restart {starts} of {start.restarts}")
     if board is not None:
         board.close()
-    code = lost.exit_code if lost and ending.code == 0 else ending.code
-    for line in closing(folder, time.monotonic() - begin_s, count, manifest.get("energy"), code):
+    for line in closing(folder, time.monotonic() - begin_s, starts, manifest.get("energy"), code):
         say(line)
     return code
 
@@ -196,6 +201,8 @@ def _run_once(start: Start, gpus: GpuRecord, received: list[int]) -> Ending:
         ending = supervise(
             plan.argv, env, watch=watch, kind=SCRIPT_RUN, on_start=pipes.start, received=received
         )
+        if watch is not None:
+            watch.final_check()  # reads the energy since the last reading, and logs a late Xid
         # Processes in the background would hold the GPUs, and would be orphans.
         if left := kill_other_sessions():
             message(f"the script left {left} process(es) behind: killed")
