@@ -268,7 +268,10 @@ def _write_records(folder: ScriptFolder, manifest: Mapping[str, Any]) -> NotWrit
     """Write the manifest, and return why this failed."""
     try:
         if not folder.path.is_dir():
-            raise not_writable(folder.path, FileNotFoundError(2, "the script has removed it"))
+            raise NotWritable(
+                f"the script has removed {folder.path}: let it remove only its own files in "
+                "TRAINBOX_RUN"
+            )
         folder.write(MANIFEST, manifest)
     except NotWritable as error:
         message(str(error))

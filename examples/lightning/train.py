@@ -1,6 +1,7 @@
 """Fit a line with Lightning, and resume from the newest checkpoint of the run folder."""
 
 import argparse
+import json
 import os
 from pathlib import Path
 
@@ -22,7 +23,14 @@ class Line(lightning.LightningModule):
 
     def training_step(self, batch: list[torch.Tensor], _index: int) -> torch.Tensor:
         x_B4, y_B1 = batch
-        return nn.functional.mse_loss(self.model(x_B4), y_B1)
+        loss = nn.functional.mse_loss(self.model(x_B4), y_B1)
+        self.log("loss", loss)
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        # Trainbox copies such a line to metrics.jsonl.
+        loss = self.trainer.callback_metrics["loss"].item()
+        self.print(json.dumps({"step": self.global_step, "loss": loss}))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.parameters(), self.learning_rate)

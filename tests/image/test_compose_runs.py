@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import ROOT, Checkout, Docker
+from tests.support.commands import logged, wait_until
+
+from .conftest import ROOT, Checkout, Docker, unique_name
 from .test_image import assert_whole, steps_of
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
@@ -141,6 +143,35 @@ def test_a_script_of_another_folder_runs(checkout: Checkout) -> None:
     assert "Error 9" in again.stderr, again.stderr
     assert json.loads(again.stdout)["cwd"] == "/workspace/project"
     assert (project / "mnist/data/images").exists() and (checkout.path / "mine/images").exists()
+
+
+def test_docker_stop_lets_a_script_save_and_the_same_command_resumes(
+    checkout: Checkout, docker: Docker
+) -> None:
+    """Two ranks. `docker stop` waits for the 60 s of the service."""
+    project = shutil.copytree(ROOT / "examples/ddp", checkout.path.parent / "project")
+    settings = {"PROJECT_DIR": str(project), "PROCESSES": "2"}
+    command = ("run", "--run", "r", "train.py", "--", "--epochs", "20")
+    name, run = unique_name(), checkout.path / "runs/r"
+    started = checkout.compose("run", "--detach", "--name", name, *command, **settings)
+    assert started.returncode == 0, started.stderr
+    with checkout.start("docker", "logs", "--follow", name) as logs:
+        wait_until(lambda: bool(logged(run, "train")), logs)
+        assert docker("stop", name).returncode == 0
+        assert logs.stdout
+        printed = logs.stdout.read()
+    shown = docker("inspect", "--format", "{{.State.ExitCode}} {{.Config.StopTimeout}}", name)
+    assert shown.stdout.split() == ["75", "60"], printed
+    assert "SIGTERM received" in printed and "Traceback" not in printed
+    stopped_at = assert_whole(run)
+
+    again = checkout.compose("run", "--rm", *command, **settings)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == "finished 2000 steps in /workspace/runs/r\n"
+    steps = steps_of(run)
+    assert 20 <= stopped_at < 2000 and steps == list(range(20, 2001, 20))
+    starts = json.loads((run / "manifest.json").read_text())["starts"]
+    assert [start["exit_code"] for start in starts] == [75, 0]
 
 
 def fetch(port: str, path: str) -> bytes:
