@@ -19,7 +19,7 @@ from torch import Tensor
 from tests.support.commands import HIDDEN_GPUS
 from tests.support.tiny import TINY
 from trainer.cli.commands import main
-from trainer.records.digest import tensors_digest
+from trainer.records.digest import value_digest
 from trainer.records.run_log import RunLog
 from trainer.session.train import train_task
 from trainer.settings.config import Config
@@ -153,7 +153,7 @@ class Here:
         return model
 
     def digest(self, run: str = "r") -> str:
-        return tensors_digest(self.weights(run))
+        return value_digest(self.weights(run))
 
 
 def open_files(run: RunLog) -> list[io.TextIOWrapper]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trainbox.seeding import derive_seed
 from trainer import metrics
-from trainer.records.digest import tensors_digest
+from trainer.records.digest import value_digest
 
 
 # Frozen: another value would give every old run another result on resume.
@@ -60,13 +60,12 @@ def _tensors() -> dict[str, Tensor]:
 def test_the_digest_is_frozen_and_does_not_depend_on_the_order() -> None:
     tensors = _tensors()
     assert (
-        tensors_digest(tensors)
-        == "fb64d4c769ed6e36d5249d9c18f125499c513adeff9dbdcf3e52b3bcf3972253"
+        value_digest(tensors) == "fb64d4c769ed6e36d5249d9c18f125499c513adeff9dbdcf3e52b3bcf3972253"
     )
-    assert tensors_digest(dict(reversed(tensors.items()))) == tensors_digest(tensors)
-    assert tensors_digest(
-        {name: tensor.clone() for name, tensor in tensors.items()}
-    ) == tensors_digest(tensors)
+    assert value_digest(dict(reversed(tensors.items()))) == value_digest(tensors)
+    assert value_digest({name: tensor.clone() for name, tensor in tensors.items()}) == value_digest(
+        tensors
+    )
 
 
 def _flip_a_bit(tensor: Tensor) -> Tensor:
@@ -94,7 +93,7 @@ def _flip_a_bit(tensor: Tensor) -> Tensor:
 def test_the_digest_differs_after_every_change(
     change: Callable[[dict[str, Tensor]], dict[str, Tensor]],
 ) -> None:
-    assert tensors_digest(change(_tensors())) != tensors_digest(_tensors())
+    assert value_digest(change(_tensors())) != value_digest(_tensors())
 
 
 def test_nans_and_zeros_of_different_bits_have_different_digests() -> None:
@@ -104,17 +103,17 @@ def test_nans_and_zeros_of_different_bits_have_different_digests() -> None:
     )
     assert quiet.isnan()
     assert other.isnan()
-    assert tensors_digest({"x": quiet}) != tensors_digest({"x": other})
-    assert tensors_digest({"x": torch.tensor(0.0)}) != tensors_digest({"x": torch.tensor(-0.0)})
+    assert value_digest({"x": quiet}) != value_digest({"x": other})
+    assert value_digest({"x": torch.tensor(0.0)}) != value_digest({"x": torch.tensor(-0.0)})
 
 
 def test_the_digest_takes_any_type_and_layout() -> None:
     wide = torch.arange(12.0).view(3, 4)
-    assert tensors_digest({"x": wide.T}) == tensors_digest({"x": wide.T.contiguous()})
+    assert value_digest({"x": wide.T}) == value_digest({"x": wide.T.contiguous()})
     parameter = torch.nn.Parameter(wide)
-    assert tensors_digest({"x": parameter}) == tensors_digest({"x": wide})
+    assert value_digest({"x": parameter}) == value_digest({"x": wide})
     for dtype in (torch.bfloat16, torch.float16, torch.bool, torch.int64, torch.complex64):
-        assert tensors_digest({"x": torch.ones((), dtype=dtype)}) != tensors_digest(
+        assert value_digest({"x": torch.ones((), dtype=dtype)}) != value_digest(
             {"x": torch.zeros((), dtype=dtype)}
         )
 

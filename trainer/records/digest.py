@@ -34,11 +34,6 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one, other)
 
 
-def tensors_digest(tensors: Mapping[str, Any]) -> str:
-    """Return the SHA-256, in hex, of the sorted names and digests of all tensors."""
-    return digest_of_digests(tensor_digests(tensors))
-
-
 def digest_of_digests(digests: Mapping[str, str]) -> str:
     """Return the SHA-256, in hex, of the sorted names and their digests."""
     return hashlib.sha256(

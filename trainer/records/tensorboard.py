@@ -54,7 +54,7 @@ class TensorBoardLog:
         config: Config,
         best_step: int,
         metrics: Mapping[str, float],
-        swept: Collection[str] = (),
+        swept: Collection[str],
     ) -> None:
         """Write the run's row of the HParams tab: its settings and its best metrics.
 

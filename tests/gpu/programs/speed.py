@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from benchmarks.loop import BATCH_SIZE, LEARNING_RATE, Mlp, RandomMnist
 from tests.gpu.program import tried
 from tests.gpu.programs.training import train
-from trainer.records.digest import tensors_digest
+from trainer.records.digest import value_digest
 
 _GRAPH_STEPS = 50
 MODELS: dict[str, RandomMnist] = {"Mlp": Mlp(), "RandomMnist": RandomMnist()}
@@ -125,7 +125,7 @@ def _graph(task: RandomMnist, precision: str, seconds: float) -> dict[str, Any]:
             indices.copy_(batch)
             replay()
         torch.cuda.synchronize()
-        digests.append(tensors_digest(hand.model.state_dict()))
+        digests.append(value_digest(hand.model.state_dict()))
         if captured:
             rate = _rate("cuda", replay, seconds)
     return {"steps_per_s": rate, "same_bits": digests[0] == digests[1]}
