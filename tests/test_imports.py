@@ -24,13 +24,13 @@ FILES = {
 FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 
 # Each package imports only those before it in its line. Modules of the same package are free.
-# A module beside the packages, such as trainer/metrics.py, has a place of its own.
+# A module beside the packages, such as trainer/pictures.py, has a place of its own.
 ORDER = {
     "entrypoint": (
         "errors system driver launch bench replay health doctor script drill cli __main__"
     ),
     "trainer": (
-        "errors system outputs settings launch metrics pictures task task_errors "
+        "errors system outputs settings launch pictures task task_errors "
         "classification task_loading data parallel records checks loop session sweep cli __main__"
     ),
 }
@@ -91,7 +91,7 @@ _SHARED = {
     f"trainbox.{name}"
     for name in (
         *("architectures", "entries", "errors", "files", "pinned", "run_name", "secret_rule"),
-        *("seeding", "sidecar", "snapshot", "variables"),
+        *("seeding", "sidecar", "snapshot", "task_metrics", "variables"),
     )
 }
 
@@ -193,7 +193,7 @@ def test_the_library_for_scripts_never_imports_the_trainer() -> None:
 
 def test_the_public_api_re_exports_what_a_task_needs() -> None:
     used = {name for module in _API for name in _ours(module) if _of(name, "trainer")}
-    assert used == {"trainer.classification", "trainer.metrics", "trainer.pictures", "trainer.task"}
+    assert used == {"trainer.classification", "trainer.pictures", "trainer.task"}
 
 
 def _package(module: str) -> str:

@@ -1,33 +1,24 @@
-"""Report the metrics of a training script, and compute metrics from a confusion matrix."""
+"""Report the metrics of a training script, beside the metrics that tasks use."""
 
 import json
 import math
 import operator
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainbox import ranks
 from trainbox.errors import StorageFailure, WrongUse
 from trainbox.files import append_line
 from trainbox.folder import run_folder
-
-if TYPE_CHECKING:
-    from trainer import metrics as of_tasks
-
-_OF_TASKS = ("accuracy", "confusion_matrix", "macro_f1")
+from trainbox.task_metrics import TaskMetrics
 
 
-class Metrics:
+class Metrics(TaskMetrics):
     """The function `trainbox.metrics`, with the metrics that tasks use as attributes.
 
     Both have the same name: `trainbox.metrics(step, loss=0.5)` reports values, and
     `trainbox.metrics.macro_f1(confusion)` computes one for a task.
     """
-
-    if TYPE_CHECKING:
-        accuracy = staticmethod(of_tasks.accuracy)
-        confusion_matrix = staticmethod(of_tasks.confusion_matrix)
-        macro_f1 = staticmethod(of_tasks.macro_f1)
 
     def __call__(self, step: int, *, kind: str = "train", **values: Any) -> None:
         """Append a line with `values` to metrics.jsonl in the run folder, if this is rank 0.
@@ -61,16 +52,6 @@ class Metrics:
                 "folder in TRAINBOX_RUN"
             ) from error
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in _OF_TASKS:
-            raise AttributeError(f"trainbox.metrics has no attribute {name!r}")
-        from trainbox.task_api import check_trainer
-
-        check_trainer()
-        import trainer.metrics
-
-        return getattr(trainer.metrics, name)
-
 
 def _plain(name: str, value: Any) -> Any:
     """Return `value` as plain JSON.
@@ -99,6 +80,6 @@ metrics = Metrics()
 
 def __getattr__(name: str) -> Any:
     """Return a metric of tasks, for `from trainbox.metrics import macro_f1`."""
-    if name in _OF_TASKS:
-        return getattr(metrics, name)
+    if not name.startswith("_") and hasattr(TaskMetrics, name):
+        return getattr(TaskMetrics, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -24,8 +24,8 @@ def check_trainer() -> None:
     if found is None or Path(found).resolve() != expected.resolve():
         raise ImportError(
             f"{found or 'no file'} is imported as `trainer`, which is the name of Trainbox's own "
-            "package with Task, Classification, metrics of tasks and pictures: rename your module, "
-            "or do not use these names",
+            "package with Task, Classification and pictures: rename your module, or do not use "
+            "these names",
             name="trainer",
             path=found,
         )

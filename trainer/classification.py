@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainer import metrics, pictures
+from trainbox.task_metrics import TaskMetrics
+from trainer import pictures
 from trainer.errors import WrongUse
 from trainer.task import Task
 
@@ -45,7 +46,7 @@ class Classification(Task):
             )
         return {
             "loss": F.cross_entropy(logits_BK, labels_B, reduction="sum"),
-            "confusion": metrics.confusion_matrix(
+            "confusion": TaskMetrics.confusion_matrix(
                 labels_B, logits_BK.argmax(1), len(self.class_names)
             ),
         }
@@ -53,8 +54,8 @@ class Classification(Task):
     def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         return {
             "loss": float(totals["loss"] / totals["examples"]),
-            "accuracy": metrics.accuracy(totals["confusion"]),
-            "macro_f1": metrics.macro_f1(totals["confusion"]),
+            "accuracy": TaskMetrics.accuracy(totals["confusion"]),
+            "macro_f1": TaskMetrics.macro_f1(totals["confusion"]),
         }
 
     def figures(

@@ -107,8 +107,10 @@ def test_the_metrics_of_tasks_have_the_same_name() -> None:
 
     assert trainbox.metrics.accuracy(torch.eye(2)) == 1.0
     assert macro_f1(torch.eye(2)) == 1.0
-    with pytest.raises(AttributeError, match="trainbox.metrics has no attribute 'recall'"):
-        trainbox.metrics.recall  # noqa: B018
+    with pytest.raises(AttributeError, match="has no attribute 'recall'"):
+        trainbox.metrics.recall  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'recall' from 'trainbox.metrics'"):
+        from trainbox.metrics import recall  # noqa: F401
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import torch
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 from torch import Tensor
 
+from trainbox import metrics
 from trainbox.seeding import derive_seed
-from trainer import metrics
 from trainer.records.digest import value_digest
 
 
