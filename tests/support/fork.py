@@ -49,6 +49,45 @@ class Fork:
         return self.returncode
 
 
+class ForkWithOutput(Fork):
+    """A fork whose output is read at its end, from two files in memory."""
+
+    stdout = stderr = None  # the pipes of a Popen
+
+    def __init__(self, pid: int, files: Sequence[int]) -> None:
+        super().__init__(pid)
+        self._files = files
+
+    def communicate(self, timeout: float) -> tuple[bytes, ...]:
+        """Wait for the end and return the output; raise TimeoutExpired after `timeout` s."""
+        self.wait(timeout)
+        return tuple(os.pread(file, os.fstat(file).st_size, 0) for file in self._files)
+
+
+def fork_with_output(
+    args: Sequence[str],
+    env: Mapping[str, str],
+    start_new_session: bool,
+    preexec_fn: Callable[[], None] | None,
+    **_pipes: int,
+) -> ForkWithOutput:
+    """Fork for the command `python -m MODULE ARGUMENTS` and keep its output."""
+    own = (1, 2)
+    files = [os.memfd_create("output") for _ in own]
+    kept = [os.dup(number) for number in own]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for number, file in zip(own, files, strict=True):
+        os.dup2(file, number)
+    try:
+        fork = fork_python(args, env, start_new_session=start_new_session, preexec_fn=preexec_fn)
+    finally:
+        for number, before in zip(own, kept, strict=True):
+            os.dup2(before, number)
+            os.close(before)
+    return ForkWithOutput(fork.pid, files)
+
+
 def fork_python(
     args: Sequence[str],
     env: Mapping[str, str],

@@ -9,13 +9,20 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import subproc
 
 import entrypoint.cli.checking
 import entrypoint.cli.commands
+from entrypoint.health.deep import run as deep
 from entrypoint.launch import supervise
-from tests.support.fork import fork_python
+from tests.support.fork import fork_python, fork_with_output
 from tests.support.forked import CheckHere
 
 entrypoint.cli.checking.ForkedModule = CheckHere  # type: ignore[assignment,misc]
 supervise.subprocess = SimpleNamespace(  # type: ignore[assignment]
     Popen=fork_python, TimeoutExpired=subprocess.TimeoutExpired
+)
+deep.subprocess = SimpleNamespace(  # type: ignore[assignment]
+    Popen=fork_with_output,
+    TimeoutExpired=subprocess.TimeoutExpired,
+    DEVNULL=subprocess.DEVNULL,
+    PIPE=subprocess.PIPE,
 )
 subprocess_handler.Popen = fork_python  # type: ignore[assignment, misc]
 entrypoint.cli.commands.main()

@@ -5,16 +5,13 @@ A start of Python and torch takes some seconds, most of a small training's time.
 """
 
 import contextlib
-import faulthandler
-import gc
-import importlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,36 +19,30 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import clean_environment, digest_in, logged, wait_until
-from tests.support.fork import run_and_exit
-from tests.support.paths import ROOT
+from tests.support.commands import digest_in, logged, wait_until
+from tests.support.fork_server import LAUNCHES, SHARED, start
 
-_LAUNCHES = "tests.support.launches"
-# What the command and torchrun import.
-_OF_LAUNCHES = (
-    "entrypoint.cli.planning",
-    "entrypoint.cli.train",
-    "entrypoint.driver.nvml",
-    "torch.distributed.run",
-    "trainer.launch.rendezvous",
-)
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
 class Forks:
-    """A process that has torch loaded and forks ranks, which die with it."""
+    """A process that has torch loaded and forks ranks, which die with it.
+
+    If pytest was started by `tests.support.suite`, all workers share one start of torch.
+    """
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="forks-")
         self._jobs = 0
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            cwd=ROOT,
-            env=clean_environment(OMP_NUM_THREADS="1"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._process: subprocess.Popen[bytes] | None = None
+        if address := os.environ.get(SHARED):
+            self._connection = socket.socket(socket.AF_UNIX)
+            self._connection.connect(address)
+        else:
+            self._connection, other = socket.socketpair()
+            with other:
+                self._process = start(other)
+        self._answers = self._connection.makefile()
 
     def job_folder(self) -> Path:
         """Return a new empty folder, which `close` removes."""
@@ -61,15 +52,18 @@ class Forks:
         return folder
 
     def ask(self, order: str, **arguments: Any) -> Any:
-        """Return what the process answers to one order of `_Server`."""
-        assert self._process.stdin and self._process.stdout
-        print(json.dumps([order, arguments]), file=self._process.stdin, flush=True)
-        return json.loads(self._process.stdout.readline())
+        """Return what the process answers to one order of `fork_server.Server`."""
+        self._connection.sendall(json.dumps([order, arguments]).encode() + b"\n")
+        return json.loads(self._answers.readline())
 
     def close(self) -> None:
         """End the process and, with it, the ranks that still run."""
-        self._process.kill()
-        self._process.communicate()
+        self._connection.shutdown(socket.SHUT_WR)
+        self._answers.read()  # until the process has ended
+        self._answers.close()
+        self._connection.close()
+        if self._process:
+            self._process.wait()
         self._folder.cleanup()
 
 
@@ -180,7 +174,7 @@ class Ranks:
 
     def launch(self, *words: str, env: Mapping[str, str] | None = None) -> StartedRanks:
         """Start `trainbox ARGUMENTS`, whose launcher and ranks are forks as well."""
-        return self._fork(self.forks.job_folder(), _LAUNCHES, words, [dict(env or {})])
+        return self._fork(self.forks.job_folder(), LAUNCHES, words, [dict(env or {})])
 
     def _fork(
         self,
@@ -243,88 +237,3 @@ def forks() -> Iterator[Forks]:
 def ranks(forks: Forks, tmp_path: Path) -> Iterator[Ranks]:
     with ranks_in(forks, tmp_path) as running:
         yield running
-
-
-class _Server:
-    """The orders of `Forks.ask`."""
-
-    def fork(
-        self,
-        folder: str,
-        job: str,
-        module: str,
-        words: Sequence[str],
-        environments: Sequence[dict[str, str]],
-    ) -> list[int]:
-        """Start a command on each rank and return the process ids."""
-        if words[0] == "sweep":
-            from tests.support import sweep_forks
-
-            sweep_forks.install()
-        if module == _LAUNCHES:
-            for name in _OF_LAUNCHES:
-                importlib.import_module(name)
-        return [
-            _fork(folder, job, rank, module, words, environment)
-            for rank, environment in enumerate(environments)
-        ]
-
-    def code(self, pid: int) -> int | None:
-        """Return a rank's exit code, once; None while it runs."""
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if ended else None
-
-
-def _fork(
-    folder: str,
-    job: str,
-    rank: int,
-    module: str,
-    words: Sequence[str],
-    environment: dict[str, str],
-) -> int:
-    if (pid := os.fork()) == 0:
-        try:
-            from trainer.system.processes import die_with_parent
-
-            die_with_parent()
-            os.chdir(folder)
-            os.environ.update(environment)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            for number, name in ((1, "out"), (2, "err")):
-                file = os.open(f"{job}/{name}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-                os.dup2(file, number)
-        except BaseException:  # noqa: BLE001 - a fork must not return into the server
-            traceback.print_exc()
-            os._exit(1)
-        run_and_exit(module, words)
-    return pid
-
-
-def _serve() -> None:
-    faulthandler.enable()  # a crash writes its stack to the rank's own `err`
-    # All that a training imports, so that no fork has to.
-    for name in (
-        "tensorboard.plugins.custom_scalar.summary",
-        "torch._dynamo",
-        "torch.utils.tensorboard",
-        "trainer.cli.commands",
-        "trainer.cli.sweep_run",
-        "trainer.cli.train",
-        "trainer.cli.verify",
-        "trainer.parallel.fsdp",
-        "trainer.session.verify",
-    ):
-        importlib.import_module(name)
-    from trainer.system.sources import loaded_sources
-
-    loaded_sources()  # looks at each module's file, and remembers the libraries'
-    gc.freeze()  # a collection in a fork would look at all of these modules, and copy them
-    server = _Server()
-    for line in sys.stdin:
-        order, arguments = json.loads(line)
-        print(json.dumps(getattr(server, order)(**arguments)), flush=True)
-
-
-if __name__ == "__main__":
-    _serve()

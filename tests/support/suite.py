@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from tests.support.fork_server import shared
+
 _NO_TESTS = 5  # pytest's exit code when it selects no test
 _PYTEST = [sys.executable, "-P", "-m", "pytest"]
 # worksteal: the tests of a file share fixtures on one worker until another worker is idle.
@@ -171,4 +173,6 @@ def _all_ended() -> Iterator[list["subprocess.Popen[bytes]"]]:
 
 
 if __name__ == "__main__":
-    sys.exit(run(parts(sys.argv[1:])))
+    with shared() as variables:
+        os.environ |= variables
+        sys.exit(run(parts(sys.argv[1:])))

@@ -7,16 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from entrypoint.health.deep.run import kill_all
-from tests.support.commands import Trainbox, clean_environment, finish, wait_until
+from tests.support.commands import Ended, Trainbox, clean_environment, finish, wait_until
 from tests.support.nvml_stub.build import stub_env, write_config
 from tests.support.paths import SUPPORT
+from tests.support.ranks import Ranks
 
 _ON_CPUS = ("health", "--deep", "--gpus", "0")
 _BROKEN_TORCH = SUPPORT / "broken_torch"
@@ -81,9 +82,22 @@ def gone(folder: Path) -> None:
         time.sleep(0.02)
 
 
-def test_two_processes(trainbox: Trainbox) -> None:
+@pytest.fixture(params=["forks", pytest.param("starts", marks=pytest.mark.slow)])
+def either(
+    request: pytest.FixtureRequest, trainbox: Trainbox, ranks: Ranks
+) -> Callable[..., Ended]:
+    """Run `trainbox` in forks and, as a slow test, with real starts."""
+
+    def forked(*words: str, env: Mapping[str, str]) -> Ended:
+        ended = ranks.launch(*words, env=env).wait()
+        return Ended(ended.code, ended.out, ended.errs[0])
+
+    return forked if request.param == "forks" else trainbox
+
+
+def test_two_processes(either: Callable[..., Ended]) -> None:
     required = "deep,deep-matmul,deep-memory,deep-all-reduce"
-    ended = trainbox(*_ON_CPUS, "--json", "--require", required, "--runs-dir", ".", env=_OF_A_JOB)
+    ended = either(*_ON_CPUS, "--json", "--require", required, "--runs-dir", ".", env=_OF_A_JOB)
     assert ended.code == 0, ended.out + ended.err
     verdict, findings = deep_findings(ended.out)
     assert (verdict["mode"], verdict["open"]) == ("deep", True)
