@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Ended
 from tests.support.faults import (
     GATED,
     TASKS,
@@ -15,9 +14,8 @@ from tests.support.faults import (
     in_a_mount_namespace,
     messages,
     needs_root,
-    trainer,
 )
-from tests.support.ranks import Ranks
+from tests.support.ranks import EndedRanks, Ranks
 from trainer.data.schedule import epoch_order
 
 _TRIALS = 3  # forwards of the preflight check before the first step
@@ -60,45 +58,42 @@ def test_row_46_resumed_on_fewer_processes_each_example_is_seen_once(ranks: Rank
         assert list(itertools.chain(*steps)) == epoch_order(0, epoch, 650)[:640].tolist()
 
 
-def _with_shared_memory(folder: Path, size: str, *words: str) -> Ended:
+def _with_shared_memory(ranks: Ranks, size: str, *words: str) -> EndedRanks:
     """Train with batches of 16 x 400 kB and a /dev/shm of `size`."""
-    command = trainer(
-        f"{TASKS}:Loaded", *GATED[1:], "--set", "padding=100000", "--workers", "2", *words
-    )
-    return in_a_mount_namespace(
-        folder, f'mount -t tmpfs -o size={size} tmpfs /dev/shm && "$@"', *command
-    )
+    mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
+    more = ("--set", "padding=100000", "--workers", "2", *words)
+    return in_a_mount_namespace(ranks, [mount], f"{TASKS}:Loaded", *GATED[1:], *more)
 
 
 @needs_root
-def test_row_28_shared_memory_too_small(tmp_path: Path) -> None:
+def test_row_28_shared_memory_too_small(ranks: Ranks) -> None:
     """Two workers prefetch 2 batches each, and the training uses 2: they need 37 MiB by step 5."""
-    ended = _with_shared_memory(tmp_path, "30m", "--max-steps", "45")
+    ended = _with_shared_memory(ranks, "30m", "--max-steps", "45")
     assert ended.code == 4
     assert messages(ended) == [
         "trainbox: /dev/shm has 30 MiB free, and the 2 loader workers need at least 37 MiB "
         "for batches: start the container with --shm-size=1g (Compose: SHM_SIZE=1gb) or "
         "--ipc=host, or add --workers 0"
     ]
-    assert "Traceback" not in ended.err
-    assert not (tmp_path / "runs/r/metrics.jsonl").exists()
+    assert "Traceback" not in ended.errs[0]
+    assert not (ranks.folder / "runs/r/metrics.jsonl").exists()
 
 
 @pytest.mark.slow
 @needs_root
 @pytest.mark.parametrize(("size", "words"), [("30m", ["--workers", "0"]), ("64m", [])])
-def test_row_28_shared_memory_that_suffices(tmp_path: Path, size: str, words: list[str]) -> None:
-    assert _with_shared_memory(tmp_path, size, "--max-steps", "45", *words).code == 0
+def test_row_28_shared_memory_that_suffices(ranks: Ranks, size: str, words: list[str]) -> None:
+    assert _with_shared_memory(ranks, size, "--max-steps", "45", *words).code == 0
 
 
 @needs_root
-def test_row_28_shared_memory_too_small_for_one_example(tmp_path: Path) -> None:
-    ended = _with_shared_memory(tmp_path, "300k")
+def test_row_28_shared_memory_too_small_for_one_example(ranks: Ranks) -> None:
+    ended = _with_shared_memory(ranks, "300k")
     assert ended.code == 4
     assert len(messages(ended)) == 1
-    assert "/dev/shm (0 MiB) is too small for the batches of the loader workers" in ended.err
-    assert "--shm-size=1g" in ended.err
-    assert "Traceback" not in ended.err
+    assert "/dev/shm (0 MiB) is too small for the batches of the loader workers" in ended.errs[0]
+    assert "--shm-size=1g" in ended.errs[0]
+    assert "Traceback" not in ended.errs[0]
 
 
 def test_row_29_an_empty_dataset(ranks: Ranks) -> None:

@@ -3,7 +3,7 @@
 import os
 import re
 import signal
-import subprocess
+import time
 from collections.abc import Callable
 
 import pytest
@@ -14,31 +14,29 @@ from tests.support.processes import Job
 from tests.support.ranks import Ranks
 
 
-def test_row_06_a_signal_during_a_save(
-    trainbox: Trainbox, ranks: Ranks, digest_of: Callable[..., str]
-) -> None:
+def test_row_06_a_signal_during_a_save(ranks: Ranks, digest_of: Callable[..., str]) -> None:
     """Send SIGTERM twice, as `docker compose run` does, while a checkpoint is written.
 
     This checkpoint and the one of the last step are complete.
     """
     words = (f"{TASKS}:HeldInSaves", *GATED[1:], "--max-steps", "20", "--keep", "99")
-    gate = Gate(trainbox.folder, "save")
+    gate = Gate(ranks.folder, "save")
     env = {"HELD_FSYNC": "12"}
-    process = trainbox.start("train", *words, "--checkpoint-steps", "1", env=env)
+    process = ranks.launch("train", *words, "--checkpoint-steps", "1", env=env)
     gate.wait_for(process)
-    folder = trainbox.folder / "runs/r/checkpoints"
+    folder = ranks.folder / "runs/r/checkpoints"
     assert any(folder.glob("*.tmp")) and any(folder.glob("*.pt"))
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
     gate.release()
-    ended = finish(process)
-    assert ended.code == 75, ended.err
-    assert "Traceback" not in ended.err
+    ended = process.wait()
+    assert ended.code == 75, ended
+    assert "Traceback" not in ended.errs[0]
     steps = [int(path.stem.removeprefix("step-")) for path in sorted(folder.glob("*.json"))]
-    assert checkpoints(trainbox.folder) == [
+    assert checkpoints(ranks.folder) == [
         f"step-{step:08d}{suffix}" for step in steps for suffix in (".json", ".pt")
     ]
-    assert f"at step {steps[-1]} of 20, checkpoint saved" in ended.err
+    assert f"at step {steps[-1]} of 20, checkpoint saved" in ended.errs[0]
     resumed = ranks.train(1, *words)
     assert f"resume     from step {steps[-1]}, " in resumed.out
     assert "damaged" not in resumed.out
@@ -46,22 +44,23 @@ def test_row_06_a_signal_during_a_save(
 
 
 @needs_linux
-def test_row_07_a_second_signal(trainbox: Trainbox, ranks: Ranks, clean: str) -> None:
+def test_row_07_a_second_signal(ranks: Ranks, clean: str) -> None:
     """The first signal finds a step that does not end; the second one kills the training."""
     words = (*GATED, "--checkpoint-steps", "30")
-    gate = Gate(trainbox.folder, 100)
-    process = trainbox.start("train", *words)
+    gate = Gate(ranks.folder, 100)
+    process = ranks.launch("train", *words)
     gate.wait_for(process)
     job = Job(process, 0)
     for _ in range(40):  # the launcher alone would wait longer than these 20 s
         process.send_signal(signal.SIGINT)
-        try:
-            process.wait(0.5)  # an earlier signal counts as an echo of the first one
-        except subprocess.TimeoutExpired:
-            continue
-        break
+        # An earlier signal counts as an echo of the first one.
+        next_s = time.monotonic() + 0.5
+        while process.poll() is None and time.monotonic() < next_s:
+            time.sleep(0.02)
+        if process.poll() is not None:
+            break
     assert process.poll() is not None
-    ended = finish(process)
+    ended = process.wait()
     assert ended.code == 130
     assert [line.split(": ")[1] for line in messages(ended)] == ["SIGINT received", "second signal"]
     assert "killed; the same command resumes from the newest checkpoint" in messages(ended)[1]

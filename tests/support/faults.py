@@ -1,5 +1,6 @@
 """Helpers of the tests of faults: gates in a training, mount namespaces and clean digests."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Ended, Running, Trainbox, clean_environment, wait_until
-from tests.support.ranks import EndedRanks
+from tests.support.commands import Ended, Running, Trainbox, wait_until
+from tests.support.ranks import EndedRanks, Ranks
 
 TASKS = Path(__file__).with_name("fault_tasks.py")
 # 400 steps, 40 in each epoch, in half a second. Dropout and batch norm make a missing or an extra
@@ -65,21 +66,16 @@ class SignalGate(Gate):
     name = "signal"
 
 
-def in_a_mount_namespace(folder: Path, script: str, *words: str) -> Ended:
-    """Run a shell script as root, with mounts that only it sees; `words` are its "$@"."""
+def in_a_mount_namespace(ranks: Ranks, scripts: Sequence[str], *words: str) -> EndedRanks:
+    """Train in a fork, with mounts that only it sees.
+
+    Each of `scripts` is a shell script that root runs before a start of the same training.
+    """
     if subprocess.run(
-        ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", folder], capture_output=True
+        ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", ranks.folder], capture_output=True
     ).returncode:
         pytest.skip("mounting is not permitted here, not even in a namespace of our own")
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", script, "sh", *words],
-        cwd=folder,
-        env=clean_environment(OMP_NUM_THREADS="1"),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    return Ended(done.returncode, done.stdout, done.stderr)
+    return ranks(1, json.dumps(scripts), "train", *words, module="tests.support.mounted")
 
 
 def trainer(*words: str) -> list[str]:
