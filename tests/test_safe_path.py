@@ -87,16 +87,19 @@ def test_no_file_of_the_current_folder_runs_and_no_rank_of_another_job_counts(
     run = run_among_hostile_files
     assert '"nproc_per_node": 1' in run("plan", *_TASK)
     assert "--set width=" in run("tasks", "digits")
-    assert "torchrun DDP over gloo, 2 processes" in run("train", *_TASK, "--processes", "2")
+    assert "1 process on the CPU" in run("train", *_TASK)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_no_file_of_the_current_folder_runs_in_verify_or_sweep(
+def test_no_file_of_the_current_folder_runs_in_torchrun_verify_or_sweep(
     run_among_hostile_files: Run,
 ) -> None:
     run = run_among_hostile_files
-    for name, processes, text in (("one", 1, "1 process on the CPU"), ("two", 2, "2 processes")):
+    for name, processes, text in (
+        ("one", 1, "1 process on the CPU"),
+        ("two", 2, "torchrun DDP over gloo, 2 processes"),
+    ):
         words = ("--run", name, "--shards", "2", "--processes", str(processes))
         assert text in run("train", *_TASK, *words)
     assert "SAME BITS" in run("verify", "runs/two", "--device", "cpu")

@@ -49,7 +49,12 @@ def alone(
 
 @pytest.mark.parametrize(
     ("processes", "workers"),
-    [(2, "1"), (3, "0"), (4, "0"), pytest.param(4, "2", marks=pytest.mark.slow)],
+    [
+        (2, "1"),
+        pytest.param(3, "0", marks=pytest.mark.slow),
+        (4, "0"),
+        pytest.param(4, "2", marks=pytest.mark.slow),
+    ],
 )
 def test_weights_metrics_and_gradient_norms_are_the_same(
     ranks: Ranks, alone: tuple[str, list[dict[str, Any]]], processes: int, workers: str

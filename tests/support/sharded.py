@@ -42,7 +42,7 @@ class _Net(nn.Module):
         super().__init__()
         self.moves = moves
         self.embedding = nn.Embedding(_WORDS, _WIDTH)
-        self.blocks = nn.ModuleList(_Block(normed) for _ in range(3))
+        self.blocks = nn.ModuleList(_Block(normed) for _ in range(2))
         self.head = nn.Linear(_WIDTH, _WORDS, bias=False)
         self.head.weight = self.embedding.weight
         self.unused = nn.Linear(3, 3)

@@ -38,10 +38,13 @@ except ChildProcessError:
 )
 def test_no_process_is_left_when_a_command_ends(arguments: tuple[str, ...], tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "entrypoint", *arguments]
+    # The doctor's child imports torch, which takes seconds.
+    (tmp_path / "fake").mkdir()
+    (tmp_path / "fake/torch.py").write_text("raise OSError('not loaded')")
     counted = subprocess.run(
         [sys.executable, "-c", _COUNT_ORPHANS, *command],
         cwd=tmp_path,
-        env=clean_environment(),
+        env=clean_environment(PYTHONPATH=str(tmp_path / "fake")),
         capture_output=True,
         text=True,
         check=True,
