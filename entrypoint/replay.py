@@ -92,7 +92,7 @@ def docker_command(
     ]
     command += ["--run", f"{run.name}-replay"]
     plan = manifest["plan"]
-    if plan["strategy"] in ("dp", "fsdp"):
+    if plan["strategy"] not in ("single", "ddp"):  # the launch plan's own choices
         command += ["--strategy", plan["strategy"]]
     on_gpus = gpus or plan["strategy"] == "dp"
     return (

@@ -296,10 +296,15 @@ STRATEGIES: dict[str, type[Strategy]] = {
 def launched_as() -> tuple[str, int]:
     """Return the strategy's name and the world size that the launcher has set.
 
-    The ranks of torchrun use ddp unless the environment requests fsdp.
+    The ranks of torchrun use ddp if the environment has a strategy of one process.
+
+    Raises:
+        WrongUse: the environment has an unknown strategy.
     """
     name = os.environ.get("TRAINBOX_STRATEGY", "single")
-    if "LOCAL_RANK" in os.environ and name != "fsdp":
+    if name not in STRATEGIES:
+        raise WrongUse(f"TRAINBOX_STRATEGY={name} does not exist: use {', '.join(STRATEGIES)}")
+    if "LOCAL_RANK" in os.environ and name in ("single", "dp"):
         name = "ddp"
     return name, int(os.environ.get("WORLD_SIZE", "1"))
 
