@@ -99,7 +99,7 @@ class _OfScript(click.Command):
     type=click.IntRange(1, 100),
     default=2,
     metavar="N",
-    help="Kills of each training. Default: 2.",
+    help="Kills of each training, by SIGKILL and SIGTERM in turn. Default: 2.",
 )
 @click.option(
     "--tolerance",
@@ -131,8 +131,9 @@ def drill_run(
     """Check that SCRIPT resumes: train it undisturbed and with kills, and compare FILE.
 
     Each training is a `trainbox run` with a run folder of its own. The first one is not disturbed.
-    The others are killed at random moments and started again by the same command. FILE must then be
-    the same. With several --processes, trainings also resume on other numbers of processes.
+    The others are killed at random moments by SIGKILL, or by SIGTERM, at which the script can save,
+    and started again by the same command. FILE must then be the same. With several --processes,
+    trainings also resume on other numbers of processes.
 
     If FILE differs, the exit code is 8. The message names the first tensor that differs.
 

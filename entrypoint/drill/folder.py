@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.script.folder import CONFIG, LOGS, MANIFEST, METRICS
-from trainbox.entries import is_of_script
+from trainbox.entries import EntryReader, is_of_script
 
 # `trainbox run` writes these itself.
 _OWN_NAMES = {
@@ -52,6 +52,11 @@ def version_of(path: Path) -> Version | None:
     except OSError:
         return None
     return Version(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def reported_steps(run: Path) -> list[int]:
+    """Return the steps that were reported in the run folder so far."""
+    return steps(EntryReader(run / METRICS).read())
 
 
 def steps(entries: Iterable[Mapping[str, Any]]) -> list[int]:

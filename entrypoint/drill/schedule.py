@@ -4,6 +4,7 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from signal import SIGKILL, SIGTERM, Signals
 
 # The last kill of a training comes before this share of it.
 _LATEST = 0.8
@@ -53,6 +54,14 @@ def kill_shares(kills: int, draw: random.Random) -> list[float]:
     return [_LATEST * (number + draw.random()) / kills for number in range(kills)]
 
 
-def row(case: Schedule, kills: str, digest: str, verdict: str) -> str:
-    """Return the row of a training in the table of a drill."""
-    return f"  {case!s:<18} {kills:<34} {digest}  {verdict}"
+def kill_signals(kills: int, number: int) -> list[Signals]:
+    """Return the signals of the kills of the killed training `number`, which alternate.
+
+    The first training begins with SIGKILL, the second with SIGTERM, and so on.
+    """
+    return [(SIGKILL, SIGTERM)[(number + kill) % 2] for kill in range(kills)]
+
+
+def row(case: Schedule, kills: str, digest: str, verdict: str, width: int = 34) -> str:
+    """Return the row of a training in the table of a drill. `width` is that of the kills."""
+    return f"  {case!s:<18} {kills:<{width}} {digest}  {verdict}"

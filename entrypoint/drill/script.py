@@ -8,17 +8,21 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGKILL, SIGTERM
 
 from entrypoint.drill import schedule
 from entrypoint.drill.compare import CannotCompare, Comparison, compare
 from entrypoint.drill.folder import version_of
-from entrypoint.drill.schedule import Schedule, kill_shares, script_schedules
-from entrypoint.drill.training import STARTED_OVER, Pace, Training, moments
+from entrypoint.drill.schedule import Schedule, kill_shares, kill_signals, script_schedules
+from entrypoint.drill.training import STARTED_OVER, TOO_LATE, Kill, Pace, Training, moments
 from entrypoint.errors import WRONG_USE, BitsDiffer, DrillFailed, LaunchError
 from entrypoint.system.temporary import keep, temporary_folder
 
 # A file that has its last values before this share of the training does not show the training.
 _EARLY = 0.5
+# What a script has done instead of saving at SIGTERM.
+_IGNORED, _FINISHED = "ignored", "finished"
+_KILLS_WIDTH = 50
 
 
 @dataclass(frozen=True)
@@ -70,12 +74,25 @@ class Outcome:
             return "ended before kill 1"
         by_step = all(kill.reported for kill in kills)
         shown = [
-            (f"{max(kill.reported)}" if by_step else f"{kill.after_s:.1f} s")
-            + (f" ({fault})" if (fault := self.training.fault(kill)) else "")
-            for kill in kills
+            f"{kill.by.name} at "
+            + ("step " if by_step and number == 0 else "")
+            + (f"{max(kill.reported)}" if by_step else f"{kill.after_s:.1f} s")
+            + (f" ({note})" if (note := self._note(kill)) else "")
+            for number, kill in enumerate(kills)
         ]
         late = f"; ended before kill {len(kills) + 1}" if self.ended_early else ""
-        return f"killed after {'step ' if by_step else ''}{', '.join(shown)}{late}"
+        return f"{', '.join(shown)}{late}"
+
+    def did_not_stop(self) -> bool:
+        """Return whether the script has trained on after a SIGTERM."""
+        return any(self._note(kill) in (_IGNORED, _FINISHED) for kill in self.training.kills)
+
+    def _note(self, kill: Kill) -> str | None:
+        """Return what is unusual about a kill."""
+        if kill.ignored:
+            return _IGNORED
+        fault = self.training.fault(kill)
+        return _FINISHED if fault == TOO_LATE and kill.by == SIGTERM else fault
 
     def row(self, first: Comparison, tolerance: float) -> str:
         """Return the row of the training in the table."""
@@ -85,7 +102,8 @@ class Outcome:
             verdict = "same"
         else:
             verdict = f"within {tolerance:g}"
-        return schedule.row(self.case, self.kills(), self.comparison.digest[:16], verdict)
+        digest = self.comparison.digest[:16]
+        return schedule.row(self.case, self.kills(), digest, verdict, _KILLS_WIDTH)
 
 
 def drill_script(request: Request, draw: random.Random) -> Iterator[str]:
@@ -95,7 +113,7 @@ def drill_script(request: Request, draw: random.Random) -> Iterator[str]:
         DrillFailed: a training failed, with its exit code, or nothing was tested.
         BitsDiffer: the files differ.
     """
-    yield f"{request.file}\n  {'processes':<18} {'':<34} digest"
+    yield f"{request.file}\n  {'processes':<18} {'':<{_KILLS_WIDTH}} digest"
     with temporary_folder("drill-") as folder:
         try:
             yield from _drilled(request, folder, draw)
@@ -119,7 +137,10 @@ def _drilled(request: Request, folder: Path, draw: random.Random) -> Iterator[st
         if len(case.processes) == 1:
             training.undisturbed(case.processes[0])
         else:
-            drawn = moments(kill_shares(request.kills, draw), pace)
+            signals = kill_signals(request.kills, number - len(request.counts))
+            if any(outcome.did_not_stop() for outcome in outcomes):
+                signals = [SIGKILL] * request.kills
+            drawn = moments(kill_shares(request.kills, draw), pace, signals)
             ended_early = not training.killed(case.processes, drawn)
         comparison = _compared(reference, training, request.tolerance)
         outcomes.append(Outcome(case, training, comparison, ended_early))
@@ -130,6 +151,11 @@ def _drilled(request: Request, folder: Path, draw: random.Random) -> Iterator[st
         raise BitsDiffer(_cause(different, reference, again, request))
     _check_effective(outcomes, pace)
     yield _conclusion(outcomes, request.tolerance)
+    if any(outcome.did_not_stop() for outcome in outcomes):
+        yield (
+            "  the script did not stop at SIGTERM: a job that is stopped loses its work since the "
+            "last checkpoint"
+        )
 
 
 def _training(request: Request, folder: Path) -> Training:

@@ -1,6 +1,8 @@
 """Start a training as a process, and wait for it."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,22 +11,24 @@ from pathlib import Path
 
 from entrypoint.errors import DrillFailed
 from entrypoint.system.commands import command_of
-from entrypoint.system.processes import die_with_parent
+from entrypoint.system.processes import die_with_parent, with_variable
 from trainbox.variables import HEALTH_NAMES, without_launch
 
 Process = subprocess.Popen[bytes]
 
 _POLL_S = 0.02
+_END_S = 30.0  # the wait for the processes of a killed start
+_RUN = "TRAINBOX_RUN"  # marks all processes of a start
 # Settings of a training that the drill's own arguments replace.
 _REPLACED = {"TRAINBOX_DEVICE", "TRAINBOX_EPOCHS", "TRAINBOX_RESUME"}
 
 
-def start(arguments: Sequence[str], log: Path) -> Process:
-    """Start `trainbox` with `arguments`, and write its output to `log`."""
+def start(arguments: Sequence[str], log: Path, run: Path) -> Process:
+    """Start `trainbox` with `arguments` in the run folder `run`, and write its output to `log`."""
     with log.open("w", encoding="utf-8") as output:
         return subprocess.Popen(
             command_of("entrypoint", *arguments),
-            env=environment(os.environ),
+            env=environment(os.environ) | {_RUN: str(run)},
             stdout=output,
             stderr=subprocess.STDOUT,
             # This process has no threads, so `preexec_fn` is safe.
@@ -60,9 +64,21 @@ def failure_of(returncode: int, log: Path, table: str | None = None) -> DrillFai
     return DrillFailed(code, (shown or ["no output"])[-1])
 
 
-def complete_lines(path: Path) -> list[str]:
-    """Return the complete lines of a file that may be growing, or none without a file."""
-    try:
-        return path.read_text(encoding="utf-8").split("\n")[:-1]
-    except FileNotFoundError:
-        return []
+def kill(process: Process, run: Path) -> None:
+    """Kill a start in the run folder and all processes that it started, as the end of a job does.
+
+    Raises:
+        DrillFailed: a process does not end.
+    """
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + _END_S
+    while living := with_variable(_RUN, str(run)):
+        for pid in living:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise DrillFailed(
+                1, f"process {living[0]} still runs {_END_S:.0f} s after it was killed"
+            )
+        time.sleep(_POLL_S)

@@ -3,28 +3,25 @@
 The drill repeats a small `trainbox train` with random kills, and compares the digests.
 """
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import random
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from entrypoint.drill import schedule
+from entrypoint.drill.folder import reported_steps
 from entrypoint.drill.schedule import Schedule, task_schedules
-from entrypoint.drill.starts import complete_lines, failure_of, start, wait
+from entrypoint.drill.starts import failure_of, kill, start, wait
 from entrypoint.errors import BitsDiffer, DrillFailed
 from entrypoint.system.hints import command
 from entrypoint.system.temporary import keep, temporary_folder
+from trainbox.entries import EntryReader
 
-_POLL_S = 0.02
 _CHECKPOINT_STEPS = 5
-_END_S = 30.0  # the wait for the ranks of a killed start
 
 
 @dataclass(frozen=True)
@@ -108,28 +105,27 @@ def run_case(
         DrillFailed: a start failed or left no digest.
     """
     killed: list[int] = []
+    run = folder / "run"
     for number, count in enumerate(case.processes):
         log = folder / f"start-{number}.log"
         counted = (argument.replace("{processes}", str(count)) for argument in arguments)
-        training = start(["train", *counted], log)
+        training = start(["train", *counted], log, run)
         if number < len(case.processes) - 1:
             begin = killed[-1] if killed else 0
             after = draw.randint(begin + 1, begin + max(1, (steps - begin) // 2))
-            wait(lambda after=after: _last_step(folder) >= after, training)  # type: ignore[misc]
+            wait(lambda after=after: _last_step(run) >= after, training)  # type: ignore[misc]
             if training.poll() == 0:
                 break  # the training finished before the kill; the row lists the kills
             if training.poll() is None:
-                training.send_signal(signal.SIGKILL)  # the kernel kills the ranks with it
-                training.wait()
-                _wait_until_free(folder)
-                killed.append(_last_step(folder))
+                kill(training, run)
+                killed.append(_last_step(run))
         training.wait()
         last_start = number == len(case.processes) - 1
         if training.returncode != 0 and (last_start or training.returncode != -signal.SIGKILL):
             raise failure_of(training.returncode, log)
     if len(case.processes) > 1 and not killed:
         raise DrillFailed(1, "the training ended before it could be killed: give more --steps")
-    return DrillResult(case, tuple(killed), final_digest(folder / "run", steps))
+    return DrillResult(case, tuple(killed), final_digest(run, steps))
 
 
 def final_digest(run: Path, steps: int) -> str:
@@ -177,28 +173,10 @@ def row(outcome: DrillResult, first: DrillResult) -> str:
     return schedule.row(outcome.case, kills, outcome.digest, verdict)
 
 
-def _last_step(folder: Path) -> int:
-    """Return the last step in metrics.jsonl.
-
-    Events of the hardware are skipped: a kill may have undone their step.
-    """
-    for line in reversed(complete_lines(folder / "run" / "metrics.jsonl")):
-        entry = json.loads(line)
-        if entry["kind"] != "health":
-            return int(entry["step"])
-    return 0
+def _last_step(run: Path) -> int:
+    """Return the last step in metrics.jsonl, or 0."""
+    return (reported_steps(run) or [0])[-1]
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in complete_lines(path)]
-
-
-def _wait_until_free(folder: Path) -> None:
-    """Wait until the ranks of a killed start are gone, and with them their lock on the run."""
-    deadline = time.monotonic() + _END_S
-    with (folder / "run" / "lock").open("ab") as lock:
-        while time.monotonic() < deadline:
-            with contextlib.suppress(BlockingIOError):
-                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            time.sleep(_POLL_S)
-    raise DrillFailed(1, f"ranks still train {_END_S:.0f} s after their launcher was killed")
+    return list(EntryReader(path).read())

@@ -2,26 +2,27 @@
 
 import contextlib
 import hashlib
-import os
 import shutil
-import signal
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import SIGKILL, SIGTERM, Signals
 
-from entrypoint.drill.folder import Version, steps, version_of, versions
-from entrypoint.drill.starts import Process, failure_of, start, wait
-from entrypoint.errors import DrillFailed
+from entrypoint.drill.folder import Version, reported_steps, steps, version_of, versions
+from entrypoint.drill.starts import Process, failure_of, kill, start, wait
+from entrypoint.errors import PREEMPTED, DrillFailed
+from entrypoint.launch.supervise import STOP_BUDGET_S
 from entrypoint.script.folder import METRICS
-from entrypoint.system.processes import with_variable
 from trainbox.entries import EntryReader
 
 TOO_LATE, STARTED_OVER = "too late", "started over"
 
-_POLL_S = 0.02
 _CLOSING_TABLE = f"{'run':<10} "  # the begin of the table that `trainbox run` prints at the end
-_END_S = 30.0  # the wait for the processes of a killed start
+# Exit codes of a start that got SIGTERM: the script has saved, or has no handler.
+_STOPPED = (PREEMPTED, 128 + SIGTERM, -SIGTERM)
+_SLACK_S = 30.0  # for the records of a start whose script was killed after the budget
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,14 @@ class Pace:
 
 @dataclass(frozen=True)
 class Moment:
-    """The moment of a kill: after `step`, or `delay_s` after the script has written a file."""
+    """The moment of a kill: after `step`, or `delay_s` after the script has written a file.
+
+    `by` is SIGKILL, or SIGTERM, at which a script can save.
+    """
 
     step: int
     delay_s: float
+    by: Signals = SIGKILL
 
 
 @dataclass(frozen=True)
@@ -51,12 +56,15 @@ class Kill:
     """A kill of a start, `after_s` seconds after its begin.
 
     `reported` has the steps that were reported before it. `output` is the SHA-256 of the compared
-    file, or None before the script wrote it.
+    file, or None before the script wrote it. A script has `ignored` SIGTERM if it did not exit
+    within the budget, and was then killed.
     """
 
     after_s: float
     reported: tuple[int, ...]
     output: str | None
+    by: Signals
+    ignored: bool
 
 
 @dataclass
@@ -111,7 +119,7 @@ class Training:
         look()
         self._check(process, 0)
         first_s, last_s = (times[0], times[-1]) if times else (duration_s, duration_s)
-        return Pace(duration_s, first_s, last_s, max(self._steps(), default=0))
+        return Pace(duration_s, first_s, last_s, max(reported_steps(self.run), default=0))
 
     def killed(self, counts: Sequence[int], moments: Sequence[Moment]) -> bool:
         """Train on `counts`, one start after the other, and kill each but the last.
@@ -128,12 +136,38 @@ class Training:
             if process.poll() is not None:
                 self._check(process, number)
                 return False
-            self._kill(process)
             after_s = time.monotonic() - begin
-            self.kills.append(Kill(after_s, tuple(self._steps()), _sha256(self.output)))
+            # A script that has ignored SIGTERM once is not given the budget again.
+            by = SIGKILL if any(kill.ignored for kill in self.kills) else moment.by
+            ignored = by == SIGTERM and not self._stop(process, number)
+            if process.returncode == 0:  # it has ended before the signal
+                return False
+            kill(process, self.run)
+            reported, output = tuple(reported_steps(self.run)), _sha256(self.output)
+            self.kills.append(Kill(after_s, reported, output, by, ignored))
         process = self._start(counts[-1], len(moments))
         process.wait()
         self._check(process, len(moments))
+        return True
+
+    def _stop(self, process: Process, number: int) -> bool:
+        """Send SIGTERM to a start, and wait for its end. Return whether the script has stopped.
+
+        `trainbox run` kills a script that ignores SIGTERM at the end of the budget.
+
+        Raises:
+            DrillFailed: the script failed, with its exit code.
+        """
+        begin = time.monotonic()
+        process.send_signal(SIGTERM)
+        try:
+            process.wait(STOP_BUDGET_S + _SLACK_S)
+        except subprocess.TimeoutExpired:
+            return False
+        if process.returncode not in _STOPPED:
+            if time.monotonic() - begin >= STOP_BUDGET_S:
+                return False
+            self._check(process, number, f"start {number + 1}, stopped by SIGTERM,")
         return True
 
     def fault(self, kill: Kill) -> str | None:
@@ -144,7 +178,7 @@ class Training:
         """
         if kill.output is not None and kill.output == _sha256(self.output):
             return TOO_LATE
-        after, count = self._steps(), len(kill.reported)
+        after, count = reported_steps(self.run), len(kill.reported)
         if not count or tuple(after[:count]) != kill.reported or len(after) == count:
             return None
         return STARTED_OVER if after[count] <= after[0] else None
@@ -168,38 +202,19 @@ class Training:
 
         return by_step if moment.step else by_time
 
-    def _steps(self) -> list[int]:
-        """Return the steps that the script has reported so far."""
-        return steps(EntryReader(self.run / METRICS).read())
-
     def _start(self, count: int, number: int) -> Process:
-        return start(self.arguments(count), self._log(number))
+        return start(self.arguments(count), self._log(number), self.run)
 
     def _log(self, number: int) -> Path:
         return self.folder / f"start-{number}.log"
 
-    def _check(self, process: Process, number: int) -> None:
+    def _check(self, process: Process, number: int, which: str = "") -> None:
+        """Raise DrillFailed if the start has failed. `which` describes it."""
         if process.returncode:
             failure = failure_of(process.returncode, self._log(number), _CLOSING_TABLE)
-            when = f"start {number + 1}, after a kill, failed" if number else "the training failed"
-            raise DrillFailed(
-                failure.exit_code, f"{when} with exit code {failure.exit_code}: {failure}"
-            )
-
-    def _kill(self, process: Process) -> None:
-        """Kill the command and all processes that it started, as the end of a job does."""
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        deadline = time.monotonic() + _END_S
-        while living := with_variable("TRAINBOX_RUN", str(self.run)):
-            for pid in living:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            if time.monotonic() > deadline:
-                raise DrillFailed(
-                    1, f"process {living[0]} still runs {_END_S:.0f} s after it was killed"
-                )
-            time.sleep(_POLL_S)
+            which = which or (f"start {number + 1}, after a kill," if number else "the training")
+            code = failure.exit_code
+            raise DrillFailed(code, f"{which} failed with exit code {code}: {failure}")
 
     def _copy_early(self, now_s: float) -> None:
         if self.early_version is None and (version := version_of(self.output)):
@@ -208,17 +223,17 @@ class Training:
                 self.early_s, self.early_version = now_s, version
 
 
-def moments(shares: Sequence[float], pace: Pace) -> list[Moment]:
-    """Return the moments of kills at these shares of a training with this pace."""
+def moments(shares: Sequence[float], pace: Pace, signals: Sequence[Signals]) -> list[Moment]:
+    """Return the moments of kills by `signals` at these shares of a training with this pace."""
     if pace.steps > len(shares) + 1:
         found, last = [], 0
-        for share in shares:
+        for share, by in zip(shares, signals, strict=True):
             last = max(last + 1, round(share * pace.steps))
-            found.append(Moment(last, 0.0))
+            found.append(Moment(last, 0.0, by))
         return found
     work_s = pace.last_s - pace.first_s
     delays = [share - before for before, share in zip((0.0, *shares), shares, strict=False)]
-    return [Moment(0, delay * work_s) for delay in delays]
+    return [Moment(0, delay * work_s, by) for delay, by in zip(delays, signals, strict=True)]
 
 
 def _sha256(path: Path) -> str | None:

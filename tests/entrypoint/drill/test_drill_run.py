@@ -110,7 +110,7 @@ def test_a_script_that_resumes(trainbox: Trainbox) -> None:
     assert first == "drill of train.py on one CPU process, --kills 1 --seed 1"
     assert heading == "results/last.csv"
     assert _verdicts(ended) == [("1", "same"), ("1 -> 1", "same")]
-    assert re.search(r"\n  1 -> 1 +killed after step [1-5] +[0-9a-f]{16}  same\n", ended.out)
+    assert re.search(r"\n  1 -> 1 +SIGKILL at step [1-5] +[0-9a-f]{16}  same\n", ended.out)
     assert re.fullmatch(r"  the same bits in all 2 trainings: [0-9a-f]{64}", last)
 
 

@@ -63,9 +63,9 @@ class _Runs:
         self.wait_from = 1  # the first case that is killed; the ones before are undisturbed
         self.kills = 2
 
-    def start(self, arguments: Sequence[str], log: Path) -> Process:
+    def start(self, arguments: Sequence[str], log: Path, run: Path) -> Process:
         options = dict(zip(arguments[1:11:2], arguments[2:11:2], strict=True))
-        run = Path(options["--runs-dir"], options["--run"])
+        assert run == Path(options["--runs-dir"], options["--run"])
         run.mkdir(exist_ok=True)
         (run / "config.json").touch()  # a file of Trainbox's own
         self.started.append(options["--processes"])
@@ -141,7 +141,7 @@ def test_an_honest_script_passes(runs: _Runs, tmp_path: Path) -> None:
     assert (heading, columns.split()) == ("result.json", ["processes", "digest"])
     assert re.fullmatch(r"  1  +undisturbed  +[0-9a-f]{16}  same", first)
     killed = re.fullmatch(
-        r"  1 -> 1 -> 1  +killed after step (\d+), (\d+)  +(\w{16})  same", second
+        r"  1 -> 1 -> 1  +SIGKILL at step (\d+), SIGTERM at (\d+)  +(\w{16})  same", second
     )
     assert killed and 1 <= int(killed[1]) < int(killed[2]) < 20
     assert re.fullmatch(rf"  the same bits in all 2 trainings: {killed[3]}[0-9a-f]{{48}}", last)
@@ -172,8 +172,65 @@ def test_a_training_that_differs_by_itself_is_named(runs: _Runs) -> None:
 def test_the_kills_follow_the_time_if_the_script_reports_no_steps(runs: _Runs) -> None:
     runs.replace('"metrics.jsonl"', '"log.jsonl"')
     _, _, _, killed, last = _drill(runs)
-    assert re.match(r"  1 -> 1 -> 1  +killed after \d\.\d s, \d\.\d s  +\w+  same$", killed)
+    assert re.match(
+        r"  1 -> 1 -> 1  +SIGKILL at \d\.\d s, SIGTERM at \d\.\d s  +\w+  same$", killed
+    )
     assert "the same bits in all 2 trainings" in last
+
+
+_NO_STOP = (
+    "  the script did not stop at SIGTERM: a job that is stopped loses its work since the last "
+    "checkpoint"
+)
+
+
+def test_a_script_that_saves_only_at_sigterm_starts_over_after_sigkill(runs: _Runs) -> None:
+    """At SIGTERM, it saves its newest state and exits, as `trainbox run` reports by code 75."""
+    runs.replace("    save(checkpoint, state())\n", "")
+    runs.replace("while step", "signal.signal(signal.SIGTERM, stop)\nwhile step")
+    stop = "def stop(*_):\n    save(checkpoint, state())\n    sys.exit(75)\n"
+    runs.replace("if checkpoint.exists", f"import signal\n{stop}if checkpoint.exists")
+    runs.replace("while step < 20", 'save(run / "begun.txt", "")\nwhile step < 20')
+    _, _, _, killed, last = _drill(runs)
+    assert re.match(
+        r"  1 -> 1 -> 1  +SIGKILL at step \d+ \(started over\), SIGTERM at \d+  +\w+  same$", killed
+    )
+    assert last.startswith("  the same bits in all 2 trainings")
+
+
+def test_a_script_that_ignores_sigterm_is_reported(
+    runs: _Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entrypoint.drill.training, "STOP_BUDGET_S", 0)
+    monkeypatch.setattr(entrypoint.drill.training, "_SLACK_S", 0.05)
+    runs.replace("while step", "import signal\nsignal.signal(15, signal.SIG_IGN)\nwhile step")
+    *_, killed, last, note = _drill(runs)
+    assert re.match(
+        r"  1 -> 1 -> 1  +SIGKILL at step \d+, SIGTERM at \d+ \(ignored\)  +\w+  same$", killed
+    )
+    assert (last[:35], note) == ("  the same bits in all 2 trainings:", _NO_STOP)
+
+
+def test_a_script_that_finishes_at_sigterm_is_reported(runs: _Runs) -> None:
+    finishes = "import signal\nstopped = []\nsignal.signal(15, lambda *_: stopped.append(75))\n"
+    runs.replace("while step", f"{finishes}while step")
+    runs.replace('while "WAIT" in os.environ:', 'while "WAIT" in os.environ and not stopped:')
+    runs.script.write_text(f"{runs.script.read_text()}sys.exit(*stopped)\n")
+    *_, killed, _, note = _drill(runs)
+    assert re.match(
+        r"  1 -> 1 -> 1  +SIGKILL at step \d+, SIGTERM at \d+ \(finished\)  +\w+  same$", killed
+    )
+    assert note == _NO_STOP
+
+
+def test_a_script_that_fails_at_sigterm_fails_the_drill(runs: _Runs) -> None:
+    runs.replace(
+        "while step", "import signal\nsignal.signal(15, lambda *_: sys.exit('torn'))\nwhile step"
+    )
+    with pytest.raises(
+        DrillFailed, match=r"start 2, stopped by SIGTERM, failed with exit code 1: torn \(kept"
+    ):
+        _drill(runs)
 
 
 def test_other_numbers_of_processes(runs: _Runs) -> None:

@@ -36,12 +36,12 @@ def test_the_arguments_of_a_training() -> None:
 def test_the_last_step_of_a_training(tmp_path: Path) -> None:
     """A hardware event may have a later step, which a kill undid. A partial line does not count."""
     metrics = tmp_path / "run" / "metrics.jsonl"
-    assert _last_step(tmp_path) == 0
+    assert _last_step(metrics.parent) == 0
     metrics.parent.mkdir()
     metrics.write_text('{"kind": "health", "step": 9}\n')
-    assert _last_step(tmp_path) == 0
+    assert _last_step(metrics.parent) == 0
     metrics.write_text('{"kind": "train", "step": 5}\n{"kind": "health", "step": 9}\n{"kind": "tr')
-    assert _last_step(tmp_path) == 5
+    assert _last_step(metrics.parent) == 5
 
 
 def _trained(
