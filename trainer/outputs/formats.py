@@ -66,7 +66,7 @@ def _of_torch(path: Path) -> dict[Key, Entry]:
         with warnings.catch_warnings(action="ignore"):  # it warns of sparse tensors
             tree = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        found = re.search(r"Unsupported (?:global: GLOBAL|class) (\S+)", str(error))
+        found = re.search(r"[Uu]nsupported (?:global: GLOBAL|GLOBAL|class) (\S+)", str(error))
         if found is None:
             raise Unreadable(f"{path.name} cannot be read: torch.save did not write it") from error
         raise Unreadable(

@@ -1,6 +1,8 @@
 """The formats of files that a script can leave, whole and damaged."""
 
 import json
+import os
+import pickle
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,16 @@ _FORMATS = {
 }
 
 
+class _Code:
+    """Makes a folder when a pickle with it is loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self._folder),)
+
+
 @pytest.mark.parametrize("name", _FORMATS)
 def test_a_format(name: str, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
@@ -101,6 +113,10 @@ def test_objects_are_refused_and_named(tmp_path: Path) -> None:
         Unreadable, match=r"an object of torch\.nn\.modules\.linear\.Linear, and on"
     ):
         read_entries(tmp_path / "f.pt")
+    (tmp_path / "h.pt").write_bytes(pickle.dumps(_Code(tmp_path / "ran"), protocol=2))
+    with pytest.raises(Unreadable, match=r"an object of posix\.mkdir, and only tensors"):
+        read_entries(tmp_path / "h.pt")
+    assert not (tmp_path / "ran").exists()
     np.save(tmp_path / "f.npy", np.array([object()]), allow_pickle=True)
     with pytest.raises(Unreadable, match=r"f\.npy cannot be read: Object arrays cannot be loaded"):
         read_entries(tmp_path / "f.npy")
