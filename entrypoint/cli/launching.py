@@ -29,8 +29,8 @@ def supervised(plan: "LaunchPlan", checked: "Checked", kind: Child = TRAINING) -
         code = supervise(plan.argv, env, watch=watch, kind=kind).code
         if code == 0 and not finished.exists():
             message(
-                "the training exited with code 0 before it was finished: "
-                "does the task call os._exit?"
+                f"{kind.name} exited with code 0 before it was finished: does the user's code call "
+                "os._exit?"
             )
             code = 1
     sys.exit(code)

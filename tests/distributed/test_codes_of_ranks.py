@@ -57,7 +57,7 @@ def test_ranks_that_end_because_a_node_is_lost_have_the_code_of_the_loss(
 
     def fail(_arguments: argparse.Namespace) -> None:
         error = ChildFailedError.__new__(ChildFailedError)
-        error.failures = {0: SimpleNamespace(runs_script=False, exitcode=-number)}  # type: ignore[dict-item]
+        error.failures = {0: SimpleNamespace(runs_program=False, exitcode=-number)}  # type: ignore[dict-item]
         raise error
 
     monkeypatch.setattr(torch.distributed.run, "run", fail)
@@ -65,7 +65,7 @@ def test_ranks_that_end_because_a_node_is_lost_have_the_code_of_the_loss(
     assert (
         _run_torchrun(
             argparse.Namespace(
-                runs_script=False,
+                runs_program=False,
             ),
             tmp_path,
             [],

@@ -51,16 +51,17 @@ def main() -> int:
     outlive_readers()
     forwarded: list[int] = []
     others: list[Meeting] = []  # the other nodes, which stop as well
-    is_program = "--no-python" in sys.argv
+    # Known before the handler exists, and so before torch parses the arguments.
+    runs_program = "--no-python" in sys.argv
 
     def forward(number: int, _frame: FrameType | None) -> None:
         ranks = children(os.getpid())
         if not ranks and not forwarded:
             sys.exit(Preempted.exit_code)  # nothing runs yet, so nothing is lost
-        if forwarded and is_program:
+        if forwarded and runs_program:
             return  # a second SIGTERM could interrupt a program while it saves
         forwarded.append(number)
-        _kill(ranks, signal.SIGTERM if is_program else forwarded_signal(number))
+        _kill(ranks, signal.SIGTERM if runs_program else forwarded_signal(number))
         for meeting in others:
             meeting.leave(Preempted.exit_code)
 
@@ -74,7 +75,7 @@ def main() -> int:
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     # torchrun replaces our handlers of the signals that it handles, so it gets an unused signal.
     arguments = parse_args(["--signals-to-handle=SIGQUIT", *sys.argv[1:]])
-    arguments.runs_script = arguments.no_python  # a program of a user, see above
+    arguments.runs_program = runs_program  # `no_python` is also set for our own ranks below
     if arguments.module:
         _leave_out_current_folder(arguments)
     with temporary_folder() as messages:
@@ -82,7 +83,7 @@ def main() -> int:
         arguments.log_dir = str(messages)  # by default, torchrun leaves a folder behind
         try:
             secret = take_secret(os.environ)
-            if arguments.standalone and arguments.runs_script:
+            if arguments.standalone and arguments.runs_program:
                 _store = _use_loopback_store(arguments)  # serves the ranks while it exists
                 return _run_torchrun(arguments, messages, forwarded, [])
             if arguments.standalone:
@@ -134,7 +135,7 @@ def _run_on_nodes(
             ends.append(end)
             time.sleep(_LOST_S)
         else:
-            if arguments.runs_script and code == Preempted.exit_code and not forwarded:
+            if arguments.runs_program and code == Preempted.exit_code and not forwarded:
                 _log(f"{what.partition(' exited')[0]} stops, and so does this node")
                 os.kill(os.getpid(), signal.SIGTERM)  # `forward` runs on the main thread
             time.sleep(_EXITED_S)
@@ -147,10 +148,10 @@ def _run_on_nodes(
     # Run torchrun, and report its exit code to the other nodes.
     try:
         meeting.watch(on_end)
-        if arguments.runs_script:
+        if arguments.runs_program:
             others.append(meeting)
         code = _run_torchrun(arguments, messages, forwarded, ends)
-        if arguments.runs_script and forwarded and code in (0, 128 + signal.SIGTERM):
+        if arguments.runs_program and forwarded and code in (0, 128 + signal.SIGTERM):
             code = Preempted.exit_code  # `trainbox run` did not get the signal of another node
     except SystemExit:  # raised by `forward`
         meeting.leave(Preempted.exit_code)
@@ -191,7 +192,7 @@ def _run_torchrun(
             }
             if _exit_code(set(codes.values()), bool(forwarded)) == end_code:
                 _log(f"{what}: {again.replace('command', 'command on all nodes', 1)}")
-        if arguments.runs_script and not forwarded:
+        if arguments.runs_program and not forwarded:
             codes = _without_saved(codes)
         files = {messages / str(rank): code for rank, code in codes.items()}
         return _report(files, bool(forwarded), again)
@@ -214,7 +215,7 @@ def _without_saved(codes: Mapping[int, int]) -> dict[int, int]:
 
 def _again(arguments: argparse.Namespace) -> str:
     """Return what the same command does next, for messages."""
-    if arguments.runs_script:
+    if arguments.runs_program:
         return "the same command starts the script again in the same run folder"
     return "the same command resumes from the newest checkpoint"
 

@@ -20,6 +20,7 @@ from entrypoint.errors import NotWritable
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import (
     SCRIPT_RUN,
+    SCRIPT_SWEEP,
     TRAINING,
     UNSAVED_TRAINING,
     Child,
@@ -401,11 +402,10 @@ def test_a_training_that_ends_itself_with_code_0_has_not_finished(
     monkeypatch.setattr(launching, "supervise", supervise)
     plan = LaunchPlan("single", (), 1, 1, (), "no GPU visible")
     with pytest.raises(SystemExit) as ended:
-        launching.supervised(plan, planning.Checked(health=False, health_limits=None))
+        launching.supervised(plan, planning.Checked(health=False, health_limits=None), SCRIPT_SWEEP)
     assert ended.value.code == expected
-    assert ("exited with code 0 before it was finished" in capfd.readouterr().err) is (
-        expected == 1
-    )
+    text = "the sweep exited with code 0 before it was finished: does the user's code call os._exit"
+    assert (text in capfd.readouterr().err) is (finishes is False and code == 0)
 
 
 def test_a_missing_temporary_folder_is_a_storage_failure(
