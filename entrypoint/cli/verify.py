@@ -11,6 +11,7 @@ from entrypoint.cli.checking import checked_plan
 from entrypoint.cli.launching import supervised
 from entrypoint.cli.options import launch_options, refuse_unused
 from entrypoint.launch.supervise import UNSAVED_TRAINING
+from entrypoint.script.folder import refuse_script
 from entrypoint.system.forks import become
 
 
@@ -52,6 +53,9 @@ def verify(
       trainbox verify runs/digits-7d2c1a90 runs/digits-7d2c1a90-replay
       trainbox verify runs/digits-7d2c1a90 --print-docker | sh
     """
+    for folder in (run, other):
+        if folder is not None:
+            refuse_script(folder)
     if other is not None:
         refuse_unused(f"verify {run} {other}", {"run", "other"})
         become("trainer", "verify", str(run), str(other))

@@ -140,6 +140,24 @@ class ScriptFolder:
             )
 
 
+def refuse_script(run: Path) -> None:
+    """Refuse the folder `run` for `trainbox verify` if it is a run of a script.
+
+    Raises:
+        InvalidRequest: it is. The message names the drill, which repeats scripts.
+    """
+    try:
+        config = read_object(run / CONFIG)
+    except (OSError, ValueError):  # the trainer reports what is wrong
+        return
+    if config.get("kind") == _KIND:
+        module = "-m " if config.get("is_module") else ""
+        raise InvalidRequest(
+            f"verify {run}: this is a run of a script, which only the drill can repeat: use "
+            f"`trainbox drill run {module}{config.get('script')} --compare FILE`"
+        )
+
+
 def _take(lock: int, path: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

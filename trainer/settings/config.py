@@ -217,10 +217,13 @@ def parse_config(text: str, path: Path) -> Config:
     """Return the configuration in `text`, the content of a run's config.json at `path`.
 
     Raises:
-        WrongUse: the file is damaged.
+        WrongUse: the file is damaged, or the run is one of a script.
     """
     try:
-        config = Config(**parse_object(text))
+        settings = parse_object(text)
+        if settings.get("kind") == "script":
+            raise WrongUse(f"{path.parent} is a run of a script, not of a task: use another --run")
+        config = Config(**settings)
     except (ValueError, TypeError) as error:
         raise WrongUse(
             f"{path} is not a configuration ({error}): restore it or use another --run"

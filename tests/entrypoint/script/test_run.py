@@ -13,6 +13,8 @@ import pytest
 from tests.support.commands import Ended, Trainbox, finish, wait_until
 from tests.support.nvml_stub.build import stub_env, write_config
 from tests.support.paths import ROOT
+from trainer.errors import WrongUse
+from trainer.settings.config import parse_config
 
 ONE = ("run", "--one-process")
 
@@ -389,6 +391,21 @@ print("TRAINBOX_SETTINGS" in os.environ)
     assert ended.code == 0, ended.err
     assert ended.out == f"{forked.folder}/runs/inner\nFalse\n"
     assert ended.err.count("TRAINBOX_RUN is a path, and so not a setting: --run NAME sets") == 1
+
+
+def test_the_run_of_a_script_is_not_one_of_a_task(forked: Trainbox) -> None:
+    (forked.folder / "runs/r").mkdir(parents=True)
+    config = '{"kind": "script", "script": "train.py", "is_module": false, "arguments": []}'
+    (forked.folder / "runs/r/config.json").write_text(config)
+    for words in (["runs/r"], ["runs/other", "runs/r"], ["runs/r", "--print-docker"]):
+        ended = forked("verify", *words)
+        assert (ended.code, ended.err) == (
+            2,
+            "trainbox: verify runs/r: this is a run of a script, which only the drill can repeat: "
+            "use `trainbox drill run train.py --compare FILE`\n",
+        )
+    with pytest.raises(WrongUse, match="^runs/r is a run of a script, not of a task: use another"):
+        parse_config(config, Path("runs/r/config.json"))
 
 
 def test_two_runs_in_one_folder_are_refused(trainbox: Trainbox) -> None:
