@@ -27,7 +27,7 @@ FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 # A module beside the packages, such as trainer/pictures.py, has a place of its own.
 ORDER = {
     "entrypoint": (
-        "errors system driver launch bench replay health doctor script drill cli __main__"
+        "errors system driver launch bench replay health doctor script drill cli start __main__"
     ),
     "trainer": (
         "errors system outputs settings launch pictures task task_errors "

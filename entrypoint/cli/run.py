@@ -20,7 +20,7 @@ from entrypoint.launch.plan import LaunchPlan, plan_script, plan_trial
 from entrypoint.launch.request import LaunchRequest
 from entrypoint.script.target import Target, find_module, find_script
 from entrypoint.system import hints
-from entrypoint.system.commands import command_of
+from entrypoint.system.commands import command_of, python_path
 
 _SECTION = "Script"
 
@@ -197,8 +197,7 @@ def _check_run_name(name: str | None) -> None:
 
 def _target(module: str | None, words: list[str]) -> Target:
     if module is not None:
-        path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        folders = [str(Path.cwd()), *(entry for entry in path if entry), *sys.path]
+        folders = [str(Path.cwd()), *python_path(os.environ), *sys.path]
         return find_module(module, words[1:] if words[:1] == ["--"] else words, folders)
     if not words:
         example = hints.command("run", "train.py -- --epochs 3")

@@ -6,11 +6,9 @@ from pathlib import Path
 
 from entrypoint.launch.supervise import ignore_stop_signals
 from entrypoint.script.folder import METRICS
-from entrypoint.system.commands import command_of
+from entrypoint.system.commands import command_of, own_environment
 from entrypoint.system.streams import message
 
-# Variables that only the script gets. For our own processes they could replace our modules.
-OF_PYTHON = ("PYTHONPATH", "PYTHONSAFEPATH")
 _END_S = 20.0  # TensorBoard's files are a copy, so their end is not worth a longer wait
 
 
@@ -19,10 +17,9 @@ class Board:
 
     def __init__(self, run: Path) -> None:
         """Start the process for the folder `run`."""
-        own = {name: value for name, value in os.environ.items() if name not in OF_PYTHON}
         self._process = subprocess.Popen(
             command_of("trainer.records.script_board", str(run / METRICS)),
-            env=own,
+            env=own_environment(os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -15,6 +15,7 @@ from entrypoint.doctor.redaction import shown_setting
 from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.script.target import Target
+from entrypoint.system.commands import python_path
 from trainbox.secret_rule import without_secrets
 
 _GIT_S = 5.0
@@ -34,7 +35,7 @@ def describe(target: Target, sources: Mapping[str, str], env: Mapping[str, str])
         "build": _build(env) | {"extra_lock_sha256": _extra_lock_sha256()},
         "image_digest": env.get("TRAINBOX_IMAGE_DIGEST"),
         "python": platform.python_version(),
-        "packages": dict(sorted(packages(sys.path).items())),
+        "packages": dict(sorted(packages([*python_path(env), *sys.path]).items())),
         "machine": {"system": platform.platform(), "host": platform.node()},
         "starts": [],
     }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from entrypoint.errors import HARDWARE, PREEMPTED, LaunchError, NotWritable
 from entrypoint.launch.plan import LaunchPlan
 from entrypoint.launch.supervise import SCRIPT_RUN, Ending, supervise
-from entrypoint.script.board import OF_PYTHON, Board
+from entrypoint.script.board import Board
 from entrypoint.script.folder import LOGS, MANIFEST, METRICS, ScriptFolder, not_writable
 from entrypoint.script.manifest import (
     changed_sources,
@@ -28,6 +28,7 @@ from entrypoint.script.rank import PIPES, RESTORED
 from entrypoint.script.sources import source_digests
 from entrypoint.script.target import Target
 from entrypoint.script.telemetry import NAMES, GpuRecord
+from entrypoint.system.commands import OF_PYTHON, own_environment, python_path
 from entrypoint.system.processes import adopt_orphans, kill_other_sessions
 from entrypoint.system.streams import message, say
 from entrypoint.system.temporary import temporary_folder
@@ -149,8 +150,8 @@ def script_environment(
     restored = {name: env[name] for name in OF_PYTHON if name in env}
     kept = {
         name: value
-        for name, value in env.items()
-        if name not in OF_PYTHON and not name.startswith(_OF_SCHEDULER)
+        for name, value in own_environment(env).items()
+        if not name.startswith(_OF_SCHEDULER)
     }
     # Without a fixed hash seed, Python orders sets of strings differently at each start.
     return {"PYTHONHASHSEED": "0", **kept, **plan.env} | {
@@ -165,7 +166,7 @@ def _manifest(start: Start) -> dict[str, Any]:
     folder, target = start.folder, start.target
     if not folder.writes:
         return {}
-    folders = project_folders(target, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    folders = project_folders(target, python_path(os.environ))
     sources = source_digests(target, folders)
     known = folder.read(MANIFEST)
     if not is_manifest(known):

@@ -1,5 +1,6 @@
 """How Trainbox starts its own modules: the command, its environment, and a check of sys.path."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
@@ -7,6 +8,8 @@ from pathlib import Path
 
 from entrypoint.errors import InvalidRequest
 
+# Variables of Python that a user's script gets. For our own modules, they could replace them.
+OF_PYTHON = ("PYTHONPATH", "PYTHONSAFEPATH")
 _PACKAGES = ("entrypoint", "trainbox", "trainer")
 _HOME = Path(__file__).resolve().parents[2]
 # Variables that torchrun sets for each of its processes. If a shell still has the values of another
@@ -37,6 +40,16 @@ def command_of(module: str, *arguments: str, python: str = sys.executable) -> li
     would run instead of ours.
     """
     return [python, "-P", "-m", module, *arguments]
+
+
+def own_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of our own modules, in which no folder of a user comes first."""
+    return {name: value for name, value in environment.items() if name not in OF_PYTHON}
+
+
+def python_path(environment: Mapping[str, str]) -> list[str]:
+    """Return the folders of PYTHONPATH."""
+    return [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
 
 
 def without_ranks(environment: Mapping[str, str]) -> dict[str, str]:

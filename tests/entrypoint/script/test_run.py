@@ -393,6 +393,28 @@ print("TRAINBOX_SETTINGS" in os.environ)
     assert ended.err.count("TRAINBOX_RUN is a path, and so not a setting: --run NAME sets") == 1
 
 
+def test_modules_of_the_user_reach_the_script_and_no_other_process(
+    trainbox: Trainbox, library: Path
+) -> None:
+    """A real start, with names that the launcher and its driver process import as well."""
+    names = ["click", "json", "logging", "pathlib", "signal", "trainbox", "trainer"]
+    for name in names:
+        folder = trainbox.folder / ("project" if name == "click" else "lib")
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.py").write_text("")
+    imported = f"import {', '.join(names)}\nprint(*(m.__file__ for m in ({', '.join(names)})))"
+    script(trainbox, imported, "project/train.py")
+    config = write_config(trainbox.folder / "gpus.conf", "h100", count=1)
+    ended = trainbox(
+        *(*ONE, "--run", "r", "project/train.py"),
+        env={**stub_env(library.parent, config), "PYTHONPATH": str(trainbox.folder / "lib")},
+    )
+    assert ended.code == 0, ended.err
+    files = [f"project/{name}.py" if name == "click" else f"lib/{name}.py" for name in names]
+    assert ended.out.split() == [str(trainbox.folder / file) for file in files]
+    assert "health     OPEN" in ended.err
+
+
 def test_the_run_of_a_script_is_not_one_of_a_task(forked: Trainbox) -> None:
     (forked.folder / "runs/r").mkdir(parents=True)
     config = '{"kind": "script", "script": "train.py", "is_module": false, "arguments": []}'
