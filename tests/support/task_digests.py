@@ -25,6 +25,8 @@ from torch.nn import functional as F
 from tests.support.commands import clean_environment
 from tests.support.films import FIELDS, write_films
 from tests.support.har_folder import write_folder
+from tests.support.pictures import FIELDS as PICTURES
+from tests.support.pictures import make_pictures
 from trainer.tasks.digits import Digits
 
 _SMALL = {"width": 4, "hidden": 8}
@@ -47,6 +49,9 @@ CASES: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
     "mnist": ("mnist", _SMALL, _FIVE_STEPS),
     "mnist, read by workers": ("mnist", {**_SMALL, "in_memory": "false"}, _FIVE_STEPS),
     "fashion_mnist": ("fashion_mnist", _SMALL, _FIVE_STEPS),
+    "images": (
+        "images", dict(PICTURES), (*_FIVE_STEPS[:4], "--batch-size", "8", "--threads", "1"),
+    ),
     "ssvae": ("ssvae", {"dataset": "digits", "num_style": 4, "hidden": 16}, _FIVE_STEPS),
     "har, cnn": ("har", {"width": 8}, _FIVE_STEPS),
     "har, lstm": ("har", {"model": "lstm", "width": 8}, _FIVE_STEPS),
@@ -63,6 +68,7 @@ CASES: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
 def write_data(folder: Path) -> None:
     """Write small made-up datasets for the tasks that would download theirs."""
     write_films(folder / "video")
+    make_pictures(folder / "shapes", ("cross", "disc", "stripes"), 12, seed=0)
     write_folder(folder)
     for name in ("MNIST", "FashionMNIST"):
         raw = folder / name / "raw"

@@ -26,6 +26,12 @@ _LOADER_SHARED_MEMORY = re.compile(
     r"shared memory ?\(shm\)[^\n]*No space left|workers are out of shared memory"
 )
 
+# torch's message for a Failure of a loader worker or a replica: a traceback, and the Failure's own
+# message in its last line.
+_RAISED_ELSEWHERE = re.compile(
+    r"(?s)Caught \w+ in [^\n]+\nOriginal Traceback .*\n[\w.]+: ([^\n]+)\s*$"
+)
+
 # Part of torch's message, and the message for the user.
 _WRONG_USES = {
     "stack expects each tensor to be equal size": (
@@ -53,7 +59,9 @@ def errors_as_failures(runs_dir: Path, task: str = "", log: Path | None = None) 
     """
     try:
         yield
-    except Failure:
+    except Failure as known:
+        if raised := _RAISED_ELSEWHERE.match(str(known)):
+            raise type(known)(raised[1]) from known
         raise
     except SystemExit as end:
         raise called_exit(end) from end

@@ -13,6 +13,7 @@ from tests.gpu.digests import last
 from tests.gpu.program import tried
 from tests.gpu.programs.training import train
 from tests.support.films import FIELDS
+from tests.support.pictures import FIELDS as PICTURES
 from tests.support.task_digests import write_data
 
 _SMALL = {"width": 4, "hidden": 8}
@@ -28,6 +29,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "har flatten": {"mode": "flatten", "width": 8},
     "teacher_student": {},
     "teacher_student gnc": {"method": "gnc", "examples": 32, "draws_per_step": 64},
+    "images": PICTURES,
     "video": FIELDS,
 }
 
@@ -57,7 +59,7 @@ def _digest(device: str, folder: str, name: str, precision: str) -> str:
         fields=TASKS[name],
         precision=precision,
         max_steps=5,
-        batch_size=8 if name == "video" else 32,
+        batch_size=8 if name in ("images", "video") else 32,
         threads=1,
         workers=2,
     )

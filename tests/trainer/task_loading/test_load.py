@@ -22,6 +22,7 @@ def test_the_built_in_tasks_and_their_classes() -> None:
         "digits_augmented": "DigitsAugmented",
         "fashion_mnist": "FashionMnist",
         "har": "Har",
+        "images": "Images",
         "mnist": "Mnist",
         "ssvae": "Ssvae",
         "teacher_student": "TeacherStudent",

@@ -1,0 +1,420 @@
+"""The task `images`: the layout of the folder, decoding, damaged files, models and trainings."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
+from torchvision import models
+
+from tests.support.forked_trainings import ForkedCommand
+from tests.support.here import Here
+from tests.support.pictures import FIELDS, make_pictures
+from trainer.tasks.images import Images
+from trainer.tasks.imaging.damage import damaged_pictures
+from trainer.tasks.imaging.decode import DamagedPicture, load_augmented_picture, load_picture
+from trainer.tasks.imaging.folder import find_pictures, is_held_out
+from trainer.tasks.imaging.models import build_model
+
+_CLASSES = ("cross", "disc", "stripes")
+_SHORT: dict[str, Any] = {
+    "task": "images",
+    "max_steps": 2,
+    "batch_size": 8,
+    "workers": 0,
+    "threads": 1,
+    "fields": FIELDS,
+}
+
+
+@pytest.fixture
+def shapes(tmp_path: Path) -> Path:
+    """Return the folder of 36 pictures in three classes."""
+    make_pictures(tmp_path / "data/shapes", _CLASSES, 12, seed=0)
+    return tmp_path / "data/shapes"
+
+
+def _task(**fields: Any) -> Images:
+    return Images(**{**FIELDS, **fields})
+
+
+# Training.
+
+
+def test_a_run_reports_classes_metrics_and_figures(here: Here, shapes: Path) -> None:
+    out = here.train(**_SHORT)
+    assert "\ndata       27 training and 9 validation examples" in out
+    assert "\nclasses    cross 10, disc 9, stripes 8\n" in out
+    assert "\nvalidation cross 2, disc 3, stripes 4\n" in out
+    (entry,) = here.entries("validation")
+    assert list(map(sum, entry["confusion"])) == [2, 3, 4]
+    assert {"loss", "accuracy", "macro_f1"} <= set(entry)
+    board = EventAccumulator(str(here.path() / "tensorboard"), {IMAGES: 0})
+    board.Reload()
+    names = {tag.rpartition("/")[2] for tag in board.Tags()["images"]}
+    assert names == {"confusion_matrix", "examples"}
+
+
+def test_loader_workers_do_not_change_the_bits(here: Here, shapes: Path) -> None:
+    here.train("none", **_SHORT)
+    here.train("two", **_SHORT | {"workers": 2})
+    here.train("plain", **_SHORT | {"fields": {**FIELDS, "augment": "false"}})
+    assert here.digest("none") == here.digest("two") != here.digest("plain")
+
+
+@pytest.mark.slow
+def test_the_same_bits_on_one_to_three_processes_and_through_kills(
+    forked_trainings: ForkedCommand, shapes: Path
+) -> None:
+    fields = " ".join(f"{name}={value}" for name, value in FIELDS.items())
+    drill = ("drill", "images", "--shards", "3", "--steps", "12", "--seed", "1", "--cpu")
+    ended = forked_trainings(*drill, env={"SET": fields, "TRAINBOX_BATCH_SIZE": "9"})
+    assert ended.code == 0, ended.out + ended.err
+    assert "the same bits in all 5 trainings" in ended.out
+
+
+@pytest.mark.slow
+def test_a_training_from_new_weights_recognizes_three_shapes(here: Here) -> None:
+    make_pictures(here.folder / "data/shapes", _CLASSES, 200, seed=0, size=48)
+    here.train(**_SHORT | {"max_steps": None, "epochs": 15, "batch_size": 32, "workers": 1})
+    assert max(entry["macro_f1"] for entry in here.entries("validation")) > 0.95
+
+
+# The folder.
+
+
+def test_train_and_val_folders_are_the_parts(tmp_path: Path) -> None:
+    make_pictures(tmp_path / "flowers/train", ("a", "b"), 4, seed=0)
+    make_pictures(tmp_path / "flowers/val", ("a", "b"), 2, seed=1)
+    task = _task(folder="flowers").with_data(tmp_path)
+    train, validation = task._pictures(tmp_path)
+    assert task.class_names == ("a", "b")
+    assert [picture.path.parts[-3] for picture in train.pictures] == ["train"] * 8
+    assert [picture.path.parts[-3:] for picture in validation.pictures] == [
+        ("val", name, f"{number:04}.jpg") for name in "ab" for number in range(2)
+    ]
+    assert [validation[i][1] for i in range(4)] == [0, 0, 1, 1]
+
+
+def test_about_the_share_is_held_out_and_new_pictures_move_none(
+    tmp_path: Path, shapes: Path
+) -> None:
+    held = [is_held_out(f"rose/{number}.jpg", 0.2) for number in range(2000)]
+    assert 0.18 < sum(held) / 2000 < 0.22
+    before = {
+        p.path
+        for p in _task().with_data(tmp_path / "data")._pictures(tmp_path / "data")[1].pictures
+    }
+    make_pictures(shapes, (*_CLASSES, "z"), 20, seed=0)
+    after = {
+        p.path
+        for p in _task().with_data(tmp_path / "data")._pictures(tmp_path / "data")[1].pictures
+    }
+    assert {path for path in after if path.parent.name != "z" and path.stem < "0012"} == before
+    assert len(after) > len(before)
+
+
+def test_which_files_of_a_class_are_pictures(tmp_path: Path) -> None:
+    make_pictures(tmp_path, ("a",), 2, seed=0)
+    folder = tmp_path / "a"
+    (folder / "inner").mkdir()
+    (folder / "0000.jpg").rename(folder / "inner/UPPER.JPG")
+    (folder / ".hidden.jpg").write_bytes(b"")
+    (folder / "notes.txt").write_bytes(b"")
+    (folder / "inner/loop").symlink_to(folder)
+    (folder / "linked.png").symlink_to(folder / "0001.jpg")
+    (folder / "missing.png").symlink_to(folder / "gone.png")
+    found = [str(picture.path.relative_to(folder)) for picture in find_pictures(tmp_path, ["a"])]
+    assert found == ["0001.jpg", "inner/UPPER.JPG", "linked.png", "missing.png"]
+
+
+def test_classes_can_be_chosen_and_ordered(tmp_path: Path, shapes: Path) -> None:
+    task = _task(classes="stripes/cross").with_data(tmp_path / "data")
+    assert task.class_names == ("stripes", "cross")
+    labels = {p.path.parent.name: p.label for p in task._pictures(tmp_path / "data")[0].pictures}
+    assert labels == {"stripes": 0, "cross": 1}
+
+
+def _one_class(folder: Path) -> None:
+    for name in _CLASSES[1:]:
+        shutil.rmtree(folder / name)
+
+
+def _empty_class(folder: Path) -> None:
+    (folder / "empty").mkdir()
+    (folder / "empty/notes.txt").touch()
+
+
+def _beside_data(folder: Path) -> None:
+    folder.rename(folder.parents[1] / "shapes")
+
+
+def _only_train(folder: Path) -> None:
+    inner = folder.with_name("inner")
+    folder.rename(inner)
+    folder.mkdir()
+    inner.rename(folder / "train")
+
+
+def _other_class(folder: Path) -> None:
+    _only_train(folder)
+    make_pictures(folder / "val", (*_CLASSES, "oval"), 1, seed=1)
+
+
+def _too_few(folder: Path) -> None:
+    for path in sorted((folder / "disc").iterdir())[1:]:
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (_one_class, "data/shapes has 1 class folder(s): put the pictures into a folder for each"),
+        (_empty_class, "data/shapes/empty has no picture (.jpg, .jpeg, "),
+        (shutil.rmtree, "data/shapes does not exist: put pictures there, as data/shapes/CLASS"),
+        (_beside_data, "data/shapes does not exist: there is a folder shapes in "),
+        (_only_train, "data/shapes has a folder train but no folder val: add val, or split train"),
+        (_other_class, "data/shapes/val/oval is a class that data/shapes/train does not have: "),
+        (_too_few, "data/shapes: class disc has no picture for "),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_folder_that_cannot_be_used_is_one_line_and_exit_2(
+    here: Here, shapes: Path, broken: Callable[[Path], None], message: str
+) -> None:
+    broken(shapes)
+    code, _, err = _command(here)
+    assert code == 2
+    assert err.splitlines()[0].startswith(f"trainbox: {message}")
+    assert "Traceback" not in err
+
+
+def _command(here: Here, *fields: str, workers: int = 0) -> tuple[int, str, str]:
+    words = [f"--set={name}={value}" for name, value in FIELDS.items()]
+    words += [f"--set={field}" for field in fields]
+    more = ("--max-steps=1", "--batch-size=4", "--device=cpu", "--threads=1", "--run=r")
+    return here.command("train", "images", *words, *more, f"--workers={workers}")
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("model=resnet17", "--set model=resnet17: torchvision has no classification model resnet17"
+                           ": did you mean resnet18 or "),
+        ("model=fcn_resnet50", "--set model=fcn_resnet50: torchvision has no classification model"),
+        ("size=0", "--set size=0: use a number of pixels from 1"),
+        ("resize=16", "--set resize=16: use a number from size=32, or 0 for 37"),
+        ("validation_share=1", "--set validation_share=1.0: use a number between 0 and 1"),
+        ("classes=cross/oval", "data/shapes/oval does not exist: use folders of "),
+    ],
+)  # fmt: skip
+def test_a_wrong_field_is_one_line_and_exit_2(
+    here: Here, shapes: Path, field: str, message: str
+) -> None:
+    code, _, err = _command(here, field)
+    assert code == 2
+    assert err.startswith(f"trainbox: {message}")
+    assert err.count("\n") == 1
+
+
+# Decoding.
+
+_RED, _GREEN, _BLUE, _WHITE = (250, 0, 0), (0, 250, 0), (0, 0, 250), (250, 250, 250)
+_TURNED_BACK = {  # how a camera stores an upright picture, by orientation
+    1: None,
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
+
+def _quarters(width: int = 48, height: int = 48) -> Image.Image:
+    picture = Image.new("RGB", (width, height), _WHITE)
+    picture.paste(_RED, (0, 0, width // 2, height // 2))
+    picture.paste(_GREEN, (width // 2, 0, width, height // 2))
+    picture.paste(_BLUE, (0, height // 2, width // 2, height))
+    return picture
+
+
+def _assert_quarters(pixels_HWC: torch.Tensor) -> None:
+    last = len(pixels_HWC) - 1
+    corners = [pixels_HWC[y, x].tolist() for y in (0, last) for x in (0, last)]
+    expected = [_RED, _GREEN, _BLUE, _WHITE]
+    assert numpy.abs(numpy.array(corners) - numpy.array(expected)).max() < 12, corners
+
+
+@pytest.mark.parametrize("orientation", _TURNED_BACK)
+@pytest.mark.parametrize("ending", ["jpg", "png", "tif"])
+def test_pictures_are_turned_upright(tmp_path: Path, orientation: int, ending: str) -> None:
+    stored, turn = _quarters(96, 64), _TURNED_BACK[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / f"x.{ending}"
+    (stored if turn is None else stored.transpose(turn)).save(path, exif=exif)
+    pixels = load_picture(path, 16, 16)
+    assert pixels.shape == (16, 16, 3) and pixels.dtype == torch.uint8
+    _assert_quarters(pixels)
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "value", "expected"),
+    [
+        ("L", "x.png", 100, (100, 100, 100)),
+        ("L", "x.jpg", 100, (100, 100, 100)),
+        ("LA", "x.png", (100, 255), (100, 100, 100)),
+        ("RGBA", "x.png", (0, 0, 0, 0), (255, 255, 255)),
+        ("RGBA", "x.webp", (200, 10, 20, 255), (200, 10, 20)),
+        ("CMYK", "x.jpg", (0, 255, 255, 0), (254, 0, 0)),
+        ("1", "x.png", 1, (255, 255, 255)),
+        ("I;16", "x.png", 40_000, (156, 156, 156)),
+        ("I;16", "x.tif", 40_000, (156, 156, 156)),
+        ("I", "x.tif", 65_535, (255, 255, 255)),
+    ],
+)
+def test_each_kind_of_pixels_becomes_rgb(
+    tmp_path: Path, mode: str, name: str, value: Any, expected: tuple[int, ...]
+) -> None:
+    Image.new(mode, (20, 30), value).save(tmp_path / name)
+    pixels = load_picture(tmp_path / name, 8, 8)
+    assert (pixels.int() - torch.tensor(expected)).abs().max() <= 5
+
+
+def test_transparent_colours_of_a_palette_are_white(tmp_path: Path) -> None:
+    picture = Image.new("P", (20, 20), 1)
+    picture.putpalette([0, 0, 0, 200, 0, 0])
+    picture.save(tmp_path / "x.gif", transparency=1)
+    assert (load_picture(tmp_path / "x.gif", 8, 8) == 255).all()
+
+
+def test_the_centre_is_cut_from_the_shorter_side(tmp_path: Path) -> None:
+    picture = Image.new("RGB", (80, 40), _WHITE)
+    picture.paste(_RED, (20, 0, 60, 40))
+    picture.save(tmp_path / "x.png")
+    assert (load_picture(tmp_path / "x.png", 8, 8)[:, 1:-1] == torch.tensor(_RED)).all()
+    picture.paste(_BLUE, (30, 10, 50, 30))
+    picture.save(tmp_path / "x.png")
+    assert (load_picture(tmp_path / "x.png", 8, 16)[1:-1, 1:-1] == torch.tensor(_BLUE)).all()
+
+
+def test_a_large_jpeg_that_is_decoded_smaller_looks_the_same(tmp_path: Path) -> None:
+    paths = make_pictures(tmp_path, ("a", "b", "c"), 1, seed=0, size=400)
+    for path in paths:
+        with Image.open(path) as image:
+            image.save(path.with_suffix(".png"))
+        small = load_picture(path, 32, 32).float()
+        assert (small - load_picture(path.with_suffix(".png"), 32, 32).float()).abs().mean() < 2
+
+
+def test_an_augmented_picture_follows_from_the_seed(tmp_path: Path) -> None:
+    (path,) = make_pictures(tmp_path, ("a",), 1, seed=0)
+    drawn = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        drawn.append(load_augmented_picture(path, 24))
+    assert drawn[0].shape == (24, 24, 3)
+    assert torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+# Damaged pictures.
+
+
+def _cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:400])
+
+
+def _overwrite(path: Path) -> None:
+    path.write_text("not a picture")
+
+
+def _replace_by_a_broken_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.with_name("gone.jpg"))
+
+
+_DAMAGES: dict[Callable[[Path], None], str] = {
+    _overwrite: "it does not start as a picture",
+    _replace_by_a_broken_link: "No such file or directory",
+    lambda path: os.truncate(path, 0): "the file is empty",
+    _cut_off: "Truncated File Read",
+}
+
+
+@pytest.mark.parametrize(("damage", "reason"), _DAMAGES.items(), ids=_DAMAGES.values())
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_picture_is_named(
+    here: Here, shapes: Path, damage: Callable[[Path], None], reason: str, workers: int
+) -> None:
+    damage(shapes / "disc/0003.jpg")
+    if reason.startswith("Trunc"):  # found when it is read: leave no other picture of the class
+        for path in (shapes / "disc").iterdir():
+            damage(path)
+    code, _, err = _command(here, workers=workers)
+    assert code == 2
+    assert re.match(rf"trainbox: data/shapes/disc/\d+\.jpg is damaged \({reason}", err), err
+    assert "set skip_damaged=true" in err.splitlines()[0]
+    assert "Traceback" not in err
+
+
+def test_damaged_pictures_are_skipped_and_counted(here: Here, shapes: Path) -> None:
+    bits = []
+    for number, damage in enumerate(_DAMAGES):
+        damage(shapes / f"cross/{number:04}.jpg")
+    for run, workers in (("one", 0), ("two", 1)):
+        fields = {**FIELDS, "skip_damaged": "true"}
+        out = here.train(run, **_SHORT | {"workers": workers, "fields": fields})
+        assert "\ndamaged    4 pictures are skipped: data/shapes/cross/000" in out
+        bits.append(here.digest(run))
+    assert bits[0] == bits[1]
+    for number in range(len(_DAMAGES)):
+        (shapes / f"cross/{number:04}.jpg").unlink()
+    here.train("without", **_SHORT)
+    assert here.digest("without") == bits[0]
+
+
+def test_the_search_for_damage_is_kept_until_a_file_changes(shapes: Path) -> None:
+    pictures = find_pictures(shapes, _CLASSES)
+    _cut_off(shapes / "disc/0001.jpg")
+    found = {shapes / "disc/0001.jpg"}
+    assert damaged_pictures(shapes, pictures) == found
+    (kept,) = (shapes / ".cache").iterdir()
+    kept.write_text('["disc/0005.jpg"]')
+    assert damaged_pictures(shapes, pictures) == {shapes / "disc/0005.jpg"}
+    _cut_off(shapes / "disc/0002.jpg")
+    assert damaged_pictures(shapes, pictures) == found | {shapes / "disc/0002.jpg"}
+
+
+def test_a_picture_with_impossible_values_is_damaged(tmp_path: Path) -> None:
+    Image.fromarray(numpy.full((9, 9), 0.5, numpy.float32)).save(tmp_path / "x.tif")
+    with pytest.raises(DamagedPicture, match="not whole numbers"):
+        load_picture(tmp_path / "x.tif", 4, 4)
+
+
+# Models.
+
+
+def test_auxiliary_outputs_are_left_out() -> None:
+    with torch.device("meta"):
+        model = build_model("googlenet", 3, 64).train()
+        assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
+    assert not [name for name, _ in model.named_parameters() if name.startswith("aux")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", models.list_models(module=models))
+def test_each_model_of_torchvision_has_an_output_per_class(name: str) -> None:
+    size = 75 if name == "inception_v3" else 224 if name == "maxvit_t" else 64
+    with torch.device("meta"):
+        model = build_model(name, 3, size).train()
+        assert model(torch.zeros(2, 3, size, size)).shape == (2, 3)

@@ -1,0 +1,1 @@
+"""The parts of the task `images`: its folder, decoding, damaged files and models."""

@@ -1,0 +1,108 @@
+"""Find damaged pictures before the training."""
+
+import contextlib
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from trainbox import WrongUse
+from trainer.tasks.imaging.decode import DamagedPicture, decode
+from trainer.tasks.imaging.folder import Picture
+
+_STARTS = (
+    *(b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"RIFF"),
+    *(b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"),
+)
+_REMEDY = "replace or remove it, or skip damaged pictures with --set skip_damaged=true"
+
+
+def damaged_use(path: Path, reason: str) -> WrongUse:
+    """Return the error for a damaged picture that is not skipped."""
+    return WrongUse(f"{path} is damaged ({reason}): {_REMEDY}")
+
+
+def refuse_damaged(pictures: Sequence[Picture]) -> None:
+    """Check the first bytes of each file, which takes microseconds for each.
+
+    Raises:
+        WrongUse: a file is empty, cannot be read, or does not start as a picture.
+    """
+    found = _found(pictures, _wrong_start)
+    if not found:
+        return
+    path, reason = next(iter(found.items()))
+    others = f"; {len(found) - 1} more are damaged" if len(found) > 1 else ""
+    raise damaged_use(path, f"{reason}{others}")
+
+
+def damaged_pictures(folder: Path, pictures: Sequence[Picture]) -> set[Path]:
+    """Decode all pictures, and return the paths of those that are damaged.
+
+    The result is kept in `folder`/.cache. It is used again while the names, sizes and times of the
+    files are the same. If `folder` cannot be written, each process decodes all pictures.
+    """
+    key = hashlib.sha256()
+    for picture in pictures:
+        with contextlib.suppress(OSError):  # a link to a missing file
+            status = picture.path.stat()
+            name = os.fsencode(picture.path.relative_to(folder))
+            key.update(b"%s\0%d\0%d\0" % (name, status.st_size, status.st_mtime_ns))
+    cache = folder / ".cache" / f"damaged-{key.hexdigest()[:16]}.json"
+    with contextlib.suppress(OSError, ValueError):
+        return {folder / name for name in json.loads(cache.read_text(encoding="utf-8"))}
+    found = set(_found(pictures, _damage))
+    with contextlib.suppress(OSError):
+        _write(cache, json.dumps(sorted(str(path.relative_to(folder)) for path in found)))
+    return found
+
+
+def _found(pictures: Sequence[Picture], check: Callable[[Path], str | None]) -> dict[Path, str]:
+    """Return the files in which `check` finds damage, with the reason, in their order."""
+    from tqdm import tqdm
+
+    paths = [picture.path for picture in pictures]
+    # Decoders and files do not hold Python's lock.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        reasons: Iterator[str | None] = threads.map(check, paths)
+        shown = tqdm(
+            reasons,
+            "checking",
+            len(paths),
+            unit=" pictures",
+            delay=2,
+            leave=False,
+            disable=None,
+        )
+        return {
+            path: reason for path, reason in zip(paths, shown, strict=True) if reason is not None
+        }
+
+
+def _wrong_start(path: Path) -> str | None:
+    try:
+        with path.open("rb", buffering=0) as file:
+            start = file.read(16)
+    except OSError as error:
+        return error.strerror or str(error)
+    if not start:
+        return "the file is empty"
+    return None if start.startswith(_STARTS) else "it does not start as a picture"
+
+
+def _damage(path: Path) -> str | None:
+    try:
+        decode(path)
+    except (DamagedPicture, OSError) as error:
+        return str(error)
+    return None
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    part = path.with_name(f".{uuid.uuid4().hex}")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
