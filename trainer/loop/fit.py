@@ -24,6 +24,8 @@ def fit(
 ) -> None:
     """Train from the current step of `job.state` to the end of the schedule.
 
+    All ranks call this. `job` has the parts of the training: `world` is this rank's view of the
+    process group, `schedule` has the steps and micro-batches, and `state` is what a checkpoint holds.
     `validated` is called with the step and the metrics after each validation.
 
     Raises:
@@ -37,13 +39,15 @@ def fit(
     progress = state.progress
     first_step = progress.step
     # Read this rank's micro-batches from the current step. The order of the examples depends only
-    # on the seed and the epoch.
+    # on the seed and the epoch. The time that the training waits for them is logged. A profile or a
+    # measurement of the speed wraps them.
     timed = TimedBatches(
         training_batches(job.train, schedule, first_step, world.device, job.workers)
     )
     micro_batches = timed if job.around_batches is None else job.around_batches(timed)
 
     train_one_step = EagerStep(job, micro_batches)
+    # `pace` has the steps of the log entries, the digests and the votes.
     log, digests, pace = TrainingLog(job, timed), DigestLog(job), Pace(job)
     saving = Saving(job, stop, digests, pace)
 
@@ -52,7 +56,9 @@ def fit(
     state.watch.start(first_step)
     state.model.train()
     while True:
-        # Validate at the end of an epoch. If a stop is requested meanwhile, save and stop.
+        # After every `--eval-every` epochs and the last step, validate. A validation saves a
+        # checkpoint if it is the best or the last, and may end the training early. If a stop is
+        # requested meanwhile, save a checkpoint and raise Preempted.
         if evaluation_due(job) and not validate(job, saving, validated):
             saving.save_and_stop()
         if progress.step >= job.end_step or progress.ended_early:
@@ -62,7 +68,8 @@ def fit(
         logged = pace.log_due(progress.step + 1)
         norm = train_one_step(needs_norm=logged)
 
-        # Count the step on the progress bar, log the losses, and record digests of the weights.
+        # Count the step on the progress bar, log the losses, and record digests of the weights. If
+        # this takes too much of the time, `pace` makes it rarer.
         job.run.advance()
         if logged and norm is not None:
             with pace.log.measured():
@@ -77,5 +84,7 @@ def fit(
 
         # If the ranks vote now, save if a checkpoint is due, and stop if any was asked to stop.
         saving.save_or_stop()
+
+    # A thread writes the last checkpoint. Wait until the disk has it.
     job.checkpoints.wait()
     progress.train_seconds = state.watch.seconds

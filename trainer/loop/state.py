@@ -156,10 +156,17 @@ class TrainState:
 
 @dataclass
 class Job:
-    """The parts that `fit` uses; `loss_module` wraps the model of `state`.
+    """The parts of one training, which `fit` uses.
 
-    `until_step` ends the training before the end of the schedule. `around_batches` wraps the
-    iterator of batches. `sources` is set when the run's manifest is written.
+    Attributes:
+        state: What a checkpoint holds: the model, the optimizer, the progress.
+        loss_module: A module that computes the losses of a batch. It wraps the model of `state`.
+        schedule: The number of steps, and the micro-batches of this rank in each step.
+        reduction: Adds the gradients of all shards.
+        workers: The number of loader workers.
+        sources: Set when the run's manifest is written.
+        until_step: Ends the training before the end of the schedule.
+        around_batches: Wraps the iterator of batches.
     """
 
     task: Task
