@@ -128,7 +128,7 @@ def importers(name: str) -> set[str]:
     }
 
 
-def test_the_packages_do_not_know_each_other() -> None:
+def test_the_packages_do_not_import_each_other() -> None:
     assert {module for module in importers("trainer") if module.startswith("entrypoint.")} == set()
     assert {module for module in importers("entrypoint") if module.startswith("trainer.")} == set()
 
@@ -139,7 +139,7 @@ def test_the_entrypoint_decides_without_torch() -> None:
 
 
 @pytest.mark.parametrize("name", SOLE_IMPORTERS)
-def test_a_library_has_one_place(name: str) -> None:
+def test_a_library_has_fixed_importers(name: str) -> None:
     assert importers(name) == SOLE_IMPORTERS[name]
 
 
@@ -202,7 +202,7 @@ def _package(module: str) -> str:
 
 
 @pytest.mark.parametrize("root", ORDER)
-def test_every_package_has_a_place_in_the_order(root: str) -> None:
+def test_every_package_is_in_the_order(root: str) -> None:
     found = {_package(name) for name in FILES if name.startswith(f"{root}.")} - {"tasks"}
     assert found == set(ORDER[root].split())
 

@@ -31,7 +31,7 @@ def test_forbidden_phrase_is_found_with_its_line(tmp_path: Path, text: str, foun
         "```\nit is told\n```\n",
     ],
 )
-def test_other_words_and_code_are_not_found(tmp_path: Path, text: str) -> None:
+def test_plain_english_and_code_are_not_found(tmp_path: Path, text: str) -> None:
     (page := tmp_path / "a.md").write_text(text)
     assert phrases.file_findings(page) == []
 

@@ -126,7 +126,7 @@ def test_torch_compiles_no_kernels_of_its_own(
     assert _python(program, ">out 2>err", tmp_path, **given) == 8
 
 
-def test_a_list_that_nobody_reads_ends_in_silence(tmp_path: Path) -> None:
+def test_a_list_without_a_reader_ends_without_a_message(tmp_path: Path) -> None:
     assert _unread(
         "import sys, trainer.cli.commands; sys.argv = ['trainer', 'tasks']; "
         "trainer.cli.commands.main()",

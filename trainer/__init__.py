@@ -1,1 +1,1 @@
-"""Does: trains a task on the devices that it was given, and leaves a run directory behind."""
+"""The trainer, which trains a task on the given devices and writes the folder of the run."""

@@ -1,7 +1,8 @@
 import sys
 
 if not sys.flags.safe_path:
-    del sys.path[0]  # the current folder, put there by -m: a logging.py of a user's is not ours
+    # `-m` puts the current folder first, where a user's logging.py would replace the library.
+    del sys.path[0]
 
 import os
 from pathlib import Path
@@ -19,10 +20,10 @@ if sys.argv[1:2] in (["train"], ["verify"], ["sweep"], ["sweep-run"]):
 try:
     main()
 except SystemExit as end:
-    # Not the interpreter's own end: taking gloo's threads down it is aborted now and then, and it
-    # would wait for ever for loader workers, which do not hear SIGTERM and die with this process.
+    # End without the interpreter's own cleanup. It sometimes aborts while it ends gloo's threads,
+    # and it waits forever for loader workers, which ignore SIGTERM and end with this process.
     if not end.code and (finished := os.environ.get("TRAINBOX_FINISHED")):
-        Path(finished).touch()  # a task that ends the process with code 0 has not trained
+        Path(finished).touch()  # the launcher's proof: a task may also exit with code 0
     sys.stdout.flush()
     sys.stderr.flush()
     if logging := sys.modules.get("logging"):  # its import takes longer than the check of options

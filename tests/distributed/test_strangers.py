@@ -195,7 +195,7 @@ def test_a_thousand_silent_connections_do_not_keep_node_1_out(
 # The secret.
 
 
-def test_nodes_with_the_same_secret_meet_and_hear_of_each_others_end(party: Party) -> None:
+def test_nodes_with_the_same_secret_connect_and_report_their_ends(party: Party) -> None:
     port = free_port()
     nodes = [
         met() for met in [party.start(node_of(rank, port, 3, secret=_SECRET)) for rank in range(3)]

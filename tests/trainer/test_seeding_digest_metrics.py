@@ -45,7 +45,7 @@ def test_seeds_do_not_depend_on_the_interpreters_hash_seed() -> None:
     assert int(ended.stdout) == derive_seed(0, "order", 0)
 
 
-def test_seeds_of_neighbours_differ_and_fit_every_generator() -> None:
+def test_seeds_of_similar_purposes_differ_and_fit_every_generator() -> None:
     seeds = {derive_seed(seed, "order", epoch) for seed in range(50) for epoch in range(50)}
     assert len(seeds) == 2500
     assert all(0 <= seed < 2**63 for seed in seeds)

@@ -465,7 +465,7 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("mistake", _MISTAKES)
-def test_a_mistake_is_one_line_with_the_cure_before_the_first_step(
+def test_a_mistake_is_one_line_with_the_remedy_before_the_first_step(
     here: Here, monkeypatch: pytest.MonkeyPatch, mistake: str
 ) -> None:
     task, changes, message = _MISTAKES[mistake]

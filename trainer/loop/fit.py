@@ -25,8 +25,8 @@ def fit(
     """Train from the current step of `job.state` to the end of the schedule.
 
     All ranks call this. `job` has the parts of the training: `world` is this rank's view of the
-    process group, `schedule` has the steps and micro-batches, and `state` is what a checkpoint holds.
-    `validated` is called with the step and the metrics after each validation.
+    process group, `schedule` has the steps and micro-batches, and `state` is the content of a
+    checkpoint. `validated` is called with the step and the metrics after each validation.
 
     Raises:
         Preempted: `stop` was requested on a rank, and a checkpoint of this step is saved.

@@ -159,7 +159,7 @@ class Job:
     """The parts of one training, which `fit` uses.
 
     Attributes:
-        state: What a checkpoint holds: the model, the optimizer, the progress.
+        state: The content of a checkpoint: the model, the optimizer, the progress.
         loss_module: A module that computes the losses of a batch. It wraps the model of `state`.
         schedule: The number of steps, and the micro-batches of this rank in each step.
         reduction: Adds the gradients of all shards.

@@ -287,7 +287,7 @@ def test_an_ignored_sighup_stays_ignored(start: Start) -> None:
 @pytest.mark.parametrize(
     "child", [IGNORES, ENDS_AFTER_A_LINE], ids=["ignores SIGTERM", "waits for input"]
 )
-def test_the_child_dies_when_its_parent_is_killed(start: Start, child: str) -> None:
+def test_a_child_is_killed_with_its_parent(start: Start, child: str) -> None:
     process = start(child)
     descriptor = os.pidfd_open(first_line(process))
     try:

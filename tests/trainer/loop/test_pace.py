@@ -87,7 +87,7 @@ def test_a_stop_waits_for_at_most_20_steps_if_fast_steps_become_slow(
         assert ranks.now - asked_at <= 20
 
 
-def test_a_process_alone_asks_itself_after_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_process_votes_after_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = _Ranks(monkeypatch, 0.001)
     assert [len(ranks.step()) for _ in range(30)] == [1] * 30
 

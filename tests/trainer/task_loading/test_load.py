@@ -39,7 +39,7 @@ def test_a_module_is_found_by_its_name_and_its_fields_by_importing_it() -> None:
     assert load_task("tests.support.tiny:Tiny", {"nan_at": "3"}) == Tiny(nan_at=3)
 
 
-def test_a_task_file_may_import_its_neighbours(write: Callable[[str, str], str]) -> None:
+def test_a_task_file_may_import_modules_beside_it(write: Callable[[str, str], str]) -> None:
     write("my/neighbour_of_task.py", "WIDTH = 7\n")
     text = (
         "from neighbour_of_task import WIDTH\n"
@@ -88,7 +88,7 @@ def test_a_wrong_task_is_reported_with_the_remedy(
         assert str(tmp_path) in str(failure.value)
 
 
-def test_a_file_with_relative_imports_is_refused_with_the_cure(
+def test_a_file_with_relative_imports_is_refused_with_the_remedy(
     write: Callable[[str, str], str],
 ) -> None:
     spec = write("inside.py", "from .beside import x\n" + HEAD + "class T(Task): ...\n")
@@ -192,12 +192,10 @@ def test_a_file_that_would_shadow_a_module_is_refused_before_it_runs(
     assert not Path("it ran").exists()
 
 
-def test_neighbours_of_a_task_are_imported_and_never_shadow_a_library(
+def test_modules_beside_a_task_are_imported_and_never_replace_a_library(
     here: Here, write: Callable[[str, str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that a library wins against are named once, if the task or a neighbour of it imports
-    them.
-    """
+    """A module that a library replaces is named once, if the task imports it."""
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(here.folder)])
     for name in ("secrets", "tensorboard", "statistics", "prometheus_client/__init__"):
         write(f"my/{name}.py", "raise SystemExit('a neighbour shadows a library')\n")
