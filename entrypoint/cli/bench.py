@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from entrypoint.cli.options import PAGE, PASS_ON, Numbers
-from entrypoint.driver.process import Driver, detect, visible_to_cuda
+from entrypoint.driver.process import count_visible
 from entrypoint.errors import PREEMPTED, HardwareMissing, InvalidRequest
 from entrypoint.system.cpus import usable_cpus
 from entrypoint.system.streams import message
@@ -164,8 +164,7 @@ def _bench_counts(
         return False, counts
     found = 0
     if not processes and device != "cpu":
-        found = len(visible_to_cuda(detect(driver := Driver())))
-        driver.close()  # the trainings query it themselves
+        found = count_visible()
         if device == "cuda" and not found:
             raise HardwareMissing(
                 "--device cuda requested, no GPU found: run on a GPU host with its driver, or "

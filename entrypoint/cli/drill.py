@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import click
 
 from entrypoint.cli.options import MOST_PROCESSES, PAGE, Numbers
-from entrypoint.driver.process import Driver, detect, visible_to_cuda
+from entrypoint.driver.process import count_visible
 from entrypoint.errors import InvalidRequest
 
 _SEED = click.option(
@@ -55,7 +55,7 @@ def drill(tasks: tuple[str, ...], shards: int, steps: int, seed: int | None, cpu
     from entrypoint.drill.task import drill_task  # takes 6 ms
 
     seed = _drawn(seed)
-    gpus = _gpus(cpu)
+    gpus = 0 if cpu else count_visible()
     largest = min(shards, gpus or 4)
     click.echo(
         f"drill on up to {largest} {_unit(gpus)}, {steps} steps of {shards} shards, --seed {seed}"
@@ -152,7 +152,7 @@ def drill_run(
     if not module and not arguments:
         raise InvalidRequest("drill run needs a script, as in drill run train.py --compare last.pt")
     script = ("-m", module, "--", *arguments) if module else (*arguments[:1], "--", *arguments[1:])
-    gpus = _gpus(cpu)
+    gpus = 0 if cpu else count_visible()
     if counts and one_process:
         raise InvalidRequest("--one-process and --processes contradict each other: drop one")
     if max(counts or (1,)) > (gpus or MOST_PROCESSES):
@@ -179,15 +179,6 @@ def _drawn(seed: int | None) -> int:
     import secrets  # loads OpenSSL, which takes milliseconds
 
     return secrets.randbelow(10**6) if seed is None else seed
-
-
-def _gpus(cpu: bool) -> int:
-    """Return the number of visible GPUs, or 0 if CPU processes are requested."""
-    if cpu:
-        return 0
-    found = len(visible_to_cuda(detect(driver := Driver())))
-    driver.close()  # the trainings query it themselves
-    return found
 
 
 def _unit(gpus: int) -> str:
