@@ -28,6 +28,7 @@ from tests.support.faults import (
 from tests.support.here import Here, StopAfter
 from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
+from tests.support.unsafe_pickle import MakesFolder
 from trainer.errors import Preempted
 from trainer.records.checkpoint import Checkpoints
 
@@ -261,18 +262,10 @@ def test_row_41_a_clock_that_jumps(here: Here, monkeypatch: pytest.MonkeyPatch) 
     _check_resumed(here, here.train(**_EACH_STEP), 10)
 
 
-class _Evil:
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.marker),)
-
-
 def test_row_43_a_checkpoint_with_code_in_it(here: Here) -> None:
     newest = _stopped_at_10(here)[-1]
     marker = here.folder / "it ran"
-    newest.write_bytes(pickle.dumps({"model": _Evil(marker)}))
+    newest.write_bytes(pickle.dumps({"model": MakesFolder(marker)}))
     sidecar = json.loads(newest.with_suffix(".json").read_text())
     sidecar |= {
         "sha256": hashlib.sha256(newest.read_bytes()).hexdigest(),

@@ -17,6 +17,8 @@ from .conftest import Checkout, Docker, copy_tree, unique_name
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
 
+_UP = ("docker", "compose", "up", "--exit-code-from", "train", "train")
+
 
 @pytest.fixture
 def gpu_host(checkout: Checkout) -> Checkout:
@@ -174,29 +176,11 @@ def test_compose_up_trains_on_healthy_gpus(stubbed: Checkout) -> None:
 
     Then torch reports that it cannot use the GPUs of the stub.
     """
-    done = stubbed.run(
-        "docker",
-        "compose",
-        "up",
-        "--exit-code-from",
-        "train",
-        "train",
-        GPUS="2",
-        ARGS="--max-steps 5",
-    )
+    done = stubbed.run(*_UP, GPUS="2", ARGS="--max-steps 5")
     assert done.returncode == 3, done.stdout + done.stderr
     assert "health     OPEN, PASS: 2 GPUs" in done.stdout
     assert "process 0 was given a GPU, but torch" in done.stdout + done.stderr
-    done = stubbed.run(
-        "docker",
-        "compose",
-        "up",
-        "--exit-code-from",
-        "train",
-        "train",
-        DEVICE="cpu",
-        ARGS="--max-steps 5",
-    )
+    done = stubbed.run(*_UP, DEVICE="cpu", ARGS="--max-steps 5")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -213,12 +197,11 @@ def test_compose_up_does_not_train_on_a_gpu_with_an_uncorrected_error(
     logs = stubbed.run("docker", "compose", "logs", "--no-log-prefix", "gpu-health").stdout
     assert "ecc-uncorrected CRITICAL: 2 uncorrected memory errors" in logs
     assert "CLOSED, CRITICAL: 2 GPUs; ecc-uncorrected (GPU 1)" in logs
-    up = ("docker", "compose", "up", "--exit-code-from", "train", "train")
     assert (
-        stubbed.run(*up, HEALTH="0", DEVICE="cpu", ARGS="--run r --max-steps 5").returncode == 0
+        stubbed.run(*_UP, HEALTH="0", DEVICE="cpu", ARGS="--run r --max-steps 5").returncode == 0
     ), "HEALTH=0 trains nevertheless"
     (stubbed.path / "limits.toml").write_text("ecc_uncorrected = 5\n")
-    done = stubbed.run(*up, GPUS="2", HEALTH_LIMITS="limits.toml", ARGS="--max-steps 5")
+    done = stubbed.run(*_UP, GPUS="2", HEALTH_LIMITS="limits.toml", ARGS="--max-steps 5")
     assert "health     OPEN, PASS: 2 GPUs" in done.stdout, done.stdout + done.stderr
     # Without the service, the gate of the training is closed.
     done = stubbed.run("docker", "compose", "run", "--rm", "--no-deps", "train", GPUS="2")

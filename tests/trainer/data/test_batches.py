@@ -27,10 +27,6 @@ from trainer.parallel.world import World
 CPU = torch.device("cpu")
 
 
-def _process(rank: int, world_size: int) -> World:
-    return World(rank, world_size, CPU)
-
-
 def _schedule(
     examples: int,
     batch_size: int,
@@ -107,7 +103,7 @@ def test_micro_batches_partition_the_global_batch_almost_equally(
     assert max(sizes) - min(sizes) <= 1
     assert min(sizes) >= 1
     for world_size in range(1, shards + 1):
-        ranks = [_process(rank, world_size).owned(shards) for rank in range(world_size)]
+        ranks = [World(rank, world_size, CPU).owned(shards) for rank in range(world_size)]
         shared = [
             micro
             for owned in ranks
@@ -125,12 +121,12 @@ def test_a_micro_batch_has_its_shard_and_part() -> None:
 @pytest.mark.parametrize("world_size", range(1, 6))
 def test_owned_blocks_are_consecutive_and_the_first_is_never_empty(world_size: int) -> None:
     for count in range(12):
-        blocks = [_process(rank, world_size).owned(count) for rank in range(world_size)]
+        blocks = [World(rank, world_size, CPU).owned(count) for rank in range(world_size)]
         assert [i for block in blocks for i in block] == list(range(count))
         assert len(blocks[0]) == max(map(len, blocks))
         assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
         assert blocks == [
-            _process(0, world_size).owned_by(rank, count) for rank in range(world_size)
+            World(0, world_size, CPU).owned_by(rank, count) for rank in range(world_size)
         ]
 
 
@@ -167,7 +163,7 @@ def test_all_processes_together_have_the_indices_of_one() -> None:
                 50,
                 16,
                 6,
-                micro_batches(16, world_size, 2, _process(rank, world_size).owned(world_size)),
+                micro_batches(16, world_size, 2, World(rank, world_size, CPU).owned(world_size)),
             )
             for rank in range(world_size)
         ]
@@ -297,7 +293,7 @@ def test_random_augmentation_is_the_same_with_any_number_of_workers_and_from_any
 def _own(
     number: int, world_size: int, examples: int, batch_size: int, dataset: Dataset[Any]
 ) -> Iterator[tuple[int, Any]]:
-    own = _process(number, world_size).owned(evaluation_batch_count(examples, batch_size))
+    own = World(number, world_size, CPU).owned(evaluation_batch_count(examples, batch_size))
     yield from EvaluationBatches(dataset, batch_size, own, CPU, 0).iterate()
 
 

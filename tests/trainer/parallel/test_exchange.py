@@ -16,10 +16,6 @@ from trainer.parallel.world import World
 CPU = torch.device("cpu")
 
 
-def _process(rank: int, world_size: int) -> World:
-    return World(rank, world_size, CPU)
-
-
 def _tree(shards: int) -> TreeSum[str]:
     return TreeSum(shards, lambda left, right: f"({left}+{right})")
 
@@ -56,7 +52,7 @@ def test_the_order_of_additions_is_the_same_for_every_number_of_processes(
         alone.push((0, shard), str(shard))
     for rank in range(world_size):
         own = _tree(shards)
-        owned = _process(rank, world_size).owned(shards)
+        owned = World(rank, world_size, CPU).owned(shards)
         for shard in owned:
             own.push((0, shard), str(shard))
         assert [node for node, _ in own.waiting] == subtrees(owned, shards)
@@ -82,7 +78,7 @@ def test_gradients_are_the_trees_sum_and_buffers_the_mean_over_shards() -> None:
     net, inputs_B3 = _Net(), torch.randn(12, 3)
     shards, accumulation = 3, 2
     micros = micro_batches(12, shards, accumulation, range(shards))
-    reduction = Reduction(_process(0, 1), shards, accumulation, net, list(net.parameters()))
+    reduction = Reduction(World(0, 1, CPU), shards, accumulation, net, list(net.parameters()))
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}
     gradients, buffers = [], []
     for shard in range(shards):
@@ -115,7 +111,7 @@ def test_gradients_are_the_trees_sum_and_buffers_the_mean_over_shards() -> None:
 
 def test_one_shard_is_not_copied() -> None:
     net = _Net()
-    reduction = Reduction(_process(0, 1), 1, 1, net, list(net.parameters()))
+    reduction = Reduction(World(0, 1, CPU), 1, 1, net, list(net.parameters()))
     (micro,) = micro_batches(4, 1, 1, range(1))
     with reduction.of(micro):
         net(torch.randn(4, 3)).sum().backward()
@@ -131,7 +127,7 @@ def test_a_gradient_that_is_computed_several_times_is_refused(
     """The first gradient would be sent before it is complete."""
     layer, inputs_B3 = nn.Linear(3, 3), torch.randn(4, 3, requires_grad=True)
     # This process has the hooks of one of several ranks, but no other rank exists.
-    reduction = Reduction(_process(0, 2), 2, 1, layer, list(layer.parameters()))
+    reduction = Reduction(World(0, 2, CPU), 2, 1, layer, list(layer.parameters()))
     monkeypatch.setattr("trainer.parallel.shard_sums.Exchange.start", lambda _self: None)
     (micro,) = micro_batches(8, 2, 1, range(1))
     with contextlib.ExitStack() as stack:
@@ -152,7 +148,7 @@ def test_flags_and_masks_are_restored_and_empty_buffers_are_allowed() -> None:
         ("empty", torch.zeros(0)),
     ):
         net.register_buffer(name, buffer)
-    reduction = Reduction(_process(0, 1), 2, 1, net, list(net.parameters()))
+    reduction = Reduction(World(0, 1, CPU), 2, 1, net, list(net.parameters()))
     for micro in micro_batches(4, 2, 1, range(2)):
         with reduction.of(micro):
             net.flag.fill_(True)  # type: ignore[operator]

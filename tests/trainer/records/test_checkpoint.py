@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.support.commands import clean_environment
+from tests.support.unsafe_pickle import MakesFolder
 from trainbox.files import replacing
 from trainer.errors import NotFinite, StorageFailure
 from trainer.records.checkpoint import Checkpoints
@@ -702,25 +703,17 @@ def test_a_crash_while_a_step_is_saved_again_damages_nothing(
         )
 
 
-class _Evil:
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.marker),)
-
-
 @pytest.mark.parametrize("form", ["torch.save", "plain pickle"])
 def test_a_malicious_checkpoint_with_a_valid_sidecar_is_refused_and_runs_nothing(
     saver: Saver, tmp_path: Path, form: str
 ) -> None:
     saver.save(1)
     marker, evil = tmp_path / "it ran", saver.path(2)
-    state = simple(2) | {"extra": _Evil(marker)}
+    state = simple(2) | {"extra": MakesFolder(marker)}
     if form == "torch.save":
         torch.save(state, evil)
     else:
-        evil.write_bytes(pickle.dumps({"model": {}, "extra": _Evil(marker)}))
+        evil.write_bytes(pickle.dumps({"model": {}, "extra": MakesFolder(marker)}))
     sidecar = json.loads(saver.path(1, ".json").read_text())
     data = evil.read_bytes()
     sidecar |= {"step": 2, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
