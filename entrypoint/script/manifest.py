@@ -44,7 +44,10 @@ def describe(target: Target, sources: Mapping[str, str], env: Mapping[str, str])
 def describe_start(
     plan: LaunchPlan, target: Target, env: Mapping[str, str], begin_unix_s: float
 ) -> dict[str, Any]:
-    """Return the entry of one start in the manifest."""
+    """Return the entry of one start in the manifest.
+
+    `processes` are those of all nodes, if each node has the same number.
+    """
     return {
         "time_unix_s": round(begin_unix_s, 3),
         "arguments": [without_secrets(argument) for argument in target.arguments],

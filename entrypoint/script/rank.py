@@ -3,10 +3,12 @@
 This process connects its output to the pipes of `trainbox run`, and then executes the command.
 """
 
+import contextlib
 import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 from entrypoint.errors import WRONG_USE
 from entrypoint.system.processes import die_with_parent
@@ -14,6 +16,7 @@ from entrypoint.system.streams import message
 
 # The folder of the pipes, and variables that only the script gets.
 PIPES, RESTORED = "TRAINBOX_PIPES", "TRAINBOX_RESTORED"
+WORLD_SIZE = "world-size"  # the file in that folder with the number of ranks of all nodes
 # A training that the script starts would print the settings of this launch as its own.
 _OURS = (PIPES, RESTORED, "TRAINBOX_MESSAGES", "TRAINBOX_SETTINGS")
 
@@ -30,6 +33,10 @@ def main() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in a shell; Python ignores it
     rank = os.environ.get("LOCAL_RANK", "0")
+    if rank == "0":
+        with contextlib.suppress(OSError):  # a full disk, where the manifest has the planned number
+            size = os.environ.get("WORLD_SIZE", "1")
+            Path(os.environ[PIPES], WORLD_SIZE).write_text(size, encoding="ascii")
     for name, stream in (("out", 1), ("err", 2)):
         pipe = os.open(f"{os.environ[PIPES]}/{rank}.{name}", os.O_WRONLY)
         os.dup2(pipe, stream)

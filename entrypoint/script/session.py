@@ -24,7 +24,7 @@ from entrypoint.script.manifest import (
     project_folders,
 )
 from entrypoint.script.output import Log, Pipes, Shown, Stream
-from entrypoint.script.rank import PIPES, RESTORED
+from entrypoint.script.rank import PIPES, RESTORED, WORLD_SIZE
 from entrypoint.script.sources import source_digests
 from entrypoint.script.target import Target
 from entrypoint.script.telemetry import NAMES, GpuRecord
@@ -84,7 +84,7 @@ def run(start: Start) -> int:
         start_begin_s = time.monotonic()
         entry = describe_start(plan, target, os.environ, time.time())
         try:
-            ending = _run_once(start, gpus, received)
+            ending, processes = _run_once(start, gpus, received)
         except LaunchError as error:  # such as a GPU that is not fit for a restart
             message(str(error))
             code = error.exit_code
@@ -95,6 +95,8 @@ def run(start: Start) -> int:
             "duration_s": round(time.monotonic() - start_begin_s, 3),
             "exit_code": ending.code,
         }
+        if processes is not None:  # other nodes may have other numbers than this one
+            entry["processes"] = processes
         manifest["starts"] = [*manifest.get("starts", []), entry]
         if plan.gpus:
             manifest["energy"] = gpus.energy(earlier_energy)
@@ -180,8 +182,11 @@ def _manifest(start: Start) -> dict[str, Any]:
     return known
 
 
-def _run_once(start: Start, gpus: GpuRecord, received: list[int]) -> Ending:
-    """Start the script once, pass on its output, and return its end."""
+def _run_once(start: Start, gpus: GpuRecord, received: list[int]) -> tuple[Ending, int | None]:
+    """Start the script once, and pass on its output.
+
+    Return its end, and the number of ranks on all nodes; None if no rank was started.
+    """
     folder, plan = start.folder, start.plan
     with ExitStack() as stack:
         watch = None
@@ -204,6 +209,7 @@ def _run_once(start: Start, gpus: GpuRecord, received: list[int]) -> Ending:
         )
         if watch is not None:
             watch.final_check()  # reads the energy since the last reading, and logs a late Xid
+        processes = _world_size(pipes_folder)
         # Processes in the background would hold the GPUs, and would be orphans.
         if left := kill_other_sessions():
             message(f"the script left {left} process(es) behind: killed")
@@ -211,7 +217,14 @@ def _run_once(start: Start, gpus: GpuRecord, received: list[int]) -> Ending:
         log.close()
         if log.lost:
             message(f"{log.path} could not be written ({log.lost}): it is not complete")
-    return ending
+    return ending, processes
+
+
+def _world_size(pipes: Path) -> int | None:
+    try:
+        return int((pipes / WORLD_SIZE).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
 
 
 def _open_log(path: Path) -> Log:
