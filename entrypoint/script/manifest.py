@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import os
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +12,11 @@ from typing import Any
 from entrypoint.doctor.redaction import shown_setting
 from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.plan import LaunchPlan
+from entrypoint.script.revision import revision
 from entrypoint.script.target import Target
 from entrypoint.system.commands import python_path
 from trainbox.secret_rule import without_secrets
 
-_GIT_S = 5.0
 _SCHEDULER = "SLURM_"
 _OF_PACKAGES = ("site-packages", "dist-packages")
 _HEADERS = {key: re.compile(rf"^{key}: *(.+)$", re.MULTILINE) for key in ("Name", "Version")}
@@ -31,7 +29,7 @@ def describe(target: Target, sources: Mapping[str, str], env: Mapping[str, str])
         "script": target.name,
         "arguments": [without_secrets(argument) for argument in target.arguments],
         "sources": dict(sources),
-        "revision": _revision(target.file.absolute().parent),
+        "revision": revision(target.file.absolute().parent),
         "build": _build(env) | {"extra_lock_sha256": _extra_lock_sha256()},
         "image_digest": env.get("TRAINBOX_IMAGE_DIGEST"),
         "python": platform.python_version(),
@@ -129,20 +127,3 @@ def _extra_lock_sha256() -> str | None:
         return hashlib.sha256((Path(sys.prefix) / "extra.lock").read_bytes()).hexdigest()
     except OSError:
         return None
-
-
-def _revision(folder: Path) -> str | None:
-    """Return the commit of the script's project, with `-dirty`; None outside of git."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty"]
-    try:
-        found = subprocess.run(
-            [*command, "--exclude=*"],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_S,
-            check=False,
-            env={**os.environ, "LC_ALL": "C"},
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None if found.returncode == 0 else None
