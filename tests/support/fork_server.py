@@ -37,11 +37,15 @@ _OF_LAUNCHES = (
 
 
 def start(orders: socket.socket, *words: str) -> "subprocess.Popen[bytes]":
-    """Start the process; it reads orders on `orders`, or accepts connections if `shared`."""
+    """Start the process; it reads orders on `orders`, or accepts connections if `shared`.
+
+    On busy cores, the threads of a training would use most of their CPU time to wait actively for
+    each other.
+    """
     return subprocess.Popen(
         [sys.executable, "-m", __name__, *words],
         cwd=ROOT,
-        env=clean_environment(OMP_NUM_THREADS="1"),
+        env=clean_environment(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE"),
         stdin=orders,
     )
 
