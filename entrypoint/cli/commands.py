@@ -27,6 +27,7 @@ VERBS = {
     "run": ("run", "Run your own script."),
     "sweep": ("sweep", "Train a task for each combination of settings and each seed."),
     "tasks": ("tasks", "List the tasks, or the fields of one task."),
+    "track": ("track", "Send runs to MLflow or Weights & Biases."),
     "train": ("train", "Train a task, or resume it."),
     "verify": ("verify", "Repeat a run, or compare two runs."),
 }
@@ -87,6 +88,7 @@ def cli() -> None:
       trainbox run train.py -- --epochs 3      your own script, on all GPUs
       trainbox doctor                          a report to paste into an issue
       trainbox verify runs/digits-7d2c1a90     repeat a run and compare the bits
+      trainbox track runs/* --to mlflow        send runs to MLflow or Weights & Biases
       docker run IMAGE nvidia-smi              any other program
     """
 

@@ -174,7 +174,7 @@ def _manifest(start: Start) -> dict[str, Any]:
     if not is_manifest(known):
         if (folder.path / MANIFEST).exists():
             message(f"{_shown(folder.path / MANIFEST)} was damaged: it begins again")
-        known = describe(target, sources, os.environ)
+        known = {"run_id": os.urandom(8).hex(), **describe(target, sources, os.environ)}
     elif changed := changed_sources(known.get("sources", {}), sources):
         message(f"changed since the run's start: {', '.join(changed)}")
     known["sources"] = {**known.get("sources", {}), **sources}

@@ -21,6 +21,7 @@ _MODULES = {
     "sweep-run": "sweep_run",
     "sweep-show": "sweep",
     "tasks": "tasks",
+    "track": "track",
     "train": "train",
     "verify": "verify",
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.records.compare import shown_value
+from trainer.records.numbers import numbers
 from trainer.settings.config import FREE_AT_RESUME, Config
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ class TensorBoardLog:
 
         The numbers of a list `name_each` are written as `kind/name/0` and so on.
         """
-        numbers = _numbers(kind, values)
-        self._write(lambda board: _write_scalars(board, numbers, step))
+        scalars = numbers(kind, values)
+        self._write(lambda board: _write_scalars(board, scalars, step))
 
     def text(self, name: str, text: str, step: int, time_unix_s: float | None) -> None:
         """Write `text` at `step`. TensorBoard shows one text per name and step."""
@@ -112,19 +113,6 @@ class TensorBoardLog:
             )
 
 
-def _numbers(kind: str, values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers among `values` by their tags."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if name.endswith("_each") and isinstance(value, list):
-            flat |= {f"{name.removesuffix('_each')}/{i}": each for i, each in enumerate(value)}
-        else:
-            flat[name] = value
-    return {
-        f"{kind}/{tag}": number for tag, number in flat.items() if isinstance(number, int | float)
-    }
-
-
 class EntryLog:
     """Writes entries of metrics.jsonl to the TensorBoard log in `folder`, without torch."""
 
@@ -146,8 +134,8 @@ class EntryLog:
             values = [_text_value("health", " ".join(str(entry.get(n)) for n in _EVENT_TEXT))]
         else:
             names = entry.keys() - {"kind", "step", "time_unix_s"}
-            numbers = _numbers(kind, {name: entry[name] for name in sorted(names)})
-            values = [Summary.Value(tag=tag, simple_value=n) for tag, n in numbers.items()]
+            found = numbers(kind, {name: entry[name] for name in sorted(names)})
+            values = [Summary.Value(tag=tag, simple_value=n) for tag, n in found.items()]
         if values:
             when = time_unix_s if isinstance(time_unix_s, int | float) else time.time()
             self._writer.add_event(Event(summary=Summary(value=values), wall_time=when, step=step))

@@ -1,0 +1,40 @@
+"""Run folders to send to a tracker."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MakeRun = Callable[..., Path]
+_TASK = {
+    "task": "digits",
+    "seed": 3,
+    "optimizer": "adamw",
+    "max_steps": None,
+    "fields": {"width": 8},
+}
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> MakeRun:
+    """Return a function that writes a run folder with these entries."""
+
+    def make(
+        name: str, entries: list[dict[str, Any]], config: Any = _TASK, **manifest: Any
+    ) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        whole = {"run_id": name.replace("/", "-"), **manifest}
+        (folder / "manifest.json").write_text(json.dumps(whole))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in entries))
+        return folder
+
+    return make
+
+
+def train_entry(step: int, **values: Any) -> dict[str, Any]:
+    """Return an entry of metrics.jsonl."""
+    return {"kind": "train", "step": step, "time_unix_s": 1000.0 + step, **values}

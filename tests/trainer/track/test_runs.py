@@ -1,0 +1,133 @@
+"""The parts of a run that a tracker gets."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.track.conftest import MakeRun, train_entry
+from trainbox.secret_rule import NOT_SHOWN
+from trainer.errors import Failure, StorageFailure, WrongUse
+from trainer.track.runs import Row, find_runs, read_run, row
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        (train_entry(5, loss=0.5), Row(5, 1005.0, {"train/loss": 0.5})),
+        ({"step": 5, "time_unix_s": 1, "loss": 2}, Row(5, 1.0, {"train/loss": 2.0})),
+        (
+            train_entry(5, gpu_mib_each=[1, None, 2], note="a", loss=None, counts=[[1]]),
+            Row(5, 1005.0, {"train/gpu_mib/0": 1.0, "train/gpu_mib/2": 2.0}),
+        ),
+        (
+            train_entry(5, **{"acc@5": 1, "/../a": 2, "é": 3, "nan": float("nan"), "big": 10**400}),
+            Row(5, 1005.0, {"train/a": 2.0, "train/acc_5": 1.0, "train/_": 3.0}),
+        ),
+        (train_entry(5, kind="health", check="xid", gpu=0), None),
+        (train_entry(5, note="only a text"), None),
+        ({"step": True, "loss": 1}, None),
+        ({"step": 10**30, "loss": 1}, None),
+        ({"loss": 1}, None),
+    ],
+)
+def test_the_finite_numbers_of_an_entry_are_its_row(
+    entry: dict[str, Any], expected: Row | None
+) -> None:
+    assert row(entry) == expected
+
+
+def test_a_long_name_is_cut() -> None:
+    found = row(train_entry(1, **{"x" * 400: 1}))
+    assert found is not None
+    assert [len(name) for name in found.values] == [250]
+
+
+def test_a_task_has_its_settings_and_fields_as_parameters(make_run: MakeRun) -> None:
+    digest, revision = "a1" * 32, "9c" * 20 + "-dirty"
+    folder = make_run(
+        "one",
+        [],
+        {"task": "digits", "seed": 3, "max_steps": None, "fields": {"width": 8, "api_token": "x1"}},
+        revision=revision,
+        image_digest=f"sha256:{digest}",
+        data={"train": digest},
+        sources={"a.py": digest},
+        packages={"torch": "2.15.0", "numpy": "1"},
+        machine={"host": "login3", "cpu_model": "Xeon"},
+        argv=["--token", "abc"],
+        environment={"HOME": "/home/ada"},
+        build={"lock_sha256": None},
+    )
+    run = read_run(folder)
+    assert (run.id, run.name, run.sweep) == ("one", "one", "")
+    assert run.params == {
+        "task": "digits",
+        "seed": 3,
+        "task.width": 8,
+        "task.api_token": NOT_SHOWN,
+    }
+    assert run.tags == {
+        "revision": revision,
+        "image_digest": f"sha256:{digest}",
+        "data.train": digest,
+        "packages.torch": "2.15.0",
+        "machine.cpu_model": "Xeon",
+        "sources_sha256": hashlib.sha256(f"a.py {digest}\n".encode()).hexdigest(),
+    }
+
+
+def test_a_script_has_its_options_as_parameters_without_secrets(make_run: MakeRun) -> None:
+    words = ["in.txt", "--lr", "0.1", "--fast", "--api-key", "abc", "--token=d e", "-n", "-3"]
+    config = {"kind": "script", "script": "train.py", "arguments": words}
+    run = read_run(make_run("sweep-1/trial-00002", [], config, script="train.py"))
+    assert (run.name, run.sweep) == ("sweep-1/trial-00002", "sweep-1")
+    hidden = f"in.txt --lr 0.1 --fast --api-key {NOT_SHOWN} --token={NOT_SHOWN} -n -3"
+    assert run.params == {
+        "lr": "0.1",
+        "fast": "true",
+        "api-key": NOT_SHOWN,
+        "token": NOT_SHOWN,
+        "n": "-3",
+        "arguments": hidden,
+    }
+    assert run.tags == {"script": "train.py", "sweep": "sweep-1"}
+
+
+def test_a_sweep_is_its_trials_that_have_started(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run(f"s/trial-0000{number}", []) for number in (1, 0)]
+    (tmp_path / "s/trial-00002").mkdir()
+    make_run("s/trial-00001.aside-1", [])
+    alone = make_run("alone", [])
+    assert find_runs([alone, tmp_path / "s", runs[0]]) == [alone, runs[1], runs[0]]
+
+
+def _not_a_run(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    find_runs([folder])
+
+
+def _damaged(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    read_run(folder)
+
+
+def _without_id(folder: Path) -> None:
+    (folder / "manifest.json").write_text('{"run_id": "a b"}')
+    read_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "message"),
+    [
+        (_not_a_run, WrongUse, "one is not a run or a sweep: name a folder with manifest.json"),
+        (_damaged, StorageFailure, "one/config.json cannot be read"),
+        (_without_id, StorageFailure, "one/manifest.json has no valid run_id: restore the file"),
+    ],
+)
+def test_a_folder_that_is_not_a_whole_run_is_refused(
+    make_run: MakeRun, act: Any, kind: type[Failure], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        act(make_run("one", []))

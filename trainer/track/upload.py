@@ -1,0 +1,205 @@
+"""Send the rows of runs to a tracker, each value once.
+
+A value is identified by its run, its name and its step. The tracker itself is asked which values it
+has, so a send that was killed continues where it stopped.
+"""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Protocol
+
+from trainbox.entries import EntryReader
+from trainbox.files import open_regular
+from trainer.errors import NetworkFailure, StorageFailure, WrongUse
+from trainer.track.runs import METRICS, Row, Run, find_runs, read_run, row
+
+
+class Target(Protocol):
+    """One run in a tracker.
+
+    Attributes:
+        sent: the digest of all rows that the last complete send ended with, or None.
+    """
+
+    sent: str | None
+
+    def stored(self) -> set[tuple[str, int]]:
+        """Return the names and steps of all values that the tracker has."""
+
+    def send(self, rows: Sequence[Row]) -> None:
+        """Add rows whose values are not stored."""
+
+    def close(self, sent: str) -> None:
+        """Wait until all rows are stored, and then store the digest of all rows."""
+
+
+class Tracker(Protocol):
+    """A tracker. `place` names it for messages."""
+
+    place: str
+
+    def open(self, run: Run) -> Target:
+        """Return the run in the tracker, which is created at the first send."""
+
+
+class Upload:
+    """Sends one run. A lock keeps a second process from sending the same run meanwhile."""
+
+    def __init__(self, folder: Path, tracker: Tracker) -> None:
+        self._folder, self._tracker = folder, tracker
+        self._run: Run | None = None
+        self._target: Target | None = None
+        self._lock: IO[bytes] | None = None
+        self._stored: set[tuple[str, int]] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Read the file from its start."""
+        self._inode = _inode(self._folder / METRICS)
+        self._reader = EntryReader(self._folder / METRICS)
+        self._digest = hashlib.sha256()
+
+    def look(self) -> int:
+        """Send the rows that are new, and return their number.
+
+        Raises:
+            Failure: The run cannot be read, or the tracker does not take the rows.
+        """
+        # A resume replaces the file by one without the steps that are trained again.
+        if self._inode != _inode(self._folder / METRICS):
+            self._begin()
+        rows = [found for entry in self._reader.read() if (found := row(entry))]
+        if not rows:
+            return 0
+        for found in rows:
+            self._digest.update(f"{found.step} {list(found.values)}\n".encode())
+        try:
+            return self._send(rows)
+        except BaseException:
+            # The next look begins again, and asks the tracker what it has.
+            self._begin()
+            self._release()
+            raise
+
+    def _send(self, rows: Sequence[Row]) -> int:
+        if self._target is None:
+            self._run = self._run or read_run(self._folder)
+            self._lock = _locked(self._folder)
+            self._target = self._tracker.open(self._run)
+            if self._target.sent == self._digest.hexdigest():
+                return 0
+        if self._stored is None:
+            self._stored = self._target.stored()
+        new = list(_without(self._stored, rows))
+        if new:
+            self._target.send(new)
+        return len(new)
+
+    def close(self) -> None:
+        """Wait until what was sent is stored."""
+        try:
+            if self._target is not None:
+                self._target.close(self._digest.hexdigest())
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._stored = self._target = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def _without(stored: set[tuple[str, int]], rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield the rows with the values that are not in `stored`, and add these to it."""
+    for found in rows:
+        values = {n: v for n, v in found.values.items() if (n, found.step) not in stored}
+        stored.update((name, found.step) for name in values)
+        if values:
+            yield Row(found.step, found.time_unix_s, values)
+
+
+def send_once(folders: Sequence[Path], tracker: Tracker) -> str:
+    """Send all runs, and return a line with the numbers of runs and entries that were new."""
+    runs = find_runs(folders)
+    counts = []
+    for folder in runs:
+        upload = Upload(folder, tracker)
+        counts.append(upload.look())
+        upload.close()
+    return summary(counts) or f"nothing new: {tracker.place} has {_runs(len(runs))}"
+
+
+def follow(
+    folders: Sequence[Path],
+    tracker: Tracker,
+    wait: Callable[[], bool],
+    report: Callable[[str], None],
+) -> None:
+    """Send what is new until `wait`, which is called between two looks, returns True.
+
+    A lost connection is reported once, and the next look tries again. The first look must succeed.
+    """
+    uploads: dict[Path, Upload] = {}
+    connected: bool | None = None
+    while True:
+        try:
+            for folder in find_runs(folders):
+                uploads.setdefault(folder, Upload(folder, tracker))
+            if text := summary([upload.look() for upload in uploads.values()]):
+                report(text)
+            connected = True
+        except NetworkFailure as error:
+            if connected is None:
+                raise
+            if connected:
+                report(f"{error}; trying again")
+            connected = False
+        if wait():
+            break
+    for upload in uploads.values():
+        upload.close()
+
+
+def summary(counts: Sequence[int]) -> str:
+    """Return `12 runs, 3,480 entries`, or an empty text if nothing was new."""
+    total, entries = sum(count > 0 for count in counts), sum(counts)
+    return f"{_runs(total)}, {entries:,} {'entry' if entries == 1 else 'entries'}" if total else ""
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count:,} runs"
+
+
+def _inode(path: Path) -> int | None:
+    """Return the file's inode, or None if it does not exist.
+
+    Raises:
+        StorageFailure: The file cannot be read.
+    """
+    try:
+        with open_regular(path) as file:
+            return os.fstat(file.fileno()).st_ino
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageFailure(
+            f"{path} cannot be read ({error.strerror}): check its rights"
+        ) from error
+
+
+def _locked(folder: Path) -> IO[bytes] | None:
+    """Lock the run against other processes that send it. Some file systems cannot."""
+    file = (folder / "config.json").open("rb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise WrongUse(f"another process tracks {folder}: wait until it ends") from None
+    except OSError:
+        file.close()
+        return None
+    return file
