@@ -86,13 +86,19 @@ class Reduction:
         if self._shards > 1:
             self._moved = _MovedBuffers(self._world, self._shards, [*self._buffer_slots, *slots])
 
-    @contextlib.contextmanager
-    def of(self, micro: MicroBatch, overlaps: bool = True) -> Iterator[None]:
-        """Enclose the forward and backward of a micro-batch.
+    def of(
+        self, micro: MicroBatch, overlaps: bool = True
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return a context for the forward and backward of a micro-batch.
 
         The shards come in order, each with all its micro-batches. If `overlaps` is false, nothing
         is sent before `finish`.
         """
+        # Small models would notice the time of the phases, which have nothing to add for one shard.
+        return contextlib.nullcontext() if self._shards == 1 else self._phases(micro, overlaps)
+
+    @contextlib.contextmanager
+    def _phases(self, micro: MicroBatch, overlaps: bool) -> Iterator[None]:
         # Each shard starts with the buffers from before the step.
         ends_shard = micro.part == self._accumulation - 1
         if micro.part == 0:
@@ -115,6 +121,8 @@ class Reduction:
 
         Call this after the last micro-batch of a step.
         """
+        if self._shards == 1:
+            return
         with self.exchange_time() if self._world.world_size > 1 else contextlib.nullcontext():
             # Send the subtrees of this rank that the backward has not sent yet.
             for bucket in self._unsent:
