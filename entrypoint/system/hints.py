@@ -1,6 +1,7 @@
 """Commands that messages recommend, in the form that works where the user typed the current one.
 
-`trainer.system.hints` has the same function, because the packages do not import each other.
+`trainer.system.hints` does this for the trainer. Each command imports this file, and an import of
+the package `trainbox`, where both could share it, takes longer than the rest of the file.
 """
 
 import os

@@ -1,6 +1,7 @@
 """Standard streams that are always open, and lines without control characters.
 
-`trainer.system.streams` has the same functions, because the packages do not import each other.
+`trainer.system.streams` does this for the trainer. Each command imports this file, and an import of
+the package `trainbox`, where both could share it, takes longer than the rest of the file.
 """
 
 import contextlib
