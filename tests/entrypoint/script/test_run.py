@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,18 @@ def test_the_first_run_of_the_page(trainbox: Trainbox) -> None:
 
     seen = sorted(map(plain, [*ended.out.splitlines(), *ended.err.splitlines()]))
     assert seen == sorted(map(plain, lines))
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_only_rank_0(trainbox: Trainbox) -> None:
+    name = script(trainbox, "import os, sys; sys.stdout.write('rank ' + os.environ['RANK'])")
+    terminal = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    inside = (sys.executable, "-c", terminal)
+    ended = finish(trainbox.start("run", "--processes", "2", name, inside=inside))
+    assert ended.code == 0, ended.out
+    assert "rank 0" in ended.out and "rank 1" not in ended.out
+    logs = only_run(trainbox) / "logs"
+    assert [(logs / f"rank-{rank}.log").read_text() for rank in (0, 1)] == ["rank 0", "rank 1"]
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 42, 75, 255])
