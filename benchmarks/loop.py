@@ -5,6 +5,7 @@ The handwritten loop computes in fp32.
 
 import io
 import itertools
+import math
 import statistics
 import tempfile
 import time
@@ -12,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -30,7 +30,6 @@ from trainer.tasks.mnist import Mnist
 
 # A model that has memorised random labels has gradients of denormal floats, which are slow.
 LEARNING_RATE = 1e-6
-TURNS = 60
 WARM_UP = 4  # turns
 BATCH_SIZE = 128
 EXAMPLES = 60_000  # as MNIST: Trainbox records digests of the weights at the end of each epoch
@@ -74,39 +73,65 @@ class Mlp(RandomMnist):
 def measure() -> Iterator[str]:
     yield (
         "| model, batch 128 | Trainbox's precision | by hand in fp32, samples/s | Trainbox, "
-        "samples/s | ratio (median of turns) | middle half |"
+        "samples/s | ratio of speeds (median of turns) | its 95 % interval | ratio of CPU times | "
+        "its 95 % interval |"
     )
-    yield "|---|---|---|---|---|---|"
-    for task, steps, precision in (
-        (Mlp(examples=EXAMPLES), 50, "fp32"),
-        (RandomMnist(examples=EXAMPLES), 5, "fp32"),
-        (RandomMnist(examples=EXAMPLES), 5, "bf16"),
+    yield "|---|---|---|---|---|---|---|---|"
+    for task, turns, steps, precision in (
+        (Mlp(examples=EXAMPLES), 120, Steps(log=50, alternate=5), "fp32"),
+        (RandomMnist(examples=EXAMPLES), 60, Steps(log=5, alternate=1), "fp32"),
+        (RandomMnist(examples=EXAMPLES), 60, Steps(log=5, alternate=1), "bf16"),
     ):
-        ours, by_hand = _in_turns(task, steps, precision)
-        ratios = sorted(mine / plain for mine, plain in zip(ours, by_hand, strict=True))
+        ours, by_hand = _in_turns(task, turns, steps, precision)
+        samples = steps.log * BATCH_SIZE
+        turns_of_both = list(zip(ours, by_hand, strict=True))
+        wall, cpu = (
+            _median_and_interval([plain[clock] / mine[clock] for mine, plain in turns_of_both])
+            for clock in (0, 1)
+        )
         yield (
-            f"| {type(task).__name__} | {precision} | {statistics.median(by_hand):,.0f} | "
-            f"{statistics.median(ours):,.0f} "
-            f"| {statistics.median(ratios):.3f} | {ratios[TURNS // 4]:.3f} to "
-            f"{ratios[-TURNS // 4]:.3f} |"
+            f"| {type(task).__name__} | {precision} "
+            f"| {samples / statistics.median(wall_s for wall_s, _ in by_hand):,.0f} "
+            f"| {samples / statistics.median(wall_s for wall_s, _ in ours):,.0f} "
+            f"| {wall} | {cpu} |"
         )
 
 
-def _in_turns(task: RandomMnist, steps: int, precision: str) -> tuple[list[float], list[float]]:
-    """Return the samples per second of `fit` and of the handwritten loop, in turns.
+def _median_and_interval(ratios: list[float]) -> str:
+    """Return the median, and the interval that contains that of more turns with 95 %."""
+    ordered, reach = sorted(ratios), math.sqrt(len(ratios))
+    low, high = round(len(ratios) / 2 - reach), round(len(ratios) / 2 + reach)
+    return f"{statistics.median(ratios):.3f} | {ordered[low]:.3f} to {ordered[high - 1]:.3f}"
 
-    A turn has `steps` steps. The turns alternate, so that both loops run under the same load. Each
-    turn of `fit` writes a log entry. The handwritten loop has no log, checks or checkpoints.
-    Neither loop validates.
+
+@dataclass(frozen=True)
+class Steps:
+    """A turn has `log` steps of each loop, in groups of `alternate` steps that alternate."""
+
+    log: int
+    alternate: int
+
+
+Seconds = tuple[float, float]  # wall time, and CPU time of this process
+
+
+def _in_turns(
+    task: RandomMnist, turns: int, steps: Steps, precision: str
+) -> tuple[list[Seconds], list[Seconds]]:
+    """Return the times of each turn of `fit` and of the handwritten loop.
+
+    The loops alternate every few steps, so that both run under the same load. Each turn of `fit`
+    writes a log entry. The handwritten loop has no log, checks or checkpoints. Neither loop
+    validates.
     """
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
         strategy = join("cpu")
-        run = _RunInTurns(Path(folder) / "r", _by_hand(task, steps), steps)
-        total_steps = (TURNS + WARM_UP) * steps
+        run = _AlternatingRun(Path(folder) / "r", _by_hand(task, steps.alternate), steps.alternate)
+        total_steps = (turns + WARM_UP) * steps.log
         settings = Config(
             max_steps=total_steps,
             batch_size=BATCH_SIZE,
-            log_steps=steps,
+            log_steps=steps.log,
             eval_every=total_steps,
             learning_rate=LEARNING_RATE,
             precision=precision,
@@ -117,29 +142,45 @@ def _in_turns(task: RandomMnist, steps: int, precision: str) -> tuple[list[float
         run.resume_ours()
         fit(job, StopRequest())
         run.close()
-    return run.ours[WARM_UP:], run.by_hand[WARM_UP:]
+    groups = steps.log // steps.alternate
+    return _turns(run.ours, groups)[WARM_UP:], _turns(run.by_hand, groups)[WARM_UP:]
 
 
-class _RunInTurns(RunLog):
-    """A run log that runs the handwritten loop for a turn after each log entry."""
+def _turns(seconds: list[Seconds], groups: int) -> list[Seconds]:
+    """Return the sums of each turn, which has `groups` groups of steps."""
+    return [
+        (sum(wall for wall, _ in turn), sum(cpu for _, cpu in turn))
+        for turn in (seconds[first : first + groups] for first in range(0, len(seconds), groups))
+    ]
+
+
+class _AlternatingRun(RunLog):
+    """A run log that runs the handwritten loop for `steps` steps after the same number of ours.
+
+    The time of a log entry belongs to the next group of steps.
+    """
 
     def __init__(self, path: Path, hand: Iterator[None], steps: int) -> None:
         super().__init__(path, 0)
-        self.ours: list[float] = []
-        self.by_hand: list[float] = []
-        self._hand, self._samples = hand, steps * BATCH_SIZE
+        self.ours: list[Seconds] = []
+        self.by_hand: list[Seconds] = []
+        self._hand, self._steps, self._done = hand, steps, 0
 
     def resume_ours(self) -> None:
-        self._since = time.perf_counter()
+        self._since = time.perf_counter(), time.process_time()
 
-    def record(self, kind: str, *arguments: Any) -> None:
-        super().record(kind, *arguments)
-        if kind == "train":
-            begin = time.perf_counter()
-            self.ours.append(self._samples / (begin - self._since))
+    def advance(self) -> None:
+        super().advance()
+        self._done += 1
+        if self._done % self._steps == 0:
+            self.ours.append(self._lap())
             next(self._hand)
-            self.by_hand.append(self._samples / (time.perf_counter() - begin))
-            self.resume_ours()
+            self.by_hand.append(self._lap())
+
+    def _lap(self) -> Seconds:
+        wall, cpu = self._since
+        self.resume_ours()
+        return self._since[0] - wall, self._since[1] - cpu
 
 
 def _by_hand(task: RandomMnist, steps: int) -> Iterator[None]:
