@@ -30,7 +30,7 @@ ORDER = {
         "errors system driver launch bench replay health doctor script drill cli start __main__"
     ),
     "trainer": (
-        "errors system outputs settings launch pictures task task_errors "
+        "errors system outputs settings launch pictures initial_weights task task_errors "
         "classification task_loading data parallel records track checks loop session sweep cli "
         "__main__"
     ),
@@ -90,7 +90,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
 
 
 # What tasks import. Only these import the trainer, when a name is first used.
-_API = {"trainbox", "trainbox.metrics", "trainbox.pictures"}
+_API = {"trainbox", "trainbox.initial_weights", "trainbox.metrics", "trainbox.pictures"}
 # What the library for scripts and the trainer have in common.
 _SHARED = {
     f"trainbox.{name}"
@@ -199,7 +199,12 @@ def test_the_library_for_scripts_never_imports_the_trainer() -> None:
 
 def test_the_public_api_re_exports_what_a_task_needs() -> None:
     used = {name for module in _API for name in _ours(module) if _of(name, "trainer")}
-    assert used == {"trainer.classification", "trainer.pictures", "trainer.task"}
+    assert used == {
+        "trainer.classification",
+        "trainer.initial_weights",
+        "trainer.pictures",
+        "trainer.task",
+    }
 
 
 def _package(module: str) -> str:

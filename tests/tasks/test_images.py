@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import urllib.error
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
 from torchvision import models
 
@@ -21,7 +23,7 @@ from trainer.tasks.images import Images
 from trainer.tasks.imaging.damage import damaged_pictures
 from trainer.tasks.imaging.decode import DamagedPicture, load_augmented_picture, load_picture
 from trainer.tasks.imaging.folder import find_pictures, is_held_out
-from trainer.tasks.imaging.models import build_model
+from trainer.tasks.imaging.models import build_model, describe_weights, normalization
 
 _CLASSES = ("cross", "disc", "stripes")
 _SHORT: dict[str, Any] = {
@@ -209,6 +211,9 @@ def _command(here: Here, *fields: str, workers: int = 0) -> tuple[int, str, str]
         ("model=resnet17", "--set model=resnet17: torchvision has no classification model resnet17"
                            ": did you mean resnet18 or "),
         ("model=fcn_resnet50", "--set model=fcn_resnet50: torchvision has no classification model"),
+        ("weights=IMAGENET1K", "--set weights=IMAGENET1K: torchvision has no such weights of "
+                               "shufflenet_v2_x0_5: did you mean IMAGENET1K_V1?"),
+        ("weights=gone.pt", "--set weights=gone.pt: gone.pt does not exist: check the path"),
         ("size=0", "--set size=0: use a number of pixels from 1"),
         ("resize=16", "--set resize=16: use a number from size=32, or 0 for 37"),
         ("validation_share=1", "--set validation_share=1.0: use a number between 0 and 1"),
@@ -401,7 +406,103 @@ def test_a_picture_with_impossible_values_is_damaged(tmp_path: Path) -> None:
         load_picture(tmp_path / "x.tif", 4, 4)
 
 
-# Models.
+# Models and weights.
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return where torchvision's cache has the weights of the tests' model, for 1,000 classes."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    url = models.get_model_weights(FIELDS["model"])["DEFAULT"].url
+    path = tmp_path / "torch/hub/checkpoints" / url.rpartition("/")[2]
+    path.parent.mkdir(parents=True)
+    torch.manual_seed(7)
+    torch.save(models.get_model(FIELDS["model"]).state_dict(), path)
+    return path
+
+
+def test_weights_of_the_cache_are_loaded_except_the_last_layer(
+    here: Here, shapes: Path, cached: Path
+) -> None:
+    out = here.train(**_SHORT | {"fields": {**FIELDS, "weights": "DEFAULT"}, "max_steps": 1})
+    assert "\nweights    DEFAULT: 336 of 338 tensors; fc is new (3 classes)\n" in out
+    model, given = build_model(FIELDS["model"], 3, 32, "DEFAULT").state_dict(), torch.load(cached)
+    assert {name for name in model if not torch.equal(model[name], given[name])} == {
+        "fc.weight",
+        "fc.bias",
+    }
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "pt"])
+def test_weights_of_a_file_are_loaded(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"weights.{ending}"
+    given = build_model(FIELDS["model"], 3, 32).state_dict()
+    if ending == "pt":
+        torch.save({"model": given, "step": 3}, path)
+    else:
+        save_file(given, path)
+    model = build_model(FIELDS["model"], 3, 32, str(path)).state_dict()
+    assert all(torch.equal(model[name], given[name]) for name in model)
+    assert describe_weights(FIELDS["model"], 3, 32, str(path)) == f"{path}: 338 of 338 tensors"
+
+
+def test_weights_that_cannot_be_downloaded_are_named_with_their_folder(
+    here: Here, shapes: Path, cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise urllib.error.URLError("no route to host")
+
+    cached.unlink()
+    monkeypatch.setattr("torch.hub.download_url_to_file", refused)
+    code, _, err = _command(here, "weights=DEFAULT")
+    assert code == 2
+    assert err.startswith(
+        f"trainbox: --set weights=DEFAULT: {cached.name} is not in {cached.parent} and cannot be "
+        "downloaded (<urlopen error no route to host>): download http"
+    )
+    assert err.count("\n") == 1
+
+
+def _of_another_model(path: Path) -> None:
+    torch.save(models.get_model("mnasnet0_5").state_dict(), path)
+
+
+def _of_a_wider_model(path: Path) -> None:
+    torch.save(models.get_model("shufflenet_v2_x1_0").state_dict(), path)
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (
+            _of_another_model,
+            "--set weights=w.pt has no tensor of the model: it has layers.",
+        ),
+        (_of_a_wider_model, "--set weights=w.pt: stage2.0.branch1.2.weight has shape "),
+        (lambda path: path.write_text("x"), "w.pt has no weights that can be loaded ("),
+        (lambda path: torch.save([1], path), "w.pt does not contain tensors by name: use a "),
+    ],
+)
+def test_weights_that_do_not_fit_are_one_line_and_exit_2(
+    here: Here, shapes: Path, write: Callable[[Path], None], message: str
+) -> None:
+    write(Path("w.pt"))
+    code, _, err = _command(here, "weights=w.pt")
+    assert code == 2
+    assert err.splitlines()[0].startswith(f"trainbox: {message}"), err
+    assert "Traceback" not in err
+
+
+def test_a_damaged_file_of_the_cache_is_named(here: Here, shapes: Path, cached: Path) -> None:
+    cached.write_bytes(cached.read_bytes()[:5000])
+    code, _, err = _command(here, "weights=DEFAULT")
+    assert code == 2
+    assert err.startswith(f"trainbox: {cached} is damaged (")
+
+
+def test_weights_bring_their_normalization() -> None:
+    assert normalization("resnet18", "") == normalization("resnet18", "DEFAULT")
+    assert normalization("efficientnet_v2_l", "DEFAULT") == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 def test_auxiliary_outputs_are_left_out() -> None:

@@ -21,13 +21,18 @@ from trainer.tasks.imaging.folder import (
     is_held_out,
     refuse_other_classes,
 )
-from trainer.tasks.imaging.models import build_model, check_model
+from trainer.tasks.imaging.models import (
+    build_model,
+    check_model,
+    describe_weights,
+    fetch_weights,
+    normalization,
+)
 
 # Shape suffixes: B pictures of a batch, C channels, H height, W width, K classes.
 
 _TOP = 5
 _SHOWN_CLASSES = 10
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,8 @@ class Images(Classification):
 
     folder: str = "images"
     model: str = "resnet18"
+    # Weights of torchvision, such as DEFAULT, or a .safetensors, .pt or .pth file.
+    weights: str = ""
     size: int = 224
     # The shorter side of a picture for validation. 0 means 8/7 of `size`.
     resize: int = 0
@@ -51,7 +58,7 @@ class Images(Classification):
     skip_damaged: bool = False
 
     def __post_init__(self) -> None:
-        check_model(self.model)
+        check_model(self.model, self.weights)
         if self.size < 1:
             raise WrongUse(f"--set size={self.size}: use a number of pixels from 1")
         if self.resize and self.resize < self.size:
@@ -70,6 +77,7 @@ class Images(Classification):
         return tuple(self.classes.split("/")) if self.classes else ()
 
     def with_data(self, data_dir: Path) -> Self:
+        fetch_weights(self.model, self.weights)  # the first process downloads before the others
         train = find_layout(data_dir / self.folder).train
         return replace(self, classes="/".join(self.class_names or find_classes(train)))
 
@@ -85,6 +93,10 @@ class Images(Classification):
             "classes": _counts(self.class_names, train.pictures),
             "validation": _counts(self.class_names, validation.pictures),
         }
+        if self.weights:
+            notes["weights"] = describe_weights(
+                self.model, len(self.class_names), self.size, self.weights
+            )
         if self.skip_damaged:
             skipped = [*train.skipped, *validation.skipped]
             first = f": {', '.join(map(str, skipped[:3]))}" if skipped else ""
@@ -92,7 +104,7 @@ class Images(Classification):
         return notes
 
     def build_model(self) -> nn.Module:
-        return build_model(self.model, len(self.class_names), self.size)
+        return build_model(self.model, len(self.class_names), self.size, self.weights)
 
     def prepare(self, batch: Any, training: bool) -> tuple[Tensor, Tensor]:
         pictures_BHWC, labels_B = batch
@@ -104,7 +116,7 @@ class Images(Classification):
             )
         mean_C11, std_C11 = (
             torch.tensor(values, device=pictures_BCHW.device).view(3, 1, 1) * 255
-            for values in (_IMAGENET_MEAN, _IMAGENET_STD)
+            for values in normalization(self.model, self.weights)
         )
         images_BCHW = (pictures_BCHW.float() - mean_C11) / std_C11
         return images_BCHW.contiguous(), labels_B

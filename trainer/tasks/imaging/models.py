@@ -1,32 +1,119 @@
-"""Build the classification models of torchvision by name."""
+"""Build the classification models of torchvision by name, with new or trained weights."""
 
 import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torchvision import models
+from torchvision.models import WeightsEnum
 
 from trainbox import WrongUse
+from trainbox.initial_weights import Match, last_layer, load, match, read_tensors
 
 # The argument of a model's builder for the size of its pictures. Others accept any size.
 _SIZE_ARGUMENTS = {"vit_": "image_size", "maxvit_": "input_size"}
 # Modules that only training uses, for additional losses.
 _AUXILIARY = ("AuxLogits", "aux1", "aux2")
+_FILES = (".safetensors", ".pt", ".pth")
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+Colour = tuple[float, float, float]
 
 
-def check_model(name: str) -> None:
-    """Raise WrongUse if torchvision has no classification model of this name."""
+def check_model(name: str, weights: str) -> None:
+    """Raise WrongUse if torchvision has no classification model or no weights of this name.
+
+    `weights` is empty, a file or the name of weights of torchvision.
+    """
     known = models.list_models(module=models)
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=3)
-        fix = f"did you mean {' or '.join(close)}?" if close else f"use one of {', '.join(known)}"
+        fix = _nearest(name, known)
         raise WrongUse(f"--set model={name}: torchvision has no classification model {name}: {fix}")
+    if weights and not weights.endswith(_FILES):
+        _entry(name, weights)
 
 
-def build_model(name: str, classes: int, size: int) -> nn.Module:
-    """Return the model `name` with new weights, which maps (B, 3, size, size) to (B, classes).
+def fetch_weights(name: str, weights: str) -> None:
+    """Download the weights of torchvision that are not in its cache.
 
-    The auxiliary outputs of GoogLeNet and Inception are left out.
+    Raises:
+        WrongUse: the file does not exist, or cannot be downloaded.
     """
+    if not weights:
+        return
+    if weights.endswith(_FILES):
+        if not Path(weights).is_file():
+            raise WrongUse(f"--set weights={weights}: {weights} does not exist: check the path")
+        return
+    url = _entry(name, weights).url
+    path = _cached(url)
+    if path.is_file():
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The name of a file of torchvision ends with the start of its SHA-256.
+        digest = path.stem.rpartition("-")[2]
+        torch.hub.download_url_to_file(url, str(path), hash_prefix=digest)
+    # torch raises RuntimeError for a wrong digest.
+    except (OSError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise WrongUse(
+            f"--set weights={weights}: {path.name} is not in {path.parent} and cannot be "
+            f"downloaded ({reason}): download {url} elsewhere and put the file there, or set "
+            "torch's cache with TORCH_HOME"
+        ) from error
+
+
+def build_model(name: str, classes: int, size: int, weights: str = "") -> nn.Module:
+    """Return the model `name`, which maps (B, 3, size, size) to (B, classes).
+
+    The auxiliary outputs of GoogLeNet and Inception are left out. With `weights`, the last layer is
+    new if they are for another number of classes.
+
+    Raises:
+        WrongUse: the weights cannot be read, or are of another model.
+    """
+    model = _new(name, classes, size)
+    if isinstance(model, models.GoogLeNet | models.Inception3):
+        model.aux_logits = False
+        for part in _AUXILIARY:
+            if hasattr(model, part):
+                setattr(model, part, None)
+    if weights:
+        tensors = _read(name, weights)
+        load(model, tensors, _match(model, tensors, name, weights))
+    return model
+
+
+def describe_weights(name: str, classes: int, size: int, weights: str) -> str:
+    """Return which tensors `build_model` takes from `weights`, and which are new."""
+    with torch.device("meta"):
+        model = build_model(name, classes, size)
+        tensors: Mapping[str, Tensor]
+        if weights.endswith(_FILES):
+            tensors = read_tensors(Path(weights))
+        else:
+            meta = _entry(name, weights).meta
+            tensors = _new(name, len(meta["categories"]), meta["min_size"][0]).state_dict()
+    found = _match(model, tensors, name, weights)
+    return f"{weights}: {found.line(last_layer(model), f'{classes} classes')}"
+
+
+def normalization(name: str, weights: str) -> tuple[Colour, Colour]:
+    """Return the mean and the deviation of the colours, from 0 to 1, that the weights expect.
+
+    Those of ImageNet are used for new weights and for files.
+    """
+    if not weights or weights.endswith(_FILES):
+        return _IMAGENET_MEAN, _IMAGENET_STD
+    preset = _entry(name, weights).transforms()
+    return tuple(preset.mean), tuple(preset.std)
+
+
+def _new(name: str, classes: int, size: int) -> nn.Module:
     arguments: dict[str, object] = {"num_classes": classes}
     for start, argument in _SIZE_ARGUMENTS.items():
         if name.startswith(start):
@@ -34,9 +121,48 @@ def build_model(name: str, classes: int, size: int) -> nn.Module:
     if name in ("googlenet", "inception_v3"):
         arguments["init_weights"] = True  # torchvision warns without it
     model: nn.Module = models.get_model(name, weights=None, **arguments)
-    if isinstance(model, models.GoogLeNet | models.Inception3):
-        model.aux_logits = False
-        for part in _AUXILIARY:
-            if hasattr(model, part):
-                setattr(model, part, None)
     return model
+
+
+def _read(name: str, weights: str) -> Mapping[str, Tensor]:
+    """Return the tensors of a file, or of weights in torchvision's cache.
+
+    torchvision renames tensors of old files, so it loads its own weights.
+    """
+    if weights.endswith(_FILES):
+        return read_tensors(Path(weights))
+    entry = _entry(name, weights)
+    try:
+        model: nn.Module = models.get_model(name, weights=entry)
+    # torch raises many types for damaged files.
+    except Exception as error:
+        raise WrongUse(
+            f"{_cached(entry.url)} is damaged ({(str(error).splitlines() or ['no text'])[0]}): "
+            "delete the file, so that it is downloaded again"
+        ) from error
+    return model.state_dict()
+
+
+def _match(model: nn.Module, tensors: Mapping[str, Tensor], name: str, weights: str) -> Match:
+    remedy = f"use weights of {name} for pictures of this size"
+    return match(model, tensors, f"--set weights={weights}", remedy)
+
+
+def _entry(name: str, weights: str) -> WeightsEnum:
+    known = models.get_model_weights(name)
+    if weights not in known.__members__:
+        raise WrongUse(
+            f"--set weights={weights}: torchvision has no such weights of {name}: "
+            f"{_nearest(weights, known.__members__)} (a file ends with {', '.join(_FILES)})"
+        )
+    return known[weights]
+
+
+def _cached(url: str) -> Path:
+    """Return the path at which torchvision keeps the weights of `url`."""
+    return Path(torch.hub.get_dir(), "checkpoints", Path(urlsplit(url).path).name)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=3)
+    return f"did you mean {' or '.join(close)}?" if close else f"use one of {', '.join(known)}"

@@ -1,0 +1,126 @@
+"""Start a model from the weights of another training: match tensors by name, load and report."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from trainer.errors import WrongUse
+
+# The entries of a checkpoint that may contain the weights.
+_OF_CHECKPOINTS = ("model", "state_dict")
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Match:
+    """Which tensors of a model are in a file.
+
+    `loaded`, `new` and `left_out` are names of tensors: in both, only in the model, and only in the
+    file. A tensor of the last layer is also `new` if the file has it in another shape.
+    """
+
+    loaded: tuple[str, ...]
+    new: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    def line(self, last: str, outputs: str) -> str:
+        """Return a line such as `120 of 122 tensors; fc is new (3 classes)`.
+
+        `last` is the name of the last layer, and `outputs` describes what it returns.
+        """
+        text = f"{len(self.loaded)} of {len(self.loaded) + len(self.new)} tensors"
+        if layers := list(dict.fromkeys(name.rpartition(".")[0] or name for name in self.new)):
+            text += f"; {_some(layers)} {'is' if len(layers) == 1 else 'are'} new"
+            text += f" ({outputs})" if last in layers else ""
+        if others := [name for name in self.left_out if name not in self.new]:
+            text += f"; {len(others)} of the file are left out ({_some(others)})"
+        return text
+
+
+def match(model: nn.Module, tensors: Mapping[str, Tensor], source: str, remedy: str) -> Match:
+    """Return which of `tensors` can be loaded into `model`, without loading them.
+
+    Only names and shapes count, so the model and the tensors can be on the device `meta`. `source`
+    names the tensors in messages, and `remedy` ends these.
+
+    Raises:
+        WrongUse: no tensor has a name of the model, or a tensor outside the last layer has another
+            shape.
+    """
+    state, head = model.state_dict(), last_layer(model)
+    loaded, new = [], []
+    for name, value in state.items():
+        given = tensors.get(name)
+        if given is not None and given.shape == value.shape:
+            loaded.append(name)
+        elif given is None or name.rpartition(".")[0] == head:
+            new.append(name)
+        else:
+            raise WrongUse(
+                f"{source}: {name} has shape {tuple(given.shape)} instead of "
+                f"{tuple(value.shape)}: {remedy}"
+            )
+    if not loaded:
+        raise WrongUse(
+            f"{source} has no tensor of the model: it has {_some(list(tensors))}, and the model "
+            f"has {_some(list(state))}: {remedy}"
+        )
+    return Match(tuple(loaded), tuple(new), tuple(name for name in tensors if name not in loaded))
+
+
+def load(model: nn.Module, tensors: Mapping[str, Tensor], found: Match) -> None:
+    """Copy the tensors that `found`, the result of `match`, lists as loaded into `model`."""
+    model.load_state_dict({name: tensors[name] for name in found.loaded}, strict=False)
+
+
+def last_layer(model: nn.Module) -> str:
+    """Return the name of the layer that computes the outputs: the last linear or convolution."""
+    layers = [
+        name for name, part in model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)
+    ]
+    return layers[-1] if layers else ""
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a .safetensors file, or of a file that torch.save wrote.
+
+    torch loads weights only. The file has a state dict, or a dict with one as `model` or
+    `state_dict`.
+
+    Raises:
+        WrongUse: the file does not exist, is damaged, or has something else.
+    """
+    if not path.is_file():
+        raise WrongUse(f"{path} does not exist: check the path of the weights")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    # torch raises many types for other files, also pickle.UnpicklingError and RuntimeError.
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise WrongUse(
+            f"{path} has no weights that can be loaded ({reason}): use a .safetensors file, or the "
+            "state dict of a model, written by torch.save"
+        ) from error
+    for name in _OF_CHECKPOINTS:
+        if isinstance(saved, Mapping) and isinstance(saved.get(name), Mapping):
+            saved = saved[name]
+    if not isinstance(saved, Mapping) or not all(isinstance(v, Tensor) for v in saved.values()):
+        raise WrongUse(
+            f"{path} does not contain tensors by name: use a .safetensors file, or the state dict "
+            "of a model, written by torch.save"
+        )
+    return {str(name): value for name, value in saved.items()}
+
+
+def _some(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
