@@ -12,7 +12,7 @@ from typing import Any
 
 from entrypoint.errors import InvalidRequest, NotWritable
 from entrypoint.script.target import Target
-from entrypoint.system.hints import runs_dir
+from entrypoint.system.hints import command, runs_dir
 from entrypoint.system.streams import message
 from trainbox.entries import EntryReader, is_of_script
 from trainbox.files import append_line, read_object, replacing
@@ -151,10 +151,10 @@ def refuse_script(run: Path) -> None:
     except (OSError, ValueError):  # the trainer reports what is wrong
         return
     if config.get("kind") == _KIND:
-        module = "-m " if config.get("is_module") else ""
+        script = f"{'-m ' if config.get('is_module') else ''}{config.get('script')}"
         raise InvalidRequest(
             f"verify {run}: this is a run of a script, which only the drill can repeat: use "
-            f"`trainbox drill run {module}{config.get('script')} --compare FILE`"
+            f"`{command('drill', f'run {script} --compare FILE')}`"
         )
 
 
