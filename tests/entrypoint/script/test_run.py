@@ -367,7 +367,7 @@ REFUSALS = [
     (
         (
             *("run", "--restarts", "3", "--nnodes", "2", "--node-rank", "0", "--device", "cpu"),
-            *("--rdzv-endpoint", "localhost:29400", "train.py"),
+            *("--rdzv-endpoint", "localhost:29400", "--rdzv-timeout-s", "1", "train.py"),
         ),
         "--restarts 3 and 2 nodes: a node cannot know whether the others start again",
     ),
