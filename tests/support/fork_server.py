@@ -155,11 +155,18 @@ def _load() -> None:
     gc.freeze()  # a collection in a fork would look at all of these modules, and copy them
 
 
+def _reap(*_: object) -> None:
+    """Wait for ended children. If SIGCHLD was ignored, no parent would count their CPU time."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 def _accept(listening: socket.socket) -> socket.socket:
     """Return a connection, in a fork of its own; load torch for the first one."""
     from trainer.system.processes import die_with_parent
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # leaves no zombies
+    signal.signal(signal.SIGCHLD, _reap)
     die_with_parent()
     while True:
         connection, _ = listening.accept()
