@@ -96,6 +96,12 @@ class _Show(Verb):
     metavar="FILE",
     help="Write a figure to this file instead: .png, .svg or .pdf.",
 )
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a web page with table, charts and learning curves to this file instead.",
+)
 def sweep_show(
     name: str,
     runs_dir: Path,
@@ -103,6 +109,7 @@ def sweep_show(
     metric: str | None,
     as_csv: bool,
     figure: Path | None,
+    html: Path | None,
 ) -> None:
     """Print the results so far of the sweep NAME (its folder, or its name in --runs-dir).
 
@@ -111,11 +118,14 @@ def sweep_show(
       trainbox sweep show digits-sweep-7d2c1a90
       trainbox sweep show digits-sweep-7d2c1a90 --csv > trials.csv
       trainbox sweep show digits-sweep-7d2c1a90 --metric macro_f1 --figure sweep.png
+      trainbox sweep show digits-sweep-7d2c1a90 --html sweep.html
     """
     folder = Path(name) if (Path(name) / "study.journal").is_file() else runs_dir / name
     from trainer.sweep.session import show
 
-    click.echo(show(folder, storage, metric, as_csv, figure), nl=not as_csv)
+    if sum([as_csv, figure is not None, html is not None]) > 1:
+        raise WrongUse("--csv, --figure and --html exclude each other: give one of them")
+    click.echo(show(folder, storage, metric, as_csv, figure, html), nl=not as_csv)
 
 
 def _values(ctx: click.Context, task: str, text: str) -> tuple[str, list[grid.Value]]:

@@ -251,10 +251,10 @@ def figure(
         if not math.isnan(row.mean):
             label = ", ".join(f"{name} {row.point.get(name)}" for name in others)
             lines.setdefault(label, []).append((row.point[first] if first else "all", row))
-    numeric = all(_number(x) is not None for line in lines.values() for x, _ in line)
+    numeric = all(as_number(x) is not None for line in lines.values() for x, _ in line)
     # Draw each line with its error bars.
     for label, line in lines.items():
-        x: list[Any] = [_number(value) if numeric else str(value) for value, _ in line]
+        x: list[Any] = [as_number(value) if numeric else str(value) for value, _ in line]
         spread = [
             (0.0, 0.0)
             if math.isnan(r.deviation)
@@ -273,7 +273,7 @@ def figure(
     return picture
 
 
-def _number(value: Value) -> float | None:
+def as_number(value: Value) -> float | None:
     """Return a setting as a number, or None. The values of a script are numbers in text."""
     if isinstance(value, bool):
         return None
@@ -292,8 +292,8 @@ def _scatter(records: Sequence[Record], names: Sequence[str], metric: str) -> "F
     for index, name in enumerate(names):
         axes = picture.add_subplot(1, len(names), index + 1)
         x: list[Any] = [record.point[name] for record in done]
-        if all(_number(value) is not None for value in x):
-            x = [_number(value) for value in x]
+        if all(as_number(value) is not None for value in x):
+            x = [as_number(value) for value in x]
         axes.scatter(
             x, [record.metrics[metric] for record in done], c=[r.number for r in done], s=18
         )

@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.errors import NetworkFailure, TrialsFailed, WrongUse
@@ -17,6 +18,7 @@ from trainer.sweep.script import Script
 from trainer.sweep.slots import Slot
 from trainer.sweep.storage import storage_failures
 from trainer.sweep.study import Study, open_study
+from trainer.sweep.trials import Record
 from trainer.sweep.work import Work, again
 from trainer.system.hints import tensorboard
 from trainer.system.signals import StopRequest
@@ -72,9 +74,16 @@ def run_sweep(
 
 
 def show(
-    folder: Path, storage: str | None, metric: str | None, as_csv: bool, figure: Path | None
+    folder: Path,
+    storage: str | None,
+    metric: str | None,
+    as_csv: bool,
+    figure: Path | None,
+    html: Path | None = None,
 ) -> str:
-    """Return the results of the sweep in `folder` as a table or as CSV, or draw them into `figure`.
+    """Return the results of the sweep in `folder` as a table or as CSV.
+
+    With `figure` or `html`, write them to this file instead.
 
     Raises:
         WrongUse: no such sweep, or no such metric.
@@ -94,7 +103,7 @@ def show(
     metric = results.metric_of(records, requested)
     rows = results.rows(records, metric)
     drawn = study.sweep.sampler != "grid"
-    if figure is None:
+    if figure is None or html is not None:
         shown = results.best_first(rows, metric, requested) if drawn else rows
         numbered = {record.number: record for record in records}
         best = results.best_line(
@@ -106,6 +115,9 @@ def show(
             ),
         )
         energy = results.energy_line(records)
+        if html is not None:
+            lines = "\n".join(filter(None, [best, energy]))
+            return _write_page(html, folder, records, metric, requested, lines)
         return "\n".join(filter(None, [results.table(shown, metric), best, energy]))
     try:
         results.figure(rows, records, metric, drawn).savefig(figure)
@@ -115,6 +127,27 @@ def show(
             ".png, .svg or .pdf"
         ) from error
     return f"wrote {figure}"
+
+
+def _write_page(
+    path: Path,
+    folder: Path,
+    records: Sequence[Record],
+    metric: str,
+    requested: str | None,
+    best: str,
+) -> str:
+    from trainer.sweep.page import page, read_curves
+
+    curves = read_curves(folder, records, metric)
+    text = page(folder.absolute().name, records, metric, requested, best, curves)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise WrongUse(
+            f"--html {path} cannot be written ({error.strerror}): give another path"
+        ) from error
+    return f"wrote {path}"
 
 
 def _gpus_of_trial(folder: Path, number: int) -> int | None:

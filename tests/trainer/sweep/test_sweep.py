@@ -715,6 +715,21 @@ def test_the_results_of_a_moved_sweep_are_shown(here: Here) -> None:
     )
     assert here.command("sweep-show", "moved", "--figure", "f.svg")[1] == "wrote f.svg\n"
     assert (here.folder / "f.svg").read_text().startswith("<?xml")
+    assert here.command("sweep-show", "moved", "--html", "f.html")[1] == "wrote f.html\n"
+    text = (here.folder / "f.html").read_text()
+    assert "<h1>moved</h1>" in text
+    assert "<pre>best:      width=8, lowest loss 0.25 (trial 1)\nagain:" in text
+    code, _, err = here.command("sweep-show", "moved", "--html", "none/f.html")
+    assert (code, err) == (
+        2,
+        "trainbox: --html none/f.html cannot be written (No such file or directory): "
+        "give another path\n",
+    )
+    code, _, err = here.command("sweep-show", "moved", "--html", "f.html", "--csv")
+    assert (code, err) == (
+        2,
+        "trainbox: --csv, --figure and --html exclude each other: give one of them\n",
+    )
 
 
 def test_showing_a_sweep_that_does_not_exist(trainbox: Trainbox) -> None:
