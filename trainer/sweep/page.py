@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 
 from trainbox.entries import EntryReader
+from trainbox.secret_rule import without_secrets
 from trainer.settings.config import split_metric
 from trainer.sweep.grid import Value
 from trainer.sweep.results import as_number
@@ -154,24 +155,25 @@ def page(
     }
     ranked = sorted(values, key=lambda number: values[number], reverse=lowest)  # the best is last
     colours = {n: _colour(i / max(1, len(ranked) - 1)) for i, n in enumerate(ranked)}
-    drawn = ranked[-_MOST_DRAWN:]
+    drawn = _sample(ranked, _MOST_DRAWN)
     numbered = {record.number: record for record in records}
     points = {number: numbered[number].point for number in drawn}
     results = {number: values[number] for number in drawn}
     settings = list(dict.fromkeys(setting for record in records for setting in record.point))
     parts = [f"<h1>{_text(name)}</h1>", f"<p>{_text(_counts(records))}</p>"]
-    parts += [f"<pre>{_text(best)}</pre>"] if best else []
+    parts += [f"<pre>{_text(without_secrets(best))}</pre>"] if best else []
     if drawn and settings:
+        few = f" of {len(drawn):,} of {len(ranked):,} trials" if len(drawn) < len(ranked) else ""
         parts += [
-            "<h2>Parallel coordinates</h2>",
+            f"<h2>Parallel coordinates{few}</h2>",
             _parallel(points, results, metric, settings, colours),
         ]
         slices = [_slice(s, points, results, metric, colours) for s in settings[:_MOST_AXES]]
-        parts += ["<h2>Slices</h2>", f'<div class="slices">{"".join(slices)}</div>']
+        parts += [f"<h2>Slices{few}</h2>", f'<div class="slices">{"".join(slices)}</div>']
     others = [number for number in curves if number not in values]
-    shown = [number for number in (*others, *ranked) if number in curves][-_MOST_CURVES:]
+    shown = _sample([n for n in (*others, *ranked) if n in curves], _MOST_CURVES)
     if shown:
-        few = f", the best {len(shown)} of {len(curves)} trials" if len(shown) < len(curves) else ""
+        few = f" of {len(shown):,} of {len(curves):,} trials" if len(shown) < len(curves) else ""
         parts += [
             f"<h2>Learning curves{few}</h2>",
             _curves({n: curves[n] for n in shown}, metric, colours),
@@ -189,6 +191,12 @@ def page(
         + "\n".join(parts)
         + f'\n<div id="trial"></div>\n<script>{_SCRIPT}</script>\n</body>\n</html>\n'
     )
+
+
+def _sample(ranked: Sequence[int], most: int) -> list[int]:
+    """Return about `most` of the trials, evenly spread over the ranks, with the best one."""
+    stride = math.ceil(len(ranked) / most) or 1
+    return list(reversed(ranked[::-1][::stride]))
 
 
 def _counts(records: Sequence[Record]) -> str:
@@ -311,8 +319,12 @@ class _Plot:
 
 
 def _scale_of_setting(values: Sequence[Value]) -> _Scale:
-    is_grid = len(set(values)) <= _FEW_VALUES
-    return _scale(values, _LOGS_OF_A_GRID if is_grid else _LOGS_OF_A_RANGE)
+    """Return the scale of a setting. All values of a grid are ticks."""
+    numbers = {value: as_number(value) for value in values}
+    if None in numbers.values() or len(numbers) > _FEW_VALUES:
+        return _scale(values, _LOGS_OF_A_RANGE)
+    at = _scale(values, _LOGS_OF_A_GRID).positions
+    return _Scale(at, [(at[value], _figure(float(value))) for value in numbers])
 
 
 def _scale(values: Sequence[Value], logs_above: float) -> _Scale:
@@ -335,9 +347,7 @@ def _scale(values: Sequence[Value], logs_above: float) -> _Scale:
     def share(number: float) -> float:
         return ((math.log(number) if logs else number) - begin) / (end - begin)
 
-    if len(set(numbers.values())) <= _FEW_VALUES:
-        ticks = sorted(set(numbers.values()))
-    elif logs:
+    if logs and high >= 100 * low:
         powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
         ticks = [10.0**power for power in powers]
     else:

@@ -66,7 +66,7 @@ CURVES = {0: [(10, 0.2), (20, 0.5)], 1: [(10, 0.4), (20, 0.9)], 2: [(10, 0.2), (
 
 
 def test_the_page_has_all_trials_and_charts_of_those_with_a_value() -> None:
-    parsed = Parsed(page("s", RECORDS, "accuracy", "max:accuracy", "best: x", CURVES))
+    parsed = Parsed(page("s", RECORDS, "accuracy", "max:accuracy", "best: --token=a", CURVES))
     assert parsed.rows == [
         ["trial", "state", "lr", "kind", "seed", "accuracy", "loss", "seconds", "message"],
         ["1", "done", "0.1", "b", "7", "0.9", "0.1", "12.3", ""],
@@ -76,7 +76,7 @@ def test_the_page_has_all_trials_and_charts_of_those_with_a_value() -> None:
         ["4", "done", "0.01", "a", "7", "nan", "nan", "12.3", ""],
     ]
     assert parsed.texts["h2"] == ["Parallel coordinates", "Slices", "Learning curves", "Trials"]
-    assert parsed.texts["pre"] == ["best: x"]
+    assert parsed.texts["pre"] == ["best: --token=(not shown)"]
     # The best trial is drawn last, above the others.
     assert parsed.marks("polyline") == ["0", "3", "1", "2", "0", "1"]
     assert parsed.marks("circle") == ["0", "3", "1"] * 2
@@ -105,6 +105,12 @@ def test_positions_follow_the_values() -> None:
     assert [labels.count(text) for text in ("lr", "kind", "accuracy", "step")] == [2, 2, 4, 1]
     assert [labels.count(text) for text in ("0.001", "0.01", "0.1")] == [2, 2, 2]
     assert [labels.count(text) for text in ("a", "b")] == [2, 2]
+
+
+def test_a_setting_of_numbers_and_names_has_all_as_ticks() -> None:
+    records = [_record(n, n / 4, decay=decay) for n, decay in enumerate(("none", 0.5, 0.25))]
+    labels = Parsed(page("s", records, "accuracy", None, "", {})).texts["text"]
+    assert [labels.count(text) for text in ("none", "0.5", "0.25")] == [2, 4, 2]
 
 
 def test_names_and_values_are_text_and_nothing_is_loaded() -> None:
@@ -152,7 +158,9 @@ def test_a_page_of_a_large_sweep_stays_small() -> None:
     parsed = Parsed(text)
     assert len(parsed.rows) == 3001
     assert "Trials, the best 3,000 of 6,000" in parsed.texts["h2"]
-    assert "Learning curves, the best 300 of 400 trials" in parsed.texts["h2"]
+    assert "Learning curves of 200 of 400 trials" in parsed.texts["h2"]
+    assert "Slices of 2,000 of 6,000 trials" in parsed.texts["h2"]
+    assert (len(parsed.marks("circle")), parsed.marks("circle")[-1]) == (2000 * 12, "5999")
 
 
 def test_curves_are_the_validations_or_else_the_reports(tmp_path: Path) -> None:
