@@ -51,6 +51,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         "trainer.parallel.world",
         "trainer.parallel.exchange_failures",
         "trainer.parallel.fsdp",
+        "trainer.launch.store",
         "trainer.launch.torchrun",
     },
     "torch.utils.tensorboard": {"trainer.records.tensorboard"},

@@ -9,6 +9,7 @@ import pytest
 import torch.distributed.run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from trainer.launch.store import have_met
 from trainer.launch.torchrun import _exit_code, _PeerEnd, _run_torchrun, _without_saved
 
 _ABORT, _KILL = -signal.SIGABRT, -signal.SIGKILL
@@ -44,6 +45,12 @@ def test_a_script_that_saves_beside_a_failed_rank_does_not_hide_it(
     codes: tuple[int, ...], left: set[int]
 ) -> None:
     assert set(_without_saved(dict(enumerate(codes))).values()) == left
+
+
+def test_torchruns_own_keys_are_not_those_of_a_process_group() -> None:
+    own = ["none/torchelastic/role_info/0", "id/torchelastic/agent/terminal_state/num_members"]
+    assert not have_met(own)
+    assert have_met([*own, "default_pg/0//cpu//0/1"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])

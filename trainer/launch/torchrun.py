@@ -19,23 +19,26 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from trainer.errors import MESSAGES, STORE, Failure, NetworkFailure, Preempted
+from trainer.errors import MESSAGES, Failure, NetworkFailure, Preempted
 from trainer.launch.meeting import Meeting
 from trainer.launch.node import Node
 from trainer.launch.rendezvous import meet
 from trainer.launch.secret import take_secret
+from trainer.launch.store import have_met, open_store, use_file_store, use_loopback_store
 from trainer.system.processes import children
 from trainer.system.signals import STOP_SIGNALS, forwarded_signal, handle_stop_signals
 from trainer.system.streams import message, open_streams, outlive_readers
 from trainer.system.temporary import temporary_folder
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub lacks it
 
 _CRASH = 1
 # Seconds until the ranks of this node are killed. If another node is lost, most ranks notice it
@@ -84,10 +87,13 @@ def main() -> int:
         try:
             secret = take_secret(os.environ)
             if arguments.standalone and arguments.runs_program:
-                _store = _use_loopback_store(arguments)  # serves the ranks while it exists
-                return _run_torchrun(arguments, messages, forwarded, [])
+                store = use_loopback_store(arguments)
+                code = _run_torchrun(arguments, messages, forwarded, [])
+                if code == 0:
+                    _warn_if_separate(store, int(arguments.nproc_per_node))
+                return code
             if arguments.standalone:
-                _use_file_store(arguments, messages)
+                use_file_store(arguments, messages)
                 return _run_torchrun(arguments, messages, forwarded, [])
             return _run_on_nodes(arguments, messages, forwarded, others, secret)
         except Failure as failure:
@@ -117,7 +123,7 @@ def _run_on_nodes(
     # Connect to the other nodes.
     try:
         meeting = _meet(arguments, secret)
-        store = _open_store(arguments, meeting)
+        store = open_store(arguments, meeting)
     except Failure:
         raise
     except Exception as error:
@@ -153,6 +159,8 @@ def _run_on_nodes(
         code = _run_torchrun(arguments, messages, forwarded, ends)
         if arguments.runs_program and forwarded and code in (0, 128 + signal.SIGTERM):
             code = Preempted.exit_code  # `trainbox run` did not get the signal of another node
+        elif arguments.runs_program and code == 0 and store is not None:
+            _warn_if_separate(store, sum(meeting.processes))
     except SystemExit:  # raised by `forward`
         meeting.leave(Preempted.exit_code)
         raise
@@ -213,6 +221,18 @@ def _without_saved(codes: Mapping[int, int]) -> dict[int, int]:
     return failed or dict(codes)
 
 
+def _warn_if_separate(store: "TCPStore", count: int) -> None:
+    """Warn if the ranks of a user's program have trained separately, as if each were alone.
+
+    `store` is that of all `count` ranks.
+    """
+    if count > 1 and not have_met(store.list_keys()):
+        _log(
+            f"the {count} processes did not call init_process_group, so each has trained alone: "
+            "see docs/guides/own-script.md for Lightning and Accelerate, or use --one-process"
+        )
+
+
 def _again(arguments: argparse.Namespace) -> str:
     """Return what the same command does next, for messages."""
     if arguments.runs_program:
@@ -254,31 +274,6 @@ def _meet(arguments: argparse.Namespace, secret: bytes | None) -> Meeting:
     return meeting
 
 
-def _open_store(arguments: argparse.Namespace, meeting: Meeting) -> object:
-    """Set the address of the nodes' store in torchrun's arguments.
-
-    On node 0, return the store, which exists as long as the returned object. On other nodes, return
-    None.
-    """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub does not list it
-
-    # With the static rendezvous, each node knows its rank. torchrun would open a store on all
-    # interfaces, but it uses the store that this process has already opened.
-    arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_conf = "static", "", ""
-    arguments.master_addr, arguments.master_port = meeting.address, meeting.store_port
-    if meeting.store is None:
-        return None
-    listening = meeting.store.detach()
-    return TCPStore(
-        meeting.address,
-        meeting.store_port,
-        is_master=True,
-        wait_for_workers=False,
-        multi_tenant=True,
-        master_listen_fd=listening,
-    )
-
-
 def _leave_out_current_folder(arguments: argparse.Namespace) -> None:
     """Make the ranks run their module with -P.
 
@@ -288,33 +283,6 @@ def _leave_out_current_folder(arguments: argparse.Namespace) -> None:
     arguments.training_script = sys.executable
     arguments.training_script_args = command
     arguments.module, arguments.no_python = False, True
-
-
-def _use_file_store(arguments: argparse.Namespace, folder: Path) -> None:
-    """Use a file as the store of a single machine.
-
-    torch's network store has no authentication and listens on all interfaces.
-    """
-    arguments.standalone = False
-    arguments.rdzv_backend, arguments.rdzv_id = "c10d", "trainbox"
-    arguments.rdzv_endpoint, arguments.rdzv_conf = str(folder / "agent"), "store_type=file"
-    os.environ[STORE] = str(folder / "ranks")
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-
-
-def _use_loopback_store(arguments: argparse.Namespace) -> object:
-    """Open torch's network store for the ranks of a user's program, and return it.
-
-    The program connects to MASTER_ADDR and MASTER_PORT. torchrun's own store would listen on all
-    interfaces.
-    """
-    arguments.standalone, arguments.nnodes, arguments.node_rank = False, "1", 0
-    listening = socket.create_server(("127.0.0.1", 0))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-    port = listening.getsockname()[1]
-    count = int(arguments.nproc_per_node)
-    return _open_store(arguments, Meeting("127.0.0.1", port, listening, (count,), ()))
 
 
 def _report(codes: Mapping[Path, int], stopped: bool, again: str) -> int:

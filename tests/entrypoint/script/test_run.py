@@ -150,6 +150,7 @@ def test_a_terminal_shows_only_rank_0(trainbox: Trainbox) -> None:
     ended = finish(trainbox.start("run", "--processes", "2", name, inside=inside))
     assert ended.code == 0, ended.out
     assert "rank 0" in ended.out and "rank 1" not in ended.out
+    assert "the 2 processes did not call init_process_group" in ended.out
     logs = only_run(trainbox) / "logs"
     assert [(logs / f"rank-{rank}.log").read_text() for rank in (0, 1)] == ["rank 0", "rank 1"]
 

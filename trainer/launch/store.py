@@ -1,0 +1,77 @@
+"""The store through which the ranks of a launch meet."""
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.errors import STORE
+from trainer.launch.meeting import Meeting
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub lacks it
+
+
+def open_store(arguments: argparse.Namespace, meeting: Meeting) -> "TCPStore | None":
+    """Set the address of the nodes' store in torchrun's arguments.
+
+    On node 0, return the store, which exists as long as the returned object. On other nodes, return
+    None.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub does not list it
+
+    # With the static rendezvous, each node knows its rank. torchrun would open a store on all
+    # interfaces, but it uses the store that this process has already opened.
+    arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_conf = "static", "", ""
+    arguments.master_addr, arguments.master_port = meeting.address, meeting.store_port
+    if meeting.store is None:
+        return None
+    listening = meeting.store.detach()
+    return TCPStore(
+        meeting.address,
+        meeting.store_port,
+        is_master=True,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=listening,
+    )
+
+
+def use_file_store(arguments: argparse.Namespace, folder: Path) -> None:
+    """Use a file as the store of a single machine.
+
+    torch's network store has no authentication and listens on all interfaces.
+    """
+    arguments.standalone = False
+    arguments.rdzv_backend, arguments.rdzv_id = "c10d", "trainbox"
+    arguments.rdzv_endpoint, arguments.rdzv_conf = str(folder / "agent"), "store_type=file"
+    os.environ[STORE] = str(folder / "ranks")
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+
+
+def use_loopback_store(arguments: argparse.Namespace) -> "TCPStore":
+    """Open torch's network store for the ranks of a user's program, and return it.
+
+    The program connects to MASTER_ADDR and MASTER_PORT. torchrun's own store would listen on all
+    interfaces.
+    """
+    arguments.standalone, arguments.nnodes, arguments.node_rank = False, "1", 0
+    listening = socket.create_server(("127.0.0.1", 0))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    port = listening.getsockname()[1]
+    count = int(arguments.nproc_per_node)
+    store = open_store(arguments, Meeting("127.0.0.1", port, listening, (count,), ()))
+    assert store is not None
+    return store
+
+
+def have_met(keys: Iterable[str]) -> bool:
+    """Return whether ranks have written to the store with `keys`, as a process group does.
+
+    torchrun writes its own keys there.
+    """
+    return not all("torchelastic/" in key for key in keys)
