@@ -44,6 +44,10 @@ class Classification(Task):
                 f"{tuple(logits_BK.shape)} instead of (B, {len(self.class_names)}), one output "
                 "for each of class_names: change build_model() or class_names"
             )
+        return self.sums(logits_BK, labels_B)
+
+    def sums(self, logits_BK: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
+        """Return the `statistics` of a batch with these logits. Extend this for other metrics."""
         return {
             "loss": F.cross_entropy(logits_BK, labels_B, reduction="sum"),
             "confusion": TaskMetrics.confusion_matrix(

@@ -17,8 +17,9 @@ from tensorboard.backend.event_processing.event_accumulator import IMAGES, Event
 from torchvision import models
 
 from tests.support.forked_trainings import ForkedCommand
-from tests.support.here import Here
+from tests.support.here import Here, StopAfter
 from tests.support.pictures import FIELDS, make_pictures
+from trainer.errors import Preempted
 from trainer.tasks.images import Images
 from trainer.tasks.imaging.damage import damaged_pictures
 from trainer.tasks.imaging.decode import DamagedPicture, load_augmented_picture, load_picture
@@ -75,7 +76,7 @@ def test_loader_workers_do_not_change_the_bits(here: Here, shapes: Path) -> None
 def test_the_same_bits_on_one_to_three_processes_and_through_kills(
     forked_trainings: ForkedCommand, shapes: Path
 ) -> None:
-    fields = " ".join(f"{name}={value}" for name, value in FIELDS.items())
+    fields = " ".join(f"{name}={value}" for name, value in _ALL_FIELDS.items())
     drill = ("drill", "images", "--shards", "3", "--steps", "12", "--seed", "1", "--cpu")
     ended = forked_trainings(*drill, env={"SET": fields, "TRAINBOX_BATCH_SIZE": "9"})
     assert ended.code == 0, ended.out + ended.err
@@ -87,6 +88,109 @@ def test_a_training_from_new_weights_recognizes_three_shapes(here: Here) -> None
     make_pictures(here.folder / "data/shapes", _CLASSES, 200, seed=0, size=48)
     here.train(**_SHORT | {"max_steps": None, "epochs": 15, "batch_size": 32, "workers": 1})
     assert max(entry["macro_f1"] for entry in here.entries("validation")) > 0.95
+
+
+_ALL_FIELDS = FIELDS | {"label_smoothing": 0.1, "mixup": 0.2, "cutmix": 1.0, "ema": 0.5}
+_ALL_FIELDS |= {"class_weights": "true"}
+
+
+def test_a_resumed_training_with_all_fields_has_the_same_bits(here: Here, shapes: Path) -> None:
+    settings = _SHORT | {"fields": _ALL_FIELDS, "max_steps": 4, "shards": 2}
+    here.train("whole", **settings)
+    with pytest.raises(Preempted):
+        here.train("stopped", stop=StopAfter(2), **settings)
+    here.train("stopped", **settings)
+    assert here.digest("whole") == here.digest("stopped")
+    last = [here.entries("validation", run)[-1] for run in ("whole", "stopped")]
+    assert last[0]["loss"] == last[1]["loss"]
+
+
+# Losses and metrics.
+
+
+def _prepared(task: Images, labels: list[int], weights: list[float]) -> tuple[Any, Any]:
+    """Return prepared pictures whose pixels are 10 times the label."""
+    labels_B = torch.tensor(labels)
+    pictures_BHWC = (10 * labels_B).byte().view(-1, 1, 1, 1).expand(-1, 16, 16, 3)
+    batch = (pictures_BHWC, labels_B, torch.tensor(weights))
+    return task.prepare(batch, training=True)
+
+
+def test_targets_are_smoothed_and_weighted() -> None:
+    _, targets_BK = _prepared(_task(classes="a/b", label_smoothing=0.2), [0, 1], [1.0, 3.0])
+    assert torch.allclose(targets_BK, torch.tensor([[0.9, 0.1], [0.3, 2.7]]))
+    task = _task(classes="a/b", label_smoothing=0.2)
+    logits_BK, labels_B = torch.randn(2, 2), torch.tensor([0, 1])
+    losses_B = task.losses(lambda _: logits_BK, (None, targets_BK))["cross_entropy"]  # type: ignore[arg-type]
+    expected_B = torch.nn.functional.cross_entropy(
+        logits_BK, labels_B, reduction="none", label_smoothing=0.2
+    ) * torch.tensor([1.0, 3.0])
+    assert torch.allclose(losses_B, expected_B)
+
+
+@pytest.mark.parametrize("fields", [{"mixup": 0.5}, {"cutmix": 1.0}, {"mixup": 1, "cutmix": 1}])
+def test_targets_are_mixed_in_the_shares_of_the_pictures(fields: dict[str, float]) -> None:
+    torch.manual_seed(0)
+    task = _task(classes="a/b/c", **fields)
+    labels = [0, 1, 2, 1] * 4
+    images_BCHW, targets_BK = _prepared(task, labels, [1.0] * len(labels))
+    plain_BCHW, one_hot_BK = _prepared(_task(classes="a/b/c"), labels, [1.0] * len(labels))
+    pixel_K = torch.stack([plain_BCHW[labels.index(k), 0, 0, 0] for k in range(3)])
+    assert torch.allclose(images_BCHW[:, 0].mean((1, 2)), targets_BK @ pixel_K, atol=1e-5)
+    assert torch.allclose(targets_BK.sum(1), torch.ones(len(labels)))
+    own_B = (targets_BK * one_hot_BK).sum(1)
+    assert 0.2 < own_B.mean() < 0.8
+    assert (own_B[1:] != own_B[:-1]).any()  # each picture has its own share
+    if "mixup" not in fields:
+        whole = (images_BCHW[:, 0, :, :, None] - pixel_K).abs().min(-1).values
+        assert whole.max() < 1e-5
+
+
+def test_the_weights_of_classes_are_balanced(tmp_path: Path) -> None:
+    make_pictures(tmp_path / "shapes/train", ("a",), 6, seed=0)
+    make_pictures(tmp_path / "shapes/train", ("b",), 2, seed=0)
+    make_pictures(tmp_path / "shapes/val", ("a", "b"), 1, seed=1)
+    task = _task(class_weights=True).with_data(tmp_path)
+    train, validation = task._pictures(tmp_path)
+    weights = [float(train[i][2]) for i in range(8)]
+    assert weights == pytest.approx([2 / 3] * 6 + [2.0] * 2)
+    assert sum(weights) == pytest.approx(8)
+    classes = task.notes(train, validation)["classes"]
+    assert classes == "a 6, b 2 (weights from 0.667 to 2)"
+
+
+def test_top_5_counts_labels_among_the_five_largest_logits() -> None:
+    task = _task(classes="a/b/c/d/e/f/g")
+    logits_BK = torch.tensor([[7.0, 6, 5, 4, 3, 2, 1]] * 4)
+    sums = task.sums(logits_BK, torch.tensor([0, 4, 5, 6]))
+    assert sums["top5"] == 2
+    totals = {name: value.double() for name, value in sums.items()} | {"examples": torch.tensor(4)}
+    metrics = task.metrics(totals)
+    assert (metrics["top5"], metrics["accuracy"]) == (0.5, 0.25)
+    assert "top5" not in _task(classes="a/b").sums(logits_BK[:, :2], torch.tensor([0, 1, 1, 1]))
+
+
+def test_the_average_of_the_weights_is_validated_and_saved(here: Here, shapes: Path) -> None:
+    fields = FIELDS | {"ema": 0.75}
+    here.train(**_SHORT | {"fields": fields, "max_steps": 3}, checkpoint_steps=1, keep=9)
+    states = [here.state(step)["model"] for step in (1, 2, 3)]
+    for name in ("fc.weight", "conv1.1.running_mean"):
+        average = states[0][f"model.{name}"]
+        for state in states:
+            average = torch.lerp(average, state[f"model.{name}"], 0.25)
+            assert torch.equal(state[f"averaged.module.{name}"], average)
+        assert not torch.equal(average, states[2][f"model.{name}"])
+    # The plain model with the averaged weights has the loss of the last validation.
+    path = Path("averaged.pt")
+    torch.save(states[2], path)
+    model = build_model(FIELDS["model"], 3, 32, str(path)).eval()
+    task = Images(**fields).with_data(Path("data"))
+    _, validation = task._pictures(Path("data"))
+    batch = torch.utils.data.default_collate([validation[i] for i in range(len(validation))])
+    with torch.no_grad():
+        sums = task.statistics(model, task.prepare(batch, training=False))
+    loss = here.entries("validation")[-1]["loss"]
+    assert float(sums["loss"]) / len(validation) == pytest.approx(loss, rel=1e-5)
 
 
 # The folder.
@@ -217,6 +321,8 @@ def _command(here: Here, *fields: str, workers: int = 0) -> tuple[int, str, str]
         ("size=0", "--set size=0: use a number of pixels from 1"),
         ("resize=16", "--set resize=16: use a number from size=32, or 0 for 37"),
         ("validation_share=1", "--set validation_share=1.0: use a number between 0 and 1"),
+        ("ema=1", "--set ema=1.0: use a number from 0 to below 1"),
+        ("mixup=-1", "--set mixup=-1.0: use a number above 0, such as 0.2, or 0 to train without"),
         ("classes=cross/oval", "data/shapes/oval does not exist: use folders of "),
     ],
 )  # fmt: skip
@@ -512,10 +618,29 @@ def test_auxiliary_outputs_are_left_out() -> None:
     assert not [name for name, _ in model.named_parameters() if name.startswith("aux")]
 
 
+_SIZES = {"inception_v3": 75, "maxvit_t": 224, "vit_h_14": 56}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", models.list_models(module=models))
 def test_each_model_of_torchvision_has_an_output_per_class(name: str) -> None:
-    size = 75 if name == "inception_v3" else 224 if name == "maxvit_t" else 64
-    with torch.device("meta"):
+    if name.startswith("regnet") and name != "regnet_x_400mf":
+        pytest.skip("RegNet cannot be built without memory, so only a small one is")
+    size = _SIZES.get(name, 64)
+    with torch.device("cpu" if name.startswith("regnet") else "meta"):
         model = build_model(name, 3, size).train()
         assert model(torch.zeros(2, 3, size, size)).shape == (2, 3)
+    total = len(model.state_dict())
+    described = describe_weights(name, 3, _SIZES_OF_WEIGHTS.get(name, size), "DEFAULT")
+    loaded = total - (1 if name == "maxvit_t" else 2)  # its last layer has no bias
+    assert re.match(rf"DEFAULT: {loaded} of {total} tensors; \S+ is new \(3 classes\)", described)
+
+
+_SIZES_OF_WEIGHTS = {
+    "maxvit_t": 224,
+    "vit_b_16": 224,
+    "vit_b_32": 224,
+    "vit_l_16": 224,
+    "vit_l_32": 224,
+    "vit_h_14": 518,
+}

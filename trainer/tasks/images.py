@@ -1,16 +1,20 @@
 """Classify pictures from a folder per class, with a model of torchvision."""
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from trainbox import Classification, WrongUse
+from trainer.tasks.imaging.averaging import Averaged
 from trainer.tasks.imaging.damage import damaged_pictures, damaged_use, refuse_damaged
 from trainer.tasks.imaging.decode import DamagedPicture, load_augmented_picture, load_picture
 from trainer.tasks.imaging.folder import (
@@ -21,6 +25,7 @@ from trainer.tasks.imaging.folder import (
     is_held_out,
     refuse_other_classes,
 )
+from trainer.tasks.imaging.mixing import mixed
 from trainer.tasks.imaging.models import (
     build_model,
     check_model,
@@ -55,6 +60,13 @@ class Images(Classification):
     classes: str = ""
     validation_share: float = 0.2
     augment: bool = True
+    label_smoothing: float = 0.0
+    # The alpha of Mixup and CutMix. 0 switches them off.
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    class_weights: bool = False
+    # The decay of the moving average of the weights. 0 switches it off.
+    ema: float = 0.0
     skip_damaged: bool = False
 
     def __post_init__(self) -> None:
@@ -70,6 +82,17 @@ class Images(Classification):
             raise WrongUse(
                 f"--set validation_share={self.validation_share}: use a number between 0 and 1"
             )
+        for name in ("label_smoothing", "ema"):
+            if not 0 <= getattr(self, name) < 1:
+                raise WrongUse(
+                    f"--set {name}={getattr(self, name)}: use a number from 0 to below 1"
+                )
+        for name in ("mixup", "cutmix"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise WrongUse(
+                    f"--set {name}={getattr(self, name)}: use a number above 0, such as 0.2, or 0 "
+                    f"to train without {name}"
+                )
 
     @property
     def class_names(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -89,8 +112,12 @@ class Images(Classification):
 
     def notes(self, train: Dataset[Any], validation: Dataset[Any]) -> dict[str, str]:
         assert isinstance(train, _Pictures) and isinstance(validation, _Pictures)
+        classes = _counts(self.class_names, train.pictures)
+        if self.class_weights:
+            weights = train.weights_K.tolist()
+            classes += f" (weights from {min(weights):.3g} to {max(weights):.3g})"
         notes = {
-            "classes": _counts(self.class_names, train.pictures),
+            "classes": classes,
             "validation": _counts(self.class_names, validation.pictures),
         }
         if self.weights:
@@ -98,16 +125,31 @@ class Images(Classification):
                 self.model, len(self.class_names), self.size, self.weights
             )
         if self.skip_damaged:
-            skipped = [*train.skipped, *validation.skipped]
-            first = f": {', '.join(map(str, skipped[:3]))}" if skipped else ""
-            notes["damaged"] = f"{len(skipped)} pictures are skipped{first}"
+            first = f": {', '.join(map(str, train.skipped[:3]))}" if train.skipped else ""
+            notes["damaged"] = f"{len(train.skipped)} pictures are skipped{first}"
         return notes
 
     def build_model(self) -> nn.Module:
-        return build_model(self.model, len(self.class_names), self.size, self.weights)
+        model = build_model(self.model, len(self.class_names), self.size, self.weights)
+        return Averaged(model, self.ema) if self.ema else model
+
+    def build_optimizer(
+        self, model: nn.Module, name: str, learning_rate: float, weight_decay: float | None
+    ) -> Optimizer:
+        if not isinstance(model, Averaged):
+            return super().build_optimizer(model, name, learning_rate, weight_decay)
+        if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
+            raise WrongUse(
+                f"--set ema={self.ema}: the average of weights does not work with --strategy fsdp: "
+                "use --strategy ddp, or --set ema=0"
+            )
+        optimizer = super().build_optimizer(model.model, name, learning_rate, weight_decay)
+        optimizer.register_step_post_hook(lambda *_: model.update())
+        return optimizer
 
     def prepare(self, batch: Any, training: bool) -> tuple[Tensor, Tensor]:
-        pictures_BHWC, labels_B = batch
+        """Return the images and their labels (B,); for training, targets (B, K) of the classes."""
+        pictures_BHWC, labels_B, weights_B = batch
         pictures_BCHW = pictures_BHWC.permute(0, 3, 1, 2)
         if training and self.augment:
             flipped_B = torch.rand(len(pictures_BCHW), device=pictures_BCHW.device) < 0.5
@@ -118,8 +160,32 @@ class Images(Classification):
             torch.tensor(values, device=pictures_BCHW.device).view(3, 1, 1) * 255
             for values in normalization(self.model, self.weights)
         )
-        images_BCHW = (pictures_BCHW.float() - mean_C11) / std_C11
-        return images_BCHW.contiguous(), labels_B
+        images_BCHW = ((pictures_BCHW.float() - mean_C11) / std_C11).contiguous()
+        if not training:
+            return images_BCHW, labels_B
+        # The targets have the weight of the class, so that the loss is linear in the targets.
+        classes = len(self.class_names)
+        targets_BK = F.one_hot(labels_B, classes) * (1 - self.label_smoothing)
+        targets_BK = (targets_BK + self.label_smoothing / classes) * weights_B[:, None]
+        if self.mixup or self.cutmix:
+            return mixed(images_BCHW, targets_BK, self.mixup, self.cutmix)
+        return images_BCHW, targets_BK
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        images_BCHW, targets_BK = batch
+        return {"cross_entropy": F.cross_entropy(model(images_BCHW), targets_BK, reduction="none")}
+
+    def sums(self, logits_BK: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
+        sums = super().sums(logits_BK, labels_B)
+        if logits_BK.shape[1] > _TOP:
+            sums["top5"] = (logits_BK.topk(_TOP).indices == labels_B[:, None]).sum()
+        return sums
+
+    def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        metrics = super().metrics(totals)
+        if "top5" in totals:
+            metrics["top5"] = float(totals["top5"] / totals["examples"])
+        return metrics
 
     def _pictures(self, data_dir: Path) -> "tuple[_Pictures, _Pictures]":
         """Return the training part and the validation part.
@@ -147,47 +213,68 @@ class Images(Classification):
             skipped = damaged_pictures(folder, [*train, *validation])
         else:
             refuse_damaged([*train, *validation])
-        resize = self.resize or round(self.size * 8 / 7)
-        parts = (
-            _Pictures(train, skipped, self.size, resize, self.augment),
-            _Pictures(validation, skipped, self.size, resize, augment=False),
+        train, validation = (
+            [picture for picture in part if picture.path not in skipped]
+            for part in (train, validation)
         )
-        for part, purpose in zip(parts, ("training", "validation"), strict=True):
-            present = {picture.label for picture in part.pictures}
+        for part, purpose in ((train, "training"), (validation, "validation")):
+            present = {picture.label for picture in part}
             if missing := [n for k, n in enumerate(self.class_names) if k not in present]:
                 raise WrongUse(
                     f"{folder}: class {missing[0]} has no picture for {purpose}: add pictures, or "
                     "make the folders train and val"
                 )
-        return parts
+        # Weigh the classes by their number of pictures for training.
+        weights_K = torch.ones(len(self.class_names))
+        if self.class_weights:
+            weights_K = _class_weights(train, len(self.class_names))
+        resize = self.resize or round(self.size * 8 / 7)
+        return (
+            _Pictures(train, weights_K, self.size, resize, self.augment, sorted(skipped)),
+            _Pictures(validation, weights_K, self.size, resize, augment=False),
+        )
+
+
+def _class_weights(pictures: Sequence[Picture], classes: int) -> Tensor:
+    """Return weights (classes,) that are inversely proportional to the numbers of pictures.
+
+    Their mean over the pictures is 1.
+    """
+    labels_N = torch.tensor([picture.label for picture in pictures])
+    return len(labels_N) / (classes * torch.bincount(labels_N, minlength=classes))
 
 
 class _Pictures(Dataset[Any]):
-    """A dataset of (picture (size, size, 3) uint8, label), without the pictures `skipped`."""
+    """A dataset of (picture (size, size, 3) uint8, label, weight of its class).
+
+    `skipped` are the paths of damaged pictures, which were left out.
+    """
 
     def __init__(
         self,
         pictures: Sequence[Picture],
-        skipped: set[Path],
+        weights_K: Tensor,
         size: int,
         resize: int,
         augment: bool,
+        skipped: Sequence[Path] = (),
     ) -> None:
-        self.pictures = [picture for picture in pictures if picture.path not in skipped]
-        self.skipped = [picture.path for picture in pictures if picture.path in skipped]
+        self.pictures, self.weights_K, self.skipped = pictures, weights_K, skipped
         self.size, self.resize, self.augment = size, resize, augment
 
     def __len__(self) -> int:
         return len(self.pictures)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor, int, Tensor]:
         picture = self.pictures[index]
         try:
             if self.augment:
-                return load_augmented_picture(picture.path, self.size), picture.label
-            return load_picture(picture.path, self.size, self.resize), picture.label
+                pixels_HWC = load_augmented_picture(picture.path, self.size)
+            else:
+                pixels_HWC = load_picture(picture.path, self.size, self.resize)
         except DamagedPicture as error:
             raise damaged_use(picture.path, str(error)) from error
+        return pixels_HWC, picture.label, self.weights_K[picture.label]
 
 
 def _counts(names: Sequence[str], pictures: Sequence[Picture]) -> str:

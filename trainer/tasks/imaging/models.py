@@ -1,7 +1,7 @@
 """Build the classification models of torchvision by name, with new or trained weights."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -90,14 +90,14 @@ def build_model(name: str, classes: int, size: int, weights: str = "") -> nn.Mod
 
 def describe_weights(name: str, classes: int, size: int, weights: str) -> str:
     """Return which tensors `build_model` takes from `weights`, and which are new."""
-    with torch.device("meta"):
-        model = build_model(name, classes, size)
-        tensors: Mapping[str, Tensor]
-        if weights.endswith(_FILES):
-            tensors = read_tensors(Path(weights))
-        else:
-            meta = _entry(name, weights).meta
-            tensors = _new(name, len(meta["categories"]), meta["min_size"][0]).state_dict()
+    model = _without_values(lambda: build_model(name, classes, size))
+    tensors: Mapping[str, Tensor]
+    if weights.endswith(_FILES):
+        tensors = _of_file(weights)
+    else:
+        meta = _entry(name, weights).meta
+        whole = (name, len(meta["categories"]), meta["min_size"][0])
+        tensors = _without_values(lambda: _new(*whole)).state_dict()
     found = _match(model, tensors, name, weights)
     return f"{weights}: {found.line(last_layer(model), f'{classes} classes')}"
 
@@ -124,13 +124,23 @@ def _new(name: str, classes: int, size: int) -> nn.Module:
     return model
 
 
+def _without_values(build: Callable[[], nn.Module]) -> nn.Module:
+    """Return a model of which only the shapes count, without memory for its values."""
+    try:
+        with torch.device("meta"):
+            return build()
+    except NotImplementedError:  # RegNet computes its widths with tensors
+        with torch.random.fork_rng(devices=[]):
+            return build()
+
+
 def _read(name: str, weights: str) -> Mapping[str, Tensor]:
     """Return the tensors of a file, or of weights in torchvision's cache.
 
     torchvision renames tensors of old files, so it loads its own weights.
     """
     if weights.endswith(_FILES):
-        return read_tensors(Path(weights))
+        return _of_file(weights)
     entry = _entry(name, weights)
     try:
         model: nn.Module = models.get_model(name, weights=entry)
@@ -141,6 +151,15 @@ def _read(name: str, weights: str) -> Mapping[str, Tensor]:
             "delete the file, so that it is downloaded again"
         ) from error
     return model.state_dict()
+
+
+def _of_file(weights: str) -> Mapping[str, Tensor]:
+    """Return the tensors of a file. Of a run with `ema`, these are the averaged weights."""
+    tensors, start = read_tensors(Path(weights)), "averaged.module."
+    averaged = {
+        name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)
+    }
+    return averaged or tensors
 
 
 def _match(model: nn.Module, tensors: Mapping[str, Tensor], name: str, weights: str) -> Match:
