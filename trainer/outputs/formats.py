@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,16 @@ def _of_npy(path: Path) -> dict[Key, Entry]:
 
 
 def _of_json(path: Path) -> dict[Key, Entry]:
-    tree = json.loads(path.read_text(encoding="utf-8"))
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = Counter(name for name, _ in pairs)
+        if repeated := [name for name, count in names.items() if count > 1]:
+            raise Unreadable(
+                f"{path.name} has the key {repeated[0]!r} more than once in one object, so its "
+                "value is not known: write each key once"
+            )
+        return dict(pairs)
+
+    tree = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
     return {name: entry_of_value(leaf) for name, leaf in leaves(tree)}
 
 

@@ -105,6 +105,12 @@ def test_a_file_without_numbers(tmp_path: Path) -> None:
         read_entries(tmp_path / "f.pt")
 
 
+def test_a_key_that_a_json_object_has_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "f.json").write_text('{"a": {"loss": 1.0, "b": 2.0, "loss": 3.0}, "b": 1}')
+    with pytest.raises(Unreadable, match="f.json has the key 'loss' more than once in one object"):
+        read_entries(tmp_path / "f.json")
+
+
 def test_objects_are_refused_and_named(tmp_path: Path) -> None:
     torch.save(
         {"w": torch.ones(1), "n": Counter([1]), "m": torch.nn.Linear(1, 1)}, tmp_path / "f.pt"
