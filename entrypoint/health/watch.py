@@ -17,6 +17,7 @@ from entrypoint.health.rules.machine import judge_driver
 from entrypoint.health.rules.table import names_to_read, rules_for
 from entrypoint.health.verdict import Finding, Mode, Result
 from entrypoint.system.streams import message
+from trainbox.files import append_line
 
 if TYPE_CHECKING:
     from entrypoint.driver.readings import Sample
@@ -54,6 +55,9 @@ class Watch:
     at the start, by (check, GPU label). Without `ends_a_run`, no finding is fatal. With
     `telemetry`, events are written to its file.
 
+    `needs_reset` is the first finding after which no program can use the GPU until it is reset. The
+    driver only reports the event, so no later reading shows it.
+
     A link that is down may be back at the next reading, because the hardware trains it again. So
     the first such reading is only a warning.
     """
@@ -81,6 +85,7 @@ class Watch:
         self._samples: list[Sample] = []
         self._results = dict(known)
         self._fatal: str | None = None
+        self.needs_reset: str | None = None
         self._suspected = set[tuple[str, str]]()  # CRITICAL at the newest reading
         self._is_over = False
 
@@ -140,6 +145,8 @@ class Watch:
             self._log(finding)
             if self._ends_a_run and finding.result is Result.CRITICAL and finding.check in _ENDING:
                 self._fatal = self._fatal or finding.line
+                if finding.check == "xid":
+                    self.needs_reset = self.needs_reset or finding.line
 
     def _confirmed(self, finding: Finding) -> Finding:
         """Return `finding`, as a warning if it is CRITICAL for the first time.
@@ -199,8 +206,7 @@ class Watch:
         # The watch continues on a full disk and without a terminal.
         lost = ""
         try:
-            with self.events.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
+            append_line(self.events, json.dumps(entry))
         except OSError as error:
             lost = f" (not in the run's metrics.jsonl: {error})"
         message(f"{finding.line}{lost}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from entrypoint.errors import HARDWARE, PREEMPTED, LaunchError, NotWritable
 from entrypoint.launch.plan import LaunchPlan
@@ -62,6 +62,20 @@ class Start:
     watched: Callable[["Telemetry"], "AbstractContextManager[Watch]"] | None = None
 
 
+class _Ended(NamedTuple):
+    """The end of one start.
+
+    Attributes:
+        ending: how the script has ended.
+        processes: the number of ranks on all nodes; None if no rank was started.
+        needs_reset: why no program can use a GPU until it is reset, or None.
+    """
+
+    ending: Ending
+    processes: int | None
+    needs_reset: str | None
+
+
 def run(start: Start) -> int:
     """Run the script until it has ended and is not started again, and return the exit code.
 
@@ -84,7 +98,7 @@ def run(start: Start) -> int:
         start_begin_s = time.monotonic()
         entry = describe_start(plan, target, os.environ, time.time())
         try:
-            ending, processes = _run_once(start, gpus, received)
+            ending, processes, needs_reset = _run_once(start, gpus, received)
         except LaunchError as error:  # such as a GPU that is not fit for a restart
             message(str(error))
             code = error.exit_code
@@ -103,6 +117,9 @@ def run(start: Start) -> int:
         lost = _write_records(folder, manifest)
         code = lost.exit_code if lost and ending.code == 0 else ending.code
         if lost or starts > start.restarts or not starts_again(ending):
+            break
+        if needs_reset:
+            message(f"not started again, because a GPU needs a reset: {needs_reset}")
             break
         message(f"the script exited with code {ending.code}: restart {starts} of {start.restarts}")
     if board is not None:
@@ -182,11 +199,8 @@ def _manifest(start: Start) -> dict[str, Any]:
     return known
 
 
-def _run_once(start: Start, gpus: GpuRecord, received: list[int]) -> tuple[Ending, int | None]:
-    """Start the script once, and pass on its output.
-
-    Return its end, and the number of ranks on all nodes; None if no rank was started.
-    """
+def _run_once(start: Start, gpus: GpuRecord, received: list[int]) -> _Ended:
+    """Start the script once, and pass on its output."""
     folder, plan = start.folder, start.plan
     with ExitStack() as stack:
         watch = None
@@ -217,7 +231,7 @@ def _run_once(start: Start, gpus: GpuRecord, received: list[int]) -> tuple[Endin
         log.close()
         if log.lost:
             message(f"{log.path} could not be written ({log.lost}): it is not complete")
-    return ending, processes
+    return _Ended(ending, processes, watch.needs_reset if watch is not None else None)
 
 
 def _world_size(pipes: Path) -> int | None:

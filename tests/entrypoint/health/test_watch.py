@@ -1,6 +1,7 @@
 """The watch during a training, with a driver that returns the values of the test."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,23 @@ def test_an_xid_is_logged_each_time_and_a_fatal_xid_ends_the_run(tmp_path: Path)
     listener.xids = (("GPU-1", 79),)
     assert "Xid 79" in str(watch.final_check())
     assert events(watch) == [("xid", "WARN", "1"), ("xid", "WARN", "1"), ("xid", "CRITICAL", "1")]
+
+
+def test_an_event_that_does_not_fit_on_the_disk_does_not_damage_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver, listener = Answering(), Answering()
+    watch = made(driver, listener, tmp_path)
+    write = os.write
+    with monkeypatch.context() as patched:
+        patched.setattr("os.write", lambda number, data: write(number, data[: len(data) // 2 or 1]))
+        listener.xids = (("GPU-1", 31),)
+        assert watch.final_check() is None
+    assert "(not in the run's metrics.jsonl: [Errno 28]" in capsys.readouterr().err
+    listener.xids = (("GPU-0", 31),)
+    assert watch.final_check() is None
+    damaged, whole = watch.events.read_text().splitlines()
+    assert (json.loads(whole)["gpu"], damaged[:1], damaged[-1:] == "}") == ("0", "{", False)
 
 
 @pytest.mark.parametrize(

@@ -152,3 +152,21 @@ sys.exit(75)
     assert start["exit_code"] == 3
     copied = int((run / "tensorboard/.copied").read_text())
     assert copied == (run / "metrics.jsonl").stat().st_size
+
+
+def test_a_gpu_that_needs_a_reset_is_not_used_by_a_restart(forked: Trainbox, library: Path) -> None:
+    """After this Xid, the other values of the stub are those of a healthy GPU."""
+    code = """
+if (run / "started").exists():
+    sys.exit(0)
+(run / "started").touch()
+change("gpu1.xid=79\\n")
+signal.sigwait([signal.SIGTERM])
+sys.exit(75)
+"""
+    ended = _run(forked, library, 3, code)
+    assert ended.code == 3, ended.err
+    assert "not started again, because a GPU needs a reset: GPU 1 (" in ended.err
+    assert "Xid 79: the GPU has fallen off the bus" in ended.err
+    (start,) = json.loads((forked.folder / "runs/r/manifest.json").read_text())["starts"]
+    assert start["exit_code"] == 3
