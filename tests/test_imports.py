@@ -64,6 +64,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         "entrypoint.cli.checking",
         "entrypoint.cli.commands",
         "entrypoint.cli.drill",
+        "entrypoint.cli.experiment",
         "entrypoint.cli.health",
         "entrypoint.cli.help_pages",
         "entrypoint.cli.options",
@@ -76,6 +77,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         "entrypoint.cli.verify",
         "trainer.cli.bench_figure",
         "trainer.cli.commands",
+        "trainer.cli.experiment",
         "trainer.cli.invocation",
         "trainer.cli.options",
         "trainer.cli.parameters",
@@ -96,8 +98,8 @@ _API = {"trainbox", "trainbox.initial_weights", "trainbox.metrics", "trainbox.pi
 _SHARED = {
     f"trainbox.{name}"
     for name in (
-        *("architectures", "entries", "errors", "files", "pinned", "run_name", "secret_rule"),
-        *("seeding", "sidecar", "snapshot", "task_metrics", "variables"),
+        *("architectures", "entries", "errors", "experiment", "files", "pinned", "run_name"),
+        *("secret_rule", "seeding", "sidecar", "snapshot", "task_metrics", "variables"),
     )
 }
 

@@ -43,12 +43,18 @@ def checked_plan(
         printed = checking.communicate(decided + "\n")
         if checking.returncode:
             sys.exit(checking.returncode)
-    # The last line names the settings from the environment, unless a task that was loaded for the
-    # check printed another.
-    reported = [name for name in "".join(printed.splitlines()[-1:]).split() if name in os.environ]
-    names = [*environment_names(click.get_current_context()), *reported]
-    if names:
-        plan = dataclasses.replace(
-            plan, env={**plan.env, "TRAINBOX_SETTINGS": settings_text(names)}
-        )
+    # The last line names the settings from the environment, and with an experiment's file those of
+    # the command line, unless a task that was loaded for the check printed another.
+    reported = "".join(printed.splitlines()[-1:]).split()
+    ctx = click.get_current_context()
+    names = [*environment_names(ctx), *(name for name in reported if name in os.environ)]
+    settings, recorded = [settings_text(names)] if names else [], {}
+    if "experiment" in ctx.meta:
+        from entrypoint.cli.experiment import origin, record
+
+        settings = [origin(ctx, [name for name in reported if name[:2] == "--"]), *settings]
+        recorded = record(ctx)
+    if settings:
+        env = {**plan.env, "TRAINBOX_SETTINGS": "; ".join(settings), **recorded}
+        plan = dataclasses.replace(plan, env=env)
     return plan, checked

@@ -8,7 +8,7 @@ import click
 from entrypoint.cli.checking import checked_plan
 from entrypoint.cli.help_pages import show_help
 from entrypoint.cli.launching import supervised
-from entrypoint.cli.options import PASS_ON, Option, device_options
+from entrypoint.cli.options import PASS_ON, Launch, Option, device_options
 from entrypoint.driver.gpus import Gpu
 from entrypoint.launch.plan import LaunchPlan, plan_sweep
 from entrypoint.launch.request import LaunchRequest
@@ -33,7 +33,7 @@ def _sweep_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return device_options(command)
 
 
-@click.command(context_settings=PASS_ON, options_metavar="[OPTIONS]")
+@click.command(cls=Launch, context_settings=PASS_ON, options_metavar="[OPTIONS]")
 @_sweep_options
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="TASK")
 def sweep(

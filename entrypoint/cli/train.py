@@ -7,11 +7,11 @@ import click
 from entrypoint.cli.checking import checked_plan
 from entrypoint.cli.help_pages import help_options
 from entrypoint.cli.launching import supervised
-from entrypoint.cli.options import PASS_ON, launch_options
+from entrypoint.cli.options import PASS_ON, Launch, launch_options
 from entrypoint.launch.supervise import TRAINING, UNSAVED_TRAINING
 
 
-@click.command(context_settings=PASS_ON, options_metavar="[OPTIONS]")
+@click.command(cls=Launch, context_settings=PASS_ON, options_metavar="[OPTIONS]")
 @launch_options
 @help_options
 @click.argument("training", nargs=-1, type=click.UNPROCESSED, metavar="[TASK]")

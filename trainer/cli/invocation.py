@@ -49,7 +49,10 @@ def variables(param: click.Parameter) -> Sequence[str]:
 
 
 def report_environment() -> None:
-    """Print the environment variables that set an option, for the launcher, which shows them."""
+    """Print the environment variables that set an option, for the launcher, which shows them.
+
+    With an experiment's file, the options of the command line follow, such as `--lr`.
+    """
     ctx = click.get_current_context()
     names = [
         next(name for name in variables(param) if os.environ.get(name))
@@ -58,7 +61,20 @@ def report_environment() -> None:
         and ctx.get_parameter_source(param.name) is click.core.ParameterSource.ENVIRONMENT
     ]
     click.echo()  # ends a line that a task may have started
-    click.echo(" ".join(name for name in names if name != "TRAINBOX_DEVICE"))
+    given = _on_command_line(ctx) if "experiment" in ctx.meta else []
+    click.echo(" ".join([*(name for name in names if name != "TRAINBOX_DEVICE"), *given]))
+
+
+def _on_command_line(ctx: click.Context) -> list[str]:
+    """Return the task and the options of the command line, except --config and hidden options."""
+    return [
+        f"--{param.opts[0].lstrip('-')}"
+        for param in ctx.command.params
+        if param.name
+        and param.name != "config"
+        and (isinstance(param, click.Argument) or getattr(param, "section", ""))
+        and ctx.get_parameter_source(param.name) is click.core.ParameterSource.COMMANDLINE
+    ]
 
 
 def without_replaced(settings: dict[str, Any]) -> dict[str, Any]:
@@ -87,14 +103,16 @@ def task_fields(task: str, pairs: tuple[str, ...]) -> dict[str, Any]:
     Raises:
         WrongUse: A pair is malformed, or a field does not exist or has another type.
     """
-    given = dict(click.get_current_context().meta.get("fields", {}))
+    meta = click.get_current_context().meta
+    given, written = dict(meta.get("fields", {})), meta.get("written", {})
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise WrongUse(f"--set {pair}: write NAME=VALUE, as in --set width=64")
         given[name] = value
+        written.pop(name, None)
     fields = static_fields(task)
-    return given if fields is None else parse_fields(task, fields, given)
+    return given if fields is None else parse_fields(task, fields, given, written)
 
 
 def warn_of_overruled_imports(task: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from trainbox.experiment import SUFFIX
 from trainer.cli.parameters import (
     BATCH,
     BITS,
@@ -27,7 +28,11 @@ from trainer.system import hints
 
 
 def _read_config_file(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
-    if path is not None:
+    if path is not None and path.suffix == SUFFIX:
+        from trainer.cli.experiment import apply_experiment
+
+        apply_experiment(ctx, path)
+    elif path is not None:
         settings = load_config_file(path)
         ctx.meta["fields"] = settings.pop("fields", {})
         # As text, so that a value is parsed as on the command line. For example, 1.5 epochs are
@@ -75,7 +80,7 @@ _TRAINING_OPTIONS = [
         is_eager=True,
         expose_value=False,
         callback=_read_config_file,
-        help="JSON file of settings, such as a run's config.json; other options override it.",
+        help="File of settings: exp.toml, or a run's config.json; other options override it.",
     ),
     make_option(
         "--set",

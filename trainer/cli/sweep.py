@@ -55,9 +55,10 @@ def sweep(
         raise WrongUse(
             "--run and --resume are for one training: use --name; a sweep always resumes"
         )
-    config = Config(task=task, fields=task_fields(task, pairs), **without_replaced(settings))
-    check(config, device)
     ctx = click.get_current_context()
+    fields = _without_swept(ctx, task_fields(task, pairs), chosen)
+    config = Config(task=task, fields=fields, **without_replaced(settings))
+    check(config, device)
     requested = chosen.sweep_of(config, partial(_values, ctx, task), partial(_range, ctx, task))
     is_grid = requested.sampler == "grid"
     for number in range(min(_CHECKED_TRIALS, requested.total) if is_grid else 0):
@@ -126,6 +127,17 @@ def sweep_show(
     if sum([as_csv, figure is not None, html is not None]) > 1:
         raise WrongUse("--csv, --figure and --html exclude each other: give one of them")
     click.echo(show(folder, storage, metric, as_csv, figure, html), nl=not as_csv)
+
+
+def _without_swept(
+    ctx: click.Context, fields: dict[str, Any], chosen: SweepOptions
+) -> dict[str, Any]:
+    """Return the fields without those of an experiment's file that the sweep varies."""
+    from_file = ctx.meta.get("written", {})
+    swept = {text.partition("=")[0] for text in (*chosen.grids, *chosen.ranges)}
+    return {
+        name: value for name, value in fields.items() if not (name in swept and name in from_file)
+    }
 
 
 def _values(ctx: click.Context, task: str, text: str) -> tuple[str, list[grid.Value]]:

@@ -46,6 +46,7 @@ _CHANGE_BITS_PREFIXES = (
 # These entries belong to one start and do not affect the bits.
 _OF_THE_START = (
     "argv",
+    "config_file",
     "plan.",
     "environment.OMP_",
     # torchrun and Trainbox set these for several processes.

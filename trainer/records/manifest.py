@@ -70,6 +70,7 @@ def describe(
     """Return the manifest of a run that is about to start, as JSON values."""
     return {
         "argv": shown_arguments(argv),
+        **_config_file(),
         "plan": {
             "reason": os.environ.get("TRAINBOX_REASON"),
             "strategy": strategy.name,
@@ -97,6 +98,12 @@ def describe(
         "sources": dict(sorted(sources.items())),
         "data": dict(data_digests),
     }
+
+
+def _config_file() -> dict[str, dict[str, str]]:
+    """Return the name and the digest of the experiment's file, if the launcher has read one."""
+    digest, _, name = os.environ.get("TRAINBOX_EXPERIMENT", "").partition(" ")
+    return {"config_file": {"name": name, "sha256": digest}} if name else {}
 
 
 class SourceRecord:

@@ -168,6 +168,7 @@ def _write_manifest(
     # Add this start to the manifest.
     if not complete:
         start = {"step": step, "argv": found["argv"], "plan": found["plan"], "changed": changed}
+        start |= {name: found[name] for name in ("config_file",) if name in found}
         resumes = [*stored.get("resumes", []), start | attempts]
         _write(run, stored | {"sources": found["sources"] | known, "resumes": resumes})
     return {**known, **found["sources"]}

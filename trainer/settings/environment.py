@@ -17,6 +17,7 @@ NOT_SETTINGS = frozenset(
             "COMMAND",
             "CPUS",
             "DRIVER_DEADLINE_S",
+            "EXPERIMENT",
             "FINISHED",
             "HEALTH_EVENTS",
             "HEARTBEAT",

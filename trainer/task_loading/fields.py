@@ -29,32 +29,38 @@ class TaskField:
 
 
 def parse_fields(
-    task: str, fields: Sequence[TaskField], given: Mapping[str, Any]
+    task: str,
+    fields: Sequence[TaskField],
+    given: Mapping[str, Any],
+    written: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the values of `--set name=value`, converted to the types of the fields.
+
+    `written` has what messages call the fields that an experiment's file has given.
 
     Raises:
         WrongUse: a name is unknown, a value cannot be converted, or a required value is missing.
     """
     known = {f.name: f for f in fields}
+    shown = {name: f"--set {name}={value}" for name, value in given.items()} | dict(written or {})
     for name in given:
         if name not in known:
             import difflib
 
             close = difflib.get_close_matches(name, known, n=1)
             fix = f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}"
-            raise WrongUse(f"--set {name}={given[name]}: task {task} has no field {name}: {fix}")
+            raise WrongUse(f"{shown[name]}: task {task} has no field {name}: {fix}")
     missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in given]
     if missing:
         raise WrongUse(f"task {task} has no default for {missing[0]}: add --set {missing[0]}=...")
-    return {name: _convert(known[name], value) for name, value in given.items()}
+    return {name: _convert(known[name], value, shown[name]) for name, value in given.items()}
 
 
-def _convert(field: TaskField, value: Any) -> Any:
+def _convert(field: TaskField, value: Any, shown: str) -> Any:
     text = str(value)
     if field.type not in FIELD_TYPES.values():
         raise WrongUse(
-            f"--set {field.name}={text}: {field.name} has a type that --set does not support: "
+            f"{shown}: {field.name} has a type that --set does not support: "
             f"use one of {', '.join(FIELD_TYPES)}"
         )
     try:
@@ -64,9 +70,7 @@ def _convert(field: TaskField, value: Any) -> Any:
             ]
         return field.type(text)
     except (ValueError, KeyError):
-        raise WrongUse(
-            f"--set {field.name}={text}: give a value of type {field.type.__name__}"
-        ) from None
+        raise WrongUse(f"{shown}: give a value of type {field.type.__name__}") from None
 
 
 def static_fields(spec: str) -> list[TaskField] | None:

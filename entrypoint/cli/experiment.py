@@ -1,0 +1,90 @@
+"""Read the table [launch] of an experiment's file, and describe where the settings come from."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from entrypoint.cli.options import Option, launch_options
+from entrypoint.errors import InvalidRequest
+from trainbox.experiment import PER_GPU, option_texts, read_experiment
+
+# One of these replaces all of them in the file.
+_COUNTS = ("gpus", "gpu_ids", "processes")
+
+
+def apply_experiment(ctx: click.Context, path: Path) -> None:
+    """Take the values of [launch] as defaults of the launch options.
+
+    A sweep takes --per-gpu from [sweep].
+
+    Raises:
+        InvalidRequest: the file, a key or a value is wrong. The message has one line.
+    """
+    try:
+        tables, digest = read_experiment(path)
+        # A sweep knows the options of one training as well, and does not use them.
+        options = _by_key(click.command()(launch_options(_nothing)))
+        defaults = _defaults(ctx, f"{path}: [launch]", tables["launch"], options)
+        own = _by_key(ctx.command)
+        if PER_GPU in own and PER_GPU in tables["sweep"]:
+            per_gpu = {PER_GPU: tables["sweep"][PER_GPU]}
+            defaults |= _defaults(ctx, f"{path}: [sweep]", per_gpu, own)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+    ctx.meta["experiment"] = (path, digest)
+    ctx.default_map = defaults
+
+
+def _nothing() -> None:
+    """The body of a command that only lists options."""
+
+
+def _by_key(command: click.Command) -> dict[str, Option]:
+    return {
+        param.opts[0].lstrip("-"): param for param in command.params if isinstance(param, Option)
+    }
+
+
+def _defaults(
+    ctx: click.Context, table: str, values: dict[str, Any], options: dict[str, Option]
+) -> dict[str, str]:
+    """Return the texts of a table by the names of the parameters. Each is a valid value."""
+    texts = option_texts(table, values, options)
+    for key, text in texts.items():
+        try:
+            options[key].type_cast_value(ctx, text)
+        except click.BadParameter as error:
+            raise ValueError(f"{table} {key} = {text}: {error.message.rstrip('.')}") from error
+    return {str(options[key].name): text for key, text in texts.items()}
+
+
+def without_replaced(ctx: click.Context) -> None:
+    """Drop the GPUs and processes of the file if the user chooses others."""
+    source, from_file = ctx.get_parameter_source, click.core.ParameterSource.DEFAULT_MAP
+    if any(ctx.params[name] is not None and source(name) != from_file for name in _COUNTS):
+        dropped = [name for name in _COUNTS if source(name) == from_file]
+        ctx.params.update(dict.fromkeys(dropped))
+
+
+def origin(ctx: click.Context, training: Sequence[str]) -> str:
+    """Return `from exp.toml; gpus, lr from the command line`.
+
+    `training` has the training options of the command line, such as `--lr`.
+    """
+    path, _ = ctx.meta["experiment"]
+    launch = [
+        key
+        for key, option in _by_key(ctx.command).items()
+        if option.name
+        and ctx.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    given = [*launch, *(name.lstrip("-") for name in training)]
+    return f"from {path}" + (f"; {', '.join(given)} from the command line" if given else "")
+
+
+def record(ctx: click.Context) -> dict[str, str]:
+    """Return the variable with the file's digest and name, for the trainer's manifest."""
+    path, digest = ctx.meta["experiment"]
+    return {"TRAINBOX_EXPERIMENT": f"{digest} {path}"}

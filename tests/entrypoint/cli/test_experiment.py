@@ -1,0 +1,143 @@
+"""The table [launch] of exp.toml, as the launcher reads it."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import entrypoint.cli.commands
+from entrypoint.cli.options import _experiment
+from tests.support.commands import Ended
+from tests.support.forked import ForkedTrainbox
+
+Plan = Callable[..., Any]
+
+
+@pytest.fixture
+def plan(forked: ForkedTrainbox) -> Plan:
+    """Return the launch plan of these arguments and of this text of exp.toml."""
+
+    def call(text: str, *arguments: str, **env: str) -> Any:
+        (forked.folder / "exp.toml").write_text(text)
+        ended = forked("plan", "--config", "exp.toml", *arguments, env=env)
+        assert (ended.code, ended.err) == (0, "")
+        return json.loads(ended.out)
+
+    return call
+
+
+def test_a_plan_takes_the_launch_options_of_the_file(plan: Plan) -> None:
+    text = '# CPU\n[task]\nname = "mnist"\n[launch]\nprocesses = 3\ndevice = "cpu"\n'
+    shown = plan(text)
+    assert (shown["nproc_per_node"], shown["strategy"]) == (3, "ddp")
+    assert shown["argv"][-4:] == ["trainer", "train", "--config", "exp.toml"]
+    assert shown["env"]["TRAINBOX_SETTINGS"] == "from exp.toml"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    assert shown["env"]["TRAINBOX_EXPERIMENT"] == f"{digest} exp.toml"
+
+
+def test_the_command_line_precedes_the_environment_and_the_file(plan: Plan) -> None:
+    text = '[launch]\nprocesses = 4\ndevice = "cpu"\nstrategy = "ddp"\n[train]\nlr = 1\n'
+    assert plan(text, PROCESSES="3")["nproc_per_node"] == 3
+    shown = plan(
+        text, "digits", "--processes", "2", "--lr", "2", PROCESSES="3", TRAINBOX_EPOCHS="5"
+    )
+    assert shown["nproc_per_node"] == 2
+    assert shown["env"]["TRAINBOX_SETTINGS"] == (
+        "from exp.toml; processes, task, lr from the command line; epochs 5 (from TRAINBOX_EPOCHS)"
+    )
+
+
+def test_chosen_gpus_replace_the_processes_of_the_file(plan: Plan) -> None:
+    shown = plan("[launch]\ngpu_ids = '0,1'\n", "--processes", "2", "--device", "cpu")
+    assert (shown["nproc_per_node"], shown["gpus"]) == (2, [])
+    shown = plan("[launch]\nprocesses = 4\n", GPUS="0")
+    assert shown["nproc_per_node"] == 1
+
+
+def test_a_file_named_by_the_environment_is_read(forked: ForkedTrainbox) -> None:
+    (forked.folder / "exp.toml").write_text("[launch]\nprocesses = 2\ndevice = 'cpu'\n")
+    ended = forked("plan", env={"TRAINBOX_CONFIG": "exp.toml"})
+    shown = json.loads(ended.out)
+    assert shown["nproc_per_node"] == 2
+    settings = "from exp.toml; config exp.toml (from TRAINBOX_CONFIG)"
+    assert shown["env"]["TRAINBOX_SETTINGS"] == settings
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[launch]\ngpu = 2", "[launch] gpu is unknown: did you mean gpus?"),
+        ("[launch]\nlr = 2", "[launch] lr is unknown: use some of "),
+        ("[launch]\ngpus = 'x'", "[launch] gpus = x: 'x' is neither a number of GPUs nor `all`"),
+        ("[launch]\ngpus = [0]", "[launch] gpus is an array: write one value"),
+        ("[launch]\nprocesses = 0", "[launch] processes = 0: 0 is not in the range 1<=x<=4096\n"),
+        ("[launch]\nhealth = 0", "[launch] health = 0: write true or false, without quotes"),
+        ("[launch]\nno_health = true", "[launch] no-health is the opposite of health: write "),
+        ("[launch]\nstrategy = 'single'", "[launch] strategy = single: 'single' was removed: use"),
+        ("[train]\nepochs = 0", "[train] epochs = 0: 0 is not a whole number from 1"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_key(
+    forked: ForkedTrainbox, text: str, message: str
+) -> None:
+    (forked.folder / "exp.toml").write_text(text)
+    ended = forked("plan", "--config=exp.toml", "--device", "cpu")
+    assert ended.err.startswith(f"trainbox: exp.toml: {message}")
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
+
+
+@pytest.fixture
+def sweep(forked: ForkedTrainbox) -> Callable[..., Ended]:
+    """Start a sweep that the trainer refuses after the plan, or earlier."""
+
+    def call(text: str) -> Ended:
+        (forked.folder / "exp.toml").write_text(text)
+        return forked("sweep", "--config", "exp.toml", "--run", "x")
+
+    return call
+
+
+def test_a_sweep_reads_the_launch_table_and_per_gpu(sweep: Callable[..., Ended]) -> None:
+    text = "[launch]\nprocesses = 2\ndevice = 'cpu'\nnnodes = 2\nstrategy = 'fsdp'\n"
+    # It got as far as the trainer's check.
+    assert sweep(text + "[sweep]\nper-gpu = 2\n").err.startswith("trainbox: --run and --resume are")
+    ended = sweep(text + "[sweep]\nper-gpu = 0\n")
+    assert ended.err == "trainbox: exp.toml: [sweep] per-gpu = 0: 0 is not in the range x>=1\n"
+    assert ended.code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        (["digits", "--config", "a.toml"], "a.toml"),
+        (["--config=a.toml", "--config", "b.toml"], "b.toml"),
+        (["--config", "runs/r/config.json"], None),
+        (["--config", ".toml"], None),
+        (["--config"], None),
+        (["--config", "a.toml", "--help"], None),
+        (["show", "--config", "a.toml"], None),
+        ([], None),
+    ],
+)
+def test_the_file_is_found_in_the_arguments(arguments: list[str], path: str | None) -> None:
+    assert _experiment(arguments) == (None if path is None else Path(path))
+
+
+def test_help_does_not_need_the_file(forked: ForkedTrainbox) -> None:
+    ended = forked("train", "--config", "missing.toml", "--help")
+    assert ended.code == 0
+    assert "--config" in ended.out
+
+
+def test_no_other_command_reads_the_file() -> None:
+    """`sweep show` and the forms for scripts have no training options."""
+    readers = {
+        name
+        for name in entrypoint.cli.commands.VERBS
+        if type(entrypoint.cli.commands.cli.get_command(None, name)).__name__ == "Launch"  # type: ignore[arg-type]
+    }
+    assert readers == {"plan", "sweep", "train"}

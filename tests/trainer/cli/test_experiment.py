@@ -1,0 +1,293 @@
+"""The tables [task], [train] and [sweep] of exp.toml, as `train` and `sweep` read them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.here import Here
+from tests.support.tiny import TINY
+from trainer.cli.sweep_options import SweepOptions
+from trainer.settings.config import Config
+from trainer.sweep.grid import Range, Sweep
+
+
+@pytest.fixture
+def config_of(here: Here, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Config]:
+    """Return the settings that `train` with these arguments would train with."""
+    seen: list[Config] = []
+    monkeypatch.setattr(
+        "trainer.session.train.train_task", lambda config, *_rest, **_more: seen.append(config)
+    )
+
+    def call(*arguments: str) -> Config:
+        code, _, err = here.command("train", *arguments, "--device", "cpu")
+        assert (code, err) == (0, "")
+        return seen.pop()
+
+    return call
+
+
+@pytest.fixture
+def sweep_of(here: Here, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Sweep]:
+    """Return the sweep that `sweep` with these arguments would train."""
+    seen: list[Sweep] = []
+    monkeypatch.setattr(SweepOptions, "run", lambda _self, sweep, *_rest: seen.append(sweep))
+
+    def call(*arguments: str) -> Sweep:
+        code, _, err = here.command("sweep", *arguments, "--device", "cpu")
+        assert (code, err) == (0, "")
+        return seen.pop()
+
+    return call
+
+
+_WHOLE = """
+# A comment.
+[task]
+name = "digits"
+width = 16  # a field of the task
+dropout = 0.25
+
+[train]
+epochs = 2
+batch_size = 64
+lr = 1e-3
+checkpoint-minutes = 10
+best-by = "max:accuracy"
+deterministic = false
+run = "base"
+
+[launch]
+gpus = "this table belongs to the launcher"
+
+[sweep]
+seeds = 3
+metric = "accuracy"
+per-gpu = 2
+grid = {lr = [1e-3, 3e-3], width = [8, 16]}
+"""
+_SAME = (
+    *("digits", "--set", "width=16", "--set", "dropout=0.25", "--epochs", "2", "--lr", "0.001"),
+    *("--batch-size", "64", "--checkpoint-minutes", "10", "--best-by", "max:accuracy", "--fast"),
+)
+
+
+def test_a_file_has_the_settings_of_the_same_command_line(
+    config_of: Callable[..., Config],
+) -> None:
+    Path("exp.toml").write_text(_WHOLE)
+    config = config_of("--config", "exp.toml")
+    assert config == config_of(*_SAME)
+    assert config.fields == {"width": 16, "dropout": 0.25}
+    assert (config.learning_rate, config.deterministic) == (0.001, False)
+
+
+def test_a_file_and_the_command_line_are_the_same_run(here: Here) -> None:
+    Path("exp.toml").write_text(
+        f'[task]\nname = "{TINY}"\nnoise = 0.5\n[train]\nepochs = 1\nlr = 0.02'
+    )
+    arguments = ["--set", "noise=0.5", "--epochs", "1", "--lr", "2e-2", "--device", "cpu"]
+    assert here.command("train", TINY, *arguments)[0] == 0
+    (name,) = (path.name for path in Path("runs").iterdir())
+    code, out, err = here.command("train", "--config", "exp.toml", "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert "this run is complete" in out
+    assert [path.name for path in Path("runs").iterdir()] == [name]
+
+
+def test_the_command_line_precedes_the_environment_and_the_file(
+    config_of: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("exp.toml").write_text(
+        '[task]\nname = "mnist"\nwidth = 16\ndropout = 0.1\n[train]\nlr = 1\nepochs = 1\nseed = 1'
+    )
+    monkeypatch.setenv("TRAINBOX_LR", "2")
+    monkeypatch.setenv("TRAINBOX_EPOCHS", "2")
+    monkeypatch.setenv("TRAINBOX_CONFIG", "exp.toml")
+    config = config_of("digits", "--lr", "3", "--set", "width=32")
+    assert (config.task, config.learning_rate, config.epochs, config.seed) == ("digits", 3, 2, 1)
+    assert config.fields == {"width": 32, "dropout": 0.1}
+    assert config_of().task == "mnist"
+    monkeypatch.setenv("TASK", "digits")
+    assert config_of().task == "digits"
+
+
+def test_an_option_replaces_the_alternative_of_the_file(config_of: Callable[..., Config]) -> None:
+    Path("exp.toml").write_text("[train]\nepochs = 2\nbatch-size = 8\n")
+    config = config_of("--config", "exp.toml", "--max-steps", "4", "--batch-size-per-gpu", "2")
+    assert (config.epochs, config.max_steps) == (None, 4)
+    assert (config.batch_size, config.batch_size_per_gpu) == (None, 2)
+
+
+def test_fields_with_the_names_of_keys_have_a_table(
+    here: Here, config_of: Callable[..., Config]
+) -> None:
+    (here.folder / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom trainbox import Task\n@dataclass(frozen=True)\n"
+        "class Mine(Task):\n    name: str = 'a'\n    set: bool = False\n    size: int = 1\n"
+    )
+    Path("exp.toml").write_text(
+        '[task]\nname = "mine.py:Mine"\nsize = 3\n[task.set]\nname = "b"\nset = true\n'
+    )
+    config = config_of("--config", "exp.toml")
+    assert config.task == "mine.py:Mine"
+    assert config.fields == {"name": "b", "set": True, "size": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[train]\nbatchsize = 3", "[train] batchsize is unknown: did you mean batch-size?"),
+        ("[train]\nBatch_Size = 3", "[train] Batch-Size is unknown: did you mean batch-size?"),
+        ("[train]\nqqq = 3", "[train] qqq is unknown: use some of epochs, max-steps, batch-size, "),
+        ("[train]\ngpu_ids = 3", "[train] gpu-ids is unknown: it belongs to [launch]"),
+        ("[train]\nset = 3", "[train] set is unknown: write the task and its fields below [task]"),
+        ("[train]\nconfig = 'x'", "[train] config is unknown: "),
+        ("[train]\nlr = 1\n[trian]", "[trian] is unknown: did you mean [train]?"),
+        ("[[train]]\nlr = 1", "train is outside of a table: write it below [task], [train], "),
+        ("lr = 1", "lr is outside of a table: write it below [task], [train], [launch] or [sweep]"),
+        (
+            "[train]\nbatch-size = 1\nbatch_size = 1",
+            "[train] batch_size and batch-size are the same key: drop one",
+        ),
+        ("[train]\nepochs = 1.5", "[train] epochs = 1.5: '1.5' is not a whole number"),
+        ("[train]\nepochs = 0", "[train] epochs = 0: 0 is not a whole number from 1 to "),
+        ("[train]\nepochs = true", "[train] epochs = true: write a value"),
+        ("[train]\nepochs = [1]", "[train] epochs is an array: write one value"),
+        ("[train]\nepochs = {a = 1}", "[train] epochs is a table: write one value"),
+        ("[train]\nlr = nan", "[train] lr = nan: nan is not a finite number above 0"),
+        ("[train]\nlr = 'fast'", "[train] lr = fast: 'fast' is not a number"),
+        (
+            "[train]\noptimizer = 'lion'",
+            "[train] optimizer = lion: 'lion' is not one of 'adamw', 'adam', 'sgd'\n",
+        ),
+        (
+            "[train]\ndeterministic = 1",
+            "[train] deterministic = 1: write true or false, without quotes",
+        ),
+        (
+            "[train]\nfast = true",
+            "[train] fast is the opposite of deterministic: write deterministic = true or false",
+        ),
+        ("[train]\nrun = 'a\\b'\nruns-dir = \"a\\u0000\"", "[train] runs-dir = 'a\\x00' has a "),
+        (f"[train]\nseed = 0x{'f' * 5000}", "[train] seed is too large: Exceeds the limit (4300"),
+        ("[task]\nname = 3", "[task] name is 3: write the task in quotes"),
+        ("[task]\nset = 3", "[task] set is not a table: write fields below [task.set]"),
+        ("[task]\nwidth = 3\n[task.set]\nwidth = 4", "[task.set] width is also in [task]: drop"),
+        ("[task]\nwidth = [3]", "[task] width is an array: write one value"),
+        (
+            "[task]\nwidht = 3",
+            "[task] widht = 3: task digits has no field widht: did you mean width?",
+        ),
+        ("[task]\nwidth = 1.5", "[task] width = 1.5: give a value of type int"),
+        ("[task.set]\nwidth = 1.5", "[task.set] width = 1.5: give a value of type int"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_key(here: Here, text: str, message: str) -> None:
+    Path("exp.toml").write_text(text)
+    code, out, err = here.command("train", "--config", "exp.toml", "--check", "--lr", "1")
+    assert err.startswith(f"trainbox: exp.toml: {message}")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"[train]\nlr = \n", "is not TOML: Invalid value (at line 2, column 6)"),
+        (b"a = " + b"[" * 5000, "is not TOML: "),
+        (b"\xff", "is not TOML: 'utf-8' codec can't decode byte 0xff in position 0"),
+    ],
+)
+def test_a_file_that_is_not_toml_is_refused(here: Here, data: bytes, message: str) -> None:
+    Path("exp.toml").write_bytes(data)
+    code, out, err = here.command("train", "--config", "exp.toml", "--check")
+    assert err.startswith(f"trainbox: --config exp.toml {message}")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_a_missing_file_is_refused(here: Here) -> None:
+    Path("folder.toml").mkdir()
+    for name, reason in (("none", "No such file or directory"), ("folder", "not a regular file")):
+        code, _, err = here.command("train", "--config", f"{name}.toml", "--check")
+        assert (code, err) == (2, f"trainbox: --config {name}.toml cannot be read: {reason}\n")
+
+
+def test_the_options_of_the_command_line_are_reported_to_the_launcher(here: Here) -> None:
+    Path("exp.toml").write_text("[train]\nepochs = 1")
+    command = ("train", "digits", "--check", "--lr", "1", "--set", "width=8", "--fast")
+    assert here.command(*command)[1] == "\n\n"
+    _, out, _ = here.command(*command, "--config", "exp.toml")
+    assert out.split() == ["--task", "--set", "--lr", "--deterministic"]
+
+
+def test_the_manifest_records_the_file(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINBOX_EXPERIMENT", "0123abc my exp.toml")
+    here.train(max_steps=1)
+    manifest = json.loads((here.path() / "manifest.json").read_text())
+    assert manifest["config_file"] == {"name": "my exp.toml", "sha256": "0123abc"}
+    # Another file with the same settings resumes the run.
+    monkeypatch.setenv("TRAINBOX_EXPERIMENT", "4567def other.toml")
+    assert "changed" not in here.train(max_steps=1)
+
+
+# Sweeps.
+
+
+def test_a_sweep_uses_all_tables_but_what_is_for_one_training(
+    sweep_of: Callable[..., Sweep],
+) -> None:
+    Path("exp.toml").write_text(_WHOLE)
+    grids = ("--grid", "lr=1e-3,3e-3", "--grid", "width=8,16")
+    sweep = sweep_of("--config", "exp.toml")
+    same = [word for word in _SAME if word not in ("--lr", "0.001")]
+    del same[1:3]  # --set width=16, which the grid replaces
+    expected = sweep_of(*same, *grids, "--seeds", "3", "--metric", "accuracy")
+    assert sweep.grid == {"learning_rate": [0.001, 0.003], "width": [8, 16]}
+    assert (sweep.grid, sweep.seeds, sweep.metric) == (
+        expected.grid,
+        expected.seeds,
+        expected.metric,
+    )
+    points = [sweep.trial_config(sweep.point(n), sweep.seed(n)) for n in range(sweep.total)]
+    assert points == [expected.trial_config(expected.point(n), expected.seed(n)) for n in range(12)]
+
+
+def test_a_sweep_draws_from_ranges_of_the_file(sweep_of: Callable[..., Sweep]) -> None:
+    Path("exp.toml").write_text(
+        '[sweep]\nsampler = "tpe"\ntrials = 5\nmetric = "min:loss"\npruner = "median"\n'
+        'range = {lr = [1e-4, 0.1, "log"], width = [8, 64]}\nworker = false\n'
+    )
+    sweep = sweep_of("--config", "exp.toml")
+    assert sweep == sweep_of(
+        *("--sampler", "tpe", "--trials", "5", "--metric", "min:loss", "--pruner", "median"),
+        *("--range", "lr=1e-4:1e-1:log", "--range", "width=8:64"),
+    )
+    assert sweep.ranges == {"learning_rate": Range(1e-4, 0.1, log=True), "width": Range(8, 64)}
+    other = sweep_of("--config", "exp.toml", "--range", "lr=1:2", "--trials", "7")
+    assert (other.ranges, other.trials) == ({"learning_rate": Range(1.0, 2.0)}, 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed = 3", "[sweep] seed is unknown: did you mean seeds?"),
+        ("gpus = 3", "[sweep] gpus is unknown: it belongs to [launch]"),
+        ("seeds = 0", "[sweep] seeds = 0: 0 is not a whole number from 1 to "),
+        ("grid = 3", "[sweep] grid is not a table: write {lr = [1e-4, 1e-1]}"),
+        ("grid = {lr = 1}", "[sweep] grid: lr is not an array: write lr = [..., ...]"),
+        ("grid = {lr = []}", "[sweep] grid: lr = []: write values that are not empty, without "),
+        ("grid = {a = ['1,2']}", "[sweep] grid: a = ['1,2']: write values that are not empty, "),
+        ("grid = {lr = [[1]]}", "[sweep] grid: lr: a value is an array: write one value"),
+        ("range = {lr = [1]}", '[sweep] range: lr = [1]: write [LOW, HIGH] or [LOW, HIGH, "log"]'),
+        ("range = {lr = [1, 2, 'ln']}", "[sweep] range: lr = [1, 2, 'ln']: write [LOW, HIGH] or "),
+        ("range = {lr = [1, true]}", "[sweep] range: lr = [1, True]: write [LOW, HIGH] or [LOW, "),
+    ],
+)
+def test_a_wrong_sweep_is_refused_and_ignored_by_train(here: Here, text: str, message: str) -> None:
+    Path("exp.toml").write_text(f"[sweep]\n{text}")
+    code, out, err = here.command("sweep", "--config", "exp.toml", "--check")
+    assert err.startswith(f"trainbox: exp.toml: {message}")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert here.command("train", "--config", "exp.toml", "--check") == (0, "\n\n", "")
