@@ -29,8 +29,8 @@ _SLOW_TIMEOUT_S = 900  # on a busy machine; it only ends a test that hangs
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # xdist's worksteal moves tests from the end of a worker's list. With the slow tests at the
-    # start, short ones are left for the end, and both workers finish at about the same time.
+    # With the slow tests at the start, short ones are left for the end, and the workers finish at
+    # about the same time.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
         # `make test` finds the files of the waiting tests by this text.

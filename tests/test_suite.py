@@ -29,7 +29,7 @@ def test_the_last_selection_counts() -> None:
 
 def test_the_few_fast_tests_that_wait_have_no_workers() -> None:
     workers = [parts(words)[1].command for words in (["-m", "not slow"], ["-m", "slow"], [])]
-    assert [command[command.index("-n") + 1] for command in workers] == ["0", "4", "4"]
+    assert [command[command.index("--forks") + 1] for command in workers] == ["0", "4", "4"]
 
 
 def test_each_pytest_process_writes_its_own_report() -> None:

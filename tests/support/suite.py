@@ -23,12 +23,10 @@ from tests.support.fork_server import shared
 
 _NO_TESTS = 5  # pytest's exit code when it selects no test
 _PYTEST = [sys.executable, "-P", "-m", "pytest"]
-# worksteal: the tests of a file share fixtures on one worker until another worker is idle.
-_PYTEST += ["--dist", "worksteal", "--durations=15", "--durations-min=1"]
-_CPU_BOUND = ["-n", "auto", "--maxprocesses=4"]
-# Each worker collects the tests, which takes more CPU time than the few fast tests that wait. They
-# end before the CPU-bound tests do, one after another.
-_WAITING, _WAITING_FAST = ["-n", "4"], ["-n", "0"]
+_PYTEST += ["-p", "tests.support.forked_workers", "--durations=15", "--durations-min=1"]
+_CPU_BOUND = ["--forks", str(min(4, os.cpu_count() or 1))]
+# The few fast tests that wait end before the CPU-bound tests do, one after another.
+_WAITING, _WAITING_FAST = ["--forks", "4"], ["--forks", "0"]
 _FAST = "not slow"
 _CACHE = ".pytest_cache/waits"  # of its own, so that --lf knows the failures of both
 

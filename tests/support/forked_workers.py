@@ -1,0 +1,183 @@
+"""A pytest plugin that runs the collected tests in forks: `-p tests.support.forked_workers`.
+
+The workers of pytest-xdist import torch and collect all tests, each for itself. These workers are
+forked after one collection.
+"""
+
+import itertools
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing.connection import Connection, Pipe, wait
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+
+from trainer.system.processes import die_with_parent
+
+_NUMBER = 2  # bytes of a group's number in the queue
+_ENDED = "ended"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--forks", type=int, default=0, help="The number of forks that run the tests.")
+
+
+def groups(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
+    """Return the tests that stay together: those of a file, which share fixtures.
+
+    A slow test is a group of its own, so that no worker is left with several of them.
+    """
+    found: list[list[pytest.Item]] = []
+    for _, tests in itertools.groupby(items, lambda item: item.path):
+        quick: list[pytest.Item] = []
+        for item in tests:
+            if item.get_closest_marker("slow"):
+                found.append([item])
+            else:
+                quick.append(item)
+        found += [quick] if quick else []
+    return found
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Run the tests in forks, which take group after group from a queue."""
+    option = session.config.option
+    if option.forks < 1 or option.collectonly or session.testsfailed:
+        return None  # pytest's own loop
+    found = groups(session.items)
+    queue, filled = os.pipe()
+    os.write(filled, b"".join(number.to_bytes(_NUMBER) for number in range(len(found))))
+    os.close(filled)
+    # The files of the workers alternate, so the lines of dots do not name them.
+    session.config.pluginmanager.getplugin("terminalreporter").showfspath = False  # type: ignore[union-attr]
+    # The folder of each worker is in that of this process.
+    session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    sys.stdout.flush()
+    workers: dict[Connection, int] = {}
+    for number in range(option.forks):
+        reading, writing = Pipe(duplex=False)
+        with writing:
+            if (pid := os.fork()) == 0:
+                _work(session, number, writing, _claimed(found, queue))
+        workers[reading] = pid
+    try:
+        _follow(session, workers, queue)
+    except BaseException:
+        for pid in workers.values():
+            os.kill(pid, signal.SIGTERM)
+        raise
+    finally:
+        for pid in workers.values():
+            os.waitpid(pid, 0)
+        os.close(queue)
+    if session.shouldfail:
+        raise session.Failed(session.shouldfail)
+    return True
+
+
+def _follow(session: pytest.Session, workers: Iterable[Connection], queue: int) -> None:
+    """Pass the reports of the workers on until all have ended."""
+    hook = session.config.hook
+    running: dict[Connection, tuple[str, tuple[str, int | None, str]]] = {}
+    open_ = set(workers)
+    while open_:
+        for ready in wait(list(open_)):
+            assert isinstance(ready, Connection)
+            try:
+                kind, value = ready.recv()
+            except EOFError:
+                kind, value = "lost", None
+            if kind == "report":
+                report = hook.pytest_report_from_serializable(config=session.config, data=value)
+                hook.pytest_runtest_logreport(report=report)
+                if session.shouldfail:
+                    _empty(queue)  # so that no worker begins another group
+            elif kind == "start":
+                running[ready] = value
+                hook.pytest_runtest_logstart(nodeid=value[0], location=value[1])
+            elif kind == "finish":
+                hook.pytest_runtest_logfinish(nodeid=value[0], location=value[1])
+            else:
+                open_.remove(ready)
+                if kind != _ENDED:
+                    hook.pytest_runtest_logreport(report=_lost(running.get(ready)))
+
+
+def _lost(last: tuple[str, tuple[str, int | None, str]] | None) -> pytest.TestReport:
+    nodeid, location = last or ("tests", ("tests", None, "no test"))
+    message = f"the worker ended during or after {nodeid}; its stack is above, if it crashed"
+    return pytest.TestReport(nodeid, location, {}, "failed", message, "call")
+
+
+def _empty(queue: int) -> None:
+    while os.read(queue, 4096):
+        pass
+
+
+def _claimed(found: list[list[pytest.Item]], queue: int) -> Iterator[pytest.Item]:
+    """Yield the tests of each group that this worker takes from the queue."""
+    while number := os.read(queue, _NUMBER):
+        yield from found[int.from_bytes(number)]
+
+
+class _Reports:
+    """Sends what a worker's pytest reports."""
+
+    def __init__(self, config: pytest.Config, writing: Connection) -> None:
+        self._config, self._writing = config, writing
+
+    def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
+        self._writing.send(("start", (nodeid, location)))
+
+    def pytest_runtest_logfinish(self, nodeid: str, location: Any) -> None:
+        self._writing.send(("finish", (nodeid, location)))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
+        self._writing.send(("report", data))
+
+
+def _work(
+    session: pytest.Session, number: int, writing: Connection, items: Iterator[pytest.Item]
+) -> NoReturn:
+    """Run the tests in this fork, and end it."""
+    code = 1
+    try:
+        die_with_parent()
+        _become_worker(session.config, number, writing)
+        for item, after in itertools.pairwise(itertools.chain(items, [None])):
+            assert item is not None
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+            if session.shouldfail or session.shouldstop:
+                break
+        session._setupstate.teardown_exact(None)
+        writing.send((_ENDED, None))
+        code = 0
+    except KeyboardInterrupt:
+        pass  # the parent gets a Ctrl-C as well
+    except BaseException:  # noqa: BLE001 - a fork must not return into its parent's code
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _become_worker(config: pytest.Config, number: int, writing: Connection) -> None:
+    """Give this fork files of its own, and let it send its reports instead of printing them."""
+    plugins = config.pluginmanager
+    capture = plugins.getplugin("capturemanager")
+    assert capture is not None
+    capture.stop_global_capturing()
+    capture.start_global_capturing()
+    factory = config._tmp_path_factory  # type: ignore[attr-defined]
+    factory._basetemp = factory.getbasetemp() / f"fork-{number}"
+    factory._basetemp.mkdir(mode=0o700)
+    # pytest-timeout writes the stacks of a test that hangs with this writer.
+    writer = config.get_terminal_writer()
+    plugins.unregister(name="terminalreporter")
+    plugins.register(SimpleNamespace(_tw=writer), "terminalreporter")
+    plugins.register(_Reports(config, writing))

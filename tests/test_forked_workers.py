@@ -1,0 +1,81 @@
+"""The plugin that runs the tests in forks, on small test files."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.commands import clean_environment
+
+_PASSES = """
+import os, pathlib, pytest, time
+
+@pytest.fixture(scope="session")
+def number():
+    yield 1
+    pathlib.Path("ended").touch()
+
+def _other(name):
+    # Each of the two files runs at the same time as the other one.
+    while not pathlib.Path(name).exists():
+        time.sleep(0.01)
+
+def test_in_the_first_file(number, tmp_path):
+    pathlib.Path("first").write_text(str(os.getpid()))
+    _other("second")
+    assert tmp_path.parent.name.startswith("fork-")
+
+def test_skipped():
+    pytest.skip("for a reason")
+"""
+_ALSO_PASSES = """
+from test_first import _other
+import os, pathlib
+
+def test_in_the_second_file():
+    pathlib.Path("second").write_text(str(os.getpid()))
+    _other("first")
+"""
+_FAILS = """
+import os, signal
+
+def test_fails():
+    print("printed by the test")
+    assert 1 + 1 == 3
+
+def test_ends_its_process():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def _pytest(folder: Path, *words: str) -> tuple[int, str]:
+    command = [sys.executable, "-P", "-m", "pytest", "-p", "tests.support.forked_workers"]
+    ended = subprocess.run(
+        [*command, "--forks", "2", "-ra", "-p", "no:cacheprovider", *words],
+        cwd=folder,
+        env=clean_environment(PYTEST_DEBUG_TEMPROOT=str(folder)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return ended.returncode, ended.stdout
+
+
+def test_the_files_run_in_two_forks_that_end_their_fixtures(tmp_path: Path) -> None:
+    (tmp_path / "test_first.py").write_text(_PASSES)
+    (tmp_path / "test_second.py").write_text(_ALSO_PASSES)
+    code, out = _pytest(tmp_path)
+    assert code == 0 and "2 passed, 1 skipped" in out and ": for a reason" in out, out
+    pids = {int((tmp_path / name).read_text()) for name in ("first", "second")}
+    assert len(pids) == 2 and os.getpid() not in pids
+    assert (tmp_path / "ended").exists()
+
+
+def test_a_failure_and_a_lost_worker_fail_the_run(tmp_path: Path) -> None:
+    (tmp_path / "test_first.py").write_text(_FAILS)
+    code, out = _pytest(tmp_path)
+    assert code == 1 and "2 failed" in out, out
+    assert "assert (1 + 1) == 3" in out and "printed by the test" in out
+    assert "the worker ended during or after test_first.py::test_ends_its_process" in out
+    code, out = _pytest(tmp_path, "-x")
+    assert code == 1 and "1 failed" in out and "stopping after 1 failures" in out, out
