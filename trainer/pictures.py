@@ -16,23 +16,28 @@ if TYPE_CHECKING:
 
 _INK, _PAPER, _GOOD, _BAD = (32, 32, 32), (255, 255, 255), (0, 110, 50), (190, 20, 20)
 _FULL_CELL = (23, 78, 166)
+_FEW_CLASSES = 40
 
 
 def confusion_matrix(confusion_KK: Tensor, class_names: Sequence[str]) -> Tensor:
     """Draw a confusion matrix (K, K) with the counts, shaded by their share of the row.
 
-    Rows are true classes, and columns are predicted classes. `class_names` has K names.
+    Rows are true classes, and columns are predicted classes. `class_names` has K names. With more
+    than 40 classes, the cells are half as large.
     """
-    classes, cell = len(class_names), 44
-    font = ImageFont.load_default(13)
-    margin = 30 + round(max(font.getlength(name) for name in class_names))
+    classes = len(class_names)
+    scale = 2 if classes <= _FEW_CLASSES else 1
+    cell = 44 * scale
+    font, small = ImageFont.load_default(13 * scale), ImageFont.load_default(10 * scale)
+    widest = cell - 8 * scale
+    margin = 30 * scale + round(max(font.getlength(name) for name in class_names))
     size = margin + cell * classes
-    picture = Image.new("RGB", (size + 14, size + 14), _PAPER)
+    picture = Image.new("RGB", (size + 14 * scale, size + 14 * scale), _PAPER)
     draw = ImageDraw.Draw(picture)
     share_KK = (confusion_KK / confusion_KK.sum(1, keepdim=True).clamp(min=1)).tolist()
     for row in range(classes):
         y = margin + row * cell
-        draw.text((margin - 8, y + cell / 2), class_names[row], _INK, font, anchor="rm")
+        draw.text((margin - 8 * scale, y + cell / 2), class_names[row], _INK, font, anchor="rm")
         for column in range(classes):
             x, share = margin + column * cell, share_KK[row][column]
             shade = tuple(
@@ -41,16 +46,17 @@ def confusion_matrix(confusion_KK: Tensor, class_names: Sequence[str]) -> Tensor
             )
             draw.rectangle((x, y, x + cell - 2, y + cell - 2), fill=shade, outline=(225, 225, 225))
             if count := int(confusion_KK[row, column]):
+                text = f"{count}" if count < 10**6 else f"{count:.1e}"
                 draw.text(
                     (x + cell / 2, y + cell / 2),
-                    f"{count}",
+                    text,
                     _PAPER if share > 0.5 else _INK,
-                    font,
+                    font if font.getlength(text) <= widest else small,
                     anchor="mm",
                 )
     for column, name in enumerate(class_names):
-        _upright_text(picture, name, margin + column * cell + cell // 2, margin - 8, font)
-    draw.text((4, 4), "true \\ predicted", (130, 130, 130), font)
+        _upright_text(picture, name, margin + column * cell + cell // 2, margin - 8 * scale, font)
+    draw.text((4 * scale, 4 * scale), "true \\ predicted", (130, 130, 130), font)
     return _to_tensor(picture)
 
 
@@ -63,15 +69,17 @@ def example_sheet(
     `labels_B` and `predictions_B` are (B,) indices of `class_names`. If the prediction is wrong, it
     is red, and the true class follows.
     """
-    tile, text, columns = 84, 34, 8
-    font = ImageFont.load_default(12)
+    tile, text, gap, columns = 168, 68, 16, 8
+    font = ImageFont.load_default(24)
     rows = -(-len(images_BCHW) // columns)
-    picture = Image.new("RGB", (columns * (tile + 8) + 8, rows * (tile + text + 8) + 8), _PAPER)
+    picture = Image.new(
+        "RGB", (columns * (tile + gap) + gap, rows * (tile + text + gap) + gap), _PAPER
+    )
     draw = ImageDraw.Draw(picture)
     for i, (image_CHW, label, prediction) in enumerate(
         zip(images_BCHW.float().cpu(), labels_B.tolist(), predictions_B.tolist(), strict=True)
     ):
-        x, y = 8 + i % columns * (tile + 8), 8 + i // columns * (tile + text + 8)
+        x, y = gap + i % columns * (tile + gap), gap + i // columns * (tile + text + gap)
         low, high = image_CHW.min(), image_CHW.max()
         grey = ((image_CHW - low) / (high - low).clamp(min=1e-6) * 255).byte()
         pixels_HWC = grey.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
@@ -84,9 +92,13 @@ def example_sheet(
             if right
             else [class_names[prediction], f"not {class_names[label]}"]
         ):
-            position = (x + tile / 2, y + tile + 4 + 14 * line)
+            position = (x + tile / 2, y + tile + 8 + 28 * line)
             draw.text(
-                position, _fit(caption, font, tile + 6), _GOOD if right else _BAD, font, anchor="ma"
+                position,
+                _fit(caption, font, tile + 12),
+                _GOOD if right else _BAD,
+                font,
+                anchor="ma",
             )
     return _to_tensor(picture)
 
@@ -118,7 +130,8 @@ def _upright_text(
     font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
 ) -> None:
     """Draw `text` rotated by 90 degrees, centred at `x` and with its start at `bottom`."""
-    strip = Image.new("RGB", (round(font.getlength(text)) + 2, 18), _PAPER)
+    ascent_and_descent = round(font.getbbox("Ag")[3]) + 3
+    strip = Image.new("RGB", (round(font.getlength(text)) + 2, ascent_and_descent), _PAPER)
     ImageDraw.Draw(strip).text((0, 1), text, _INK, font)
     turned = strip.rotate(90, expand=True)
     picture.paste(turned, (x - turned.width // 2, bottom - turned.height))

@@ -120,4 +120,29 @@ def test_a_sheet_draws_mistakes_in_red() -> None:
     sheet = pictures.example_sheet(images, labels, torch.tensor([1, 1, 1]), ("cat", "dog"))
     red = torch.tensor([190, 20, 20], dtype=torch.uint8)[:, None]
     columns = (sheet.flatten(1) == red).all(0).reshape(sheet.shape[1:]).any(0).nonzero()
-    assert columns.numel() and int(columns.max()) < 8 + 84 + 8, "under the first image alone"
+    assert columns.numel() and int(columns.max()) < 16 + 168 + 16, "under the first image alone"
+
+
+def _ink(counts: list[list[int]]) -> torch.Tensor:
+    """Return where the first cell of a confusion matrix is not its own shade: (H, W)."""
+    picture = pictures.confusion_matrix(torch.tensor(counts), ("a", "b"))
+    margin = picture.shape[1] - 28 - 2 * 88
+    cell = picture[:, margin + 1 : margin + 85, margin + 1 : margin + 85].float()
+    return (cell - cell[:, :1, :1]).abs().sum(0) > 0
+
+
+@pytest.mark.parametrize("count", [7, 12345, 999999, 123456789])
+def test_a_count_does_not_touch_the_edge_of_its_cell(count: int) -> None:
+    ink = _ink([[count, 0], [0, 1]])
+    assert ink.any()
+    columns = ink.any(0).nonzero()
+    assert int(columns.min()) >= 3 and int(columns.max()) < ink.shape[1] - 3
+
+
+def test_many_classes_have_small_cells() -> None:
+    names = [f"{number}" for number in range(41)]
+    sizes = [
+        pictures.confusion_matrix(torch.zeros(count, count), names[:count]).shape[1]
+        for count in (40, 41)
+    ]
+    assert sizes[1] < sizes[0] / 1.9

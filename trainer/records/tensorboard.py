@@ -4,6 +4,7 @@ Only this file imports tensorboard.
 """
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -28,6 +29,9 @@ class TensorBoardLog:
         self.from_step = 0  # TensorBoard drops the entries of earlier starts from this step
         self._run, self._disabled, self._report = run, not writes, report
         self._board: SummaryWriter | None = None
+        self._lock = threading.Lock()  # of the board
+        self._compressing: threading.Thread | None = None
+        self._problem = ""  # found by the thread
 
     def scalars(self, kind: str, values: Mapping[str, Any], step: int) -> None:
         """Write the numbers among `values` as `kind/name`.
@@ -42,13 +46,47 @@ class TensorBoardLog:
         self._write(lambda board: board.add_text(name, text, step, time_unix_s))
 
     def pictures(self, step: int, figures: "Mapping[str, Tensor]") -> None:
-        """Write pictures of shape (3, H, W) and type uint8."""
+        """Write pictures of shape (3, H, W) and type uint8, in a thread that compresses them.
+
+        A picture that cannot be written is reported by the next call or by `close`.
+        """
+        self._end_pictures()
+        if self._disabled or not figures:
+            return
+        # The task may change its tensors, and another thread must not wait for the GPU.
+        copies = {name: picture.detach().cpu().clone() for name, picture in figures.items()}
+        self._compressing = threading.Thread(target=self._compress, args=(step, copies))
+        self._compressing.start()
+
+    def _compress(self, step: int, pictures: "Mapping[str, Tensor]") -> None:
+        try:
+            from torch.utils.tensorboard.summary import image
+
+            found = [
+                image(f"validation/{name}", picture, dataformats="CHW")
+                for name, picture in pictures.items()
+            ]
+        except Exception as error:  # noqa: BLE001 - no picture ends a training
+            self._problem = (
+                f"the pictures of step {step} cannot be written ({error}): training continues "
+                "without them"
+            )
+            return
 
         def write(board: "SummaryWriter") -> None:
-            for name, picture_3HW in figures.items():
-                board.add_image(f"validation/{name}", picture_3HW, step)
+            for summary in found:
+                board.file_writer.add_summary(summary, step)  # type: ignore[attr-defined]
 
         self._write(write)
+
+    def _end_pictures(self) -> None:
+        """Wait until the last pictures are written, and report if they could not be."""
+        if self._compressing is not None:
+            self._compressing.join()
+            self._compressing = None
+        if self._problem:
+            problem, self._problem = self._problem, ""
+            self._report(problem)
 
     def hyperparameters(
         self,
@@ -91,6 +129,7 @@ class TensorBoardLog:
 
     def close(self) -> None:
         """Write what is buffered and close the files."""
+        self._end_pictures()
         if self._board is not None:
             with contextlib.suppress(OSError):
                 self._board.close()
@@ -100,11 +139,14 @@ class TensorBoardLog:
         if self._disabled:
             return
         try:
-            if self._board is None:
-                from torch.utils.tensorboard import SummaryWriter
+            with self._lock:
+                if self._board is None:
+                    from torch.utils.tensorboard import SummaryWriter
 
-                self._board = SummaryWriter(self._run / "tensorboard", purge_step=self.from_step)
-            write(self._board)
+                    self._board = SummaryWriter(
+                        self._run / "tensorboard", purge_step=self.from_step
+                    )
+                write(self._board)
         except OSError as error:
             self._disabled = True
             self._report(

@@ -1,7 +1,11 @@
 """What TensorBoard shows of metrics.jsonl."""
 
+import io
 from pathlib import Path
 
+import numpy
+import torch
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainer.records.tensorboard import TensorBoardLog
@@ -26,3 +30,34 @@ def test_only_numbers_and_lists_of_each_gpu_become_scalars(tmp_path: Path) -> No
         "validation/gpu_memory_mib/2": 4.0,
     }
     assert reports == []
+
+
+def test_pictures_are_written_as_they_were_when_they_were_given(tmp_path: Path) -> None:
+    reports: list[str] = []
+    log = TensorBoardLog(tmp_path, writes=True, report=reports.append)
+    picture_3HW = torch.arange(3 * 5 * 7, dtype=torch.uint8).reshape(3, 5, 7)
+    expected = picture_3HW.clone()
+    log.pictures(7, {"one": picture_3HW})
+    picture_3HW.zero_()
+    log.pictures(9, {"one": picture_3HW})
+    log.close()
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    found = {event.step: event.encoded_image_string for event in board.Images("validation/one")}
+    pixels = {step: numpy.array(Image.open(io.BytesIO(png))) for step, png in found.items()}
+    assert pixels[7].tolist() == expected.permute(1, 2, 0).tolist()
+    assert set(pixels) == {7, 9}
+    assert not pixels[9].any()
+    assert reports == []
+
+
+def test_a_picture_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
+    reports: list[str] = []
+    log = TensorBoardLog(tmp_path, writes=True, report=reports.append)
+    log.pictures(7, {"one": torch.zeros(5, 4, 4, dtype=torch.uint8)})
+    log.scalars("train", {"loss": 1}, 8)
+    log.close()
+    log.close()
+    assert len(reports) == 1
+    assert reports[0].startswith("the pictures of step 7 cannot be written (")
+    assert reports[0].endswith("): training continues without them")
