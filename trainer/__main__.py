@@ -15,7 +15,7 @@ from trainer.system.streams import open_streams, outlive_readers
 os.environ.setdefault("TORCH_DISABLE_NATIVE_JIT", "1")
 
 open_streams()
-if sys.argv[1:2] in (["train"], ["verify"], ["sweep"], ["sweep-run"]):
+if sys.argv[1:2] in (["train"], ["verify"], ["evaluate"], ["sweep"], ["sweep-run"]):
     outlive_readers()
 try:
     main()

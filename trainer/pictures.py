@@ -1,6 +1,7 @@
 """Pictures for TensorBoard, as (3, H, W) uint8 tensors."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy
@@ -114,6 +115,18 @@ def from_figure(figure: "Figure") -> Tensor:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return torch.from_numpy(numpy.asarray(canvas.buffer_rgba())[:, :, :3].copy()).permute(2, 0, 1)
+
+
+def write_png(path: Path, picture_CHW: Tensor) -> None:
+    """Write a picture (1, 3 or 4, H, W) as PNG: uint8, or floats from 0 to 1.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if picture_CHW.is_floating_point():
+        picture_CHW = (picture_CHW.clamp(0, 1) * 255).round()
+    values_HWC = picture_CHW.to(torch.uint8).permute(1, 2, 0).cpu().numpy()
+    Image.fromarray(values_HWC.squeeze(2) if values_HWC.shape[2] == 1 else values_HWC).save(path)
 
 
 def _fit(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:

@@ -70,6 +70,17 @@ class Task:
         """
         raise NotImplementedError
 
+    def test_dataset(self, data_dir: Path) -> "Dataset[Any]":
+        """Return the examples that only `trainbox evaluate RUN --data test` reads.
+
+        This method is optional. It is called after `train_dataset` and `validation_dataset`, with
+        the same seed, so that a random split is that of the training.
+
+        Raises:
+            WrongUse: the data is missing or cannot be used.
+        """
+        raise NotImplementedError
+
     def notes(self, train: "Dataset[Any]", validation: "Dataset[Any]") -> dict[str, str]:
         """Return facts about the data to print before training, such as class weights.
 

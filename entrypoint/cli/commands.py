@@ -22,6 +22,7 @@ VERBS = {
     "bench": ("bench", "Measure the training speed by GPUs, batch size and workers."),
     "doctor": ("health", "Print a report to paste when you ask for help."),
     "drill": ("drill", "Check that kills do not change the result of a task or a script."),
+    "evaluate": ("evaluate", "Compute the metrics of a run's checkpoint."),
     "health": ("health", "Check whether GPUs, driver and node are fit to train on."),
     "plan": ("plan", "Print as JSON what train would launch, and start nothing."),
     "run": ("run", "Run your own script."),
@@ -88,6 +89,7 @@ def cli() -> None:
       trainbox run train.py -- --epochs 3      your own script, on all GPUs
       trainbox doctor                          a report to paste into an issue
       trainbox verify runs/digits-7d2c1a90     repeat a run and compare the bits
+      trainbox evaluate runs/digits-7d2c1a90   compute the metrics of the best checkpoint
       trainbox track runs/* --to mlflow        send runs to MLflow or Weights & Biases
       docker run IMAGE nvidia-smi              any other program
     """

@@ -140,16 +140,21 @@ class ScriptFolder:
             )
 
 
-def refuse_script(run: Path) -> None:
-    """Refuse the folder `run` for `trainbox verify` if it is a run of a script.
+def refuse_script(run: Path, verb: str = "verify") -> None:
+    """Refuse the folder `run` for the `verb` if it is a run of a script.
 
     Raises:
-        InvalidRequest: it is. The message names the drill, which repeats scripts.
+        InvalidRequest: it is. The message of `verify` names the drill, which repeats scripts.
     """
     try:
         config = read_object(run / CONFIG)
     except (OSError, ValueError):  # the trainer reports what is wrong
         return
+    if config.get("kind") == _KIND and verb != "verify":
+        raise InvalidRequest(
+            f"{verb} {run}: this is a run of a script, whose model only the script can build: "
+            "write the evaluation into the script, or train a task"
+        )
     if config.get("kind") == _KIND:
         script = f"{'-m ' if config.get('is_module') else ''}{config.get('script')}"
         raise InvalidRequest(

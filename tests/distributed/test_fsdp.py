@@ -259,6 +259,25 @@ def test_verify_needs_the_same_number_of_processes(
     )
 
 
+def test_evaluate_has_the_figures_of_the_training_on_its_own_number_of_processes(
+    ranks: Ranks, runs: Trainbox, here: Here
+) -> None:
+    run = runs.folder / "runs" / "on2"
+    ended = ranks(2, "evaluate", str(run), "--device", "cpu")
+    assert (ended.codes, ended.errs) == ([0, 0], ["", ""])
+    assert f"equal to those of training at step {_LAST}\n" in ended.out
+    # The weights are whole on one process, which has the same batches.
+    code, out, _ = here.command("evaluate", str(run), "--device", "cpu", "--out", "alone")
+    assert code == 0
+    assert "changed since the run's start: plan.strategy: fsdp -> single" in out
+    on2, alone = (
+        json.loads((folder / "evaluation.json").read_text())
+        for folder in (run / "evaluations/best-validation", here.folder / "alone")
+    )
+    assert alone["batch_size"] == on2["batch_size"]
+    assert alone["figures"]["loss"] == pytest.approx(on2["figures"]["loss"], rel=1e-6)
+
+
 _ALONE, _DDP2, _FSDP2, _FSDP4 = (
     {"strategy": strategy, "world_size": count}
     for strategy, count in (("single", 1), ("ddp", 2), ("fsdp", 2), ("fsdp", 4))

@@ -144,8 +144,10 @@ def _load() -> None:
         "trainer.cli.commands",
         "trainer.cli.sweep_run",
         "trainer.cli.train",
+        "trainer.cli.evaluate",
         "trainer.cli.verify",
         "trainer.parallel.fsdp",
+        "trainer.session.evaluate",
         "trainer.session.verify",
     ):
         importlib.import_module(name)

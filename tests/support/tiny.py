@@ -197,3 +197,26 @@ class FigureCount(Tiny):
 
     def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         return {"loss": float(totals["loss"] / totals["examples"])}
+
+
+@dataclass(frozen=True)
+class Split(Tiny):
+    """Splits 80 examples at random, from the generator that is seeded before the datasets.
+
+    The file `shift` in the data folder holds a number that is added to the targets.
+    """
+
+    def train_dataset(self, data_dir: Path) -> TensorDataset:
+        return self._part(data_dir, 50)
+
+    def validation_dataset(self, data_dir: Path) -> TensorDataset:
+        return self._part(data_dir, 20)
+
+    def test_dataset(self, data_dir: Path) -> TensorDataset:
+        return self._part(data_dir, 10)
+
+    def _part(self, data_dir: Path, count: int) -> TensorDataset:
+        inputs_N4, targets_N = self._examples(80, 3).tensors
+        chosen_N = torch.randperm(80)[:count]
+        shift = float((data_dir / "shift").read_text())
+        return TensorDataset(inputs_N4[chosen_N], targets_N[chosen_N] + shift)

@@ -21,7 +21,7 @@ from trainer.loop.losses import LossModule
 from trainer.loop.memory_format import memory_format, put_channels_last
 from trainer.loop.out_of_memory import examples_at_once
 from trainer.loop.rnn_precision import keep_rnns_out_of_autocast
-from trainer.loop.state import Job, TrainState
+from trainer.loop.state import Inference, Job, TrainState
 from trainer.loop.task_checks import (
     check_task,
     checked_dataset,
@@ -72,11 +72,10 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
         parse_config(stored_text, run.path / "config.json") if stored_text is not None else None
     )
     strategy.check(config)
-    if stored is not None and (not strategy.keeps_shards or stored.shards is None):
-        stored = dataclasses.replace(stored, shards=world.world_size)
-    # Runs of earlier versions have no memory format.
-    if stored is not None and stored.memory_format is None:
-        stored = dataclasses.replace(stored, memory_format=CONTIGUOUS)
+    if stored is not None:
+        if not strategy.keeps_shards:
+            stored = dataclasses.replace(stored, shards=None)
+        stored = completed(stored, world.world_size)
     # Translate the options that replace each other.
     given = dataclasses.asdict(config) | {"batch_size_per_gpu": None}
     if config.batch_size_per_gpu is not None:
@@ -125,6 +124,19 @@ def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Setti
     return settled
 
 
+def completed(stored: Config, shards: int) -> Config:
+    """Return the settings `stored` in config.json with a number of shards and a memory format.
+
+    If the run does not keep its number of shards, it becomes `shards`. Runs of earlier versions
+    have no memory format.
+    """
+    return dataclasses.replace(
+        stored,
+        shards=stored.shards or shards,
+        memory_format=stored.memory_format or CONTIGUOUS,
+    )
+
+
 def _default_precision(strategy: Strategy) -> str:
     """Return bf16 if the GPU supports it natively, else fp16 if allowed, else fp32."""
     if strategy.world.device.type != "cuda":
@@ -161,27 +173,12 @@ def build(
     set_arithmetic(config)
     task, train, validation = _build_data(config, task, world, data_dir)
     schedule = _schedule(config, world, length(train))
-    # A validation batch has the size of a training micro-batch, which fits in memory. The size is
-    # the same on all ranks, because it decides which rank computes which examples.
-    size = examples_at_once(config)
-    workers = _workers(config, train)
     ranks = range(world.world_size)
-    own = strategy.validation_batches(evaluation_batch_count(length(validation), size))
     # Build the model and the optimizer.
-    world.seed(config.seed, "model")
-    model = checked_model(task, task.build_model())
-    _refuse_other_weights(task, model, strategy)
-    autocast_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
-    keep_rnns_out_of_autocast(model, world.device.type, autocast_dtype)
-    if config.compile:
-        model.compile()
-    else:
-        compiler.postpone()
+    parts = _inference(config, task, strategy, train, validation)
+    model, workers = parts.model, parts.workers
     peak = scaled_learning_rate(
         config.learning_rate, config.lr_scaling, config.batch_size, config.base_batch_size
-    )
-    loss_module = strategy.wrap(
-        LossModule(task, model, world.device.type, autocast_dtype), autocast_dtype
     )
     optimizer = _build_optimizer(task, config, model, peak)
     # Loader workers have their own copies of the datasets, so this process cannot compare them.
@@ -194,9 +191,7 @@ def build(
     if chosen == CHANNELS_LAST:
         put_channels_last(model)
     return Job(
-        task=task,
-        config=config,
-        strategy=strategy,
+        **{**vars(parts), "config": config},
         run=run,
         gpus=gpus,
         checkpoints=Checkpoints(
@@ -210,12 +205,8 @@ def build(
                 world, [len(world.owned_by(r, config.shards)) * config.accumulation for r in ranks]
             ),
         ),
-        loss_module=loss_module,
-        autocast_dtype=autocast_dtype,
         train=train,
-        evaluation=EvaluationBatches(validation, size, own, world.device, workers),
         schedule=schedule,
-        workers=workers,
         reduction=Reduction(
             world, config.shards, config.accumulation, model, strategy.summed_parameters(model)
         ),
@@ -223,12 +214,63 @@ def build(
     )
 
 
-def _build_data(
-    config: Settings, task: Task, world: World, data_dir: Path
-) -> tuple[Task, Dataset[Any], Dataset[Any]]:
-    """Return the task with what it learns from the data, and both datasets.
+def build_inference(
+    config: Settings, task: Task, strategy: Strategy, data_dir: Path, test: bool
+) -> Inference:
+    """Build the data and the model to evaluate a run, without what a training needs as well.
 
-    Rank 0 goes first, because it may download files.
+    The evaluated dataset is that of `validation_dataset`, or that of `test_dataset` if `test`.
+
+    Raises:
+        WrongUse: A method of the task is missing or returns something invalid.
+    """
+    set_arithmetic(config)
+    task, train, evaluated = _build_data(config, task, strategy.world, data_dir, test)
+    found = _inference(config, task, strategy, train, evaluated)
+    if config.memory_format == CHANNELS_LAST:
+        put_channels_last(found.model)
+    return found
+
+
+def _inference(
+    config: Settings,
+    task: Task,
+    strategy: Strategy,
+    train: Dataset[Any],
+    evaluated: Dataset[Any],
+) -> Inference:
+    """Build the model, and the batches of the dataset `evaluated`."""
+    # A validation batch has the size of a training micro-batch, which fits in memory. The size is
+    # the same on all ranks, because it decides which rank computes which examples.
+    world, size = strategy.world, examples_at_once(config)
+    own = strategy.validation_batches(evaluation_batch_count(length(evaluated), size))
+    workers = _workers(config, train)
+    world.seed(config.seed, "model")
+    model = checked_model(task, task.build_model())
+    _refuse_other_weights(task, model, strategy)
+    autocast_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
+    keep_rnns_out_of_autocast(model, world.device.type, autocast_dtype)
+    if config.compile:
+        model.compile()
+    else:
+        compiler.postpone()
+    loss_module = strategy.wrap(
+        LossModule(task, model, world.device.type, autocast_dtype), autocast_dtype
+    )
+    evaluation = EvaluationBatches(evaluated, size, own, world.device, workers)
+    return Inference(
+        task, config, strategy, model, loss_module, autocast_dtype, evaluation, workers
+    )
+
+
+def _build_data(
+    config: Settings, task: Task, world: World, data_dir: Path, test: bool = False
+) -> tuple[Task, Dataset[Any], Dataset[Any]]:
+    """Return the task with what it learns from the data, and two datasets.
+
+    They are those for training and validation, or those for training and `test`. The methods are
+    called in the same order in both cases, because they may draw random numbers. Rank 0 goes first,
+    because it may download files.
     """
     world.seed(config.seed, "data")
     with world.first_goes_first():
@@ -237,13 +279,19 @@ def _build_data(
         train = checked_dataset(task, "train_dataset", task.train_dataset(data_dir))
         train = place_tensors(train, world.device)
         validation = checked_dataset(task, "validation_dataset", task.validation_dataset(data_dir))
-        validation = place_tensors(validation, world.device)
-    if length(validation) == 0:
+        name, evaluated = "validation", validation
+        if test:
+            name, evaluated = (
+                "test",
+                checked_dataset(task, "test_dataset", task.test_dataset(data_dir)),
+            )
+        evaluated = place_tensors(evaluated, world.device)
+    if length(evaluated) == 0:
         raise WrongUse(
-            f"task {config.task}: the validation set is empty: check --data-dir and the task's "
-            "validation_dataset()"
+            f"task {config.task}: the {name} set is empty: check --data-dir and the task's "
+            f"{name}_dataset()"
         )
-    return task, train, validation
+    return task, train, evaluated
 
 
 def _refuse_other_weights(task: Task, model: nn.Module, strategy: Strategy) -> None:

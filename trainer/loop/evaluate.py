@@ -10,7 +10,7 @@ from torch import Tensor
 from trainer.data.batches import EvaluationBatches, evaluation_batch_count
 from trainer.errors import WrongUse
 from trainer.loop.losses import autocast
-from trainer.loop.state import Job
+from trainer.loop.state import Inference
 from trainer.loop.task_checks import checked_batch, checked_metrics, checked_statistics
 from trainer.parallel.buffers import evaluating
 from trainer.parallel.world import World
@@ -33,7 +33,7 @@ class Evaluation:
 
 
 def evaluate(
-    job: Job, seed_parts: tuple[int | str, ...], stopped: Callable[[], bool]
+    job: Inference, seed_parts: tuple[int | str, ...], stopped: Callable[[], bool]
 ) -> Evaluation | None:
     """Return the result of a validation, or None if it was stopped.
 
@@ -51,7 +51,7 @@ def evaluate(
 
 @torch.no_grad()
 def add_up(
-    job: Job,
+    job: Inference,
     batches: EvaluationBatches,
     world: World,
     seed_parts: tuple[int | str, ...],
@@ -67,7 +67,7 @@ def add_up(
         WrongUse: The shape or the name of a statistic differs between batches, so it cannot be a
             sum over examples.
     """
-    task, model = job.task, job.state.model
+    task, model = job.task, job.model
     rows: list[dict[str, Tensor]] = []
     first_batch = None
     batch_count = evaluation_batch_count(batches.size, batches.batch_size)

@@ -12,13 +12,13 @@ from torch.utils.data import Dataset, TensorDataset
 from trainer.classification import Classification, counts_by_class
 from trainer.data.nested import to_device
 from trainer.errors import WrongUse
-from trainer.loop.state import Job
+from trainer.loop.state import Inference
 from trainer.loop.task_checks import checked_batch
 
 _FIRST_ROWS = 64
 
 
-def check_labels(job: Job, part: str, dataset: Dataset[Any], examples: list[Any]) -> None:
+def check_labels(job: Inference, part: str, dataset: Dataset[Any], examples: list[Any]) -> None:
     """Check the labels of `dataset`, the training or validation `part`, after `prepare`.
 
     If the labels are tensors in memory and `prepare` does not change them, all are checked.

@@ -78,7 +78,7 @@ def _use(job: Job, result: Evaluation) -> None:
     if job.config.early_stopping is not None:
         compare(result.metrics, job.config.early_stopping, "--early-stopping", None)
     if job.run.writes or job.strategy.forward_is_collective:  # as in a validation
-        draw(job, result)
+        draw(job, result, _seed_parts(job))
 
 
 def _alone(job: Job) -> World:

@@ -116,21 +116,16 @@ class TrainState:
             WrongUse: The saved state is of another model or optimizer.
         """
         # Compare the model and the optimizer with those of the checkpoint.
-        model = self.model.state_dict()
-        found, here = _shapes(saved["model"]), _shapes(model)
+        found, here = _shapes(saved["model"]), _shapes(self.model.state_dict())
         found["optimizer"] = saved["optimizer_class"]
         here["optimizer"] = type(self.optimizer).__name__
-        for name in {**found, **here}:
-            old, new = found.get(name, "missing"), here.get(name, "missing")
-            if old != new:
-                raise WrongUse(
-                    f"the checkpoint in {path} is of another model or optimizer ({name}: {old} -> "
-                    f"{new}): undo the change of the task, or start a new run with --run NAME"
-                )
+        if changed := _first_change(found, here):
+            raise WrongUse(
+                f"the checkpoint in {path} is of another model or optimizer ({changed}): undo the "
+                "change of the task, or start a new run with --run NAME"
+            )
         # Restore all parts of the state.
-        self.model.load_state_dict(
-            {name: strategy.share(value, model[name]) for name, value in saved["model"].items()}
-        )
+        _load(self.model, saved["model"], strategy)
         self._restore_optimizer(saved["optimizer"], strategy)
         self.scaler.load_state_dict(saved["scaler"])
         self.progress = Progress(**saved["progress"])
@@ -155,33 +150,52 @@ class TrainState:
 
 
 @dataclass
-class Job:
-    """The parts of one training, which `fit` uses.
+class Inference:
+    """The parts that compute a validation.
 
     Attributes:
-        state: The content of a checkpoint: the model, the optimizer, the progress.
-        loss_module: A module that computes the losses of a batch. It wraps the model of `state`.
-        schedule: The number of steps, and the micro-batches of this rank in each step.
-        reduction: Adds the gradients of all shards.
+        loss_module: A module that computes the losses of a batch. It wraps `model`.
+        evaluation: This rank's batches of the validation set.
         workers: The number of loader workers.
-        sources: Set when the run's manifest is written.
-        until_step: Ends the training before the end of the schedule.
-        around_batches: Wraps the iterator of batches.
     """
 
     task: Task
     config: Settings
     strategy: Strategy
+    model: nn.Module
+    loss_module: nn.Module
+    autocast_dtype: torch.dtype | None
+    evaluation: EvaluationBatches
+    workers: int
+
+    @property
+    def world(self) -> World:
+        return self.strategy.world
+
+    def inside(self, compute: Callable[[], T]) -> T:
+        """Return `compute()`, which uses the model outside a training forward."""
+        return self.strategy.inside(self.loss_module, compute)
+
+
+@dataclass
+class Job(Inference):
+    """The parts of one training, which `fit` uses.
+
+    Attributes:
+        state: The content of a checkpoint: the model, the optimizer, the progress.
+        schedule: The number of steps, and the micro-batches of this rank in each step.
+        reduction: Adds the gradients of all shards.
+        sources: Set when the run's manifest is written.
+        until_step: Ends the training before the end of the schedule.
+        around_batches: Wraps the iterator of batches.
+    """
+
     run: RunLog
     gpus: RunGpus
     checkpoints: Checkpoints
     state: TrainState
-    loss_module: nn.Module
-    autocast_dtype: torch.dtype | None
     train: Dataset[Any]
-    evaluation: EvaluationBatches
     schedule: Schedule
-    workers: int
     reduction: Reduction
     attributes: Attributes
     sources: SourceRecord | None = None
@@ -189,21 +203,44 @@ class Job:
     around_batches: Callable[[Iterator[Any]], Iterator[Any]] | None = None
 
     @property
-    def world(self) -> World:
-        return self.strategy.world
-
-    @property
     def end_step(self) -> int:
         """The step after which this training ends."""
         return min(self.schedule.total_steps, self.until_step or self.schedule.total_steps)
 
-    def inside(self, compute: Callable[[], T]) -> T:
-        """Return `compute()`, which uses the model outside a training forward."""
-        return self.strategy.inside(self.loss_module, compute)
-
     def digests(self, tensors: Mapping[str, Any]) -> dict[str, str]:
         """Return the SHA-256 of each whole tensor; all ranks must call this."""
         return {name: value_digest(self.strategy.whole(value)) for name, value in tensors.items()}
+
+
+def load_weights(
+    model: nn.Module, saved: Mapping[str, Any], strategy: Strategy, path: Path
+) -> None:
+    """Load the model's state that was `saved` in the checkpoint at `path`, on any number of ranks.
+
+    Raises:
+        WrongUse: The saved state is of another model.
+    """
+    if changed := _first_change(_shapes(saved), _shapes(model.state_dict())):
+        raise WrongUse(
+            f"{path} is of another model ({changed}): undo the change of the task or of its data"
+        )
+    _load(model, saved, strategy)
+
+
+def _load(model: nn.Module, saved: Mapping[str, Any], strategy: Strategy) -> None:
+    here = model.state_dict()
+    model.load_state_dict(
+        {name: strategy.share(value, here[name]) for name, value in saved.items()}
+    )
+
+
+def _first_change(found: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+    """Return the first entry that differs, as `name: old -> new`, or None."""
+    for name in {**found, **here}:
+        old, new = found.get(name, "missing"), here.get(name, "missing")
+        if old != new:
+            return f"{name}: {old} -> {new}"
+    return None
 
 
 def _shapes(model: Mapping[str, Any]) -> dict[str, str]:

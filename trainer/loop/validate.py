@@ -14,7 +14,7 @@ from trainer.loop.evaluate import Evaluation, evaluate
 from trainer.loop.guard import check_unchanged
 from trainer.loop.losses import autocast
 from trainer.loop.saving import Saving
-from trainer.loop.state import Job
+from trainer.loop.state import Inference, Job
 from trainer.loop.task_checks import checked_end, checked_figures
 from trainer.parallel.buffers import evaluating
 from trainer.settings.config import split_metric
@@ -53,7 +53,8 @@ def _validate(job: Job, saving: Saving) -> Mapping[str, float] | None:
     progress, config = job.state.progress, job.config
 
     # Compute the metrics of the whole validation set.
-    result = evaluate(job, (config.seed, "validation", progress.step), saving.stopped)
+    seed_parts = (config.seed, "validation", progress.step)
+    result = evaluate(job, seed_parts, saving.stopped)
     if result is None:
         return None
     progress.evaluated_step = progress.step
@@ -101,41 +102,45 @@ def _validate(job: Job, saving: Saving) -> Mapping[str, float] | None:
     if best or last:
         saving.save(result.metrics)
         if job.run.writes or job.strategy.forward_is_collective:
-            job.run.board.pictures(progress.step, draw(job, result))
+            job.run.board.pictures(progress.step, draw(job, result, seed_parts))
     return result.metrics
 
 
 @torch.no_grad()
-def draw(job: Job, result: Evaluation) -> dict[str, Tensor]:
-    """Return the task's pictures of `result`.
+def draw(
+    job: Inference, result: Evaluation, seed_parts: tuple[int | str, ...]
+) -> dict[str, Tensor]:
+    """Return the task's pictures of `result`, the evaluation that was seeded by `seed_parts`.
 
     A Classification shows its wrong examples first, from all batches of the validation set. All
     ranks must call this if the strategy's forward is collective.
     """
     dtype = job.strategy.inference_dtype(job.autocast_dtype)
-    with evaluating(job.state.model), autocast(job.world.device.type, dtype):
-        batch = _with_mistakes_first(job, result)
-        drawn = job.inside(lambda: job.task.figures(job.state.model, batch, result.totals))
+    with evaluating(job.model), autocast(job.world.device.type, dtype):
+        batch = _with_mistakes_first(job, result, seed_parts)
+        drawn = job.inside(lambda: job.task.figures(job.model, batch, result.totals))
     return checked_figures(job.task, drawn)
 
 
-def _with_mistakes_first(job: Job, result: Evaluation) -> Any:
+def _with_mistakes_first(
+    job: Inference, result: Evaluation, seed_parts: tuple[int | str, ...]
+) -> Any:
     """Return a batch of the same size as the first batch, with mistaken examples first."""
     if not counts_by_class(job.task) or "confusion" not in result.by_batch:
         return result.first_batch
     numbers = most_mistaken(result.by_batch["confusion"])
     if not numbers:
         return result.first_batch
-    mistaken_B = job.inside(lambda: wrong(job.state.model, result.first_batch))
+    mistaken_B = job.inside(lambda: wrong(job.model, result.first_batch))
     read = iter(job.evaluation.read([number for number in numbers if number]))
     parts = []
     for number in numbers:
         if number == 0:
             parts.append(take(result.first_batch, mistaken_B.nonzero().flatten()))
             continue
-        job.world.seed(job.config.seed, "validation", job.state.progress.step, number)
+        job.world.seed(*seed_parts, number)
         batch = job.task.prepare(next(read), training=False)
-        wrong_B = job.inside(lambda batch=batch: wrong(job.state.model, batch))  # type: ignore[misc]
+        wrong_B = job.inside(lambda batch=batch: wrong(job.model, batch))  # type: ignore[misc]
         parts.append(take(batch, wrong_B.nonzero().flatten()))
     others = take(result.first_batch, (~mistaken_B).nonzero().flatten())
     return joined([*parts, others], len(tensors_in(result.first_batch)[0]))

@@ -90,7 +90,7 @@ class CheckpointFiles:
         steps, problems = self.steps(), dict[int, str]()
         valid = None
         for step in reversed(steps):
-            problem = self._problem(step)
+            problem = self.problem(step)
             if problem is None:
                 valid = step
                 break
@@ -190,7 +190,7 @@ class CheckpointFiles:
         found = _step_of_weights(self.best)
         if found is not None and found >= best_step:
             return
-        problem = self._problem(best_step)
+        problem = self.problem(best_step)
         if problem is not None:
             raise StorageFailure(
                 f"{self.best} is missing or damaged, and so is the checkpoint of the best step "
@@ -215,7 +215,7 @@ class CheckpointFiles:
             if step != best_step:
                 remove_checkpoint(self.folder, step)
 
-    def _problem(self, step: int) -> str | None:
+    def problem(self, step: int) -> str | None:
         """Return what is wrong with the checkpoint of `step`, or None.
 
         Raises:

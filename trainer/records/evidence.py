@@ -48,8 +48,8 @@ class Evidence:
                 was edited.
         """
         # Read the settings, and check that they were not edited.
-        config, manifest = _object_in(run / "config.json"), _object_in(run / "manifest.json")
-        if problem := _manifest_problem(manifest):
+        config, manifest = object_in(run / "config.json"), object_in(run / "manifest.json")
+        if problem := manifest_problem(manifest):
             raise WrongUse(f"{run}/manifest.json is damaged ({problem}): restore it")
         if edited := edited_settings(manifest, config):
             raise Differs(
@@ -201,7 +201,7 @@ def _text_in(path: Path) -> str:
         raise WrongUse(f"{path} is damaged ({error}): restore it") from error
 
 
-def _object_in(path: Path) -> dict[str, Any]:
+def object_in(path: Path) -> dict[str, Any]:
     try:
         return parse_object(_text_in(path))
     except ValueError as error:
@@ -294,7 +294,7 @@ def _one_per_step(path: Path, entries: Sequence[dict[str, Any]]) -> list[dict[st
     return list(by_step.values())
 
 
-def _manifest_problem(manifest: Mapping[str, Any]) -> str | None:
+def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the entries that `verify` reads, or None."""
     resumes = manifest.get("resumes", [])
     if not isinstance(manifest.get("settings"), dict):

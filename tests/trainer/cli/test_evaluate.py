@@ -1,0 +1,277 @@
+"""`evaluate`: the figures of a stored run again, on its own data and on other data."""
+
+import hashlib
+import json
+import math
+import shutil
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.here import Here, StopAfter
+from tests.support.ranks import Ranks
+from trainer.errors import Preempted
+from trainer.records.run_folder import RunFolder
+from trainer.records.stored_weights import find_weights
+
+SPLIT = "tests.support.tiny:Split"
+
+# Its figures depend on the seed of each batch of a validation.
+_NOISY = """
+import torch
+from trainer.tasks.digits import Digits
+
+class Noisy(Digits):
+    def prepare(self, batch, training):
+        images, labels = super().prepare(batch, training)
+        return images + torch.rand(images.shape), labels
+"""
+
+
+def _evaluation(folder: Path, run: str = "r", name: str = "best-validation") -> dict[str, Any]:
+    path = folder / "runs" / run / "evaluations" / name / "evaluation.json"
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def _recorded(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of a validation's entry in metrics.jsonl."""
+    common = ("kind", "step", "epoch", "time_unix_s")
+    return {name: value for name, value in entry.items() if name not in common}
+
+
+def _files(run: Path) -> dict[str, str]:
+    """Return the digests of the run's own files."""
+    return {
+        str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(run.rglob("*"))
+        if path.is_file() and "evaluations" not in path.parts
+    }
+
+
+def _evaluate(here: Here, *words: str, run: str = "r") -> tuple[int, str, str]:
+    return here.command("evaluate", f"runs/{run}", "--device", "cpu", *words)
+
+
+def test_any_number_of_processes_has_the_figures_of_the_training(ranks: Ranks) -> None:
+    (ranks.folder / "noisy.py").write_text(textwrap.dedent(_NOISY))
+    task = ("noisy.py:Noisy", "--device", "cpu", "--threads", "1", "--max-steps", "3", "--run", "r")
+    ranks.train(2, *task, "--batch-size", "70", "--set", "width=4")
+    (recorded,) = ranks.entries("r", "validation")
+    before = _files(ranks.folder / "runs/r")
+    for processes in (1, 2, 3):
+        ended = ranks(processes, "evaluate", "runs/r", "--device", "cpu")
+        assert (ended.codes, ended.errs) == ([0] * processes, [""] * processes)
+        assert ended.out.splitlines()[1:] == [
+            "validation: 360 examples",
+            f"  loss      {recorded['loss']:.6g}",
+            f"  accuracy  {recorded['accuracy']:.6g}",
+            f"  macro_f1  {recorded['macro_f1']:.6g}",
+            "  equal to those of training at step 3",
+            "  written to runs/r/evaluations/best-validation",
+        ]
+        assert ended.outs[1:] == [""] * (processes - 1)
+        found = _evaluation(ranks.folder)
+        assert found["figures"] == _recorded(recorded)
+        assert (found["world_size"], found["step"], found["examples"]) == (processes, 3, 360)
+    assert _files(ranks.folder / "runs/r") == before
+    pictures = (ranks.folder / "runs/r/evaluations/best-validation").glob("*.png")
+    assert sorted(path.name for path in pictures) == ["confusion_matrix.png", "examples.png"]
+
+
+def test_the_best_and_the_last_checkpoint_are_evaluated_while_the_run_trains(here: Here) -> None:
+    here.train(best_by="max:loss")  # the loss falls, so the first validation is the best
+    steps = [entry["step"] for entry in here.entries("validation")]
+    assert steps == [6, 12, 18]
+    training = RunFolder(here.path(), writes=True)  # it holds the lock, as a training does
+    before = _files(here.path())
+    for which, step in (("best", 6), ("last", 18)):
+        code, out, err = _evaluate(here, "--checkpoint", which)
+        assert (code, err) == (0, "")
+        found = _evaluation(here.folder, name=f"{which}-validation")
+        digest = next(
+            json.loads(line)["model"]
+            for line in (here.path() / "digests.jsonl").read_text().splitlines()
+            if json.loads(line)["step"] == step
+        )
+        assert out.startswith(f"runs/r: {which} checkpoint, step {step}, weights {digest[:16]}\n")
+        assert f"equal to those of training at step {step}\n" in out
+        assert found["weights_sha256"] == digest
+        recorded = here.entries("validation")[steps.index(step)]
+        assert found["figures"] == _recorded(recorded)
+    training.close()
+    assert _files(here.path()) == before
+
+
+def test_a_step_that_the_training_did_not_validate_is_not_compared(here: Here) -> None:
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(8))
+    code, out, _ = _evaluate(here, "--checkpoint", "last")
+    assert code == 0
+    assert "not compared: the training did not validate at step 8\n" in out
+    assert _evaluation(here.folder, name="last-validation")["training"]["equal"] is None
+    with pytest.raises(Preempted):
+        here.train("s", stop=StopAfter(2))
+    code, _, err = _evaluate(here, run="s")
+    assert code == 2
+    assert "runs/s was never validated, so no checkpoint is the best: " in err
+    assert _evaluate(here, "--checkpoint", "last", run="s")[0] == 0
+
+
+def test_other_figures_than_those_of_the_training_exit_with_8(here: Here) -> None:
+    here.train()
+    metrics = here.path() / "metrics.jsonl"
+    last = here.entries("validation")[-1]["loss"]
+    metrics.write_text(metrics.read_text().replace(repr(last), repr(math.nextafter(last, 1e9))))
+    code, out, err = _evaluate(here)
+    assert code == 8
+    line = f"different from those of training at step 18: loss is {last!r} instead of "
+    assert line in err and line in out
+    found = _evaluation(here.folder)
+    assert (found["training"]["equal"], found["figures"]["loss"]) == (False, last)
+    # A change that may change bits explains the difference.
+    manifest = json.loads((here.path() / "manifest.json").read_text())
+    manifest["packages"]["torch"] = "1.0"
+    (here.path() / "manifest.json").write_text(json.dumps(manifest))
+    code, out, err = _evaluate(here)
+    assert (code, err) == (0, "")
+    assert "changed since the run's start: packages.torch: 1.0 -> " in out
+    assert "; changed: packages.torch: 1.0 -> " in out
+
+
+def test_a_run_with_fast_may_have_other_figures(here: Here) -> None:
+    here.train(deterministic=False)
+    metrics = here.path() / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"loss": ', '"loss": 9'))
+    code, out, _ = _evaluate(here)
+    assert code == 0
+    assert "different from those of training" in out and "; the run has --fast\n" in out
+
+
+def test_other_data_and_test_data_are_not_compared(here: Here) -> None:
+    for folder, shift in (("data", "0"), ("other", "100")):
+        (here.folder / folder).mkdir()
+        (here.folder / folder / "shift").write_text(shift)
+    here.train(task=SPLIT)
+    code, out, _ = _evaluate(here)
+    assert code == 0 and "equal to those of training at step 18" in out
+    code, out, _ = _evaluate(here, "--data-dir", "other", "--out", "results/other")
+    assert code == 0
+    assert "changed since the run's start: data.validation: " in out
+    assert "not compared: the validation data differ from the training's\n" in out
+    other = json.loads((here.folder / "results/other/evaluation.json").read_text())
+    figures = _evaluation(here.folder)["figures"]
+    assert other["figures"]["loss"] > 50 * figures["loss"]
+    # The random split of the test data is made after the other two, as in any other call.
+    code, out, _ = _evaluate(here, "--data", "test")
+    assert code == 0
+    assert "test: 10 examples\n" in out
+    assert "not compared: the training did not read the test data\n" in out
+    assert _evaluation(here.folder, name="best-test")["figures"]["loss"] != figures["loss"]
+
+
+def test_a_task_without_test_dataset_is_refused(here: Here) -> None:
+    here.train(max_steps=2)
+    code, _, err = _evaluate(here, "--data", "test")
+    assert code == 2
+    assert "task Tiny has no method test_dataset(): define it, or use --data validation" in err
+
+
+def test_a_changed_task_is_refused_unless_accepted(ranks: Ranks) -> None:
+    file = ranks.folder / "mine.py"
+    text = """
+    from tests.support.tiny import Tiny
+    class Mine(Tiny):
+        pass
+    """
+    file.write_text(textwrap.dedent(text))
+    ranks.train(1, "mine.py:Mine", "--device", "cpu", "--max-steps", "2", "--run", "r")
+    file.write_text(file.read_text() + "# changed\n")
+    command = ("evaluate", "runs/r", "--device", "cpu")
+    ended = ranks(1, *command)
+    assert ended.code == 2
+    assert "the task of runs/r was changed since the run's start (sources.mine: " in ended.errs[0]
+    ended = ranks(1, *command, "--anyway")
+    assert ended.code == 0
+    assert "equal to those of training at step 2\n" in ended.out
+    file.unlink()
+    ended = ranks(1, *command, "--anyway")
+    assert ended.code == 2
+    assert "mine.py" in ended.errs[0] and len(ended.errs[0].splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        (shutil.rmtree, 2, "evaluate runs/r: config.json is missing: "),
+        (lambda run: (run / "manifest.json").unlink(), 2, "manifest.json is missing: "),
+        (lambda run: (run / "manifest.json").write_text("{}"), 2, "is damaged (it has no settings"),
+        (
+            lambda run: _edit(run / "config.json", seed=7),
+            2,
+            "config.json was edited after the run was started (settings.seed: 0 -> 7)",
+        ),
+        (lambda run: shutil.rmtree(run / "checkpoints"), 2, "runs/r has no checkpoint: "),
+        (
+            lambda run: (run / "checkpoints/step-00000002.pt").write_bytes(b"x"),
+            4,
+            "step-00000002.pt is damaged (1 bytes instead of ",
+        ),
+        (
+            lambda run: (run / "checkpoints/step-00000002.json").write_text("{}"),
+            4,
+            "step-00000002.json is damaged ('best_step'): restore it",
+        ),
+        (
+            lambda run: (run / "evaluations").write_text(""),
+            4,
+            "runs/r/evaluations/best-validation cannot be written (Not a directory): set another "
+            "folder with --out FOLDER",
+        ),
+    ],
+    ids=["run", "manifest", "empty", "edited", "none", "damaged", "sidecar", "out"],
+)
+def test_a_run_that_cannot_be_evaluated_is_one_line(
+    here: Here, change: Any, code: int, message: str
+) -> None:
+    here.train(max_steps=2)
+    change(here.path())
+    found, out, err = _evaluate(here)
+    assert (found, out) == (code, "")
+    assert message in err and len(err.splitlines()) == 1
+    assert not list(here.path().glob("checkpoints/*.damaged"))
+
+
+def _edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_checkpoint_that_the_training_removes_is_looked_up_again(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.train(max_steps=12, best_by="max:loss")
+    folder, found = here.path() / "checkpoints", []
+
+    def find_and_remove(*arguments: Any) -> Any:
+        found.append(find_weights(*arguments))
+        if len(found) == 1:
+            for suffix in (".pt", ".json"):
+                (folder / f"step-00000012{suffix}").unlink()
+        return found[-1]
+
+    monkeypatch.setattr("trainer.session.evaluate.find_weights", find_and_remove)
+    code, out, _ = _evaluate(here, "--checkpoint", "last")
+    assert code == 0
+    assert [weights.step for weights in found] == [12, 6]
+    assert "equal to those of training at step 6\n" in out
+
+
+def test_a_signal_stops_the_evaluation_with_75(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    here.train(max_steps=2)
+    monkeypatch.setattr("trainer.session.evaluate._stopped", lambda _world, _stop: True)
+    code, _, err = _evaluate(here)
+    assert code == 75
+    assert "before the end of the evaluation: start the same command again" in err
+    assert not (here.path() / "evaluations/best-validation/evaluation.json").exists()

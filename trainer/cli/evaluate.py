@@ -1,0 +1,45 @@
+"""The command `evaluate`: check the arguments without torch, then evaluate a stored run."""
+
+from pathlib import Path
+
+import click
+
+from trainer.cli.invocation import Verb, read_device, report_environment
+from trainer.cli.options import verification_options
+from trainer.errors import WrongUse
+from trainer.system.signals import StopRequest
+
+
+@click.command(cls=Verb)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--checkpoint", type=click.Choice(["best", "last"]), default="best")
+@click.option("--data", type=click.Choice(["validation", "test"]), default="validation")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER")
+@click.option("--anyway", is_flag=True)
+@verification_options
+def evaluate(
+    run: Path,
+    checkpoint: str,
+    data: str,
+    out: Path | None,
+    anyway: bool,
+    data_dir: Path,
+    device: str,
+    only_check: bool,
+    device_on_stdin: bool,
+) -> None:
+    """Evaluate a checkpoint of RUN on its validation data or its test data."""
+    device = read_device(device, device_on_stdin)
+    for name in ("config.json", "manifest.json"):
+        if not (run / name).is_file():
+            raise WrongUse(
+                f"evaluate {run}: {name} is missing: give the folder of a run, such as "
+                "runs/digits-7d2c1a90"
+            )
+    if only_check:
+        report_environment()
+        return
+    stop = StopRequest.install()
+    from trainer.session.evaluate import evaluate_run
+
+    evaluate_run(run, stop, device, data_dir, checkpoint, data, out, anyway)

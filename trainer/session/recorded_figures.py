@@ -1,0 +1,92 @@
+"""Compare the figures of an evaluation with those that the training recorded."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.loop.evaluate import Evaluation
+from trainer.records.compare import changes_bits, listed_changes, read_entries
+from trainer.session.stored_run import StoredRun
+
+VALIDATION, TEST = "validation", "test"
+_COMMON = ("kind", "step", "epoch", "time_unix_s")  # the keys of each entry in metrics.jsonl
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Whether the figures are those of the training; `equal` is None if nothing is compared.
+
+    `unexplained` is true if they differ although nothing that may change bits has changed.
+    """
+
+    equal: bool | None
+    line: str
+    unexplained: bool = False
+
+    def entry(self) -> dict[str, Any]:
+        """Return the content of evaluation.json."""
+        return {"equal": self.equal, "comparison": self.line}
+
+
+def recorded_figures(result: Evaluation) -> dict[str, Any]:
+    """Return the metrics and the tables of statistics, as an entry of metrics.jsonl has them."""
+    tables = {name: total.tolist() for name, total in result.totals.items() if total.ndim}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in {**result.metrics, **tables}.items()
+    }
+
+
+def compare_figures(
+    stored: StoredRun, figures: Mapping[str, Any], step: int, part: str, changed: Mapping[str, Any]
+) -> Comparison:
+    """Compare `figures` with those that the training recorded for `step`.
+
+    `part` names the evaluated data. `changed` has the manifest entries that differ now.
+    """
+    if part != VALIDATION:
+        return Comparison(None, f"not compared: the training did not read the {part} data")
+    if f"data.{VALIDATION}" in changed:
+        return Comparison(None, "not compared: the validation data differ from the training's")
+    before = _figures_of_training(stored, step)
+    if before is None:
+        return Comparison(None, f"not compared: the training did not validate at step {step}")
+    names = [  # as texts, in which NaN is equal to NaN
+        name
+        for name in {**before, **figures}
+        if json.dumps(before.get(name)) != json.dumps(figures.get(name))
+    ]
+    if not names:
+        return Comparison(True, f"equal to those of training at step {step}")
+    line = (
+        f"different from those of training at step {step}: {names[0]} is "
+        f"{_shown(figures.get(names[0]))} instead of {_shown(before.get(names[0]))}"
+    )
+    reason = _reason(stored, changed)
+    return Comparison(False, f"{line}; {reason}" if reason else line, unexplained=reason is None)
+
+
+def _figures_of_training(stored: StoredRun, step: int) -> dict[str, Any] | None:
+    """Return the figures of the validation at `step` in metrics.jsonl, or None."""
+    for entry in read_entries(stored.path / "metrics.jsonl"):
+        if entry.get("kind") == "validation" and entry["step"] == step:
+            return {name: value for name, value in entry.items() if name not in _COMMON}
+    return None
+
+
+def _reason(stored: StoredRun, changed: Mapping[str, Any]) -> str | None:
+    """Return why the bits may differ, or None."""
+    if not stored.config.deterministic:
+        return "the run has --fast"
+    reasons = {
+        name: values
+        for name, values in changed.items()
+        if changes_bits(name) or name.startswith("plan.")
+    }
+    return f"changed: {listed_changes(reasons)}" if reasons else None
+
+
+def _shown(value: Any) -> str:
+    return "a table" if isinstance(value, list) else str(value)
