@@ -11,6 +11,7 @@ PARTS = (
     "startup",
     "loop",
     "data_path",
+    "images",
     "checkpoint",
     "shards",
     "digests",

@@ -116,6 +116,25 @@ def _prepared(task: Images, labels: list[int], weights: list[float]) -> tuple[An
     return task.prepare(batch, training=True)
 
 
+def test_training_pictures_are_flipped_and_all_are_normalized() -> None:
+    torch.manual_seed(0)
+    pictures_BHWC = torch.zeros(16, 8, 8, 3, dtype=torch.uint8)
+    pictures_BHWC[:, :, :4, 0] = 255  # the left half is red
+    batch = (pictures_BHWC, torch.zeros(16, dtype=torch.int64), torch.ones(16))
+    red, black = (1 - 0.485) / 0.229, -0.485 / 0.229
+    task = _task(classes="a/b")
+    left_B = task.prepare(batch, training=True)[0][:, 0, 0, 0]
+    assert 3 <= (left_B > 0).sum() <= 13
+    assert torch.allclose(left_B, torch.where(left_B > 0, red, black))
+    for images_BCHW in (
+        task.prepare(batch, training=False)[0],
+        _task(classes="a/b", augment=False).prepare(batch, training=True)[0],
+    ):
+        assert images_BCHW.is_contiguous()
+        assert torch.allclose(images_BCHW[:, 0, :, :4], torch.tensor(red))
+        assert torch.allclose(images_BCHW[:, 1, :, :], torch.tensor(-0.456 / 0.224))
+
+
 def test_targets_are_smoothed_and_weighted() -> None:
     _, targets_BK = _prepared(_task(classes="a/b", label_smoothing=0.2), [0, 1], [1.0, 3.0])
     assert torch.allclose(targets_BK, torch.tensor([[0.9, 0.1], [0.3, 2.7]]))

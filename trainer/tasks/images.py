@@ -150,17 +150,17 @@ class Images(Classification):
     def prepare(self, batch: Any, training: bool) -> tuple[Tensor, Tensor]:
         """Return the images and their labels (B,); for training, targets (B, K) of the classes."""
         pictures_BHWC, labels_B, weights_B = batch
-        pictures_BCHW = pictures_BHWC.permute(0, 3, 1, 2)
         if training and self.augment:
-            flipped_B = torch.rand(len(pictures_BCHW), device=pictures_BCHW.device) < 0.5
-            pictures_BCHW = torch.where(
-                flipped_B.view(-1, 1, 1, 1), pictures_BCHW.flip(3), pictures_BCHW
-            )
+            flipped_B111 = torch.rand(len(labels_B), 1, 1, 1, device=labels_B.device) < 0.5
+            pictures_BHWC = torch.where(flipped_B111, pictures_BHWC.flip(2), pictures_BHWC)
+        images_BCHW = pictures_BHWC.permute(0, 3, 1, 2).to(
+            torch.float32, memory_format=torch.contiguous_format
+        )
         mean_C11, std_C11 = (
-            torch.tensor(values, device=pictures_BCHW.device).view(3, 1, 1) * 255
+            torch.tensor(values, device=labels_B.device).view(3, 1, 1) * 255
             for values in normalization(self.model, self.weights)
         )
-        images_BCHW = ((pictures_BCHW.float() - mean_C11) / std_C11).contiguous()
+        images_BCHW.sub_(mean_C11).div_(std_C11)
         if not training:
             return images_BCHW, labels_B
         # The targets have the weight of the class, so that the loss is linear in the targets.
