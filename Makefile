@@ -33,6 +33,12 @@ program = $(if $(MODULE),$(if $(SCRIPT),$(error SCRIPT and MODULE are set: name 
 	quote,$(MODULE)),$(call quote,$(or $(script),$(error SCRIPT is not set: name a script, as in make run SCRIPT=train.py))))
 program-words = $(RUN_OPTIONS) $(program) $(if $(ARGS),-- $(ARGS))
 
+# CONFIG is the file of an experiment, which the container mounts.
+config-at = $(if $(filter-out venv,$(kind)),$(if $(filter /% ../%,$(CONFIG)),$(notdir $(CONFIG)),$(CONFIG)),$(CONFIG))
+config = $(if $(CONFIG),--config $(call quote,$(config-at)) )
+config-mount = $(if $(CONFIG),-v $(call quote,$(or $(realpath $(CONFIG)),$(error CONFIG=$(CONFIG) does not \
+	exist: name the file of an experiment)):/workspace/$(config-at):ro) )
+
 quote = '$(subst ','\'',$(1))'
 given = $(foreach name,$(strip $(foreach n,$(1),$(if $($(n)),$(n)))),$(name)=$(call quote,$($(name))))
 
@@ -91,7 +97,7 @@ in-docker = env UID=$(shell id -u) GID=$(shell id -g) PWD=$(call quote,$(checkou
 handed-on = TRAINBOX_% NCCL_% GLOO_% TORCH_% PYTORCH_% CUDA_LAUNCH_BLOCKING OMP_NUM_THREADS
 options = $(addprefix -e ,$(sort $(filter-out %_DIR TORCH_HOME TRAINBOX_HEARTBEAT TRAINBOX_BUILD_INFO TRAINBOX_IMAGE_DIGEST \
 	TRAINBOX_COMMAND,$(filter $(handed-on),$(.VARIABLES)))))
-train-docker = $(in-docker) run --rm --no-deps $(options) train
+train-docker = $(in-docker) run --rm --no-deps $(config-mount)$(options) train
 # The service `run` has another entrypoint, so that its arguments are those of `trainbox run`.
 run-docker = $(in-docker) run --rm --no-deps $(options) run
 script-docker = $(in-docker) run --rm --no-deps --entrypoint 'tini -- trainbox' $(options) run
@@ -126,8 +132,8 @@ endif
 digest-docker = $(shell docker image inspect --format '{{.Id}}' $(IMAGE) 2>/dev/null)
 train run: export TRAINBOX_IMAGE_DIGEST = $(digest-$(kind))
 
-train: $$(ready-$$(kind)) ## Train or resume: TASK=digits GPUS=3 GPU_IDS=0,2 STRATEGY=ddp SET="width=64" ARGS="--epochs 5"
-	$(Q)$(train-$(kind)) train $(ARGS)
+train: $$(ready-$$(kind)) ## Train or resume: TASK=digits GPUS=3 GPU_IDS=0,2 STRATEGY=ddp SET="width=64" ARGS="--epochs 5" (CONFIG=exp.toml)
+	$(Q)$(train-$(kind)) train $(config)$(ARGS)
 
 # A script may download its data to ./data of its project, which Docker mounts read-only otherwise.
 run plan sweep drill: project-data = $(if $(SCRIPT)$(MODULE),$(call quote,$(or $(PROJECT_DIR),.)/data))
@@ -135,10 +141,10 @@ run: $$(ready-$$(kind)) ## Run your own script: SCRIPT=train.py GPUS=4 ARGS="--e
 	$(Q)$(run-$(kind)) $(program-words)
 
 plan: $$(ready-$$(kind)) ## Print the launch plan as JSON, without training (TASK=, or SCRIPT= for run)
-	$(if $(SCRIPT)$(MODULE),$(script-$(kind)) plan run $(script-runs-$(kind)) $(program-words),$(train-$(kind)) plan $(ARGS))
+	$(if $(SCRIPT)$(MODULE),$(script-$(kind)) plan run $(script-runs-$(kind)) $(program-words),$(train-$(kind)) plan $(config)$(ARGS))
 
-sweep: $$(ready-$$(kind)) ## Train for each combination and seed: TASK=digits ARGS="--seeds 20 --grid width=8,16" (SCRIPT=, RUN_OPTIONS="--grid lr=1,2")
-	$(Q)$(if $(SCRIPT)$(MODULE),$(script-$(kind)) sweep run $(script-runs-$(kind)) $(program-words),$(train-$(kind)) sweep $(ARGS))
+sweep: $$(ready-$$(kind)) ## Train for each combination and seed: TASK=digits ARGS="--seeds 20 --grid width=8,16" (CONFIG=, SCRIPT=, RUN_OPTIONS="--grid lr=1,2")
+	$(Q)$(if $(SCRIPT)$(MODULE),$(script-$(kind)) sweep run $(script-runs-$(kind)) $(program-words),$(train-$(kind)) sweep $(config)$(ARGS))
 
 drill: $$(ready-$$(kind)) ## Check that kills and 1 to 4 processes give the same bits (TASK=, ARGS="--steps 200"; SCRIPT=, RUN_OPTIONS="--compare last.pt")
 	$(Q)$(if $(SCRIPT)$(MODULE),$(script-$(kind)) drill run $(program-words),$(train-$(kind)) drill $(ARGS))

@@ -408,6 +408,28 @@ def test_the_folder_of_a_task_is_mounted(make: Make) -> None:
         assert "TASKS_DIR" not in last(make("-n", "train", f"TASK={task}", docker=DOCKER))
 
 
+def test_the_file_of_an_experiment_is_mounted(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "exp.toml").touch()
+    (tmp_path / "far").mkdir()
+    config, arguments = f"CONFIG={tmp_path}/exp.toml", "ARGS=--lr 1"
+    for target in ("train", "plan", "sweep"):
+        command = plainly(last(make("-n", target, config, arguments)))
+        assert command.endswith(f"trainbox {target} --config '{tmp_path}/exp.toml' --lr 1")
+        command = plainly(last(make("-n", target, config, arguments, docker=DOCKER)))
+        assert f" -v '{tmp_path}/exp.toml:/workspace/exp.toml:ro' " in command
+        assert command.endswith(f" train {target} --config 'exp.toml' --lr 1")
+    inside = plainly(last(make("-n", "train", "CONFIG=tests/__init__.py", docker=DOCKER)))
+    assert f" -v '{ROOT}/tests/__init__.py:/workspace/tests/__init__.py:ro' " in inside
+    assert inside.endswith(" train train --config 'tests/__init__.py'")
+
+
+def test_a_missing_file_of_an_experiment_is_refused(make: Make) -> None:
+    """Docker would create a folder with this name."""
+    done = make("-n", "train", "CONFIG=none.toml", docker=DOCKER)
+    assert done.returncode == 2
+    assert "CONFIG=none.toml does not exist: name the file of an experiment" in done.stderr
+
+
 def test_a_task_with_an_absolute_path_is_mounted_at_that_path(make: Make, tmp_path: Path) -> None:
     arguments = shlex.split(
         last(make("-n", "train", f"TASK={tmp_path}/shapes.py:Shapes", docker=DOCKER))

@@ -20,6 +20,7 @@ from entrypoint.system.streams import message, open_streams
 # that a plan takes little longer than Python and click.
 VERBS = {
     "bench": ("bench", "Measure the training speed by GPUs, batch size and workers."),
+    "config": ("config", "Print the settings of a run, also as a file for --config."),
     "doctor": ("health", "Print a report to paste when you ask for help."),
     "drill": ("drill", "Check that kills do not change the result of a task or a script."),
     "evaluate": ("evaluate", "Compute the metrics of a run's checkpoint."),
@@ -89,6 +90,7 @@ def cli() -> None:
       trainbox run train.py -- --epochs 3      your own script, on all GPUs
       trainbox doctor                          a report to paste into an issue
       trainbox verify runs/digits-7d2c1a90     repeat a run and compare the bits
+      trainbox config runs/digits-7d2c1a90 --toml > exp.toml
       trainbox evaluate runs/digits-7d2c1a90   compute the metrics of the best checkpoint
       trainbox track runs/* --to mlflow        send runs to MLflow or Weights & Biases
       docker run IMAGE nvidia-smi              any other program

@@ -17,6 +17,7 @@ PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 # check of a launch's options would otherwise take longer than the plan of the launch.
 _MODULES = {
     "bench-figure": "bench_figure",
+    "config": "config",
     "evaluate": "evaluate",
     "sweep": "sweep",
     "sweep-run": "sweep_run",

@@ -1,0 +1,141 @@
+"""The command `config`, and the way of a run through its file of an experiment."""
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.here import Here
+from tests.support.tiny import TINY
+from trainer.cli.config import as_experiment
+from trainer.errors import WrongUse
+from trainer.settings.config import Config
+
+
+def _written(config: Config, plan: Any = None) -> str:
+    return as_experiment(config, Path("runs/r"), plan)
+
+
+def test_the_file_of_a_run_trains_the_same_run_again(here: Here) -> None:
+    arguments = (
+        *("--set", "noise=0.5", "--epochs", "2", "--lr", "0.02", "--batch-size", "10", "--fast"),
+        *("--accumulation", "2", "--optimizer", "sgd", "--weight-decay", "1e-05", "--seed", "5"),
+        *("--early-stopping", "min:loss", "--checkpoint-minutes", "7.5", "--shards", "2"),
+    )
+    assert here.command("train", TINY, *arguments, "--run", "first", "--device", "cpu")[0] == 0
+    code, text, err = here.command("config", "runs/first", "--toml")
+    assert (code, err) == (0, "")
+    Path("x.toml").write_text(text)
+    code, _, err = here.command("train", "--config", "x.toml", "--run", "other", "--device", "cpu")
+    assert (code, err) == (0, "")
+    config = (here.path("first") / "config.json").read_text()
+    assert (here.path("other") / "config.json").read_text() == config
+    assert here.digest("other") == here.digest("first")
+    assert here.command("config", "runs/first") == (0, config, "")
+
+
+def test_each_setting_has_a_key(here: Here) -> None:
+    """A run at a limit of steps, with values that differ from the defaults."""
+    config = Config(
+        task="my tasks/é.py:\"T'",
+        fields={
+            "width": 8,
+            "noise": 1.0,
+            "tiny": 1e-300,
+            "most": float("inf"),
+            "deep": True,
+            "name": 'a "quoted" \\ text',
+            "set": False,
+            "größe": "ü",
+        },
+        max_steps=7,
+        batch_size_per_gpu=3,
+        learning_rate=5e-05,
+        lr_scaling="sqrt",
+        base_batch_size=64,
+        warmup_epochs=0.5,
+        weight_decay=0.0,
+        optimizer="sgd",
+        accumulation=2,
+        precision="bf16",
+        clip_norm=1.5,
+        skip_nonfinite=3,
+        eval_every=2,
+        early_stopping="loss",
+        patience=4,
+        best_by="max:accuracy",
+        checkpoint_steps=9,
+        checkpoint_minutes=1.5,
+        keep=2,
+        log_steps=11,
+        digest_steps=13,
+        workers=0,
+        seed=2**62,
+        deterministic=False,
+        compile=True,
+        memory_format="channels_last",
+        shards=4,
+        threads=1,
+    )
+    found = tomllib.loads(_written(config))
+    names = {"lr": "learning_rate"}
+    settings = {names.get(key, key.replace("-", "_")): v for key, v in found["train"].items()}
+    task = found["task"]
+    fields = {key: v for key, v in task.items() if key not in ("name", "set")} | task["set"]
+    assert Config(task=task["name"], fields=fields, **settings) == config
+    default = Config()
+    same = {"epochs", "batch_size"}  # the alternatives of two settings above
+    assert {name for name in vars(config) if vars(config)[name] == vars(default)[name]} == same
+
+
+def test_the_file_names_the_launch_and_a_strategy_that_was_chosen() -> None:
+    plan = {"reason": "2 GPUs\n-> fsdp", "strategy": "fsdp", "world_size": 2}
+    text = _written(Config(), plan)
+    assert text.startswith(
+        "# The settings of runs/r.\n# It was launched with: 2 GPUs\\n-> fsdp\n\n[task]\n"
+    )
+    assert tomllib.loads(text)["launch"] == {"strategy": "fsdp"}
+    for other in ({"strategy": "ddp"}, None, [1]):
+        assert "launch" not in tomllib.loads(_written(Config(), other))
+
+
+@pytest.mark.parametrize("value", ["a\nb", "\udc80", [1], None])
+def test_a_value_that_the_file_cannot_have_is_refused(value: Any) -> None:
+    with pytest.raises(WrongUse) as failure:
+        _written(Config(fields={"width": value}))
+    shown = f"width is {value!r}, which the file cannot have: use config.json"
+    assert str(failure.value) == f"config runs/r --toml: {shown}"
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "config.json cannot be read (No such file or directory): give the folder of a run, "),
+        ({"config.json": "[]"}, "config.json is damaged (not a JSON object): restore it"),
+        ({"config.json": '{"kind": "script"}'}, "this is a run of a script, whose settings "),
+        ({"study.journal": ""}, "this is a sweep: name one of its trials, such as r/trial-00000"),
+    ],
+)
+def test_a_folder_without_settings_is_refused(
+    here: Here, files: dict[str, str], message: str
+) -> None:
+    (here.folder / "r").mkdir()
+    for name, text in files.items():
+        (here.folder / "r" / name).write_text(text)
+    for arguments in ((), ("--toml",)):
+        code, out, err = here.command("config", "r", *arguments)
+        assert err.startswith(f"trainbox: config r: {message}")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_a_run_without_a_manifest_has_a_file(here: Here) -> None:
+    here.train(max_steps=1)
+    shutil.copy(here.path() / "config.json", here.folder / "kept.json")
+    (here.path() / "manifest.json").unlink()
+    code, text, _ = here.command("config", "runs/r", "--toml")
+    assert code == 0
+    settings = json.loads((here.folder / "kept.json").read_text())
+    assert tomllib.loads(text)["train"]["max-steps"] == settings["max_steps"] == 1

@@ -1,0 +1,130 @@
+"""The command `config`: print the settings of a run, as JSON or as the file of an experiment."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trainbox.files import parse_object, read_object, read_text
+from trainer.cli.invocation import Verb
+from trainer.cli.parameters import Option
+from trainer.errors import WrongUse
+from trainer.settings.config import Config, parse_config
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+# The keys of [task] that are not fields.
+_RESERVED = ("name", "set")
+# The strategies that a run does not have by default.
+_CHOSEN_STRATEGIES = ("dp", "fsdp")
+
+
+@click.command(cls=Verb)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--toml", "as_toml", is_flag=True, help="Print a file that trains the run again.")
+def config(run: Path, as_toml: bool) -> None:
+    """Print the settings of the run in the folder RUN.
+
+    \b
+    Examples:
+      trainbox config runs/digits-7d2c1a90
+      trainbox config runs/digits-7d2c1a90 --toml > exp.toml
+    """
+    text = _config_of(run)
+    if not as_toml:
+        click.echo(text, nl=False)
+        return
+    try:
+        plan = read_object(run / "manifest.json").get("plan", {})
+    except (OSError, ValueError):
+        plan = {}
+    click.echo(as_experiment(parse_config(text, run / "config.json"), run, plan), nl=False)
+
+
+def _config_of(run: Path) -> str:
+    """Return the content of the run's config.json.
+
+    Raises:
+        WrongUse: the folder is not one of a run of a task.
+    """
+    if (run / "study.journal").is_file():
+        raise WrongUse(
+            f"config {run}: this is a sweep: name one of its trials, such as {run}/trial-00000"
+        )
+    try:
+        text = read_text(run / "config.json")
+        if parse_object(text).get("kind") == "script":
+            raise WrongUse(
+                f"config {run}: this is a run of a script, whose settings Trainbox does not know: "
+                f"its arguments are in {run}/config.json"
+            )
+    except OSError as error:
+        raise WrongUse(
+            f"config {run}: config.json cannot be read ({error.strerror}): give the folder of a "
+            "run, such as runs/digits-7d2c1a90"
+        ) from error
+    except ValueError as error:
+        raise WrongUse(f"config {run}: config.json is damaged ({error}): restore it") from error
+    return text
+
+
+def as_experiment(config: Config, run: Path, plan: Any) -> str:
+    """Return the file of an experiment that has the settings of `config`.
+
+    `plan` is the launch plan in the manifest of `run`.
+
+    Raises:
+        WrongUse: a value cannot be in the file.
+    """
+    try:
+        return "\n".join(_lines(config, run, plan if isinstance(plan, dict) else {})) + "\n"
+    except ValueError as error:
+        raise WrongUse(f"config {run} --toml: {error}") from error
+
+
+def _lines(config: Config, run: Path, plan: dict[str, Any]) -> Iterator[str]:
+    from trainer.cli.train import train
+
+    yield f"# The settings of {json.dumps(str(run))[1:-1]}."
+    if plan.get("reason"):
+        yield f"# It was launched with: {json.dumps(plan['reason'])[1:-1]}"
+    yield from ("", "[task]", f"name = {_value('name', config.task)}")
+    for name, value in config.fields.items():
+        if name not in _RESERVED:
+            yield f"{_key(name)} = {_value(name, value)}"
+    yield from ("", "[train]")
+    settings = dataclasses.asdict(config)
+    for option in train.params:
+        setting = settings.get(str(option.name))
+        if isinstance(option, Option) and setting is not None:
+            key = option.opts[0].lstrip("-")
+            yield f"{key} = {_value(key, setting)}"
+    if plan.get("strategy") in _CHOSEN_STRATEGIES:
+        yield from ("", "[launch]", f"strategy = {_value('strategy', plan['strategy'])}")
+    reserved = {name: value for name, value in config.fields.items() if name in _RESERVED}
+    if reserved:
+        yield from ("", "[task.set]")
+    for name, value in reserved.items():
+        yield f"{name} = {_value(name, value)}"
+
+
+def _key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else _value("the name of a field", name)
+
+
+def _value(name: str, value: object) -> str:
+    """Return a value as TOML.
+
+    Raises:
+        ValueError: it is not a text that can be printed, a number, true or false.
+    """
+    if isinstance(value, str) and value.isprintable():
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    raise ValueError(f"{name} is {value!r}, which the file cannot have: use config.json")
