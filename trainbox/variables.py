@@ -10,6 +10,8 @@ LAUNCH_NAMES = HEALTH_NAMES | {
     *("RDZV_ENDPOINT", "RDZV_ID", "RDZV_TIMEOUT_S"),
 }
 _OF_SCHEDULER = "SLURM_"
+# The port of the store that a sweep offers to the script of a trial.
+TRIAL_PORT = "TRAINBOX_TRIAL_PORT"
 
 
 def without_launch(env: Mapping[str, str]) -> dict[str, str]:

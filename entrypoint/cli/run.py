@@ -169,7 +169,9 @@ def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path
     def decide(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
         cluster = detect_cluster(os.environ)
         if is_trial:
-            return plan_trial(request, gpus, cluster)
+            from trainbox.variables import TRIAL_PORT
+
+            return plan_trial(request, gpus, cluster, os.environ.get(TRIAL_PORT, "0"))
         plan = plan_script(request, gpus, cluster, one_process)
         if restarts and plan.nnodes > 1:
             raise InvalidRequest(

@@ -21,14 +21,14 @@ from entrypoint.launch.request import LaunchRequest
 from entrypoint.system.commands import command_of
 
 _BY_TORCHRUN = ("ddp", "fsdp")
-# The variables that torchrun sets for a single process. With port 0, the process's own store
-# chooses a free port, so that no other program can take it first.
+# The variables that torchrun sets for a single process. With the last one, the process connects to
+# the store that the sweep offers. A store of its own would listen on all interfaces.
 _ONE_RANK = {
     **dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"), "0"),
     **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), "1"),
     "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "0",
     "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
 }
 
 
@@ -121,17 +121,20 @@ def plan_script(
     )
 
 
-def plan_trial(request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster) -> LaunchPlan:
+def plan_trial(
+    request: LaunchRequest, gpus: Sequence[Gpu], cluster: Cluster, port: str
+) -> LaunchPlan:
     """Return the plan for a trial of a sweep: one process with the variables of torchrun.
 
-    torchrun itself would import torch for each trial, which takes seconds.
+    torchrun itself would import torch for each trial, which takes seconds. The sweep offers a store
+    at `port`.
 
     Raises:
         InvalidRequest: the request contradicts itself or cannot be launched.
         HardwareMissing: requested GPUs are missing or cannot be used.
     """
     plan = plan_script(request, gpus, cluster, one_process=True)
-    return replace(plan, env=_ONE_RANK | plan.env)
+    return replace(plan, env={**_ONE_RANK, "MASTER_PORT": port, **plan.env})
 
 
 def plan_sweep(request: LaunchRequest, gpus: Sequence[Gpu], per_gpu: int) -> LaunchPlan:

@@ -18,7 +18,7 @@ from entrypoint.system.streams import message
 PIPES, RESTORED = "TRAINBOX_PIPES", "TRAINBOX_RESTORED"
 WORLD_SIZE = "world-size"  # the file in that folder with the number of ranks of all nodes
 # A training that the script starts would print the settings of this launch as its own.
-_OURS = (PIPES, RESTORED, "TRAINBOX_MESSAGES", "TRAINBOX_SETTINGS")
+_OURS = (PIPES, RESTORED, "TRAINBOX_MESSAGES", "TRAINBOX_SETTINGS", "TRAINBOX_TRIAL_PORT")
 
 
 def main() -> None:

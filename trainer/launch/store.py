@@ -21,22 +21,30 @@ def open_store(arguments: argparse.Namespace, meeting: Meeting) -> "TCPStore | N
     On node 0, return the store, which exists as long as the returned object. On other nodes, return
     None.
     """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub does not list it
-
     # With the static rendezvous, each node knows its rank. torchrun would open a store on all
     # interfaces, but it uses the store that this process has already opened.
     arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_conf = "static", "", ""
     arguments.master_addr, arguments.master_port = meeting.address, meeting.store_port
     if meeting.store is None:
         return None
-    listening = meeting.store.detach()
+    return serve(meeting.store, meeting.address, meeting.store_port)
+
+
+def serve(listening: socket.socket, address: str, port: int) -> "TCPStore":
+    """Return torch's network store on a socket that listens at `address` and `port`.
+
+    The store exists as long as the returned object. Without a socket, torch would listen on all
+    interfaces.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub does not list it
+
     return TCPStore(
-        meeting.address,
-        meeting.store_port,
+        address,
+        port,
         is_master=True,
         wait_for_workers=False,
         multi_tenant=True,
-        master_listen_fd=listening,
+        master_listen_fd=listening.detach(),
     )
 
 

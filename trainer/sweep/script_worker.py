@@ -17,11 +17,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
+from trainbox.variables import TRIAL_PORT
 from trainer.errors import Failure, NotFinite, Preempted, WrongUse
 from trainer.settings.config import split_metric
 from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.reports import Reports
 from trainer.sweep.slots import read_end, send_or_exit
+from trainer.sweep.trial_stores import TrialStores
 from trainer.sweep.work import run_environment
 from trainer.system.processes import die_with_parent
 from trainer.system.signals import StopRequest
@@ -42,20 +44,28 @@ def main(connection: Connection) -> None:
     outlive_readers()
     stop = StopRequest.install()
     die_with_parent()
+    stores = TrialStores()
     send_or_exit(connection, {"unusable": None})
     while True:
         try:
             order = json.loads(connection.recv_bytes())
         except (EOFError, OSError):
             os._exit(0)
-        send_or_exit(connection, Attempt(connection, order, stop).answer())
+        send_or_exit(connection, Attempt(connection, order, stop, stores).answer())
 
 
 class Attempt:
     """One attempt at a trial: one process of `trainbox run`."""
 
-    def __init__(self, connection: Connection, order: Mapping[str, Any], stop: StopRequest) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        order: Mapping[str, Any],
+        stop: StopRequest,
+        stores: TrialStores,
+    ) -> None:
         self._connection, self._order, self._stop = connection, order, stop
+        self._stores = stores
         self._run, self._log = Path(order["run"]), Path(order["log"])
         metric = order["metric"]
         self._metric = split_metric(metric, "--metric") if metric else None
@@ -81,7 +91,7 @@ class Attempt:
     def _start(self, messages: IO[bytes]) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
             self._order["command"],
-            env=run_environment(os.environ),
+            env=run_environment(os.environ) | {TRIAL_PORT: str(self._stores.offer())},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=messages,
@@ -93,6 +103,7 @@ class Attempt:
         """Wait for the end of the process. Return the answer if it was ended early."""
         minutes = self._order["trial_minutes"]
         while not _has_ended(process, _LOOK_EVERY_S):
+            self._stores.serve()
             if self._stop:
                 _end(process)
                 message = f"stopped by {self._stop.signal_name}"

@@ -1322,7 +1322,8 @@ def test_the_plan_of_a_script(row: tuple[Any, ...]) -> None:
 
 
 def test_a_trial_is_a_single_process_with_the_variables_of_torchrun() -> None:
-    alone, trial = plan_script(ask(gpus=1), FOUR, LOCAL, True), plan_trial(ask(gpus=1), FOUR, LOCAL)
+    alone = plan_script(ask(gpus=1), FOUR, LOCAL, True)
+    trial = plan_trial(ask(gpus=1), FOUR, LOCAL, "45678")
     assert (trial.argv, trial.reason) == (alone.argv, alone.reason)
     added = {name: value for name, value in trial.env.items() if name not in alone.env}
     assert added.pop("GLOO_SOCKET_IFNAME").startswith("lo")
@@ -1336,7 +1337,8 @@ def test_a_trial_is_a_single_process_with_the_variables_of_torchrun() -> None:
         "GROUP_WORLD_SIZE": "1",
         "ROLE_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
+        "MASTER_PORT": "45678",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
 
 

@@ -1,5 +1,6 @@
 """One attempt at a trial of a script, with a shell command instead of `trainbox run`."""
 
+import contextlib
 import fcntl
 import json
 import shlex
@@ -12,6 +13,7 @@ import pytest
 
 from trainer.sweep import script_worker
 from trainer.sweep.script_worker import Attempt
+from trainer.sweep.trial_stores import TrialStores
 from trainer.system.signals import StopRequest
 
 
@@ -45,8 +47,9 @@ class Trial:
             "pruned": False,
             "trial_minutes": None,
         }
-        attempt = Attempt(self.sweep, whole | order, self.stop)  # type: ignore[arg-type]
-        return attempt.answer()
+        with contextlib.closing(TrialStores()) as stores:
+            attempt = Attempt(self.sweep, whole | order, self.stop, stores)  # type: ignore[arg-type]
+            return attempt.answer()
 
 
 _STARTED = """echo '{"starts": [{}]}' > manifest.json; """
