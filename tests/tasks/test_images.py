@@ -85,8 +85,9 @@ def test_the_same_bits_on_one_to_three_processes_and_through_kills(
 
 @pytest.mark.slow
 def test_a_training_from_new_weights_recognizes_three_shapes(here: Here) -> None:
-    make_pictures(here.folder / "data/shapes", _CLASSES, 200, seed=0, size=48)
-    here.train(**_SHORT | {"max_steps": None, "epochs": 15, "batch_size": 32, "workers": 1})
+    make_pictures(here.folder / "data/shapes", _CLASSES, 200, seed=0, size=64)
+    fields = {"folder": "shapes", "size": 64}  # a ResNet-18
+    here.train(**_SHORT | {"max_steps": None, "epochs": 12, "batch_size": 32, "fields": fields})
     assert max(entry["macro_f1"] for entry in here.entries("validation")) > 0.95
 
 
