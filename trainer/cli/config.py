@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from trainer.cli.invocation import Verb
 from trainer.cli.parameters import Option
 from trainer.errors import WrongUse
 from trainer.settings.config import Config, parse_config
+from trainer.sweep.grid import Sweep
+from trainer.sweep.script import Script
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 # The keys of [task] that are not fields.
@@ -26,13 +29,19 @@ _CHOSEN_STRATEGIES = ("dp", "fsdp")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--toml", "as_toml", is_flag=True, help="Print a file that trains the run again.")
 def config(run: Path, as_toml: bool) -> None:
-    """Print the settings of the run in the folder RUN.
+    """Print the settings of the run in the folder RUN, or with --toml those of a sweep.
 
     \b
     Examples:
       trainbox config runs/digits-7d2c1a90
       trainbox config runs/digits-7d2c1a90 --toml > exp.toml
     """
+    if as_toml and (run / "study.journal").is_file():
+        from trainer.sweep.study import open_study  # imports Optuna
+
+        study = open_study(None, run, run.name, None)
+        click.echo(sweep_as_experiment(study.sweep, study.total, run), nl=False)
+        return
     text = _config_of(run)
     if not as_toml:
         click.echo(text, nl=False)
@@ -52,15 +61,13 @@ def _config_of(run: Path) -> str:
     """
     if (run / "study.journal").is_file():
         raise WrongUse(
-            f"config {run}: this is a sweep: name one of its trials, such as {run}/trial-00000"
+            f"config {run}: this is a sweep: add --toml, or name one of its trials, such as "
+            f"{run}/trial-00000"
         )
     try:
         text = read_text(run / "config.json")
         if parse_object(text).get("kind") == "script":
-            raise WrongUse(
-                f"config {run}: this is a run of a script, whose settings Trainbox does not know: "
-                f"its arguments are in {run}/config.json"
-            )
+            raise _of_script(run, "its arguments are in config.json")
     except OSError as error:
         raise WrongUse(
             f"config {run}: config.json cannot be read ({error.strerror}): give the folder of a "
@@ -85,25 +92,79 @@ def as_experiment(config: Config, run: Path, plan: Any) -> str:
         raise WrongUse(f"config {run} --toml: {error}") from error
 
 
-def _lines(config: Config, run: Path, plan: dict[str, Any]) -> Iterator[str]:
+def sweep_as_experiment(sweep: Sweep, total: int, folder: Path) -> str:
+    """Return the file of an experiment that has the sweep of `total` trials in `folder`.
+
+    Raises:
+        WrongUse: it is a sweep of a script, or a value cannot be in the file.
+    """
+    if isinstance(sweep.config, Script):
+        raise _of_script(folder, "give the command again")
+    lines = [*_heading(folder), *_of_config(sweep.config), *_of_sweep(sweep, total)]
+    return "\n".join(lines) + "\n"
+
+
+def _of_script(folder: Path, remedy: str) -> WrongUse:
+    return WrongUse(f"config {folder}: a script has no settings that Trainbox knows: {remedy}")
+
+
+def _of_sweep(sweep: Sweep, total: int) -> Iterator[str]:
+    yield from ("", "[sweep]")
+    if sweep.sampler == "grid":
+        yield f"seeds = {total // math.prod(map(len, sweep.grid.values()))}"
+    else:
+        yield f"trials = {total}"
+    for name in ("sampler", "metric", "pruner"):
+        if (value := getattr(sweep, name)) is not None:
+            yield f"{name} = {_value(name, value)}"
+    grid = {name: list(values) for name, values in sweep.grid.items()}
+    ranges = {
+        name: [ends.low, ends.high, *(["log"] if ends.log else [])]
+        for name, ends in sweep.ranges.items()
+    }
+    keys = {str(option.name): key for key, option in _options().items()}
+    for table, arrays in (("grid", grid), ("range", ranges)):
+        if arrays:
+            items = (
+                f"{_key(keys.get(name, name))} = [{', '.join(_value(name, v) for v in values)}]"
+                for name, values in arrays.items()
+            )
+            yield f"{table} = {{{', '.join(items)}}}"
+
+
+def _options() -> dict[str, Option]:
+    """Return the training options by their keys."""
     from trainer.cli.train import train
 
-    yield f"# The settings of {json.dumps(str(run))[1:-1]}."
+    return {
+        option.opts[0].lstrip("-"): option for option in train.params if isinstance(option, Option)
+    }
+
+
+def _lines(config: Config, run: Path, plan: dict[str, Any]) -> Iterator[str]:
+    yield from _heading(run)
     if plan.get("reason"):
         yield f"# It was launched with: {json.dumps(plan['reason'])[1:-1]}"
+    yield from _of_config(config)
+    if plan.get("strategy") in _CHOSEN_STRATEGIES:
+        yield from ("", "[launch]", f"strategy = {_value('strategy', plan['strategy'])}")
+
+
+def _heading(folder: Path) -> Iterator[str]:
+    yield f"# The settings of {json.dumps(str(folder))[1:-1]}."
+
+
+def _of_config(config: Config) -> Iterator[str]:
     yield from ("", "[task]", f"name = {_value('name', config.task)}")
     for name, value in config.fields.items():
         if name not in _RESERVED:
             yield f"{_key(name)} = {_value(name, value)}"
     yield from ("", "[train]")
     settings = dataclasses.asdict(config)
-    for option in train.params:
+    for key, option in _options().items():
         setting = settings.get(str(option.name))
-        if isinstance(option, Option) and setting is not None:
-            key = option.opts[0].lstrip("-")
+        if setting is not None:
             yield f"{key} = {_value(key, setting)}"
-    if plan.get("strategy") in _CHOSEN_STRATEGIES:
-        yield from ("", "[launch]", f"strategy = {_value('strategy', plan['strategy'])}")
     reserved = {name: value for name, value in config.fields.items() if name in _RESERVED}
     if reserved:
         yield from ("", "[task.set]")

@@ -1,7 +1,8 @@
 """The commands `sweep` and `sweep show`."""
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ def sweep(
     fields = _without_swept(ctx, task_fields(task, pairs), chosen)
     config = Config(task=task, fields=fields, **without_replaced(settings))
     check(config, device)
-    requested = chosen.sweep_of(config, partial(_values, ctx, task), partial(_range, ctx, task))
+    with _naming_the_file(ctx):
+        requested = chosen.sweep_of(config, partial(_values, ctx, task), partial(_range, ctx, task))
     is_grid = requested.sampler == "grid"
     for number in range(min(_CHECKED_TRIALS, requested.total) if is_grid else 0):
         check(requested.trial_config(requested.point(number), config.seed), device)
@@ -129,6 +131,23 @@ def sweep_show(
     click.echo(show(folder, storage, metric, as_csv, figure, html), nl=not as_csv)
 
 
+@contextlib.contextmanager
+def _naming_the_file(ctx: click.Context) -> Iterator[None]:
+    """Put the experiment's file in front of an error in the grid or the ranges that it has.
+
+    Raises:
+        WrongUse: the body raises an error of the user.
+    """
+    from_file = click.core.ParameterSource.DEFAULT_MAP
+    try:
+        yield
+    except WrongUse as error:
+        sources = {ctx.get_parameter_source(name) for name in ("grids", "ranges")}
+        if "experiment" not in ctx.meta or from_file not in sources:
+            raise
+        raise WrongUse(f"{ctx.meta['experiment']}: [sweep] {error}") from error
+
+
 def _without_swept(
     ctx: click.Context, fields: dict[str, Any], chosen: SweepOptions
 ) -> dict[str, Any]:
@@ -181,9 +200,15 @@ def _converted(
         option = None
     if option is None or option.name is None:
         optional = [dataclasses.replace(field, default=None) for field in fields]
-        return written, [parse_fields(task, optional, {written: text})[written] for text in texts]
+        shown = {written: given}
+        return written, [
+            parse_fields(task, optional, {written: text}, shown)[written] for text in texts
+        ]
     if getattr(option, "is_flag", False):
         raise WrongUse(f"{given}: {flag} is a switch without values: choose another option")
     if ctx.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE:
         raise WrongUse(f"{given}: {flag} is also given: drop one of the two")
-    return option.name, [option.type_cast_value(ctx, text) for text in texts]
+    try:
+        return option.name, [option.type_cast_value(ctx, text) for text in texts]
+    except click.BadParameter as error:
+        raise WrongUse(f"{given}: {error.message.rstrip('.')}") from error

@@ -10,9 +10,11 @@ import pytest
 
 from tests.support.here import Here
 from tests.support.tiny import TINY
-from trainer.cli.config import as_experiment
+from trainer.cli.config import as_experiment, sweep_as_experiment
 from trainer.errors import WrongUse
 from trainer.settings.config import Config
+from trainer.sweep.grid import Sweep
+from trainer.sweep.script import Script
 
 
 def _written(config: Config, plan: Any = None) -> str:
@@ -115,8 +117,10 @@ def test_a_value_that_the_file_cannot_have_is_refused(value: Any) -> None:
     [
         ({}, "config.json cannot be read (No such file or directory): give the folder of a run, "),
         ({"config.json": "[]"}, "config.json is damaged (not a JSON object): restore it"),
-        ({"config.json": '{"kind": "script"}'}, "this is a run of a script, whose settings "),
-        ({"study.journal": ""}, "this is a sweep: name one of its trials, such as r/trial-00000"),
+        (
+            {"config.json": '{"kind": "script"}'},
+            "a script has no settings that Trainbox knows: its ",
+        ),
     ],
 )
 def test_a_folder_without_settings_is_refused(
@@ -129,6 +133,23 @@ def test_a_folder_without_settings_is_refused(
         code, out, err = here.command("config", "r", *arguments)
         assert err.startswith(f"trainbox: config r: {message}")
         assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_a_sweep_has_only_a_file_of_an_experiment(here: Here) -> None:
+    (here.folder / "s").mkdir()
+    (here.folder / "s/study.journal").touch()
+    assert here.command("config", "s") == (
+        2,
+        "",
+        "trainbox: config s: this is a sweep: add --toml, or name one of its trials, such as "
+        "s/trial-00000\n",
+    )
+
+
+def test_the_sweep_of_a_script_is_refused() -> None:
+    script = Script("train.py", False, ("--seed", "{seed}"), 0)
+    with pytest.raises(WrongUse, match="a script has no settings that Trainbox knows: give the"):
+        sweep_as_experiment(Sweep(script), 1, Path("s"))
 
 
 def test_a_run_without_a_manifest_has_a_file(here: Here) -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.here import Here
+from tests.support.paths import ROOT
 from tests.support.tiny import TINY
+from trainer.cli.config import sweep_as_experiment
 from trainer.cli.sweep_options import SweepOptions
 from trainer.settings.config import Config
-from trainer.sweep.grid import Range, Sweep
+from trainer.sweep.grid import Range, Sweep, from_identity
 
 
 @pytest.fixture
@@ -270,8 +272,40 @@ def test_a_sweep_draws_from_ranges_of_the_file(sweep_of: Callable[..., Sweep]) -
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        _WHOLE,
+        '[sweep]\nsampler = "tpe"\ntrials = 5\nmetric = "min:loss"\npruner = "median"\n'
+        'range = {batch-size = [8, 64, "log"], dropout = [0.0, 0.5]}\ngrid = {width = [4, 8]}\n',
+    ],
+)
+def test_the_file_of_a_sweep_is_the_same_sweep(sweep_of: Callable[..., Sweep], text: str) -> None:
+    Path("exp.toml").write_text(text)
+    sweep = sweep_of("--config", "exp.toml")
+    # As it is read from the study.
+    stored = from_identity(sweep.identity())
+    Path("again.toml").write_text(sweep_as_experiment(stored, sweep.total, Path("runs/s")))
+    again = sweep_of("--config", "again.toml")
+    assert (again.default_name, again.total) == (sweep.default_name, sweep.total)
+    assert again.seeds == sweep.seeds
+
+
+def test_the_example_of_the_guide_is_trained_and_swept(
+    config_of: Callable[..., Config], sweep_of: Callable[..., Sweep]
+) -> None:
+    page = (ROOT / "docs/guides/experiment-file.md").read_text()
+    Path("exp.toml").write_text(page.split("```toml\n")[1].split("```")[0])
+    config = config_of("--config", "exp.toml")
+    assert (config.task, config.fields, config.epochs) == ("digits", {"width": 16}, 5)
+    assert sweep_of("--config", "exp.toml").total == 20
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("grid = {widht = [3]}", "[sweep] --grid widht=3: task digits has no field widht: did you"),
+        ("grid = {lr = ['x']}", "[sweep] --grid lr=x: 'x' is not a number"),
+        ("range = {width = [5, 1]}", "[sweep] --range width=5:1 is empty: give a low end"),
         ("seed = 3", "[sweep] seed is unknown: did you mean seeds?"),
         ("gpus = 3", "[sweep] gpus is unknown: it belongs to [launch]"),
         ("seeds = 0", "[sweep] seeds = 0: 0 is not a whole number from 1 to "),

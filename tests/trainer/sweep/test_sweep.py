@@ -638,11 +638,11 @@ def test_an_unusable_gpu_gets_no_trial(sweeps: Sweeps) -> None:
     [
         (
             ["--grid", "widht=1,2"],
-            "--set widht=1: task tests.trainer.sweep.tasks:Brittle has no field widht: did "
+            "--grid widht=1,2: task tests.trainer.sweep.tasks:Brittle has no field widht: did "
             "you mean width?",
         ),
-        (["--grid", "width=a,2"], "--set width=a: give a value of type int"),
-        (["--grid", "lr=0.1,nan"], "nan is not a finite number above 0"),
+        (["--grid", "width=a,2"], "--grid width=a,2: give a value of type int"),
+        (["--grid", "lr=0.1,nan"], "--grid lr=0.1,nan: nan is not a finite number above 0"),
         (
             ["--grid", "deterministic=0,1"],
             "--grid deterministic=0,1: --deterministic is a switch without values",
@@ -693,7 +693,7 @@ def test_trainbox_sweep_reports_wrong_use_before_anything_starts(trainbox: Train
     ended = trainbox(*command, env=_ENV)
     assert ended.code == 2
     assert re.fullmatch(
-        r"trainbox: --set widht=1: task .*:Brittle has no field widht: did you mean width\?\n",
+        r"trainbox: --grid widht=1,2: task .*:Brittle has no field widht: did you mean width\?\n",
         ended.err,
     )
     assert not (trainbox.folder / "runs").exists()
