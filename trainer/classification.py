@@ -55,6 +55,16 @@ class Classification(Task):
             ),
         }
 
+    def predictions(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        """Return the `truth`, the `prediction` and the `probability` (B, K) of each class."""
+        inputs, labels_B = batch
+        probabilities_BK = model(inputs).float().softmax(1)
+        return {
+            "truth": labels_B,
+            "prediction": probabilities_BK.argmax(1),
+            "probability": probabilities_BK,
+        }
+
     def metrics(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         return {
             "loss": float(totals["loss"] / totals["examples"]),

@@ -121,6 +121,15 @@ class Task:
         total, *others = (loss_B.float().sum() for loss_B in per_example.values())
         return {"loss": sum(others, start=total)}
 
+    def predictions(self, model: "nn.Module", batch: Any) -> "dict[str, Tensor]":
+        """Return values of each example, `{name: tensor (B,) or (B, K)}`.
+
+        This method is optional. `trainbox evaluate --predictions` writes the values as columns.
+        Gradients are off. If the dataset has an attribute `ids`, a sequence with the name of each
+        example, it is the first column, else the indices of the examples are.
+        """
+        raise NotImplementedError
+
     def metrics(self, totals: "Mapping[str, Tensor]") -> dict[str, float]:
         """Return the metrics `{name: value}` of a validation.
 

@@ -41,6 +41,17 @@ from entrypoint.script.folder import refuse_script
     help="Folder of the results. Default: evaluations/CHECKPOINT-DATA in RUN.",
 )
 @click.option(
+    "--predictions",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the prediction for each example as CSV.",
+)
+@click.option(
+    "--intervals/--no-intervals",
+    default=True,
+    help="Bootstrap 95 % intervals of the metrics (default).",
+)
+@click.option(
     "--anyway", is_flag=True, help="Evaluate even if the source files of the task changed."
 )
 @click.argument("run", type=click.Path(path_type=Path))
@@ -50,6 +61,8 @@ def evaluate(
     data: str,
     data_dir: Path,
     out: Path | None,
+    predictions: Path | None,
+    intervals: bool,
     anyway: bool,
     **options: Any,
 ) -> None:
@@ -61,12 +74,14 @@ def evaluate(
     \b
     Examples:
       trainbox evaluate runs/digits-7d2c1a90
-      trainbox evaluate runs/digits-7d2c1a90 --checkpoint last
+      trainbox evaluate runs/digits-7d2c1a90 --checkpoint last --predictions out.csv
       trainbox evaluate runs/digits-7d2c1a90 --data test --out results
       trainbox evaluate runs/digits-7d2c1a90 --data-dir other-data --gpus 2
     """
     refuse_script(run, "evaluate")
     arguments = [str(run), "--data-dir", str(data_dir), "--checkpoint", checkpoint, "--data", data]
     arguments += [] if out is None else ["--out", str(out)]
+    arguments += [] if predictions is None else ["--predictions", str(predictions)]
+    arguments += [] if intervals else ["--no-intervals"]
     arguments += ["--anyway"] if anyway else []
     supervised(*checked_plan(tuple(arguments), options, verb="evaluate"), kind=EVALUATION)

@@ -220,3 +220,47 @@ class Split(Tiny):
         chosen_N = torch.randperm(80)[:count]
         shift = float((data_dir / "shift").read_text())
         return TensorDataset(inputs_N4[chosen_N], targets_N[chosen_N] + shift)
+
+
+class _Named(TensorDataset):
+    """Examples with names."""
+
+    @property
+    def ids(self) -> list[str]:
+        return [f"example {i}" for i in range(len(self))]
+
+
+@dataclass(frozen=True)
+class Predicting(Tiny):
+    """Predicts floats, a table and booleans."""
+
+    def validation_dataset(self, data_dir: Path) -> TensorDataset:
+        return _Named(*super().validation_dataset(data_dir).tensors)
+
+    def predictions(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        inputs_B4, targets_B = batch
+        outputs_B = model(inputs_B4)
+        return {
+            "target": targets_B,
+            "output": outputs_B,
+            "inputs": inputs_B4,
+            "large": outputs_B.abs() > 1,
+        }
+
+
+@dataclass(frozen=True)
+class ScalarPrediction(Tiny):
+    """Returns one prediction for the whole batch."""
+
+    def predictions(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return {"mean": model(batch[0]).mean()}
+
+
+@dataclass(frozen=True)
+class FewIds(Predicting):
+    """Has names for only some of the examples."""
+
+    def validation_dataset(self, data_dir: Path) -> TensorDataset:
+        dataset = Tiny().validation_dataset(data_dir)
+        dataset.ids = ["a", "b", "c"]  # type: ignore[attr-defined]
+        return dataset

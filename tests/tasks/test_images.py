@@ -213,6 +213,21 @@ def test_the_average_of_the_weights_is_validated_and_saved(here: Here, shapes: P
     assert float(sums["loss"]) / len(validation) == pytest.approx(loss, rel=1e-5)
 
 
+def test_an_evaluation_names_the_pictures(here: Here, shapes: Path) -> None:
+    here.train(**_SHORT | {"fields": FIELDS | {"ema": 0.75}})
+    code, out, err = here.command(
+        "evaluate", "runs/r", "--device", "cpu", "--predictions", "out.csv"
+    )
+    assert (code, err) == (0, "")
+    assert "equal to those of training at step 2\n" in out
+    header, *rows = Path("out.csv").read_text().splitlines()
+    assert header == ("id,truth,prediction,probability_cross,probability_disc,probability_stripes")
+    assert len(rows) == 9
+    for row in rows:
+        path, truth, *_ = row.split(",")
+        assert Path(path).is_file() and Path(path).parent == Path("data/shapes") / truth
+
+
 # The folder.
 
 

@@ -15,6 +15,8 @@ from trainer.system.signals import StopRequest
 @click.option("--checkpoint", type=click.Choice(["best", "last"]), default="best")
 @click.option("--data", type=click.Choice(["validation", "test"]), default="validation")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER")
+@click.option("--predictions", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--intervals/--no-intervals", default=True)
 @click.option("--anyway", is_flag=True)
 @verification_options
 def evaluate(
@@ -22,6 +24,8 @@ def evaluate(
     checkpoint: str,
     data: str,
     out: Path | None,
+    predictions: Path | None,
+    intervals: bool,
     anyway: bool,
     data_dir: Path,
     device: str,
@@ -40,6 +44,7 @@ def evaluate(
         report_environment()
         return
     stop = StopRequest.install()
-    from trainer.session.evaluate import evaluate_run
+    from trainer.session.evaluate import Request, evaluate_run
 
-    evaluate_run(run, stop, device, data_dir, checkpoint, data, out, anyway)
+    request = Request(checkpoint, data, out, predictions, intervals, anyway)
+    evaluate_run(run, request, stop, device, data_dir)

@@ -1,6 +1,6 @@
 """Validate a model on each example once, with the same totals on any number of ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,13 +33,16 @@ class Evaluation:
 
 
 def evaluate(
-    job: Inference, seed_parts: tuple[int | str, ...], stopped: Callable[[], bool]
+    job: Inference,
+    seed_parts: tuple[int | str, ...],
+    stopped: Callable[[], bool],
+    observers: Sequence[Callable[[Any], None]] = (),
 ) -> Evaluation | None:
     """Return the result of a validation, or None if it was stopped.
 
     The arguments are those of `add_up`. All ranks must call this.
     """
-    found = add_up(job, job.evaluation, job.world, seed_parts, stopped)
+    found = add_up(job, job.evaluation, job.world, seed_parts, stopped, observers)
     if found is None:
         return None
     totals, first_batch, by_batch = found
@@ -56,11 +59,13 @@ def add_up(
     world: World,
     seed_parts: tuple[int | str, ...],
     stopped: Callable[[], bool],
+    observers: Sequence[Callable[[Any], None]] = (),
 ) -> tuple[dict[str, Tensor], Any, dict[str, Tensor]] | None:
     """Add up the task's statistics over the batches of all ranks, in the order of the batches.
 
     Each batch is seeded by `seed_parts` and its number. `stopped` is called after each batch,
-    except after a last batch that not all ranks have. If it returns true, the result is None.
+    except after a last batch that not all ranks have. The `observers` are called with each prepared
+    batch of this rank, in a forward. If it returns true, the result is None.
     Otherwise the result is the totals, the first prepared batch and the statistics of each batch.
 
     Raises:
@@ -82,6 +87,8 @@ def add_up(
                     task,
                     job.inside(lambda batch=batch: task.statistics(model, batch)),  # type: ignore[misc]
                 )
+                for observe in observers:
+                    job.inside(lambda batch=batch, observe=observe: observe(batch))  # type: ignore[misc]
             if len(rows) == counted:
                 # This rank took part only because the forward needs its share of the weights.
                 break

@@ -204,6 +204,20 @@ def checked_statistics(task: Task, returned: Any) -> dict[str, Tensor]:
     return {str(name): value for name, value in returned.items()}
 
 
+def checked_predictions(task: Task, returned: Any, size: int) -> dict[str, Tensor]:
+    """Return `returned`, the result of predictions() for `size` examples, or raise WrongUse."""
+    if not isinstance(returned, dict) or not returned:
+        raise wrong_result(task, "predictions", returned, "a dict {name: tensor (B,)}")
+    for name, value in returned.items():
+        shape = tuple(getattr(value, "shape", ()))
+        if not isinstance(value, Tensor) or len(shape) not in (1, 2) or shape[0] != size:
+            raise WrongUse(
+                f"task {_name(task)}: predictions() returned {name!r} as {type(value).__name__} of "
+                f"shape {shape}: return a tensor of shape ({size},) or ({size}, K)"
+            )
+    return {str(name): value for name, value in returned.items()}
+
+
 def checked_metrics(task: Task, returned: Any) -> dict[str, float]:
     """Return `returned`, the result of metrics(), as plain numbers, or raise WrongUse."""
     if not isinstance(returned, Mapping):

@@ -5,24 +5,27 @@ The run's folder is only read, so the run may still train. The results go to a f
 
 import contextlib
 import dataclasses
-import json
-import platform
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainbox.files import replacing
+from torch import Tensor
+
+from trainbox.seeding import derive_seed
 from trainer.errors import Differs, Preempted, StorageFailure, WrongUse
 from trainer.loop.arithmetic import set_cuda_variables
+from trainer.loop.bootstrap import LEVEL, RESAMPLES, bootstrap_intervals
 from trainer.loop.build import build_inference
 from trainer.loop.evaluate import Evaluation, evaluate
+from trainer.loop.per_example import predictions_of, statistics_of
 from trainer.loop.preflight_labels import check_labels
 from trainer.loop.state import Inference, load_weights
+from trainer.loop.task_checks import checked_metrics
 from trainer.loop.validate import draw
 from trainer.parallel.strategy import join
 from trainer.parallel.world import World
-from trainer.pictures import write_png
 from trainer.records import manifest
 from trainer.records.compare import (
     listed_changes,
@@ -32,8 +35,15 @@ from trainer.records.console import Console
 from trainer.records.digest import digest_of_digests, tensor_digests
 from trainer.records.stored_weights import StoredWeights, find_weights, load_state
 from trainer.session.agreement import refuse_difference
+from trainer.session.evaluation_files import make_folder, save_predictions, write_results
 from trainer.session.failures import errors_as_failures
-from trainer.session.recorded_figures import TEST, VALIDATION, compare_figures, recorded_figures
+from trainer.session.recorded_figures import (
+    TEST,
+    VALIDATION,
+    Comparison,
+    compare_figures,
+    recorded_figures,
+)
 from trainer.session.stored_run import StoredRun
 from trainer.settings.config import check
 from trainer.system.signals import StopRequest
@@ -45,85 +55,150 @@ from trainer.task_loading.load import load_task
 _ATTEMPTS = 5  # to load a checkpoint that a training replaces
 
 
+@dataclass(frozen=True)
+class Request:
+    """What to evaluate, and where the results go.
+
+    Attributes:
+        checkpoint: `best` or `last`.
+        data: `validation` or `test`.
+        out: The folder of the results, or None for a folder in the run's folder.
+        predictions: The CSV file to write, or None.
+        intervals: Whether to compute bootstrap intervals.
+        anyway: Whether changed source files of the task are accepted.
+    """
+
+    checkpoint: str
+    data: str
+    out: Path | None = None
+    predictions: Path | None = None
+    intervals: bool = True
+    anyway: bool = False
+
+
 @sockets_in_a_folder()
 def evaluate_run(
-    path: Path,
-    stop: StopRequest,
-    device_name: str,
-    data_dir: Path,
-    which: str,
-    part: str,
-    out: Path | None,
-    anyway: bool,
+    path: Path, request: Request, stop: StopRequest, device_name: str, data_dir: Path
 ) -> None:
-    """Evaluate the checkpoint `which` of the run in `path` on the `part` of its data.
+    """Evaluate a checkpoint of the run in `path`, print the results and write them.
 
-    The results are printed and written to the folder `out`, or to a folder in the run's folder. If
-    the run has a validation of the same step and data, the figures are compared with it. With
-    `anyway`, changed source files of the task are accepted.
+    If the run has a validation of the same step and data, the figures are compared with it.
 
     Raises:
         Differs: The figures differ from those of the training, and nothing explains it.
         WrongUse: The run cannot be evaluated.
     """
     stored = StoredRun.read(path)
-    out = out or path / "evaluations" / f"{which}-{part}"
+    out = request.out or path / "evaluations" / f"{request.checkpoint}-{request.data}"
     with errors_as_failures(out):
+        # The import of a task may use the GPU.
         settings = stored.settings()
         if settings.deterministic:
             set_cuda_variables()
         strategy = join(device_name)
         world = strategy.world
-        arguments = {"run": dataclasses.asdict(settings), "checkpoint": which, "data": part}
+        arguments = {"settings": dataclasses.asdict(settings), **dataclasses.asdict(request)}
         refuse_difference(world, arguments, "start the same command on each machine")
         check(settings, world.device.type)
         task = load_task(settings.task, settings.fields)
-        if part == TEST and type(task).test_dataset is Task.test_dataset:
+        is_test = request.data == TEST
+        if is_test and type(task).test_dataset is Task.test_dataset:
             raise WrongUse(
                 f"task {type(task).__name__} has no method test_dataset(): define it, or use "
                 f"--data {VALIDATION}"
             )
-        _make_folder(out)
+        make_folder(out)
         log = out / f"rank-{world.rank}.log"
         with (
             contextlib.closing(Console(log, world.is_first)) as console,
             errors_as_failures(out, type(task).__name__, log),
         ):
-            job = build_inference(settings, task, strategy, data_dir, part == TEST)
-            weights, digest = _load(job, stored, which)
-            changed, data_digest = _changes(job, stored, part)
-            _refuse_changed_sources(path, changed, anyway)
-            console.report(
-                f"{path}: {which} checkpoint, step {weights.step}, weights {digest[:16]}"
-            )
-            if changed:
-                console.report(f"changed since the run's start: {listed_changes(changed)}")
-            # The seed is that of the validation after this step of the training.
-            seed_parts = (settings.seed, "validation", weights.step)
-            result = evaluate(job, seed_parts, lambda: _stopped(world, stop))
-            if result is None:
-                world.leave()
-                raise Preempted(
-                    f"stopped by {stop.signal_name or 'a signal to another process'} before the "
-                    "end of the evaluation: start the same command again"
-                )
-            figures = recorded_figures(result)
-            comparison = compare_figures(stored, figures, weights.step, part, changed)
-            pictures = {}
-            if world.is_first or strategy.forward_is_collective:
-                pictures = draw(job, result, seed_parts)
-            if world.is_first:
-                entry = _entry(stored, job, which, part, weights, digest)
-                entry |= {"data_dir": str(data_dir), "data_digest": data_digest}
-                entry |= {"changed": dict(changed), "training": comparison.entry()}
-                entry |= {"figures": figures}
-                _write(out, entry, pictures)
-                _print(console, job, result, part)
-                console.report(f"  {comparison.line}")
-                console.report(f"  written to {out}")
+            job = build_inference(settings, task, strategy, data_dir, is_test)
+            comparison = _evaluate(job, stored, request, out, stop, console)
         world.leave()
-        if comparison.equal is False and comparison.unexplained:
+        if comparison.unexplained:
             raise Differs(f"DIFFERENT FIGURES: {path}: {comparison.line}")
+
+
+def _evaluate(
+    job: Inference,
+    stored: StoredRun,
+    request: Request,
+    out: Path,
+    stop: StopRequest,
+    console: Console,
+) -> Comparison:
+    """Load the weights, evaluate, report and write; all ranks must call this."""
+    # Load the weights, and compare the task, the data and the machine with those of the training.
+    weights, digest = _load(job, stored, request.checkpoint)
+    changed, data_digest = _changes(job, stored, request.data)
+    _refuse_changed_sources(stored.path, changed, request.anyway)
+    console.report(
+        f"{stored.path}: {request.checkpoint} checkpoint, step {weights.step}, weights "
+        f"{digest[:16]}"
+    )
+    if changed:
+        console.report(f"changed since the run's start: {listed_changes(changed)}")
+
+    # Evaluate each example once. The seed is that of the training's validation after this step.
+    predicted = predictions_of(job) if request.predictions is not None else None
+    sampled = statistics_of(job) if request.intervals else None
+    observers = [each for each in (predicted, sampled) if each is not None]
+    seed_parts = (job.config.seed, "validation", weights.step)
+    result = evaluate(job, seed_parts, lambda: _stopped(job.world, stop), observers)
+    if result is None:
+        job.world.leave()
+        raise Preempted(
+            f"stopped by {stop.signal_name or 'a signal to another process'} before the end of the "
+            "evaluation: start the same command again"
+        )
+    figures = recorded_figures(result)
+    comparison = compare_figures(stored, figures, weights.step, request.data, changed)
+
+    # Draw the task's pictures, and gather the values of all examples.
+    is_first = job.world.is_first
+    pictures = {}
+    if is_first or job.strategy.forward_is_collective:
+        pictures = draw(job, result, seed_parts)
+    values = predicted.gathered() if predicted is not None else None
+    statistics = sampled.gathered() if sampled is not None else None
+    if not is_first:
+        return comparison
+
+    # Write and print the results.
+    intervals = _intervals(job, statistics)
+    entry = {
+        "run": str(stored.path),
+        "run_id": stored.run_id,
+        "task": stored.config.task,
+        "checkpoint": request.checkpoint,
+        "step": weights.step,
+        "weights_sha256": digest,
+        "checkpoint_sha256": weights.sha256,
+        "data": request.data,
+        "data_sha256": data_digest,
+        "examples": job.evaluation.size,
+        "batch_size": job.evaluation.batch_size,
+        "precision": job.config.precision,
+        "device": job.world.device.type,
+        "strategy": job.strategy.name,
+        "world_size": job.world.world_size,
+        "figures": figures,
+        "intervals": intervals,
+        "resamples": RESAMPLES if intervals else 0,
+        "training": {"equal": comparison.equal, "comparison": comparison.line},
+        "changed": changed,
+    }
+    write_results(out, entry, pictures)
+    if request.predictions is not None:
+        save_predictions(request.predictions, job, values)
+    _print(console, job, result, request.data, intervals)
+    if request.intervals and not intervals:
+        console.report("  no intervals: the statistics of each example cannot be collected")
+    console.report(f"  {comparison.line}")
+    also = f" and {request.predictions}" if request.predictions is not None else ""
+    console.report(f"  written to {out}{also}")
+    return comparison
 
 
 def _load(job: Inference, stored: StoredRun, which: str) -> tuple[StoredWeights, str]:
@@ -179,14 +254,13 @@ def _changes(
     # The number of processes of the newest start counts.
     before["plan"] = stored.plan
     changed = manifest_differences(before, found)
-    return job.world.from_first(_plain(changed)), digest
-
-
-def _plain(changed: Mapping[str, tuple[Any, Any]]) -> dict[str, list[Any]]:
-    return {name: list(values) for name, values in changed.items()}
+    # The other ranks get lists in JSON.
+    agreed = job.world.from_first({name: list(values) for name, values in changed.items()})
+    return {name: (old, new) for name, (old, new) in agreed.items()}, digest
 
 
 def _refuse_changed_sources(path: Path, changed: Mapping[str, Any], anyway: bool) -> None:
+    """Raise WrongUse if a source file of the task has changed and `anyway` is false."""
     sources = {name: v for name, v in changed.items() if name.startswith("sources.")}
     if sources and not anyway:
         raise WrongUse(
@@ -199,60 +273,30 @@ def _stopped(world: World, stop: StopRequest) -> bool:
     return bool(world.vote(bool(stop))[0])
 
 
-def _entry(
-    stored: StoredRun,
+def _intervals(
+    job: Inference, statistics: Mapping[str, Tensor] | None
+) -> dict[str, tuple[float, float]]:
+    """Return the bootstrap interval of each metric, or none without statistics of each example."""
+    if statistics is None:
+        return {}
+    seed = derive_seed(job.config.seed, "bootstrap")
+    return bootstrap_intervals(
+        statistics, lambda totals: checked_metrics(job.task, job.task.metrics(totals)), seed
+    )
+
+
+def _print(
+    console: Console,
     job: Inference,
-    which: str,
+    result: Evaluation,
     part: str,
-    weights: StoredWeights,
-    digest: str,
-) -> dict[str, Any]:
-    """Return the content of evaluation.json."""
-    return {
-        "run": str(stored.path),
-        "run_id": stored.run_id,
-        "task": stored.config.task,
-        "checkpoint": which,
-        "step": weights.step,
-        "weights_sha256": digest,
-        "checkpoint_sha256": weights.sha256,
-        "data": part,
-        "examples": job.evaluation.size,
-        "batch_size": job.evaluation.batch_size,
-        "precision": job.config.precision,
-        "device": job.world.device.type,
-        "strategy": job.strategy.name,
-        "world_size": job.world.world_size,
-        "host": platform.node(),
-    }
-
-
-def _print(console: Console, job: Inference, result: Evaluation, part: str) -> None:
-    console.report(f"{part}: {job.evaluation.size:,} examples")
+    intervals: Mapping[str, tuple[float, float]],
+) -> None:
+    resampled = (
+        f", with {LEVEL:.0%} intervals from {RESAMPLES:,} resamples of them" if intervals else ""
+    )
+    console.report(f"{part}: {job.evaluation.size:,} examples{resampled}")
     width = max(map(len, result.metrics), default=0)
     for name, value in result.metrics.items():
-        console.report(f"  {name:{width}}  {value:.6g}")
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _not_writable(out, error) from error
-
-
-def _write(out: Path, entry: Mapping[str, Any], pictures: Mapping[str, Any]) -> None:
-    """Write the pictures and then evaluation.json, which replaces that of an earlier call."""
-    try:
-        for name, picture in pictures.items():
-            write_png(out / f"{name.replace('/', '-')}.png", picture)
-        with replacing(out / "evaluation.json") as file:
-            file.write(json.dumps(entry, indent=2).encode() + b"\n")
-    except OSError as error:
-        raise _not_writable(out, error) from error
-
-
-def _not_writable(out: Path, error: OSError) -> StorageFailure:
-    return StorageFailure(
-        f"{out} cannot be written ({error.strerror or error}): set another folder with --out FOLDER"
-    )
+        ends = "  [{:.4g}, {:.4g}]".format(*intervals[name]) if name in intervals else ""
+        console.report(f"  {name:{width}}  {value:.6g}{ends}")

@@ -25,10 +25,6 @@ class Comparison:
     line: str
     unexplained: bool = False
 
-    def entry(self) -> dict[str, Any]:
-        """Return the content of evaluation.json."""
-        return {"equal": self.equal, "comparison": self.line}
-
 
 def recorded_figures(result: Evaluation) -> dict[str, Any]:
     """Return the metrics and the tables of statistics, as an entry of metrics.jsonl has them."""

@@ -262,6 +262,11 @@ class _Pictures(Dataset[Any]):
         self.pictures, self.weights_K, self.skipped = pictures, weights_K, skipped
         self.size, self.resize, self.augment = size, resize, augment
 
+    @property
+    def ids(self) -> list[str]:
+        """The paths of the pictures, for the predictions of an evaluation."""
+        return [str(picture.path) for picture in self.pictures]
+
     def __len__(self) -> int:
         return len(self.pictures)
 

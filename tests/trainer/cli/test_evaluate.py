@@ -1,6 +1,8 @@
 """`evaluate`: the figures of a stored run again, on its own data and on other data."""
 
+import csv
 import hashlib
+import io
 import json
 import math
 import shutil
@@ -9,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.here import Here, StopAfter
 from tests.support.ranks import Ranks
+from tests.support.tiny import StepCounter, Tiny
 from trainer.errors import Preempted
+from trainer.loop.bootstrap import bootstrap_intervals
 from trainer.records.run_folder import RunFolder
 from trainer.records.stored_weights import find_weights
+from trainer.tasks.digits import Digits
 
 SPLIT = "tests.support.tiny:Split"
 
@@ -65,10 +71,11 @@ def test_any_number_of_processes_has_the_figures_of_the_training(ranks: Ranks) -
         ended = ranks(processes, "evaluate", "runs/r", "--device", "cpu")
         assert (ended.codes, ended.errs) == ([0] * processes, [""] * processes)
         assert ended.out.splitlines()[1:] == [
-            "validation: 360 examples",
-            f"  loss      {recorded['loss']:.6g}",
-            f"  accuracy  {recorded['accuracy']:.6g}",
-            f"  macro_f1  {recorded['macro_f1']:.6g}",
+            "validation: 360 examples, with 95% intervals from 1,000 resamples of them",
+            *(
+                f"  {name:8}  {recorded[name]:.6g}  [{low:.4g}, {high:.4g}]"
+                for name, (low, high) in _evaluation(ranks.folder)["intervals"].items()
+            ),
             "  equal to those of training at step 3",
             "  written to runs/r/evaluations/best-validation",
         ]
@@ -167,7 +174,7 @@ def test_other_data_and_test_data_are_not_compared(here: Here) -> None:
     # The random split of the test data is made after the other two, as in any other call.
     code, out, _ = _evaluate(here, "--data", "test")
     assert code == 0
-    assert "test: 10 examples\n" in out
+    assert "test: 10 examples, " in out
     assert "not compared: the training did not read the test data\n" in out
     assert _evaluation(here.folder, name="best-test")["figures"]["loss"] != figures["loss"]
 
@@ -275,3 +282,123 @@ def test_a_signal_stops_the_evaluation_with_75(here: Here, monkeypatch: pytest.M
     assert code == 75
     assert "before the end of the evaluation: start the same command again" in err
     assert not (here.path() / "evaluations/best-validation/evaluation.json").exists()
+
+
+# Predictions and intervals.
+
+
+def test_predictions_are_the_same_on_any_number_of_processes(ranks: Ranks) -> None:
+    ranks.train(2, "digits", "--device", "cpu", "--threads", "1", "--max-steps", "30", "--run", "r")
+    for processes in (1, 3):
+        file = f"out-{processes}.csv"
+        ended = ranks(processes, "evaluate", "runs/r", "--device", "cpu", "--predictions", file)
+        assert ended.codes == [0] * processes, ended
+        assert f"written to runs/r/evaluations/best-validation and {file}\n" in ended.out
+    text = (ranks.folder / "out-1.csv").read_text()
+    assert (ranks.folder / "out-3.csv").read_text() == text
+    rows = list(csv.DictReader(io.StringIO(text)))
+    truth = Digits().validation_dataset(Path()).tensors[1].tolist()
+    assert [row["id"] for row in rows] == [str(i) for i in range(360)]
+    assert [row["truth"] for row in rows] == [str(label) for label in truth]
+    found = _evaluation(ranks.folder)
+    right = sum(row["truth"] == row["prediction"] for row in rows)
+    assert right / 360 == found["figures"]["accuracy"]
+    for row in rows:
+        shares = {name: float(row[f"probability_{name}"]) for name in "0123456789"}
+        assert sum(shares.values()) == pytest.approx(1, abs=1e-5)
+        assert max(shares, key=lambda name: shares[name]) == row["prediction"]
+    # The interval of a share of 360 examples has about the normal approximation's width.
+    low, high = found["intervals"]["accuracy"]
+    accuracy = found["figures"]["accuracy"]
+    half = 1.96 * math.sqrt(accuracy * (1 - accuracy) / 360)
+    assert low == pytest.approx(accuracy - half, abs=half / 4)
+    assert high == pytest.approx(accuracy + half, abs=half / 4)
+    assert set(found["intervals"]) == {"loss", "accuracy", "macro_f1"}
+
+
+def test_a_task_defines_its_own_predictions_and_ids(here: Here) -> None:
+    here.train(task="tests.support.tiny:Predicting")
+    assert _evaluate(here, "--predictions", "p.csv")[0] == 0
+    header, *rows = Path("p.csv").read_text().splitlines()
+    assert header == "id,target,output,inputs_0,inputs_1,inputs_2,inputs_3,large"
+    examples = Tiny().validation_dataset(Path())
+    assert [row.split(",")[0] for row in rows] == [f"example {i}" for i in range(20)]
+    assert [float(row.split(",")[1]) for row in rows] == pytest.approx(
+        examples.tensors[1].tolist(), rel=1e-8
+    )
+    assert [float(row.split(",")[5]) for row in rows] == pytest.approx(
+        examples.tensors[0][:, 2].tolist(), rel=1e-8
+    )
+    assert {row.split(",")[-1] for row in rows} == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("Tiny", "task Tiny has no method predictions(): define it to return {name: tensor (B,)}"),
+        (
+            "ScalarPrediction",
+            "predictions() returned 'mean' as Tensor of shape (): return a tensor of shape (8,) or "
+            "(8, K)",
+        ),
+        ("FewIds", "the dataset has 20 examples but 3 ids: make `ids` a sequence"),
+    ],
+)
+def test_predictions_that_cannot_be_written_exit_with_2(
+    here: Here, task: str, message: str
+) -> None:
+    here.train(task=f"tests.support.tiny:{task}", max_steps=2)
+    code, _, err = _evaluate(here, "--predictions", "p.csv")
+    assert code == 2
+    assert message in err and len(err.splitlines()) == 1
+    assert not Path("p.csv").exists()
+
+
+@pytest.mark.parametrize("task", ["Tiny", "FigureCount"])
+def test_intervals_are_of_means_over_resampled_examples(here: Here, task: str) -> None:
+    here.train(task=f"tests.support.tiny:{task}")
+    code, out, _ = _evaluate(here)
+    assert code == 0
+    assert "20 examples, with 95% intervals from 1,000 resamples of them\n" in out
+    found = _evaluation(here.folder)
+    model = StepCounter()
+    model.load_state_dict(here.state(found["step"])["model"])
+    inputs_N4, targets_N = Tiny().validation_dataset(Path()).tensors
+    losses_N = (model.eval()(inputs_N4).detach() - targets_N).double() ** 2
+    generator = torch.Generator().manual_seed(1)
+    means = losses_N[torch.randint(20, (20000, 20), generator=generator)].mean(1)
+    expected = [float(means.quantile(share)) for share in (0.025, 0.975)]
+    width = expected[1] - expected[0]
+    assert found["intervals"]["loss"] == pytest.approx(expected, abs=0.1 * width)
+    first = found["intervals"]
+    _evaluate(here)
+    assert _evaluation(here.folder)["intervals"] == first
+    code, out, _ = _evaluate(here, "--no-intervals")
+    assert "validation: 20 examples\n" in out
+    assert _evaluation(here.folder)["intervals"] == {}
+
+
+def test_a_metric_that_is_not_finite_in_a_resample_has_no_interval() -> None:
+    statistics = {"loss": torch.tensor([1.0, 3.0]), "positive": torch.tensor([0, 1])}
+
+    def metrics(totals: dict[str, torch.Tensor]) -> dict[str, float]:
+        positive = float(totals["positive"])
+        return {
+            "loss": float(totals["loss"] / totals["examples"]),
+            "per_positive": 1 / positive if positive else math.nan,
+        }
+
+    assert bootstrap_intervals(statistics, metrics, 0) == {"loss": (1.0, 3.0)}
+
+
+def test_too_many_numbers_have_no_intervals_and_no_predictions(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.train(task="tests.support.tiny:Predicting", max_steps=2)
+    monkeypatch.setattr("trainer.loop.per_example.MOST_NUMBERS", 19)
+    code, out, _ = _evaluate(here)
+    assert code == 0
+    assert "no intervals: the statistics of each example cannot be collected\n" in out
+    code, _, err = _evaluate(here, "--predictions", "p.csv")
+    assert code == 2
+    assert "predictions() returns more than " in err
