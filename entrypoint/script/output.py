@@ -1,5 +1,6 @@
 """The output of a script's ranks: to this process's streams, and to one log for each rank."""
 
+import errno
 import json
 import os
 import select
@@ -41,7 +42,8 @@ class Log:
                 self._file.close()
                 self.path.replace(self.path.with_suffix(".1.log"))
                 self._file = self.path.open("ab", buffering=0)
-            self._file.write(data)
+            if (self._file.write(data) or 0) < len(data):  # the rest did not fit on the disk
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except (OSError, ValueError) as error:
             self.lost = getattr(error, "strerror", None) or str(error)
 

@@ -119,6 +119,19 @@ def test_a_log_that_cannot_be_written_keeps_the_reason(tmp_path: Path) -> None:
     log.close()
 
 
+def test_the_last_line_that_a_full_disk_cuts_is_lost(log: Log) -> None:
+    """The kernel writes what fits, and only the next write fails."""
+
+    class Full(io.BytesIO):
+        def write(self, data: Any, /) -> int:
+            return super().write(data[:2])
+
+    log._file.close()
+    log._file = Full()  # type: ignore[assignment]
+    log.write(b"1234")
+    assert log.lost == "No space left on device"
+
+
 def test_everything_that_was_written_before_the_end_is_read(tmp_path: Path, log: Log) -> None:
     shown = io.BytesIO()
     with Pipes(tmp_path, {"0.out": Stream(log, shown)}) as pipes:
