@@ -3,6 +3,7 @@
 A script finds the variables of torchrun, and torch's own store would listen on all interfaces.
 """
 
+import os
 import select
 import socket
 import subprocess
@@ -64,6 +65,8 @@ class TrialStores:
             self._server = subprocess.Popen(
                 [sys.executable, "-P", "-m", "trainer.launch.store_server", str(its.fileno())],
                 pass_fds=[its.fileno()],
+                # torch would log the end of each script as a lost connection.
+                env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"},
                 stdin=subprocess.DEVNULL,
                 # This process has no threads, so `preexec_fn` is safe.
                 preexec_fn=die_with_parent,  # noqa: PLW1509
