@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from trainbox.files import open_regular
 
-_OWN_KINDS = ("health", "gpus")  # entries that `trainbox run` itself writes
+OWN_KINDS = ("health", "gpus")  # entries that `trainbox run` itself writes
 
 
 class EntryReader:
@@ -51,7 +51,7 @@ class EntryReader:
 
 def is_of_script(entry: Mapping[str, Any]) -> bool:
     """Return whether the script has reported the entry, and not `trainbox run` itself."""
-    return entry.get("kind") not in _OWN_KINDS
+    return entry.get("kind") not in OWN_KINDS
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

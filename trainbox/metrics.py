@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from trainbox import ranks
+from trainbox.entries import OWN_KINDS
 from trainbox.errors import StorageFailure, WrongUse
 from trainbox.files import append_line
 from trainbox.folder import run_folder
@@ -25,18 +26,21 @@ class Metrics(TaskMetrics):
 
         Args:
             step: The number of finished optimizer steps.
-            kind: What is reported, such as `train` or `validation`.
+            kind: What is reported, such as `train` or `validation`. `health` and `gpus` are the
+                entries of `trainbox run`.
             values: Numbers, strings, lists of them, and tensors or arrays. A value that is infinite
                 or NaN becomes null, because JSON does not have it.
 
         Raises:
             StorageFailure: The file cannot be written.
-            WrongUse: A value cannot be written as JSON, or has a reserved name.
+            WrongUse: A value cannot be written as JSON, or it or `kind` has a reserved name.
         """
         if ranks.rank() != 0:
             return
         if reserved := {"time_unix_s"} & values.keys():
             raise WrongUse(f"metrics({min(reserved)}=...) is a reserved name: choose another one")
+        if kind in OWN_KINDS:
+            raise WrongUse(f"metrics(kind={kind!r}) is a reserved kind: choose another one")
         entry = {
             "kind": kind,
             "step": operator.index(step),

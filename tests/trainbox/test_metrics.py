@@ -70,6 +70,8 @@ def test_values_that_json_does_not_have_are_refused(run: Path) -> None:
         trainbox.metrics(1, model=torch.nn.Linear(1, 1))
     with pytest.raises(trainbox.WrongUse, match=r"^metrics\(time_unix_s=...\) is a reserved name"):
         trainbox.metrics(1, time_unix_s=3)
+    with pytest.raises(trainbox.WrongUse, match=r"^metrics\(kind='gpus'\) is a reserved kind"):
+        trainbox.metrics(1, kind="gpus", loss=0.5)
     assert not (run / "metrics.jsonl").exists()
 
 
