@@ -23,7 +23,8 @@ from trainer.outputs.entries import digest
 from trainer.outputs.formats import noun, read_entries
 
 # A training of 20 steps. `total` is its weight, and `order` the state of its sampler. A start that
-# is to be killed waits for it before it writes its result.
+# is to be killed waits for it before it writes its result. A file that appears in the run folder is
+# complete.
 _SCRIPT = """
 import json, os, pathlib, random, sys, time
 run = pathlib.Path(os.environ["TRAINBOX_RUN"])
@@ -31,8 +32,8 @@ processes = int(os.environ["PROCESSES"])
 checkpoint = run / "checkpoint.json"
 step, total, order = 0, 0.0, random.Random(1)
 def save(path, content):
-    path.with_suffix(".new").write_text(content)
-    path.with_suffix(".new").rename(path)
+    (run.parent / path.name).write_text(content)
+    (run.parent / path.name).rename(path)
 def state():
     version, numbers, gauss = order.getstate()
     return json.dumps([step, total, [version, list(numbers), gauss]])
