@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 os.environ |= HIDDEN_GPUS  # for trainings in the process of the tests
+gc.disable()  # until the end of the collection, which only adds modules and tests
 collect_ignore = ["gpu"]  # the checks of `make test-gpu`, which have their own configuration
 
 _SLOW_TIMEOUT_S = 900  # on a busy machine; it only ends a test that hangs
@@ -44,6 +45,7 @@ def pytest_collection_finish() -> None:
     # A collection of garbage would look at all modules and tests again, which takes longer than
     # many a test.
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:

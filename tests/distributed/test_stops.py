@@ -10,7 +10,7 @@ from tests.support.commands import Trainbox, finish
 from tests.support.faults import Gate, SignalGate, messages
 from tests.support.paths import SUPPORT
 from tests.support.processes import Job
-from tests.support.ranks import Forks, Ranks, ranks_in
+from tests.support.ranks import Forks, Ranks, StartedRanks, ranks_in
 from trainer.launch.torchrun import _report
 
 _JOBS = SUPPORT / "jobs.py"
@@ -52,11 +52,12 @@ def _check_resumed(ranks: Ranks, steps: list[int], undisturbed: tuple[str, list[
 
 
 @pytest.mark.parametrize(
-    "number",
+    ("number", "real"),
     [
-        signal.SIGTERM,
-        pytest.param(signal.SIGUSR1, marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+        (signal.SIGTERM, False),
+        pytest.param(signal.SIGTERM, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, True, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_to_the_command_reaches_all_ranks_and_the_run_resumes_to_the_same_bits(
@@ -64,10 +65,11 @@ def test_a_signal_to_the_command_reaches_all_ranks_and_the_run_resumes_to_the_sa
     ranks: Ranks,
     undisturbed: tuple[str, list[float]],
     number: signal.Signals,
+    real: bool,
 ) -> None:
     signal_gates = [SignalGate(trainbox.folder, 50, rank) for rank in (0, 1)]
     gates = [Gate(trainbox.folder, 51, rank) for rank in (0, 1)]
-    process = trainbox.start(*_ON_TWO)
+    process = trainbox.start(*_ON_TWO) if real else ranks.launch(*_ON_TWO)
     for gate in signal_gates:
         gate.wait_for(process)
     job = Job(process, 2)
@@ -81,10 +83,10 @@ def test_a_signal_to_the_command_reaches_all_ranks_and_the_run_resumes_to_the_sa
         os.kill(pid, number)
     for gate in gates:
         gate.release()
-    stopped = finish(process)
-    assert stopped.code == 75, stopped.err
+    stopped = process.wait() if isinstance(process, StartedRanks) else finish(process)
+    assert stopped.code == 75, stopped
     assert "-> torchrun DDP over gloo, 2 processes\n" in stopped.out
-    assert "Traceback" not in stopped.err
+    assert "Traceback" not in str(stopped)
     step = trainbox.entries("r", "train")[-1]["step"]
     # The ranks agree on a stop at their second vote after it. The longest intervals before that end
     # at steps 62 and 94, however fast the steps are.
