@@ -16,6 +16,7 @@ from entrypoint.errors import PREEMPTED, DrillFailed
 from entrypoint.launch.supervise import STOP_BUDGET_S
 from entrypoint.script.folder import METRICS
 from trainbox.entries import EntryReader
+from trainbox.files import open_regular
 
 TOO_LATE, STARTED_OVER = "too late", "started over"
 
@@ -218,8 +219,10 @@ class Training:
 
     def _copy_early(self, now_s: float) -> None:
         if self.early_version is None and (version := version_of(self.output)):
-            with contextlib.suppress(OSError):
-                shutil.copyfile(self.output, self.early)
+            # A device such as /dev/zero has no end.
+            with contextlib.suppress(OSError), open_regular(self.output) as output:
+                with self.early.open("wb") as early:
+                    shutil.copyfileobj(output, early)
                 self.early_s, self.early_version = now_s, version
 
 
@@ -238,7 +241,7 @@ def moments(shares: Sequence[float], pace: Pace, signals: Sequence[Signals]) -> 
 
 def _sha256(path: Path) -> str | None:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return None

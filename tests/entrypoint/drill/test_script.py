@@ -330,6 +330,12 @@ def test_a_drill_that_tests_nothing_fails(
             2,
             "the undisturbed training: result.json is missing: the script did not write it",
         ),
+        (
+            'save(run / "result.json"',
+            '(run / "result.json").symlink_to("/dev/zero")\n"" and save(run / "result.json"',
+            2,
+            "the undisturbed training: result.json is missing: the script did not write it",
+        ),
     ],
 )
 def test_a_training_that_fails(runs: _Runs, old: str, new: str, code: int, message: str) -> None:
