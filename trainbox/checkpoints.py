@@ -2,6 +2,7 @@
 
 import errno
 import math
+import operator
 import shutil
 import sys
 import threading
@@ -124,11 +125,14 @@ class Checkpoints:
         if ranks.rank() != 0:
             return
         self._finish()
+        step = operator.index(step)  # a number of NumPy or a tensor cannot be written as JSON
         if (newest := max(steps_in(self.folder), default=0)) > step or step < 0:
             raise WrongUse(
                 f"step {step} is before step {newest} of the newest checkpoint in {self.folder}: "
                 "call load() before the first step, or use another folder"
             )
+        if not isinstance(state, Mapping):
+            raise WrongUse(f"state is a {type(state).__name__}: save a dict of its parts")
         _refuse_unsafe(state, "state")
         copy = self._snapshot.take(state)
         value = None if metric is None else float(metric)

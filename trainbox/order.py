@@ -68,6 +68,8 @@ class Sampler:
             WrongUse: An argument is out of range.
         """
         self.n = operator.index(data) if not isinstance(data, Sized) else len(data)
+        if self.n < 0:
+            raise WrongUse(f"n={self.n} is not a number of examples: give 0 or more")
         self.seed = seed
         self.rank = ranks.rank() if rank is None else rank
         self.world_size = ranks.world_size() if world_size is None else world_size

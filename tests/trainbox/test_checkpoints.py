@@ -22,6 +22,7 @@ from torch import nn
 from tests.support.nodes import free_port
 from tests.support.ranks import Ranks
 from trainbox import Checkpoints, StorageFailure, WrongUse
+from trainbox.files import read_object
 
 
 def _state(value: float) -> dict[str, Any]:
@@ -286,6 +287,7 @@ class _Sharded(torch.Tensor):
 @pytest.mark.parametrize(
     ("state", "message"),
     [
+        ([torch.ones(1)], r"state is a list: save a dict"),
         ({"a": [numpy.ones(1)]}, r"state\['a'\]\[0\] is a ndarray, which cannot be loaded"),
         ({"a": {"b": numpy.float64(1)}}, r"state\['a'\]\['b'\] is a float64, which cannot"),
         ({"config": Path("x")}, r"state\['config'\] is a PosixPath, which cannot be loaded"),
@@ -295,10 +297,20 @@ class _Sharded(torch.Tensor):
     ],
 )
 def test_values_that_could_not_be_loaded_are_refused(
-    tmp_path: Path, state: dict[str, Any], message: str
+    tmp_path: Path, state: Any, message: str
 ) -> None:
     with pytest.raises(WrongUse, match=f"^{message}"):
         Checkpoints(tmp_path).save(1, state)
+
+
+def test_a_step_is_any_integer_and_nothing_else(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for step in (numpy.int64(3), torch.tensor(4)):
+        checkpoints.save(step, _state(1))
+        checkpoints.wait()
+    assert [type(step["step"]) for step in map(read_object, tmp_path.glob("*.json"))] == [int, int]
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        checkpoints.save(5.0, _state(1))  # type: ignore[arg-type]
 
 
 def test_steps_do_not_decrease(tmp_path: Path) -> None:

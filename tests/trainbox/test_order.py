@@ -81,5 +81,7 @@ def test_the_ranks_are_those_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_positions_and_ranks_that_do_not_exist_are_refused() -> None:
     with pytest.raises(WrongUse, match=r"start=11 is not a position in an epoch of 10 examples"):
         Sampler(10, seed=0, start=11)
+    with pytest.raises(WrongUse, match=r"n=-3 is not a number of examples: give 0 or more"):
+        Sampler(-3, seed=0)
     with pytest.raises(WrongUse, match=r"rank=2 is not a rank of 2 processes: give 0 to 1"):
         Sampler(10, seed=0, rank=2, world_size=2)
