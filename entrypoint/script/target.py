@@ -133,7 +133,8 @@ def _nearest(file: Path) -> str:
     import difflib
 
     try:
-        names = sorted(other.name for other in file.parent.glob("*.py"))
+        # A link to a missing file is listed, too.
+        names = sorted(other.name for other in file.parent.glob("*.py") if other.is_file())
     except OSError:
         names = []
     close = difflib.get_close_matches(file.name, names, n=1)

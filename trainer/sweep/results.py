@@ -226,7 +226,7 @@ def as_csv(records: Sequence[Record]) -> str:
 def write_csv(folder: Path, records: Sequence[Record]) -> None:
     """Replace results.csv atomically."""
     part = folder / f".results-{os.getpid()}.part"
-    part.write_text(as_csv(records), encoding="utf-8")
+    part.write_text(as_csv(records), encoding="utf-8", errors="backslashreplace")
     part.replace(folder / "results.csv")
 
 
@@ -249,12 +249,12 @@ def figure(
     lines: dict[str, list[tuple[Value, Row]]] = {}
     for row in combinations:
         if not math.isnan(row.mean):
-            label = ", ".join(f"{name} {row.point.get(name)}" for name in others)
+            label = _plain(", ".join(f"{name} {row.point.get(name)}" for name in others))
             lines.setdefault(label, []).append((row.point[first] if first else "all", row))
     numeric = all(as_number(x) is not None for line in lines.values() for x, _ in line)
     # Draw each line with its error bars.
     for label, line in lines.items():
-        x: list[Any] = [as_number(value) if numeric else str(value) for value, _ in line]
+        x: list[Any] = [as_number(value) if numeric else _plain(value) for value, _ in line]
         spread = [
             (0.0, 0.0)
             if math.isnan(r.deviation)
@@ -267,10 +267,15 @@ def figure(
         )
     if len(lines) > 1:
         axes.legend(frameon=False)
-    axes.set_xlabel(first or "")
-    axes.set_ylabel(f"{metric}, mean and 95 % interval")
+    axes.set_xlabel(_plain(first or ""))
+    axes.set_ylabel(f"{_plain(metric)}, mean and 95 % interval")
     axes.grid(alpha=0.3)
     return picture
+
+
+def _plain(value: object) -> str:
+    """Return the text of a value for matplotlib, which would read `$...$` as a formula."""
+    return str(value).encode(errors="backslashreplace").decode().replace("$", r"\$")
 
 
 def as_number(value: Value) -> float | None:
@@ -292,15 +297,15 @@ def _scatter(records: Sequence[Record], names: Sequence[str], metric: str) -> "F
     for index, name in enumerate(names):
         axes = picture.add_subplot(1, len(names), index + 1)
         x: list[Any] = [record.point[name] for record in done]
-        if all(as_number(value) is not None for value in x):
-            x = [as_number(value) for value in x]
+        numeric = all(as_number(value) is not None for value in x)
+        x = [as_number(value) if numeric else _plain(value) for value in x]
         axes.scatter(
             x, [record.metrics[metric] for record in done], c=[r.number for r in done], s=18
         )
         if x and all(isinstance(v, float) and v > 0 for v in x) and max(x) > 100 * min(x):
             axes.set_xscale("log")
-        axes.set_xlabel(name)
-        axes.set_ylabel(f"{metric} (later trials lighter)" if index == 0 else "")
+        axes.set_xlabel(_plain(name))
+        axes.set_ylabel(f"{_plain(metric)} (later trials lighter)" if index == 0 else "")
         axes.grid(alpha=0.3)
     return picture
 

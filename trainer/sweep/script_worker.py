@@ -154,7 +154,7 @@ class Attempt:
         metrics = self._reports.result()
         if metrics is None:
             assert self._metric is not None
-            name, names = self._metric[1], ", ".join(self._reports.names()) or "nothing"
+            name, names = self._metric[1], ", ".join(self._reports.names()) or "no other number"
             example = json.dumps({"step": 100, name: 0.5})
             return {
                 "code": WrongUse.exit_code,

@@ -88,6 +88,11 @@ def test_a_package_is_run_by_its_main_module() -> None:
             "the script no/such cannot be read (No such file or directory): give the path of a "
             "Python file or a program",
         ),
+        (
+            "dangling",
+            "the script dangling cannot be read (No such file or directory): give the path of a "
+            "Python file or a program",
+        ),
         ("folder", "folder is a folder: name the script in it, or -m MODULE"),
         ("pipe.py", "pipe.py is not a regular file: name a Python file or a program"),
         (
@@ -109,6 +114,7 @@ def test_a_package_is_run_by_its_main_module() -> None:
 def test_a_refused_script_and_its_message(name: str, text: str) -> None:
     Path("folder").mkdir()
     os.mkfifo("pipe.py")
+    Path("dangling").symlink_to("nowhere")
     program("train.py", "print(1)\n")
     program("notes.txt", "hello\n", 0o644)
     program("wrong.py", "if True:\n")

@@ -26,6 +26,7 @@ from trainer.sweep.results import (
     rows,
     student_t,
     table,
+    write_csv,
 )
 from trainer.sweep.trials import Record
 from trainer.system.signals import StopRequest
@@ -187,6 +188,23 @@ def test_drawn_settings_are_points_on_a_scale_that_fits() -> None:
     by_lr, by_width = figure(rows(drawn, "loss"), drawn, "loss", drawn=True).axes
     assert (by_lr.get_xscale(), by_width.get_xscale()) == ("log", "linear")
     assert len(by_lr.collections[0].get_offsets()) == 5
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_any_text_is_drawn_and_written(drawn: bool, tmp_path: Path) -> None:
+    texts = ["$a_$", "\\x", "\udcff", "$"]
+    records = [
+        Record(n, "done", {"$b_$": text, "$c_$": text}, 0, {"$d_$": float(n), "\ud800": 1.0})
+        for n, text in enumerate(texts)
+    ]
+    picture = figure(rows(records, "$d_$"), records, "$d_$", drawn)
+    picture.savefig(tmp_path / "sweep.svg", format="svg")
+    svg = (tmp_path / "sweep.svg").read_text()
+    assert all(f"<!-- {text} -->" in svg for text in ("$b_$", "$a_$", "\\x", r"\udcff", "$"))
+    write_csv(tmp_path, records)
+    (heading, first, *_) = (tmp_path / "results.csv").read_text().splitlines()
+    assert heading == r"trial,state,$b_$,$c_$,seed,$d_$,\ud800,seconds,message"
+    assert first == "0,done,$a_$,$a_$,0,0.0,1.0,,"
 
 
 def test_tensorboard_shows_the_swept_settings_first_even_with_default_values(

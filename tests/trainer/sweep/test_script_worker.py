@@ -72,7 +72,12 @@ def test_a_script_that_reports_the_metric_has_succeeded(trial: Trial) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "names"), [("", "nothing"), (_REPORT.replace("accuracy", "acc"), "acc, loss")]
+    ("command", "names"),
+    [
+        ("", "no other number"),
+        (_REPORT.replace("0.5", '"0.5"').replace(', "loss": 1', ""), "no other number"),
+        (_REPORT.replace("accuracy", "acc"), "acc, loss"),
+    ],
 )
 def test_a_script_that_does_not_report_the_metric_is_wrong_use(
     trial: Trial, command: str, names: str
