@@ -116,6 +116,16 @@ def test_the_command_line_precedes_the_environment_and_the_file(
     assert config_of().task == "digits"
 
 
+def test_an_error_in_a_field_names_its_source(here: Here) -> None:
+    Path("exp.toml").write_text("[task]\nwidth = 16\n[sweep]\ngrid = {width = [8, 16]}")
+    config = ("--config", "exp.toml", "--check")
+    error = "trainbox: --set width=x: give a value of type int\n"
+    assert here.command("train", *config, "--set", "width=x") == (2, "", error)
+    # Only a field of the file gives way to the grid.
+    _, _, err = here.command("sweep", *config, "--set", "width=3")
+    assert "--grid width=...: width is given twice: drop one of the two" in err
+
+
 def test_an_option_replaces_the_alternative_of_the_file(config_of: Callable[..., Config]) -> None:
     Path("exp.toml").write_text("[train]\nepochs = 2\nbatch-size = 8\n")
     config = config_of("--config", "exp.toml", "--max-steps", "4", "--batch-size-per-gpu", "2")
