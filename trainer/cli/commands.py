@@ -8,7 +8,7 @@ import click
 
 from trainer.errors import Failure, WrongUse, called_exit
 from trainer.system.report import report_failure
-from trainer.system.streams import message
+from trainer.system.streams import message_line
 
 PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 
@@ -58,7 +58,7 @@ def _run() -> int:
     try:
         return int(cli.main(prog_name="trainbox", standalone_mode=False) or 0)
     except click.ClickException as error:
-        click.echo(message(error.format_message()), err=True)
+        click.echo(message_line(error.format_message()), err=True)
         return WrongUse.exit_code
     except Failure as error:
         report_failure(error)

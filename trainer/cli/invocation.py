@@ -10,7 +10,7 @@ import click
 from trainbox.run_name import is_run_name
 from trainer.errors import WrongUse
 from trainer.settings.environment import check_names, unknown_names
-from trainer.system.streams import message
+from trainer.system.streams import message_line
 from trainer.task_loading.fields import parse_fields, static_fields
 from trainer.task_loading.modules import overruled
 from trainer.task_loading.spec import locate
@@ -122,7 +122,7 @@ def warn_of_overruled_imports(task: str) -> None:
     """
     file_or_module, _ = locate(task)
     for line in overruled(file_or_module):
-        click.echo(message(line), err=True)
+        click.echo(message_line(line), err=True)
 
 
 def check_run_name(run: str | None, option: str = "--run") -> None:

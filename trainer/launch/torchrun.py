@@ -34,7 +34,7 @@ from trainer.launch.secret import take_secret
 from trainer.launch.store import have_met, open_store, use_file_store, use_loopback_store
 from trainer.system.processes import children
 from trainer.system.signals import STOP_SIGNALS, forwarded_signal, handle_stop_signals
-from trainer.system.streams import message, open_streams, outlive_readers
+from trainer.system.streams import message_line, open_streams, outlive_readers
 from trainer.system.temporary import temporary_folder
 
 if TYPE_CHECKING:
@@ -347,7 +347,7 @@ def _kill(pids: Iterable[int], number: signal.Signals) -> None:
 
 def _log(text: str) -> None:
     """Print a line of this node to standard error."""
-    print(message(text), file=sys.stderr, flush=True)
+    print(message_line(text), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

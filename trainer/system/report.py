@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from trainer.errors import MESSAGES, Failure
-from trainer.system.streams import message
+from trainer.system.streams import message_line
 
 
 def report_failure(failure: Failure) -> None:
@@ -18,4 +18,4 @@ def report_failure(failure: Failure) -> None:
             str(failure), encoding="utf-8", errors="backslashreplace"
         )
     else:
-        print(message(str(failure)), file=sys.stderr, flush=True)
+        print(message_line(str(failure)), file=sys.stderr, flush=True)

@@ -78,6 +78,6 @@ def printable(text: str, keep: str = "") -> str:
     )
 
 
-def message(text: str) -> str:
+def message_line(text: str) -> str:
     """Return `trainbox: TEXT` as one printable line of at most 1000 characters of text."""
     return f"trainbox: {printable(' '.join(text.split()))[:_LONGEST_MESSAGE]}"
