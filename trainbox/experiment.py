@@ -67,13 +67,16 @@ class _Option(Protocol):
     """What this file reads of an option of click."""
 
     is_flag: bool
+    multiple: bool
     secondary_opts: list[str]
 
 
 def option_texts(
     table: str, values: Mapping[str, Any], options: Mapping[str, _Option]
-) -> dict[str, str]:
+) -> dict[str, str | list[str]]:
     """Return the values of a table as on the command line, by their keys.
+
+    An option that can be repeated has a list, from an array or from a single value.
 
     `table` is the file and the table for messages, such as `exp.toml: [train]`. `options` has the
     option of each key.
@@ -84,7 +87,7 @@ def option_texts(
     opposites = {
         name.lstrip("-"): key for key, option in options.items() for name in option.secondary_opts
     }
-    texts = {}
+    texts: dict[str, str | list[str]] = {}
     for key, value in values.items():
         if key in opposites:
             raise ValueError(
@@ -97,6 +100,10 @@ def option_texts(
             if key in ("set", "task"):
                 fix = "write the task and its fields below [task]"
             raise ValueError(f"{table} {key} is unknown: {fix}")
+        if options[key].multiple:
+            each = value if isinstance(value, list) else [value]
+            texts[key] = [text_of(f"{table} {key}", one) for one in each]
+            continue
         texts[key] = text_of(f"{table} {key}", value)
         if options[key].is_flag != isinstance(value, bool):
             fix = "true or false, without quotes" if options[key].is_flag else "a value"

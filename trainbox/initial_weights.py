@@ -4,6 +4,13 @@ from trainbox.task_api import check_trainer
 
 check_trainer()
 
-from trainer.initial_weights import Match, last_layer, load, match, read_tensors  # noqa: E402
+from trainer.initial_weights import (  # noqa: E402
+    Match,
+    averaged_first,
+    last_layer,
+    load,
+    match,
+    read_tensors,
+)
 
-__all__ = ["Match", "last_layer", "load", "match", "read_tensors"]
+__all__ = ["Match", "averaged_first", "last_layer", "load", "match", "read_tensors"]

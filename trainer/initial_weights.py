@@ -6,12 +6,16 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from trainer.errors import WrongUse
 
 # The entries of a checkpoint that may contain the weights.
 _OF_CHECKPOINTS = ("model", "state_dict")
 _SHOWN = 3
+# The names of a moving average, see trainer/tasks/imaging/averaging.py.
+_AVERAGE = "averaged.module."
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ def match(model: nn.Module, tensors: Mapping[str, Tensor], source: str, remedy: 
         WrongUse: no tensor has a name of the model, or a tensor outside the last layer has another
             shape.
     """
-    state, head = model.state_dict(), last_layer(model)
+    state, head = tensors_of(model), last_layer(model)
     loaded, new = [], []
     for name, value in state.items():
         given = tensors.get(name)
@@ -76,11 +80,34 @@ def load(model: nn.Module, tensors: Mapping[str, Tensor], found: Match) -> None:
     model.load_state_dict({name: tensors[name] for name in found.loaded}, strict=False)
 
 
+def averaged_first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the moving average of the weights, if the tensors have it, or else all of them."""
+    averaged = {
+        name.removeprefix(_AVERAGE): value
+        for name, value in tensors.items()
+        if name.startswith(_AVERAGE)
+    }
+    return averaged or dict(tensors)
+
+
+def trained_part(model: nn.Module) -> nn.Module:
+    """Return `model`, or its part that trains if the rest is a moving average of that part.
+
+    The first update of the average copies the weights.
+    """
+    part = getattr(model, "model", None)
+    is_averaged = isinstance(getattr(model, "averaged", None), AveragedModel)
+    return part if is_averaged and isinstance(part, nn.Module) else model
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict of `model` without extra state, which is not a tensor."""
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+
 def last_layer(model: nn.Module) -> str:
     """Return the name of the layer that computes the outputs: the last linear or convolution."""
-    layers = [
-        name for name, part in model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)
-    ]
+    layers = [name for name, part in model.named_modules() if isinstance(part, _LAYERS)]
     return layers[-1] if layers else ""
 
 

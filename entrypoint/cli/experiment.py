@@ -49,7 +49,7 @@ def _by_key(command: click.Command) -> dict[str, Option]:
 
 def _defaults(
     ctx: click.Context, table: str, values: dict[str, Any], options: dict[str, Option]
-) -> dict[str, str]:
+) -> dict[str, str | list[str]]:
     """Return the texts of a table by the names of the parameters. Each is a valid value."""
     texts = option_texts(table, values, options)
     for key, text in texts.items():

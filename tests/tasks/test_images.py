@@ -588,6 +588,20 @@ def test_weights_of_a_file_are_loaded(tmp_path: Path, ending: str) -> None:
     assert describe_weights(FIELDS["model"], 3, 32, str(path)) == f"{path}: 338 of 338 tensors"
 
 
+def test_a_run_starts_from_the_averaged_weights_of_another(here: Here, shapes: Path) -> None:
+    averaging = {**FIELDS, "ema": 0.5}
+    here.train("a", **_SHORT | {"fields": averaging, "max_steps": 2})
+    given = here.weights("a")
+    assert not torch.equal(given["model.fc.weight"], given["averaged.module.fc.weight"])
+    for run, fields, start in (("b", FIELDS, ""), ("c", averaging, "model.")):
+        settings = {"fields": fields, "max_steps": 1, "init": "runs/a", "freeze": [f"{start}fc"]}
+        out = here.train(run, **_SHORT | settings)
+        assert "\ninit       runs/a/model.safetensors: 338 of 338 tensors\n" in out
+        weights = here.weights(run)
+        assert torch.equal(weights[f"{start}fc.weight"], given["averaged.module.fc.weight"])
+    assert torch.equal(weights["averaged.module.fc.weight"], weights["model.fc.weight"])
+
+
 def test_weights_that_cannot_be_downloaded_are_named_with_their_folder(
     here: Here, shapes: Path, cached: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,7 +163,10 @@ def _of_config(config: Config) -> Iterator[str]:
     settings = dataclasses.asdict(config)
     for key, option in _options().items():
         setting = settings.get(str(option.name))
-        if setting is not None:
+        if isinstance(setting, list):
+            if setting:
+                yield f"{key} = [{', '.join(_value(key, each) for each in setting)}]"
+        elif setting is not None:
             yield f"{key} = {_value(key, setting)}"
     reserved = {name: value for name, value in config.fields.items() if name in _RESERVED}
     if reserved:

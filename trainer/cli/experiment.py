@@ -68,7 +68,7 @@ def _options(
     values: Mapping[str, Any],
     of_sweep: bool,
     unused: tuple[str, ...],
-) -> dict[str, str]:
+) -> dict[str, str | list[str]]:
     """Return the texts of a table by the names of the parameters. Each is a valid value.
 
     The keys in `unused` may be there, and are left out.

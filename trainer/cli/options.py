@@ -38,8 +38,15 @@ def _read_config_file(ctx: click.Context, _param: click.Parameter, path: Path | 
         # As text, so that a value is parsed as on the command line. For example, 1.5 epochs are
         # refused.
         ctx.default_map = {
-            name: str(value) for name, value in settings.items() if value is not None
+            name: list(map(str, value)) if isinstance(value, list) else str(value)
+            for name, value in settings.items()
+            if value is not None
         }
+
+
+def _as_list(_ctx: click.Context, _param: click.Parameter, values: Sequence[str]) -> list[str]:
+    """Return `values` as JSON has them, so that they can be compared with a run's config.json."""
+    return list(values)
 
 
 def seed_option(section: str, text: str) -> Any:
@@ -91,6 +98,20 @@ _TRAINING_OPTIONS = [
         metavar="NAME=VALUE",
         also=["SET"],
         help="A field of the task; repeatable.",
+    ),
+    make_option(
+        "--init",
+        section=TRAINING,
+        metavar="RUN|FILE",
+        help="Start from the best weights of another run, or from a .safetensors or .pt file.",
+    ),
+    make_option(
+        "--freeze",
+        section=TRAINING,
+        multiple=True,
+        metavar="PATTERN",
+        callback=_as_list,
+        help="Weights that do not train, such as 'backbone' or '*.bias'; repeatable.",
     ),
     make_option(
         "--epochs",

@@ -206,6 +206,8 @@ def _converted(
         ]
     if getattr(option, "is_flag", False):
         raise WrongUse(f"{given}: {flag} is a switch without values: choose another option")
+    if option.multiple:
+        raise WrongUse(f"{given}: {flag} can be repeated, so it cannot be swept: use {flag} alone")
     if ctx.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE:
         raise WrongUse(f"{given}: {flag} is also given: drop one of the two")
     try:

@@ -17,6 +17,7 @@ from trainer.errors import WrongUse
 from trainer.loop import compiler
 from trainer.loop.arithmetic import set_arithmetic
 from trainer.loop.attributes import Attributes
+from trainer.loop.freeze import freeze
 from trainer.loop.losses import LossModule
 from trainer.loop.memory_format import memory_format, put_channels_last
 from trainer.loop.out_of_memory import examples_at_once
@@ -247,6 +248,7 @@ def _inference(
     workers = _workers(config, train)
     world.seed(config.seed, "model")
     model = checked_model(task, task.build_model())
+    frozen = freeze(model, config.freeze)
     _refuse_other_weights(task, model, strategy)
     autocast_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
     keep_rnns_out_of_autocast(model, world.device.type, autocast_dtype)
@@ -259,7 +261,7 @@ def _inference(
     )
     evaluation = EvaluationBatches(evaluated, size, own, world.device, workers)
     return Inference(
-        task, config, strategy, model, loss_module, autocast_dtype, evaluation, workers
+        task, config, strategy, model, loss_module, autocast_dtype, evaluation, workers, frozen
     )
 
 

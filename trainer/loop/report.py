@@ -39,6 +39,8 @@ def header(job: Job) -> None:
         "model": f"{type(job.task).__name__}, "
         f"{sum(p.numel() for p in job.state.model.parameters()):,} parameters",
         **job.strategy.header(job.state.model),
+        **({"init": f"{job.initial['file']}: {job.initial['loaded']}"} if job.initial else {}),
+        **({"frozen": job.frozen} if job.frozen else {}),
         "data": _data_sizes(job),
         **checked_notes(job.task, job.task.notes(job.train, job.evaluation.dataset)),
         **_optimizer_of_the_task(job),

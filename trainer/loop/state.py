@@ -157,6 +157,7 @@ class Inference:
         loss_module: A module that computes the losses of a batch. It wraps `model`.
         evaluation: This rank's batches of the validation set.
         workers: The number of loader workers.
+        frozen: A description of the weights that do not train because of `--freeze`.
     """
 
     task: Task
@@ -167,6 +168,7 @@ class Inference:
     autocast_dtype: torch.dtype | None
     evaluation: EvaluationBatches
     workers: int
+    frozen: str
 
     @property
     def world(self) -> World:
@@ -185,6 +187,7 @@ class Job(Inference):
         state: The content of a checkpoint: the model, the optimizer, the progress.
         schedule: The number of steps, and the micro-batches of this rank in each step.
         reduction: Adds the gradients of all shards.
+        initial: The origin of the weights that the run starts from, for its manifest.
         sources: Set when the run's manifest is written.
         until_step: Ends the training before the end of the schedule.
         around_batches: Wraps the iterator of batches.
@@ -198,6 +201,7 @@ class Job(Inference):
     schedule: Schedule
     reduction: Reduction
     attributes: Attributes
+    initial: dict[str, str] | None = None
     sources: SourceRecord | None = None
     until_step: int | None = None
     around_batches: Callable[[Iterator[Any]], Iterator[Any]] | None = None

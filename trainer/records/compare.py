@@ -54,6 +54,7 @@ _OF_THE_START = (
     "environment.TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
     "environment.TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "did_not_fit",
+    "init.",
     "energy.",
     "resumes",
     "run_id",

@@ -137,6 +137,8 @@ def _write_manifest(
         if name not in FREE_AT_RESUME | {"threads"}
     }
     found = manifest.describe(job.strategy, sys.argv[1:], settings, data.digests, data.sources)
+    if job.initial is not None:
+        found["init"] = job.initial
     attempts = {"did_not_fit": list(did_not_fit)} if did_not_fit else {}
     # Write the manifest of a new run.
     stored = read_manifest(run)

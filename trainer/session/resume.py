@@ -8,15 +8,17 @@ from trainer.records.compare import read_entries
 from trainer.session.record import read_manifest
 
 
-def resume_job(job: Job, resume: str) -> None:
+def resume_job(job: Job, resume: str) -> bool:
     """Restore the newest complete checkpoint, if there is one. Rank 0 chooses it for all ranks.
+
+    Return whether there is one.
 
     Raises:
         WrongUse: There is a checkpoint, and `resume` is `never`.
     """
     step = job.world.from_first(_newest(job, resume == "anyway") if job.world.is_first else None)
     if step is None:
-        return
+        return False
     if resume == "never":
         raise WrongUse(
             f"--resume never was given, but {job.run.path} has a checkpoint of step {step}: "
@@ -25,6 +27,7 @@ def resume_job(job: Job, resume: str) -> None:
     job.state.restore(job.checkpoints.files.load(step), job.strategy, job.run.path)
     if job.world.is_first and job.state.progress.best_step is not None:
         job.checkpoints.files.restore_best(job.state.progress.best_step)
+    return True
 
 
 def _newest(job: Job, anyway: bool) -> int | None:

@@ -26,6 +26,7 @@ from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog
 from trainer.session.agreement import check_command, check_settings
 from trainer.session.failures import errors_as_failures
+from trainer.session.initial import start_from_weights
 from trainer.session.record import look_at_data, record_start, refuse_edited
 from trainer.session.resume import reason_to_keep_micro_batches, resume_job
 from trainer.session.run_name import default_name
@@ -92,7 +93,8 @@ def train_task(
             while True:
                 job = build(settled, task, strategy, run, gpus, data_dir)
                 job.until_step = until_step
-                resume_job(job, resume)
+                if not resume_job(job, resume) and config.init is not None:
+                    start_from_weights(job, config.init)
                 try:
                     with _observed(job, measure_s, profile_steps):
                         _train(job, stop, resume == "anyway", did_not_fit, validated, swept)

@@ -11,6 +11,7 @@ from trainer.parallel.strategy import bits_depend_on_processes, launched_as
 from trainer.records.compare import listed_changes, manifest_differences
 from trainer.records.evidence import Evidence, verdict
 from trainer.records.shipped import check_files
+from trainer.session.initial import refuse_other_weights
 from trainer.session.train import train_task
 from trainer.settings.config import CONTIGUOUS, parse_config
 from trainer.system.signals import StopRequest
@@ -42,6 +43,7 @@ def verify_run(
     if until is None:
         stored.refuse_unfinished()
     _refuse_another_plan(path, stored.manifest, steps)
+    refuse_other_weights(path, stored.manifest)
     # Train again. Rank 0 writes the manifest, and only rank 0 compares.
     with temporary_folder("verify-") as folder:
         again = folder / "again"

@@ -46,6 +46,8 @@ class Config:
     warmup_epochs: float = 0.0
     weight_decay: float | None = None
     optimizer: str = "adamw"
+    init: str | None = None  # a run's folder or a file, whose weights the run starts from
+    freeze: list[str] = field(default_factory=list)  # patterns of names that do not train
     accumulation: int | None = None
     precision: str | None = None
     clip_norm: float | None = None

@@ -61,6 +61,8 @@ def test_each_setting_has_a_key(here: Here) -> None:
         warmup_epochs=0.5,
         weight_decay=0.0,
         optimizer="sgd",
+        init="runs/a",
+        freeze=["body", '"*.bias'],
         accumulation=2,
         precision="bf16",
         clip_norm=1.5,

@@ -86,6 +86,16 @@ def test_a_file_has_the_settings_of_the_same_command_line(
     assert (config.learning_rate, config.deterministic) == (0.001, False)
 
 
+def test_an_option_that_can_be_repeated_has_an_array(config_of: Callable[..., Config]) -> None:
+    for value in ('"body"', '["body"]'):
+        Path("exp.toml").write_text(f'[train]\ninit = "w.pt"\nfreeze = {value}\n')
+        config = config_of("--config", "exp.toml")
+        assert (config.init, config.freeze) == ("w.pt", ["body"])
+    Path("exp.toml").write_text('[train]\nfreeze = ["body", "*.bias"]\n')
+    assert config_of("--config", "exp.toml").freeze == ["body", "*.bias"]
+    assert config_of("--config", "exp.toml", "--freeze", "head").freeze == ["head"]
+
+
 def test_a_file_and_the_command_line_are_the_same_run(here: Here) -> None:
     Path("exp.toml").write_text(
         f'[task]\nname = "{TINY}"\nnoise = 0.5\n[train]\nepochs = 1\nlr = 0.02'
@@ -153,7 +163,7 @@ def test_fields_with_the_names_of_keys_have_a_table(
     [
         ("[train]\nbatchsize = 3", "[train] batchsize is unknown: did you mean batch-size?"),
         ("[train]\nBatch_Size = 3", "[train] Batch-Size is unknown: did you mean batch-size?"),
-        ("[train]\nqqq = 3", "[train] qqq is unknown: use some of epochs, max-steps, batch-size, "),
+        ("[train]\nqqq = 3", "[train] qqq is unknown: use some of init, freeze, "),
         ("[train]\ngpu_ids = 3", "[train] gpu-ids is unknown: it belongs to [launch]"),
         ("[train]\nset = 3", "[train] set is unknown: write the task and its fields below [task]"),
         ("[train]\nconfig = 'x'", "[train] config is unknown: "),
@@ -185,6 +195,7 @@ def test_fields_with_the_names_of_keys_have_a_table(
         ),
         ("[train]\nrun = 'a\\b'\nruns-dir = \"a\\u0000\"", "[train] runs-dir = 'a\\x00' has a "),
         (f"[train]\nseed = 0x{'f' * 5000}", "[train] seed is too large: Exceeds the limit (4300"),
+        ("[train]\nfreeze = [[1]]", "[train] freeze is an array: write one value"),
         ("[task]\nname = 3", "[task] name is 3: write the task in quotes"),
         ("[task]\nset = 3", "[task] set is not a table: write fields below [task.set]"),
         ("[task]\nwidth = 3\n[task.set]\nwidth = 4", "[task.set] width is also in [task]: drop"),

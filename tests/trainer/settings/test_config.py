@@ -36,6 +36,8 @@ _OTHER: dict[str, Any] = {
     "warmup_epochs": 0.5,
     "weight_decay": 0.125,
     "optimizer": "sgd",
+    "init": "runs/a",
+    "freeze": ["layer1"],
     "accumulation": 9,
     "precision": "bf16",
     "clip_norm": 10.0,

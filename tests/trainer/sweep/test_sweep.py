@@ -647,6 +647,10 @@ def test_an_unusable_gpu_gets_no_trial(sweeps: Sweeps) -> None:
             ["--grid", "deterministic=0,1"],
             "--grid deterministic=0,1: --deterministic is a switch without values",
         ),
+        (
+            ["--grid", "freeze=a,b"],
+            "--grid freeze=a,b: --freeze can be repeated, so it cannot be swept",
+        ),
         (["--grid", "lr=0.1,0.10"], "--grid lr=0.1,0.10: a value is given twice"),
         (
             ["--grid", "width=4", "--grid", "width=8"],

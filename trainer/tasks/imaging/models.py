@@ -11,7 +11,7 @@ from torchvision import models
 from torchvision.models import WeightsEnum
 
 from trainbox import WrongUse
-from trainbox.initial_weights import Match, last_layer, load, match, read_tensors
+from trainbox.initial_weights import Match, averaged_first, last_layer, load, match, read_tensors
 
 # The argument of a model's builder for the size of its pictures. Others accept any size.
 _SIZE_ARGUMENTS = {"vit_": "image_size", "maxvit_": "input_size"}
@@ -155,11 +155,7 @@ def _read(name: str, weights: str) -> Mapping[str, Tensor]:
 
 def _of_file(weights: str) -> Mapping[str, Tensor]:
     """Return the tensors of a file. Of a run with `ema`, these are the averaged weights."""
-    tensors, start = read_tensors(Path(weights)), "averaged.module."
-    averaged = {
-        name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)
-    }
-    return averaged or tensors
+    return averaged_first(read_tensors(Path(weights)))
 
 
 def _match(model: nn.Module, tensors: Mapping[str, Tensor], name: str, weights: str) -> Match:

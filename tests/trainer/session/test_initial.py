@@ -1,0 +1,216 @@
+"""Start from the weights of another run or of a file (--init), and train some (--freeze)."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.support.here import Here, StopAfter
+from tests.support.transfer import TRANSFER, Transfer
+from tests.support.unsafe_pickle import MakesFolder
+from trainer.errors import Preempted, WrongUse
+
+_SHORT: dict[str, Any] = {"task": TRANSFER, "max_steps": 3}
+_RUN = ("train", TRANSFER, "--device", "cpu", "--max-steps", "1")
+
+
+@pytest.fixture
+def trained(here: Here) -> dict[str, Tensor]:
+    """Train the run `a`, and return its best weights."""
+    here.train("a", **_SHORT)
+    return load_file(here.path("a") / "model.safetensors")
+
+
+def _differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
+    return {name for name in one if not torch.equal(one[name], other[name])}
+
+
+def _manifest(here: Here, run: str = "b") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((here.path(run) / "manifest.json").read_text())
+    return found
+
+
+def test_a_run_starts_from_the_best_weights_of_another(
+    here: Here, trained: dict[str, Tensor]
+) -> None:
+    out = here.train("b", **_SHORT, fields={"classes": 5}, init="runs/a", freeze=["body"])
+    assert "\ninit       runs/a/model.safetensors: 7 of 9 tensors; head is new (5 classes)\n" in out
+    assert (
+        "\nfrozen     4 of 6 tensors (42 of 77 parameters), and the statistics of 1 batch norm\n"
+        in out
+    )
+    after = here.weights("b")
+    assert len(after["head.bias"]) == 5
+    # Also the running statistics are those of the file.
+    body = {name: value for name, value in trained.items() if name.startswith("body")}
+    assert len(body) == 7 and _differing(body, after) == set()
+    initial = _manifest(here)["init"]
+    assert initial["file"] == "runs/a/model.safetensors"
+    assert initial["loaded"] == "7 of 9 tensors; head is new (5 classes)"
+    assert len(initial["sha256"]) == 64
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "pt", "checkpoint"])
+def test_a_file_gives_the_same_bits_as_its_run(
+    here: Here, trained: dict[str, Tensor], ending: str
+) -> None:
+    here.train("b", **_SHORT, init="runs/a")
+    file = f"w.{ending}"
+    if ending == "safetensors":
+        save_file(trained, file)
+    elif ending == "pt":
+        torch.save({"state_dict": trained}, file)
+    else:
+        file = "runs/a/checkpoints/step-00000003.pt"
+    here.train("c", **_SHORT, init=file)
+    assert here.digest("b") == here.digest("c")
+    here.train("d", **_SHORT)
+    assert here.digest("d") != here.digest("c")
+
+
+def test_other_weights_than_the_frozen_ones_train(here: Here, trained: dict[str, Tensor]) -> None:
+    out = here.train("b", **_SHORT, init="runs/a", freeze=["*.bias", "body.1.running_mean"])
+    assert "\nfrozen     3 of 6 tensors (15 of 63 parameters), and the stat" in out
+    assert _differing(trained, here.weights("b")) == {"body.0.weight", "body.1.weight",
+                                                      "head.weight"}  # fmt: skip
+
+
+def test_statistics_move_if_only_the_weights_of_a_batch_norm_are_frozen(here: Here) -> None:
+    out = here.train("b", **_SHORT, freeze=["body.1.weight", "body.1.bias"])
+    assert "statistics" not in out
+    assert int(here.weights("b")["body.1.num_batches_tracked"]) == 3
+
+
+def test_frozen_weights_do_not_decay(here: Here, trained: dict[str, Tensor]) -> None:
+    here.train("b", **_SHORT, init="runs/a", freeze=["body"], weight_decay=0.5, clip_norm=0.1)
+    assert torch.equal(here.weights("b")["body.0.weight"], trained["body.0.weight"])
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_resume_does_not_load_again(here: Here) -> None:
+    settings = _SHORT | {"max_steps": 6, "init": "runs/a", "freeze": ["body"]}
+    here.train("whole", **settings)
+    with pytest.raises(Preempted):
+        here.train("b", stop=StopAfter(2), **settings)
+    initial = _manifest(here)["init"]
+    shutil.rmtree("runs/a")
+    out = here.train("b", **settings)
+    assert "\ninit " not in out and "\nfrozen " in out and "changed since" not in out
+    assert here.digest("b") == here.digest("whole")
+    assert _manifest(here)["init"] == initial
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_resume_with_other_weights_is_refused(here: Here) -> None:
+    with pytest.raises(Preempted):
+        here.train("b", stop=StopAfter(1), **_SHORT, init="runs/a", freeze=["head"])
+    for init, freeze, message in (
+        (None, ["head"], r"other settings \(init: runs/a -> None\)"),
+        ("runs/a", ["body"], r"other settings \(freeze: \['head'\] -> \['body'\]\)"),
+    ):
+        with pytest.raises(WrongUse, match=message):
+            here.train("b", **_SHORT, init=init, freeze=freeze)
+
+
+@pytest.mark.usefixtures("trained")
+def test_verify_repeats_a_run_from_the_same_weights(here: Here) -> None:
+    here.train("b", **_SHORT, init="runs/a", freeze=["body"], digest_steps=1)
+    code, out, err = here.command("verify", "runs/b", "--device", "cpu")
+    assert (code, err) == (0, "") and out.splitlines()[-1].startswith("SAME BITS: runs/b")
+    # Other weights in the same file.
+    here.train("other", **_SHORT, seed=1)
+    file = here.path("a") / "model.safetensors"
+    shutil.copy(here.path("other") / "model.safetensors", file)
+    code, _, err = here.command("verify", "runs/b", "--device", "cpu")
+    assert code == 2
+    assert err.startswith(
+        "trainbox: runs/b was started from runs/a/model.safetensors, which has changed since (its "
+        "SHA-256 was "
+    )
+    file.unlink()
+    code, _, err = here.command("verify", "runs/b", "--device", "cpu")
+    assert (code, err.splitlines()) == (
+        2,
+        [
+            "trainbox: runs/b was started from runs/a/model.safetensors, which does not exist: "
+            "check the path"
+        ],
+    )
+
+
+def _not_validated(here: Here) -> None:
+    (here.path("a") / "model.safetensors").unlink()
+
+
+def _wider(here: Here) -> None:
+    save_file(dict(Transfer(width=7).build_model().state_dict()), "w.safetensors")
+
+
+def _of_another_model(here: Here) -> None:
+    save_file({"encoder.weight": torch.ones(2)}, "w.safetensors")
+
+
+@pytest.mark.usefixtures("trained")
+@pytest.mark.parametrize(
+    ("prepare", "arguments", "message"),
+    [
+        (None, ["--init", "gone.pt"], "--init gone.pt does not exist: check the path"),
+        (None, ["--init", "runs"], "--init runs has no config.json: give the folder of a run, or "),
+        (
+            _not_validated,
+            ["--init", "runs/a"],
+            "--init runs/a has no model.safetensors, which a run has after its first validation",
+        ),
+        (
+            lambda here: torch.save(MakesFolder(Path("ran")), "w.pt"),
+            ["--init", "w.pt"],
+            "w.pt has no weights that can be loaded (Weights only load failed.",
+        ),
+        (
+            _wider,
+            ["--init", "w.safetensors"],
+            "--init w.safetensors: body.0.weight has shape (7, 4) instead of (6, 4): use weights "
+            "of this model, or drop --init",
+        ),
+        (
+            _of_another_model,
+            ["--init", "w.safetensors"],
+            "--init w.safetensors has no tensor of the model: it has encoder.weight, and the "
+            "model has body.0.weight, body.0.bias, body.1.weight, ...: use weights",
+        ),
+        (
+            None,
+            ["--freeze", "body", "--freeze", "haed.*"],
+            "--freeze haed.* matches no trained tensor of the model: use the name of one "
+            "(body.0.weight, ",
+        ),
+        (
+            None,
+            ["--freeze", "body", "--freeze", "head"],
+            "--freeze body --freeze head matches all 6 trained tensors, so nothing would train",
+        ),
+    ],
+)
+def test_weights_that_cannot_be_used_are_one_line_and_exit_2(
+    here: Here, prepare: Callable[[Here], object] | None, arguments: list[str], message: str
+) -> None:
+    if prepare is not None:
+        prepare(here)
+    code, _, err = here.command(*_RUN, *arguments)
+    assert code == 2
+    assert err.startswith(f"trainbox: {message}") and err.count("\n") == 1, err
+    assert not Path("ran").exists()
+
+
+@pytest.mark.usefixtures("trained")
+def test_the_settings_of_a_run_can_be_given_again(here: Here) -> None:
+    here.train("b", **_SHORT, init="runs/a", freeze=["body", "*.bias"])
+    code, _, err = here.command(*_RUN[:-2], "--config", "runs/b/config.json", "--run", "c")
+    assert (code, err) == (0, "")
+    assert here.digest("c") == here.digest("b")

@@ -1,0 +1,96 @@
+"""Start a run from the weights of another run or of a file, as `--init` requests."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.classification import Classification
+from trainer.errors import WrongUse
+from trainer.initial_weights import (
+    averaged_first,
+    last_layer,
+    load,
+    match,
+    read_tensors,
+    tensors_of,
+    trained_part,
+)
+from trainer.loop.state import Job
+from trainer.session.agreement import refuse_difference
+
+_BEST = "model.safetensors"
+
+
+def start_from_weights(job: Job, init: str) -> None:
+    """Load the weights of `init`, the folder of a run or a file, into the model of a new run.
+
+    Each rank reads the file. `job.initial` is set to the file, its SHA-256 and what was loaded.
+
+    Raises:
+        WrongUse: The file cannot be used, does not fit the model, or differs between machines.
+    """
+    file = _weights_file(init, f"--init {init}")
+    digest = _sha256(file)
+    refuse_difference(
+        job.world, {f"the SHA-256 of --init {file}": digest}, "copy the same file to all machines"
+    )
+    tensors, model = averaged_first(read_tensors(file)), trained_part(job.state.model)
+    found = match(model, tensors, f"--init {file}", "use weights of this model, or drop --init")
+    # Under FSDP, each rank keeps its share of each tensor.
+    here = tensors_of(model)
+    load(model, {n: job.strategy.share(tensors[n], here[n]) for n in found.loaded}, found)
+    last = last_layer(model)
+    count = here[f"{last}.weight"].shape[0] if f"{last}.weight" in here else 0
+    outputs = "classes" if isinstance(job.task, Classification) else "outputs"
+    job.initial = {
+        "file": str(file),
+        "sha256": digest,
+        "loaded": found.line(last, f"{count} {outputs}"),
+    }
+
+
+def refuse_other_weights(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Check that the weights from which the run in `path` was started are unchanged.
+
+    Raises:
+        WrongUse: The file does not exist any more, or has another SHA-256.
+    """
+    initial = manifest.get("init")
+    if not (isinstance(initial, dict) and isinstance(initial.get("file"), str)):
+        return
+    file = _weights_file(initial["file"], f"{path} was started from {initial['file']}, which")
+    if (now := _sha256(file)) != initial.get("sha256"):
+        raise WrongUse(
+            f"{path} was started from {file}, which has changed since (its SHA-256 was "
+            f"{str(initial.get('sha256'))[:12]}... and is {now[:12]}...): restore the file"
+        )
+
+
+def _weights_file(init: str, source: str) -> Path:
+    """Return the file of `init`: of a run, its best weights. `source` starts messages.
+
+    Raises:
+        WrongUse: It does not exist.
+    """
+    path = Path(init)
+    if not path.exists():
+        raise WrongUse(f"{source} does not exist: check the path")
+    if not path.is_dir():
+        return path
+    if not (path / "config.json").exists():
+        raise WrongUse(f"{source} has no config.json: give the folder of a run, or a file")
+    if not (path / _BEST).is_file():
+        raise WrongUse(
+            f"{source} has no {_BEST}, which a run has after its first validation: let "
+            "the run validate, or give a file of its folder checkpoints"
+        )
+    return path / _BEST
+
+
+def _sha256(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise WrongUse(f"{file} cannot be read ({error.strerror}): check the file") from error
