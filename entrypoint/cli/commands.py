@@ -6,6 +6,7 @@ It plans and supervises trainings, passes verbs to the trainer, or runs another 
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -112,6 +113,13 @@ def _run_verbatim(argv: list[str]) -> NoReturn:
         ) from error
 
 
+def _check_folder() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise InvalidRequest("the current folder was removed: change to another one") from None
+
+
 def _drop_ranks(verb: str) -> None:
     for name in os.environ.keys() - without_ranks(os.environ):
         if verb in _TRAINING_VERBS and is_folder_of_script(name, os.environ[name]):
@@ -131,6 +139,7 @@ def main() -> NoReturn:
             )
         if arguments and not arguments[0].startswith("-") and arguments[0] not in VERBS:
             _run_verbatim(arguments)
+        _check_folder()
         runs_script = arguments[:1] == ["run"] or arguments[1:2] == ["run"]
         if not runs_script or arguments[:1] == ["sweep"]:
             # A script's own folders are only in the sys.path of its ranks.

@@ -118,6 +118,24 @@ def test_a_program_replaces_the_launcher_with_its_arguments_and_streams(trainbox
     assert out == f"{process.pid} {arguments} a line\n"
 
 
+@pytest.mark.parametrize("verb", ["run x.py", "sweep run x.py", "plan digits", "health"])
+def test_a_current_folder_that_was_removed(
+    in_this_process: Callable[..., Ended], tmp_path: Path, verb: str
+) -> None:
+    def main_without_folder() -> None:
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        os.chdir(gone)
+        gone.rmdir()
+        entrypoint.cli.commands.main()
+
+    ended = in_this_process(main_without_folder, verb.split(), {})
+    assert (ended.code, ended.err) == (
+        2,
+        "trainbox: the current folder was removed: change to another one\n",
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
