@@ -26,7 +26,8 @@ mountable = $(if $(filter $(not-mounted),$(if $(task-file),$(or $(task-folder),.
 
 # `make run` starts SCRIPT, or MODULE, in the folder PROJECT_DIR. The default is this folder, or the
 # folder of a SCRIPT outside of it.
-script-path = $(if $(filter /% ../%,$(SCRIPT)),$(abspath $(SCRIPT)))
+script-path = $(if $(filter /% ../%,$(firstword $(SCRIPT))),$(if $(word 2,$(SCRIPT)),$(error SCRIPT=$(SCRIPT) has a \
+	space: set PROJECT_DIR to the folder of the script and SCRIPT to its name),$(abspath $(SCRIPT))))
 PROJECT_DIR ?= $(patsubst %/,%,$(dir $(script-path)))
 script = $(if $(script-path),$(patsubst $(abspath $(PROJECT_DIR))/%,%,$(script-path)),$(SCRIPT))
 program = $(if $(MODULE),$(if $(SCRIPT),$(error SCRIPT and MODULE are set: name only one of them))-m $(call \

@@ -258,6 +258,11 @@ def test_the_plan_the_sweep_and_the_drill_of_a_script(
     [
         ([], "SCRIPT is not set: name a script, as in make run SCRIPT=train.py"),
         (["SCRIPT=a.py", "MODULE=a"], "SCRIPT and MODULE are set: name only one of them"),
+        (
+            ["SCRIPT=/my project/a.py"],
+            "SCRIPT=/my project/a.py has a space: set PROJECT_DIR to the folder of the script and "
+            "SCRIPT to its name",
+        ),
     ],
 )
 def test_run_needs_one_program(make: Make, settings: list[str], message: str) -> None:
