@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import click
 
 from entrypoint.cli.options import MOST_PROCESSES, PAGE, Numbers
+from entrypoint.cli.run import find_target
 from entrypoint.driver.process import count_visible
 from entrypoint.errors import InvalidRequest
 
@@ -151,6 +152,7 @@ def drill_run(
     check_file(file)
     if not module and not arguments:
         raise InvalidRequest("drill run needs a script, as in drill run train.py --compare last.pt")
+    find_target(module, list(arguments[:1]))  # a mistake in the name needs no training
     script = ("-m", module, "--", *arguments) if module else (*arguments[:1], "--", *arguments[1:])
     gpus = 0 if cpu else count_visible()
     if counts and one_process:

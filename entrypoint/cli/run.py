@@ -157,7 +157,7 @@ def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path
     """
     launch = dict(options)
     checked = Checked.take_from(launch)
-    target = _target(launch.pop("module"), list(launch.pop("words")))
+    target = find_target(launch.pop("module"), list(launch.pop("words")))
     name = launch.pop("run_name")
     _check_run_name(name)
     path = (launch.pop("runs_dir") / (name or target.run_name())).absolute()
@@ -197,7 +197,12 @@ def _check_run_name(name: str | None) -> None:
         )
 
 
-def _target(module: str | None, words: list[str]) -> Target:
+def find_target(module: str | None, words: list[str]) -> Target:
+    """Return the target of a command with these arguments, of which the first one is the script.
+
+    Raises:
+        InvalidRequest: the script or the module does not exist, or cannot be run.
+    """
     if module is not None:
         folders = [str(Path.cwd()), *python_path(os.environ), *sys.path]
         return find_module(module, words[1:] if words[:1] == ["--"] else words, folders)
