@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("entrypoint", "trainer", "trainbox")
 # `open` of these is not Python's: it takes no encoding.
-_OTHER_OPENS = ("os", "gzip", "av", "Image")
+_OTHER_OPENS = ("os", "gzip", "av", "Image", "_tracker")
 
 
 def _without_encoding(path: Path) -> Iterator[int]:
@@ -19,11 +19,8 @@ def _without_encoding(path: Path) -> Iterator[int]:
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
         if name in ("read_text", "write_text") and isinstance(function, ast.Name):
             continue  # a function of ours
-        owner = (
-            function.value.id
-            if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
-            else ""
-        )
+        value = function.value if isinstance(function, ast.Attribute) else None
+        owner = getattr(value, "attr", getattr(value, "id", ""))
         modes = [word.value for word in node.keywords if word.arg == "mode"] + node.args
         binary = any(
             isinstance(mode, ast.Constant) and isinstance(mode.value, str) and "b" in mode.value

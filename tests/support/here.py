@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -109,6 +110,7 @@ class Here:
                 contextlib.redirect_stderr(err),
             ):
                 patch.setattr("trainer.session.train.RunLog", Noted)
+                patch.setattr(sys, "path", [*sys.path])  # the folder of a task is added to it
                 yield out, err
         finally:
             torch.set_num_threads(threads)
@@ -117,6 +119,9 @@ class Here:
             ]
             for thread in self.saving:
                 thread.join()
+            for worker in multiprocessing.active_children():  # the kernel kills loader workers
+                worker.kill()
+                worker.join()
             for run in opened:
                 close_files(run)
 

@@ -27,7 +27,7 @@ NOT_SETTINGS = frozenset(
             "REASON",
             "RESTORED",
         ),
-        *("SETTINGS", "SLOTS", "STORE", "STRATEGY", "TRIALS_PER_GPU"),
+        *("SETTINGS", "SLOTS", "STORE", "STRATEGY", "TRIALS_PER_GPU", "TRIAL_PORT"),
     )
 )
 # Kubernetes sets these variables for a Service with the name trainbox or trainbox-...
