@@ -223,7 +223,9 @@ class Training:
             with contextlib.suppress(OSError), open_regular(self.output) as output:
                 with self.early.open("wb") as early:
                     shutil.copyfileobj(output, early)
-                self.early_s, self.early_version = now_s, version
+                # A file that was written meanwhile may already be that of the end.
+                if version_of(self.output) == version:
+                    self.early_s, self.early_version = now_s, version
 
 
 def moments(shares: Sequence[float], pace: Pace, signals: Sequence[Signals]) -> list[Moment]:

@@ -2,10 +2,12 @@
 
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -15,6 +17,7 @@ import entrypoint.drill.training
 from entrypoint.drill.compare import CannotCompare, Comparison, check_file
 from entrypoint.drill.script import Request, drill_script
 from entrypoint.drill.starts import Process
+from entrypoint.drill.training import Training
 from entrypoint.errors import BitsDiffer, DrillFailed, InvalidRequest
 from entrypoint.system.processes import with_variable
 from trainer.errors import Failure
@@ -382,3 +385,22 @@ def test_a_file_that_cannot_be_compared_is_refused_before_the_training(
 ) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(message)):
         check_file(file)
+
+
+def test_a_file_that_is_written_during_its_early_copy_is_copied_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training(lambda count: [str(count)], tmp_path, "result.json")
+    training.run.mkdir()
+    training.output.write_bytes(b"")
+
+    def copy_while_written(output: IO[bytes], early: IO[bytes]) -> None:
+        training.output.write_bytes(b"[1]")
+        early.write(output.read())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfileobj", copy_while_written)
+        training._copy_early(1.0)
+    assert training.early_version is None
+    training._copy_early(2.0)
+    assert (training.early_s, training.early.read_bytes()) == (2.0, b"[1]")
