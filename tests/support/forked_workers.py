@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from types import SimpleNamespace
@@ -66,7 +67,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
                 _work(session, number, writing, _claimed(found, queue))
         workers[reading] = pid
     try:
-        _follow(session, workers, queue)
+        finished = _follow(session, workers, queue)
     except BaseException:
         for pid in workers.values():
             os.kill(pid, signal.SIGTERM)
@@ -77,11 +78,18 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         os.close(queue)
     if session.shouldfail:
         raise session.Failed(session.shouldfail)
+    selected = Counter(item.nodeid for item in session.items)
+    if wrong := (selected - finished) + (finished - selected):
+        session.shouldfail = (
+            f"{len(wrong)} of {len(selected)} tests did not end exactly once: {next(iter(wrong))}"
+        )
+        raise session.Failed(session.shouldfail)
     return True
 
 
-def _follow(session: pytest.Session, workers: Iterable[Connection], queue: int) -> None:
-    """Pass the reports of the workers on until all have ended."""
+def _follow(session: pytest.Session, workers: Iterable[Connection], queue: int) -> Counter[str]:
+    """Pass the reports of the workers on until all have ended; return how often each test ended."""
+    finished: Counter[str] = Counter()
     hook = session.config.hook
     running: dict[Connection, tuple[str, tuple[str, int | None, str]]] = {}
     open_ = set(workers)
@@ -101,11 +109,13 @@ def _follow(session: pytest.Session, workers: Iterable[Connection], queue: int) 
                 running[ready] = value
                 hook.pytest_runtest_logstart(nodeid=value[0], location=value[1])
             elif kind == "finish":
+                finished[value[0]] += 1
                 hook.pytest_runtest_logfinish(nodeid=value[0], location=value[1])
             else:
                 open_.remove(ready)
                 if kind != _ENDED:
                     hook.pytest_runtest_logreport(report=_lost(running.get(ready)))
+    return finished
 
 
 def _lost(last: tuple[str, tuple[str, int | None, str]] | None) -> pytest.TestReport:
@@ -146,7 +156,7 @@ def _work(
     session: pytest.Session, number: int, writing: Connection, items: Iterator[pytest.Item]
 ) -> NoReturn:
     """Run the tests in this fork, and end it."""
-    code = 1
+    code, own = 1, os.getpid()
     try:
         die_with_parent()
         _become_worker(session.config, number, writing)
@@ -156,8 +166,9 @@ def _work(
             if session.shouldfail or session.shouldstop:
                 break
         session._setupstate.teardown_exact(None)
-        writing.send((_ENDED, None))
-        code = 0
+        if os.getpid() == own:  # not the fork of a test that returned into pytest
+            writing.send((_ENDED, None))
+            code = 0
     except KeyboardInterrupt:
         pass  # the parent gets a Ctrl-C as well
     except BaseException:  # noqa: BLE001 - a fork must not return into its parent's code
