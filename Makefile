@@ -32,13 +32,16 @@ PROJECT_DIR ?= $(patsubst %/,%,$(dir $(script-path)))
 script = $(if $(script-path),$(patsubst $(abspath $(PROJECT_DIR))/%,%,$(script-path)),$(SCRIPT))
 program = $(if $(MODULE),$(if $(SCRIPT),$(error SCRIPT and MODULE are set: name only one of them))-m $(call \
 	quote,$(MODULE)),$(call quote,$(or $(script),$(error SCRIPT is not set: name a script, as in make run SCRIPT=train.py))))
-program-words = $(RUN_OPTIONS) $(program) $(if $(ARGS),-- $(ARGS))
+program-words = $(without-config)$(RUN_OPTIONS) $(program) $(if $(ARGS),-- $(ARGS))
 
 # CONFIG is the file of an experiment, which the container mounts.
 config-at = $(if $(filter-out venv,$(kind)),$(if $(filter /% ../%,$(CONFIG)),$(notdir $(CONFIG)),$(CONFIG)),$(CONFIG))
 config = $(if $(CONFIG),--config $(call quote,$(config-at)) )
 config-mount = $(if $(CONFIG),-v $(call quote,$(or $(realpath $(CONFIG)),$(error CONFIG=$(CONFIG) does not \
 	exist: name the file of an experiment)):/workspace/$(config-at):ro) )
+# Only train, plan and sweep of a task use CONFIG. An exported variable of this name may be for the
+# script itself.
+without-config = $(if $(filter command,$(origin CONFIG)),$(error make $@ $(if $(SCRIPT)$(MODULE),of a script )does not use CONFIG: drop it))
 
 quote = '$(subst ','\'',$(1))'
 given = $(foreach name,$(strip $(foreach n,$(1),$(if $($(n)),$(n)))),$(name)=$(call quote,$($(name))))
@@ -148,13 +151,13 @@ sweep: $$(ready-$$(kind)) ## Train for each combination and seed: TASK=digits AR
 	$(Q)$(if $(SCRIPT)$(MODULE),$(script-$(kind)) sweep run $(script-runs-$(kind)) $(program-words),$(train-$(kind)) sweep $(config)$(ARGS))
 
 drill: $$(ready-$$(kind)) ## Check that kills and 1 to 4 processes give the same bits (TASK=, ARGS="--steps 200"; SCRIPT=, RUN_OPTIONS="--compare last.pt")
-	$(Q)$(if $(SCRIPT)$(MODULE),$(script-$(kind)) drill run $(program-words),$(train-$(kind)) drill $(ARGS))
+	$(Q)$(if $(SCRIPT)$(MODULE),$(script-$(kind)) drill run $(program-words),$(without-config)$(train-$(kind)) drill $(ARGS))
 
 bench: $$(ready-$$(kind)) ## Measure the speed by GPUs, batch and workers (TASK=mnist ARGS="--gpus 1,2 --batch-size 64,128 --suggest")
-	$(Q)$(train-$(kind)) bench $(ARGS)
+	$(Q)$(without-config)$(train-$(kind)) bench $(ARGS)
 
 verify: $$(ready-$$(kind)) ## Repeat RUN=runs/NAME and compare the digests (ARGS="--steps 100")
-	$(Q)$(train-$(kind)) verify $(or $(RUN),$(error RUN is not set: name a run, as in make verify RUN=runs/NAME)) $(ARGS)
+	$(Q)$(without-config)$(train-$(kind)) verify $(or $(RUN),$(error RUN is not set: name a run, as in make verify RUN=runs/NAME)) $(ARGS)
 
 health: $$(ready-$$(kind)) ## Check the GPUs, the driver and the node (ARGS="--deep")
 	$(health-$(kind)) $(ARGS)

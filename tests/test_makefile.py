@@ -435,6 +435,19 @@ def test_a_missing_file_of_an_experiment_is_refused(make: Make) -> None:
     assert "CONFIG=none.toml does not exist: name the file of an experiment" in done.stderr
 
 
+@pytest.mark.parametrize("target", ["run", "plan", "sweep", "drill", "bench", "verify"])
+def test_a_file_of_an_experiment_that_has_no_effect_is_refused(make: Make, target: str) -> None:
+    of_script = [] if target in ("bench", "verify") else ["SCRIPT=train.py"]
+    done = make("-n", target, "CONFIG=exp.toml", *of_script)
+    assert done.returncode == 2
+    what = f"{target} of a script" if of_script else target
+    assert f"make {what} does not use CONFIG: drop it" in done.stderr
+
+
+def test_an_exported_config_can_be_that_of_a_script(make: Make) -> None:
+    assert last(make("-n", "run", "SCRIPT=train.py", CONFIG="model.yaml")).endswith("'train.py'")
+
+
 def test_a_task_with_an_absolute_path_is_mounted_at_that_path(make: Make, tmp_path: Path) -> None:
     arguments = shlex.split(
         last(make("-n", "train", f"TASK={tmp_path}/shapes.py:Shapes", docker=DOCKER))
