@@ -60,6 +60,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
     "wandb": {"trainer.track.to_wandb"},
     "prometheus_client": {"entrypoint.health.metrics"},
     "click": {
+        "trainbox.experiment",
         "entrypoint.cli.bench",
         "entrypoint.cli.checking",
         "entrypoint.cli.commands",

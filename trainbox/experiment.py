@@ -6,7 +6,9 @@ as on the command line.
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+import click
 
 from trainbox.files import read_text
 from trainbox.variables import LAUNCH_NAMES
@@ -63,18 +65,10 @@ def _with_dashes(table: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {keys[key]: value for key, value in values.items()}
 
 
-class _Option(Protocol):
-    """What this file reads of an option of click."""
-
-    is_flag: bool
-    multiple: bool
-    secondary_opts: list[str]
-
-
-def option_texts(
-    table: str, values: Mapping[str, Any], options: Mapping[str, _Option]
+def option_defaults(
+    ctx: click.Context, table: str, values: Mapping[str, Any], options: Mapping[str, click.Option]
 ) -> dict[str, str | list[str]]:
-    """Return the values of a table as on the command line, by their keys.
+    """Return the values of a table as on the command line, by the names of the parameters.
 
     An option that can be repeated has a list, from an array or from a single value.
 
@@ -82,8 +76,21 @@ def option_texts(
     option of each key.
 
     Raises:
-        ValueError: a key is unknown, or a value is not a single one.
+        ValueError: a key is unknown, or a value is not valid for its option.
     """
+    texts = _option_texts(table, values, options)
+    for key, text in texts.items():
+        try:
+            options[key].type_cast_value(ctx, text)
+        except click.BadParameter as error:
+            raise ValueError(f"{table} {key} = {text}: {error.message.rstrip('.')}") from error
+    return {str(options[key].name): text for key, text in texts.items()}
+
+
+def _option_texts(
+    table: str, values: Mapping[str, Any], options: Mapping[str, click.Option]
+) -> dict[str, str | list[str]]:
+    """Return the values of a table as on the command line, by their keys."""
     opposites = {
         name.lstrip("-"): key for key, option in options.items() for name in option.secondary_opts
     }

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from entrypoint.cli.options import Option, launch_options
 from entrypoint.errors import InvalidRequest
-from trainbox.experiment import PER_GPU, option_texts, read_experiment
+from trainbox.experiment import PER_GPU, option_defaults, read_experiment
 
 # One of these replaces all of them in the file.
 _COUNTS = ("gpus", "gpu_ids", "processes")
@@ -26,11 +25,11 @@ def apply_experiment(ctx: click.Context, path: Path) -> None:
         tables, digest = read_experiment(path)
         # A sweep knows the options of one training as well, and does not use them.
         options = _by_key(click.command()(launch_options(_nothing)))
-        defaults = _defaults(ctx, f"{path}: [launch]", tables["launch"], options)
+        defaults = option_defaults(ctx, f"{path}: [launch]", tables["launch"], options)
         own = _by_key(ctx.command)
         if PER_GPU in own and PER_GPU in tables["sweep"]:
             per_gpu = {PER_GPU: tables["sweep"][PER_GPU]}
-            defaults |= _defaults(ctx, f"{path}: [sweep]", per_gpu, own)
+            defaults |= option_defaults(ctx, f"{path}: [sweep]", per_gpu, own)
     except ValueError as error:
         raise InvalidRequest(str(error)) from error
     ctx.meta["experiment"] = (path, digest)
@@ -45,19 +44,6 @@ def _by_key(command: click.Command) -> dict[str, Option]:
     return {
         param.opts[0].lstrip("-"): param for param in command.params if isinstance(param, Option)
     }
-
-
-def _defaults(
-    ctx: click.Context, table: str, values: dict[str, Any], options: dict[str, Option]
-) -> dict[str, str | list[str]]:
-    """Return the texts of a table by the names of the parameters. Each is a valid value."""
-    texts = option_texts(table, values, options)
-    for key, text in texts.items():
-        try:
-            options[key].type_cast_value(ctx, text)
-        except click.BadParameter as error:
-            raise ValueError(f"{table} {key} = {text}: {error.message.rstrip('.')}") from error
-    return {str(options[key].name): text for key, text in texts.items()}
 
 
 def without_replaced(ctx: click.Context) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from trainbox.experiment import PER_GPU, option_texts, read_experiment, text_of
+from trainbox.experiment import PER_GPU, option_defaults, read_experiment, text_of
 from trainer.cli.parameters import SWEEP, Option
 from trainer.errors import WrongUse
 
@@ -81,13 +81,7 @@ def _options(
     for key in _NOT_KEYS:
         options.pop(key, None)
     used = {key: value for key, value in values.items() if key not in unused}
-    texts = option_texts(table, used, options)
-    for key, text in texts.items():
-        try:
-            options[key].type_cast_value(ctx, text)
-        except click.BadParameter as error:
-            raise ValueError(f"{table} {key} = {text}: {error.message.rstrip('.')}") from error
-    return {str(options[key].name): text for key, text in texts.items()}
+    return option_defaults(ctx, table, used, options)
 
 
 def _sweep(ctx: click.Context, table: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -131,14 +131,14 @@ def _of_task(config: Mapping[str, Any]) -> dict[str, str | float]:
 
 def _of_script(config: Mapping[str, Any]) -> dict[str, str | float]:
     """Return the script's options `--name value` and `--name=value`, and all its arguments."""
-    words = [word for word in config.get("arguments", []) if isinstance(word, str)]
+    arguments = [text for text in config.get("arguments", []) if isinstance(text, str)]
     params: dict[str, str | float] = {}
     shown: list[str] = []
     option = ""  # the name of an option whose value may follow
-    for word in words:
-        name, equals, value = word.partition("=")
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
         if not _OPTION.fullmatch(name):
-            text = str(_shown(option, word))
+            text = str(_shown(option, argument))
             if option:
                 params[option] = text
             shown.append(text)
