@@ -61,6 +61,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
     "prometheus_client": {"entrypoint.health.metrics"},
     "click": {
         "trainbox.experiment",
+        "trainbox.usage",
         "entrypoint.cli.bench",
         "entrypoint.cli.checking",
         "entrypoint.cli.commands",
@@ -104,7 +105,8 @@ _SHARED = {
     f"trainbox.{name}"
     for name in (
         *("architectures", "entries", "errors", "experiment", "files", "pinned", "run_name"),
-        *("secret_rule", "seeding", "sidecar", "snapshot", "task_metrics", "variables"),
+        *("secret_rule", "seeding", "sidecar", "snapshot", "task_metrics", "usage"),
+        "variables",
     )
 }
 

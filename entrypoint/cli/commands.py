@@ -16,6 +16,7 @@ from entrypoint.errors import WRONG_USE, InvalidRequest, LaunchError
 from entrypoint.system import hints
 from entrypoint.system.commands import check_packages, is_folder_of_script, without_ranks
 from entrypoint.system.streams import message, open_streams
+from trainbox.usage import usage_message
 
 # The module and the help line of each verb. Only the module of the verb that runs is imported, so
 # that a plan takes little longer than Python and click.
@@ -149,7 +150,7 @@ def main() -> NoReturn:
             cli.main(arguments or ["--help"], prog_name="trainbox", standalone_mode=False) or 0
         )
     except click.ClickException as error:
-        message(error.format_message())
+        message(usage_message(error))
         sys.exit(WRONG_USE)
     except LaunchError as error:
         message(str(error))

@@ -21,6 +21,7 @@ from entrypoint.launch.request import LaunchRequest
 from entrypoint.script.target import Target, find_module, find_script
 from entrypoint.system import hints
 from entrypoint.system.commands import command_of, python_path
+from trainbox.usage import usage_message
 
 _SECTION = "Script"
 
@@ -36,7 +37,7 @@ class ScriptCommand(click.Command):
             if not {"-m", "--module"} & set(words):
                 raise
             raise InvalidRequest(
-                f"{error.format_message()} The arguments of a module follow --, as in "
+                f"{usage_message(error)} The arguments of a module follow --, as in "
                 "-m my_package.train -- --epochs 3"
             ) from error
 

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 import click
 
+from trainbox.usage import usage_message
 from trainer.errors import Failure, WrongUse, called_exit
 from trainer.system.report import report_failure
 from trainer.system.streams import message_line
@@ -58,7 +59,7 @@ def _run() -> int:
     try:
         return int(cli.main(prog_name="trainbox", standalone_mode=False) or 0)
     except click.ClickException as error:
-        click.echo(message_line(error.format_message()), err=True)
+        click.echo(message_line(usage_message(error)), err=True)
         return WrongUse.exit_code
     except Failure as error:
         report_failure(error)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from trainbox.usage import usage_message
 from trainer.cli.invocation import Verb, read_device, report_environment
 from trainer.cli.options import RUNS_DIR, help_options, planned_options, seed_option
 from trainer.cli.parameters import SWEEP, add_options
@@ -34,8 +35,11 @@ class _Templated(Verb):
             is_of_the_script = isinstance(error, click.NoSuchOption) or "extra" in error.message
             if end < len(args) or not is_of_the_script:
                 raise
-            wrong = error.format_message().rstrip(".")
-            raise WrongUse(f"{wrong}. The arguments of the script follow --, {_EXAMPLE}") from error
+            wrong = usage_message(error)
+            end_mark = "" if wrong.endswith((".", "?")) else "."
+            raise WrongUse(
+                f"{wrong}{end_mark} The arguments of the script follow --, {_EXAMPLE}"
+            ) from error
 
 
 @click.command("sweep-run", cls=_Templated)

@@ -738,6 +738,7 @@ def test_every_number_is_in_the_table() -> None:
             "No such option '--epoch'. (Did you mean one of: '--epochs', '--keep', "
             "'--warmup-epochs'?)",
         ),
+        ("--chek", "No such option '--chek'. Did you mean '--help'?"),
         ("--config none.json", "--config none.json cannot be read: No such file or directory"),
         ("--config .", "--config . cannot be read: Is a directory"),
     ],

@@ -364,6 +364,9 @@ REFUSALS = [
     (("run", "--run", "..", "train.py"), "--run '..' must be a folder name, not a path"),
     (("run", "--run", "a\tb", "train.py"), "--run 'a\\tb' must be a folder name, not a path"),
     (("run", "--gpu", "2", "train.py"), "No such option '--gpu'"),
+    # The hidden option --trial is not proposed.
+    (("run", "--tria", "train.py"), "No such option '--tria'.\n"),
+    (("plan", "run", "--tria", "train.py"), "No such option '--tria'.\n"),
     (("run", "--strategy", "ddp", "train.py"), "No such option '--strategy'"),
     (("run", "-m", "train", "--lr", "3"), "The arguments of a module follow --, as in"),
     (("run", "-m", "no.such"), "-m no.such: no such module in"),

@@ -102,6 +102,7 @@ def test_a_sweep_of_a_script_records_each_trial(trainbox: Trainbox) -> None:
         (["train.py", "--seeds", "2"], "--seeds 2 would repeat the same command"),
         (["train.py", "--lr", "{lr}"], "No such option '--lr'"),
         (["train.py", "--lr", "{lr}"], ". The arguments of the script follow --, as in train.py"),
+        (["train.py", "--ceck"], "No such option '--ceck'. The arguments of the script follow --"),
         (["train.py", "x"], "extra argument (x). The arguments of the script follow --"),
         (["--", "{seed}"], "sweep run needs one script, or -m MODULE: name it before --"),
         (["train.py", "-m", "my.train"], "sweep run needs one script, or -m MODULE"),
