@@ -5,6 +5,7 @@ A run's manifest and the free text of a report of `trainbox doctor` must hide th
 
 import itertools
 import re
+from collections.abc import Iterable
 
 NOT_SHOWN = "(set, not shown)"
 _CUT = "(not shown)"
@@ -17,6 +18,7 @@ _PAIR = re.compile(
     rf"""(?<![\w.-])(?=[\w.-]*(?:{_SECRET_WORDS}))([\w.-]++["']?\s*+[=:]\s*+|--[\w-]++\s++)("[^"]*"|'[^']*'|\S++)""",
     re.IGNORECASE,
 )
+_OPTION = re.compile(r"--?[A-Za-z][\w.-]*", re.ASCII)  # its value may be the next argument
 _BEARER = re.compile(r"\b(bearer|basic|password|secret)\s+(?![=:])\S+", re.IGNORECASE)
 _LOGIN = re.compile(r"([a-z][\w+.-]*://)\S*@|[^\s/@:]+:[^\s@]+@", re.IGNORECASE)  # user:password@
 _TOKEN = re.compile(
@@ -44,13 +46,36 @@ def is_secret(name: str, value: str) -> bool:
 
 def without_secrets(text: str) -> str:
     """Return `text` with each secret replaced."""
-    text = _BEARER.sub(rf"\1 {_CUT}", text)
-    text = _PAIR.sub(rf"\1{_CUT}", text)
-    text = _LOGIN.sub(lambda match: f"{match[1] or ''}{_CUT}@", text)
-    text = _TOKEN.sub(_CUT, text)
+    text = _without_marked(text)
     for part in _random_parts(text):
         text = text.replace(part, _CUT)
     return text
+
+
+def arguments_without_secrets(arguments: Iterable[str], to_copy: bool = False) -> list[str]:
+    """Return the arguments of a command with each secret replaced.
+
+    An option and its value may be two arguments. In a command `to_copy`, a value stays that only
+    looks random, because the path of a run does so as well.
+    """
+    shown: list[str] = []
+    option = ""  # the argument before, if it is an option
+    for argument in arguments:
+        is_option = bool(_OPTION.fullmatch(argument))
+        if _SECRET_NAME.search(option) and not is_option:
+            shown.append(_CUT)
+        else:
+            shown.append(_without_marked(argument) if to_copy else without_secrets(argument))
+        option = argument if is_option else ""
+    return shown
+
+
+def _without_marked(text: str) -> str:
+    """Return `text` without the secrets that have a name or a known format."""
+    text = _BEARER.sub(rf"\1 {_CUT}", text)
+    text = _PAIR.sub(rf"\1{_CUT}", text)
+    text = _LOGIN.sub(lambda match: f"{match[1] or ''}{_CUT}@", text)
+    return _TOKEN.sub(_CUT, text)
 
 
 def _random_parts(text: str) -> list[str]:

@@ -15,7 +15,7 @@ from entrypoint.launch.plan import LaunchPlan
 from entrypoint.script.revision import revision
 from entrypoint.script.target import Target
 from entrypoint.system.commands import python_path
-from trainbox.secret_rule import without_secrets
+from trainbox.secret_rule import arguments_without_secrets
 
 _SCHEDULER = "SLURM_"
 _OF_PACKAGES = ("site-packages", "dist-packages")
@@ -27,7 +27,7 @@ def describe(target: Target, sources: Mapping[str, str], env: Mapping[str, str])
     return {
         "kind": "script",
         "script": target.name,
-        "arguments": [without_secrets(argument) for argument in target.arguments],
+        "arguments": arguments_without_secrets(target.arguments),
         "sources": dict(sources),
         "revision": revision(target.file.absolute().parent),
         "build": _build(env) | {"extra_lock_sha256": _extra_lock_sha256()},
@@ -48,7 +48,7 @@ def describe_start(
     """
     return {
         "time_unix_s": round(begin_unix_s, 3),
-        "arguments": [without_secrets(argument) for argument in target.arguments],
+        "arguments": arguments_without_secrets(target.arguments),
         "reason": plan.reason,
         "processes": plan.nnodes * plan.nproc_per_node,
         "gpus": [_gpu(gpu) for gpu in plan.gpus],

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from trainbox.files import open_regular, parse_object
-from trainbox.secret_rule import NOT_SHOWN, is_secret, without_secrets
+from trainbox.secret_rule import (
+    NOT_SHOWN,
+    arguments_without_secrets,
+    is_secret,
+    without_secrets,
+)
 from trainer.errors import Changed
 from trainer.parallel.strategy import bits_depend_on_processes
 
@@ -202,7 +207,7 @@ def shown_value(name: str, value: Any) -> Any:
 
 def shown_arguments(argv: Sequence[str]) -> list[str]:
     """Return the arguments of a command as the manifest records them, without secrets."""
-    return [without_secrets(argument[:_LONGEST]) for argument in argv]
+    return arguments_without_secrets(argument[:_LONGEST] for argument in argv)
 
 
 def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

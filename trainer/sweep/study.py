@@ -17,6 +17,7 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from trainbox.secret_rule import arguments_without_secrets
 from trainer.errors import WrongUse
 from trainer.settings.config import split_metric
 from trainer.sweep.grid import Sweep, Value, from_identity
@@ -343,9 +344,13 @@ def _difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     def flat(tree: Mapping[str, Any]) -> dict[str, Any]:
         return {**{f"{k}": v for k, v in tree.items() if k != "config"}, **tree.get("config", {})}
 
+    def shown(name: str, value: Any) -> Any:
+        is_template = name == "template" and value  # the arguments of a script
+        return arguments_without_secrets(value, to_copy=True) if is_template else value
+
     before, after = flat(stored), flat(now)
     return "; ".join(
-        f"{name}: {before.get(name)} -> {after.get(name)}"
+        f"{name}: {shown(name, before.get(name))} -> {shown(name, after.get(name))}"
         for name in after
         if before.get(name) != after.get(name)
     )

@@ -9,6 +9,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainbox.secret_rule import arguments_without_secrets
+
 
 def command(verb: str, options: str = "") -> str:
     """Return the command line that runs `trainbox VERB OPTIONS`.
@@ -26,9 +28,13 @@ def command(verb: str, options: str = "") -> str:
 def run_command_line(
     options: Sequence[str], program: str, is_module: bool, arguments: Sequence[str]
 ) -> str:
-    """Return the command line that runs `trainbox run OPTIONS PROGRAM -- ARGUMENTS`."""
+    """Return the command line that runs `trainbox run OPTIONS PROGRAM -- ARGUMENTS`.
+
+    The value of an argument with the name of a secret is not shown.
+    """
     typed = os.environ.get("TRAINBOX_COMMAND") or "trainbox"
-    own, its = shlex.join(options), shlex.join(arguments)
+    own = shlex.join(options)
+    its = shlex.join(arguments_without_secrets(arguments, to_copy=True))
     if typed == "make":
         variable = "MODULE" if is_module else "SCRIPT"
         line = f'make run {variable}={shlex.quote(program)} RUN_OPTIONS="{own}"'

@@ -79,7 +79,7 @@ sys.exit(9)
     ended = finish(
         trainbox.start(
             *("run", "--processes", "2", "--prefix", "project/train.py"),
-            *("--", "--out", "{run}/x", "--gpus", "4"),
+            *("--", "--out", "{run}/x", "--gpus", "4", "--api-key", "abc"),
             env={"PYTHONPATH": str(trainbox.folder / "lib"), "SLURM_PROCID": "3"},
         )
     )
@@ -95,7 +95,7 @@ sys.exit(9)
             "LOCAL_WORLD_SIZE": "2",
             "MASTER_ADDR": "127.0.0.1",
             "CUDA_VISIBLE_DEVICES": "",
-            "arguments": ["--out", f"{run}/x", "--gpus", "4"],
+            "arguments": ["--out", f"{run}/x", "--gpus", "4", "--api-key", "abc"],
             "run": str(run),
             "total": 3,
             "modules": ["of the user", "of the user"],
@@ -116,12 +116,14 @@ sys.exit(9)
     (start,) = manifest["starts"]
     assert (start["exit_code"], start["processes"]) == (9, 2)
     assert start["scheduler"] == {"SLURM_PROCID": "3"}
+    hidden = ["--out", "{run}/x", "--gpus", "4", "--api-key", "(not shown)"]
+    assert manifest["arguments"] == start["arguments"] == hidden
     assert manifest["packages"]["torch"]
     assert read(run, "config.json") == {
         "kind": "script",
         "script": "project/train.py",
         "is_module": False,
-        "arguments": ["--out", "{run}/x", "--gpus", "4"],
+        "arguments": ["--out", "{run}/x", "--gpus", "4", "--api-key", "abc"],
     }
 
 

@@ -18,6 +18,7 @@ from trainer.errors import StorageFailure, WrongUse
 from trainer.settings.config import Config
 from trainer.sweep import owners, samplers
 from trainer.sweep.grid import Range, Sweep
+from trainer.sweep.script import Script
 from trainer.sweep.storage import open_storage, storage_failures
 from trainer.sweep.study import Study, open_study
 from trainer.sweep.trials import Record
@@ -173,6 +174,18 @@ def test_another_sweep_under_the_same_name_is_refused_with_the_difference(opened
         r"or choose another --name$",
     ):
         opened(Sweep(Config(epochs=3), {"width": [4, 8, 16]}, seeds=4))
+
+
+def test_the_difference_of_two_templates_hides_their_secrets(opened: Open) -> None:
+    def sweep(key: str) -> Sweep:
+        script = Script("train.py", False, ("--lr", "{lr}", "--api-key", key))
+        return Sweep(script, {"lr": [0.1]}, seeds=1)
+
+    opened(sweep("abc"))
+    with pytest.raises(WrongUse, match=r"\(template: \[.*'\(not shown\)'\] -> \[") as refused:
+        opened(sweep("xyz"))
+    assert "abc" not in str(refused.value)
+    assert "xyz" not in str(refused.value)
 
 
 def test_another_order_of_the_grid_is_the_same_sweep_with_the_same_numbers(opened: Open) -> None:

@@ -72,6 +72,15 @@ def test_the_command_of_a_script_has_the_form_that_was_typed(
     assert run_command_line(["--gpus", "1"], "a.b", True, []) == module
 
 
+def test_the_command_of_a_script_has_its_paths_but_not_its_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TRAINBOX_COMMAND", raising=False)
+    arguments = ["--init", "/work/runs/digits-7d2c1a90/model.pt", "--api-key", "abc"]
+    shown = run_command_line([], "a.py", False, arguments).partition(" -- ")[2]
+    assert shown == "--init /work/runs/digits-7d2c1a90/model.pt --api-key '(not shown)'"
+
+
 def test_the_closing_table_recommends_a_command_that_the_host_has(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

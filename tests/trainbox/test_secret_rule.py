@@ -1,0 +1,30 @@
+"""The arguments of a command without secrets."""
+
+import pytest
+
+from trainbox.secret_rule import arguments_without_secrets
+
+HEX = "3fa94c0b7715d2e8a6610fb49c8d27e05b13aa9f"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["--api-key", "abc", "--lr", "1"], ["--api-key", "(not shown)", "--lr", "1"]),
+        (["-token", "-3"], ["-token", "(not shown)"]),
+        (["--api-key=abc", "d"], ["--api-key=(not shown)", "d"]),
+        (["--no-auth", "--lr", "1"], ["--no-auth", "--lr", "1"]),
+        (["--token", "a", "b"], ["--token", "(not shown)", "b"]),
+        (["token", "abc"], ["token", "abc"]),
+        (["--set", "api_key=abc"], ["--set", "api_key=(not shown)"]),
+        (["hf_abcDEFghi"], ["(not shown)"]),
+    ],
+)
+def test_a_value_is_hidden_after_its_option(arguments: list[str], shown: list[str]) -> None:
+    assert arguments_without_secrets(arguments) == shown
+    assert arguments_without_secrets(arguments, to_copy=True) == shown
+
+
+def test_a_value_that_looks_random_stays_in_a_command_to_copy() -> None:
+    assert arguments_without_secrets(["--init", HEX]) == ["--init", "(not shown)"]
+    assert arguments_without_secrets(["--init", HEX], to_copy=True) == ["--init", HEX]
