@@ -7,7 +7,7 @@ import click
 
 from entrypoint.cli.checking import checked_plan
 from entrypoint.cli.launching import supervised
-from entrypoint.cli.options import launch_options
+from entrypoint.cli.options import data_dir_option, launch_options
 from entrypoint.launch.supervise import EVALUATION
 from entrypoint.script.folder import refuse_script
 
@@ -26,14 +26,7 @@ from entrypoint.script.folder import refuse_script
     default="validation",
     help="The validation data (default), or the task's test_dataset.",
 )
-@click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path),
-    default=Path("data"),
-    envvar="TRAINBOX_DATA_DIR",
-    metavar="FOLDER",
-    help="Folder of the datasets. Default: data.",
-)
+@data_dir_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

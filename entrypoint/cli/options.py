@@ -163,6 +163,14 @@ health_limits_option = click.option(
     metavar="FILE",
     help="TOML file that overrides limits: docs/guides/health.md.",
 )
+data_dir_option = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    default=Path("data"),
+    envvar="TRAINBOX_DATA_DIR",
+    metavar="FOLDER",
+    help="Folder of the datasets. Default: data.",
+)
 _HEALTH_OPTIONS = [
     click.option(
         "--health/--no-health",

@@ -9,7 +9,7 @@ import click
 
 from entrypoint.cli.checking import checked_plan
 from entrypoint.cli.launching import supervised
-from entrypoint.cli.options import launch_options, refuse_unused
+from entrypoint.cli.options import data_dir_option, launch_options, refuse_unused
 from entrypoint.launch.supervise import UNSAVED_TRAINING
 from entrypoint.script.folder import refuse_script
 from entrypoint.system.forks import become
@@ -18,14 +18,7 @@ from entrypoint.system.forks import become
 @click.command()
 @launch_options
 @click.option("--steps", metavar="N", help="Repeat the first N steps. Default: the whole run.")
-@click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path),
-    default=Path("data"),
-    envvar="TRAINBOX_DATA_DIR",
-    metavar="FOLDER",
-    help="Folder of the datasets. Default: data.",
-)
+@data_dir_option
 @click.option(
     "--print-docker",
     is_flag=True,

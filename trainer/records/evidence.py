@@ -48,9 +48,7 @@ class Evidence:
                 was edited.
         """
         # Read the settings, and check that they were not edited.
-        config, manifest = object_in(run / "config.json"), object_in(run / "manifest.json")
-        if problem := manifest_problem(manifest):
-            raise WrongUse(f"{run}/manifest.json is damaged ({problem}): restore it")
+        config, manifest = config_and_manifest(run)
         if edited := edited_settings(manifest, config):
             raise Differs(
                 f"DIFFERENT SETTINGS: {run}/config.json was edited after the run was started "
@@ -201,7 +199,19 @@ def _text_in(path: Path) -> str:
         raise WrongUse(f"{path} is damaged ({error}): restore it") from error
 
 
-def object_in(path: Path) -> dict[str, Any]:
+def config_and_manifest(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the objects in config.json and manifest.json of a run.
+
+    Raises:
+        WrongUse: A file is missing or damaged.
+    """
+    config, manifest = _object_in(run / "config.json"), _object_in(run / "manifest.json")
+    if problem := manifest_problem(manifest):
+        raise WrongUse(f"{run}/manifest.json is damaged ({problem}): restore it")
+    return config, manifest
+
+
+def _object_in(path: Path) -> dict[str, Any]:
     try:
         return parse_object(_text_in(path))
     except ValueError as error:

@@ -10,7 +10,7 @@ from typing import Any
 from trainer.errors import WrongUse
 from trainer.loop.build import completed
 from trainer.records.compare import edited_settings, listed_changes
-from trainer.records.evidence import manifest_problem, object_in
+from trainer.records.evidence import config_and_manifest
 from trainer.settings.config import Config, Settings, parse_config
 
 
@@ -29,11 +29,8 @@ class StoredRun:
         Raises:
             WrongUse: A file is missing, damaged or edited, or the run is one of a script.
         """
-        stored = object_in(path / "config.json")
+        stored, described = config_and_manifest(path)
         config = parse_config(json.dumps(stored), path / "config.json")
-        described = object_in(path / "manifest.json")
-        if problem := manifest_problem(described):
-            raise WrongUse(f"{path}/manifest.json is damaged ({problem}): restore it")
         if edited := edited_settings(described, stored):
             raise WrongUse(
                 f"{path}/config.json was edited after the run was started "
