@@ -1,5 +1,6 @@
 """--init and --freeze on two processes."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,20 @@ def test_another_file_on_another_machine_is_refused(ranks: Ranks, file: Path) ->
     assert ended.codes == [2, 2]
     assert "the SHA-256 of --init w.safetensors is " in ended.errs[0], ended.errs
     assert "but differs on another machine: copy the same file to all machines" in ended.errs[0]
+
+
+def test_other_weights_on_another_machine_are_not_evaluated(ranks: Ranks, file: Path) -> None:
+    ranks(1, *_command("r"))
+    folder = ranks.folder / "other/runs/r/checkpoints"
+    shutil.copytree(ranks.folder / "runs/r", folder.parent)
+    saved = torch.load(folder / "step-00000003.pt", weights_only=True)
+    saved["model"]["head.bias"] += 1
+    torch.save(saved, folder / "step-00000003.pt")
+    command = ("evaluate", "runs/r", "--device", "cpu")
+    ended = ranks(2, *command, env_by_rank=[{}, {"OTHER_FOLDER": "other"}])
+    assert ended.codes == [2, 2], ended.errs
+    assert "the digest of the weights in runs/r/checkpoints/step-00000003.pt is " in ended.errs[0]
+    assert "but differs on another machine: copy the same run to all machines" in ended.errs[0]
 
 
 def test_fsdp_loads_shares_and_keeps_frozen_weights(ranks: Ranks, file: Path) -> None:

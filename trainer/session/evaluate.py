@@ -205,6 +205,10 @@ def _load(job: Inference, stored: StoredRun, which: str) -> tuple[StoredWeights,
     """Load the weights on all ranks, and return where they were and their digest.
 
     A training that still runs may remove the checkpoint in between, so this tries again.
+
+    Raises:
+        WrongUse: The run lacks such weights, or has other weights on another machine.
+        StorageFailure: The checkpoint is damaged, or was removed in each attempt.
     """
     for _ in range(_ATTEMPTS):
         found: StoredWeights | None = None
@@ -222,8 +226,14 @@ def _load(job: Inference, stored: StoredRun, which: str) -> tuple[StoredWeights,
             state = load_state(stored.path, stored.run_id, weights.step)
         if all(job.world.from_each(state is not None)):
             assert state is not None
+            digest = digest_of_digests(tensor_digests(state))
+            refuse_difference(
+                job.world,
+                {f"the digest of the weights in {weights.path}": digest},
+                "copy the same run to all machines",
+            )
             load_weights(job.model, state, job.strategy, weights.path)
-            return weights, digest_of_digests(tensor_digests(state))
+            return weights, digest
     raise StorageFailure(
         f"the training in {stored.path} removed each of {_ATTEMPTS} checkpoints before it was "
         "read: train with a larger --keep or --checkpoint-minutes"

@@ -28,7 +28,8 @@ def start_from_weights(job: Job, init: str) -> None:
     Each rank reads the file. `job.initial` is set to the file, its SHA-256 and what was loaded.
 
     Raises:
-        WrongUse: The file cannot be used, does not fit the model, or differs between machines.
+        WrongUse: The file cannot be used, does not fit the model, differs between machines, or
+            changes during the call.
     """
     file = _weights_file(init, f"--init {init}")
     digest = _sha256(file)
@@ -36,6 +37,11 @@ def start_from_weights(job: Job, init: str) -> None:
         job.world, {f"the SHA-256 of --init {file}": digest}, "copy the same file to all machines"
     )
     tensors, model = averaged_first(read_tensors(file)), trained_part(job.state.model)
+    if _sha256(file) != digest:
+        raise WrongUse(
+            f"--init {file} changed while it was read, as the best weights of a run that trains: "
+            "let that run end, or give a copy of the file"
+        )
     found = match(model, tensors, f"--init {file}", "use weights of this model, or drop --init")
     # Under FSDP, each rank keeps its share of each tensor.
     here = tensors_of(model)

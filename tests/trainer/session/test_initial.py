@@ -15,6 +15,7 @@ from tests.support.here import Here, StopAfter
 from tests.support.transfer import TRANSFER, Transfer
 from tests.support.unsafe_pickle import MakesFolder
 from trainer.errors import Preempted, WrongUse
+from trainer.initial_weights import read_tensors
 
 _SHORT: dict[str, Any] = {"task": TRANSFER, "max_steps": 3}
 _RUN = ("train", TRANSFER, "--device", "cpu", "--max-steps", "1")
@@ -214,3 +215,19 @@ def test_the_settings_of_a_run_can_be_given_again(here: Here) -> None:
     code, _, err = here.command(*_RUN[:-2], "--config", "runs/b/config.json", "--run", "c")
     assert (code, err) == (0, "")
     assert here.digest("c") == here.digest("b")
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_refused(
+    here: Here, trained: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file(trained, "w.safetensors")
+
+    def read_and_replace(path: Path) -> dict[str, Tensor]:
+        tensors = read_tensors(path)
+        save_file({name: value + 1 for name, value in tensors.items()}, path)
+        return tensors
+
+    monkeypatch.setattr("trainer.session.initial.read_tensors", read_and_replace)
+    code, _, err = here.command(*_RUN, "--init", "w.safetensors")
+    assert code == 2
+    assert "--init w.safetensors changed while it was read, as the best weights of " in err
