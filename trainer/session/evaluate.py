@@ -27,15 +27,17 @@ from trainer.loop.validate import draw
 from trainer.parallel.strategy import join
 from trainer.parallel.world import World
 from trainer.records import manifest
-from trainer.records.compare import (
-    listed_changes,
-    manifest_differences,
-)
+from trainer.records.compare import listed_changes, manifest_differences
 from trainer.records.console import Console
 from trainer.records.digest import digest_of_digests, tensor_digests
 from trainer.records.stored_weights import StoredWeights, find_weights, load_state
 from trainer.session.agreement import refuse_difference
-from trainer.session.evaluation_files import make_folder, save_predictions, write_results
+from trainer.session.evaluation_files import (
+    check_predictions,
+    make_folder,
+    save_predictions,
+    write_results,
+)
 from trainer.session.failures import errors_as_failures
 from trainer.session.recorded_figures import (
     TEST,
@@ -114,6 +116,8 @@ def evaluate_run(
             errors_as_failures(out, type(task).__name__, log),
         ):
             job = build_inference(settings, task, strategy, data_dir, is_test)
+            if request.predictions is not None:
+                check_predictions(request.predictions, job)
             comparison = _evaluate(job, stored, request, out, stop, console)
         world.leave()
         if comparison.unexplained:

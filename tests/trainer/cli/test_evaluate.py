@@ -364,6 +364,19 @@ def test_predictions_that_cannot_be_written_exit_with_2(
     assert not Path("p.csv").exists()
 
 
+@pytest.mark.parametrize("path", ["folder", "folder/file/p.csv"])
+def test_a_wrong_path_of_predictions_is_refused_before_the_evaluation(
+    here: Here, path: str
+) -> None:
+    here.train(task="tests.support.tiny:Predicting", max_steps=2)
+    Path("folder").mkdir()
+    Path("folder/file").write_text("")
+    code, out, err = _evaluate(here, "--predictions", path)
+    assert (code, out) == (4, "")
+    assert f"{path} cannot be written (" in err and "with --predictions FILE" in err
+    assert not (here.path() / "evaluations/best-validation/evaluation.json").exists()
+
+
 @pytest.mark.parametrize("task", ["Tiny", "FigureCount"])
 def test_intervals_are_of_means_over_resampled_examples(here: Here, task: str) -> None:
     here.train(task=f"tests.support.tiny:{task}")
