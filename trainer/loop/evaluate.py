@@ -31,6 +31,12 @@ class Evaluation:
     first_batch: Any
     by_batch: dict[str, Tensor] = field(default_factory=dict)
 
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The metrics, and the totals that are tables, as lists: an entry of metrics.jsonl."""
+        tables = {name: total.tolist() for name, total in self.totals.items() if total.ndim}
+        return {**self.metrics, **tables}
+
 
 def evaluate(
     job: Inference,
@@ -64,9 +70,9 @@ def add_up(
     """Add up the task's statistics over the batches of all ranks, in the order of the batches.
 
     Each batch is seeded by `seed_parts` and its number. `stopped` is called after each batch,
-    except after a last batch that not all ranks have. The `observers` are called with each prepared
-    batch of this rank, in a forward. If it returns true, the result is None.
+    except after a last batch that not all ranks have. If it returns true, the result is None.
     Otherwise the result is the totals, the first prepared batch and the statistics of each batch.
+    The `observers` are called with each prepared batch of this rank, in a forward.
 
     Raises:
         WrongUse: The shape or the name of a statistic differs between batches, so it cannot be a

@@ -15,7 +15,7 @@ from trainer.errors import WrongUse
 from trainer.task import Task
 
 # Keys that each entry of metrics.jsonl already has. A resume and `verify` read them.
-_KEYS_OF_ENTRIES = ("kind", "step", "epoch", "time_unix_s")
+KEYS_OF_ENTRIES = ("kind", "step", "epoch", "time_unix_s")
 
 _REQUIRED = {
     "train_dataset": "return a map-style dataset of the training examples",
@@ -224,7 +224,7 @@ def checked_metrics(task: Task, returned: Any) -> dict[str, float]:
         raise wrong_result(task, "metrics", returned, "a dict {name: number}")
     numbers_of = {}
     for name, value in returned.items():
-        if name in _KEYS_OF_ENTRIES or not str(name).isprintable() or not str(name).strip():
+        if name in KEYS_OF_ENTRIES or not str(name).isprintable() or not str(name).strip():
             raise WrongUse(
                 f"task {_name(task)}: metrics() returned a metric named {name!r}, which is "
                 "reserved or not printable: rename it"

@@ -83,12 +83,11 @@ def _validate(job: Job, saving: Saving) -> Mapping[str, float] | None:
     shown = [f"{name} {value:.4f}" for name, value in result.metrics.items()][:_METRICS_OF_A_LINE]
     if len(shown) < len(result.metrics):
         shown.append("...")
-    tables = {name: total.tolist() for name, total in result.totals.items() if total.ndim}
     job.run.record(
         "validation",
         progress.step,
         math.ceil(epoch),
-        {**result.metrics, **tables},
+        result.figures,
         f"epoch {epoch:g}: {', '.join(shown)}{' (best)' if best else ''}",
     )
 

@@ -154,22 +154,27 @@ def first_validation_difference(
     )
     for step in sorted(of_one.keys() & of_other.keys()):
         a, b = of_one[step], of_other[step]
-        if names := [
-            name
-            for name in {**a, **b}
-            if name != "time_unix_s" and _text(a.get(name)) != _text(b.get(name))
-        ]:
+        if names := [name for name in differing_names(a, b) if name != "time_unix_s"]:
             name = names[0]
             return (
-                f"the validation at step {step} differs in {name} ({_short(a.get(name))} -> "
-                f"{_short(b.get(name))})"
+                f"the validation at step {step} differs in {name} "
+                f"({_short(a.get(name, 'missing'))} -> {_short(b.get(name, 'missing'))})"
             )
     return None
 
 
-def _text(value: Any) -> str:
-    """Return `value` as JSON, in which NaN is equal to NaN."""
-    return json.dumps(value, sort_keys=True)
+def differing_names(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return the names whose values differ as JSON, in which NaN is equal to NaN.
+
+    A name that is missing on one side differs, also from null, which stands for NaN.
+    """
+    return [
+        name
+        for name in {**one, **other}
+        if name not in one
+        or name not in other
+        or json.dumps(one[name], sort_keys=True) != json.dumps(other[name], sort_keys=True)
+    ]
 
 
 def manifest_differences(

@@ -17,6 +17,14 @@ METRICS, DIGESTS = "metrics.jsonl", "digests.jsonl"
 _WEIGHTS, _LOCK, _SETTINGS = "model.safetensors", "lock", "config.json"
 
 
+def finite_or_null(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `values` for JSON, which has no infinity and no NaN: both become null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
+
+
 class RunFolder:
     """The folder of one run. Only the first rank `writes`."""
 
@@ -139,18 +147,14 @@ class RunFolder:
         return self._metrics is not None
 
     def append_entry(self, entry: Mapping[str, Any]) -> None:
-        """Append an entry to metrics.jsonl. JSON has no infinity and no NaN, so both become null.
+        """Append an entry to metrics.jsonl.
 
         Raises:
             StorageFailure: The file cannot be written.
         """
         assert self._metrics is not None
-        finite = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in entry.items()
-        }
         try:
-            self._metrics.write(json.dumps(finite) + "\n")
+            self._metrics.write(json.dumps(finite_or_null(entry)) + "\n")
         except OSError as error:
             raise storage_failure(self.path / METRICS, error) from error
 

@@ -1,17 +1,21 @@
 """Compare the figures of an evaluation with those that the training recorded."""
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from trainer.loop.evaluate import Evaluation
-from trainer.records.compare import changes_bits, listed_changes, read_entries
+from trainer.loop.task_checks import KEYS_OF_ENTRIES
+from trainer.records.compare import (
+    changes_bits,
+    differing_names,
+    listed_changes,
+    read_entries,
+)
+from trainer.records.run_folder import finite_or_null
 from trainer.session.stored_run import StoredRun
 
 VALIDATION, TEST = "validation", "test"
-_COMMON = ("kind", "step", "epoch", "time_unix_s")  # the keys of each entry in metrics.jsonl
 
 
 @dataclass(frozen=True)
@@ -28,11 +32,7 @@ class Comparison:
 
 def recorded_figures(result: Evaluation) -> dict[str, Any]:
     """Return the metrics and the tables of statistics, as an entry of metrics.jsonl has them."""
-    tables = {name: total.tolist() for name, total in result.totals.items() if total.ndim}
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in {**result.metrics, **tables}.items()
-    }
+    return finite_or_null(result.figures)
 
 
 def compare_figures(
@@ -48,17 +48,13 @@ def compare_figures(
         return Comparison(None, "not compared: the validation data differ from the training's")
     before = _figures_of_training(stored, step)
     if before is None:
-        return Comparison(None, f"not compared: the training did not validate at step {step}")
-    names = [  # as texts, in which NaN is equal to NaN
-        name
-        for name in {**before, **figures}
-        if json.dumps(before.get(name)) != json.dumps(figures.get(name))
-    ]
+        return Comparison(None, f"not compared: metrics.jsonl has no validation at step {step}")
+    names = differing_names(before, figures)
     if not names:
         return Comparison(True, f"equal to those of training at step {step}")
     line = (
         f"different from those of training at step {step}: {names[0]} is "
-        f"{_shown(figures.get(names[0]))} instead of {_shown(before.get(names[0]))}"
+        f"{_shown(figures, names[0])} instead of {_shown(before, names[0])}"
     )
     reason = _reason(stored, changed)
     return Comparison(False, f"{line}; {reason}" if reason else line, unexplained=reason is None)
@@ -68,7 +64,7 @@ def _figures_of_training(stored: StoredRun, step: int) -> dict[str, Any] | None:
     """Return the figures of the validation at `step` in metrics.jsonl, or None."""
     for entry in read_entries(stored.path / "metrics.jsonl"):
         if entry.get("kind") == "validation" and entry["step"] == step:
-            return {name: value for name, value in entry.items() if name not in _COMMON}
+            return {name: value for name, value in entry.items() if name not in KEYS_OF_ENTRIES}
     return None
 
 
@@ -84,5 +80,10 @@ def _reason(stored: StoredRun, changed: Mapping[str, Any]) -> str | None:
     return f"changed: {listed_changes(reasons)}" if reasons else None
 
 
-def _shown(value: Any) -> str:
+def _shown(figures: Mapping[str, Any], name: str) -> str:
+    if name not in figures:
+        return "missing"
+    value = figures[name]
+    if value is None:
+        return "not finite"
     return "a table" if isinstance(value, list) else str(value)

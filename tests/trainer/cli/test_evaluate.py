@@ -118,7 +118,7 @@ def test_a_step_that_the_training_did_not_validate_is_not_compared(here: Here) -
         here.train(stop=StopAfter(8))
     code, out, _ = _evaluate(here, "--checkpoint", "last")
     assert code == 0
-    assert "not compared: the training did not validate at step 8\n" in out
+    assert "not compared: metrics.jsonl has no validation at step 8\n" in out
     assert _evaluation(here.folder, name="last-validation")["training"]["equal"] is None
     with pytest.raises(Preempted):
         here.train("s", stop=StopAfter(2))
@@ -147,6 +147,32 @@ def test_other_figures_than_those_of_the_training_exit_with_8(here: Here) -> Non
     assert (code, err) == (0, "")
     assert "changed since the run's start: packages.torch: 1.0 -> " in out
     assert "; changed: packages.torch: 1.0 -> " in out
+
+
+@pytest.mark.parametrize(
+    ("missing", "line"),
+    [
+        ("training", "more is not finite instead of missing"),
+        ("evaluation", "more is missing instead of not finite"),
+    ],
+)
+def test_a_metric_that_only_one_of_them_has_is_a_difference(
+    here: Here, monkeypatch: pytest.MonkeyPatch, missing: str, line: str
+) -> None:
+    here.train(max_steps=2)
+    if missing == "evaluation":
+        # NaN is null in metrics.jsonl.
+        metrics = here.path() / "metrics.jsonl"
+        metrics.write_text(metrics.read_text().replace('"loss": ', '"more": null, "loss": '))
+    else:
+        own = Tiny.metrics
+        monkeypatch.setattr(
+            Tiny, "metrics", lambda task, totals: {**own(task, totals), "more": math.nan}
+        )
+    code, out, _ = _evaluate(here)
+    assert code == 8
+    assert f"different from those of training at step 2: {line}\n" in out
+    assert not _evaluation(here.folder)["training"]["equal"]
 
 
 def test_a_run_with_fast_may_have_other_figures(here: Here) -> None:

@@ -671,6 +671,9 @@ def test_validations_are_compared(here: Here) -> None:
     assert code == 8
     assert "the weights are the same, and the validation at step 12 differs in loss (" in err
     assert first_validation_difference([last], [last | {"time_unix_s": 1.0}]) is None
+    assert first_validation_difference([last], [last | {"more": None}]) == (
+        "the validation at step 12 differs in more (missing -> nothing)"
+    )
 
 
 def test_verify_names_the_altered_entry_the_first_step_and_the_first_tensor(here: Here) -> None:
