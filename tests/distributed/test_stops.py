@@ -1,5 +1,6 @@
 """Two processes that are stopped or killed leave no process and resume to the same bits."""
 
+import logging
 import os
 import signal
 from pathlib import Path
@@ -11,7 +12,7 @@ from tests.support.faults import Gate, SignalGate, messages
 from tests.support.paths import SUPPORT
 from tests.support.processes import Job
 from tests.support.ranks import Forks, Ranks, StartedRanks, ranks_in
-from trainer.launch.torchrun import _report
+from trainer.launch.torchrun import _report, _silence_torchrun
 
 _JOBS = SUPPORT / "jobs.py"
 # 40 steps an epoch, with augmentation in loader workers, dropout and batch norm.
@@ -190,3 +191,20 @@ sys.exit(code)
 """
     ended = ranks(1, program, module="tests.support.program")
     assert (ended.codes, ended.errs) == ([0], [""])
+
+
+def test_torchrun_logs_no_errors_of_its_own() -> None:
+    """For example, node 0 may end before the other nodes have left torchrun's last barrier."""
+    pid = os.fork()
+    if not pid:
+        try:
+            _silence_torchrun()
+            from torch.distributed.elastic.agent.server import api
+
+            loggers = map(logging.getLogger, [*logging.root.manager.loggerDict])
+            audible = {each.name for each in loggers if each.isEnabledFor(logging.ERROR)}
+            assert api.logger.name == "torch.distributed.elastic.agent.server.api"
+            os._exit(any(name.startswith("torch.distributed") for name in audible))
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

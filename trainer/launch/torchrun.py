@@ -74,8 +74,7 @@ def main() -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from torch.distributed.run import parse_args
 
-    # torchrun would log each stop as a failure with a traceback. The ranks have printed the reason.
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    _silence_torchrun()
     # torchrun replaces our handlers of the signals that it handles, so it gets an unused signal.
     arguments = parse_args(["--signals-to-handle=SIGQUIT", *sys.argv[1:]])
     arguments.runs_program = runs_program  # `no_python` is also set for our own ranks below
@@ -167,6 +166,19 @@ def _run_on_nodes(
     meeting.leave(code)
     del store  # node 0 serves the store of all nodes until here
     return code
+
+
+def _silence_torchrun() -> None:
+    """Keep torchrun from logging.
+
+    It would log each stop as a failure with a traceback, and so it would if node 0 exits before
+    another node at the barrier after the last step. The ranks have printed the reason of a failure.
+    """
+    import torch.distributed.run  # noqa: F401 - its modules set the levels of their own loggers
+
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 class _PeerEnd(NamedTuple):

@@ -47,6 +47,8 @@ def refuse_edited(settled: Config, strategy: Strategy, run: RunLog, anyway: bool
     if not strategy.keeps_shards or changed.get("settings.shards", (0,))[0] is None:
         # The number of shards is the number of processes, which is compared as part of the plan.
         changed.pop("settings.shards", None)
+    if settled.memory_format is None:
+        changed.pop("settings.memory_format", None)  # config.json is lost: the rule chooses again
     if anyway or not world.from_first(run.folder.has_had_a_checkpoint()):
         changed.pop("settings.accumulation", None)  # each start chooses what fits in memory
     if changed:

@@ -193,6 +193,11 @@ def test_a_script_that_saves_only_at_sigterm_starts_over_after_sigkill(runs: _Ru
     runs.replace("    save(checkpoint, state())\n", "")
     runs.replace("while step", "signal.signal(signal.SIGTERM, stop)\nwhile step")
     stop = "def stop(*_):\n    save(checkpoint, state())\n    sys.exit(75)\n"
+    # The signal waits until a step is complete.
+    mask = "    signal.pthread_sigmask(signal.SIG_{}, [signal.SIGTERM])\n"
+    runs.replace("    step += 1\n", mask.format("BLOCK") + "    step += 1\n")
+    sleep = "    time.sleep(0.002)\n"
+    runs.replace(sleep, mask.format("UNBLOCK") + sleep)
     runs.replace("if checkpoint.exists", f"import signal\n{stop}if checkpoint.exists")
     runs.replace("while step < 20", 'save(run / "begun.txt", "")\nwhile step < 20')
     _, _, _, killed, last = _drill(runs)

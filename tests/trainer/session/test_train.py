@@ -1,9 +1,11 @@
 """One call of `train`: its output, the files of the run's folder, and its exit codes."""
 
+import itertools
 import json
 import os
 import re
 import shutil
+import signal
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -749,6 +751,36 @@ def test_each_edited_setting_is_found(here: Here, name: str, value: Any) -> None
     _edit(here.path() / "config.json", **{name: value})
     with pytest.raises(WrongUse, match=name):
         here.train()
+
+
+def test_a_training_that_is_killed_before_any_replacement_of_a_file_resumes(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed_before(number: int) -> bool:
+        """Train in a fork that kills itself before it replaces file `number`."""
+        if pid := os.fork():
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+        replacements, replace = itertools.count(), Path.replace
+
+        def kill_or_replace(path: Path, target: Path) -> Path:
+            if next(replacements) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return replace(path, target)
+
+        try:
+            monkeypatch.setattr(Path, "replace", kill_or_replace)
+            here.train(max_steps=2, checkpoint_steps=1)
+        finally:
+            os._exit(0)
+
+    here.train("clean", max_steps=2, checkpoint_steps=1)
+    numbers = 0
+    while killed_before(numbers):
+        here.train(max_steps=2, checkpoint_steps=1)
+        assert here.digest() == here.digest("clean"), numbers
+        shutil.rmtree(here.path())
+        numbers += 1
+    assert numbers > 8
 
 
 def test_settings_that_are_free_at_a_resume_can_be_edited(here: Here) -> None:
