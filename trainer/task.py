@@ -102,6 +102,17 @@ class Task:
         """
         raise NotImplementedError
 
+    def collate(self, examples: list[Any]) -> Any:
+        """Return the batch of some `examples` of a dataset, such as padded sequences.
+
+        The result is a tuple, list or dict of tensors, whose first dimension is the number of
+        examples. Loader workers call this method. A `TensorDataset` does not need it. The default
+        stacks examples of equal shape.
+        """
+        from torch.utils.data import default_collate
+
+        return default_collate(examples)
+
     def prepare(self, batch: Any, training: bool) -> Any:
         """Return the batch in the form that the model needs, on the same device.
 

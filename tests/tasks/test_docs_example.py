@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.support.here import Here
+from tests.support.ranks import Ranks
 
 _GUIDES = Path(__file__).parents[2] / "docs/guides"
 _PAGE = _GUIDES / "own-task.md"
@@ -78,6 +79,33 @@ def test_the_example_with_a_loss_of_its_own_trains_as_the_page_states(
     message, _, log = " ".join(err.split()).partition("; ")
     assert f"{message}; " in " ".join(page.split())
     assert log == "traceback in runs/s/logs/rank-0.log"
+
+
+def test_the_padded_sequences_have_the_same_bits_on_one_to_three_processes_and_after_a_resume(
+    ranks: Ranks,
+) -> None:
+    page = _PAGE.read_text(encoding="utf-8")
+    (command,) = re.findall(
+        r"^trainbox train (my_tasks/sequences\.py:Sequences)$", page, re.MULTILINE
+    )
+    (ranks.folder / "my_tasks").mkdir()
+    (ranks.folder / "my_tasks/sequences.py").write_text(_code(page, "class Sequences"))
+    words = (command, "--shards", "3", "--accumulation", "2", "--max-steps", "16", "--run", "r")
+    runs = ranks.folder / "runs"
+    alone = ranks.train(1, *words, "--workers", "1", "--checkpoint-steps", "8", "--keep", "9")
+    loss = ranks.entries("r", "validation")[-1]["loss"]
+    assert loss < 0.1
+    # Resume the run from step 8 on two processes.
+    for path in (runs / "r/checkpoints").iterdir():
+        if path.stem.startswith("step-") and path.stem > "step-00000008":
+            path.unlink()
+    resumed = ranks.train(2, *words, "--workers", "0")
+    assert "resume     from step 8" in resumed.out
+    (runs / "r").rename(runs / "resumed")
+    three = ranks.train(3, *words, "--workers", "0")
+    assert [three.digest, resumed.digest] == [alone.digest] * 2
+    for run in ("r", "resumed"):
+        assert ranks.entries(run, "validation")[-1]["loss"] == loss
 
 
 def test_the_task_of_the_moved_loop_trains(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,6 +146,10 @@ def with_data(task: Three, _data_dir: Path) -> Task:
 _ZEROS = torch.zeros(4)
 
 # Task, what of it is changed, and the message.
+_LISTED = {
+    name: lambda *_args: Listed([(torch.zeros(4), 1.0)] * 26)
+    for name in ("train_dataset", "validation_dataset")
+}
 _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "no class names": (
         Three,
@@ -459,7 +463,24 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
             )
         },
         "the dataset's examples have different shapes and cannot be batched: pad or crop them in "
-        "__getitem__",
+        "__getitem__, or pad them in collate()",
+    ),
+    "no batch": (
+        Tiny,
+        {**_LISTED, "collate": lambda *_args: None},
+        "task Tiny: collate() returned None: return a tuple, list or dict of tensors (is a "
+        "`return` missing?)",
+    ),
+    "an error in collate": (
+        Tiny,
+        {**_LISTED, "collate": lambda *_args: unknown},  # type: ignore[name-defined]  # noqa: F821
+        "() raised NameError: ",
+    ),
+    "collated tensors in memory": (
+        Tiny,
+        {"collate": lambda *_args: None},
+        "task Tiny: train_dataset() returned a TensorDataset, whose batches do not need "
+        "collate(): remove collate(), or return another map-style dataset",
     ),
 }
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler, TensorDataset
+from torch.utils.data import Dataset, Sampler, TensorDataset, default_collate
 
-from trainer.data.examples import example_loader, length, read_once
+from trainer.data.examples import Collate, example_loader, length, read_once
 from trainer.data.nested import tensors_in, to_device
 from trainer.data.schedule import Schedule
 
@@ -33,9 +33,17 @@ def place_tensors(dataset: Dataset[Any], device: torch.device) -> Dataset[Any]:
 
 
 def training_batches(
-    dataset: Dataset[Any], schedule: Schedule, start_step: int, device: torch.device, workers: int
+    dataset: Dataset[Any],
+    schedule: Schedule,
+    start_step: int,
+    device: torch.device,
+    workers: int,
+    collate: Collate = default_collate,
 ) -> Iterator[Any]:
-    """Yield this rank's micro-batches on `device`, from `start_step` to the end of the run."""
+    """Yield this rank's micro-batches on `device`, from `start_step` to the end of the run.
+
+    `collate` makes a batch of examples, except for a `TensorDataset`.
+    """
     if isinstance(dataset, TensorDataset):
         tensors = dataset.tensors
         indices_of_batches = schedule.indices(start_step, tensors[0].device)
@@ -48,7 +56,7 @@ def training_batches(
             yield batch if tensors[0].device == device else to_device(batch, device)
         return
     sampler = _EpochIndices(schedule, start_step)
-    loader = example_loader(dataset, schedule.seed, sampler, device, workers)
+    loader = example_loader(dataset, schedule.seed, sampler, device, workers, collate)
     yield from _copied_ahead(loader, device)
 
 
@@ -82,12 +90,14 @@ class EvaluationBatches:
         own: Sequence[int],
         device: torch.device,
         workers: int,
+        collate: Collate = default_collate,
     ) -> None:
         self.dataset, self.batch_size, self.own, self.device = dataset, batch_size, own, device
-        self.size, self._workers = length(dataset), workers
+        self.size, self._workers, self._collate = length(dataset), workers, collate
         self._loader: Iterable[Any] | None = None
         if not isinstance(dataset, TensorDataset):
-            self._loader = example_loader(dataset, 0, self._positions(own), device, workers)
+            positions = self._positions(own)
+            self._loader = example_loader(dataset, 0, positions, device, workers, collate)
 
     def _bounds(self, number: int) -> tuple[int, int]:
         return number * self.batch_size, min((number + 1) * self.batch_size, self.size)
@@ -117,7 +127,7 @@ class EvaluationBatches:
         )
         chosen = _some_of_each([self._bounds(number) for number in numbers])
         positions = [[(0, i) for i in some] for some in chosen]
-        sample._loader = list(read_once(self.dataset, 0, positions, self._workers))
+        sample._loader = self._read(positions)
         sample.size = sum(map(len, chosen))
         sample.batch_size, sample.own = len(chosen[0]), range(len(chosen))
         return sample
@@ -144,8 +154,10 @@ class EvaluationBatches:
                 to_device(tuple(tensor[part] for tensor in self.dataset.tensors), self.device)
                 for part in slices
             ]
-        batches = read_once(self.dataset, 0, self._positions(numbers), self._workers)
-        return [to_device(batch, self.device) for batch in batches]
+        return [to_device(batch, self.device) for batch in self._read(self._positions(numbers))]
+
+    def _read(self, positions: list[list[tuple[int, int]]]) -> list[Any]:
+        return list(read_once(self.dataset, 0, positions, self._workers, self._collate))
 
 
 def _some_of_each(bounds: Sequence[tuple[int, int]]) -> list[list[int]]:

@@ -1,13 +1,14 @@
 """Read the examples of a dataset with seeded generators, in this process or in loader workers."""
 
+import functools
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from trainbox.seeding import derive_seed
 from trainer.data.nested import mapped
@@ -15,7 +16,14 @@ from trainer.errors import WrongUse
 from trainer.system.signals import leave_signals_to_the_parent
 from trainer.system.sources import loaded_sources
 
+# A function from the examples of a batch to the batch.
+Collate = Callable[[list[Any]], Any]
+
 _SOURCES = (-1, -1)  # the position at which a loader worker returns the source files it has loaded
+
+
+class _Sources(dict[str, str]):
+    """What is returned at the position `_SOURCES`, instead of an example."""
 
 
 def length(dataset: Dataset[Any]) -> int:
@@ -46,7 +54,7 @@ class SeededExamples(Dataset[Any]):
         import numpy
 
         if position == _SOURCES:
-            return loaded_sources()
+            return _Sources(loaded_sources())
         epoch, index = position
         seed = derive_seed(self.seed, "example", epoch, index)
         random.seed(seed)
@@ -60,17 +68,27 @@ class SeededExamples(Dataset[Any]):
 
 
 def example_loader(
-    dataset: Dataset[Any], seed: int, positions: Iterable[Any], device: torch.device, workers: int
+    dataset: Dataset[Any],
+    seed: int,
+    positions: Iterable[Any],
+    device: torch.device,
+    workers: int,
+    collate: Collate = default_collate,
 ) -> "DataLoader[Any]":
     """Return a loader of one batch for each list of (epoch, index) in `positions`."""
     return DataLoader(
         SeededExamples(dataset, seed),
         batch_sampler=positions,
         num_workers=workers,
+        collate_fn=functools.partial(_batch, collate),
         pin_memory=device.type == "cuda",
         persistent_workers=workers > 0,
         worker_init_fn=_start_worker if workers else None,
     )
+
+
+def _batch(collate: Collate, examples: list[Any]) -> Any:
+    return examples[0] if isinstance(examples[0], _Sources) else collate(examples)
 
 
 def _start_worker(_worker: int) -> None:
@@ -79,7 +97,11 @@ def _start_worker(_worker: int) -> None:
 
 
 def read_once(
-    dataset: Dataset[Any], seed: int, positions: Iterable[Any], workers: int
+    dataset: Dataset[Any],
+    seed: int,
+    positions: Iterable[Any],
+    workers: int,
+    collate: Collate = default_collate,
 ) -> Iterator[Any]:
     """Yield one batch on the CPU for each list of (epoch, index) in `positions`.
 
@@ -87,22 +109,30 @@ def read_once(
     example is then not shared with workers that are forked later. Each batch is copied out of
     shared memory, which may be small.
     """
-    loader = example_loader(dataset, seed, positions, torch.device("cpu"), min(workers, 1))
+    loader = example_loader(dataset, seed, positions, torch.device("cpu"), min(workers, 1), collate)
     for batch in loader:
         yield mapped(Tensor.clone, batch)
 
 
 def read_examples(
-    dataset: Dataset[Any], seed: int, indices: list[int], workers: int
+    dataset: Dataset[Any],
+    seed: int,
+    indices: list[int],
+    workers: int,
+    collate: Collate = default_collate,
 ) -> tuple[list[Any], dict[str, str]]:
     """Return examples as batches of one, and the `loaded_sources` of the process that read them."""
     positions = [[(0, index)] for index in indices] + [[_SOURCES]]
-    *examples, sources = read_once(dataset, seed, positions, workers)
-    return examples, {name: digest for name, (digest,) in sources.items()}
+    *examples, sources = read_once(dataset, seed, positions, workers, collate)
+    return examples, sources
 
 
 def read_twice(
-    dataset: Dataset[Any], seed: int, workers: int, seconds: float
+    dataset: Dataset[Any],
+    seed: int,
+    workers: int,
+    seconds: float,
+    collate: Collate = default_collate,
 ) -> Iterator[tuple[int, Any]]:
     """Yield (index, example as a batch of one) twice for examples spread over the dataset.
 
@@ -124,7 +154,7 @@ def read_twice(
         for index in order[len(order) // 2 :]:
             yield [(0, index)]
 
-    for number, batch in enumerate(read_once(dataset, seed, positions(), workers)):
+    for number, batch in enumerate(read_once(dataset, seed, positions(), workers, collate)):
         yield order[number], batch
 
 

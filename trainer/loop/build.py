@@ -29,6 +29,7 @@ from trainer.loop.task_checks import (
     checked_model,
     checked_optimizer,
     checked_task,
+    collate_of,
 )
 from trainer.parallel.exchange import Reduction
 from trainer.parallel.loss_sums import RunningLosses
@@ -259,7 +260,7 @@ def _inference(
     loss_module = strategy.wrap(
         LossModule(task, model, world.device.type, autocast_dtype), autocast_dtype
     )
-    evaluation = EvaluationBatches(evaluated, size, own, world.device, workers)
+    evaluation = EvaluationBatches(evaluated, size, own, world.device, workers, collate_of(task))
     return Inference(
         task, config, strategy, model, loss_module, autocast_dtype, evaluation, workers, frozen
     )

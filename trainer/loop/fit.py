@@ -13,6 +13,7 @@ from trainer.loop.pace import Pace
 from trainer.loop.saving import Saving
 from trainer.loop.state import Job
 from trainer.loop.step import EagerStep
+from trainer.loop.task_checks import collate_of
 from trainer.loop.validate import evaluation_due, validate
 from trainer.system.signals import StopRequest
 
@@ -42,7 +43,9 @@ def fit(
     # on the seed and the epoch. The time that the training waits for them is logged. A profile or a
     # measurement of the speed wraps them.
     timed = TimedBatches(
-        training_batches(job.train, schedule, first_step, world.device, job.workers)
+        training_batches(
+            job.train, schedule, first_step, world.device, job.workers, collate_of(job.task)
+        )
     )
     micro_batches = timed if job.around_batches is None else job.around_batches(timed)
 

@@ -16,6 +16,7 @@ from trainer.data.batches import training_batches
 from trainer.data.schedule import Schedule
 from trainer.loop.losses import LossModule
 from trainer.loop.out_of_memory import memory_used_up
+from trainer.loop.task_checks import collate_of
 from trainer.parallel.strategy import Strategy
 from trainer.settings.config import CHANNELS_LAST, CONTIGUOUS, Settings
 from trainer.task import Task
@@ -48,7 +49,7 @@ def memory_format(
     ):
         return CONTIGUOUS
     strategy.world.seed(config.seed, "memory format")
-    batches = _few_examples(train, schedule, strategy.world.device, workers)
+    batches = _few_examples(task, train, schedule, strategy.world.device, workers)
     passed = strategy.world.from_each(_trains(task, model, batches))
     return CHANNELS_LAST if all(passed) else CONTIGUOUS
 
@@ -61,12 +62,12 @@ def put_channels_last(model: nn.Module) -> None:
 
 
 def _few_examples(
-    train: Dataset[Any], schedule: Schedule, device: torch.device, workers: int
+    task: Task, train: Dataset[Any], schedule: Schedule, device: torch.device, workers: int
 ) -> Iterator[Any]:
     micro = schedule.micros[0]
     micro = dataclasses.replace(micro, stop=min(micro.stop, micro.start + _EXAMPLES))
     schedule = dataclasses.replace(schedule, micros=(micro,), total_steps=1)
-    return training_batches(train, schedule, 0, device, min(workers, 1))
+    return training_batches(train, schedule, 0, device, min(workers, 1), collate_of(task))
 
 
 def _trains(task: Task, model: nn.Module, batches: Iterator[Any]) -> bool:

@@ -22,6 +22,7 @@ from trainer.loop.attributes import FAST, describe_change
 from trainer.loop.losses import check_losses
 from trainer.loop.preflight_validation import check_validation
 from trainer.loop.state import Job
+from trainer.loop.task_checks import collate_of
 from trainer.parallel.buffers import Slot, buffer_slots, frozen_slots, kept
 from trainer.records.digest import same_bits, value_digest
 
@@ -52,7 +53,7 @@ def preflight_check(job: Job) -> None:
     count = 2 if job.config.deterministic else 1
     schedule = dataclasses.replace(job.schedule, micros=(micro,), total_steps=step + count)
     batch, *others = training_batches(
-        job.train, schedule, step, job.world.device, min(job.workers, 1)
+        job.train, schedule, step, job.world.device, min(job.workers, 1), collate_of(job.task)
     )
     job.state.model.train()
     # Record the attributes and the extra state of the start. A large tensor is not restored, so it
@@ -272,7 +273,9 @@ def _read_again(job: Job) -> None:
     """Read training examples twice, and raise WrongUse if one differs."""
     digests: dict[int, str] = {}
     differing = []
-    for index, example in read_twice(job.train, job.config.seed, job.workers, _READING_S):
+    for index, example in read_twice(
+        job.train, job.config.seed, job.workers, _READING_S, collate_of(job.task)
+    ):
         if digests.setdefault(index, digest := value_digest(example)) != digest:
             differing.append(index)
     # Raise after the loop: a loader worker that is abandoned during its work prints a traceback.

@@ -9,8 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
+from trainer.data.examples import Collate
+from trainer.data.nested import tensors_in
 from trainer.errors import WrongUse
 from trainer.task import Task
 
@@ -100,8 +102,34 @@ def checked_dataset(task: Task, method: str, returned: Any) -> "Dataset[Any]":
         raise wrong_result(
             task, method, returned, "a map-style dataset with __len__ and __getitem__"
         )
+    if isinstance(returned, TensorDataset) and _has_collate(task):
+        raise WrongUse(
+            f"task {_name(task)}: {method}() returned a TensorDataset, whose batches do not need "
+            "collate(): remove collate(), or return another map-style dataset"
+        )
     dataset: Dataset[Any] = returned
     return dataset
+
+
+def collate_of(task: Task) -> Collate:
+    """Return the task's collate(), or that of torch.
+
+    The task's function raises WrongUse if its result has no tensor.
+    """
+    if not _has_collate(task):
+        return default_collate
+
+    def checked(examples: list[Any]) -> Any:
+        batch = task.collate(examples)
+        if not tensors_in(batch):
+            raise wrong_result(task, "collate", batch, "a tuple, list or dict of tensors")
+        return batch
+
+    return checked
+
+
+def _has_collate(task: Task) -> bool:
+    return type(task).collate is not Task.collate
 
 
 def checked_model(task: Task, returned: Any) -> nn.Module:

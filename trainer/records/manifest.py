@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from trainer.data.examples import length, read_examples
+from trainer.data.examples import Collate, length, read_examples
 from trainer.errors import WrongUse
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
@@ -164,7 +164,9 @@ class SourceRecord:
         self._run.folder.write_json("manifest.json", json.dumps(stored, indent=2) + "\n")
 
 
-def sampled_examples(dataset: Dataset[Any], workers: int) -> tuple[list[Any], dict[str, str]]:
+def sampled_examples(
+    dataset: Dataset[Any], workers: int, collate: Collate
+) -> tuple[list[Any], dict[str, str]]:
     """Return examples spread over the dataset, and digests of the source files that read them.
 
     Each example is a batch of one. A dataset in memory gives no examples.
@@ -175,7 +177,7 @@ def sampled_examples(dataset: Dataset[Any], workers: int) -> tuple[list[Any], di
     indices = (
         sorted({count * i // _SAMPLED_EXAMPLES for i in range(_SAMPLED_EXAMPLES)}) if count else []
     )
-    return read_examples(dataset, 0, indices, workers)
+    return read_examples(dataset, 0, indices, workers, collate)
 
 
 def dataset_digest(dataset: Dataset[Any], examples: list[Any]) -> str:

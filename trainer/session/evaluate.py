@@ -22,7 +22,7 @@ from trainer.loop.evaluate import Evaluation, evaluate
 from trainer.loop.per_example import predictions_of, statistics_of
 from trainer.loop.preflight_labels import check_labels
 from trainer.loop.state import Inference, load_weights
-from trainer.loop.task_checks import checked_metrics
+from trainer.loop.task_checks import checked_metrics, collate_of
 from trainer.loop.validate import draw
 from trainer.parallel.strategy import join
 from trainer.parallel.world import World
@@ -253,7 +253,9 @@ def _changes(
         WrongUse: The data differ between ranks, or a label is not valid.
     """
     dataset = job.evaluation.dataset
-    examples, sources_of_reader = manifest.sampled_examples(dataset, job.workers)
+    examples, sources_of_reader = manifest.sampled_examples(
+        dataset, job.workers, collate_of(job.task)
+    )
     check_labels(job, part, dataset, examples)
     digest = manifest.dataset_digest(dataset, examples)
     refuse_difference(job.world, {f"the {part} data": digest}, "copy the same data to all machines")

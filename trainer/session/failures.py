@@ -36,7 +36,7 @@ _RAISED_ELSEWHERE = re.compile(
 _WRONG_USES = {
     "stack expects each tensor to be equal size": (
         "the dataset's examples have different shapes and cannot be batched: pad or crop them in "
-        "__getitem__"
+        "__getitem__, or pad them in collate()"
     ),
     "mixed torch.Tensor and DTensor": (
         "--strategy fsdp gathers a block's weights only during the block's own forward, and the "

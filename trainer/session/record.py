@@ -11,6 +11,7 @@ from trainer.data.nested import tensors_in
 from trainer.errors import Changed, WrongUse
 from trainer.loop.preflight_labels import check_labels
 from trainer.loop.state import Job
+from trainer.loop.task_checks import collate_of
 from trainer.parallel.strategy import Strategy
 from trainer.records import manifest
 from trainer.records.compare import (
@@ -79,7 +80,9 @@ def look_at_data(job: Job) -> DataRecord:
     """
     digests, example_bytes, sources = {}, [], dict[str, str]()
     for name, dataset in (("train", job.train), ("validation", job.evaluation.dataset)):
-        examples, sources_of_reader = manifest.sampled_examples(dataset, job.workers)
+        examples, sources_of_reader = manifest.sampled_examples(
+            dataset, job.workers, collate_of(job.task)
+        )
         sources |= sources_of_reader
         check_labels(job, {"train": "training"}.get(name, name), dataset, examples)
         digests[name] = manifest.dataset_digest(dataset, examples)
