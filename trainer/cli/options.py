@@ -1,7 +1,6 @@
-"""Define the options that several commands share, and print their help."""
+"""Define the options that several commands share."""
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from trainer.cli.parameters import (
     BITS,
     COUNT,
     STORAGE,
-    SWEEP,
     TRAINING,
     VALIDATION,
     Number,
@@ -24,7 +22,6 @@ from trainer.cli.parameters import (
 )
 from trainer.settings.config import CHANNELS_LAST, CONTIGUOUS, load_config_file
 from trainer.settings.optimizers import OPTIMIZERS
-from trainer.system import hints
 
 
 def _read_config_file(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
@@ -344,70 +341,6 @@ _TRAINING_OPTIONS = [
         "anyway: resume even if the software, the hardware, the data or the task changed.",
     ),
 ]
-
-
-def help_options(*refused: str) -> Callable[[Any], Any]:
-    """Add the hidden options that print the trainer's part of `trainbox COMMAND --help`.
-
-    `refused` has the names of training options that the command refuses.
-    """
-
-    def add(command: Any) -> Any:
-        for name, whole in (("--help-options", False), ("--help-all-options", True)):
-            command = click.option(
-                name,
-                is_flag=True,
-                hidden=True,
-                is_eager=True,
-                expose_value=False,
-                callback=partial(_print_options, refused, whole),
-            )(command)
-        return command
-
-    return add
-
-
-def _print_options(
-    refused: Sequence[str], whole: bool, ctx: click.Context, _param: click.Parameter, value: bool
-) -> None:
-    if not value:
-        return
-    formatter = ctx.make_formatter()
-    options = [
-        param
-        for param in ctx.command.params
-        if isinstance(param, Option) and param.section and param.name not in refused
-    ]
-    sections = [option.section for option in options]
-    kind = "training" if TRAINING in sections else "sweep"
-    if whole:
-        titles = sections
-    else:
-        options = [option for option in options if option.everyday]
-        # The everyday options of a training are few enough for one section.
-        titles = [SWEEP if option.section == SWEEP else TRAINING for option in options]
-    for title in dict.fromkeys(titles):
-        chosen = [option for option, its in zip(options, titles, strict=True) if its == title]
-        _write_options(ctx, formatter, f"{title} options", chosen)
-    click.echo(formatter.getvalue())
-    if not whole:
-        verb = str(ctx.command.name).replace("-", " ")  # sweep-run is typed as `sweep run`
-        click.echo(f"`{hints.command(verb, '--help-all')}` lists all options.")
-    example = {
-        "training": "--batch-size by TRAINBOX_BATCH_SIZE",
-        "sweep": "--seeds by TRAINBOX_SEEDS",
-    }
-    click.echo(f"Each {kind} option can also be set by the environment: {example[kind]}.")
-    ctx.exit()
-
-
-def _write_options(
-    ctx: click.Context, formatter: click.HelpFormatter, title: str, options: Iterable[Option]
-) -> None:
-    with formatter.section(title):
-        formatter.write_dl(
-            [record for option in options if (record := option.get_help_record(ctx))]
-        )
 
 
 # The options of a command that the launcher plans. It checks the arguments with --check, and starts

@@ -17,7 +17,8 @@ from trainer.cli.invocation import (
     warn_of_overruled_imports,
     without_replaced,
 )
-from trainer.cli.options import help_options, training_options
+from trainer.cli.option_help import help_options
+from trainer.cli.options import training_options
 from trainer.cli.parameters import make_option
 from trainer.cli.sweep_options import SweepOptions, sweep_options
 from trainer.errors import WrongUse

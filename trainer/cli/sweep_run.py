@@ -9,7 +9,8 @@ import click
 
 from trainbox.usage import usage_message
 from trainer.cli.invocation import Verb, read_device, report_environment
-from trainer.cli.options import RUNS_DIR, help_options, planned_options, seed_option
+from trainer.cli.option_help import help_options
+from trainer.cli.options import RUNS_DIR, planned_options, seed_option
 from trainer.cli.parameters import SWEEP, add_options
 from trainer.cli.sweep_options import SweepOptions, sweep_options
 from trainer.errors import WrongUse

@@ -16,7 +16,8 @@ from trainer.cli.invocation import (
     warn_of_overruled_imports,
     without_replaced,
 )
-from trainer.cli.options import help_options, training_options
+from trainer.cli.option_help import help_options
+from trainer.cli.options import training_options
 from trainer.cli.parameters import COUNT, STORAGE, Number, make_option
 from trainer.parallel.strategy import STRATEGIES
 from trainer.settings.config import Config, check
