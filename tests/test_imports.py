@@ -85,6 +85,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         "trainer.cli.evaluate",
         "trainer.cli.experiment",
         "trainer.cli.invocation",
+        "trainer.cli.option_help",
         "trainer.cli.options",
         "trainer.cli.parameters",
         "trainer.cli.sweep",
@@ -297,7 +298,8 @@ def test_a_plan_imports_no_other_command_and_no_slow_module() -> None:
     assert commands == {
         *(f"entrypoint.cli.{name}" for name in ("checking", "commands", "help_pages", "options")),
         "entrypoint.cli.planning",
-        *(f"trainer.cli.{name}" for name in ("commands", "invocation", "options", "parameters")),
+        *(f"trainer.cli.{name}" for name in ("commands", "invocation", "option_help", "options")),
+        "trainer.cli.parameters",
     }
     assert loaded & {"hashlib", "subprocess", *SLOW_MODULES} == set()
 
