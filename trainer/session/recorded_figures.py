@@ -46,7 +46,7 @@ def compare_figures(
         return Comparison(None, f"not compared: the training did not read the {part} data")
     if f"data.{VALIDATION}" in changed:
         return Comparison(None, "not compared: the validation data differ from the training's")
-    before = _figures_of_training(stored, step)
+    before = figures_of_training(stored, step)
     if before is None:
         return Comparison(None, f"not compared: metrics.jsonl has no validation at step {step}")
     names = differing_names(before, figures)
@@ -60,7 +60,7 @@ def compare_figures(
     return Comparison(False, f"{line}; {reason}" if reason else line, unexplained=reason is None)
 
 
-def _figures_of_training(stored: StoredRun, step: int) -> dict[str, Any] | None:
+def figures_of_training(stored: StoredRun, step: int) -> dict[str, Any] | None:
     """Return the figures of the validation at `step` in metrics.jsonl, or None."""
     for entry in read_entries(stored.path / "metrics.jsonl"):
         if entry.get("kind") == "validation" and entry["step"] == step:

@@ -304,7 +304,7 @@ def test_a_checkpoint_that_the_training_removes_is_looked_up_again(
                 (folder / f"step-00000012{suffix}").unlink()
         return found[-1]
 
-    monkeypatch.setattr("trainer.session.evaluate.find_weights", find_and_remove)
+    monkeypatch.setattr("trainer.session.stored_model.find_weights", find_and_remove)
     code, out, _ = _evaluate(here, "--checkpoint", "last")
     assert code == 0
     assert [weights.step for weights in found] == [12, 6]

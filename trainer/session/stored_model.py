@@ -1,0 +1,102 @@
+"""Load the weights of a stored run, and find what has changed since the run's start."""
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import StorageFailure, WrongUse
+from trainer.loop.preflight_labels import check_labels
+from trainer.loop.state import Inference, load_weights
+from trainer.loop.task_checks import collate_of
+from trainer.records import manifest
+from trainer.records.compare import listed_changes, manifest_differences
+from trainer.records.digest import digest_of_digests, tensor_digests
+from trainer.records.stored_weights import StoredWeights, find_weights, load_state
+from trainer.session.agreement import refuse_difference
+from trainer.session.recorded_figures import VALIDATION
+from trainer.session.stored_run import StoredRun
+from trainer.system.sources import loaded_sources, located_sources
+
+_ATTEMPTS = 5  # to load a checkpoint that a training replaces
+
+
+def load_stored(job: Inference, stored: StoredRun, which: str) -> tuple[StoredWeights, str]:
+    """Load the weights on all ranks, and return where they were and their digest.
+
+    A training that still runs may remove the checkpoint in between, so this tries again.
+
+    Raises:
+        WrongUse: The run lacks such weights, or has other weights on another machine.
+        StorageFailure: The checkpoint is damaged, or was removed in each attempt.
+    """
+    for _ in range(_ATTEMPTS):
+        found: StoredWeights | None = None
+        if job.world.is_first:
+            with contextlib.suppress(FileNotFoundError):
+                found = find_weights(stored.path, stored.run_id, which)
+        chosen = job.world.from_first(
+            [str(found.path), found.step, found.sha256] if found is not None else None
+        )
+        if chosen is None:
+            continue
+        weights = StoredWeights(Path(chosen[0]), chosen[1], chosen[2])
+        state = None
+        with contextlib.suppress(FileNotFoundError):
+            state = load_state(stored.path, stored.run_id, weights.step)
+        if all(job.world.from_each(state is not None)):
+            assert state is not None
+            digest = digest_of_digests(tensor_digests(state))
+            refuse_difference(
+                job.world,
+                {f"the digest of the weights in {weights.path}": digest},
+                "copy the same run to all machines",
+            )
+            load_weights(job.model, state, job.strategy, weights.path)
+            return weights, digest
+    raise StorageFailure(
+        f"the training in {stored.path} removed each of {_ATTEMPTS} checkpoints before it was "
+        "read: train with a larger --keep or --checkpoint-minutes"
+    )
+
+
+def changes_since(
+    job: Inference, stored: StoredRun, part: str
+) -> tuple[dict[str, tuple[Any, Any]], str]:
+    """Return what differs from the run's start, and the digest of the evaluated dataset.
+
+    Raises:
+        WrongUse: The data differ between ranks, or a label is not valid.
+    """
+    dataset = job.evaluation.dataset
+    examples, sources_of_reader = manifest.sampled_examples(
+        dataset, job.workers, collate_of(job.task)
+    )
+    check_labels(job, part, dataset, examples)
+    digest = manifest.dataset_digest(dataset, examples)
+    refuse_difference(job.world, {f"the {part} data": digest}, "copy the same data to all machines")
+    sources = sources_of_reader | loaded_sources()
+    known = stored.manifest.get("sources", {})
+    sources |= located_sources(known.keys() - sources.keys())
+    settings = stored.manifest["settings"]
+    data = {VALIDATION: digest} if part == VALIDATION else {}
+    found = manifest.describe(job.strategy, sys.argv[1:], settings, data, sources)
+    before = dict(stored.manifest)
+    before["data"] = {name: before.get("data", {}).get(name) for name in data}
+    # The number of processes of the newest start counts.
+    before["plan"] = stored.plan
+    changed = manifest_differences(before, found)
+    # The other ranks get lists in JSON.
+    agreed = job.world.from_first({name: list(values) for name, values in changed.items()})
+    return {name: (old, new) for name, (old, new) in agreed.items()}, digest
+
+
+def refuse_changed_sources(path: Path, changed: Mapping[str, Any], anyway: bool, verb: str) -> None:
+    """Raise WrongUse if a source file of the task has changed and `anyway` is false."""
+    sources = {name: v for name, v in changed.items() if name.startswith("sources.")}
+    if sources and not anyway:
+        raise WrongUse(
+            f"the task of {path} was changed since the run's start ({listed_changes(sources)}): "
+            f"restore the old files, or {verb} with the new ones by --anyway"
+        )
