@@ -224,7 +224,6 @@ folders:
 
 ##@ Work on Trainbox
 
-# Lint and two pytest processes at the same time. PYTEST_ARGS reach both pytest processes.
 suite = $(VENV)/bin/python -P -m tests.support.suite
 fast = $(suite) -m "not slow" --ignore=tests/image $(PYTEST_ARGS)
 

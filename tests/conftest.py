@@ -34,9 +34,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # about the same time.
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
-        # `make test` finds the files of the waiting tests by this text.
-        if item.get_closest_marker("waits") and "mark.waits" not in item.path.read_text():
-            raise pytest.UsageError(f"write pytest.mark.waits in {item.path}, or nothing runs it")
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_SLOW_TIMEOUT_S))
 

@@ -15,26 +15,30 @@ def number():
     yield 1
     pathlib.Path("ended").touch()
 
-def _other(name):
-    # Each of the two files runs at the same time as the other one.
-    while not pathlib.Path(name).exists():
-        time.sleep(0.01)
+def _meet(name):
+    # Wait for two tests that run at the same time.
+    pathlib.Path(name).write_text(str(os.getpid()))
+    for other in ("first", "second", "waiting"):
+        while not pathlib.Path(other).exists():
+            time.sleep(0.01)
 
 def test_in_the_first_file(number, tmp_path):
-    pathlib.Path("first").write_text(str(os.getpid()))
-    _other("second")
+    _meet("first")
     assert tmp_path.parent.name.startswith("fork-")
 
 def test_skipped():
     pytest.skip("for a reason")
 """
 _ALSO_PASSES = """
-from test_first import _other
-import os, pathlib
+from test_first import _meet
+import pytest
 
 def test_in_the_second_file():
-    pathlib.Path("second").write_text(str(os.getpid()))
-    _other("first")
+    _meet("second")
+
+@pytest.mark.waits
+def test_that_waits():
+    _meet("waiting")
 """
 _FAILS = """
 import os, signal
@@ -74,7 +78,7 @@ raise ValueError("while the tests are collected")
 def _pytest(folder: Path, *words: str) -> tuple[int, str]:
     command = [sys.executable, "-P", "-m", "pytest", "-p", "tests.support.forked_workers"]
     ended = subprocess.run(
-        [*command, "--forks", "2", "-ra", "-p", "no:cacheprovider", *words],
+        [*command, "--forks", "2", "-ra", "-o", "markers=waits", "-p", "no:cacheprovider", *words],
         cwd=folder,
         env=clean_environment(PYTEST_DEBUG_TEMPROOT=str(folder)),
         stdout=subprocess.PIPE,
@@ -84,13 +88,13 @@ def _pytest(folder: Path, *words: str) -> tuple[int, str]:
     return ended.returncode, ended.stdout
 
 
-def test_the_files_run_in_two_forks_that_end_their_fixtures(tmp_path: Path) -> None:
+def test_two_files_and_the_tests_that_wait_run_in_forks_that_end_their_fixtures(tmp_path: Path) -> None:
     (tmp_path / "test_first.py").write_text(_PASSES)
     (tmp_path / "test_second.py").write_text(_ALSO_PASSES)
     code, out = _pytest(tmp_path)
-    assert code == 0 and "2 passed, 1 skipped" in out and ": for a reason" in out, out
-    pids = {int((tmp_path / name).read_text()) for name in ("first", "second")}
-    assert len(pids) == 2 and os.getpid() not in pids
+    assert code == 0 and "3 passed, 1 skipped" in out and ": for a reason" in out, out
+    pids = {int((tmp_path / name).read_text()) for name in ("first", "second", "waiting")}
+    assert len(pids) == 3 and os.getpid() not in pids
     assert (tmp_path / "ended").exists()
 
 

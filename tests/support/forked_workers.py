@@ -1,7 +1,7 @@
 """A pytest plugin that runs the collected tests in forks: `-p tests.support.forked_workers`.
 
 The workers of pytest-xdist import torch and collect all tests, each for itself. These workers are
-forked after one collection.
+forked after one collection. A few more workers run the tests marked `waits`, which use little CPU.
 """
 
 import itertools
@@ -19,55 +19,67 @@ import pytest
 
 from trainer.system.processes import die_with_parent
 
-_NUMBER = 2  # bytes of a group's number in the queue
+_NUMBER = 2  # bytes of a group's number in a queue
+_WAITING = 4  # forks at most for the tests that wait
 _ENDED = "ended"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--forks", type=int, default=0, help="The number of forks that run the tests.")
+    parser.addoption(
+        "--forks", type=int, default=0, help="The number of forks for the tests that need a core."
+    )
 
 
 def groups(items: Sequence[pytest.Item]) -> list[list[pytest.Item]]:
     """Return the tests that stay together: those of a file, which share fixtures.
 
-    A slow test is a group of its own, so that no worker is left with several of them.
+    The tests of a file that wait are another group than the rest. A slow test is its own group,
+    so that no worker is left with several of them.
     """
     found: list[list[pytest.Item]] = []
     for _, tests in itertools.groupby(items, lambda item: item.path):
-        quick: list[pytest.Item] = []
+        quick: dict[bool, list[pytest.Item]] = {}
         for item in tests:
             if item.get_closest_marker("slow"):
                 found.append([item])
             else:
-                quick.append(item)
-        found += [quick] if quick else []
+                quick.setdefault(_waits(item), []).append(item)
+        found += quick.values()
     return found
+
+
+def _waits(item: pytest.Item) -> bool:
+    return item.get_closest_marker("waits") is not None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """Run the tests in forks, which take group after group from a queue."""
+    """Run the tests in forks, which take group after group from a queue.
+
+    The workers for tests that wait have a queue of their own.
+    """
     option = session.config.option
     if option.forks < 1 or option.collectonly or session.testsfailed:
         return None  # pytest's own loop
     found = groups(session.items)
-    queue, filled = os.pipe()
-    os.write(filled, b"".join(number.to_bytes(_NUMBER) for number in range(len(found))))
-    os.close(filled)
+    waiting = [number for number, group in enumerate(found) if _waits(group[0])]
+    others = [number for number in range(len(found)) if number not in waiting]
+    queues = [_queue(others), _queue(waiting)]
+    forks = [queues[0]] * option.forks + [queues[1]] * min(_WAITING, len(waiting))
     # The files of the workers alternate, so the lines of dots do not name them.
     session.config.pluginmanager.getplugin("terminalreporter").showfspath = False  # type: ignore[union-attr]
     # The folder of each worker is in that of this process.
     session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     sys.stdout.flush()
     workers: dict[Connection, int] = {}
-    for number in range(option.forks):
+    for number, queue in enumerate(forks):
         reading, writing = Pipe(duplex=False)
         with writing:
             if (pid := os.fork()) == 0:
                 _work(session, number, writing, _claimed(found, queue))
         workers[reading] = pid
     try:
-        finished = _follow(session, workers, queue)
+        finished = _follow(session, workers, queues)
     except BaseException:
         for pid in workers.values():
             os.kill(pid, signal.SIGTERM)
@@ -75,7 +87,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     finally:
         for pid in workers.values():
             os.waitpid(pid, 0)
-        os.close(queue)
+        for queue in queues:
+            os.close(queue)
     if session.shouldfail:
         raise session.Failed(session.shouldfail)
     selected = Counter(item.nodeid for item in session.items)
@@ -87,7 +100,17 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     return True
 
 
-def _follow(session: pytest.Session, workers: Iterable[Connection], queue: int) -> Counter[str]:
+def _queue(numbers: Iterable[int]) -> int:
+    """Return a pipe from which workers read these numbers of groups."""
+    queue, filled = os.pipe()
+    os.write(filled, b"".join(number.to_bytes(_NUMBER) for number in numbers))
+    os.close(filled)
+    return queue
+
+
+def _follow(
+    session: pytest.Session, workers: Iterable[Connection], queues: Sequence[int]
+) -> Counter[str]:
     """Pass the reports of the workers on until all have ended; return how often each test ended."""
     finished: Counter[str] = Counter()
     hook = session.config.hook
@@ -104,7 +127,7 @@ def _follow(session: pytest.Session, workers: Iterable[Connection], queue: int) 
                 report = hook.pytest_report_from_serializable(config=session.config, data=value)
                 hook.pytest_runtest_logreport(report=report)
                 if session.shouldfail:
-                    _empty(queue)  # so that no worker begins another group
+                    _empty(queues)  # so that no worker begins another group
             elif kind == "start":
                 running[ready] = value
                 hook.pytest_runtest_logstart(nodeid=value[0], location=value[1])
@@ -124,13 +147,14 @@ def _lost(last: tuple[str, tuple[str, int | None, str]] | None) -> pytest.TestRe
     return pytest.TestReport(nodeid, location, {}, "failed", message, "call")
 
 
-def _empty(queue: int) -> None:
-    while os.read(queue, 4096):
-        pass
+def _empty(queues: Iterable[int]) -> None:
+    for queue in queues:
+        while os.read(queue, 4096):
+            pass
 
 
 def _claimed(found: list[list[pytest.Item]], queue: int) -> Iterator[pytest.Item]:
-    """Yield the tests of each group that this worker takes from the queue."""
+    """Yield the tests of each group that this worker takes from its queue."""
     while number := os.read(queue, _NUMBER):
         yield from found[int.from_bytes(number)]
 
