@@ -88,7 +88,7 @@ def _pytest(folder: Path, *words: str) -> tuple[int, str]:
     return ended.returncode, ended.stdout
 
 
-def test_two_files_and_the_tests_that_wait_run_in_forks_that_end_their_fixtures(tmp_path: Path) -> None:
+def test_the_files_and_the_tests_that_wait_run_in_own_forks(tmp_path: Path) -> None:
     (tmp_path / "test_first.py").write_text(_PASSES)
     (tmp_path / "test_second.py").write_text(_ALSO_PASSES)
     code, out = _pytest(tmp_path)
