@@ -21,6 +21,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from tests.support import sharded
 from tests.support.commands import Trainbox, wait_until
 from tests.support.here import Here, training_here
+from tests.support.pictures import FIELDS, make_pictures
 from tests.support.ranks import EndedRanks, Forks, Ranks
 from trainer.errors import WrongUse
 from trainer.loop.build import _default_precision
@@ -242,6 +243,17 @@ def test_fsdp_resumes_a_run_of_one_process_with_resume_anyway(ranks: Ranks, alon
     assert ended.codes == [0, 0], ended.errs
     assert "resume     from step 8" in ended.out
     assert _largest_difference(_state(ranks.folder, "1to2")["model"], alone.weights()) < 1e-6
+
+
+def test_images_have_no_average_of_weights_under_fsdp(ranks: Ranks) -> None:
+    make_pictures(ranks.folder / "data/shapes", ("cross", "disc"), 12, seed=0)
+    fields = [f"--set={name}={value}" for name, value in (FIELDS | {"ema": 0.5}).items()]
+    ended = ranks(2, "train", "images", *fields, "--device", "cpu", "--run", "images")
+    assert ended.codes == [2, 2], ended.errs
+    assert (
+        "--set ema=0.5: the average of weights does not work with --strategy fsdp: use --strategy "
+        "ddp, or --set ema=0" in ended.errs[0]
+    )
 
 
 def test_verify_needs_the_same_number_of_processes(

@@ -227,11 +227,16 @@ class World:
 
     @contextlib.contextmanager
     def first_goes_first(self) -> Iterator[None]:
-        """Run the body on rank 0, which may download files, and then on the other ranks."""
-        if not self.is_first:
+        """Run the body on rank 0, then on the first rank of each other machine, then on the rest.
+
+        The first of a machine may download files, to a folder that machines may share.
+        """
+        first_of_machine = os.environ.get("LOCAL_RANK", "0") == "0"
+        turn = 0 if self.is_first else 1 if first_of_machine else 2
+        for _ in range(turn):
             self.barrier()
         yield
-        if self.is_first:
+        for _ in range(turn, 2):
             self.barrier()
 
     def leave(self) -> None:
