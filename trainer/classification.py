@@ -25,7 +25,8 @@ class Classification(Task):
     int64 from 0). The model maps inputs to logits (B, K), where K is the number of `class_names`.
     If the inputs are images (B, 1 or 3, H, W), TensorBoard also shows a sheet of examples.
 
-    The metrics are `loss` (the mean cross-entropy in nats), `accuracy` and `macro_f1`.
+    The metrics are `loss` (the mean cross-entropy in nats), `accuracy` and `macro_f1`. To log the
+    accuracy of the training too, set `train_metrics = ("accuracy",)`.
     """
 
     class_names: ClassVar[tuple[str, ...]] = ()
@@ -33,7 +34,11 @@ class Classification(Task):
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         inputs, labels_B = batch
-        return {"cross_entropy": F.cross_entropy(model(inputs), labels_B, reduction="none")}
+        logits_BK = model(inputs)
+        losses = {"cross_entropy": F.cross_entropy(logits_BK, labels_B, reduction="none")}
+        if "accuracy" in self.train_metrics:
+            losses["accuracy"] = logits_BK.argmax(1) == labels_B
+        return losses
 
     def statistics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         inputs, labels_B = batch

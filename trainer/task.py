@@ -37,6 +37,8 @@ class Task:
     learning_rate: ClassVar[float | None] = None
     # The metric that selects the best checkpoint: min:NAME or max:NAME.
     best_by: ClassVar[str] = "min:loss"
+    # The names in the result of `losses` that are metrics of the training, not losses.
+    train_metrics: ClassVar[tuple[str, ...]] = ()
 
     def with_data(self, data_dir: Path) -> Self:
         """Return this task with the fields that depend on the data, such as its classes.
@@ -98,7 +100,8 @@ class Task:
     def losses(self, model: "nn.Module", batch: Any) -> "dict[str, Tensor]":
         """Return per-example losses `{name: (B,)}`, which are differentiable floats.
 
-        Training minimises their sum over the names, averaged over the global batch.
+        Training minimises their sum over the names, averaged over the global batch. The values that
+        `train_metrics` names are not minimised. Their means are logged beside the loss.
         """
         raise NotImplementedError
 
@@ -126,11 +129,13 @@ class Task:
         """Return sums over the examples of the batch, `{name: tensor of any shape}`.
 
         Their sums over the validation set are the totals for `metrics`. Gradients are off. The
-        default is `{"loss": ()}`, the sum of all losses of the batch.
+        default is `{"loss": ()}`, the sum of all losses of the batch, and the sum of each of the
+        `train_metrics`.
         """
-        per_example = self.losses(model, batch)
-        total, *others = (loss_B.float().sum() for loss_B in per_example.values())
-        return {"loss": sum(others, start=total)}
+        sums = {name: value_B.float().sum() for name, value_B in self.losses(model, batch).items()}
+        metrics = {name: sums.pop(name) for name in self.train_metrics}
+        total, *others = sums.values()
+        return {"loss": sum(others, start=total), **metrics}
 
     def predictions(self, model: "nn.Module", batch: Any) -> "dict[str, Tensor]":
         """Return values of each example, `{name: tensor (B,) or (B, K)}`.

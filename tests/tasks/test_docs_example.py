@@ -70,6 +70,16 @@ def test_the_example_with_a_loss_of_its_own_trains_as_the_page_states(
     assert entries[-1]["rmse"] < 0.1
     assert all(abs(entry["rmse"] ** 2 - entry["loss"]) < 1e-6 for entry in entries)
     assert "best       loss " in out
+    # The page adds a metric of the training, which does not change the weights.
+    code_of_metric = code + _code(page, "class NearWaves")
+    _write_task(here.folder, "waves", code_of_metric, monkeypatch)
+    ended, out, err = here.command(
+        "train", "my_tasks/waves.py:NearWaves", "--device", "cpu", "--run", "near"
+    )
+    assert (ended, err) == (0, "")
+    assert here.digest("near") == here.digest("r")
+    assert 0.9 < here.entries("train", "near")[-1]["near"] <= 1
+    assert " (best); training near 0.9" in out
     # The page shows the message for inputs of float64.
     assert code.count("manual_seed(seed))") == 1
     code = code.replace("manual_seed(seed))", "manual_seed(seed), dtype=torch.float64)")

@@ -141,11 +141,12 @@ def test_targets_are_smoothed_and_weighted() -> None:
     assert torch.allclose(targets_BK, torch.tensor([[0.9, 0.1], [0.3, 2.7]]))
     task = _task(classes="a/b", label_smoothing=0.2)
     logits_BK, labels_B = torch.randn(2, 2), torch.tensor([0, 1])
-    losses_B = task.losses(lambda _: logits_BK, (None, targets_BK))["cross_entropy"]  # type: ignore[arg-type]
+    losses = task.losses(lambda _: logits_BK, (None, targets_BK))  # type: ignore[arg-type]
     expected_B = torch.nn.functional.cross_entropy(
         logits_BK, labels_B, reduction="none", label_smoothing=0.2
     ) * torch.tensor([1.0, 3.0])
-    assert torch.allclose(losses_B, expected_B)
+    assert torch.allclose(losses["cross_entropy"], expected_B)
+    assert losses["accuracy"].tolist() == (logits_BK.argmax(1) == labels_B).tolist()
 
 
 @pytest.mark.parametrize("fields", [{"mixup": 0.5}, {"cutmix": 1.0}, {"mixup": 1, "cutmix": 1}])

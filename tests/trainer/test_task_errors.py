@@ -465,6 +465,30 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         "the dataset's examples have different shapes and cannot be batched: pad or crop them in "
         "__getitem__, or pad them in collate()",
     ),
+    "a metric that is missing": (
+        Tiny,
+        {"train_metrics": ("accuracy",)},
+        "task Tiny: losses() did not return 'accuracy', which is in train_metrics: return a tensor "
+        "of shape (B,) with this name",
+    ),
+    "a metric of a reserved name": (
+        Tiny,
+        {"train_metrics": ("samples_per_second",)},
+        "task Tiny: train_metrics has the name 'samples_per_second', which is reserved or not "
+        "printable: rename it",
+    ),
+    "one metric without a tuple": (
+        Tiny,
+        {"train_metrics": "accuracy"},
+        "task Tiny: train_metrics is 'accuracy': set it to a tuple of names, such as "
+        '("accuracy",)',
+    ),
+    "only metrics": (
+        Tiny,
+        {"train_metrics": ("squared_error",)},
+        "task Tiny: no loss depends on a trained parameter: compute squared_error from the model's "
+        "output without detach() or torch.no_grad()",
+    ),
     "no batch": (
         Tiny,
         {**_LISTED, "collate": lambda *_args: None},

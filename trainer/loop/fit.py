@@ -62,7 +62,7 @@ def fit(
         # After every `--eval-every` epochs and the last step, validate. A validation saves a
         # checkpoint if it is the best or the last, and may end the training early. If a stop is
         # requested meanwhile, save a checkpoint and raise Preempted.
-        if evaluation_due(job) and not validate(job, saving, validated):
+        if evaluation_due(job) and not validate(job, saving, log, validated):
             saving.save_and_stop()
         if progress.step >= job.end_step or progress.ended_early:
             break

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections import deque
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ class TrainingLog:
         self._job, self._batches = job, batches
         self._recent_losses: deque[float] = deque(maxlen=_RECENT_ENTRIES)
         self._totals_s: list[float] | None = None  # of the parts, up to the last entry
+        self._metrics: tuple[int, dict[str, float]] = (0, {})  # of the last entry, with its step
         self._network, self._data = SlowPart(_SLOW_NETWORK), SlowPart(_SLOW_DATA)
 
     def write(self, norm: Tensor) -> None:
@@ -58,8 +60,10 @@ class TrainingLog:
         job, progress = self._job, self._job.state.progress
         if not job.state.running.steps:
             return
-        # Compute the mean losses since the last entry, and fail if a value is not finite.
+        # Compute the mean losses and metrics since the last entry. Fail if a loss is not finite.
         losses = job.state.running.means(job.schedule.batch_size)
+        metrics = {name: losses.pop(name) for name in job.task.train_metrics}
+        self._metrics = (progress.step, metrics)
         for name, value in losses.items():
             if not math.isfinite(value):
                 raise not_finite(job, f"loss {name!r}")
@@ -79,6 +83,7 @@ class TrainingLog:
             **(
                 {f"loss_{name}": value for name, value in losses.items()} if len(losses) > 1 else {}
             ),
+            **metrics,
             "learning_rate": job.state.optimizer.param_groups[0]["lr"],
             "gradient_norm": float(norm),
             **({"skipped_steps": progress.skipped} if progress.skipped else {}),
@@ -94,7 +99,7 @@ class TrainingLog:
             progress.step,
             epoch,
             values,
-            f"{position}, loss {values['loss']:.4f}",
+            ", ".join([position, f"loss {values['loss']:.4f}", *_shown(metrics)]),
             f", {speed:,.0f} samples/s, {remaining_s:.0f} s to go",
         )
         # Warn of a loss spike, a slow network and slow data, and start the next means.
@@ -104,6 +109,11 @@ class TrainingLog:
         if data:
             self._warn_of_slow_data(max(data), steps, seconds)
         job.state.running.clear()
+
+    def line_at(self, step: int) -> str:
+        """Return the metrics of the entry at `step` as a text, or "" if it has none."""
+        entry_step, metrics = self._metrics
+        return f"training {', '.join(_shown(metrics))}" if metrics and entry_step == step else ""
 
     def _warn_of_a_spike(self, loss: float) -> None:
         recent, job = self._recent_losses, self._job
@@ -166,6 +176,10 @@ class TrainingLog:
                 "loader worker(s) a process: raise --workers, make __getitem__ faster, or hold "
                 "the dataset in memory as a TensorDataset"
             )
+
+
+def _shown(metrics: Mapping[str, float]) -> list[str]:
+    return [f"{name} {value:.4f}" for name, value in metrics.items()]
 
 
 def not_finite(job: Job, what: str) -> NotFinite:

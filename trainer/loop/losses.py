@@ -17,6 +17,8 @@ T = TypeVar("T")
 class LossModule(nn.Module):
     """The task's losses of its model, `{name: (B,)}` in float32, computed in one forward.
 
+    The task's `train_metrics` are among them, without a gradient.
+
     They are computed in the forward because DDP sees only the wrapped forward, DataParallel runs it
     in one thread per GPU, and autocast applies to one thread. There is one value per example,
     because the mean of the means of unequal shards is not the mean of the batch.
@@ -52,7 +54,11 @@ class LossModule(nn.Module):
                         f"task {type(self.task).__name__}: loss {name!r} is complex: return real "
                         "numbers, such as its abs()"
                     )
-            return {name: loss_B.float() for name, loss_B in losses_B.items()}
+            metrics = self.task.train_metrics
+            return {
+                name: (loss_B.detach() if name in metrics else loss_B).float()
+                for name, loss_B in losses_B.items()
+            }
         except AttributeError:
             _check_types(self.task, losses_B)
             raise
@@ -69,9 +75,16 @@ def check_losses(task: Task, losses: dict[str, Tensor], size: int) -> None:
     """Check the first losses of a task.
 
     Raises:
-        WrongUse: The losses are not `{name: (B,)}` with B = `size`, or none of them has a gradient.
+        WrongUse: The losses are not `{name: (B,)}` with B = `size`, none of them has a gradient, or
+            one of the `train_metrics` is missing.
     """
     _check_types(task, losses)
+    for name in task.train_metrics:
+        if name not in losses:
+            raise WrongUse(
+                f"task {type(task).__name__}: losses() did not return {name!r}, which is in "
+                "train_metrics: return a tensor of shape (B,) with this name"
+            )
     for name, loss in losses.items():
         if tuple(loss.shape) != (size,):
             raise WrongUse(

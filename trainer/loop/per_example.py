@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.classification import Classification, counts_by_class
 from trainer.data.batches import evaluation_batch_count
@@ -116,12 +116,7 @@ def statistics_of(job: Inference) -> PerExample | None:
             return None
         return PerExample(job, lambda batch: _of_logits(task, job.model(batch[0]), batch[1]))
     if type(task).statistics is Task.statistics:
-        return PerExample(
-            job,
-            lambda batch: {
-                "loss": sum(loss_B.float() for loss_B in task.losses(job.model, batch).values())  # type: ignore[dict-item]
-            },
-        )
+        return PerExample(job, lambda batch: _loss_and_metrics(task, job.model, batch))
     if job.strategy.forward_is_collective:
         return None
     return PerExample(
@@ -130,6 +125,13 @@ def statistics_of(job: Inference) -> PerExample | None:
             [checked_statistics(task, task.statistics(job.model, one)) for one in _examples(batch)]
         ),
     )
+
+
+def _loss_and_metrics(task: Task, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    values = {name: value_B.float() for name, value_B in task.losses(model, batch).items()}
+    metrics = {name: values.pop(name) for name in task.train_metrics}
+    first, *others = values.values()
+    return {"loss": sum(others, start=first), **metrics}
 
 
 def _of_logits(task: Classification, logits_BK: Tensor, labels_B: Tensor) -> dict[str, Tensor]:

@@ -42,7 +42,7 @@ class Saving:
         check_unchanged(job)
         state = job.state.capture(job.strategy)
         for name, sums in state["running"].items():
-            if not all(map(math.isfinite, sums)):
+            if name not in job.task.train_metrics and not all(map(math.isfinite, sums)):
                 raise not_finite(job, f"loss {name!r}")
         progress = job.state.progress
         record = self._digests.of_checkpoint()

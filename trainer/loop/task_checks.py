@@ -19,6 +19,19 @@ from trainer.task import Task
 # Keys that each entry of metrics.jsonl already has. A resume and `verify` read them.
 KEYS_OF_ENTRIES = ("kind", "step", "epoch", "time_unix_s")
 
+# Keys that an entry of a training also has. Others begin with "loss_" or "gpu_".
+_KEYS_OF_TRAINING = (
+    *KEYS_OF_ENTRIES,
+    "loss",
+    "learning_rate",
+    "gradient_norm",
+    "skipped_steps",
+    "samples_per_second",
+    "data_share",
+    "exchange_share",
+    "energy_kwh",
+)
+
 _REQUIRED = {
     "train_dataset": "return a map-style dataset of the training examples",
     "validation_dataset": "return a map-style dataset of the validation examples",
@@ -75,6 +88,24 @@ def _check_defaults(task: Task) -> None:
         raise WrongUse(
             f"task {_name(task)}: best_by is {task.best_by!r}: set it to the name of a metric"
         )
+
+    names = task.train_metrics
+    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+        raise WrongUse(
+            f"task {_name(task)}: train_metrics is {names!r}: set it to a tuple of names, such as "
+            '("accuracy",)'
+        )
+    for name in names:
+        if (
+            name in _KEYS_OF_TRAINING
+            or name.startswith(("loss_", "gpu_"))
+            or not name.isprintable()
+            or not name.strip()
+        ):
+            raise WrongUse(
+                f"task {_name(task)}: train_metrics has the name {name!r}, which is reserved or "
+                "not printable: rename it"
+            )
 
 
 def checked_task(task: Task, returned: Any) -> Task:

@@ -12,6 +12,7 @@ from trainer.data.nested import joined, take, tensors_in
 from trainer.errors import WrongUse
 from trainer.loop.evaluate import Evaluation, evaluate
 from trainer.loop.guard import check_unchanged
+from trainer.loop.log import TrainingLog
 from trainer.loop.losses import autocast
 from trainer.loop.saving import Saving
 from trainer.loop.state import Inference, Job
@@ -32,7 +33,10 @@ def evaluation_due(job: Job) -> bool:
 
 
 def validate(
-    job: Job, saving: Saving, validated: Callable[[int, Mapping[str, float]], None] | None
+    job: Job,
+    saving: Saving,
+    log: TrainingLog,
+    validated: Callable[[int, Mapping[str, float]], None] | None,
 ) -> bool:
     """Validate, and call `validated` with the step and the metrics; return False if stopped.
 
@@ -42,13 +46,13 @@ def validate(
     with job.state.watch.paused():
         check_unchanged(job)
         with job.attributes.preserved():
-            metrics = _validate(job, saving)
+            metrics = _validate(job, saving, log)
             if metrics is not None and validated is not None:
                 validated(job.state.progress.step, metrics)
     return metrics is not None
 
 
-def _validate(job: Job, saving: Saving) -> Mapping[str, float] | None:
+def _validate(job: Job, saving: Saving, log: TrainingLog) -> Mapping[str, float] | None:
     """Evaluate, update the progress, record and save; return the metrics, or None if stopped."""
     progress, config = job.state.progress, job.config
 
@@ -83,12 +87,14 @@ def _validate(job: Job, saving: Saving) -> Mapping[str, float] | None:
     shown = [f"{name} {value:.4f}" for name, value in result.metrics.items()][:_METRICS_OF_A_LINE]
     if len(shown) < len(result.metrics):
         shown.append("...")
+    training = log.line_at(progress.step)
     job.run.record(
         "validation",
         progress.step,
         math.ceil(epoch),
         result.figures,
-        f"epoch {epoch:g}: {', '.join(shown)}{' (best)' if best else ''}",
+        f"epoch {epoch:g}: {', '.join(shown)}{' (best)' if best else ''}"
+        f"{training and f'; {training}'}",
     )
 
     # Ask the task whether the training has reached its aim.

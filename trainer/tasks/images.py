@@ -48,6 +48,7 @@ class Images(Classification):
     batch_size: ClassVar[int] = 64
     learning_rate: ClassVar[float] = 1e-3
     best_by: ClassVar[str] = "max:macro_f1"
+    train_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
 
     folder: str = "images"
     model: str = "resnet18"
@@ -173,7 +174,11 @@ class Images(Classification):
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
         images_BCHW, targets_BK = batch
-        return {"cross_entropy": F.cross_entropy(model(images_BCHW), targets_BK, reduction="none")}
+        logits_BK = model(images_BCHW)
+        return {
+            "cross_entropy": F.cross_entropy(logits_BK, targets_BK, reduction="none"),
+            "accuracy": logits_BK.argmax(1) == targets_BK.argmax(1),
+        }
 
     def sums(self, logits_BK: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
         sums = super().sums(logits_BK, labels_B)
