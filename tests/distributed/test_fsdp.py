@@ -67,6 +67,7 @@ def _command(run: str, *words: str, **others: Any) -> list[str]:
 
 _COMPILE = "--strategy fsdp is not tested with --compile: drop one of the two options"
 _LAUNCH = ("--strategy", "fsdp", "--processes", "2")
+_IMAGES = ("train", "images", "--device", "cpu", "--run", "images", "--batch-size", "4")
 
 
 class _Sharded(Ranks):
@@ -248,7 +249,7 @@ def test_fsdp_resumes_a_run_of_one_process_with_resume_anyway(ranks: Ranks, alon
 def test_images_have_no_average_of_weights_under_fsdp(ranks: Ranks) -> None:
     make_pictures(ranks.folder / "data/shapes", ("cross", "disc"), 12, seed=0)
     fields = [f"--set={name}={value}" for name, value in (FIELDS | {"ema": 0.5}).items()]
-    ended = ranks(2, "train", "images", *fields, "--device", "cpu", "--run", "images")
+    ended = ranks(2, *_IMAGES, *fields)
     assert ended.codes == [2, 2], ended.errs
     assert (
         "--set ema=0.5: the average of weights does not work with --strategy fsdp: use --strategy "
