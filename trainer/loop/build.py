@@ -272,8 +272,8 @@ def _build_data(
     """Return the task with what it learns from the data, and two datasets.
 
     They are those for training and validation, or those for training and `test`. The methods are
-    called in the same order in both cases, because they may draw random numbers. The first rank goes
-    first, because it may download files.
+    called in the same order in both cases, because they may draw random numbers. Rank 0 goes first,
+    because it may download files.
     """
     world.seed(config.seed, "data")
     with world.first_goes_first():
