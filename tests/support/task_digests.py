@@ -27,6 +27,8 @@ from tests.support.films import FIELDS, write_films
 from tests.support.har_folder import write_folder
 from tests.support.pictures import FIELDS as PICTURES
 from tests.support.pictures import make_pictures
+from tests.support.texts import FIELDS as TEXTS
+from tests.support.texts import write_texts
 from trainer.tasks.digits import Digits
 
 _SMALL = {"width": 4, "hidden": 8}
@@ -61,6 +63,7 @@ CASES: dict[str, tuple[str, dict[str, object], tuple[str, ...]]] = {
     "teacher_student, gnc": (
         "teacher_student", {"method": "gnc", "examples": 32, "draws_per_step": 64}, _FIVE_STEPS,
     ),
+    "text": ("text", dict(TEXTS), _FIVE_STEPS),
     "video": ("video", dict(FIELDS), (*_FIVE_STEPS[:4], "--batch-size", "8", "--threads", "1")),
 }  # fmt: skip
 
@@ -70,6 +73,7 @@ def write_data(folder: Path) -> None:
     write_films(folder / "video")
     make_pictures(folder / "shapes", ("cross", "disc", "stripes"), 12, seed=0)
     write_folder(folder)
+    write_texts(folder / "texts")
     for name in ("MNIST", "FashionMNIST"):
         raw = folder / name / "raw"
         raw.mkdir(parents=True)

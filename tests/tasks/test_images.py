@@ -23,8 +23,9 @@ from trainer.errors import Preempted
 from trainer.tasks.images import Images
 from trainer.tasks.imaging.damage import damaged_pictures
 from trainer.tasks.imaging.decode import DamagedPicture, load_augmented_picture, load_picture
-from trainer.tasks.imaging.folder import find_pictures, is_held_out
+from trainer.tasks.imaging.folder import find_pictures
 from trainer.tasks.imaging.models import build_model, describe_weights, normalization
+from trainer.tasks.reading.files import is_held_out
 
 _CLASSES = ("cross", "disc", "stripes")
 _SHORT: dict[str, Any] = {

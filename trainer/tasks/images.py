@@ -22,7 +22,6 @@ from trainer.tasks.imaging.folder import (
     find_classes,
     find_layout,
     find_pictures,
-    is_held_out,
     refuse_other_classes,
 )
 from trainer.tasks.imaging.mixing import mixed
@@ -33,6 +32,7 @@ from trainer.tasks.imaging.models import (
     fetch_weights,
     normalization,
 )
+from trainer.tasks.reading.files import is_held_out
 
 # Shape suffixes: B pictures of a batch, C channels, H height, W width, K classes.
 

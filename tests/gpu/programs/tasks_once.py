@@ -15,6 +15,7 @@ from tests.gpu.programs.training import train
 from tests.support.films import FIELDS
 from tests.support.pictures import FIELDS as PICTURES
 from tests.support.task_digests import write_data
+from tests.support.texts import FIELDS as TEXTS
 
 _SMALL = {"width": 4, "hidden": 8}
 TASKS: dict[str, dict[str, Any]] = {
@@ -30,6 +31,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "teacher_student": {},
     "teacher_student gnc": {"method": "gnc", "examples": 32, "draws_per_step": 64},
     "images": PICTURES,
+    "text": TEXTS,
     "video": FIELDS,
 }
 

@@ -26,6 +26,7 @@ def test_the_built_in_tasks_and_their_classes() -> None:
         "mnist": "Mnist",
         "ssvae": "Ssvae",
         "teacher_student": "TeacherStudent",
+        "text": "Text",
         "video": "Video",
     }
     assert locate("fashion_mnist") == (TASKS_FOLDER / "fashion_mnist.py", "FashionMnist")

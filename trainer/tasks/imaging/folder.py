@@ -1,18 +1,16 @@
 """Find the pictures of each class in a folder, and split them into training and validation."""
 
-import hashlib
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainbox import WrongUse
+from trainer.tasks.reading.files import TRAIN, find_files, refuse_missing, validation_folder
 
 ENDINGS = (
     *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"),
     *(".tif", ".tiff", ".ppm", ".pgm"),
 )
-_TRAIN, _VALIDATION = "train", ("val", "validation", "valid")
 
 
 @dataclass(frozen=True)
@@ -37,22 +35,13 @@ def find_layout(folder: Path) -> Layout:
     Raises:
         WrongUse: the folder does not exist, or only one of the two parts does.
     """
-    if not folder.is_dir():
-        here = Path(folder.name)
-        fix = (
-            f"there is a folder {folder.name} in {Path.cwd()}: add --data-dir ."
-            if here.is_dir() and here.resolve() != folder.resolve()
-            else f"put pictures there, as {folder}/CLASS/NAME.jpg, or set another folder with "
-            "--data-dir or --set folder=NAME"
-        )
-        raise WrongUse(f"{folder} does not exist: {fix}")
-    found = [name for name in _VALIDATION if (folder / name).is_dir()]
-    if (folder / _TRAIN).is_dir() and found:
-        return Layout(folder / _TRAIN, folder / found[0])
-    if (folder / _TRAIN).is_dir() and _subfolders(folder / _TRAIN):
+    refuse_missing(folder, "pictures", "CLASS/NAME.jpg")
+    if validation := validation_folder(folder):
+        return Layout(folder / TRAIN, validation)
+    if (folder / TRAIN).is_dir() and _subfolders(folder / TRAIN):
         raise WrongUse(
             f"{folder} has a folder train but no folder val: add val, or split train with --set "
-            f"folder={folder / _TRAIN}"
+            f"folder={folder / TRAIN}"
         )
     return Layout(folder, None)
 
@@ -85,7 +74,7 @@ def find_pictures(folder: Path, classes: Sequence[str]) -> list[Picture]:
                 f"{folder / name} does not exist: use folders of {folder} in --set classes="
                 f"{'/'.join(classes)}"
             )
-        found = [Picture(path, label) for path in _files(folder / name)]
+        found = [Picture(path, label) for path in find_files(folder / name, ENDINGS)]
         if not found:
             raise WrongUse(
                 f"{folder / name} has no picture ({', '.join(ENDINGS)}): add one, or remove the "
@@ -109,36 +98,5 @@ def refuse_other_classes(folder: Path, classes: Sequence[str], train: Path) -> N
         )
 
 
-def is_held_out(name: str, share: float) -> bool:
-    """Return whether the picture `name` is for validation: about `share` of all names are.
-
-    `name` is a path relative to the folder of the data. Only the name decides, so a picture stays
-    in its part when others are added or removed.
-    """
-    digest = hashlib.sha256(os.fsencode(name)).digest()
-    return int.from_bytes(digest[:8], "big") < share * 2**64
-
-
 def _subfolders(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("[!.]*") if path.is_dir())
-
-
-def _files(folder: Path, outer: tuple[tuple[int, int], ...] = ()) -> Iterator[Path]:
-    """Yield the picture files in `folder` and its folders, in the order of their names.
-
-    Links are followed, but not into a folder that contains the link (`outer`). A link to a missing
-    picture is yielded, so that it is reported as damaged.
-    """
-    status = folder.stat()
-    outer = (*outer, (status.st_dev, status.st_ino))
-    with os.scandir(folder) as listing:
-        entries = sorted(listing, key=lambda entry: entry.name)
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            inner = entry.stat()
-            if (inner.st_dev, inner.st_ino) not in outer:
-                yield from _files(Path(entry.path), outer)
-        elif entry.name.lower().endswith(ENDINGS):
-            yield Path(entry.path)

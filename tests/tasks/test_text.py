@@ -1,0 +1,302 @@
+"""The task `text`: the files and their parts, the windows, the model and trainings."""
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.forked_trainings import ForkedCommand
+from tests.support.here import Here, StopAfter
+from tests.support.ranks import Ranks
+from tests.support.texts import FIELDS, write_texts
+from trainer.errors import Preempted, StorageFailure, WrongUse
+from trainer.tasks.language.corpus import TextFile, Windows, split_texts, standard_library
+from trainer.tasks.language.gpt import Gpt
+from trainer.tasks.text import Text
+
+_TXT = (".txt",)
+_SHORT: dict[str, Any] = {
+    "task": "text",
+    "max_steps": 4,
+    "batch_size": 6,
+    "workers": 0,
+    "threads": 1,
+    "fields": FIELDS,
+}
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Return the folder of 12 texts."""
+    write_texts(tmp_path / "data/texts")
+    return tmp_path / "data/texts"
+
+
+# Trainings.
+
+
+def test_a_run_reports_its_texts_and_metrics(here: Here, texts: Path) -> None:
+    sizes = {path.stem: path.stat().st_size for path in texts.rglob("*.txt")}
+    held = sizes.pop("06")
+    out = here.train(**_SHORT)
+    assert f"\ntext       texts, {sum(sizes.values()):,} bytes in 11 file(s)\n" in out
+    assert f"\nvalidation {held:,} bytes in 1 file(s)\n" in out
+    (entry,) = here.entries("validation")
+    assert entry["bits_per_byte"] == pytest.approx(entry["loss"] / math.log(2))
+    assert entry["perplexity"] == pytest.approx(math.exp(entry["loss"]))
+
+
+def test_a_resumed_training_with_workers_and_accumulation_has_the_same_bits(
+    here: Here, texts: Path
+) -> None:
+    settings = _SHORT | {"accumulation": 3, "shards": 2}
+    here.train("whole", **settings | {"workers": 2})
+    with pytest.raises(Preempted):
+        here.train("stopped", stop=StopAfter(2), **settings)
+    here.train("stopped", **settings)
+    assert here.digest("whole") == here.digest("stopped")
+    assert here.entries("validation", "whole")[-1]["loss"] == pytest.approx(
+        here.entries("validation", "stopped")[-1]["loss"], abs=0
+    )
+
+
+@pytest.mark.slow
+def test_a_divided_model_has_the_loss_of_one_process(here: Here, ranks: Ranks, texts: Path) -> None:
+    fields = FIELDS | {"dropout": 0.0}
+    here.train(**_SHORT | {"fields": fields, "batch_size": 8, "accumulation": 2})
+    words = [f"--set={name}={value}" for name, value in fields.items()]
+    ended = ranks(
+        2,
+        *("train", "text", *words, "--max-steps=4", "--batch-size=8", "--accumulation=2"),
+        *("--threads=1", "--workers=0", "--run=divided"),
+        strategy="fsdp",
+    )
+    assert (ended.code, ended.errs) == (0, ["", ""])
+    one, divided = (here.entries("validation", run)[-1]["loss"] for run in ("r", "divided"))
+    assert divided == pytest.approx(one, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_same_bits_on_one_to_three_processes_and_through_kills(
+    forked_trainings: ForkedCommand, texts: Path
+) -> None:
+    fields = " ".join(f"{name}={value}" for name, value in FIELDS.items())
+    drill = ("drill", "text", "--shards", "3", "--steps", "12", "--seed", "1", "--cpu")
+    ended = forked_trainings(*drill, env={"SET": fields, "TRAINBOX_BATCH_SIZE": "6"})
+    assert ended.code == 0, ended.out + ended.err
+    assert "the same bits in all 5 trainings" in ended.out
+
+
+@pytest.mark.slow
+def test_a_training_learns_the_words(here: Here, texts: Path) -> None:
+    """A model that knows only the frequency of each byte needs 3.4 bits."""
+    write_texts(texts, 60)
+    fields = FIELDS | {"width": 32, "dropout": 0.0}
+    here.train(**_SHORT | {"max_steps": 400, "batch_size": 16, "fields": fields})
+    assert here.entries("validation")[-1]["bits_per_byte"] < 1.8
+
+
+# The files.
+
+
+def test_the_name_of_a_file_decides_its_part_and_new_files_move_none(texts: Path) -> None:
+    train, held = split_texts(texts, _TXT, 0.2)
+    assert [text.path.relative_to(texts).as_posix() for text in held] == ["a/06.txt"]
+    write_texts(texts, 40)
+    more_train, more_held = split_texts(texts, _TXT, 0.2)
+    assert set(train) < set(more_train) and set(held) < set(more_held)
+    paths = [text.path for text in more_train]
+    assert paths == sorted(paths) and len(more_train) + len(more_held) == 40
+
+
+def test_train_and_val_folders_are_the_parts(tmp_path: Path) -> None:
+    for name in ("train/a.txt", "train/b.md", "val/c.txt", "other.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    train, held = split_texts(tmp_path, _TXT, 0.2)
+    assert (train, held) == (
+        [TextFile(tmp_path / "train/a.txt", 11)],
+        [TextFile(tmp_path / "val/c.txt", 9)],
+    )
+
+
+def test_without_a_folder_the_texts_are_modules_of_python(tmp_path: Path) -> None:
+    paths = standard_library()
+    folder = Path(os.__file__).parent
+    assert {folder / "os.py", folder / "argparse.py"} <= set(paths)
+    assert all(path.parent == folder for path in paths)
+    task = Text(context=1000)
+    train, held = task._windows(tmp_path)
+    assert sorted(train.paths + held.paths) == sorted(map(str, paths))
+    assert bytes(held[0][0].numpy()) == Path(held.paths[0]).read_bytes()[:1001]
+
+
+# The windows.
+
+
+def _files(folder: Path, *contents: bytes) -> list[TextFile]:
+    paths = [folder / f"{number}.txt" for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    return [TextFile(path, len(content)) for path, content in zip(paths, contents, strict=True)]
+
+
+def _read(windows: Windows) -> list[bytes]:
+    return [bytes(windows[k][0].numpy()) for k in range(len(windows))]
+
+
+@pytest.mark.parametrize(
+    ("contents", "context", "expected"),
+    [
+        ([b"abcdefg"], 3, [b"abcd", b"defg"]),
+        ([b"abcdefgh"], 4, [b"abcde", b"efgh\0"]),
+        ([b"ab", b"", b"cde"], 3, [b"ab\0\0", b"\0cde"]),
+        ([b"ab", b"c", b"de"], 5, [b"ab\0c\0d"]),
+        ([b"", b"abc"], 1, [b"\0a", b"ab", b"bc", b"c\0"]),
+    ],
+)
+def test_windows_share_one_byte_and_cross_the_ends_of_files(
+    tmp_path: Path, contents: list[bytes], context: int, expected: list[bytes]
+) -> None:
+    files = _files(tmp_path, *contents)
+    assert _read(Windows(files, context, shifted=False, purpose="validation")) == expected
+    with pytest.raises(IndexError):
+        Windows(files, context, shifted=False, purpose="validation")[len(expected)]
+
+
+def test_a_shifted_window_starts_up_to_a_context_later(tmp_path: Path) -> None:
+    windows = Windows(_files(tmp_path, bytes(range(65, 85))), 6, shifted=True, purpose="training")
+    torch.manual_seed(0)
+    starts = [{int(windows[k][0][0]) - 65 for _ in range(100)} for k in range(3)]
+    assert starts == [set(range(6)), set(range(6, 12)), {12, 13, 14}]  # the last ends with the text
+
+
+@pytest.mark.parametrize("broken", [os.unlink, lambda path: os.truncate(path, 3)])
+def test_a_text_that_changes_during_the_training_is_named(
+    tmp_path: Path, broken: Callable[[Path], None]
+) -> None:
+    windows = Windows(_files(tmp_path, bytes(20)), 6, shifted=False, purpose="validation")
+    broken(tmp_path / "0.txt")
+    with pytest.raises(StorageFailure, match=r"0\.txt cannot be read \(.*\): restore the text as"):
+        windows[1]
+
+
+# The model.
+
+
+def test_the_number_of_parameters_is_that_of_gpt_2() -> None:
+    with torch.device("meta"):
+        model = Gpt(layers=12, heads=12, width=768, context=1024, dropout=0.1)
+    # As published, 124,439,808 parameters with 50,257 tokens.
+    assert sum(p.numel() for p in model.parameters()) == 124_439_808 - (50_257 - 256) * 768
+
+
+def test_the_weights_start_as_those_of_gpt_2() -> None:
+    weights = Gpt(layers=8, heads=2, width=64, context=64, dropout=0.0).state_dict()
+    for name in ("embedding", "positions", "blocks.3.attention.input", "blocks.3.grow"):
+        assert weights[f"{name}.weight"].std() == pytest.approx(0.02, rel=0.05)
+    for name in ("attention.output", "shrink"):
+        assert weights[f"blocks.3.{name}.weight"].std() == pytest.approx(0.005, rel=0.05)
+    assert not weights["blocks.3.shrink.bias"].any()
+
+
+def test_a_byte_sees_only_the_bytes_before_it() -> None:
+    torch.manual_seed(0)
+    model = Gpt(layers=2, heads=2, width=16, context=8, dropout=0.0)
+    bytes_BT = torch.randint(256, (2, 8))
+    other_BT = bytes_BT.clone()
+    other_BT[:, 5] = (other_BT[:, 5] + 1) % 256
+    differ_BT = (model(bytes_BT) - model(other_BT)).abs().amax(2) > 1e-6
+    assert differ_BT.tolist() == [[False] * 5 + [True] * 3] * 2
+    assert model(bytes_BT[:, :3]).shape == (2, 3, 256)
+
+
+def test_the_loss_of_a_model_without_weights_is_that_of_256_bytes() -> None:
+    task = Text(layers=1, heads=1, width=4, context=5)
+    model = task.build_model().requires_grad_(False)
+    torch.nn.init.zeros_(model.embedding.weight)  # type: ignore[arg-type]
+    batch = task.prepare((torch.arange(18, dtype=torch.uint8).view(3, 6),), training=False)
+    assert [part.tolist()[0] for part in batch] == [[0, 1, 2, 3, 4], [1, 2, 3, 4, 5]]
+    losses_B = task.losses(model, batch)["cross_entropy"]
+    assert torch.allclose(losses_B, torch.full((3,), math.log(256)))
+    metrics = task.metrics({"loss": losses_B.double().sum(), "examples": torch.tensor(3.0)})
+    assert metrics == pytest.approx({"loss": math.log(256), "bits_per_byte": 8, "perplexity": 256})
+
+
+# Errors.
+
+
+def _no_text(folder: Path) -> None:
+    for path in list(folder.rglob("*.txt")):
+        path.rename(path.with_suffix(".bin"))
+
+
+def _no_folder(folder: Path) -> None:
+    folder.rename(folder.with_name("other"))
+
+
+def _one_text(folder: Path) -> None:
+    for path in list(folder.rglob("*.txt"))[1:]:
+        path.unlink()
+
+
+def _no_validation_text(folder: Path) -> None:
+    folder.rename(folder.with_name("train"))
+    (folder / "val").mkdir(parents=True)
+    folder.with_name("train").rename(folder / "train")
+
+
+def _short_texts(folder: Path) -> None:
+    for path in folder.rglob("*.txt"):
+        path.write_bytes(b"x")
+
+
+def _dead_link(folder: Path) -> None:
+    (folder / "a/00.txt").unlink()
+    (folder / "a/00.txt").symlink_to("gone.txt")
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (_no_folder, "data/texts does not exist: put text files there, as data/texts/NAME.txt, or"),
+        (_no_text, "data/texts has no text file (.txt, .md, .rst, .py): add one, or set other "),
+        (_one_text, "data/texts: none of its 1 text file(s) is for "),
+        (_no_validation_text, "data/texts/val has no text file (.txt, .md, .rst, .py): add one"),
+        (_short_texts, "1 text file(s) for validation have 1 bytes, fewer than a window of "
+                       "context=16 and one more: add text, or lower --set context=N"),
+        (_dead_link, "data/texts/a/00.txt cannot be read (No such file or directory): restore "),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)  # fmt: skip
+def test_texts_that_cannot_be_used_are_one_line_and_exit_2(
+    here: Here, texts: Path, broken: Callable[[Path], None], message: str
+) -> None:
+    broken(texts)
+    words = [f"--set={name}={value}" for name, value in FIELDS.items()]
+    code, _, err = here.command("train", "text", *words, "--device=cpu", "--threads=1", "--run=r")
+    assert code == 2
+    assert err.startswith(f"trainbox: {message}"), err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"width": 130}, "--set width=130: use a multiple of heads=4, such as 128 or 132"),
+        ({"width": 2}, "--set width=2: use a multiple of heads=4, such as 4"),
+        ({"layers": 0}, "--set layers=0: use a number from 1"),
+        ({"context": 0}, "--set context=0: use a number from 1"),
+        ({"dropout": 1.0}, "--set dropout=1.0: use a number from 0 to below 1"),
+        ({"validation_share": 0.0}, "--set validation_share=0.0: use a number between 0 and 1"),
+        ({"endings": "txt/"}, "--set endings=txt/: use endings as in txt/md"),
+    ],
+)
+def test_wrong_fields_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(WrongUse) as refused:
+        Text(**fields)
+    assert str(refused.value) == message

@@ -1,0 +1,1 @@
+"""The texts and the model of the task `text`."""

@@ -1,0 +1,168 @@
+"""Find the text files of a folder, and cut windows of bytes out of them."""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from trainbox import StorageFailure, WrongUse
+from trainer.tasks.reading.files import (
+    TRAIN,
+    find_files,
+    is_held_out,
+    refuse_missing,
+    validation_folder,
+)
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A text file and its size in bytes."""
+
+    path: Path
+    size: int
+
+
+def standard_library() -> list[Path]:
+    """Return the modules of Python's standard library that are a single file, sorted.
+
+    They differ between versions of Python. Names of other files in the folder do not count.
+    """
+    folder = Path(os.__file__).parent
+    paths = (folder / f"{name}.py" for name in sorted(sys.stdlib_module_names))
+    return [path for path in paths if path.is_file()]
+
+
+def split_texts(
+    folder: Path | None, endings: tuple[str, ...], share: float
+) -> tuple[list[TextFile], list[TextFile]]:
+    """Return the texts for training and those for validation.
+
+    If `folder` is None, they are those of `standard_library`. If `folder` has the folders train and
+    val, they are the two parts. Otherwise the name of each file decides: about `share` of the files
+    are for validation.
+
+    Raises:
+        WrongUse: the folder is missing, or a part has no text.
+    """
+    if folder is None:
+        folder, paths = Path(os.__file__).parent, standard_library()
+        if not paths:
+            raise WrongUse(
+                f"{folder} has no sources of the standard library: set a folder of text files with "
+                "--set folder=NAME"
+            )
+    else:
+        refuse_missing(folder, "text files", f"NAME{endings[0]}")
+        if validation := validation_folder(folder):
+            train, held_out = (
+                list(find_files(part, endings)) for part in (folder / TRAIN, validation)
+            )
+            for part, found in ((folder / TRAIN, train), (validation, held_out)):
+                _refuse_empty(part, found, endings)
+            return _texts(train), _texts(held_out)
+        paths = list(find_files(folder, endings))
+        _refuse_empty(folder, paths, endings)
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    held = {path for path, name in zip(paths, names, strict=True) if is_held_out(name, share)}
+    for files, purpose in ((set(paths) - held, "training"), (held, "validation")):
+        if not files:
+            raise WrongUse(
+                f"{folder}: none of its {len(paths)} text file(s) is for {purpose}: add files, "
+                "make the folders train and val, or set another share with --set "
+                "validation_share=X"
+            )
+    return (
+        _texts([path for path in paths if path not in held]),
+        _texts([path for path in paths if path in held]),
+    )
+
+
+def _refuse_empty(folder: Path, paths: Sequence[Path], endings: tuple[str, ...]) -> None:
+    if not paths:
+        raise WrongUse(
+            f"{folder} has no text file ({', '.join(endings)}): add one, or set other endings with "
+            "--set endings=NAME"
+        )
+
+
+def _texts(paths: Sequence[Path]) -> list[TextFile]:
+    try:
+        return [TextFile(path, path.stat().st_size) for path in paths]
+    except OSError as error:
+        raise WrongUse(
+            f"{error.filename} cannot be read ({error.strerror}): restore the file, or remove it"
+        ) from error
+
+
+class Windows(Dataset[tuple[Tensor]]):
+    """A dataset of windows (context + 1,) uint8 of all texts, one after the other.
+
+    A zero byte follows each text. Neighbouring windows share one byte, so each byte but the first
+    is predicted once. If `shifted`, a window starts up to `context` bytes later, at random.
+
+    A window is mapped from its files when it is read. So a process has only the paths and the sizes
+    of the files in memory.
+
+    Raises:
+        WrongUse: the texts are shorter than a window.
+    """
+
+    def __init__(
+        self, texts: Sequence[TextFile], context: int, shifted: bool, purpose: str
+    ) -> None:
+        self.paths = [str(text.path) for text in texts]
+        self.sizes_N = numpy.array([text.size for text in texts], dtype=numpy.int64)
+        self.ends_N = numpy.cumsum(self.sizes_N + 1)  # after the zero byte
+        self.context, self.shifted = context, shifted
+        if self.ends_N[-1] <= context:
+            raise WrongUse(
+                f"{len(texts)} text file(s) for {purpose} have {self.bytes:,} bytes, fewer than a "
+                f"window of context={context} and one more: add text, or lower --set context=N"
+            )
+
+    @property
+    def bytes(self) -> int:
+        """The number of bytes of all texts."""
+        return int(self.sizes_N.sum())
+
+    def __len__(self) -> int:
+        return int(self.ends_N[-1] - 1) // self.context
+
+    def __getitem__(self, index: int) -> tuple[Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        start = index * self.context
+        if self.shifted:
+            start += int(torch.randint(self.context, ()))
+            start = min(start, int(self.ends_N[-1]) - self.context - 1)
+        window_T = numpy.zeros(self.context + 1, numpy.uint8)
+        file, filled = int(numpy.searchsorted(self.ends_N, start, side="right")), 0
+        while filled < len(window_T):
+            size = int(self.sizes_N[file])
+            offset = start + filled - int(self.ends_N[file]) + size + 1
+            count = min(size - offset, len(window_T) - filled)
+            if count > 0:
+                window_T[filled : filled + count] = _mapped(self.paths[file], offset, count)
+            file, filled = file + 1, filled + count + 1
+        return (torch.from_numpy(window_T),)
+
+
+def _mapped(path: str, offset: int, count: int) -> numpy.ndarray:
+    """Return `count` bytes of the file.
+
+    Raises:
+        StorageFailure: the file cannot be read, or has become shorter.
+    """
+    try:
+        return numpy.memmap(path, numpy.uint8, "r", offset, (count,))
+    except (OSError, ValueError) as error:
+        raise StorageFailure(
+            f"{path} cannot be read ({error}): restore the text as it was at the start"
+        ) from error

@@ -1,0 +1,63 @@
+"""Find the files of a folder, and split them into training and validation."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainbox import WrongUse
+
+TRAIN, _VALIDATION = "train", ("val", "validation", "valid")
+
+
+def refuse_missing(folder: Path, contents: str, example: str) -> None:
+    """Raise WrongUse if `folder` does not exist: `contents` belong there, such as `example`."""
+    if folder.is_dir():
+        return
+    here = Path(folder.name)
+    fix = (
+        f"there is a folder {folder.name} in {Path.cwd()}: add --data-dir ."
+        if here.is_dir() and here.resolve() != folder.resolve()
+        else f"put {contents} there, as {folder}/{example}, or set another folder with "
+        "--data-dir or --set folder=NAME"
+    )
+    raise WrongUse(f"{folder} does not exist: {fix}")
+
+
+def validation_folder(folder: Path) -> Path | None:
+    """Return the folder for validation in `folder` if it has this folder and `train`."""
+    found = [folder / name for name in _VALIDATION if (folder / name).is_dir()]
+    return found[0] if found and (folder / TRAIN).is_dir() else None
+
+
+def find_files(
+    folder: Path, endings: tuple[str, ...], outer: tuple[tuple[int, int], ...] = ()
+) -> Iterator[Path]:
+    """Yield the files with these endings in `folder` and its folders, in the order of their names.
+
+    `endings` are lower-case, as in ".txt". Links are followed, but not into a folder that contains
+    the link (`outer`). A link to a missing file is yielded.
+    """
+    status = folder.stat()
+    outer = (*outer, (status.st_dev, status.st_ino))
+    with os.scandir(folder) as listing:
+        entries = sorted(listing, key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            inner = entry.stat()
+            if (inner.st_dev, inner.st_ino) not in outer:
+                yield from find_files(Path(entry.path), endings, outer)
+        elif entry.name.lower().endswith(endings):
+            yield Path(entry.path)
+
+
+def is_held_out(name: str, share: float) -> bool:
+    """Return whether the file `name` is for validation: about `share` of all names are.
+
+    `name` is a path relative to the folder of the data. Only the name decides, so a file stays
+    in its part when others are added or removed.
+    """
+    digest = hashlib.sha256(os.fsencode(name)).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64
