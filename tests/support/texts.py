@@ -9,7 +9,7 @@ _WORDS = ("the", "model", "reads", "a", "byte", "and", "then", "it", "writes", "
 
 
 def write_texts(folder: Path, count: int = 12) -> None:
-    """Write `count` files of 60 words in two folders; each depends only on its number."""
+    """Write `count` files of about 250 bytes in two folders; each depends only on its number."""
     for number in range(count):
         draw = random.Random(number)  # noqa: S311 - not a secret
         path = folder / "ab"[number % 2] / f"{number:02}.txt"

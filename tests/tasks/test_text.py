@@ -68,10 +68,10 @@ def test_a_resumed_training_with_workers_and_accumulation_has_the_same_bits(
 def test_a_divided_model_has_the_loss_of_one_process(here: Here, ranks: Ranks, texts: Path) -> None:
     fields = FIELDS | {"dropout": 0.0}
     here.train(**_SHORT | {"fields": fields, "batch_size": 8, "accumulation": 2})
-    words = [f"--set={name}={value}" for name, value in fields.items()]
+    settings = [f"--set={name}={value}" for name, value in fields.items()]
     ended = ranks(
         2,
-        *("train", "text", *words, "--max-steps=4", "--batch-size=8", "--accumulation=2"),
+        *("train", "text", *settings, "--max-steps=4", "--batch-size=8", "--accumulation=2"),
         *("--threads=1", "--workers=0", "--run=divided"),
         strategy="fsdp",
     )
@@ -92,7 +92,7 @@ def test_the_same_bits_on_one_to_three_processes_and_through_kills(
 
 
 @pytest.mark.slow
-def test_a_training_learns_the_words(here: Here, texts: Path) -> None:
+def test_a_training_learns_to_spell(here: Here, texts: Path) -> None:
     """A model that knows only the frequency of each byte needs 3.4 bits."""
     write_texts(texts, 60)
     fields = FIELDS | {"width": 32, "dropout": 0.0}
