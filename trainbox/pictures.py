@@ -4,6 +4,6 @@ from trainbox.task_api import check_trainer
 
 check_trainer()
 
-from trainer.pictures import confusion_matrix, example_sheet, from_figure  # noqa: E402
+from trainer.pictures import Picture, confusion_matrix, example_sheet, from_figure  # noqa: E402
 
-__all__ = ["confusion_matrix", "example_sheet", "from_figure"]
+__all__ = ["Picture", "confusion_matrix", "example_sheet", "from_figure"]

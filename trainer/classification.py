@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -79,17 +80,23 @@ class Classification(Task):
 
     def figures(
         self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        figures = {
-            "confusion_matrix": pictures.confusion_matrix(totals["confusion"], self.class_names)
+    ) -> dict[str, pictures.Picture]:
+        figures: dict[str, pictures.Picture] = {
+            "confusion_matrix": partial(
+                pictures.confusion_matrix, totals["confusion"], self.class_names
+            )
         }
         inputs, labels_B = batch
         if isinstance(inputs, Tensor) and inputs.ndim == 4 and inputs.shape[1] in (1, 3):
             predictions_B = model(inputs).argmax(1)
             # Show the wrongly classified examples first.
             shown = (predictions_B == labels_B).int().argsort(stable=True)[:_SHEET_SIZE]
-            figures["examples"] = pictures.example_sheet(
-                inputs[shown], labels_B[shown], predictions_B[shown], self.class_names
+            figures["examples"] = partial(
+                pictures.example_sheet,
+                inputs[shown].cpu(),
+                labels_B[shown].cpu(),
+                predictions_B[shown].cpu(),
+                self.class_names,
             )
         return figures
 

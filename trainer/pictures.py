@@ -1,6 +1,6 @@
 """Pictures for TensorBoard, as (3, H, W) uint8 tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Shape suffixes: B examples, C channels, H height, W width, K classes.
+
+# A picture (3, H, W) uint8, or a function that draws one.
+Picture = Tensor | Callable[[], Tensor]
 
 _INK, _PAPER, _GOOD, _BAD = (32, 32, 32), (255, 255, 255), (0, 110, 50), (190, 20, 20)
 _FULL_CELL = (23, 78, 166)

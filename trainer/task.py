@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.utils.data import Dataset
 
+    from trainer.pictures import Picture
+
 # Shape suffixes: B examples of a batch, C channels, H height, W width, K classes.
 
 
@@ -168,8 +170,11 @@ class Task:
 
     def figures(
         self, model: "nn.Module", batch: Any, totals: "Mapping[str, Tensor]"
-    ) -> "dict[str, Tensor]":
-        """Return pictures `{name: (3, H, W) uint8}` for TensorBoard.
+    ) -> "Mapping[str, Picture]":
+        """Return pictures `{name: (3, H, W) uint8}` for TensorBoard, or functions that draw them.
+
+        A function without arguments is called in another thread, while the training continues. It
+        must use copies on the CPU, not the model, and it must not draw random numbers.
 
         This is called after the last validation, and after each that is the best so far. `batch` is
         one prepared validation batch. For a `Classification`, it starts with wrongly classified

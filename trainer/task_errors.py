@@ -211,6 +211,8 @@ def _part_of_a_task(frame: _Frame) -> str | None:
         return (
             f"{type(getattr(owner, 'dataset', None) if frame.is_ours else owner).__name__}.{name}"
         )
+    if frame.is_ours and frame.function == "drawn_figures":  # calls what figures() returned
+        return "figures()"
     if isinstance(owner, Optimizer):
         return f"{type(owner).__name__}.step()"
     # The frames of a loader worker have no owner.

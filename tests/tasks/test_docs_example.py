@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support.here import Here
 from tests.support.ranks import Ranks
@@ -80,6 +81,15 @@ def test_the_example_with_a_loss_of_its_own_trains_as_the_page_states(
     assert here.digest("near") == here.digest("r")
     assert 0.9 < here.entries("train", "near")[-1]["near"] <= 1
     assert " (best); training near 0.9" in out
+    # The page draws a picture in a thread.
+    _write_task(here.folder, "waves", code + _code(page, "class DrawnWaves"), monkeypatch)
+    words = ("--max-steps", "1", "--device", "cpu", "--run", "drawn")
+    ended, out, err = here.command("train", "my_tasks/waves.py:DrawnWaves", *words)
+    assert (ended, err) == (0, "")
+    board = EventAccumulator(str(here.path("drawn") / "tensorboard"))
+    board.Reload()
+    (picture,) = board.Images("validation/heights")
+    assert (picture.width, picture.height) == (400, 400)
     # The page shows the message for inputs of float64.
     assert code.count("manual_seed(seed))") == 1
     code = code.replace("manual_seed(seed))", "manual_seed(seed), dtype=torch.float64)")

@@ -4,6 +4,7 @@ be found there.
 
 import dataclasses
 import errno
+import functools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from tests.support.here import Here
 from tests.support.tiny import StepCounter, Tiny
+from trainer import pictures
 from trainer.classification import Classification
 from trainer.task import Task
 
@@ -430,6 +432,23 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         Tiny,
         {"figures": lambda *_args: {"curve": undrawn}},  # type: ignore[name-defined]  # noqa: F821
         "() raised NameError: ",
+    ),
+    "an error in a function that draws": (
+        Tiny,
+        {"figures": _given({"curve": functools.partial(pictures.confusion_matrix, None, ("a",))})},
+        "task Tiny: figures() raised AttributeError: ",
+    ),
+    "a function that draws another form": (
+        Tiny,
+        {"figures": _given({"curve": lambda: torch.zeros(8, 8)})},
+        "task Tiny: figures() returned 'curve' as Tensor of shape (8, 8): return a uint8 "
+        "picture of shape (3, H, W)",
+    ),
+    "a function that draws random numbers": (
+        Tiny,
+        {"figures": _given({"curve": lambda: torch.rand(3, 8, 8)})},
+        "task Tiny: a function that figures() returned draws random numbers, which would change "
+        "those of the training: draw them in figures()",
     ),
     "a figure of another form": (
         Tiny,

@@ -91,3 +91,5 @@ def fit(
     # A thread writes the last checkpoint. Wait until the disk has it.
     job.checkpoints.wait()
     progress.train_seconds = state.watch.seconds
+    # A thread draws the last pictures. Wait for them, and raise an error of the task's code.
+    job.run.board.finish_pictures()

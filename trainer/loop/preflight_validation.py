@@ -1,18 +1,22 @@
 """The preflight check of the validation: find mistakes in it before the first epoch."""
 
 import dataclasses
+import random
 from typing import Any
 
+import numpy
+import torch
 from torch import Tensor
 
 from trainer.data.batches import EvaluationBatches
+from trainer.errors import WrongUse
 from trainer.loop.evaluate import Evaluation, add_up, evaluate
 from trainer.loop.out_of_memory import memory_used_up
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_end, checked_metrics
 from trainer.loop.validate import compare, draw
 from trainer.parallel.world import World
-from trainer.records.digest import tensor_digests
+from trainer.records.digest import tensor_digests, value_digest
 
 # A task raises these errors for any batch. Other errors may come from the sample, such as a class
 # that is missing from it.
@@ -78,7 +82,19 @@ def _use(job: Job, result: Evaluation) -> None:
     if job.config.early_stopping is not None:
         compare(result.metrics, job.config.early_stopping, "--early-stopping", None)
     if job.run.writes or job.strategy.forward_is_collective:  # as in a validation
-        draw(job, result, _seed_parts(job))
+        drawing = draw(job, result, _seed_parts(job))
+        before = _random_numbers()
+        drawing()
+        if _random_numbers() != before:
+            raise WrongUse(
+                f"task {type(job.task).__name__}: a function that figures() returned draws random "
+                "numbers, which would change those of the training: draw them in figures()"
+            )
+
+
+def _random_numbers() -> str:
+    """Return a digest of the states of the global generators of torch, Python and NumPy."""
+    return value_digest([torch.get_rng_state(), random.getstate(), numpy.random.get_state()])
 
 
 def _alone(job: Job) -> World:

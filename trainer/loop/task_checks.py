@@ -4,8 +4,9 @@ import contextlib
 import inspect
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -15,6 +16,9 @@ from trainer.data.examples import Collate
 from trainer.data.nested import tensors_in
 from trainer.errors import WrongUse
 from trainer.task import Task
+
+if TYPE_CHECKING:
+    from trainer.pictures import Picture
 
 # Keys that each entry of metrics.jsonl already has. A resume and `verify` read them.
 KEYS_OF_ENTRIES = ("kind", "step", "epoch", "time_unix_s")
@@ -308,19 +312,33 @@ def checked_end(task: Task, returned: Any) -> bool:
     raise wrong_result(task, "finished", returned, "True or False")
 
 
-def checked_figures(task: Task, returned: Any) -> dict[str, Tensor]:
+def checked_figures(task: Task, returned: Any) -> dict[str, "Picture"]:
     """Return `returned`, the result of figures(), or raise WrongUse."""
     if not isinstance(returned, dict):
         raise wrong_result(task, "figures", returned, "a dict {name: picture}, which may be empty")
-    for name, picture in returned.items():
-        shape = tuple(getattr(picture, "shape", ()))
-        if len(shape) != 3 or shape[0] not in (1, 3, 4) or 0 in shape:
-            raise WrongUse(
-                f"task {_name(task)}: figures() returned {name!r} as "
-                f"{type(picture).__name__} of shape {shape}: return a uint8 picture of shape "
-                "(3, H, W)"
-            )
+    for name, figure in returned.items():
+        if not callable(figure):
+            _check_picture(task, name, figure)
     return returned
+
+
+@torch.no_grad()
+def drawn_figures(task: Task, figures: Mapping[str, "Picture"]) -> dict[str, Tensor]:
+    """Return the pictures, drawn by the functions among `figures`, or raise WrongUse."""
+    pictures = {name: figure() if callable(figure) else figure for name, figure in figures.items()}
+    for name, picture in pictures.items():
+        _check_picture(task, name, picture)
+    return pictures
+
+
+def _check_picture(task: Task, name: str, picture: Any) -> None:
+    shape = tuple(getattr(picture, "shape", ()))
+    if len(shape) != 3 or shape[0] not in (1, 3, 4) or 0 in shape:
+        raise WrongUse(
+            f"task {_name(task)}: figures() returned {name!r} as "
+            f"{type(picture).__name__} of shape {shape}: return a uint8 picture of shape "
+            "(3, H, W)"
+        )
 
 
 def wrong_result(task: Task, method: str, value: Any, wanted: str) -> WrongUse:

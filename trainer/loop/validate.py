@@ -1,5 +1,6 @@
 """A validation during a training: evaluate, keep the best checkpoint, decide whether to end."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from trainer.loop.log import TrainingLog
 from trainer.loop.losses import autocast
 from trainer.loop.saving import Saving
 from trainer.loop.state import Inference, Job
-from trainer.loop.task_checks import checked_end, checked_figures
+from trainer.loop.task_checks import checked_end, checked_figures, drawn_figures
 from trainer.parallel.buffers import evaluating
 from trainer.settings.config import split_metric
 
@@ -107,6 +108,8 @@ def _validate(job: Job, saving: Saving, log: TrainingLog) -> Mapping[str, float]
     if best or last:
         saving.save(result.metrics)
         if job.run.writes or job.strategy.forward_is_collective:
+            # Do not draw while a thread draws: matplotlib cannot draw in two threads at once.
+            job.run.board.finish_pictures()
             job.run.board.pictures(progress.step, draw(job, result, seed_parts))
     return result.metrics
 
@@ -114,17 +117,23 @@ def _validate(job: Job, saving: Saving, log: TrainingLog) -> Mapping[str, float]
 @torch.no_grad()
 def draw(
     job: Inference, result: Evaluation, seed_parts: tuple[int | str, ...]
-) -> dict[str, Tensor]:
-    """Return the task's pictures of `result`, the evaluation that was seeded by `seed_parts`.
+) -> Callable[[], dict[str, Tensor]]:
+    """Return a function that draws the task's pictures of `result`, in any thread.
 
-    A Classification shows its wrong examples first, from all batches of the validation set. All
-    ranks must call this if the strategy's forward is collective.
+    `result` is the evaluation that was seeded by `seed_parts`. A Classification shows its wrong
+    examples first, from all batches of the validation set. All ranks must call this if the
+    strategy's forward is collective. The model is used only in this call.
     """
     dtype = job.strategy.inference_dtype(job.autocast_dtype)
     with evaluating(job.model), autocast(job.world.device.type, dtype):
         batch = _with_mistakes_first(job, result, seed_parts)
-        drawn = job.inside(lambda: job.task.figures(job.model, batch, result.totals))
-    return checked_figures(job.task, drawn)
+        figures = job.inside(lambda: job.task.figures(job.model, batch, result.totals))
+    # The task may change its tensors, and another thread must not wait for the GPU.
+    kept = {
+        name: figure if callable(figure) else figure.detach().cpu().clone()
+        for name, figure in checked_figures(job.task, figures).items()
+    }
+    return functools.partial(drawn_figures, job.task, kept)
 
 
 def _with_mistakes_first(

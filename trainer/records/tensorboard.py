@@ -30,8 +30,10 @@ class TensorBoardLog:
         self._run, self._disabled, self._report = run, not writes, report
         self._board: SummaryWriter | None = None
         self._lock = threading.Lock()  # of the board
-        self._compressing: threading.Thread | None = None
+        self._drawing: threading.Thread | None = None
+        self._drawn_step = 0
         self._problem = ""  # found by the thread
+        self._error: BaseException | None = None  # raised by the function that draws
 
     def scalars(self, kind: str, values: Mapping[str, Any], step: int) -> None:
         """Write the numbers among `values` as `kind/name`.
@@ -45,20 +47,24 @@ class TensorBoardLog:
         """Write `text` at `step`. TensorBoard shows one text per name and step."""
         self._write(lambda board: board.add_text(name, text, step, time_unix_s))
 
-    def pictures(self, step: int, figures: "Mapping[str, Tensor]") -> None:
-        """Write pictures of shape (3, H, W) and type uint8, in a thread that compresses them.
+    def pictures(self, step: int, draw: "Callable[[], Mapping[str, Tensor]]") -> None:
+        """Start a thread that calls `draw`, and that compresses and writes the pictures.
 
-        A picture that cannot be written is reported by the next call or by `close`.
+        `draw` returns pictures of shape (3, H, W) and type uint8, on the CPU. Before the next call,
+        `finish_pictures` must be called.
         """
-        self._end_pictures()
-        if self._disabled or not figures:
+        if self._disabled:
             return
-        # The task may change its tensors, and another thread must not wait for the GPU.
-        copies = {name: picture.detach().cpu().clone() for name, picture in figures.items()}
-        self._compressing = threading.Thread(target=self._compress, args=(step, copies))
-        self._compressing.start()
+        self._drawn_step = step
+        self._drawing = threading.Thread(target=self._draw, args=(step, draw), name="pictures")
+        self._drawing.start()
 
-    def _compress(self, step: int, pictures: "Mapping[str, Tensor]") -> None:
+    def _draw(self, step: int, draw: "Callable[[], Mapping[str, Tensor]]") -> None:
+        try:
+            pictures = draw()
+        except BaseException as error:  # noqa: BLE001 - raised again by finish_pictures
+            self._error = error
+            return
         try:
             from torch.utils.tensorboard.summary import image
 
@@ -79,14 +85,21 @@ class TensorBoardLog:
 
         self._write(write)
 
-    def _end_pictures(self) -> None:
-        """Wait until the last pictures are written, and report if they could not be."""
-        if self._compressing is not None:
-            self._compressing.join()
-            self._compressing = None
+    def finish_pictures(self) -> None:
+        """Wait until the last pictures are written, and report if they could not be.
+
+        Raises:
+            BaseException: What the function that draws them has raised.
+        """
+        if self._drawing is not None:
+            self._drawing.join()
+            self._drawing = None
         if self._problem:
             problem, self._problem = self._problem, ""
             self._report(problem)
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
 
     def hyperparameters(
         self,
@@ -128,8 +141,18 @@ class TensorBoardLog:
         self._write(write)
 
     def close(self) -> None:
-        """Write what is buffered and close the files."""
-        self._end_pictures()
+        """Write what is buffered and close the files.
+
+        An error of the last drawing is reported. A training that was stopped, or that has failed,
+        ends with its own exit code.
+        """
+        try:
+            self.finish_pictures()
+        except BaseException as error:  # noqa: BLE001 - see above
+            self._report(
+                f"the pictures of step {self._drawn_step} are missing, because figures() raised "
+                f"{type(error).__name__}: {error}"
+            )
         if self._board is not None:
             with contextlib.suppress(OSError):
                 self._board.close()

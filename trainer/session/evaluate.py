@@ -155,7 +155,7 @@ def _evaluate(
     is_first = job.world.is_first
     pictures = {}
     if is_first or job.strategy.forward_is_collective:
-        pictures = draw(job, result, seed_parts)
+        pictures = draw(job, result, seed_parts)()
     values = predicted.gathered() if predicted is not None else None
     statistics = sampled.gathered() if sampled is not None else None
     if not is_first:

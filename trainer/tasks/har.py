@@ -3,8 +3,9 @@
 import itertools
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -112,12 +113,19 @@ class Har(Classification):
 
     def figures(
         self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, pictures.Picture]:
         figures = super().figures(model, batch, totals)
         if self.mode == "sequence":
             inputs_BCT, labels_B = batch
-            figures["signals"] = _signals(
-                inputs_BCT, labels_B, model(inputs_BCT).argmax(1), self.class_names
+            predictions_B = model(inputs_BCT).argmax(1)
+            # Show the wrongly classified windows first.
+            shown = (predictions_B == labels_B).int().argsort(stable=True)[:_SHOWN]
+            figures["signals"] = partial(
+                _signals,
+                inputs_BCT[shown].float().cpu(),
+                labels_B[shown].tolist(),
+                predictions_B[shown].tolist(),
+                self.class_names,
             )
         return figures
 
@@ -327,25 +335,25 @@ def _standardised(inputs: _Numbers, train: _Numbers) -> _Numbers:
 
 
 def _signals(
-    inputs_BCT: Tensor, labels_B: Tensor, predictions_B: Tensor, class_names: tuple[str, ...]
+    inputs_BCT: Tensor,
+    labels: Sequence[int],
+    predictions: Sequence[int],
+    class_names: tuple[str, ...],
 ) -> Tensor:
-    """Draw the acceleration of eight windows with their predicted class.
+    """Draw the acceleration of at most eight windows with their predicted class.
 
-    Wrong predictions come first and are red.
+    A wrong prediction is red, and the true class follows.
     """
     from matplotlib.figure import Figure
 
-    shown = (predictions_B == labels_B).int().argsort(stable=True)[:_SHOWN].cpu()
     figure = Figure(figsize=(11, 4.6), dpi=100, layout="constrained")
     axes = figure.subplots(2, 4, sharex=True, sharey=True).flat
     seconds_T = torch.arange(_READINGS) / 50
-    for axis, index in zip(axes, shown.tolist(), strict=False):
-        label, prediction = int(labels_B[index]), int(predictions_B[index])
+    windows = zip(inputs_BCT, labels, predictions, strict=True)
+    for axis, (inputs_CT, label, prediction) in zip(axes, windows, strict=False):
         for channel, name in enumerate(_CHANNELS):
             if name.startswith("total_acc"):
-                axis.plot(
-                    seconds_T, inputs_BCT[index, channel].float().cpu(), linewidth=1, label=name[-1]
-                )
+                axis.plot(seconds_T, inputs_CT[channel], linewidth=1, label=name[-1])
         right = label == prediction
         title = (
             class_names[prediction]

@@ -7,6 +7,7 @@ Generative Models" (2014).
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -157,7 +158,7 @@ class Ssvae(Task):
 
     def figures(
         self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, pictures.Picture]:
         assert isinstance(model, M2)
         images_BCHW = batch[0][:_RECONSTRUCTIONS]
         mean_BKS, _ = model.encode(images_BCHW)
@@ -169,20 +170,24 @@ class Ssvae(Task):
         )
         style, grid_KLHW = style_grid(model, batch[0])
         return {
-            "confusion_matrix": pictures.confusion_matrix(totals["confusion"], self.class_names),
-            "reconstructions": _sheet(
-                torch.stack([images_BCHW[:, 0], chosen_BHW]),
+            "confusion_matrix": partial(
+                pictures.confusion_matrix, totals["confusion"], self.class_names
+            ),
+            "reconstructions": partial(
+                _sheet,
+                torch.stack([images_BCHW[:, 0], chosen_BHW]).cpu(),
                 ("original", "reconstruction"),
                 [self.class_names[prediction] for prediction in predictions_B.tolist()],
                 "below: the predicted class",
             ),
-            "styles": _sheet(
-                grid_KLHW,
+            "styles": partial(
+                _sheet,
+                grid_KLHW.cpu(),
                 self.class_names,
                 [f"{value:g}" for value in _STYLE_VALUES],
                 f"value of style {style}",
             ),
-            "robustness": _robustness(self.metrics(totals)),
+            "robustness": partial(_robustness, self.metrics(totals)),
         }
 
 
@@ -296,7 +301,7 @@ def _sheet(images_RLHW: Tensor, rows: Sequence[str], columns: Sequence[str], tit
         (1.4 + 0.62 * len(columns), 0.7 + 0.62 * len(rows)), dpi=100, layout="constrained"
     )
     axes = figure.add_subplot(title=title)
-    axes.imshow(tiles.cpu().numpy(), cmap="gray", vmin=0, vmax=1)
+    axes.imshow(tiles.numpy(), cmap="gray", vmin=0, vmax=1)
     axes.set_yticks([(row + 0.5) * (height + 2) - 0.5 for row in range(len(rows))], rows)
     axes.set_xticks(
         [(column + 0.5) * (width + 2) - 0.5 for column in range(len(columns))], columns, fontsize=8

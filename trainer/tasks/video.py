@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -121,7 +122,7 @@ class Video(Classification):
 
     def figures(
         self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, pictures.Picture]:
         clips_BCTHW, labels_B, _ = batch
         predictions_B = model(clips_BCTHW).argmax(1)
         # Show the wrongly classified clips first.
@@ -129,8 +130,9 @@ class Video(Classification):
             (predictions_B == labels_B).int().argsort(stable=True)[: _SHEET_ROWS * _SHEET_COLUMNS]
         )
         return {
-            "confusion_matrix": pictures.confusion_matrix(totals["confusion"], self.names),
-            "clips": _sheet(
+            "confusion_matrix": partial(pictures.confusion_matrix, totals["confusion"], self.names),
+            "clips": partial(
+                _sheet,
                 clips_BCTHW[shown, 0].cpu(),
                 labels_B[shown].tolist(),
                 predictions_B[shown].tolist(),

@@ -1,6 +1,7 @@
 """What TensorBoard shows of metrics.jsonl."""
 
 import io
+import threading
 from pathlib import Path
 
 import numpy
@@ -32,29 +33,35 @@ def test_only_numbers_and_lists_of_each_gpu_become_scalars(tmp_path: Path) -> No
     assert reports == []
 
 
-def test_pictures_are_written_as_they_were_when_they_were_given(tmp_path: Path) -> None:
+def test_pictures_are_drawn_and_written_in_another_thread(tmp_path: Path) -> None:
     reports: list[str] = []
     log = TensorBoardLog(tmp_path, writes=True, report=reports.append)
     picture_3HW = torch.arange(3 * 5 * 7, dtype=torch.uint8).reshape(3, 5, 7)
-    expected = picture_3HW.clone()
-    log.pictures(7, {"one": picture_3HW})
-    picture_3HW.zero_()
-    log.pictures(9, {"one": picture_3HW})
+    threads: list[str] = []
+
+    def draw() -> dict[str, torch.Tensor]:
+        threads.append(threading.current_thread().name)
+        return {"one": picture_3HW}
+
+    log.pictures(7, draw)
+    log.finish_pictures()
+    log.pictures(9, lambda: {"one": torch.zeros_like(picture_3HW)})
     log.close()
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
     found = {event.step: event.encoded_image_string for event in board.Images("validation/one")}
     pixels = {step: numpy.array(Image.open(io.BytesIO(png))) for step, png in found.items()}
-    assert pixels[7].tolist() == expected.permute(1, 2, 0).tolist()
+    assert pixels[7].tolist() == picture_3HW.permute(1, 2, 0).tolist()
     assert set(pixels) == {7, 9}
     assert not pixels[9].any()
+    assert threads == ["pictures"]
     assert reports == []
 
 
 def test_a_picture_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:
     reports: list[str] = []
     log = TensorBoardLog(tmp_path, writes=True, report=reports.append)
-    log.pictures(7, {"one": torch.zeros(5, 4, 4, dtype=torch.uint8)})
+    log.pictures(7, lambda: {"one": torch.zeros(5, 4, 4, dtype=torch.uint8)})
     log.scalars("train", {"loss": 1}, 8)
     log.close()
     log.close()

@@ -1,0 +1,98 @@
+"""Pictures that a thread draws while the training continues."""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
+
+from tests.support.here import Here, StopAfter
+from tests.support.tiny import StepCounter, Tiny
+from trainer.errors import Preempted, TaskError
+
+_PICTURE = torch.zeros(3, 4, 4, dtype=torch.uint8)
+_trained_on, _drawn = threading.Event(), list[bool]()
+
+
+def _in_thread() -> bool:
+    """Return whether this is not the preflight check, which draws in the training's thread."""
+    return threading.current_thread() is not threading.main_thread()
+
+
+@dataclass(frozen=True)
+class Patient(Tiny):
+    """Draws until the training has done a step after the validation."""
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        losses = super().losses(model, batch)
+        assert isinstance(model, StepCounter)
+        if model.training and int(model.forwards) > 6:
+            _trained_on.set()
+        return losses
+
+    def figures(
+        self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]
+    ) -> dict[str, Callable[[], Tensor]]:
+        def draw() -> Tensor:
+            if _in_thread():
+                _drawn.append(_trained_on.wait(60) and not torch.is_grad_enabled())
+            return _PICTURE
+
+        return {"curve": draw}
+
+
+@dataclass(frozen=True)
+class Failing(Tiny):
+    """Raises an error while it draws in a thread."""
+
+    def figures(
+        self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]
+    ) -> dict[str, Callable[[], Tensor]]:
+        def draw() -> Tensor:
+            if _in_thread():
+                raise ValueError("no room")
+            return _PICTURE
+
+        return {"curve": draw}
+
+
+def _steps_of_pictures(here: Here) -> list[int]:
+    board = EventAccumulator(str(here.path() / "tensorboard"))
+    board.Reload()
+    return [event.step for event in board.Images("validation/curve")]
+
+
+def test_the_training_continues_while_a_thread_draws(here: Here) -> None:
+    _trained_on.clear()
+    _drawn.clear()
+    here.train(task=f"{__name__}:Patient")
+    assert _drawn == [True, True, True]
+    assert _steps_of_pictures(here) == [6, 12, 18]
+
+
+def test_a_stop_waits_for_the_drawing(here: Here) -> None:
+    _trained_on.clear()
+    with pytest.raises(Preempted):
+        here.train(task=f"{__name__}:Patient", stop=StopAfter(7))
+    assert _steps_of_pictures(here) == [6]
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_an_error_of_a_drawing_ends_the_training(here: Here, epochs: int) -> None:
+    """It is raised before the next pictures, or at the end."""
+    with pytest.raises(TaskError, match=r"task Failing: figures\(\) raised ValueError: no room \("):
+        here.train(task=f"{__name__}:Failing", epochs=epochs)
+    assert here.steps() == [6, 12][:epochs]
+
+
+def test_an_error_of_a_drawing_does_not_hide_a_stop(here: Here) -> None:
+    with pytest.raises(Preempted):
+        here.train(task=f"{__name__}:Failing", stop=StopAfter(7))
+    assert (
+        "the pictures of step 6 are missing, because figures() raised ValueError: no room\n"
+        in (here.path() / "logs/rank-0.log").read_text()
+    )
