@@ -159,6 +159,9 @@ bench: $$(ready-$$(kind)) ## Measure the speed by GPUs, batch and workers (TASK=
 verify: $$(ready-$$(kind)) ## Repeat RUN=runs/NAME and compare the digests (ARGS="--steps 100")
 	$(Q)$(without-config)$(train-$(kind)) verify $(or $(RUN),$(error RUN is not set: name a run, as in make verify RUN=runs/NAME)) $(ARGS)
 
+export: $$(ready-$$(kind)) ## Write the model of RUN=runs/NAME as a file that needs no Trainbox (ARGS="--to onnx")
+	$(Q)$(without-config)$(train-$(kind)) export $(or $(RUN),$(error RUN is not set: name a run, as in make export RUN=runs/NAME)) $(ARGS)
+
 health: $$(ready-$$(kind)) ## Check the GPUs, the driver and the node (ARGS="--deep")
 	$(health-$(kind)) $(ARGS)
 
@@ -312,4 +315,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	$(Q)$(install) $(progress) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: train run plan sweep drill bench verify health doctor tensorboard shell benchmark build sif extra-venv image folders test test-all test-faults test-slow test-load test-gpu test-image lint docs lock clean help
+.PHONY: train run plan sweep drill bench verify export health doctor tensorboard shell benchmark build sif extra-venv image folders test test-all test-faults test-slow test-load test-gpu test-image lint docs lock clean help

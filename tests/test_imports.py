@@ -58,6 +58,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
     "tensorboard": {"trainer.records.tensorboard"},
     "mlflow": {"trainer.track.to_mlflow"},
     "wandb": {"trainer.track.to_wandb"},
+    "onnxruntime": {"trainer.session.export_formats"},
     "prometheus_client": {"entrypoint.health.metrics"},
     "click": {
         "trainbox.experiment",
@@ -69,6 +70,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         "entrypoint.cli.drill",
         "entrypoint.cli.evaluate",
         "entrypoint.cli.experiment",
+        "entrypoint.cli.export",
         "entrypoint.cli.health",
         "entrypoint.cli.help_pages",
         "entrypoint.cli.options",
@@ -84,6 +86,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
         "trainer.cli.config",
         "trainer.cli.evaluate",
         "trainer.cli.experiment",
+        "trainer.cli.export",
         "trainer.cli.invocation",
         "trainer.cli.option_help",
         "trainer.cli.options",
@@ -166,7 +169,7 @@ def test_each_library_that_is_imported_is_declared() -> None:
     imported = {name.partition(".")[0] for module in FILES for name in imports(module)}
     libraries = imported - sys.stdlib_module_names - {"entrypoint", "trainbox", "trainer"}
     assert {"PIL", "numpy", "torch"} <= libraries
-    libraries -= {"mlflow", "wandb"}  # the user installs them
+    libraries -= {"mlflow", "onnxruntime", "wandb"}  # the user installs them
     undeclared = {
         name
         for name in libraries

@@ -112,6 +112,7 @@ def test_help_is_the_default_and_lists_every_public_target(make: Make) -> None:
         "drill",
         "bench",
         "verify",
+        "export",
         "health",
         "doctor",
         "tensorboard",
@@ -131,7 +132,7 @@ def test_help_is_the_default_and_lists_every_public_target(make: Make) -> None:
         ("docker-gpu", in_docker("", "", "run --rm --no-deps train")),
     ],
 )
-def test_drill_and_verify(make: Make, where: str, before: str) -> None:
+def test_drill_verify_and_export(make: Make, where: str, before: str) -> None:
     assert (
         plainly(last(make("-n", "drill", f"RUN_IN={where}", "ARGS=--steps 200", docker=NVIDIA)))
         == f"{before} drill --steps 200"
@@ -141,6 +142,12 @@ def test_drill_and_verify(make: Make, where: str, before: str) -> None:
     assert (
         "RUN is not set: name a run, as in make verify RUN=runs/NAME"
         in make("-n", "verify", f"RUN_IN={where}", docker=NVIDIA).stderr
+    )
+    done = make("-n", "export", f"RUN_IN={where}", "RUN=runs/x", "ARGS=--to onnx", docker=NVIDIA)
+    assert plainly(last(done)) == f"{before} export runs/x --to onnx"
+    assert (
+        "RUN is not set: name a run, as in make export RUN=runs/NAME"
+        in make("-n", "export", f"RUN_IN={where}", docker=NVIDIA).stderr
     )
 
 
@@ -435,9 +442,9 @@ def test_a_missing_file_of_an_experiment_is_refused(make: Make) -> None:
     assert "CONFIG=none.toml does not exist: name the file of an experiment" in done.stderr
 
 
-@pytest.mark.parametrize("target", ["run", "plan", "sweep", "drill", "bench", "verify"])
+@pytest.mark.parametrize("target", ["run", "plan", "sweep", "drill", "bench", "verify", "export"])
 def test_a_file_of_an_experiment_that_has_no_effect_is_refused(make: Make, target: str) -> None:
-    of_script = [] if target in ("bench", "verify") else ["SCRIPT=train.py"]
+    of_script = [] if target in ("bench", "verify", "export") else ["SCRIPT=train.py"]
     done = make("-n", target, "CONFIG=exp.toml", *of_script)
     assert done.returncode == 2
     what = f"{target} of a script" if of_script else target

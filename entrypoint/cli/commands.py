@@ -26,6 +26,7 @@ VERBS = {
     "doctor": ("health", "Print a report to paste when you ask for help."),
     "drill": ("drill", "Check that kills do not change the result of a task or a script."),
     "evaluate": ("evaluate", "Compute the metrics of a run's checkpoint."),
+    "export": ("export", "Write the model of a run as a file that needs no Trainbox."),
     "health": ("health", "Check whether GPUs, driver and node are fit to train on."),
     "plan": ("plan", "Print as JSON what train would launch, and start nothing."),
     "run": ("run", "Run your own script."),
@@ -94,6 +95,7 @@ def cli() -> None:
       trainbox verify runs/digits-7d2c1a90     repeat a run and compare the bits
       trainbox config runs/digits-7d2c1a90 --toml > exp.toml
       trainbox evaluate runs/digits-7d2c1a90   compute the metrics of the best checkpoint
+      trainbox export runs/digits-7d2c1a90     write the best model as a file for torch
       trainbox track runs/* --to mlflow        send runs to MLflow or Weights & Biases
       docker run IMAGE nvidia-smi              any other program
     """

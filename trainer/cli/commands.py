@@ -20,6 +20,7 @@ _MODULES = {
     "bench-figure": "bench_figure",
     "config": "config",
     "evaluate": "evaluate",
+    "export": "export",
     "sweep": "sweep",
     "sweep-run": "sweep_run",
     "sweep-show": "sweep",

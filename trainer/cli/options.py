@@ -360,3 +360,4 @@ _LAUNCH_OPTIONS = [
 training_options = add_options(*_TRAINING_OPTIONS, *_LAUNCH_OPTIONS)
 planned_options = add_options(*_LAUNCH_OPTIONS)
 verification_options = add_options(_DATA_DIR, *_LAUNCH_OPTIONS)
+data_option = add_options(_DATA_DIR)

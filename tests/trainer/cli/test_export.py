@@ -1,0 +1,334 @@
+"""`export`: the model of a run as a file that gives the same outputs without Trainbox."""
+
+import contextlib
+import csv
+import dataclasses
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.here import Here
+from tests.support.pictures import make_pictures
+from trainer.session import export_formats
+from trainer.session.export import TOLERANCE, difference
+from trainer.session.export_formats import FORMATS
+from trainer.tasks.digits import Digits
+from trainer.tasks.images import Images
+
+_ONNX = all(importlib.util.find_spec(name) for name in FORMATS["onnx"].packages)
+_DIGITS: dict[str, Any] = {"task": "digits", "max_steps": 30, "fields": {"width": 4}}
+
+
+def _export(here: Here, *words: str) -> tuple[int, str, str]:
+    return here.command("export", "runs/r", *words)
+
+
+def _loaded(path: Path) -> torch.nn.Module:
+    with path.open("rb") as file:
+        module: torch.nn.Module = torch.export.load(file).module()
+    return module
+
+
+def _files(run: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(run.rglob("*"))
+        if path.is_file() and "exports" not in path.parts
+    }
+
+
+def _examples(count: int) -> Tensor:
+    images_NCHW: Tensor = Digits().validation_dataset(Path()).tensors[0]
+    return images_NCHW[:count]
+
+
+def test_the_file_has_the_best_weights_or_the_last_and_takes_any_batch(here: Here) -> None:
+    here.train(**_DIGITS | {"best_by": "max:loss", "max_steps": 44})  # the first is the best
+    before = _files(here.path())
+    outputs = {}
+    for which, step in (("best", 22), ("last", 44)):
+        code, out, err = _export(here, "--checkpoint", which)
+        assert (code, err) == (0, "")
+        folder = Path(f"runs/r/exports/{which}-pt2")
+        digest = re.search(rf"^runs/r: {which} checkpoint, step {step}, weights (\w+)\n", out)
+        largest = re.search(r"largest difference (\S+) \(tolerance 0.0001 of the largest out", out)
+        assert digest and largest and float(largest[1]) < 1e-5
+        assert "\nuint8 (batch, 1, 8, 8) -> float32 (batch, 10)\n" in out
+        assert "equals the model on 16 validation examples and on 1: " in out
+        assert out.endswith(f"\nwritten to {folder}/model.pt2 and {folder}/model.md\n")
+        # The model of the task with these weights, in evaluation mode.
+        model = Digits(width=4).build_model().eval()
+        model.load_state_dict(here.state(step)["model"])
+        loaded = _loaded(folder / "model.pt2")
+        for count in (1, 7, 360):
+            expected = model(_examples(count).float() / 16)
+            torch.testing.assert_close(loaded(_examples(count)), expected)
+        outputs[which] = loaded(_examples(7))
+        assert f"`{digest[1]}" in (folder / "model.md").read_text()
+    assert not torch.equal(outputs["best"], outputs["last"])
+    assert _files(here.path()) == before
+
+
+def test_the_file_of_images_has_the_predictions_of_evaluate(here: Here) -> None:
+    make_pictures(here.folder / "data/shapes", ("cross", "disc"), 12, seed=0)
+    fields = {"folder": "shapes", "model": "squeezenet1_1", "size": 32}
+    here.train(task="images", max_steps=2, batch_size=8, workers=0, threads=1, fields=fields)
+    code, out, err = _export(here, "--out", "exported")
+    assert (code, err) == (0, "")
+    assert "\nuint8 (batch, 32, 32, 3) -> float32 (batch, 2)\n" in out
+    assert here.command("evaluate", "runs/r", "--device", "cpu", "--predictions", "p.csv")[0] == 0
+    rows = list(csv.DictReader(io.StringIO(Path("p.csv").read_text())))
+    # The pictures as bytes: the file contains the normalization.
+    dataset = Images(**fields, classes="cross/disc").validation_dataset(Path("data"))
+    pictures_BHWC = torch.stack([dataset[index][0] for index in range(len(rows))])
+    probabilities_BK = _loaded(Path("exported/model.pt2"))(pictures_BHWC).softmax(1)
+    for row, (cross, disc) in zip(rows, probabilities_BK.tolist(), strict=True):
+        assert [float(row["probability_cross"]), float(row["probability_disc"])] == pytest.approx(
+            [cross, disc], abs=1e-6
+        )
+    # The program of the page, which resizes a picture as the validation does.
+    page = (Path(__file__).parents[3] / "docs/guides/export.md").read_text()
+    (program,) = (block for block in _blocks(page) if "PIL" in block)
+    program = program.replace("224, 256", "32, 37").replace("rose.jpg", rows[0]["id"])
+    printed: list[Tensor] = []
+    exec(program.replace("model.pt2", "exported/model.pt2"), {"print": printed.append})  # noqa: S102
+    torch.testing.assert_close(printed, [probabilities_BK[:1]])
+    card = Path("exported/model.md").read_text()
+    assert "The columns of the output are logits of the classes: 0: cross, 1: disc.\n" in card
+
+
+def _blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+
+def _lines(card: str) -> str:
+    (block,) = _blocks(card)
+    assert len(block.splitlines()) <= 5
+    return block
+
+
+def test_the_card_names_the_origin_and_hides_secrets(here: Here) -> None:
+    here.train(task="tests.support.tiny:Texts", max_steps=2, fields={"api_key": "abc|def"})
+    assert _export(here, "--licence", "CC-BY-4.0")[0] == 0
+    folder = here.path() / "exports/best-pt2"
+    card = (folder / "model.md").read_text()
+    (validation,) = here.entries("validation")
+    digest = hashlib.sha256((folder / "model.pt2").read_bytes()).hexdigest()
+    for row in (
+        "| Task | `tests.support.tiny:Texts` |",
+        "| Run | `r`, id `",
+        "| Checkpoint | best, step 2 |",
+        "| Licence | CC-BY-4.0 |",
+        f"| SHA-256 of the file | `{digest}` |",
+        "| Digest of the validation data | `",
+        f", torch {torch.__version__.partition('+')[0]}, ",
+        f"| loss | {validation['loss']} |",
+        "| task.api_key | `(set, not shown)` |",
+        "| max_steps | `2` |",
+    ):
+        assert row in card, row
+    assert "abc" not in card
+    assert _export(here)[0] == 0
+    assert "| Licence | not set (" in (folder / "model.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_card_run_without_trainbox(here: Here) -> None:
+    here.train(**_DIGITS | {"max_steps": 2})
+    assert _export(here)[0] == 0
+    folder = here.path() / "exports/best-pt2"
+    program = _lines((folder / "model.md").read_text())
+    check = "from importlib.util import find_spec; assert not find_spec('trainer'), 'on the path'\n"
+    # With -S, the editable installation of Trainbox is not on the path.
+    ended = subprocess.run(
+        [sys.executable, "-S", "-c", f"{program}{check}"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": sysconfig.get_paths()["purelib"]},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    model = Digits(width=4).build_model().eval()
+    model.load_state_dict(here.state(2)["model"])
+    assert ended.stdout == f"{model(torch.zeros(8, 1, 8, 8)).detach()}\n"
+
+
+@pytest.mark.skipif(not _ONNX, reason="the packages for ONNX are not installed")
+def test_the_onnx_file_takes_any_batch(here: Here) -> None:
+    import onnxruntime
+
+    here.train(**_DIGITS)
+    code, out, err = _export(here, "--to", "onnx")
+    assert (code, err) == (0, "")
+    folder = here.path() / "exports/best-onnx"
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    (given,) = session.get_inputs()
+    assert (given.name, given.shape) == ("inputs", ["batch", 1, 8, 8])
+    assert _export(here)[0] == 0
+    loaded = _loaded(here.path() / "exports/best-pt2/model.pt2")
+    for count in (1, 7):
+        (found,) = session.run(None, {"inputs": _examples(count).numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), loaded(_examples(count)).detach())
+    with contextlib.chdir(folder):
+        exec(_lines(Path("model.md").read_text()))  # noqa: S102
+
+
+# Failures.
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.train(max_steps=2)
+    monkeypatch.setattr(
+        export_formats, "find_spec", lambda name: None if name == "onnxscript" else name
+    )
+    code, out, err = _export(here, "--to", "onnx")
+    assert (code, out) == (2, "")
+    assert "--to onnx needs packages that are not installed (onnxscript): " in err
+    assert "`pip install onnx onnxscript onnxruntime`\n" in err
+    assert not (here.path() / "exports").exists()
+
+
+@pytest.mark.parametrize("change", ["values", "count", "random"])
+def test_a_file_with_other_outputs_exits_with_8_and_is_removed(
+    here: Here, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    task = "tests.support.tiny:Tiny"
+    if change == "random":
+        Path("noisy.py").write_text(
+            textwrap.dedent("""
+            import torch
+            from tests.support.tiny import Tiny
+            class Noisy(Tiny):
+                def prepare(self, batch, training):
+                    return batch[0] + torch.rand_like(batch[0]), batch[1]
+            """)
+        )
+        task = "noisy.py:Noisy"
+    here.train(task=task, max_steps=2)
+    load = FORMATS["pt2"].load
+
+    def broken(path: Path) -> Any:
+        def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+            found = load(path)(inputs)
+            if change == "count":
+                return [*found, *found]
+            # One example is right, so only the other batch size shows the error.
+            return [value * (1.001 if len(value) == 1 else 1) for value in found]
+
+        return run
+
+    if change != "random":
+        monkeypatch.setitem(
+            FORMATS,
+            "pt2",
+            dataclasses.replace(FORMATS["pt2"], load=broken),
+        )
+    code, _, err = _export(here)
+    assert code == 8
+    assert "DIFFERENT OUTPUTS: runs/r: on " in err and "no file was written" in err
+    assert len(err.splitlines()) == 1
+    assert [path.name for path in (here.path() / "exports/best-pt2").iterdir()] == ["export.log"]
+
+
+def test_a_model_that_torch_cannot_export_exits_with_2(here: Here) -> None:
+    Path("branches.py").write_text(
+        textwrap.dedent("""
+        import torch
+        from tests.support.tiny import StepCounter, Tiny
+        class Model(StepCounter):
+            def forward(self, x):
+                return super().forward(x if x.sum() > 0 else -x)
+        class Branches(Tiny):
+            def build_model(self):
+                return Model()
+        """)
+    )
+    here.train(task="branches.py:Branches", max_steps=2)
+    code, _, err = _export(here)
+    assert code == 2
+    assert "task Branches: the model cannot be exported (Could not guard on data-dependent " in err
+    assert "use torch.where(condition, a, b)" in err and len(err.splitlines()) == 1
+    folder = here.path() / "exports/best-pt2"
+    assert [path.name for path in folder.iterdir()] == ["export.log"]
+    assert "Traceback" in (folder / "export.log").read_text()
+
+
+def test_a_signal_stops_the_export_with_75_and_leaves_no_file(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.train(max_steps=2)
+
+    def load(path: Path) -> Any:
+        assert path.name == "model.pt2.tmp"
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setitem(FORMATS, "pt2", dataclasses.replace(FORMATS["pt2"], load=load))
+    code, _, err = _export(here)
+    assert code == 75
+    assert "stopped by SIGINT before the end of the export: start the same command" in err
+    assert [path.name for path in (here.path() / "exports/best-pt2").iterdir()] == ["export.log"]
+
+
+def test_a_changed_task_is_refused_unless_accepted(here: Here) -> None:
+    here.train(max_steps=2)
+    path = here.path() / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["sources"]["tests.support.tiny"] = "an earlier digest"
+    path.write_text(json.dumps(manifest))
+    code, _, err = _export(here)
+    assert code == 2
+    assert "the task of runs/r was changed since the run's start (sources.tests.support" in err
+    assert "or export with the new ones by --anyway" in err
+    code, out, _ = _export(here, "--anyway")
+    assert code == 0
+    line = "sources.tests.support.tiny: an earlier digest -> "
+    assert f"\nchanged since the run's start: {line}" in out
+    card = (here.path() / "exports/best-pt2/model.md").read_text()
+    assert f"| Changed since the training | {line}" in card
+
+
+def test_a_folder_that_is_not_a_run_exits_with_2(here: Here) -> None:
+    code, out, err = _export(here)
+    assert (code, out) == (2, "")
+    assert "export runs/r: config.json is missing: give the folder of a run" in err
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "apart", "allowed"),
+    [
+        ([1.0, -4.0], [1.0, -4.0], 0, 4 * TOLERANCE),
+        ([1.5, 4.0], [1.0, 4.0], 0.5, 4 * TOLERANCE),
+        ([torch.inf, torch.nan, 2.0], [torch.inf, torch.nan, 2.0], 0, 2 * TOLERANCE),
+        ([torch.inf], [-torch.inf], torch.inf, 0),
+        ([torch.nan], [1.0], torch.inf, TOLERANCE),
+        ([1.0], [torch.nan], torch.inf, 0),
+        ([0.0], [0.0], 0, 0),
+        ([3], [4], 1, 0),
+        ([True], [False], 1, 0),
+        ([1], [1.0], torch.inf, 0),
+        ([1.0], [1.0, 1.0], torch.inf, 0),
+        ([], [], 0, 0),
+    ],
+)
+def test_the_difference_of_two_outputs(
+    found: list[Any], wanted: list[Any], apart: float, allowed: float
+) -> None:
+    assert difference(torch.tensor(found), torch.tensor(wanted)) == pytest.approx((apart, allowed))
