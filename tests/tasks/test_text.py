@@ -93,7 +93,7 @@ def test_the_same_bits_on_one_to_three_processes_and_through_kills(
 
 @pytest.mark.slow
 def test_a_training_learns_to_spell(here: Here, texts: Path) -> None:
-    """A model that knows only the frequency of each byte needs 3.4 bits."""
+    """A model that knows only the frequency of each byte needs 3.6 bits."""
     write_texts(texts, 60)
     fields = FIELDS | {"width": 32, "dropout": 0.0}
     here.train(**_SHORT | {"max_steps": 400, "batch_size": 16, "fields": fields})
@@ -239,6 +239,11 @@ def _no_folder(folder: Path) -> None:
     folder.rename(folder.with_name("other"))
 
 
+def _a_file(folder: Path) -> None:
+    _no_folder(folder)
+    folder.write_text("all texts in one file")
+
+
 def _one_text(folder: Path) -> None:
     for path in list(folder.rglob("*.txt"))[1:]:
         path.unlink()
@@ -264,6 +269,7 @@ def _dead_link(folder: Path) -> None:
     ("broken", "message"),
     [
         (_no_folder, "data/texts does not exist: put text files there, as data/texts/NAME.txt, or"),
+        (_a_file, "data/texts is a file: put text files into a folder, and name the folder with "),
         (_no_text, "data/texts has no text file (.txt, .md, .rst, .py): add one, or set other "),
         (_one_text, "data/texts: none of its 1 text file(s) is for "),
         (_no_validation_text, "data/texts/val has no text file (.txt, .md, .rst, .py): add one"),

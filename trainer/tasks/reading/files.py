@@ -11,9 +11,14 @@ TRAIN, _VALIDATION = "train", ("val", "validation", "valid")
 
 
 def refuse_missing(folder: Path, contents: str, example: str) -> None:
-    """Raise WrongUse if `folder` does not exist: `contents` belong there, such as `example`."""
+    """Raise WrongUse if `folder` is not a folder: `contents` belong there, such as `example`."""
     if folder.is_dir():
         return
+    if folder.exists():
+        raise WrongUse(
+            f"{folder} is a file: put {contents} into a folder, and name the folder with --set "
+            "folder=NAME"
+        )
     here = Path(folder.name)
     fix = (
         f"there is a folder {folder.name} in {Path.cwd()}: add --data-dir ."
