@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -99,6 +100,35 @@ def test_the_example_with_a_loss_of_its_own_trains_as_the_page_states(
     message, _, log = " ".join(err.split()).partition("; ")
     assert f"{message}; " in " ".join(page.split())
     assert log == "traceback in runs/s/logs/rank-0.log"
+
+
+def test_the_weighted_examples_count_as_the_page_states(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = _PAGE.read_text(encoding="utf-8")
+    code = _code(page, "class Waves") + _code(page, "class WeightedWaves")
+    _write_task(here.folder, "waves", code, monkeypatch)
+    # One step of the whole set, which does not change the weights of the model.
+    words = ("--batch-size", "2048", "--max-steps", "1", "--lr", "1e-30", "--run", "r")
+    ended, _, err = here.command(
+        "train", "my_tasks/waves.py:WeightedWaves", "--device", "cpu", *words
+    )
+    assert (ended, err) == (0, "")
+    task = sys.modules["waves"].WeightedWaves()
+    model = task.build_model()
+    model.load_state_dict(here.weights())
+    (train,), (validation,) = here.entries("train"), here.entries("validation")
+    for entry, dataset in (
+        (validation, task.validation_dataset(here.folder)),
+        (train, task.train_dataset(here.folder)),
+    ):
+        inputs, heights, weights = dataset.tensors
+        assert weights.max() > 1.2
+        mean = (weights * (model(inputs) - heights) ** 2).sum() / weights.sum()
+        assert entry["loss"] == pytest.approx(mean.item(), rel=1e-5)
+    mean.backward()
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
+    assert train["gradient_norm"] == pytest.approx(float(norm), rel=1e-4)
 
 
 def test_the_padded_sequences_have_the_same_bits_on_one_to_three_processes_and_after_a_resume(
