@@ -1,6 +1,6 @@
 """Validate a model on each example once, with the same totals on any number of ranks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,12 +43,13 @@ def evaluate(
     seed_parts: tuple[int | str, ...],
     stopped: Callable[[], bool],
     observers: Sequence[Callable[[Any], None]] = (),
+    shown: Callable[[Iterable[Any], int], Iterable[Any]] = lambda batches, _count: batches,
 ) -> Evaluation | None:
     """Return the result of a validation, or None if it was stopped.
 
     The arguments are those of `add_up`. All ranks must call this.
     """
-    found = add_up(job, job.evaluation, job.world, seed_parts, stopped, observers)
+    found = add_up(job, job.evaluation, job.world, seed_parts, stopped, observers, shown)
     if found is None:
         return None
     totals, first_batch, by_batch = found
@@ -66,13 +67,15 @@ def add_up(
     seed_parts: tuple[int | str, ...],
     stopped: Callable[[], bool],
     observers: Sequence[Callable[[Any], None]] = (),
+    shown: Callable[[Iterable[Any], int], Iterable[Any]] = lambda batches, _count: batches,
 ) -> tuple[dict[str, Tensor], Any, dict[str, Tensor]] | None:
     """Add up the task's statistics over the batches of all ranks, in the order of the batches.
 
     Each batch is seeded by `seed_parts` and its number. `stopped` is called after each batch,
     except after a last batch that not all ranks have. If it returns true, the result is None.
     Otherwise the result is the totals, the first prepared batch and the statistics of each batch.
-    The `observers` are called with each prepared batch of this rank, in a forward.
+    The `observers` are called with each prepared batch of this rank, in a forward. `shown` gets the
+    batches of this rank and their number, and it returns the batches with a progress bar.
 
     Raises:
         WrongUse: The shape or the name of a statistic differs between batches, so it cannot be a
@@ -84,7 +87,8 @@ def add_up(
     batch_count = evaluation_batch_count(batches.size, batches.batch_size)
     batches_of_each_rank, counted = batch_count // world.world_size, len(world.owned(batch_count))
     with evaluating(model):
-        for number, (count, raw_batch) in zip(batches.own, batches.iterate(), strict=True):
+        numbered = zip(batches.own, batches.iterate(), strict=True)
+        for number, (count, raw_batch) in shown(numbered, len(batches.own)):
             world.seed(*seed_parts, number)
             batch = checked_batch(task, task.prepare(raw_batch, training=False))
             first_batch = batch if first_batch is None else first_batch

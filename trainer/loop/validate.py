@@ -59,7 +59,7 @@ def _validate(job: Job, saving: Saving, log: TrainingLog) -> Mapping[str, float]
 
     # Compute the metrics of the whole validation set.
     seed_parts = (config.seed, "validation", progress.step)
-    result = evaluate(job, seed_parts, saving.stopped)
+    result = evaluate(job, seed_parts, saving.stopped, shown=job.run.console.validation_bar)
     if result is None:
         return None
     progress.evaluated_step = progress.step

@@ -5,8 +5,9 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -16,6 +17,8 @@ from trainer.system.storage import storage_failure
 from trainer.system.streams import printable
 
 _LINE_EVERY_S = 10.0
+_SHORT_VALIDATION_S = 2.0  # without a bar
+T = TypeVar("T")
 _BAR = "{desc}{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
 
 
@@ -54,7 +57,7 @@ class Console:
     def start_bar(self, step: int, schedule: Schedule) -> None:
         """Show a progress bar from `step` on, if standard error is a terminal."""
         self._batch_size = schedule.batch_size
-        if self._prints and sys.stderr.isatty():
+        if self._shows_bars():
             self._bar = tqdm(
                 initial=step * schedule.batch_size,
                 total=schedule.total_steps * schedule.batch_size,
@@ -63,6 +66,28 @@ class Console:
                 dynamic_ncols=True,
                 bar_format=_BAR,
             )
+
+    def validation_bar(self, batches: Iterable[T], count: int) -> Iterable[T]:
+        """Return the `count` batches, with a second progress bar while they are read.
+
+        The bar appears if standard error is a terminal and the batches take more than 2 seconds.
+        """
+        if not self._shows_bars():
+            return batches
+        bar: Iterable[T] = tqdm(
+            batches,
+            "validation  ",
+            total=count,
+            unit=" batches",
+            dynamic_ncols=True,
+            bar_format=_BAR,
+            delay=_SHORT_VALIDATION_S,
+            leave=False,
+        )
+        return bar
+
+    def _shows_bars(self) -> bool:
+        return self._prints and sys.stderr.isatty()
 
     def count_step(self) -> None:
         """Move the bar by one step."""

@@ -141,7 +141,9 @@ def _evaluate(
     sampled = statistics_of(job) if request.intervals else None
     observers = [each for each in (predicted, sampled) if each is not None]
     seed_parts = (job.config.seed, "validation", weights.step)
-    result = evaluate(job, seed_parts, lambda: _stopped(job.world, stop), observers)
+    result = evaluate(
+        job, seed_parts, lambda: _stopped(job.world, stop), observers, console.validation_bar
+    )
     if result is None:
         job.world.leave()
         raise Preempted(
