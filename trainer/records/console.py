@@ -20,6 +20,7 @@ _LINE_EVERY_S = 10.0
 _SHORT_VALIDATION_S = 2.0  # without a bar
 T = TypeVar("T")
 _BAR = "{desc}{percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
+_VALIDATION_BAR = "{desc}{percentage:3.0f}% |{bar}| {n}/{total} batches [{elapsed}<{remaining}]"
 
 
 class Console:
@@ -78,9 +79,8 @@ class Console:
             batches,
             "validation  ",
             total=count,
-            unit=" batches",
             dynamic_ncols=True,
-            bar_format=_BAR,
+            bar_format=_VALIDATION_BAR,
             delay=_SHORT_VALIDATION_S,
             leave=False,
         )
