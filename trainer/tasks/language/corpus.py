@@ -32,11 +32,19 @@ class TextFile:
 def standard_library() -> list[Path]:
     """Return the modules of Python's standard library that are a single file, sorted.
 
-    They differ between versions of Python. Names of other files in the folder do not count.
+    They differ between versions of Python. Other files in their folder do not count.
+
+    Raises:
+        WrongUse: this Python has no such files.
     """
     folder = Path(os.__file__).parent
-    paths = (folder / f"{name}.py" for name in sorted(sys.stdlib_module_names))
-    return [path for path in paths if path.is_file()]
+    paths = [folder / f"{name}.py" for name in sorted(sys.stdlib_module_names)]
+    if found := [path for path in paths if path.is_file()]:
+        return found
+    raise WrongUse(
+        f"{folder} has no sources of the standard library: set a folder of text files with --set "
+        "folder=NAME"
+    )
 
 
 def split_texts(
@@ -52,44 +60,38 @@ def split_texts(
         WrongUse: the folder is missing, or a part has no text.
     """
     if folder is None:
-        folder, paths = Path(os.__file__).parent, standard_library()
-        if not paths:
-            raise WrongUse(
-                f"{folder} has no sources of the standard library: set a folder of text files with "
-                "--set folder=NAME"
-            )
-    else:
-        refuse_missing(folder, "text files", f"NAME{endings[0]}")
-        if validation := validation_folder(folder):
-            train, held_out = (
-                list(find_files(part, endings)) for part in (folder / TRAIN, validation)
-            )
-            for part, found in ((folder / TRAIN, train), (validation, held_out)):
-                _refuse_empty(part, found, endings)
-            return _texts(train), _texts(held_out)
-        paths = list(find_files(folder, endings))
-        _refuse_empty(folder, paths, endings)
-    names = [path.relative_to(folder).as_posix() for path in paths]
-    held = {path for path, name in zip(paths, names, strict=True) if is_held_out(name, share)}
-    for files, purpose in ((set(paths) - held, "training"), (held, "validation")):
-        if not files:
-            raise WrongUse(
-                f"{folder}: none of its {len(paths)} text file(s) is for {purpose}: add files, "
-                "make the folders train and val, or set another share with --set "
-                "validation_share=X"
-            )
-    return (
-        _texts([path for path in paths if path not in held]),
-        _texts([path for path in paths if path in held]),
-    )
+        paths = standard_library()
+        return _by_name(paths[0].parent, paths, share)
+    refuse_missing(folder, "text files", f"NAME{endings[0]}")
+    if validation := validation_folder(folder):
+        return _texts(_found(folder / TRAIN, endings)), _texts(_found(validation, endings))
+    return _by_name(folder, _found(folder, endings), share)
 
 
-def _refuse_empty(folder: Path, paths: Sequence[Path], endings: tuple[str, ...]) -> None:
+def _found(folder: Path, endings: tuple[str, ...]) -> list[Path]:
+    paths = list(find_files(folder, endings))
     if not paths:
         raise WrongUse(
             f"{folder} has no text file ({', '.join(endings)}): add one, or set other endings with "
             "--set endings=NAME"
         )
+    return paths
+
+
+def _by_name(
+    folder: Path, paths: Sequence[Path], share: float
+) -> tuple[list[TextFile], list[TextFile]]:
+    parts: dict[bool, list[Path]] = {False: [], True: []}
+    for path in paths:
+        parts[is_held_out(path.relative_to(folder).as_posix(), share)].append(path)
+    for held_out, purpose in ((False, "training"), (True, "validation")):
+        if not parts[held_out]:
+            raise WrongUse(
+                f"{folder}: none of its {len(paths)} text file(s) is for {purpose}: add files, "
+                "make the folders train and val, or set another share with --set "
+                "validation_share=X"
+            )
+    return _texts(parts[False]), _texts(parts[True])
 
 
 def _texts(paths: Sequence[Path]) -> list[TextFile]:
