@@ -56,6 +56,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
     },
     "torch.utils.tensorboard": {"trainer.records.tensorboard"},
     "tensorboard": {"trainer.records.tensorboard"},
+    "fsspec": {"trainer.records.mirror_storage"},
     "mlflow": {"trainer.track.to_mlflow"},
     "wandb": {"trainer.track.to_wandb"},
     "onnxruntime": {"trainer.session.export_formats"},

@@ -69,6 +69,7 @@ class Here:
         task: str = TINY,
         resume: str = "auto",
         stop: StopRequest | None = None,
+        mirror: str | None = None,
         **settings: Any,
     ) -> str:
         """Train to the end with the settings of a `Config`, and return what was printed."""
@@ -76,7 +77,7 @@ class Here:
         config = Config(task=task, **settings)
         counting = stop.counting() if isinstance(stop, StopAfter) else contextlib.nullcontext()
         with self._as_a_process_of_its_own() as (out, _), counting:
-            train_task(config, stop, "cpu", Path("runs"), run, Path("data"), resume)
+            train_task(config, stop, "cpu", Path("runs"), run, Path("data"), resume, mirror=mirror)
         return out.getvalue()
 
     def command(self, *words: str) -> tuple[int, str, str]:

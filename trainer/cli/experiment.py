@@ -11,7 +11,7 @@ from trainer.cli.parameters import SWEEP, Option
 from trainer.errors import WrongUse
 
 # Keys of [train] that `train` uses, and `sweep` does not.
-_OF_ONE_TRAINING = ("profile", "resume", "run")
+_OF_ONE_TRAINING = ("mirror", "profile", "resume", "run")
 # They are in [task], or name the file itself.
 _NOT_KEYS = ("config", "set")
 

@@ -34,6 +34,13 @@ from trainer.system.signals import StopRequest
     metavar="N",
     help="Profile N steps: write profile.json, and print the ten longest operators.",
 )
+@make_option(
+    "--mirror",
+    section=STORAGE,
+    metavar="URL",
+    help="Object storage for copies of the checkpoints, such as s3://bucket/prefix; a run whose "
+    "folder is lost resumes from there.",
+)
 @click.option("--measure-seconds", type=Number(0), hidden=True)  # for `trainbox bench`
 @help_options()
 def train(
@@ -47,6 +54,7 @@ def train(
     only_check: bool,
     device_on_stdin: bool,
     profile: int | None,
+    mirror: str | None,
     measure_seconds: float | None,
     **settings: Any,
 ) -> None:
@@ -64,6 +72,10 @@ def train(
     if device_on_stdin and (strategy := sys.stdin.readline().strip()):
         STRATEGIES[strategy].check(config)
     check_run_name(run)
+    if mirror is not None:
+        from trainer.records.mirror_storage import check_url
+
+        check_url(mirror)
     if only_check:
         warn_of_overruled_imports(task)
         report_environment()
@@ -84,4 +96,5 @@ def train(
         resume,
         measure_s=measure_seconds,
         profile_steps=profile,
+        mirror=mirror,
     )

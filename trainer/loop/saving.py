@@ -1,6 +1,7 @@
 """Save checkpoints when they are due, and end the training when it is stopped."""
 
 import math
+import time
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -11,6 +12,10 @@ from trainer.loop.log import not_finite
 from trainer.loop.pace import Pace
 from trainer.loop.state import Job
 from trainer.system.signals import StopRequest
+
+# A stopped training saves and copies its last checkpoint for this time. The supervisor kills it
+# 50 s after the signal.
+_MIRROR_S = 30.0
 
 
 class Saving:
@@ -74,10 +79,15 @@ class Saving:
         return stop_now
 
     def save_and_stop(self) -> NoReturn:
-        """Save a checkpoint, wait for the file and for the other ranks, and raise Preempted."""
-        job = self._job
+        """Save a checkpoint, wait for the file and for the other ranks, and raise Preempted.
+
+        The copy to the mirror may take the rest of a time that is shorter than a grace period.
+        """
+        job, end_s = self._job, time.monotonic() + _MIRROR_S
         self.save({})
         job.checkpoints.wait()
+        if job.checkpoints.mirror is not None:
+            job.checkpoints.mirror.finish(end_s - time.monotonic())
         job.world.leave()
         raise Preempted(
             f"stopped by {self._stop.signal_name or 'a signal to another process'} at step "

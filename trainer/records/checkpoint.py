@@ -15,6 +15,7 @@ from trainbox.sidecar import write_checkpoint
 from trainbox.snapshot import Snapshot, tensors_of
 from trainer.errors import NotFinite
 from trainer.records.checkpoint_files import CheckpointFiles
+from trainer.records.mirror import Mirror
 from trainer.system.storage import storage_failure
 
 
@@ -24,7 +25,12 @@ class Checkpoints:
     A save copies the tensors into kept buffers and returns. A thread then writes, syncs and
     renames, and the next save waits for it. A crash loses the checkpoint that is being written,
     but never an older one.
+
+    Attributes:
+        mirror: copies each complete checkpoint to an object storage; None by default.
     """
+
+    mirror: Mirror | None = None
 
     def __init__(
         self,
@@ -164,6 +170,8 @@ class Checkpoints:
             with replacing(self.files.first) as file:
                 file.write(json.dumps({"step": step}).encode() + b"\n")
         self.files.prune(self.keep, best_step)
+        if self.mirror is not None:
+            self.mirror.saved(self.files.run_id, best_step)
 
     def _make_folder(self, step: int) -> None:
         """Make the folder of the checkpoints. Report if it was removed during the training."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from trainbox.secret_rule import without_secrets
 from trainer.errors import WrongUse
 from trainer.parallel.world import World
 from trainer.records import manifest
@@ -23,7 +24,9 @@ _SAME_HARDWARE = (
 )
 
 
-def check_command(world: World, config: Config, run: str | None, resume: str) -> None:
+def check_command(
+    world: World, config: Config, run: str | None, resume: str, mirror: str | None
+) -> None:
     """Check that all ranks were started with the same software, device and arguments.
 
     Raises:
@@ -33,7 +36,12 @@ def check_command(world: World, config: Config, run: str | None, resume: str) ->
     versions = {"torch": torch.__version__, "trainbox": manifest.revision()}
     refuse_difference(world, versions, _SAME_COMMAND)
     refuse_difference(world, {"device": world.device.type}, _SAME_HARDWARE)
-    arguments = {"run": run, "resume": resume, **dataclasses.asdict(config)}
+    arguments = {
+        "run": run,
+        "resume": resume,
+        "mirror": mirror and without_secrets(mirror),
+        **dataclasses.asdict(config),
+    }
     refuse_difference(world, arguments, _SAME_COMMAND)
 
 

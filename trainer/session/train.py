@@ -27,6 +27,7 @@ from trainer.records.run_log import RunLog
 from trainer.session.agreement import check_command, check_settings
 from trainer.session.failures import errors_as_failures
 from trainer.session.initial import start_from_weights
+from trainer.session.mirrored import mirrored
 from trainer.session.record import look_at_data, record_start, refuse_edited
 from trainer.session.resume import reason_to_keep_micro_batches, resume_job
 from trainer.session.run_name import default_name
@@ -51,6 +52,7 @@ def train_task(
     measure_s: float | None = None,
     profile_steps: int | None = None,
     swept: Sequence[str] = (),
+    mirror: str | None = None,
 ) -> dict[str, float]:
     """Train `config.task` in `runs_dir/run_name`, and return the best metrics and the speed.
 
@@ -58,7 +60,8 @@ def train_task(
     With `until_step`, the training ends there as if complete, with the learning rates of the whole
     training. `validated` is called with the step and the metrics of each validation. With
     `measure_s`, the training ends after about that many measured seconds. With `profile_steps`,
-    that many steps are profiled. TensorBoard shows the settings `swept` first.
+    that many steps are profiled. TensorBoard shows the settings `swept` first. With `mirror`, the
+    checkpoints are copied to this URL, and a run whose folder is lost resumes from there.
 
     In the result, the metric that selects the best checkpoint is first. The energy `energy_kwh`
     follows if it was measured. The speed `samples_per_second` is last.
@@ -73,7 +76,7 @@ def train_task(
         # Join the other ranks, load the task, and open the run's folder.
         strategy = join(device_name)
         world = strategy.world
-        check_command(world, config, run_name, resume)
+        check_command(world, config, run_name, resume, mirror)
         task = load_task(config.task, config.fields)
         run = RunLog(runs_dir / (run_name or default_name(config, strategy, runs_dir)), world.rank)
         # This path is the same on all ranks, so that an error of several ranks is printed once.
@@ -82,6 +85,7 @@ def train_task(
             contextlib.closing(run),
             errors_as_failures(runs_dir, type(task).__name__, log),
             contextlib.closing(RunGpus(strategy, run.folder)) as gpus,
+            mirrored(mirror, run, world, resume, stop) as copies,
         ):
             # Choose all settings, and compare them with those of the run's start.
             settled = settle(config, task, strategy, run)
@@ -93,6 +97,7 @@ def train_task(
             while True:
                 job = build(settled, task, strategy, run, gpus, data_dir)
                 job.until_step = until_step
+                job.checkpoints.mirror = copies
                 if not resume_job(job, resume) and config.init is not None:
                     start_from_weights(job, config.init)
                 try:

@@ -1,0 +1,402 @@
+"""Copies of checkpoints in an object storage: complete or not used, whatever happens to it."""
+
+import contextlib
+import json
+import shutil
+import threading
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.storages import Storages
+from trainer.errors import NetworkFailure, Preempted, StorageFailure, WrongUse
+from trainer.records.checkpoint import Checkpoints
+from trainer.records.mirror import Mirror
+from trainer.records.mirror_plan import MARKER
+from trainer.records.mirror_restore import restore_newer
+from trainer.records.mirror_storage import Storage, check_url
+
+URL = "faulty://bucket/prefix"
+SECRET = "AKIAIOSFODNN7EXAMPLE"  # noqa: S105
+
+
+class Copied:
+    """A run in `folder/r` whose checkpoints have a mirror."""
+
+    def __init__(self, folder: Path, keep: int = 2, run_id: str = "0123") -> None:
+        self.path, self.reports = folder / "r", list[str]()
+        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        for name in ("config.json", "manifest.json"):
+            (self.path / name).write_text(json.dumps({"run_id": run_id}))
+        self.checkpoints = Checkpoints(
+            self.path / "checkpoints", keep, True, self.reports.append, run_id=run_id
+        )
+        self.mirror = Mirror(Storage(URL, "r"), self.path, self.reports.append)
+        self.checkpoints.mirror = self.mirror
+
+    def save(self, step: int, best: int | None = None) -> None:
+        """Save a checkpoint, and wait until its copy has ended."""
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(f'{{"step": {step}}}\n')
+        state = {"model": {"weight": torch.full((9,), float(step))}}
+        self.checkpoints.save(step, state, {}, best)
+        self.checkpoints.wait()
+        assert self.mirror._wait_until(None)
+
+    def steps(self) -> list[int]:
+        return self.checkpoints.files.steps()
+
+
+def restored(folder: Path, may_restore: bool = True, stopped: bool = False) -> list[str]:
+    """Restore the run in `folder/r`, and return the reports."""
+    reports = list[str]()
+    (folder / "r").mkdir(parents=True, exist_ok=True)
+    restore_newer(Storage(URL, "r"), folder / "r", may_restore, lambda: stopped, reports.append)
+    return reports
+
+
+def stored_steps() -> list[int]:
+    return sorted(step for step, whole in Storage(URL, "r").steps().items() if whole)
+
+
+def replace(path: str, data: bytes) -> None:
+    Storages().pipe_file(f"/bucket/prefix/r/{path}", data)
+
+
+def test_the_mirror_keeps_what_the_run_keeps(tmp_path: Path, faulty: type[Storages]) -> None:
+    run = Copied(tmp_path)
+    for step, best in ((1, 1), (2, 1), (3, 1), (4, 4), (5, 4)):
+        run.save(step, best)
+        assert stored_steps() == run.steps()
+    assert run.steps() == [4, 5]
+    assert {name.split("/")[4] for name in Storages().names()} == {"step-00000004", "step-00000005"}
+    run.mirror.finish()
+    assert run.reports == [f"mirror     {URL}/r has the checkpoint of step 5"]
+
+
+def test_a_lost_run_is_restored_with_its_best_checkpoint_and_its_records(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    run = Copied(tmp_path, keep=1)
+    for step in (1, 2, 3):
+        run.save(step, 1)
+    whole = {path.relative_to(run.path): path for path in run.path.rglob("*.*") if path.is_file()}
+    assert restored(tmp_path / "new") == [f"restored the checkpoint of step 3 from {URL}/r"]
+    for name, path in whole.items():
+        if name.name != "model.safetensors":
+            assert (tmp_path / "new/r" / name).read_bytes() == path.read_bytes()
+    found = {path.name for path in (tmp_path / "new/r").rglob("*.*")}
+    assert found == {path.name for path in whole.values()} - {"model.safetensors"}
+    assert restored(tmp_path / "new") == []  # nothing is newer
+
+
+def _refuse_lost_files() -> None:
+    """Check that each complete step has all its files."""
+    storage = Storage(URL, "r")
+    for step in stored_steps():
+        with contextlib.suppress(ValueError):  # a torn marker
+            for name in storage.marker(step).files:
+                assert f"/bucket/prefix/r/step-{step:08d}/{name}" in Storages.store
+
+
+def test_a_kill_at_any_operation_leaves_a_complete_checkpoint(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    """The storage has steps 1 and 2. The third, which is the best, replaces both."""
+    run = Copied(tmp_path, keep=1)
+    run.save(1, 1)
+    run.save(2, 1)
+    before = Storages().names()
+    run.mirror.abandon()
+    run.save(3, 3)
+
+    for last in range(100):
+        Storages.store.clear()
+        for path, data in before.items():
+            Storages().pipe_file(path, data)
+        left = last
+
+        def count(operation: str, path: str) -> None:
+            nonlocal left
+            left -= operation in ("put", "pipe", "rm")
+            if left < 0 and operation != "find":
+                if operation != "rm":
+                    Storages().open(path, "wb")  # a file that is being written is torn
+                raise ConnectionError("killed")
+
+        Storages.before = staticmethod(count)
+        mirror = Mirror(Storage(URL, "r"), run.path, run.reports.append)
+        mirror.saved("0123", 3)
+        assert mirror._wait_until(None)
+        Storages.before = staticmethod(lambda operation, path: None)
+        _refuse_lost_files()
+        new = tmp_path / f"new-{last}"
+        restored(new)
+        files = Checkpoints(new / "r/checkpoints", 1, True, print, run_id="0123").files
+        # The copy has seven files, and the marker is the last one.
+        assert files.newest() == (2 if last < 7 else 3)
+        assert files.steps() == ([1, 2] if last < 7 else [3])
+        if left >= 0:
+            break
+    assert last == 7 + 2 * 7
+    assert stored_steps() == [3]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        MARKER,
+        "config.json",
+        "metrics.jsonl",
+        *(f"checkpoints/step-00000002{s}" for s in (".pt", ".json")),
+    ],
+)
+@pytest.mark.parametrize("data", [None, b"", b"{}"])
+def test_a_damaged_copy_is_not_used(
+    tmp_path: Path, faulty: type[Storages], name: str, data: bytes | None
+) -> None:
+    run = Copied(tmp_path)
+    run.save(1)
+    run.save(2)
+    path = f"/bucket/prefix/r/step-00000002/{name}"
+    if data is None:
+        del Storages.store[path]
+    else:
+        replace(f"step-00000002/{name}", data)
+    *problems, last = restored(tmp_path / "new")
+    assert last == f"restored the checkpoint of step 1 from {URL}/r"
+    # A step without a marker is a copy that was not finished.
+    assert len(problems) == (not (data is None and name == MARKER))
+    assert all(f"the copy of step 2 in {URL}/r is damaged (" in problem for problem in problems)
+    assert not list((tmp_path / "new").rglob("*.tmp"))
+    assert not (tmp_path / "new/r/checkpoints/step-00000002.pt").exists()
+
+
+def test_a_run_whose_copies_are_all_damaged_is_refused(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    Copied(tmp_path).save(1)
+    replace("step-00000001/checkpoints/step-00000001.pt", b"")
+    with pytest.raises(StorageFailure, match="no copy in faulty://bucket/prefix/r is intact: "):
+        restored(tmp_path / "new")
+    # A run whose folder has an older checkpoint continues from there.
+    run = Copied(tmp_path / "other")
+    run.mirror.abandon()
+    run.save(0)
+    assert len(restored(tmp_path / "other")) == 1
+
+
+def test_a_newer_checkpoint_of_another_machine_is_restored(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    for folder, step in (("one", 1), ("two", 2), ("one", 1)):
+        run = Copied(tmp_path / folder)
+        run.mirror.abandon()
+        run.save(step)
+    run = Copied(tmp_path / "two")
+    run.save(3)
+    assert restored(tmp_path / "one") == [f"restored the checkpoint of step 3 from {URL}/r"]
+    # The storage keeps it, although an older checkpoint was saved elsewhere.
+    run = Copied(tmp_path / "stale")
+    run.save(2)
+    assert stored_steps() == [2, 3]
+    with pytest.raises(WrongUse, match="^--resume never was given, but faulty.* of step 3: choose"):
+        restored(tmp_path / "new", may_restore=False)
+    with pytest.raises(Preempted, match="^stopped while the run was restored from faulty"):
+        restored(tmp_path / "new", stopped=True)
+    assert not list((tmp_path / "new").rglob("*.*"))
+
+
+def test_the_copies_of_another_run_are_neither_used_nor_replaced(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    Copied(tmp_path / "one").save(5)
+    before = Storages().names()
+    run = Copied(tmp_path / "two", run_id="4567")
+    run.save(7)
+    assert Storages().names() == before
+    (report,) = run.reports
+    message = f"{URL}/r has another run, with the id '0123' instead of '4567': "
+    assert message in report
+    with pytest.raises(WrongUse, match=f"^{message}"):
+        restored(tmp_path / "two")
+
+
+def test_a_failure_is_logged_once_and_the_last_copy_is_tried_again(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    def fail(operation: str, path: str) -> None:
+        raise OSError(5, f"error of the server, key {SECRET}")
+
+    run = Copied(tmp_path)
+    Storages.before = staticmethod(fail)
+    run.save(1)
+    run.save(2)
+    Storages.before = staticmethod(lambda operation, path: None)
+    run.mirror.finish()
+    first, last = run.reports
+    assert first == (
+        f"--mirror: a checkpoint could not be copied to {URL}/r (OSError: [Errno 5] error of the "
+        "server, key (not shown)): the training continues, and the next checkpoint is copied "
+        "again; the same cause is not logged again"
+    )
+    assert last == f"mirror     {URL}/r has the checkpoint of step 2; 2 of 3 copies failed"
+    assert stored_steps() == [2]
+
+
+def test_a_storage_that_hangs_delays_neither_saves_nor_the_end(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    released, hanging = threading.Event(), threading.Event()
+
+    def hang(operation: str, path: str) -> None:
+        if operation == "put":
+            hanging.set()
+            assert released.wait(60)
+
+    Storages.before = staticmethod(hang)
+    run = Copied(tmp_path)
+    for step in range(1, 6):
+        run.checkpoints.save(step, {"model": {"weight": torch.ones(2)}}, {}, 1)
+        run.checkpoints.wait()
+        assert hanging.wait(60)
+    assert run.steps() == [1, 4, 5]
+    run.mirror.finish(0.05)
+    assert run.reports == [
+        f"mirror     {URL}/r has no checkpoint; the last copy was not finished in time"
+    ]
+    released.set()
+    assert run.mirror._wait_until(None)
+    assert len(run.reports) == 1 and stored_steps() == []
+
+
+def test_a_slow_storage_gets_the_newest_checkpoint_and_not_each_one(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    released, put = threading.Semaphore(0), list[str]()
+
+    def wait(operation: str, path: str) -> None:
+        if operation == "put":
+            put.append(path[-11:-3])
+            assert released.acquire(timeout=60)
+
+    Storages.before = staticmethod(wait)
+    run = Copied(tmp_path)
+    for step in range(1, 6):
+        run.checkpoints.save(step, {"model": {"weight": torch.ones(2)}}, {}, None)
+        run.checkpoints.wait()
+    released.release(9)
+    run.mirror.finish()
+    # The file of step 1 was removed while it was copied, so its copy is not completed.
+    assert put[-1] == "00000005" and len(put) <= 2
+    assert stored_steps() == [5]
+    assert restored(tmp_path / "new") == [f"restored the checkpoint of step 5 from {URL}/r"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (ConnectionError("reset"), NetworkFailure, "give the same command again, or drop --mirror"),
+        (PermissionError("403"), WrongUse, "check the login of the storage's package"),
+    ],
+)
+def test_a_storage_that_cannot_be_read_is_an_error_only_without_a_checkpoint(
+    tmp_path: Path, faulty: type[Storages], error: Exception, kind: type[Exception], text: str
+) -> None:
+    def fail(operation: str, path: str) -> None:
+        raise error
+
+    run = Copied(tmp_path)
+    run.save(4)
+    Storages.before = staticmethod(fail)
+    with pytest.raises(kind, match=f"^--mirror: {URL}/r cannot be read .*{text}$"):
+        restored(tmp_path / "new")
+    (report,) = restored(tmp_path)
+    assert report.endswith("resuming from the checkpoint of step 4 in the run's folder")
+
+
+def test_a_storage_without_an_answer_does_not_delay_the_start(
+    tmp_path: Path, faulty: type[Storages], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    Copied(tmp_path).save(4)
+    Storages.before = staticmethod(lambda operation, path: released.wait(60) and None)
+    monkeypatch.setattr("trainer.records.mirror_restore._ANSWER_S", 0.05)
+    (report,) = restored(tmp_path)
+    assert "(TimeoutError: no answer in 0 s): resuming from the checkpoint of step 4" in report
+    released.set()
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("no bucket"), PermissionError("403")])
+def test_a_new_run_needs_a_bucket_that_it_can_write(
+    tmp_path: Path, faulty: type[Storages], error: Exception
+) -> None:
+    def fail(operation: str, path: str) -> None:
+        if operation == "pipe":
+            raise error
+
+    Storages.before = staticmethod(fail)
+    with pytest.raises(
+        WrongUse, match=f"^--mirror: {URL}/r cannot be written .*: create the bucket"
+    ):
+        restored(tmp_path)
+    Storages.before = staticmethod(lambda operation, path: None)
+    assert restored(tmp_path) == [] == list(Storages.store)
+
+
+def test_a_full_disk_is_not_a_failure_of_the_storage(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    def fail(operation: str, path: str) -> None:
+        if operation == "get":
+            raise OSError(28, "No space left on device", str(tmp_path / "new/r/config.json.tmp"))
+
+    Copied(tmp_path).save(1)
+    Storages.before = staticmethod(fail)
+    with pytest.raises(StorageFailure, match=r"^cannot write .*config.json.tmp: No space left"):
+        restored(tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("bucket/prefix", "--mirror 'bucket/prefix' is not a storage: write s3://bucket/prefix"),
+        ("file:///", "--mirror 'file:///' is not a storage: write s3://bucket/prefix"),
+        ("file://a\n", "is not a storage: write s3://bucket/prefix"),
+        ("simplecache::s3://bucket", "is not a storage: write s3://bucket/prefix"),
+        ("none://bucket", "--mirror 'none://bucket' has an unknown scheme: use one of fsspec, "),
+        (f"ftp://me:{SECRET}@host/x", "--mirror ftp://... contains a login, which other users"),
+    ],
+)
+def test_a_url_that_is_not_a_storage_is_refused(url: str, text: str) -> None:
+    with pytest.raises(WrongUse) as refused:
+        check_url(url)
+    assert text in str(refused.value)
+    assert SECRET not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(scheme: str) -> None:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr("fsspec.get_filesystem_class", missing)
+    with pytest.raises(WrongUse, match="^--mirror 's3://b': Install s3fs to access S3: write the "):
+        check_url("s3://b")
+
+
+def test_a_folder_of_a_disk_is_a_mirror(tmp_path: Path) -> None:
+    run = Copied(tmp_path)
+    storage = Storage(f"file://{tmp_path}/far/away", "r")
+    run.checkpoints.mirror = run.mirror = Mirror(storage, run.path, run.reports.append)
+    for step in (1, 2, 3):
+        run.save(step, 3)
+    assert storage.steps() == {2: True, 3: True}
+    shutil.rmtree(run.path)
+    run.path.mkdir()
+    restore_newer(storage, run.path, True, lambda: False, run.reports.append)
+    assert run.steps() == [3]
+    digest = sha256(run.checkpoints.files.path(3, ".pt").read_bytes()).hexdigest()
+    assert digest == json.loads(run.checkpoints.files.path(3).read_text())["sha256"]

@@ -1,0 +1,214 @@
+"""A training whose checkpoints are copied to a mirror, and whose folder is lost."""
+
+import json
+import shutil
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.here import Here, StopAfter
+from tests.support.ranks import Ranks
+from tests.support.storages import Storages
+from tests.support.tiny import TINY
+from tests.support.unsafe_pickle import MakesFolder
+from trainbox.sidecar import write_checkpoint
+from trainer.errors import Preempted, StorageFailure, WrongUse
+from trainer.parallel.world import World
+from trainer.records.mirror import Mirror
+from trainer.records.mirror_storage import Storage
+from trainer.session import agreement, mirrored
+from trainer.settings.config import Config
+
+URL = "faulty://bucket/prefix"
+SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"  # noqa: S105
+
+
+def _stored() -> list[str]:
+    """Return the paths in the storage, relative to the run, without the checkpoint's folder."""
+    return sorted({path.partition("/r/step-")[2][9:] for path in Storages.store})
+
+
+def _without_times(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    names = {"time_unix_s", "samples_per_second", "data_share"}
+    return [{name: e[name] for name in e.keys() - names} for e in entries]
+
+
+def _digests(here: Here, run: str) -> list[dict[str, Any]]:
+    lines = (here.path(run) / "digests.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_lost_run_resumes_from_its_mirror_to_the_same_bits_and_records(
+    here: Here, faulty: type[Storages]
+) -> None:
+    settings = {"checkpoint_steps": 4, "log_steps": 1, "keep": 1}
+    here.train("undisturbed", **settings)
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(10), mirror=URL, **settings)
+    assert _stored() == [
+        *("checkpoints/step-00000006.json", "checkpoints/step-00000006.pt"),
+        *("checkpoints/step-00000010.json", "checkpoints/step-00000010.pt"),
+        *("complete.json", "config.json", "digests.jsonl", "first_checkpoint.json"),
+        *("manifest.json", "metrics.jsonl"),
+    ]
+    lost = here.path().rename(here.folder / "lost")
+    out = here.train(mirror=URL, **settings)
+    assert f"restored the checkpoint of step 10 from {URL}/r" in out
+    assert "from step 10, " in out
+    assert out.splitlines()[-1] == f"mirror     {URL}/r has the checkpoint of step 18"
+    # The bits, the records and the identity are those of a run that was never lost.
+    assert here.digest() == here.digest("undisturbed")
+    for kind in ("train", "validation"):
+        entries = _without_times(here.entries(kind))
+        assert entries == _without_times(here.entries(kind, "undisturbed"))
+    starts = [entry for entry in _digests(here, "r") if entry["kind"] == "resume"]
+    assert [entry["step"] for entry in starts] == [10]
+    manifest, old = (
+        json.loads((path / "manifest.json").read_text()) for path in (here.path(), lost)
+    )
+    assert (manifest["run_id"], len(manifest["resumes"])) == (old["run_id"], 1)
+    # Without the mirror, the same command trains a new run.
+    assert "mirror" not in (here.path() / "config.json").read_text()
+    assert URL not in json.dumps(manifest["settings"])
+
+
+def test_a_failing_mirror_changes_nothing_but_the_log(here: Here, faulty: type[Storages]) -> None:
+    def fail(operation: str, path: str) -> None:
+        if operation != "find":
+            raise OSError(f"no answer with secret_key={SECRET}")
+
+    Storages.before = staticmethod(fail)
+    here.train("undisturbed", checkpoint_steps=2)
+    out = here.train(mirror=URL, checkpoint_steps=2)
+    assert here.digest() == here.digest("undisturbed")
+    assert out.count("--mirror: a checkpoint could not be copied") == 1
+    last = out.splitlines()[-1]
+    assert last.startswith(f"mirror     {URL}/r has no checkpoint; ")
+    failed, tried = (int(word) for word in last.split() if word.isdigit())
+    assert failed == tried > 1
+    log = (here.path() / "logs/rank-0.log").read_text()
+    assert SECRET not in out + log and "secret_key=(not shown)" in log
+    # The next start with a storage that works copies what is missing.
+    Storages.before = staticmethod(lambda operation, path: None)
+    assert "this run is complete" in here.train(mirror=URL, checkpoint_steps=2)
+    shutil.rmtree(here.path())
+    assert "this run is complete" in here.train(mirror=URL, checkpoint_steps=2)
+    assert here.digest() == here.digest("undisturbed")
+
+
+def test_a_stop_waits_for_the_last_copy_up_to_a_limit(
+    here: Here, faulty: type[Storages], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    def hang(operation: str, path: str) -> None:
+        if operation == "put" and "step-00000009" in path:
+            assert released.wait(60)
+
+    monkeypatch.setattr("trainer.loop.saving._MIRROR_S", 0.5)
+    Storages.before = staticmethod(hang)
+    log = here.path() / "logs/rank-0.log"
+    with pytest.raises(Preempted, match="at step 5 of 18, checkpoint saved"):
+        here.train(stop=StopAfter(5), mirror=URL)
+    assert f"{URL}/r has the checkpoint of step 5\n" in log.read_text()
+    with pytest.raises(Preempted, match="at step 9 of 18, checkpoint saved"):
+        here.train(stop=StopAfter(4), mirror=URL)
+    assert "step 6; the last copy was not finished in time\n" in log.read_text()
+    released.set()
+    assert here.steps()[-1] == 9
+    # A run that is lost now resumes from the checkpoint before.
+    shutil.rmtree(here.path())
+    out = here.train(mirror=URL)
+    assert "restored the checkpoint of step 6 " in out
+
+
+def test_no_code_of_a_mirror_runs(here: Here, faulty: type[Storages]) -> None:
+    """All digests of the harmful checkpoint are correct."""
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(4), mirror=URL)
+    folder = here.path() / "checkpoints"
+    run_id = json.loads((folder / "step-00000004.json").read_text())["run_id"]
+    unsafe = {"model": MakesFolder(here.folder / "hacked")}
+    fields = {"run_id": run_id, "step": 9, "metrics": {}, "best_step": None}
+    write_checkpoint(folder, 9, lambda file: torch.save(unsafe, file), fields)
+    mirror = Mirror(Storage(URL, "r"), here.path(), print)
+    mirror.saved(run_id, None)
+    mirror.finish()
+    shutil.rmtree(here.path())
+    with pytest.raises(StorageFailure, match=r"step-00000009\.pt cannot be loaded safely"):
+        here.train(mirror=URL)
+    assert not (here.folder / "hacked").exists()
+
+
+def test_the_command_refuses_a_mirror_that_it_cannot_use(here: Here) -> None:
+    words = ("train", TINY, "--device", "cpu", "--run", "r")
+    for url, text in (
+        ("none://bucket", "--mirror 'none://bucket' has an unknown scheme"),
+        (f"ftp://me:{SECRET}@host/x", "--mirror ftp://... contains a login"),
+    ):
+        for check in ([], ["--check"]):
+            code, out, err = here.command(*words, "--mirror", url, *check)
+            assert (code, out, err.count("\n")) == (2, "", 1)
+            assert err.startswith(f"trainbox: {text}") and SECRET not in err
+    assert not here.path().exists()
+
+
+def test_a_mirror_with_another_run_and_resume_never_are_refused(
+    here: Here, faulty: type[Storages]
+) -> None:
+    here.train(mirror=URL)
+    shutil.rmtree(here.path())
+    with pytest.raises(WrongUse, match="^--resume never was given, but faulty"):
+        here.train(mirror=URL, resume="never")
+    with pytest.raises(WrongUse, match="was started with other settings"):
+        here.train(mirror=URL, seed=1)
+    shutil.rmtree(here.path())
+    here.train()
+    with pytest.raises(WrongUse, match=f"^{URL}/r has another run, with the id "):
+        here.train(mirror=URL)
+
+
+@pytest.mark.waits
+def test_all_ranks_resume_from_the_step_of_the_mirror(ranks: Ranks) -> None:
+    arguments = ("train", TINY, "--run", "r", "--checkpoint-steps", "4")
+    mirror = ("--mirror", f"file://{ranks.folder}/mirror")
+    first = ranks(2, *arguments, *mirror)
+    assert first.codes == [0, 0], first
+    (ranks.folder / "runs").rename(ranks.folder / "lost")
+    # The newest copy is not complete.
+    (ranks.folder / "mirror/r/step-00000018/complete.json").unlink()
+    second = ranks(2, *arguments, *mirror)
+    assert second.codes == [0, 0], second
+    assert "from step 16, " in second.out
+    assert second.digest == first.digest
+
+
+def test_all_ranks_must_have_the_same_mirror(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: dict[str, Any] = {}
+    monkeypatch.setattr(agreement, "refuse_difference", lambda _, found, __: compared.update(found))
+    agreement.check_command(World(0, 1, torch.device("cpu")), Config(), "r", "auto", "file:///a")
+    assert (compared["mirror"], compared["run"]) == ("file:///a", "r")
+
+
+def test_ranks_wait_for_rank_0_longer_than_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    class World:
+        world_size, is_first, turns = 2, True, list[bool]()
+
+        def from_first(self, value: bool) -> bool:
+            self.turns.append(value)
+            if len(self.turns) == 3:
+                released.set()
+            return value
+
+    released, world = threading.Event(), World()
+    monkeypatch.setattr(mirrored, "_TURN_S", 0.01)
+    mirrored.while_first_works(world, lambda: released.wait(60) and None)  # type: ignore[arg-type]
+    assert world.turns[:3] == [False] * 3 and world.turns[-1] is True
+
+    def fail() -> None:
+        raise WrongUse("wrong")
+
+    with pytest.raises(WrongUse, match="^wrong$"):
+        mirrored.while_first_works(world, fail)  # type: ignore[arg-type]

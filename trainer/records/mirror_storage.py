@@ -1,0 +1,161 @@
+"""The folder of a run in an object storage, which is any file system of fsspec."""
+
+import contextlib
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainbox.secret_rule import without_secrets
+from trainer.errors import WrongUse
+from trainer.records import mirror_plan
+from trainer.records.mirror_plan import MARKER, Marker
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+OPTION = "--mirror"
+_LONGEST_REASON = 300
+
+
+class Storage:
+    """The folder of one run in an object storage. `place` names it for messages."""
+
+    def __init__(self, url: str, name: str) -> None:
+        """Use the folder `name` below `url`.
+
+        Raises:
+            WrongUse: The URL is wrong, its scheme is unknown, or its package is not installed.
+        """
+        check_url(url)
+        import fsspec
+
+        # The listing must be new each time, and no other code may share the connection.
+        self._fs: AbstractFileSystem
+        self._fs, root = fsspec.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
+        if hasattr(self._fs, "auto_mkdir"):
+            self._fs.auto_mkdir = True  # a folder on a disk; object storages do not have folders
+        self._root = f"{root.rstrip('/')}/{name}"
+        self.place = without_secrets(f"{url.rstrip('/')}/{name}")
+
+    def steps(self) -> dict[int, bool]:
+        """Return whether each step is complete."""
+        try:
+            found = self._fs.find(self._root)
+        except FileNotFoundError:
+            return {}
+        return mirror_plan.stored_steps(path.removeprefix(f"{self._root}/") for path in found)
+
+    def marker(self, step: int) -> Marker:
+        """Return the marker of `step`.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        text = self._fs.cat_file(self._path(step, MARKER)).decode()
+        return mirror_plan.parse_marker(text, step)
+
+    def put_file(self, path: Path, step: int, name: str, moved: Callable[[], None]) -> None:
+        """Copy the file at `path`, and call `moved` after each part."""
+        self._fs.put_file(str(path), self._path(step, name), callback=_callback(moved))
+
+    def put(self, data: bytes, step: int, name: str) -> None:
+        self._fs.pipe_file(self._path(step, name), data)
+
+    def get_file(self, step: int, name: str, path: Path, moved: Callable[[], None]) -> None:
+        """Copy a file to `path`, and call `moved` after each part."""
+        self._fs.get_file(self._path(step, name), str(path), callback=_callback(moved))
+
+    def refuse_unwritable(self) -> None:
+        """Raise WrongUse if the bucket is missing or refuses access.
+
+        Other failures may pass, and are logged when the first checkpoint is copied.
+        """
+        path = f"{self._root}/probe"
+        try:
+            self._fs.pipe_file(path, b"")
+            self._fs.rm_file(path)
+        except (FileNotFoundError, PermissionError) as error:
+            raise WrongUse(
+                f"{OPTION}: {self.place} cannot be written ({reason(error)}): create the bucket, "
+                "and allow this login to read, write and remove in it"
+            ) from error
+        except Exception:  # noqa: BLE001, S110 - file systems raise errors of all kinds
+            pass
+
+    def owner(self, complete: Collection[int]) -> tuple[str | None] | None:
+        """Return the id of the run that the newest intact marker of the `complete` steps has."""
+        for step in sorted(complete, reverse=True):
+            with contextlib.suppress(ValueError):
+                return (self.marker(step).run_id,)
+        return None
+
+    def remove(self, step: int) -> None:
+        """Remove the checkpoint of `step`, its marker first."""
+        folder = self._path(step, "")
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(folder + MARKER)
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm(folder.rstrip("/"), recursive=True)
+
+    def _path(self, step: int, name: str) -> str:
+        return f"{self._root}/{mirror_plan.folder_name(step)}/{name}"
+
+
+def check_url(url: str) -> None:
+    """Check the value of --mirror without a connection.
+
+    Raises:
+        WrongUse: The URL is wrong, its scheme is unknown, or its package is not installed.
+    """
+    scheme, separator, rest = url.partition("://")
+    shown = without_secrets(url)
+    if not separator or "::" in url or not rest.strip("/") or not url.isprintable():
+        raise WrongUse(f"{OPTION} {shown!r} is not a storage: write s3://bucket/prefix")
+    if ":" in rest.partition("/")[0].rpartition("@")[0]:
+        raise WrongUse(
+            f"{OPTION} {scheme}://... contains a login, which other users can see: use the "
+            "environment or the configuration of the storage's package"
+        )
+    from fsspec import get_filesystem_class
+
+    try:
+        get_filesystem_class(scheme)
+    except ValueError:
+        raise WrongUse(
+            f"{OPTION} {shown!r} has an unknown scheme: use one of fsspec, such as s3, gs, abfs "
+            "or file"
+        ) from None
+    except ImportError as error:
+        raise WrongUse(
+            f"{OPTION} {shown!r}: {error}: write the package to a file my.txt, and install it "
+            "with `make extra-venv REQUIREMENTS=my.txt` or pip"
+        ) from error
+
+
+def refuse_another_run(storage: Storage, complete: Collection[int], run_id: str | None) -> None:
+    """Raise WrongUse if the `complete` steps in the storage are not of the run `run_id`."""
+    if (owner := storage.owner(complete)) not in (None, (run_id,)):
+        raise WrongUse(
+            f"{storage.place} has another run, with the id {owner[0]!r} instead of {run_id!r}: "
+            "choose another --run name or another --mirror"
+        )
+
+
+def reason(error: BaseException) -> str:
+    """Return the error in one short line without secrets."""
+    text = without_secrets(" ".join(str(error).split()))[:_LONGEST_REASON]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _callback(moved: Callable[[], None]) -> Any:
+    """Return a callback of fsspec that calls `moved` after each part of a file."""
+    from fsspec.callbacks import Callback
+
+    class Moved(Callback):  # type: ignore[misc]
+        def relative_update(self, inc: int = 1) -> None:
+            moved()
+
+        def absolute_update(self, value: int) -> None:
+            moved()
+
+    return Moved()
