@@ -8,7 +8,7 @@ from trainer.settings.config import warmup_then_cosine
 from trainer.settings.optimizers import make_optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -41,6 +41,9 @@ class Task:
     best_by: ClassVar[str] = "min:loss"
     # The names in the result of `losses` that are metrics of the training, not losses.
     train_metrics: ClassVar[tuple[str, ...]] = ()
+    # The endings of the files that `trainbox predict` finds in a folder, in lower case, such as
+    # (".png",). Without endings, it takes all files.
+    example_endings: ClassVar[tuple[str, ...]] = ()
 
     def with_data(self, data_dir: Path) -> Self:
         """Return this task with the fields that depend on the data, such as its classes.
@@ -82,6 +85,30 @@ class Task:
 
         Raises:
             WrongUse: the data is missing or cannot be used.
+        """
+        raise NotImplementedError
+
+    def load_example(self, path: Path) -> Any:
+        """Return the example of a file, in the form of the examples of `validation_dataset`.
+
+        This method is optional. `trainbox predict` calls it for each file. Return any number of the
+        same type, such as 0, for a part that a file does not have, such as the label.
+
+        Raises:
+            WrongUse: the file cannot be used.
+        """
+        raise NotImplementedError
+
+    def prediction_dataset(self, files: "Sequence[Path]") -> "Dataset[Any]":
+        """Return the examples of `files`, in the form of the examples of `validation_dataset`.
+
+        This method is optional. Define it instead of `load_example` if a file has several examples,
+        or if all files are checked before the first prediction. The dataset's attribute `ids` has
+        the text of the column `file` for each example. Its attribute `skipped`, which it may lack,
+        has the files without an example.
+
+        Raises:
+            WrongUse: a file cannot be used.
         """
         raise NotImplementedError
 
@@ -142,9 +169,10 @@ class Task:
     def predictions(self, model: "nn.Module", batch: Any) -> "dict[str, Tensor]":
         """Return values of each example, `{name: tensor (B,) or (B, K)}`.
 
-        This method is optional. `trainbox evaluate --predictions` writes the values as columns.
-        Gradients are off. If the dataset has an attribute `ids`, a sequence with the name of each
-        example, it is the first column, else the indices of the examples are.
+        This method is optional. `trainbox evaluate --predictions` and `trainbox predict` write the
+        values as columns. `predict` leaves out the name `truth`. Gradients are off. If the dataset
+        has an attribute `ids`, a sequence with the name of each example, it is the first column,
+        else the indices of the examples are.
         """
         raise NotImplementedError
 

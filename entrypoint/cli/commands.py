@@ -29,6 +29,7 @@ VERBS = {
     "export": ("export", "Write the model of a run as a file that needs no Trainbox."),
     "health": ("health", "Check whether GPUs, driver and node are fit to train on."),
     "plan": ("plan", "Print as JSON what train would launch, and start nothing."),
+    "predict": ("predict", "Predict files with the weights of a run."),
     "run": ("run", "Run your own script."),
     "sweep": ("sweep", "Train a task for each combination of settings and each seed."),
     "tasks": ("tasks", "List the tasks, or the fields of one task."),
@@ -96,6 +97,7 @@ def cli() -> None:
       trainbox config runs/digits-7d2c1a90 --toml > exp.toml
       trainbox evaluate runs/digits-7d2c1a90   compute the metrics of the best checkpoint
       trainbox export runs/digits-7d2c1a90     write the best model as a file for torch
+      trainbox predict runs/images-7d2c1a90 new/ > predictions.csv
       trainbox track runs/* --to mlflow        send runs to MLflow or Weights & Biases
       docker run IMAGE nvidia-smi              any other program
     """

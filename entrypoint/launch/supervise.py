@@ -60,6 +60,7 @@ UNSAVED_TRAINING = Child(
     "the training", "stopping", "the same command starts it again", _TO_TRAINER
 )
 EVALUATION = Child("the evaluation", "stopping", "the same command starts it again", _TO_TRAINER)
+PREDICTION = Child("the prediction", "stopping", "the same command starts it again", _TO_TRAINER)
 # Any program of a user. Most exit with code 0 after they have saved, or are ended by the signal.
 SCRIPT_RUN = Child(
     "the script",

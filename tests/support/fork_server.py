@@ -145,9 +145,11 @@ def _load() -> None:
         "trainer.cli.sweep_run",
         "trainer.cli.train",
         "trainer.cli.evaluate",
+        "trainer.cli.predict",
         "trainer.cli.verify",
         "trainer.parallel.fsdp",
         "trainer.session.evaluate",
+        "trainer.session.predict",
         "trainer.session.verify",
     ):
         importlib.import_module(name)

@@ -230,6 +230,73 @@ def test_an_evaluation_names_the_pictures(here: Here, shapes: Path) -> None:
         assert Path(path).is_file() and Path(path).parent == Path("data/shapes") / truth
 
 
+# Predictions of files.
+
+
+def _predict(here: Here, *words: str) -> tuple[int, str, str]:
+    return here.command("predict", "runs/r", "--device", "cpu", *words)
+
+
+def test_the_predictions_of_the_validation_files_are_those_of_evaluate(here: Here) -> None:
+    for seed, part in enumerate(("train", "val")):
+        make_pictures(here.folder / "data/shapes" / part, _CLASSES, 5, seed=seed)
+    here.train(**_SHORT | {"fields": FIELDS | {"ema": 0.75}})
+    here.command("evaluate", "runs/r", "--device", "cpu", "--predictions", "out.csv")
+    header, *rows = [row.split(",") for row in Path("out.csv").read_text().splitlines()]
+    assert header[:3] == ["id", "truth", "prediction"]
+    code, out, err = _predict(here, "data/shapes/val")
+    assert code == 0 and err.endswith("trainbox: 15 predictions\n")
+    header, *found = [row.split(",") for row in out.splitlines()]
+    assert header == ["file", "prediction", *(f"probability_{name}" for name in _CLASSES)]
+    assert found == [[row[0], *row[2:]] for row in rows]
+    # Other pictures at the same time do not change a prediction by more than the last digits.
+    _, out, _ = _predict(here, rows[3][0])
+    assert out.splitlines()[1].split(",")[1] == rows[3][2]
+    assert [float(share) for share in out.splitlines()[1].split(",")[2:]] == pytest.approx(
+        [float(share) for share in rows[3][3:]], rel=1e-5
+    )
+
+
+def test_pictures_are_predicted_without_the_training_data_if_the_classes_are_set(
+    here: Here, shapes: Path
+) -> None:
+    here.train(**_SHORT | {"fields": FIELDS | {"classes": "stripes/disc/cross"}})
+    shutil.move(shapes / "disc", "new")
+    shutil.rmtree("data")
+    code, out, _ = _predict(here, "new")
+    assert code == 0 and out.count("\n") == 13
+    assert out.startswith(
+        "file,prediction,probability_stripes,probability_disc,probability_cross\n"
+    )
+
+
+def test_damaged_pictures_are_refused_or_left_out_as_in_the_training(
+    here: Here, shapes: Path
+) -> None:
+    make_pictures(here.folder / "new", ("a",), 4, seed=5)
+    for name in ("0001", "0003"):
+        path = here.folder / f"new/a/{name}.jpg"
+        path.write_bytes(path.read_bytes()[:300])
+    here.train(**_SHORT)
+    code, out, err = _predict(here, "new")
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert line.startswith("trainbox: new/a/0001.jpg is damaged (")
+    assert line.endswith("; 1 more are damaged): replace it or leave it out")
+    shutil.rmtree("runs")
+    here.train(**_SHORT | {"fields": FIELDS | {"skip_damaged": "true"}})
+    code, out, err = _predict(here, "new")
+    assert code == 0
+    assert [row.split(",")[0] for row in out.splitlines()[1:]] == [
+        "new/a/0000.jpg",
+        "new/a/0002.jpg",
+    ]
+    assert "trainbox: 2 file(s) are left out: new/a/0001.jpg, new/a/0003.jpg\n" in err
+    code, out, err = _predict(here, "new/a/0001.jpg")
+    assert (code, out) == (2, "")
+    assert err == "trainbox: none of the 1 file(s) has an example: name other files\n"
+
+
 # The folder.
 
 

@@ -12,7 +12,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import IMAGES, EventAccumulator
 from torch import Tensor, nn
 
-from tests.support.films import COUNTS, FIELDS, FRAMES, SIDE, encode, film, write_films
+from tests.support.films import CLIPS, COUNTS, FIELDS, FRAMES, SIDE, encode, film, write_films
 from tests.support.forked_trainings import ForkedCommand
 from tests.support.here import Here
 from trainer.errors import StorageFailure, WrongUse
@@ -435,8 +435,8 @@ def test_the_field_classes_sets_the_order_of_the_outputs(tmp_path: Path) -> None
     write_films(tmp_path / "video", _FEW)
     (tmp_path / "video/.hidden").mkdir()
     found = _task().with_data(tmp_path)
-    assert found.names == ["rest", "vertical"]
-    assert _task(classes="vertical/rest").with_data(tmp_path).names == ["vertical", "rest"]
+    assert found.class_names == ("rest", "vertical")
+    assert _task(classes="vertical/rest").with_data(tmp_path).class_names == ("vertical", "rest")
     with pytest.raises(WrongUse, match="video/groom has no video"):
         _task(classes="groom/rest").with_data(tmp_path).train_dataset(tmp_path)
 
@@ -451,3 +451,40 @@ def test_the_field_classes_sets_the_order_of_the_outputs(tmp_path: Path) -> None
 def test_an_invalid_field_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(WrongUse, match=message):
         Video(**fields)
+
+
+def test_the_predictions_of_files_are_those_of_their_clips_in_an_evaluation(here: Here) -> None:
+    write_films(Path("data/video"), {"rest": 3, "vertical": 3})
+    encode(Path("data/video/rest/film.mp4"), film("rest", 7))
+    settings: dict[str, Any] = {"workers": 0, "threads": 1, "fields": FIELDS | {"width": 4}}
+    here.train(task="video", max_steps=1, batch_size=4, **settings)
+    assert here.command("evaluate", "runs/r", "--device", "cpu", "--predictions", "out.csv")[0] == 0
+    header, *rows = [row.split(",") for row in Path("out.csv").read_text().splitlines()]
+    assert header == ["id", "truth", "prediction", "probability_rest", "probability_vertical"]
+    paths = sorted({row[0].rpartition(":")[0] for row in rows})
+    assert len(paths) >= 2
+    code, out, _ = here.command("predict", "runs/r", "--device", "cpu", *paths)
+    assert code == 0
+    header, *found = [row.split(",") for row in out.splitlines()]
+    assert header == ["file", "prediction", "probability_rest", "probability_vertical"]
+    assert [row[0] for row in found] == [
+        f"{path}:{start}" for path in paths for start in range(0, FRAMES * CLIPS, FRAMES)
+    ]
+    expected = {row[0]: row for row in rows}
+    assert len(found) == len(expected)
+    for name, prediction, *shares in found:
+        assert prediction == expected[name][2]
+        assert [float(share) for share in shares] == pytest.approx(
+            [float(share) for share in expected[name][3:]], rel=1e-5
+        )
+    # A film is decoded beside it.
+    shutil.copy("data/video/rest/film.mp4", "new.mp4")
+    code, out, _ = here.command("predict", "runs/r", "--device", "cpu", "new.mp4")
+    assert code == 0 and [row.split(",")[0] for row in out.splitlines()[1:]] == [
+        f"new.mp4:{start}" for start in (0, 9, 18, 27)
+    ]
+    assert len(list(Path(".cache").rglob("*.npy"))) == 1
+    numpy.save("short.npy", film("rest", 1, frames=FRAMES - 1))
+    code, out, err = here.command("predict", "runs/r", "--device", "cpu", "new.mp4", "short.npy")
+    assert (code, out) == (2, "")
+    assert err == "trainbox: short.npy has 8 frames, fewer than the 9 of a clip: leave it out\n"

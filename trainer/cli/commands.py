@@ -21,6 +21,7 @@ _MODULES = {
     "config": "config",
     "evaluate": "evaluate",
     "export": "export",
+    "predict": "predict",
     "sweep": "sweep",
     "sweep-run": "sweep_run",
     "sweep-show": "sweep",

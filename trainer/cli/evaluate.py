@@ -4,9 +4,8 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.invocation import Verb, read_device, report_environment
+from trainer.cli.invocation import Verb, check_run, read_device, report_environment
 from trainer.cli.options import verification_options
-from trainer.errors import WrongUse
 from trainer.system.signals import StopRequest
 
 
@@ -34,12 +33,7 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint of RUN on its validation data or its test data."""
     device = read_device(device, device_on_stdin)
-    for name in ("config.json", "manifest.json"):
-        if not (run / name).is_file():
-            raise WrongUse(
-                f"evaluate {run}: {name} is missing: give the folder of a run, such as "
-                "runs/digits-7d2c1a90"
-            )
+    check_run("evaluate", run)
     if only_check:
         report_environment()
         return

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -123,6 +124,16 @@ def warn_of_overruled_imports(task: str) -> None:
     file_or_module, _ = locate(task)
     for line in overruled(file_or_module):
         click.echo(message_line(line), err=True)
+
+
+def check_run(verb: str, run: Path, *others: str) -> None:
+    """Raise WrongUse if `run` is not the folder of a run, or lacks one of the `others`."""
+    for name in ("config.json", "manifest.json", *others):
+        if not (run / name).is_file():
+            raise WrongUse(
+                f"{verb} {run}: {name} is missing: give the folder of a run, such as "
+                "runs/digits-7d2c1a90"
+            )
 
 
 def check_run_name(run: str | None, option: str = "--run") -> None:

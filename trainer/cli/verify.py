@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from trainer.cli.invocation import Verb, read_device, report_environment
+from trainer.cli.invocation import Verb, check_run, read_device, report_environment
 from trainer.cli.options import verification_options
 from trainer.cli.parameters import COUNT
 from trainer.errors import WrongUse
@@ -42,12 +42,7 @@ def verify(
         _compare(run, other)
         return
     device = read_device(device, device_on_stdin)
-    for name in ("config.json", "manifest.json", "digests.jsonl"):
-        if not (run / name).is_file():
-            raise WrongUse(
-                f"verify {run}: {name} is missing: give the folder of a run, such as "
-                "runs/digits-7d2c1a90"
-            )
+    check_run("verify", run, "digests.jsonl")
     if only_check:
         report_environment()
         return

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 from trainer.classification import check_classes
 from trainer.data.batches import EvaluationBatches, evaluation_batch_count, place_tensors
 from trainer.data.examples import length
+from trainer.data.files import FileExamples
 from trainer.data.schedule import Schedule, micro_batches
 from trainer.errors import WrongUse
 from trainer.loop import compiler
@@ -228,6 +230,39 @@ def build_inference(
     """
     set_arithmetic(config)
     task, train, evaluated = _build_data(config, task, strategy.world, data_dir, test)
+    return _inference_in_format(config, task, strategy, train, evaluated)
+
+
+def build_prediction(
+    config: Settings, task: Task, strategy: Strategy, data_dir: Path, files: Sequence[Path]
+) -> Inference:
+    """Build the examples of `files` and the model. The datasets of the task are not read.
+
+    Raises:
+        WrongUse: A file cannot be used, or a method of the task returns something invalid.
+    """
+    set_arithmetic(config)
+    strategy.world.seed(config.seed, "data")
+    # Rank 0 goes first, because it may download or decode files.
+    with strategy.world.first_goes_first():
+        task = _with_data(task, data_dir)
+        if type(task).prediction_dataset is Task.prediction_dataset:
+            dataset: Dataset[Any] = FileExamples(files, task.load_example, type(task).__name__)
+        else:
+            dataset = checked_dataset(task, "prediction_dataset", task.prediction_dataset(files))
+        dataset = place_tensors(dataset, strategy.world.device)
+    if length(dataset) == 0:
+        raise WrongUse(f"none of the {len(files)} file(s) has an example: name other files")
+    return _inference_in_format(config, task, strategy, dataset, dataset)
+
+
+def _inference_in_format(
+    config: Settings,
+    task: Task,
+    strategy: Strategy,
+    train: Dataset[Any],
+    evaluated: Dataset[Any],
+) -> Inference:
     found = _inference(config, task, strategy, train, evaluated)
     if config.memory_format == CHANNELS_LAST:
         put_channels_last(found.model)
@@ -277,8 +312,7 @@ def _build_data(
     """
     world.seed(config.seed, "data")
     with world.first_goes_first():
-        task = checked_task(task, task.with_data(data_dir))
-        check_classes(task)
+        task = _with_data(task, data_dir)
         train = checked_dataset(task, "train_dataset", task.train_dataset(data_dir))
         train = place_tensors(train, world.device)
         validation = checked_dataset(task, "validation_dataset", task.validation_dataset(data_dir))
@@ -295,6 +329,12 @@ def _build_data(
             f"{name}_dataset()"
         )
     return task, train, evaluated
+
+
+def _with_data(task: Task, data_dir: Path) -> Task:
+    task = checked_task(task, task.with_data(data_dir))
+    check_classes(task)
+    return task
 
 
 def _refuse_other_weights(task: Task, model: nn.Module, strategy: Strategy) -> None:

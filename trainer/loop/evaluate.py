@@ -68,6 +68,7 @@ def add_up(
     stopped: Callable[[], bool],
     observers: Sequence[Callable[[Any], None]] = (),
     shown: Callable[[Iterable[Any], int], Iterable[Any]] = lambda batches, _count: batches,
+    statistics: bool = True,
 ) -> tuple[dict[str, Tensor], Any, dict[str, Tensor]] | None:
     """Add up the task's statistics over the batches of all ranks, in the order of the batches.
 
@@ -75,7 +76,8 @@ def add_up(
     except after a last batch that not all ranks have. If it returns true, the result is None.
     Otherwise the result is the totals, the first prepared batch and the statistics of each batch.
     The `observers` are called with each prepared batch of this rank, in a forward. `shown` gets the
-    batches of this rank and their number, and it returns the batches with a progress bar.
+    batches of this rank and their number, and it returns the batches with a progress bar. Without
+    `statistics`, the totals are only the number of examples.
 
     Raises:
         WrongUse: The shape or the name of a statistic differs between batches, so it cannot be a
@@ -93,10 +95,12 @@ def add_up(
             batch = checked_batch(task, task.prepare(raw_batch, training=False))
             first_batch = batch if first_batch is None else first_batch
             with autocast(world.device.type, job.autocast_dtype):
-                sums = checked_statistics(
-                    task,
-                    job.inside(lambda batch=batch: task.statistics(model, batch)),  # type: ignore[misc]
-                )
+                sums = {}
+                if statistics:
+                    sums = checked_statistics(
+                        task,
+                        job.inside(lambda batch=batch: task.statistics(model, batch)),  # type: ignore[misc]
+                    )
                 for observe in observers:
                     job.inside(lambda batch=batch, observe=observe: observe(batch))  # type: ignore[misc]
             if len(rows) == counted:

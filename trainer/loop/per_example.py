@@ -58,6 +58,8 @@ class PerExample:
                 [name, list(value.shape[1:]), value.is_floating_point()]
                 for name, value in own[0].items()
             ]
+            if own
+            else None
         )
         widths = [torch.Size(shape).numel() for _, shape, _ in columns]
         flat = [
@@ -82,6 +84,21 @@ def _columns(batch: dict[str, Tensor]) -> list[Tensor]:
     return [value if value.ndim > 1 else value[:, None] for value in batch.values()]
 
 
+def example_ids(job: Inference) -> list[str]:
+    """Return the `ids` of the dataset, or else the indices of the examples.
+
+    Raises:
+        WrongUse: The ids are not one for each example.
+    """
+    ids = getattr(job.evaluation.dataset, "ids", range(job.evaluation.size))
+    if len(ids) != job.evaluation.size:
+        raise WrongUse(
+            f"task {type(job.task).__name__}: the dataset has {job.evaluation.size} examples but "
+            f"{len(ids)} ids: make `ids` a sequence with one name for each example"
+        )
+    return [str(name) for name in ids]
+
+
 def predictions_of(job: Inference) -> PerExample:
     """Return the collector of the task's predictions.
 
@@ -92,7 +109,7 @@ def predictions_of(job: Inference) -> PerExample:
     if type(task).predictions is Task.predictions:
         raise WrongUse(
             f"task {type(task).__name__} has no method predictions(): define it to return "
-            "{name: tensor (B,)}, or drop --predictions"
+            "{name: tensor (B,)}"
         )
     return PerExample(
         job,
@@ -100,6 +117,16 @@ def predictions_of(job: Inference) -> PerExample:
             task, task.predictions(job.model, batch), len(tensors_in(batch)[0])
         ),
     )
+
+
+def not_too_many(task: Task, gathered: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    """Return the `gathered` predictions, or raise WrongUse if they are None."""
+    if gathered is None:
+        raise WrongUse(
+            f"task {type(task).__name__}: predictions() returns more than {MOST_NUMBERS:,} "
+            "numbers for all examples: return fewer columns"
+        )
+    return gathered
 
 
 def statistics_of(job: Inference) -> PerExample | None:

@@ -3,19 +3,18 @@
 import errno
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from trainbox.files import replacing
-from trainer.classification import Classification
-from trainer.errors import StorageFailure, WrongUse
-from trainer.loop.per_example import MOST_NUMBERS
+from trainer.errors import StorageFailure
+from trainer.loop.per_example import example_ids, not_too_many
 from trainer.loop.state import Inference
 from trainer.pictures import write_png
-from trainer.records.predictions import write_predictions
+from trainer.records.predictions import csv_rows, prediction_columns
 
 
 def check_predictions(path: Path, job: Inference) -> None:
@@ -25,12 +24,7 @@ def check_predictions(path: Path, job: Inference) -> None:
         WrongUse: The dataset's ids are not one for each example.
         StorageFailure: The file cannot be written.
     """
-    ids = _ids(job)
-    if len(ids) != job.evaluation.size:
-        raise WrongUse(
-            f"task {type(job.task).__name__}: the dataset has {job.evaluation.size} examples but "
-            f"{len(ids)} ids: make `ids` a sequence with one name for each example"
-        )
+    example_ids(job)
     if not job.world.is_first:
         return
     try:
@@ -43,21 +37,17 @@ def check_predictions(path: Path, job: Inference) -> None:
         raise _predictions_not_writable(path, error) from error
 
 
-def save_predictions(path: Path, job: Inference, values: Mapping[str, Tensor] | None) -> None:
+def save_predictions(path: Path, job: Inference, values: dict[str, Tensor] | None) -> None:
     """Write the predictions of all examples.
 
     Raises:
         WrongUse: They are too many.
         StorageFailure: The file cannot be written.
     """
-    if values is None:
-        raise WrongUse(
-            f"task {type(job.task).__name__}: predictions() returns more than {MOST_NUMBERS:,} "
-            "numbers for all examples: return fewer columns"
-        )
-    names = job.task.class_names if isinstance(job.task, Classification) else ()
+    columns = prediction_columns(job.task, not_too_many(job.task, values))
     try:
-        write_predictions(path, _ids(job), values, names)
+        with replacing(path) as file:
+            file.write(csv_rows({"id": example_ids(job), **columns}).encode())
     except OSError as error:
         raise _predictions_not_writable(path, error) from error
 
@@ -78,11 +68,6 @@ def write_results(out: Path, entry: Mapping[str, Any], pictures: Mapping[str, An
             file.write(json.dumps(entry, indent=2).encode() + b"\n")
     except OSError as error:
         raise _not_writable(out, error) from error
-
-
-def _ids(job: Inference) -> Sequence[object]:
-    ids: Sequence[object] = getattr(job.evaluation.dataset, "ids", range(job.evaluation.size))
-    return ids
 
 
 def _predictions_not_writable(path: Path, error: OSError) -> StorageFailure:

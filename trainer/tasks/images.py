@@ -15,9 +15,15 @@ from torch.utils.data import Dataset
 
 from trainbox import Classification, WrongUse
 from trainer.tasks.imaging.averaging import Averaged
-from trainer.tasks.imaging.damage import damaged_pictures, damaged_use, refuse_damaged
+from trainer.tasks.imaging.damage import (
+    damaged_pictures,
+    damaged_use,
+    found_damage,
+    refuse_damaged,
+)
 from trainer.tasks.imaging.decode import DamagedPicture, load_augmented_picture, load_picture
 from trainer.tasks.imaging.folder import (
+    ENDINGS,
     Picture,
     find_classes,
     find_layout,
@@ -49,6 +55,7 @@ class Images(Classification):
     learning_rate: ClassVar[float] = 1e-3
     best_by: ClassVar[str] = "max:macro_f1"
     train_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
+    example_endings: ClassVar[tuple[str, ...]] = ENDINGS
 
     folder: str = "images"
     model: str = "resnet18"
@@ -102,14 +109,26 @@ class Images(Classification):
 
     def with_data(self, data_dir: Path) -> Self:
         fetch_weights(self.model, self.weights)  # the first process downloads before the others
-        train = find_layout(data_dir / self.folder).train
-        return replace(self, classes="/".join(self.class_names or find_classes(train)))
+        if self.classes:
+            return self
+        return replace(
+            self, classes="/".join(find_classes(find_layout(data_dir / self.folder).train))
+        )
 
     def train_dataset(self, data_dir: Path) -> Dataset[Any]:
         return self._pictures(data_dir)[0]
 
     def validation_dataset(self, data_dir: Path) -> Dataset[Any]:
         return self._pictures(data_dir)[1]
+
+    def prediction_dataset(self, files: Sequence[Path]) -> Dataset[Any]:
+        """Return the pictures without labels. All are decoded first, to find damaged ones."""
+        damaged = found_damage(files)
+        if damaged and not self.skip_damaged:
+            raise damaged_use(damaged, "replace it or leave it out")
+        pictures = [Picture(path, 0) for path in files if path not in damaged]
+        weights_K = torch.ones(len(self.class_names))
+        return _Pictures(pictures, weights_K, self.size, self._resize, False, list(damaged))
 
     def notes(self, train: Dataset[Any], validation: Dataset[Any]) -> dict[str, str]:
         assert isinstance(train, _Pictures) and isinstance(validation, _Pictures)
@@ -192,6 +211,10 @@ class Images(Classification):
             metrics["top5"] = float(totals["top5"] / totals["examples"])
         return metrics
 
+    @property
+    def _resize(self) -> int:
+        return self.resize or round(self.size * 8 / 7)
+
     def _pictures(self, data_dir: Path) -> "tuple[_Pictures, _Pictures]":
         """Return the training part and the validation part.
 
@@ -233,10 +256,9 @@ class Images(Classification):
         weights_K = torch.ones(len(self.class_names))
         if self.class_weights:
             weights_K = _class_weights(train, len(self.class_names))
-        resize = self.resize or round(self.size * 8 / 7)
         return (
-            _Pictures(train, weights_K, self.size, resize, self.augment, sorted(skipped)),
-            _Pictures(validation, weights_K, self.size, resize, augment=False),
+            _Pictures(train, weights_K, self.size, self._resize, self.augment, sorted(skipped)),
+            _Pictures(validation, weights_K, self.size, self._resize, augment=False),
         )
 
 
@@ -283,7 +305,7 @@ class _Pictures(Dataset[Any]):
             else:
                 pixels_HWC = load_picture(picture.path, self.size, self.resize)
         except DamagedPicture as error:
-            raise damaged_use(picture.path, str(error)) from error
+            raise damaged_use({picture.path: str(error)}) from error
         return pixels_HWC, picture.label, self.weights_K[picture.label]
 
 

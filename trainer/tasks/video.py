@@ -15,7 +15,14 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from trainbox import Classification, WrongUse, metrics, pictures
-from trainer.tasks.reading.videos import class_folders, decoded, frame_count, videos_of
+from trainer.tasks.reading.videos import (
+    ENDINGS,
+    VideoFile,
+    class_folders,
+    decoded,
+    frame_count,
+    videos_of,
+)
 
 # Shape suffixes: B clips of a batch, C channels, T frames, H height, W width, K classes.
 
@@ -34,6 +41,7 @@ class Video(Classification):
     batch_size: ClassVar[int] = 48
     learning_rate: ClassVar[float] = 1e-3
     best_by: ClassVar[str] = "max:macro_f1"
+    example_endings: ClassVar[tuple[str, ...]] = ENDINGS
 
     folder: str = "video"
     # The names of the folders, as in rest/groom. An empty string means all folders, sorted.
@@ -55,12 +63,14 @@ class Video(Classification):
             )
 
     def with_data(self, data_dir: Path) -> Self:
-        return replace(self, classes="/".join(self.names or class_folders(data_dir / self.folder)))
+        if self.classes:
+            return self
+        return replace(self, classes="/".join(class_folders(data_dir / self.folder)))
 
     @property
-    def names(self) -> list[str]:
+    def class_names(self) -> tuple[str, ...]:  # type: ignore[override]
         """The classes in the order of the model's outputs."""
-        return self.classes.split("/") if self.classes else []
+        return tuple(self.classes.split("/")) if self.classes else ()
 
     def train_dataset(self, data_dir: Path) -> Dataset[Any]:
         return self._clips(data_dir)[0]
@@ -68,13 +78,28 @@ class Video(Classification):
     def validation_dataset(self, data_dir: Path) -> Dataset[Any]:
         return self._clips(data_dir)[1]
 
+    def prediction_dataset(self, files: Sequence[Path]) -> Dataset[Any]:
+        """Return all clips of the videos, without labels. Each folder gets a .cache of frames."""
+        clips: list[_Clip] = []
+        for path in files:
+            video = VideoFile(path, 0, path.name.partition(".")[0])
+            (frames_of,) = decoded([video], path.parent / ".cache", self.size)
+            length = frame_count(frames_of, self.size)
+            if length < self.frames:
+                raise WrongUse(
+                    f"{path} has {length} frames, fewer than the {self.frames} of a clip: leave it "
+                    "out"
+                )
+            clips += _cut(video, frames_of, length, self.frames)
+        return _Clips(clips, self.frames, torch.ones(len(self.class_names)))
+
     def notes(self, train: Dataset[Any], validation: Dataset[Any]) -> dict[str, str]:
         assert isinstance(train, _Clips) and isinstance(validation, _Clips)
         counts, held_out, weights = train.counts(), validation.counts(), train.weights_K.tolist()
         classes = ", ".join(
-            f"{name} {counts[k]:,} x {weights[k]:.3g}" for k, name in enumerate(self.names)
+            f"{name} {counts[k]:,} x {weights[k]:.3g}" for k, name in enumerate(self.class_names)
         )
-        clips = ", ".join(f"{name} {held_out[k]:,}" for k, name in enumerate(self.names))
+        clips = ", ".join(f"{name} {held_out[k]:,}" for k, name in enumerate(self.class_names))
         recordings = len(train.recordings) + len(validation.recordings)
         return {
             "classes": f"{classes} (training clips x weight of each)",
@@ -90,7 +115,7 @@ class Video(Classification):
             *_block(4 * w, 8 * w, kernel=(3, 3, 3), stride=(2, 2, 2)),
             *_block(8 * w, 8 * w, kernel=(3, 3, 3), stride=(2, 2, 2)),
             _Mean(),
-            nn.Linear(8 * w, len(self.names)),
+            nn.Linear(8 * w, len(self.class_names)),
         )
 
     def prepare(self, batch: Any, training: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,8 +142,14 @@ class Video(Classification):
         logits_BK = model(clips_BCTHW).float()
         return {
             "loss": _weighted_losses(logits_BK, labels_B, weights_B).sum(),
-            "confusion": metrics.confusion_matrix(labels_B, logits_BK.argmax(1), len(self.names)),
+            "confusion": metrics.confusion_matrix(
+                labels_B, logits_BK.argmax(1), len(self.class_names)
+            ),
         }
+
+    def predictions(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        clips_BCTHW, labels_B, _ = batch
+        return super().predictions(model, (clips_BCTHW, labels_B))
 
     def figures(
         self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]
@@ -130,13 +161,15 @@ class Video(Classification):
             (predictions_B == labels_B).int().argsort(stable=True)[: _SHEET_ROWS * _SHEET_COLUMNS]
         )
         return {
-            "confusion_matrix": partial(pictures.confusion_matrix, totals["confusion"], self.names),
+            "confusion_matrix": partial(
+                pictures.confusion_matrix, totals["confusion"], self.class_names
+            ),
             "clips": partial(
                 _sheet,
                 clips_BCTHW[shown, 0].cpu(),
                 labels_B[shown].tolist(),
                 predictions_B[shown].tolist(),
-                self.names,
+                self.class_names,
             ),
         }
 
@@ -153,15 +186,15 @@ class Video(Classification):
         folder = data_dir / self.folder
         videos = [
             video
-            for label, name in enumerate(self.names)
+            for label, name in enumerate(self.class_names)
             for video in videos_of(folder / name, label)
         ]
         recordings = [
             {video.recording for video in videos if video.label == k}
-            for k in range(len(self.names))
+            for k in range(len(self.class_names))
         ]
         held_out = validation_recordings(recordings, self.validation_share)
-        for name, own in zip(self.names, recordings, strict=True):
+        for name, own in zip(self.class_names, recordings, strict=True):
             if not own & held_out or not own - held_out:
                 raise WrongUse(
                     f"{folder / name} has too few recordings for both training and validation "
@@ -183,12 +216,10 @@ class Video(Classification):
         # Cut the videos into clips that do not overlap.
         parts: tuple[list[_Clip], list[_Clip]] = ([], [])
         for video, path in zip(videos, frames_of, strict=True):
-            starts = range(0, lengths[path] - self.frames + 1, self.frames)
-            part = parts[video.recording in held_out]
-            part.extend(_Clip(path, start, video.label, video.recording) for start in starts)
-        weights_K = torch.ones(len(self.names))
+            parts[video.recording in held_out].extend(_cut(video, path, lengths[path], self.frames))
+        weights_K = torch.ones(len(self.class_names))
         if self.weighted:
-            weights_K = class_weights([clip.label for clip in parts[0]], len(self.names))
+            weights_K = class_weights([clip.label for clip in parts[0]], len(self.class_names))
         # Shuffle the validation clips, so that a batch and its sheet of clips has several classes.
         order = torch.randperm(len(parts[1]), generator=torch.Generator().manual_seed(0)).tolist()
         return _Clips(parts[0], self.frames, weights_K), _Clips(
@@ -277,12 +308,21 @@ class _Mean(nn.Module):
 
 @dataclass(frozen=True)
 class _Clip:
-    """A clip that starts at frame `start` of the .npy file `path`."""
+    """A clip that starts at frame `start` of `video`, whose frames are in the .npy file `path`."""
 
+    video: Path
     path: Path
     start: int
     label: int
     recording: str
+
+
+def _cut(video: VideoFile, path: Path, length: int, frames: int) -> list[_Clip]:
+    """Return the clips of `frames` frames, which do not overlap."""
+    return [
+        _Clip(video.path, path, start, video.label, video.recording)
+        for start in range(0, length - frames + 1, frames)
+    ]
 
 
 class _Clips(Dataset[Any]):
@@ -293,6 +333,11 @@ class _Clips(Dataset[Any]):
 
     def __init__(self, clips: list[_Clip], frames: int, weights_K: Tensor) -> None:
         self.clips, self.frames, self.weights_K = clips, frames, weights_K
+
+    @property
+    def ids(self) -> list[str]:
+        """The path of each clip's video, and the number of the clip's first frame."""
+        return [f"{clip.video}:{clip.start}" for clip in self.clips]
 
     def __len__(self) -> int:
         return len(self.clips)

@@ -97,8 +97,8 @@ def refused(ended: Ended) -> str:
 # An argument that is not a verb is run as a program.
 
 VERBS = (
-    "the verbs are bench, config, doctor, drill, evaluate, export, health, plan, run, sweep, "
-    "tasks, track, train, verify"
+    "the verbs are bench, config, doctor, drill, evaluate, export, health, plan, predict, run, "
+    "sweep, tasks, track, train, verify"
 )
 PROGRAM = "import os, sys; print(os.getpid(), sys.argv[1:], sys.stdin.read()); sys.exit(41)"
 

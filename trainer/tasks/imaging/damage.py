@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,9 +20,11 @@ _STARTS = (
 _REMEDY = "replace or remove it, or skip damaged pictures with --set skip_damaged=true"
 
 
-def damaged_use(path: Path, reason: str) -> WrongUse:
-    """Return the error for a damaged picture that is not skipped."""
-    return WrongUse(f"{path} is damaged ({reason}): {_REMEDY}")
+def damaged_use(damaged: Mapping[Path, str], remedy: str = _REMEDY) -> WrongUse:
+    """Return the error for damaged pictures, {path: reason}, that are not skipped."""
+    path, reason = next(iter(damaged.items()))
+    others = f"; {len(damaged) - 1} more are damaged" if len(damaged) > 1 else ""
+    return WrongUse(f"{path} is damaged ({reason}{others}): {remedy}")
 
 
 def refuse_damaged(pictures: Sequence[Picture]) -> None:
@@ -31,12 +33,8 @@ def refuse_damaged(pictures: Sequence[Picture]) -> None:
     Raises:
         WrongUse: a file is empty, cannot be read, or does not start as a picture.
     """
-    found = _found(pictures, _wrong_start)
-    if not found:
-        return
-    path, reason = next(iter(found.items()))
-    others = f"; {len(found) - 1} more are damaged" if len(found) > 1 else ""
-    raise damaged_use(path, f"{reason}{others}")
+    if found := _found([picture.path for picture in pictures], _wrong_start):
+        raise damaged_use(found)
 
 
 def damaged_pictures(folder: Path, pictures: Sequence[Picture]) -> set[Path]:
@@ -54,17 +52,21 @@ def damaged_pictures(folder: Path, pictures: Sequence[Picture]) -> set[Path]:
     cache = folder / ".cache" / f"damaged-{key.hexdigest()[:16]}.json"
     with contextlib.suppress(OSError, ValueError):
         return {folder / name for name in json.loads(cache.read_text(encoding="utf-8"))}
-    found = set(_found(pictures, _damage))
+    found = found_damage([picture.path for picture in pictures])
     with contextlib.suppress(OSError):
         _write(cache, json.dumps(sorted(str(path.relative_to(folder)) for path in found)))
-    return found
+    return set(found)
 
 
-def _found(pictures: Sequence[Picture], check: Callable[[Path], str | None]) -> dict[Path, str]:
+def found_damage(paths: Sequence[Path]) -> dict[Path, str]:
+    """Decode all pictures, and return those that are damaged, with the reason, in their order."""
+    return _found(paths, _damage)
+
+
+def _found(paths: Sequence[Path], check: Callable[[Path], str | None]) -> dict[Path, str]:
     """Return the files in which `check` finds damage, with the reason, in their order."""
     from tqdm import tqdm
 
-    paths = [picture.path for picture in pictures]
     # Decoders and files do not hold Python's lock.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         reasons: Iterator[str | None] = threads.map(check, paths)

@@ -15,6 +15,7 @@ from trainbox import StorageFailure, WrongUse
 # Shape suffixes: T frames, H height, W width.
 
 _TO_DECODE = (".mp4", ".avi", ".mkv", ".mov", ".webm")
+ENDINGS = (*_TO_DECODE, ".npy")
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,7 @@ def videos_of(folder: Path, label: int) -> list[VideoFile]:
     Raises:
         WrongUse: the folder has no video.
     """
-    paths = sorted(
-        path for path in folder.glob("[!.]*") if path.suffix.lower() in (*_TO_DECODE, ".npy")
-    )
+    paths = sorted(path for path in folder.glob("[!.]*") if path.suffix.lower() in ENDINGS)
     if not paths:
         raise WrongUse(
             f"{folder} has no video ({', '.join(_TO_DECODE)} or .npy): add one, or remove the "

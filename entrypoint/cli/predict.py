@@ -1,0 +1,57 @@
+"""The verb `predict`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from entrypoint.cli.checking import checked_plan
+from entrypoint.cli.launching import supervised
+from entrypoint.cli.options import data_dir_option, launch_options
+from entrypoint.launch.supervise import PREDICTION
+from entrypoint.script.folder import refuse_script
+
+
+@click.command()
+@launch_options
+@click.option(
+    "--checkpoint",
+    type=click.Choice(["best", "last"]),
+    default="best",
+    help="The weights of the best validation (default), or of the newest checkpoint.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["csv", "jsonl"]),
+    default="csv",
+    help="CSV with a header (default), or a JSON object on each line.",
+)
+@data_dir_option
+@click.option("--anyway", is_flag=True, help="Accept changed source files of the task.")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True)
+def predict(
+    run: Path,
+    files: tuple[Path, ...],
+    checkpoint: str,
+    form: str,
+    data_dir: Path,
+    anyway: bool,
+    **options: Any,
+) -> None:
+    """Predict FILES with the weights of RUN, and write a row for each to standard output.
+
+    FILES are files, or folders that are searched for the files of the task.
+
+    \b
+    Examples:
+      trainbox predict runs/images-7d2c1a90 a.jpg b.jpg
+      trainbox predict runs/images-7d2c1a90 new/ > predictions.csv
+      trainbox predict runs/images-7d2c1a90 new/ --format jsonl --gpus 2
+    """
+    refuse_script(run, "predict")
+    arguments = ["--data-dir", str(data_dir), "--checkpoint", checkpoint, "--format", form]
+    arguments += ["--anyway"] if anyway else []
+    arguments += ["--", str(run), *map(str, files)]
+    supervised(*checked_plan(tuple(arguments), options, verb="predict"), kind=PREDICTION)

@@ -1,0 +1,223 @@
+"""`predict`: rows for files on standard output, with the weights of a stored run."""
+
+import csv
+import errno
+import io
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.here import Here
+from tests.support.ranks import Ranks
+from tests.support.tiny import StepCounter
+from trainer.records.predictions import csv_rows, json_lines
+from trainer.system.found_files import find_files
+
+TASK = "tests.support.tiny:FromFiles"
+_NUMBERS = {"a": "1 2 3 4", "b/c": "0.5 -1 2 8", "b/d": "-2 1 1 1", "e": "4 3 2 1", "f": "0 1 1 1"}
+
+
+def _write_files(folder: Path) -> None:
+    for name, numbers in _NUMBERS.items():
+        (folder / "new" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "new" / f"{name}.txt").write_text(numbers)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    _write_files(tmp_path)
+    return tmp_path / "new"
+
+
+def _predict(here: Here, *words: str, run: str = "r") -> tuple[int, str, str]:
+    return here.command("predict", f"runs/{run}", "--device", "cpu", *words)
+
+
+def _model(here: Here, step: int) -> StepCounter:
+    model = StepCounter().eval()
+    model.load_state_dict(here.state(step)["model"])
+    return model
+
+
+def test_rows_are_the_outputs_for_the_files_in_their_order(here: Here, files: Path) -> None:
+    # The loss falls, so the first validation is the best.
+    here.train(task=TASK, best_by="max:loss", workers=0)
+    for checkpoint, step in (("best", 6), ("last", 18)):
+        code, out, err = _predict(here, "new/e.txt", "new", "--checkpoint", checkpoint)
+        assert code == 0
+        rows = list(csv.DictReader(io.StringIO(out)))
+        names = ["e", "a", "b/c", "b/d", "e", "f"]
+        assert [row["file"] for row in rows] == [f"new/{name}.txt" for name in names]
+        assert list(rows[0]) == ["file", "output", *(f"scaled_{k}" for k in range(4))]
+        inputs_B4 = torch.tensor([[float(n) for n in _NUMBERS[name].split()] for name in names])
+        outputs_B = _model(here, step)(inputs_B4).detach()
+        assert [float(row["output"]) for row in rows] == pytest.approx(outputs_B.tolist())
+        assert float(rows[0]["scaled_1"]) == pytest.approx(float(outputs_B[0]) / 3)
+        digest = json.loads((here.path() / "digests.jsonl").read_text().splitlines()[-1])["model"]
+        lines = [line for line in err.splitlines() if not line.startswith("reading ")]
+        assert len(lines) == 2 and lines[1] == "trainbox: 6 predictions"
+        assert lines[0].startswith(f"trainbox: runs/r: {checkpoint} checkpoint, step {step}, ")
+        assert lines[0].endswith(digest[:16]) == (checkpoint == "last")
+        assert "reading new/e.txt\n" in err
+
+
+def test_json_lines_have_the_columns_of_csv(here: Here, files: Path) -> None:
+    here.train(task=TASK, max_steps=2, workers=0)
+    before = {path: path.read_bytes() for path in here.path().rglob("*") if path.is_file()}
+    _, rows, _ = _predict(here, "new")
+    _, lines, _ = _predict(here, "new", "--format", "jsonl")
+    found = [json.loads(line) for line in lines.splitlines()]
+    expected = list(csv.DictReader(io.StringIO(rows)))
+    assert [list(row) for row in found] == [list(row) for row in expected]
+    assert found[-1]["file"] == expected[-1]["file"] == "new/f.txt"
+    assert found[1]["output"] == float(expected[1]["output"])
+    # The first number of f.txt is 0, so its quotient is infinite.
+    assert found[-1]["scaled_0"] is None and math.isinf(float(expected[-1]["scaled_0"]))
+    assert {path: path.read_bytes() for path in here.path().rglob("*") if path.is_file()} == before
+
+
+def test_numbers_have_the_digits_of_a_float32() -> None:
+    third = float(torch.tensor(1 / 3))
+    columns: dict[str, list[Any]] = {"file": ["a,b", "c"], "x": [third, math.nan], "n": [1, 2]}
+    assert csv_rows(columns) == 'file,x,n\n"a,b",0.333333343,1\nc,nan,2\n'
+    assert json_lines(columns).splitlines() == [
+        '{"file": "a,b", "x": 0.333333343, "n": 1}',
+        '{"file": "c", "x": null, "n": 2}',
+    ]
+
+
+def test_any_number_of_processes_writes_the_same_rows(ranks: Ranks) -> None:
+    _write_files(ranks.folder)
+    settings = ("--max-steps", "2", "--batch-size", "2", "--run", "r", "--workers", "0")
+    ranks.train(1, TASK, "--device", "cpu", "--threads", "1", *settings)
+    command = ("predict", "runs/r", "new", "--device", "cpu")
+    alone = ranks(1, *command)
+    assert alone.code == 0 and alone.out.count("\n") == 6
+    for processes in (2, 4):  # the five files are three batches, so one of four processes has none
+        ended = ranks(processes, *command)
+        assert ended.codes == [0] * processes, ended.errs
+        assert ended.outs == [alone.out, *[""] * (processes - 1)]
+    # The other machine has other files.
+    shutil.copytree(ranks.folder / "new", ranks.folder / "other/new")
+    (ranks.folder / "other/new/a.txt").unlink()
+    shutil.copytree(ranks.folder / "runs", ranks.folder / "other/runs")
+    ended = ranks(2, *command, env_by_rank=[{}, {"OTHER_FOLDER": "other"}])
+    assert ended.codes == [2, 2]
+    assert "differs on another machine: copy the same files to all machines" in ended.errs[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["new/a.txt", "none.txt"], "none.txt does not exist: name files, or folders of files"),
+        (["empty"], "empty has no file for this task (.txt): name another folder"),
+        (["new", "x.bin"], "load_example('x.bin') raised ValueError (could not convert string to"),
+        (["new", "--checkpoint", "newest"], "'newest' is not one of 'best', 'last'"),
+        (["new", "--format", "xml"], "'xml' is not one of 'csv', 'jsonl'"),
+        ([], "Missing argument 'FILES...'"),
+    ],
+)
+def test_wrong_files_and_options_are_one_line(
+    here: Here, files: Path, words: list[str], message: str
+) -> None:
+    here.train(task=TASK, max_steps=2, workers=0)
+    Path("empty/.hidden").mkdir(parents=True)
+    Path("empty/.hidden/a.txt").write_text("1 2 3 4")
+    Path("empty/notes.md").write_text("")
+    Path("x.bin").write_text("no number")
+    code, out, err = _predict(here, *words)
+    assert (code, out) == (2, "")
+    lines = [line for line in err.splitlines() if line.startswith("trainbox: ")]
+    assert message in lines[-1] and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("task", "remove", "message"),
+    [
+        ("Predicting", "", "task Predicting has no method load_example(): define it to return "),
+        ("FromFiles", "checkpoints", "runs/r has no checkpoint: "),
+        ("FromFiles", "manifest.json", "predict runs/r: manifest.json is missing: "),
+    ],
+)
+def test_a_run_that_cannot_predict_is_one_line(
+    here: Here, files: Path, task: str, remove: str, message: str
+) -> None:
+    here.train(task=f"tests.support.tiny:{task}", max_steps=2, workers=0)
+    if remove == "checkpoints":
+        shutil.rmtree(here.path() / remove)
+    elif remove:
+        (here.path() / remove).unlink()
+    code, out, err = _predict(here, "new")
+    assert (code, out) == (2, "")
+    assert message in err and len(err.splitlines()) == 1
+
+
+def test_a_changed_task_is_refused_unless_accepted(here: Here, files: Path) -> None:
+    here.train(task=TASK, max_steps=2, workers=0)
+    manifest = json.loads((here.path() / "manifest.json").read_text())
+    (name,) = [name for name in manifest["sources"] if name == "tests.support.tiny"]
+    manifest["sources"][name] = "0" * 64
+    (here.path() / "manifest.json").write_text(json.dumps(manifest))
+    code, out, err = _predict(here, "new")
+    assert (code, out) == (2, "")
+    assert "the task of runs/r was changed since the run's start (sources.tests" in err
+    code, out, err = _predict(here, "new", "--anyway")
+    assert code == 0 and out.count("\n") == 6
+    assert "trainbox: changed since the run's start: sources.tests.support.tiny: " in err
+
+
+def test_a_signal_stops_the_prediction_with_75(
+    here: Here, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.train(task=TASK, max_steps=2, workers=0)
+    monkeypatch.setattr("trainer.system.signals.StopRequest.__bool__", lambda _stop: True)
+    code, out, err = _predict(here, "new")
+    assert (code, out) == (75, "")
+    assert "before the end of the prediction: start the same command again" in err
+
+
+def test_a_full_disk_is_reported(here: Here, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            if text.startswith('{"file": '):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(text)
+
+    here.train(task=TASK, max_steps=2, workers=0)
+    monkeypatch.setattr("io.StringIO", Full)
+    code, out, err = _predict(here, "new", "--format", "jsonl")
+    assert code == 4
+    assert "standard output cannot be written (No space left on device)" in err
+
+
+# The search of folders.
+
+
+def test_folders_are_searched_in_the_order_of_names(tmp_path: Path) -> None:
+    for name in [
+        "b.png",
+        "A.PNG",
+        "c/z.png",
+        "c/d.e/y.png",
+        "c.png",
+        "x.txt",
+        ".a/h.png",
+        ".i.png",
+    ]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "c/loop").symlink_to(tmp_path)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "k").symlink_to(tmp_path / "linked")
+    (tmp_path / "linked/l.png").write_text("")
+    found = [str(path.relative_to(tmp_path)) for path in find_files([tmp_path], (".png",))]
+    assert found == ["A.PNG", "b.png", "c/d.e/y.png", "c/z.png", "c.png", "k/l.png"]
+    given = [tmp_path / "x.txt", tmp_path / "k"]
+    assert find_files(given, (".png",)) == [tmp_path / "x.txt", tmp_path / "k/l.png"]
+    assert find_files([tmp_path / "linked"], ()) == [tmp_path / "linked/l.png"]

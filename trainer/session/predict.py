@@ -1,0 +1,173 @@
+"""Run one call of `predict`: predict files with the weights of a stored run.
+
+The run's folder is only read, so the run may still train. Standard output gets the rows and nothing
+else.
+"""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from trainer.errors import Preempted, StorageFailure, WrongUse
+from trainer.loop.arithmetic import set_cuda_variables
+from trainer.loop.build import build_prediction
+from trainer.loop.evaluate import add_up
+from trainer.loop.per_example import example_ids, not_too_many, predictions_of
+from trainer.loop.state import Inference
+from trainer.parallel.strategy import Strategy, join
+from trainer.records.compare import listed_changes
+from trainer.records.predictions import Columns, csv_rows, json_lines, prediction_columns
+from trainer.session.agreement import refuse_difference
+from trainer.session.failures import errors_as_failures
+from trainer.session.stored_model import changes_since, load_stored, refuse_changed_sources
+from trainer.session.stored_run import StoredRun
+from trainer.settings.config import check
+from trainer.system.found_files import find_files
+from trainer.system.signals import StopRequest
+from trainer.system.streams import message_line
+from trainer.system.temporary import sockets_in_a_folder
+from trainer.task import Task
+from trainer.task_loading.load import load_task
+
+_FORMS = {"csv": csv_rows, "jsonl": json_lines}
+_SHOWN = 3  # of the files that are left out
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to predict, and how to write it.
+
+    Attributes:
+        given: Files, and folders of files.
+        checkpoint: `best` or `last`.
+        form: `csv` or `jsonl`.
+        anyway: Whether changed source files of the task are accepted.
+    """
+
+    given: Sequence[Path]
+    checkpoint: str
+    form: str
+    anyway: bool = False
+
+
+@sockets_in_a_folder()
+def predict_run(
+    path: Path, request: Request, stop: StopRequest, device_name: str, data_dir: Path
+) -> None:
+    """Predict files with a checkpoint of the run in `path`, and write the rows.
+
+    Raises:
+        WrongUse: The run cannot predict, or a file cannot be used.
+        StorageFailure: Standard output cannot be written.
+    """
+    stored = StoredRun.read(path)
+    # A task may print.
+    with errors_as_failures(path), contextlib.redirect_stdout(sys.stderr):
+        # The import of a task may use the GPU.
+        settings = stored.settings()
+        if settings.deterministic:
+            set_cuda_variables()
+        strategy = join(device_name)
+        arguments = {"settings": dataclasses.asdict(settings), **dataclasses.asdict(request)}
+        refuse_difference(strategy.world, arguments, "start the same command on each machine")
+        check(settings, strategy.world.device.type)
+        task = load_task(settings.task, settings.fields)
+        files = _files(task, request.given, strategy)
+        job = build_prediction(settings, task, strategy, data_dir, files)
+        columns = _predict(job, stored, request, stop)
+    if strategy.world.is_first:
+        _write(_FORMS[request.form](columns))
+    strategy.world.leave()
+
+
+def _files(task: Task, given: Sequence[Path], strategy: Strategy) -> list[Path]:
+    """Return the files to predict.
+
+    Raises:
+        WrongUse: The task cannot read files, a folder has none, or another machine has others.
+    """
+    if (
+        type(task).load_example is Task.load_example
+        and type(task).prediction_dataset is Task.prediction_dataset
+    ):
+        raise WrongUse(
+            f"task {type(task).__name__} has no method load_example(): define it to return the "
+            "example of a file"
+        )
+    files = find_files(given, task.example_endings)
+    refuse_difference(strategy.world, {"files": files}, "copy the same files to all machines")
+    return files
+
+
+def _predict(job: Inference, stored: StoredRun, request: Request, stop: StopRequest) -> Columns:
+    """Load the weights and predict; all ranks must call this. Rank 0 gets the columns."""
+    world = job.world
+    weights, digest = load_stored(job, stored, request.checkpoint)
+    changed, _ = changes_since(job, stored, "prediction")
+    refuse_changed_sources(stored.path, changed, request.anyway, "predict")
+    _report(
+        job,
+        f"{stored.path}: {request.checkpoint} checkpoint, step {weights.step}, weights "
+        f"{digest[:16]}",
+    )
+    if changed:
+        _report(job, f"changed since the run's start: {listed_changes(changed)}")
+    skipped = list(getattr(job.evaluation.dataset, "skipped", ()))
+    if skipped:
+        shown = ", ".join(map(str, skipped[:_SHOWN])) + (", ..." if skipped[_SHOWN:] else "")
+        _report(job, f"{len(skipped)} file(s) are left out: {shown}")
+
+    # The seed is that of the validation after this step.
+    ids, predicted = example_ids(job), predictions_of(job)
+    seed_parts = (job.config.seed, "validation", weights.step)
+    hidden = None if world.is_first else True  # None shows the bar on a terminal
+    ended = add_up(
+        job,
+        job.evaluation,
+        world,
+        seed_parts,
+        lambda: bool(world.vote(bool(stop))[0]),
+        [predicted],
+        lambda batches, count: tqdm(
+            batches, "predicting", count, unit=" batches", leave=False, disable=hidden
+        ),
+        statistics=False,
+    )
+    if ended is None:
+        world.leave()
+        raise Preempted(
+            f"stopped by {stop.signal_name or 'a signal to another process'} before the end of the "
+            "prediction: start the same command again"
+        )
+    values = not_too_many(job.task, predicted.gathered())
+    values.pop("truth", None)  # the label of a file is not known
+    _report(job, f"{len(ids):,} predictions")
+    return {"file": ids, **prediction_columns(job.task, values)}
+
+
+def _report(job: Inference, line: str) -> None:
+    if job.world.is_first:
+        print(message_line(line), file=sys.stderr)
+
+
+def _write(text: str) -> None:
+    """Write all rows to standard output.
+
+    Raises:
+        StorageFailure: They cannot be written, for example because the disk is full.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # the reader needs no more rows
+    except OSError as error:
+        raise StorageFailure(
+            f"standard output cannot be written ({error.strerror or error}): write it to another "
+            "disk"
+        ) from error
