@@ -10,7 +10,11 @@ from collections.abc import Iterable
 NOT_SHOWN = "(set, not shown)"
 _CUT = "(not shown)"
 
-_SECRET_WORDS = "KEY|TOKEN|SECRET|PASS|CRED|AUTH|PWD|_PW|_PIN|_TOK|LICENSE|HOOK|DSN|SIGNATURE"  # noqa: S105
+# Common names of settings, such as keypoints, tokenizer, max_tokens and passes, are not secrets.
+_SECRET_WORDS = (  # noqa: S105
+    r"KEY(?!POINT|WORD|FRAME)|(?<!MAX[_-])(?<!NEW[_-])(?<!NUM[_-])TOKEN(?!IZ)|SECRET|PASS(?!ES)"
+    "|CRED|AUTH|PWD|_PW|_PIN|_TOK(?!EN)|LICENSE|HOOK|DSN|SIGNATURE"
+)
 _SECRET_NAME = re.compile(rf"{_SECRET_WORDS}|SLURM_\w*(?:USER|ACCOUNT)", re.IGNORECASE)
 # Matches api_key=abc, "token": "abc" and --password abc. The quantifiers are possessive, because
 # backtracking would take minutes on a long value.

@@ -18,6 +18,12 @@ HEX = "3fa94c0b7715d2e8a6610fb49c8d27e05b13aa9f"
         (["token", "abc"], ["token", "abc"]),
         (["--set", "api_key=abc"], ["--set", "api_key=(not shown)"]),
         (["hf_abcDEFghi"], ["(not shown)"]),
+        (["--max-tokens", "512", "--tokenizer", "a"], ["--max-tokens", "512", "--tokenizer", "a"]),
+        (["--num_keypoints", "17", "--passes=2"], ["--num_keypoints", "17", "--passes=2"]),
+        (
+            ["--tokens", "a", "--hf_token", "b"],
+            ["--tokens", "(not shown)", "--hf_token", "(not shown)"],
+        ),
     ],
 )
 def test_a_value_is_hidden_after_its_option(arguments: list[str], shown: list[str]) -> None:
