@@ -11,15 +11,15 @@ NOT_SHOWN = "(set, not shown)"
 _CUT = "(not shown)"
 
 # Common names of settings, such as keypoints, tokenizer, max_tokens and passes, are not secrets.
-_SECRET_WORDS = (  # noqa: S105
+_WORDS = (
     r"KEY(?!POINT|WORD|FRAME)|(?<!MAX[_-])(?<!NEW[_-])(?<!NUM[_-])TOKEN(?!IZ)|SECRET|PASS(?!ES)"
     "|CRED|AUTH|PWD|_PW|_PIN|_TOK(?!EN)|LICENSE|HOOK|DSN|SIGNATURE"
 )
-_SECRET_NAME = re.compile(rf"{_SECRET_WORDS}|SLURM_\w*(?:USER|ACCOUNT)", re.IGNORECASE)
+_SECRET_NAME = re.compile(rf"{_WORDS}|SLURM_\w*(?:USER|ACCOUNT)", re.IGNORECASE)
 # Matches api_key=abc, "token": "abc" and --password abc. The quantifiers are possessive, because
 # backtracking would take minutes on a long value.
 _PAIR = re.compile(
-    rf"""(?<![\w.-])(?=[\w.-]*(?:{_SECRET_WORDS}))([\w.-]++["']?\s*+[=:]\s*+|--[\w-]++\s++)("[^"]*"|'[^']*'|\S++)""",
+    rf"""(?<![\w.-])(?=[\w.-]*(?:{_WORDS}))([\w.-]++["']?\s*+[=:]\s*+|--[\w-]++\s++)("[^"]*"|'[^']*'|\S++)""",
     re.IGNORECASE,
 )
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*", re.ASCII)  # its value may be the next argument
