@@ -124,7 +124,7 @@ report = @echo "trainbox: $(1)" >&2
 
 # The output of these targets is for other programs or for pasting, so make never prints their
 # commands.
-ifneq ($(filter plan health doctor,$(MAKECMDGOALS)),)
+ifneq ($(filter plan predict health doctor,$(MAKECMDGOALS)),)
 .SILENT:
 MAKEFLAGS += --no-print-directory
 endif
@@ -156,11 +156,19 @@ drill: $$(ready-$$(kind)) ## Check that kills and 1 to 4 processes give the same
 bench: $$(ready-$$(kind)) ## Measure the speed by GPUs, batch and workers (TASK=mnist ARGS="--gpus 1,2 --batch-size 64,128 --suggest")
 	$(Q)$(without-config)$(train-$(kind)) bench $(ARGS)
 
+of-run = $(or $(RUN),$(error RUN is not set: name a run, as in make $@ RUN=runs/NAME))
+
 verify: $$(ready-$$(kind)) ## Repeat RUN=runs/NAME and compare the digests (ARGS="--steps 100")
-	$(Q)$(without-config)$(train-$(kind)) verify $(or $(RUN),$(error RUN is not set: name a run, as in make verify RUN=runs/NAME)) $(ARGS)
+	$(Q)$(without-config)$(train-$(kind)) verify $(of-run) $(ARGS)
+
+evaluate: $$(ready-$$(kind)) ## Compute the metrics of RUN=runs/NAME again (ARGS="--data test --predictions runs/out.csv")
+	$(Q)$(without-config)$(train-$(kind)) evaluate $(of-run) $(ARGS)
+
+predict: $$(ready-$$(kind)) ## Predict FILES=data/new with the weights of RUN=runs/NAME, as CSV on standard output (ARGS="--format jsonl")
+	$(without-config)$(train-$(kind)) predict $(ARGS) -- $(of-run) $(or $(FILES),$(error FILES is not set: name files or folders, as in make predict RUN=runs/NAME FILES=data/new))
 
 export: $$(ready-$$(kind)) ## Write the model of RUN=runs/NAME as a file that needs no Trainbox (ARGS="--to onnx")
-	$(Q)$(without-config)$(train-$(kind)) export $(or $(RUN),$(error RUN is not set: name a run, as in make export RUN=runs/NAME)) $(ARGS)
+	$(Q)$(without-config)$(train-$(kind)) export $(of-run) $(ARGS)
 
 health: $$(ready-$$(kind)) ## Check the GPUs, the driver and the node (ARGS="--deep")
 	$(health-$(kind)) $(ARGS)
@@ -315,4 +323,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	$(Q)$(install) $(progress) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: train run plan sweep drill bench verify export health doctor tensorboard shell benchmark build sif extra-venv image folders test test-all test-faults test-slow test-load test-gpu test-image lint docs lock clean help
+.PHONY: train run plan sweep drill bench verify evaluate predict export health doctor tensorboard shell benchmark build sif extra-venv image folders test test-all test-faults test-slow test-load test-gpu test-image lint docs lock clean help

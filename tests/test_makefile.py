@@ -103,6 +103,9 @@ def in_docker(files: str, settings: str, command: str) -> str:
     return " ".join(part for part in (before, settings, PLUGIN, files, command) if part)
 
 
+IN_VENV = "env TRAINBOX_COMMAND=make .venv/bin/trainbox"
+
+
 def test_help_is_the_default_and_lists_every_public_target(make: Make) -> None:
     targets = [
         "train",
@@ -112,6 +115,8 @@ def test_help_is_the_default_and_lists_every_public_target(make: Make) -> None:
         "drill",
         "bench",
         "verify",
+        "evaluate",
+        "predict",
         "export",
         "health",
         "doctor",
@@ -132,7 +137,7 @@ def test_help_is_the_default_and_lists_every_public_target(make: Make) -> None:
         ("docker-gpu", in_docker("", "", "run --rm --no-deps train")),
     ],
 )
-def test_drill_verify_and_export(make: Make, where: str, before: str) -> None:
+def test_drill_and_verify(make: Make, where: str, before: str) -> None:
     assert (
         plainly(last(make("-n", "drill", f"RUN_IN={where}", "ARGS=--steps 200", docker=NVIDIA)))
         == f"{before} drill --steps 200"
@@ -143,11 +148,27 @@ def test_drill_verify_and_export(make: Make, where: str, before: str) -> None:
         "RUN is not set: name a run, as in make verify RUN=runs/NAME"
         in make("-n", "verify", f"RUN_IN={where}", docker=NVIDIA).stderr
     )
+
+
+@pytest.mark.parametrize(
+    ("where", "before"),
+    [("venv", IN_VENV), ("docker-cpu", in_docker(CPU_FILES, "", "run --rm --no-deps train"))],
+)
+def test_evaluate_predict_and_export(make: Make, where: str, before: str) -> None:
     done = make("-n", "export", f"RUN_IN={where}", "RUN=runs/x", "ARGS=--to onnx", docker=NVIDIA)
     assert plainly(last(done)) == f"{before} export runs/x --to onnx"
     assert (
         "RUN is not set: name a run, as in make export RUN=runs/NAME"
         in make("-n", "export", f"RUN_IN={where}", docker=NVIDIA).stderr
+    )
+    done = make("-n", "evaluate", f"RUN_IN={where}", "RUN=runs/x", "ARGS=--data test")
+    assert plainly(last(done)).endswith(" evaluate runs/x --data test")
+    settings = ("RUN=runs/x", "FILES=data/a.jpg data/new", "ARGS=--format jsonl")
+    done = make("-n", "predict", f"RUN_IN={where}", *settings, docker=NVIDIA)
+    assert plainly(last(done)) == f"{before} predict --format jsonl -- runs/x data/a.jpg data/new"
+    assert (
+        "FILES is not set: name files or folders, as in make predict RUN=runs/NAME FILES=data/new"
+        in make("-n", "predict", f"RUN_IN={where}", "RUN=runs/x", docker=NVIDIA).stderr
     )
 
 
@@ -178,7 +199,6 @@ def test_train_runs_in_docker_with_gpus_or_docker_or_the_venv(
     )
 
 
-IN_VENV = "env TRAINBOX_COMMAND=make .venv/bin/trainbox"
 ELSEWHERE = f"env TRAINBOX_COMMAND=make TRAINBOX_RUNS_DIR={ROOT}/runs {ROOT}/.venv/bin/trainbox"
 
 
