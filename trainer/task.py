@@ -212,10 +212,11 @@ class Task:
 
     def build_optimizer(
         self, model: "nn.Module", name: str, learning_rate: float, weight_decay: float | None
-    ) -> "Optimizer":
+    ) -> "Optimizer | tuple[Optimizer, ...]":
         """Return the optimizer that `--optimizer` names.
 
-        Override this for parameter groups. The schedule scales the learning rate of each group. If
+        Override this for parameter groups, or for several optimizers. Each step updates the weights
+        with all of them. The schedule scales the learning rate of each group. If
         `weight_decay` is None, the default of the optimizer applies.
 
         Raises:

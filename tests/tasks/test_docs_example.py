@@ -131,6 +131,22 @@ def test_the_weighted_examples_count_as_the_page_states(
     assert train["gradient_norm"] == pytest.approx(float(norm), rel=1e-4)
 
 
+def test_the_two_optimizers_of_the_page_train_a_generator(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write_task(
+        here.folder, "around_three", _code(_PAGE.read_text(), "class AroundThree"), monkeypatch
+    )
+    ended, out, err = here.command(
+        "train", "my_tasks/around_three.py:AroundThree", "--device", "cpu", "--run", "r"
+    )
+    assert (ended, err) == (0, "")
+    assert "optimizer  Adam + Adam, " in out
+    distances = [entry["distance"] for entry in here.entries("validation")]
+    assert distances[0] > 1
+    assert min(distances) < 0.2
+
+
 def test_the_padded_sequences_have_the_same_bits_on_one_to_three_processes_and_after_a_resume(
     ranks: Ranks,
 ) -> None:

@@ -147,7 +147,12 @@ def with_data(task: Three, _data_dir: Path) -> Task:
 
 _ZEROS = torch.zeros(4)
 
+
 # Task, what of it is changed, and the message.
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
 _LISTED = {
     name: lambda *_args: Listed([(torch.zeros(4), 1.0)] * 26)
     for name in ("train_dataset", "validation_dataset")
@@ -208,7 +213,8 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
             "metrics": "a dict {name: number} (is a `return` missing?)",
             "finished": "True or False (is a `return` missing?)",
             "figures": "a dict {name: picture}, which may be empty (is a `return` missing?)",
-            "build_optimizer": "a torch.optim.Optimizer (is a `return` missing?)",
+            "build_optimizer": "a torch.optim.Optimizer or a tuple of them "
+            "(is a `return` missing?)",
             "schedule": "a finite number, the factor on the learning rate (is a `return` missing?)",
         }.items()
     },
@@ -473,6 +479,24 @@ _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
         {"build_optimizer": lambda *_args: torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.1)},
         "task Tiny: build_optimizer() returned SGD, which has no parameter of the model: "
         "give it model.parameters()",
+    ),
+    "two optimizers with one parameter": (
+        Tiny,
+        {"build_optimizer": lambda _self, model, *_args: (_sgd(model), _sgd(model))},
+        "task Tiny: build_optimizer() gives a parameter to two optimizers: give each optimizer "
+        "parameters of its own",
+    ),
+    "a second optimizer without a parameter of the model": (
+        Tiny,
+        {"build_optimizer": lambda _self, model, *_args: (_sgd(model), _sgd(nn.Linear(4, 1)))},
+        "task Tiny: build_optimizer() returned SGD, which has no parameter of the model: "
+        "give it model.parameters()",
+    ),
+    "an empty tuple of optimizers": (
+        Tiny,
+        {"build_optimizer": lambda *_args: ()},
+        "task Tiny: build_optimizer() returned tuple: return a torch.optim.Optimizer or a tuple of "
+        "them",
     ),
     "validation examples of several shapes": (
         Tiny,

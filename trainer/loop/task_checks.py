@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_co
 from trainer.data.examples import Collate
 from trainer.data.nested import tensors_in
 from trainer.errors import WrongUse
+from trainer.loop.joined_optimizer import joined
 from trainer.task import Task
 
 if TYPE_CHECKING:
@@ -199,10 +200,26 @@ def checked_model(task: Task, returned: Any) -> nn.Module:
 def checked_optimizer(task: Task, returned: Any, model: nn.Module) -> Optimizer:
     """Return `returned`, the result of build_optimizer(), or raise WrongUse.
 
-    The optimizer must have a parameter of `model`, and its step() must not need arguments.
+    A tuple of optimizers is joined to one. Each must have a parameter of `model`, and its step()
+    must not need arguments.
     """
+    parts: Sequence[Any] = returned if isinstance(returned, tuple) and returned else (returned,)
+    for part in parts:
+        _check_one_optimizer(task, part, model)
+    try:
+        return joined(parts)
+    except ValueError:
+        raise WrongUse(
+            f"task {_name(task)}: build_optimizer() gives a parameter to two optimizers: give each "
+            "optimizer parameters of its own"
+        ) from None
+
+
+def _check_one_optimizer(task: Task, returned: Any, model: nn.Module) -> None:
     if not isinstance(returned, Optimizer):
-        raise wrong_result(task, "build_optimizer", returned, "a torch.optim.Optimizer")
+        raise wrong_result(
+            task, "build_optimizer", returned, "a torch.optim.Optimizer or a tuple of them"
+        )
     own = {id(parameter) for parameter in model.parameters()}
     if not any(
         id(parameter) in own for group in returned.param_groups for parameter in group["params"]
@@ -223,7 +240,6 @@ def checked_optimizer(task: Task, returned: Any, model: nn.Module) -> Optimizer:
             f"{needed[0]}, which a training step does not pass: use another optimizer, such as "
             "AdamW"
         )
-    return returned
 
 
 def checked_notes(task: Task, returned: Any) -> dict[str, str]:

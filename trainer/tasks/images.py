@@ -155,7 +155,7 @@ class Images(Classification):
 
     def build_optimizer(
         self, model: nn.Module, name: str, learning_rate: float, weight_decay: float | None
-    ) -> Optimizer:
+    ) -> "Optimizer | tuple[Optimizer, ...]":
         if not isinstance(model, Averaged):
             return super().build_optimizer(model, name, learning_rate, weight_decay)
         if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
@@ -164,6 +164,7 @@ class Images(Classification):
                 "use --strategy ddp, or --set ema=0"
             )
         optimizer = super().build_optimizer(model.model, name, learning_rate, weight_decay)
+        assert isinstance(optimizer, Optimizer)
         optimizer.register_step_post_hook(lambda *_: model.update())
         return optimizer
 

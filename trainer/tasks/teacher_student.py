@@ -119,7 +119,7 @@ class TeacherStudent(Task):
 
     def build_optimizer(
         self, model: nn.Module, name: str, learning_rate: float, weight_decay: float | None
-    ) -> torch.optim.Optimizer:
+    ) -> torch.optim.Optimizer | tuple[torch.optim.Optimizer, ...]:
         if self.method == "gd":
             return super().build_optimizer(model, name, learning_rate, weight_decay)
         assert isinstance(model, Student)
