@@ -53,6 +53,7 @@ from trainer.settings.config import (
     parse_config,
     scaled_learning_rate,
 )
+from trainer.system.allocator import keep_freed_memory
 from trainer.task import Task
 
 _MOST_LOADER_WORKERS = 8
@@ -174,6 +175,7 @@ def build(
         WrongUse: Two sizes do not match, or a method of the task returns something invalid.
     """
     world = strategy.world
+    keep_freed_memory()
     set_arithmetic(config)
     task, train, validation = _build_data(config, task, world, data_dir)
     schedule = _schedule(config, world, length(train))
