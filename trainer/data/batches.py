@@ -51,9 +51,10 @@ def training_batches(
             pinned = (_gathered_pinned(tensors, indices) for _epoch, indices in indices_of_batches)
             yield from _copied_ahead(pinned, device)
             return
+        stays = tensors[0].device == device
         for _epoch, indices in indices_of_batches:
             batch = tuple([tensor.index_select(0, indices) for tensor in tensors])
-            yield batch if tensors[0].device == device else to_device(batch, device)
+            yield batch if stays else to_device(batch, device)
         return
     sampler = _EpochIndices(schedule, start_step)
     loader = example_loader(dataset, schedule.seed, sampler, device, workers, collate)

@@ -79,8 +79,9 @@ class Schedule:
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield (epoch, indices) of this rank's micro-batches from `start_step` to the end."""
         order_epoch, order = -1, torch.empty(0)
+        steps_per_epoch = self.steps_per_epoch
         for step in range(start_step, self.total_steps):
-            epoch, position = divmod(step, self.steps_per_epoch)
+            epoch, position = divmod(step, steps_per_epoch)
             if epoch != order_epoch:
                 order_epoch, order = epoch, epoch_order(self.seed, epoch, self.examples).to(device)
             first = position * self.batch_size

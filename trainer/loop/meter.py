@@ -67,7 +67,7 @@ class Meter:
             ]
             # The training ends with this step, which is not measured. The work at the end of a
             # training, such as a checkpoint, is not part of a step.
-            self._job.until_step = step + 1
+            self._job.end_step = step + 1
 
     def _decide(self, step: int, now: float) -> tuple[str, int]:
         """Return what to do at `step`, and after how many steps to decide again."""

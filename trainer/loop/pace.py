@@ -94,8 +94,12 @@ class Pace:
     def vote(self, stop: bool, save: bool) -> tuple[bool, bool]:
         """Return whether any rank wished to stop and to save at the previous vote.
 
-        All ranks must call this. They also agree on the intervals and on their next vote.
+        All ranks must call this. They also agree on the intervals and on their next vote. A
+        process that is alone asks itself after each step.
         """
+        if self._job.world.world_size == 1:
+            self.log.factor, self.digests.factor = self.log.wish, self.digests.wish
+            return stop, save
         step = self._job.state.progress.step
         stop_now, save_now, least, log, digests = self._job.world.vote(
             stop, save, -self._wished_vote_steps(step), self.log.wish, self.digests.wish
@@ -107,14 +111,9 @@ class Pace:
         return bool(stop_now), bool(save_now)
 
     def _wished_vote_steps(self, step: int) -> int:
-        """Return the number of steps that take about `VOTE_EVERY_S` on this rank.
-
-        A process that is alone always asks itself, which costs nothing.
-        """
+        """Return the number of steps that take about `VOTE_EVERY_S` on this rank."""
         before, since = self._last_vote
         self._last_vote = step, time.monotonic()
-        if self._job.world.world_size == 1:
-            return 1
         if step == before:
             return self._vote_steps
         seconds = (self._last_vote[1] - since) / (step - before)

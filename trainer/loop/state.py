@@ -189,7 +189,7 @@ class Job(Inference):
         reduction: Adds the gradients of all shards.
         initial: The origin of the weights that the run starts from, for its manifest.
         sources: Set when the run's manifest is written.
-        until_step: Ends the training before the end of the schedule.
+        end_step: The step after which this training ends.
         around_batches: Wraps the iterator of batches.
     """
 
@@ -203,13 +203,11 @@ class Job(Inference):
     attributes: Attributes
     initial: dict[str, str] | None = None
     sources: SourceRecord | None = None
-    until_step: int | None = None
     around_batches: Callable[[Iterator[Any]], Iterator[Any]] | None = None
+    end_step: int = field(init=False)
 
-    @property
-    def end_step(self) -> int:
-        """The step after which this training ends."""
-        return min(self.schedule.total_steps, self.until_step or self.schedule.total_steps)
+    def __post_init__(self) -> None:
+        self.end_step = self.schedule.total_steps
 
     def digests(self, tensors: Mapping[str, Any]) -> dict[str, str]:
         """Return the SHA-256 of each whole tensor; all ranks must call this."""

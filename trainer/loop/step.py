@@ -1,6 +1,7 @@
 """One optimizer step: from the micro-batches to the new weights."""
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -9,12 +10,15 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from trainbox.seeding import derive_seed
 from trainer.loop.log import not_finite
 from trainer.loop.out_of_memory import FIRST_STEPS, all_fit
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_factor
 
 # Shape suffix: B examples of a micro-batch.
+
+_SEEDED_STEPS = 64  # whose seeds are computed at once
 
 
 class EagerStep:
@@ -27,6 +31,8 @@ class EagerStep:
         self._parameters = list(job.state.model.parameters())
         config, schedule = job.config, job.schedule
         self._first_step = job.state.progress.step
+        self._seeds = _seeds(job)
+        self._on_gpu = job.world.device.type == "cuda"
         self._warmup_steps = round(config.warmup_epochs * schedule.steps_per_epoch)
         # The loss of a step is the sum over its examples divided by the global batch size, so the
         # gradient means the same for every number of processes. Each example has this weight.
@@ -50,7 +56,7 @@ class EagerStep:
             job.task, job.task.schedule(progress.step, schedule.total_steps, self._warmup_steps)
         )
         for group in state.optimizer.param_groups:
-            group["lr"] = learning_rate(group["initial_lr"], factor, job.world.device)
+            group["lr"] = learning_rate(group["initial_lr"], factor, self._on_gpu)
 
         # Copy the running statistics, such as those of batch norm, if the step may be undone.
         old_statistics = (
@@ -64,7 +70,7 @@ class EagerStep:
             for micro, weight_B in zip(schedule.micros, self._weights_B, strict=True):
                 # Fetch a micro-batch, and seed its random numbers.
                 batch = next(self._micro_batches)
-                job.world.seed(config.seed, "forward", progress.step, micro.shard, micro.part)
+                job.world.seed_with(next(self._seeds))
 
                 # Compute each loss, (B,), and the gradient of the weighted sum of all losses.
                 with job.reduction.of(micro, overlaps):
@@ -90,14 +96,27 @@ class EagerStep:
         return norm
 
 
-def learning_rate(peak: float, factor: float, device: torch.device) -> float:
+def _seeds(job: Job) -> Iterator[int]:
+    """Yield the seed of each micro-batch of this rank, from the current step.
+
+    The seeds of many steps are computed at once, because the processor's caches then keep the code.
+    """
+    for first in itertools.count(job.state.progress.step, _SEEDED_STEPS):
+        yield from [
+            derive_seed(job.config.seed, "forward", step, micro.shard, micro.part)
+            for step in range(first, first + _SEEDED_STEPS)
+            for micro in job.schedule.micros
+        ]
+
+
+def learning_rate(peak: float, factor: float, on_gpu: bool) -> float:
     """Return `peak` times `factor`, on a GPU rounded to float32.
 
     A step that is captured as a CUDA graph reads its learning rate from a float32 tensor. With a
     rounded number, the kernels of torch's fused optimizers compute the same bits.
     """
     rate = peak * factor
-    return float(numpy.float32(rate)) if device.type == "cuda" else rate
+    return float(numpy.float32(rate)) if on_gpu else rate
 
 
 def _clipped_norm(job: Job) -> Tensor:

@@ -48,7 +48,7 @@ class RunningLosses:
         if self._rows == len(self._cells):
             self._grow(losses_B[self._names[0]])
         for cell, loss_B in zip(self._cells[self._rows], losses_B.values(), strict=True):
-            torch.sum(loss_B.detach().flatten(), 0, out=cell)
+            torch.sum(loss_B.detach(), None, out=cell)
         self._rows += 1
 
     def _grow(self, like: Tensor) -> None:

@@ -209,7 +209,10 @@ class World:
 
     def seed(self, *parts: int | str) -> None:
         """Seed all generators that a task may use, by what is computed and never by the rank."""
-        value = derive_seed(*parts)
+        self.seed_with(derive_seed(*parts))
+
+    def seed_with(self, value: int) -> None:
+        """Seed all generators that a task may use with `value`, a result of `derive_seed`."""
         random.seed(value)
         numpy.random.seed(value % 2**32)
         torch.default_generator.manual_seed(value)

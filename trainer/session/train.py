@@ -96,8 +96,9 @@ def train_task(
             did_not_fit: list[str] = []
             while True:
                 job = build(settled, task, strategy, run, gpus, data_dir)
-                job.until_step = until_step
                 job.checkpoints.mirror = copies
+                if until_step is not None:
+                    job.end_step = min(job.end_step, until_step)
                 if not resume_job(job, resume) and config.init is not None:
                     start_from_weights(job, config.init)
                 try:
