@@ -16,7 +16,6 @@ from trainer.loop.export_program import export_program
 from trainer.loop.model_call import find_call
 from trainer.task import Task
 from trainer.tasks.digits import Digits
-from trainer.tasks.images import Images
 from trainer.tasks.ssvae import Ssvae
 from trainer.tasks.teacher_student import TeacherStudent
 from trainer.tasks.video import Video
@@ -37,10 +36,6 @@ def _first(task: Task, count: int) -> Any:
 
 _BATCHES: dict[str, tuple[Task, Callable[[], Any]]] = {
     "digits": (Digits(width=4), lambda: _first(Digits(), 5)),
-    "images": (
-        Images(classes="a/b", model="squeezenet1_1", size=32, ema=0.5),
-        lambda: (_bytes(5, 32, 32, 3), _LABELS, _ONES),
-    ),
     "video": (
         Video(classes="a/b", frames=3, size=16, width=4),
         lambda: (_bytes(5, 3, 16, 16), _LABELS, _ONES),
