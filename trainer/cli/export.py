@@ -7,9 +7,9 @@ from typing import NoReturn
 
 import click
 
-from trainer.cli.invocation import Verb
+from trainer.cli.invocation import Verb, check_run
 from trainer.cli.options import data_option
-from trainer.errors import Preempted, WrongUse
+from trainer.errors import Preempted
 from trainer.system.signals import STOP_SIGNALS, handle_stop_signals
 
 
@@ -56,12 +56,7 @@ def export(
       trainbox export runs/digits-7d2c1a90 --checkpoint last --out exported
       trainbox export runs/digits-7d2c1a90 --to onnx --licence CC-BY-4.0
     """
-    for name in ("config.json", "manifest.json"):
-        if not (run / name).is_file():
-            raise WrongUse(
-                f"export {run}: {name} is missing: give the folder of a run, such as "
-                "runs/digits-7d2c1a90"
-            )
+    check_run("export", run)
     handle_stop_signals(_stop)
     from trainer.session.export import Request, export_run
 
