@@ -1,6 +1,7 @@
 """Trainings inside the test's own process, which do not start Python or import torch again."""
 
 import contextlib
+import functools
 import io
 import json
 import multiprocessing
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from trainer.session.train import train_task
 from trainer.settings.config import Config
 from trainer.system import sources
 from trainer.system.signals import StopRequest
+from trainer.task import Task
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
 _LAUNCH_NAMES = ("TASK", "SET", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -180,7 +183,7 @@ def close_files(run: RunLog) -> None:
 
 @contextlib.contextmanager
 def _without_other_tests() -> Iterator[None]:
-    """Let Trainbox see the test modules that this test's own process would have loaded.
+    """Hide the modules of tests that this test's own process would not have loaded.
 
     pytest has imported all of them. Trainbox looks at the attributes and the files of each module
     of a user at each digest, which would take most of the time of a training.
@@ -190,12 +193,20 @@ def _without_other_tests() -> Iterator[None]:
     others = {
         name: module
         for name, module in sys.modules.copy().items()
-        if name.startswith("tests.") and ".test_" in name and name != own
+        if name.startswith("tests.")
+        and name != own
+        and (".test_" in name or not _defines_tasks(module))
     }
     sources._of_libraries.update(others)
     yield
     for name in others:
         sources._of_libraries.pop(name, None)
+
+
+@functools.cache
+def _defines_tasks(module: ModuleType) -> bool:
+    classes = [value for value in list(vars(module).values()) if isinstance(value, type)]
+    return any(issubclass(cls, Task) and cls.__module__ == module.__name__ for cls in classes)
 
 
 @contextlib.contextmanager
