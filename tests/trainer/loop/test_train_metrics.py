@@ -98,7 +98,7 @@ def test_a_stop_between_two_entries_keeps_the_mean(here: Here) -> None:
 
 
 def test_a_metric_that_is_not_a_number_stops_nothing(here: Here) -> None:
-    here.train(task=f"{__name__}:Undefined", epochs=1)
+    here.train(task=f"{__name__}:Undefined", epochs=1, checkpoint_steps=4)
     assert [entry["near"] for entry in here.entries("train")] == [None]
 
 
