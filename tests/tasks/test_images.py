@@ -1,8 +1,10 @@
 """The task `images`: the layout of the folder, decoding, damaged files, models and trainings."""
 
+import errno
 import os
 import re
 import shutil
+import struct
 import urllib.error
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,7 @@ from torchvision import models
 from tests.support.forked_trainings import ForkedCommand
 from tests.support.here import Here, StopAfter
 from tests.support.pictures import FIELDS, make_pictures
-from trainer.errors import Preempted
+from trainer.errors import Preempted, WrongUse
 from trainer.tasks.images import Images
 from trainer.tasks.imaging.damage import damaged_pictures
 from trainer.tasks.imaging.decode import DamagedPicture, load_augmented_picture, load_picture
@@ -341,8 +343,9 @@ def test_which_files_of_a_class_are_pictures(tmp_path: Path) -> None:
     (folder / "inner/loop").symlink_to(folder)
     (folder / "linked.png").symlink_to(folder / "0001.jpg")
     (folder / "missing.png").symlink_to(folder / "gone.png")
+    (folder / "self.png").symlink_to("self.png")
     found = [str(picture.path.relative_to(folder)) for picture in find_pictures(tmp_path, ["a"])]
-    assert found == ["0001.jpg", "inner/UPPER.JPG", "linked.png", "missing.png"]
+    assert found == ["0001.jpg", "inner/UPPER.JPG", "linked.png", "missing.png", "self.png"]
 
 
 def test_classes_can_be_chosen_and_ordered(tmp_path: Path, shapes: Path) -> None:
@@ -350,6 +353,12 @@ def test_classes_can_be_chosen_and_ordered(tmp_path: Path, shapes: Path) -> None
     assert task.class_names == ("stripes", "cross")
     labels = {p.path.parent.name: p.label for p in task._pictures(tmp_path / "data")[0].pictures}
     assert labels == {"stripes": 0, "cross": 1}
+
+
+@pytest.mark.parametrize("classes", ["cross", "cross/cross", "cross/", "/", "cross/../disc"])
+def test_classes_must_be_the_names_of_two_folders_or_more(classes: str) -> None:
+    with pytest.raises(WrongUse, match=f"^--set classes={re.escape(classes)}: use the different"):
+        _task(classes=classes)
 
 
 def _one_class(folder: Path) -> None:
@@ -373,6 +382,14 @@ def _only_train(folder: Path) -> None:
     inner.rename(folder / "train")
 
 
+def _only_val(folder: Path) -> None:
+    shutil.copytree(folder, folder / "val")
+
+
+def _fifo(folder: Path) -> None:
+    os.mkfifo(folder / "disc/x.jpg")
+
+
 def _other_class(folder: Path) -> None:
     _only_train(folder)
     make_pictures(folder / "val", (*_CLASSES, "oval"), 1, seed=1)
@@ -391,6 +408,8 @@ def _too_few(folder: Path) -> None:
         (shutil.rmtree, "data/shapes does not exist: put pictures there, as data/shapes/CLASS"),
         (_beside_data, "data/shapes does not exist: there is a folder shapes in "),
         (_only_train, "data/shapes has a folder train but no folder val: add val, or split train"),
+        (_only_val, "data/shapes has a folder val but no folder train: add train, or split val"),
+        (_fifo, "data/shapes/disc/x.jpg is a FIFO, a device or a socket, not a file: remove it"),
         (_other_class, "data/shapes/val/oval is a class that data/shapes/train does not have: "),
         (_too_few, "data/shapes: class disc has no picture for "),
     ],
@@ -611,6 +630,42 @@ def test_the_search_for_damage_is_kept_until_a_file_changes(shapes: Path) -> Non
     assert damaged_pictures(shapes, pictures) == found | {shapes / "disc/0002.jpg"}
 
 
+def test_a_class_of_damaged_pictures_is_named_with_a_skipped_file(here: Here, shapes: Path) -> None:
+    for path in (shapes / "disc").iterdir():
+        _overwrite(path)
+    code, _, err = _command(here, "skip_damaged=true")
+    message = "class disc has no picture for training (damaged pictures are skipped, such as "
+    assert (code, err.splitlines()[0].startswith(f"trainbox: data/shapes: {message}")) == (2, True)
+
+
+def test_a_picture_that_cannot_be_read_is_not_skipped(
+    here: Here, shapes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("trainer.tasks.imaging.damage.decode", refuse)
+    code, _, err = _command(here, "skip_damaged=true")
+    assert code == 2
+    assert "data/shapes/cross/0000.jpg" in err and "make it readable" in err
+    assert not (shapes / ".cache").exists()
+
+
+def test_a_class_with_a_line_break_stays_in_its_row(here: Here, shapes: Path) -> None:
+    (shapes / "disc").rename(shapes / "di\nsc")
+    assert "\nclasses    cross 10, di\\nsc " in here.train(**_SHORT)
+
+
+def test_warnings_of_decoded_pictures_are_not_shown(here: Here, shapes: Path) -> None:
+    # The orientation has no value in the file.
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0" + struct.pack("<HHII", 0x0112, 2, 99, 999)
+    path = shapes / "disc/0001.jpg"
+    Image.open(path).save(path, exif=exif)
+    with pytest.warns(UserWarning):
+        load_picture(path, 4, 4)
+    assert _command(here)[0] == 0
+
+
 def test_a_picture_with_impossible_values_is_damaged(tmp_path: Path) -> None:
     Image.fromarray(numpy.full((9, 9), 0.5, numpy.float32)).save(tmp_path / "x.tif")
     with pytest.raises(DamagedPicture, match="not whole numbers"):
@@ -669,6 +724,12 @@ def test_a_run_starts_from_the_averaged_weights_of_another(here: Here, shapes: P
         weights = here.weights(run)
         assert torch.equal(weights[f"{start}fc.weight"], given["averaged.module.fc.weight"])
     assert torch.equal(weights["averaged.module.fc.weight"], weights["model.fc.weight"])
+
+
+@pytest.mark.parametrize(("model", "size"), [("vit_b_32", 33), ("maxvit_t", 32)])
+def test_a_size_that_a_transformer_cannot_have_is_named(model: str, size: int) -> None:
+    with torch.device("meta"), pytest.raises(WrongUse, match=f"^--set size={size}: model {model} "):
+        build_model(model, 2, size)
 
 
 def test_weights_that_cannot_be_downloaded_are_named_with_their_folder(

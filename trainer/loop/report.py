@@ -15,6 +15,7 @@ from trainer.records.digest import digest_of_digests
 from trainer.settings.config import CHANNELS_LAST, split_metric
 from trainer.settings.optimizers import OPTIMIZERS
 from trainer.system.hints import tensorboard
+from trainer.system.streams import printable
 
 
 def header(job: Job) -> None:
@@ -54,7 +55,8 @@ def header(job: Job) -> None:
             f"from step {job.state.progress.step}, epoch "
             f"{job.state.progress.step // schedule.steps_per_epoch + 1}"
         )
-    job.run.report("\n".join(f"{name:<10} {value}" for name, value in rows.items()))
+    # A line break, as in the name of a class folder, would begin a row.
+    job.run.report("\n".join(printable(f"{name:<10} {value}") for name, value in rows.items()))
 
 
 def _precision(job: Job) -> str:

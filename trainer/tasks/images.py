@@ -25,9 +25,11 @@ from trainer.tasks.imaging.decode import DamagedPicture, load_augmented_picture,
 from trainer.tasks.imaging.folder import (
     ENDINGS,
     Picture,
+    check_classes,
     find_classes,
     find_layout,
     find_pictures,
+    refuse_missing_classes,
     refuse_other_classes,
 )
 from trainer.tasks.imaging.mixing import mixed
@@ -79,6 +81,8 @@ class Images(Classification):
 
     def __post_init__(self) -> None:
         check_model(self.model, self.weights)
+        if self.classes:
+            check_classes(self.class_names)
         if self.size < 1:
             raise WrongUse(f"--set size={self.size}: use a number of pixels from 1")
         if self.resize and self.resize < self.size:
@@ -221,6 +225,7 @@ class Images(Classification):
 
         Raises:
             WrongUse: a class has no picture, or a picture is damaged and not skipped.
+        OSError: a picture cannot be read.
         """
         # Find the pictures, and choose those for validation.
         folder = data_dir / self.folder
@@ -247,12 +252,7 @@ class Images(Classification):
             for part in (train, validation)
         )
         for part, purpose in ((train, "training"), (validation, "validation")):
-            present = {picture.label for picture in part}
-            if missing := [n for k, n in enumerate(self.class_names) if k not in present]:
-                raise WrongUse(
-                    f"{folder}: class {missing[0]} has no picture for {purpose}: add pictures, or "
-                    "make the folders train and val"
-                )
+            refuse_missing_classes(folder, self.class_names, part, purpose, skipped)
         # Weigh the classes by their number of pictures for training.
         weights_K = torch.ones(len(self.class_names))
         if self.class_weights:

@@ -1,6 +1,7 @@
 """Find damaged pictures before the training."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -10,13 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from trainbox import WrongUse
-from trainer.tasks.imaging.decode import DamagedPicture, decode
+from trainer.tasks.imaging.decode import DamagedPicture, decode, ignore_warnings
 from trainer.tasks.imaging.folder import Picture
 
 _STARTS = (
     *(b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"RIFF"),
     *(b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"),
 )
+# Errors of a link to a missing file and of a link to itself. With other errors, such as a missing
+# permission, the file may be a valid picture.
+_BROKEN_LINK = (errno.ENOENT, errno.ELOOP)
 _REMEDY = "replace or remove it, or skip damaged pictures with --set skip_damaged=true"
 
 
@@ -31,7 +35,8 @@ def refuse_damaged(pictures: Sequence[Picture]) -> None:
     """Check the first bytes of each file, which takes microseconds for each.
 
     Raises:
-        WrongUse: a file is empty, cannot be read, or does not start as a picture.
+        WrongUse: a file is empty, is a broken link, or does not start as a picture.
+        OSError: a file cannot be read.
     """
     if found := _found([picture.path for picture in pictures], _wrong_start):
         raise damaged_use(found)
@@ -42,6 +47,9 @@ def damaged_pictures(folder: Path, pictures: Sequence[Picture]) -> set[Path]:
 
     The result is kept in `folder`/.cache. It is used again while the names, sizes and times of the
     files are the same. If `folder` cannot be written, each process decodes all pictures.
+
+    Raises:
+        OSError: a file cannot be read.
     """
     key = hashlib.sha256()
     for picture in pictures:
@@ -67,6 +75,7 @@ def _found(paths: Sequence[Path], check: Callable[[Path], str | None]) -> dict[P
     """Return the files in which `check` finds damage, with the reason, in their order."""
     from tqdm import tqdm
 
+    ignore_warnings()
     # Decoders and files do not hold Python's lock.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         reasons: Iterator[str | None] = threads.map(check, paths)
@@ -89,7 +98,7 @@ def _wrong_start(path: Path) -> str | None:
         with path.open("rb", buffering=0) as file:
             start = file.read(16)
     except OSError as error:
-        return error.strerror or str(error)
+        return _broken_link(error)
     if not start:
         return "the file is empty"
     return None if start.startswith(_STARTS) else "it does not start as a picture"
@@ -98,9 +107,18 @@ def _wrong_start(path: Path) -> str | None:
 def _damage(path: Path) -> str | None:
     try:
         decode(path)
-    except (DamagedPicture, OSError) as error:
+    except DamagedPicture as error:
         return str(error)
+    except OSError as error:
+        return _broken_link(error)
     return None
+
+
+def _broken_link(error: OSError) -> str:
+    """Return the reason of a broken link, and raise any other error of the system again."""
+    if error.errno not in _BROKEN_LINK:
+        raise error
+    return os.strerror(error.errno)
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,6 +1,7 @@
 """Decode picture files of any kind as upright RGB pictures of one size."""
 
 import struct
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +40,15 @@ _TRIVIAL_AUGMENT = v2.TrivialAugmentWide()
 
 class DamagedPicture(Exception):
     """A file that cannot be decoded; the message is the reason."""
+
+
+def ignore_warnings() -> None:
+    """Do not show Pillow's warnings of files that it can decode.
+
+    Examples are damaged EXIF data and pictures of more than 89 million pixels. The warnings do not
+    name the file.
+    """
+    warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def load_picture(path: Path, size: int, resize: int) -> Tensor:

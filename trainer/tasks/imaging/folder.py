@@ -1,11 +1,17 @@
 """Find the pictures of each class in a folder, and split them into training and validation."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainbox import WrongUse
-from trainer.tasks.reading.files import TRAIN, find_files, refuse_missing, validation_folder
+from trainer.tasks.reading.files import (
+    TRAIN,
+    VALIDATION,
+    find_files,
+    refuse_missing,
+    validation_folder,
+)
 
 ENDINGS = (
     *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"),
@@ -38,12 +44,28 @@ def find_layout(folder: Path) -> Layout:
     refuse_missing(folder, "pictures", "CLASS/NAME.jpg")
     if validation := validation_folder(folder):
         return Layout(folder / TRAIN, validation)
+    for part in VALIDATION:
+        if (folder / part).is_dir() and _subfolders(folder / part):
+            raise WrongUse(
+                f"{folder} has a folder {part} but no folder train: add train, or split {part} "
+                f"with --set folder={folder / part}"
+            )
     if (folder / TRAIN).is_dir() and _subfolders(folder / TRAIN):
         raise WrongUse(
             f"{folder} has a folder train but no folder val: add val, or split train with --set "
             f"folder={folder / TRAIN}"
         )
     return Layout(folder, None)
+
+
+def check_classes(names: Sequence[str]) -> None:
+    """Raise WrongUse if `names`, from --set classes, are not the names of two folders or more."""
+    is_name = all(name and not name.startswith(".") for name in names)
+    if not is_name or len(set(names)) < max(2, len(names)):
+        raise WrongUse(
+            f"--set classes={'/'.join(names)}: use the different names of two folders or more, as "
+            "in daisy/rose"
+        )
 
 
 def find_classes(folder: Path) -> list[str]:
@@ -95,6 +117,26 @@ def refuse_other_classes(folder: Path, classes: Sequence[str], train: Path) -> N
         raise WrongUse(
             f"{folder} has no folder {missing[0]}: add it with pictures of this class for "
             "validation"
+        )
+
+
+def refuse_missing_classes(
+    folder: Path,
+    classes: Sequence[str],
+    part: Sequence[Picture],
+    purpose: str,
+    skipped: Collection[Path],
+) -> None:
+    """Raise WrongUse if a class has no picture in `part`, the pictures of `folder` for `purpose`.
+
+    `skipped` are damaged pictures, which are not in `part`.
+    """
+    present = {picture.label for picture in part}
+    if missing := [name for label, name in enumerate(classes) if label not in present]:
+        besides = f" (damaged pictures are skipped, such as {min(skipped)})" if skipped else ""
+        raise WrongUse(
+            f"{folder}: class {missing[0]} has no picture for {purpose}{besides}: add pictures, or "
+            "make the folders train and val"
         )
 
 

@@ -120,7 +120,13 @@ def _new(name: str, classes: int, size: int) -> nn.Module:
             arguments[argument] = size if argument == "image_size" else (size, size)
     if name in ("googlenet", "inception_v3"):
         arguments["init_weights"] = True  # torchvision warns without it
-    model: nn.Module = models.get_model(name, weights=None, **arguments)
+    try:
+        model: nn.Module = models.get_model(name, weights=None, **arguments)
+    except (AssertionError, ValueError) as error:
+        raise WrongUse(
+            f"--set size={size}: model {name} cannot be built for this size ({error}): use a "
+            "multiple of its patches, such as 224"
+        ) from error
     return model
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainbox import WrongUse
 
-TRAIN, _VALIDATION = "train", ("val", "validation", "valid")
+TRAIN, VALIDATION = "train", ("val", "validation", "valid")
 
 
 def refuse_missing(folder: Path, contents: str, example: str) -> None:
@@ -31,7 +31,7 @@ def refuse_missing(folder: Path, contents: str, example: str) -> None:
 
 def validation_folder(folder: Path) -> Path | None:
     """Return the folder for validation in `folder` if it has this folder and `train`."""
-    found = [folder / name for name in _VALIDATION if (folder / name).is_dir()]
+    found = [folder / name for name in VALIDATION if (folder / name).is_dir()]
     return found[0] if found and (folder / TRAIN).is_dir() else None
 
 
@@ -41,7 +41,10 @@ def find_files(
     """Yield the files with these endings in `folder` and its folders, in the order of their names.
 
     `endings` are lower-case, as in ".txt". Links are followed, but not into a folder that contains
-    the link (`outer`). A link to a missing file is yielded.
+    the link (`outer`). A link to a missing file or to itself is yielded.
+
+    Raises:
+        WrongUse: a name with one of the endings is a FIFO, a device or a socket.
     """
     status = folder.stat()
     outer = (*outer, (status.st_dev, status.st_ino))
@@ -50,12 +53,18 @@ def find_files(
     for entry in entries:
         if entry.name.startswith("."):
             continue
-        if entry.is_dir():
+        # `entry` knows the kind without a call of the system, but raises OSError for a link to
+        # itself.
+        path = Path(entry.path)
+        kind = path if entry.is_symlink() else entry
+        if kind.is_dir():
             inner = entry.stat()
             if (inner.st_dev, inner.st_ino) not in outer:
-                yield from find_files(Path(entry.path), endings, outer)
+                yield from find_files(path, endings, outer)
         elif entry.name.lower().endswith(endings):
-            yield Path(entry.path)
+            if not kind.is_file() and path.exists():
+                raise WrongUse(f"{path} is a FIFO, a device or a socket, not a file: remove it")
+            yield path
 
 
 def is_held_out(name: str, share: float) -> bool:
