@@ -92,17 +92,16 @@ def test_numbers_have_the_digits_of_a_float32() -> None:
     ]
 
 
-def test_any_number_of_processes_writes_the_same_rows(ranks: Ranks) -> None:
+def test_one_and_four_processes_write_the_same_rows(ranks: Ranks) -> None:
     _write_files(ranks.folder)
     settings = ("--max-steps", "2", "--batch-size", "2", "--run", "r", "--workers", "0")
     ranks.train(1, TASK, "--device", "cpu", "--threads", "1", *settings)
     command = ("predict", "runs/r", "new", "--device", "cpu")
     alone = ranks(1, *command)
     assert alone.code == 0 and alone.out.count("\n") == 6
-    for processes in (2, 4):  # the five files are three batches, so one of four processes has none
-        ended = ranks(processes, *command)
-        assert ended.codes == [0] * processes, ended.errs
-        assert ended.outs == [alone.out, *[""] * (processes - 1)]
+    ended = ranks(4, *command)  # the five files are three batches, so one of the processes has none
+    assert ended.codes == [0] * 4, ended.errs
+    assert ended.outs == [alone.out, "", "", ""]
     # The other machine has other files.
     shutil.copytree(ranks.folder / "new", ranks.folder / "other/new")
     (ranks.folder / "other/new/a.txt").unlink()
