@@ -15,6 +15,7 @@ _OWN_OPTIONS = {
     *(
         "--run",
         "--runs-dir",
+        "--mirror",
         "--resume",
         "--max-steps",
         "--epochs",
@@ -263,7 +264,7 @@ def training_arguments(
         for argument in (name, _FOREVER)
     ]
     ends = [*never, "--measure-seconds", f"{seconds:g}"]
-    folder = ["--runs-dir", runs_dir, "--run", "case", "--nnodes", "1"]
+    folder = ["--runs-dir", runs_dir, "--run", "case", "--mirror=", "--nnodes", "1"]
     strategy = ["--strategy", case.strategy] if case.count > 1 else []
     return [*arguments, *device, *batch, *loading, *ends, *folder, *strategy]
 

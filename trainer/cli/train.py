@@ -72,7 +72,7 @@ def train(
     if device_on_stdin and (strategy := sys.stdin.readline().strip()):
         STRATEGIES[strategy].check(config)
     check_run_name(run)
-    if mirror is not None:
+    if mirror:
         from trainer.records.mirror_storage import check_url
 
         check_url(mirror)
@@ -96,5 +96,5 @@ def train(
         resume,
         measure_s=measure_seconds,
         profile_steps=profile,
-        mirror=mirror,
+        mirror=mirror or None,  # an empty URL overrides that of the environment
     )

@@ -126,7 +126,7 @@ def test_every_second_round_is_in_reverse_order() -> None:
 
 
 FOREVER = "--max-steps 1000000000 --eval-every 1000000000 --checkpoint-minutes 1000000000"
-LENGTH = f"{FOREVER} --measure-seconds 2.5 --runs-dir d --run case --nnodes 1"
+LENGTH = f"{FOREVER} --measure-seconds 2.5 --runs-dir d --run case --mirror= --nnodes 1"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,16 @@ def test_the_defaults_of_the_bench(
 
 @pytest.mark.parametrize(
     "argument",
-    ["--run", "--epochs=3", "--max-steps", "--runs-dir", "--strategy", "--nnodes", "--resume"],
+    [
+        "--run",
+        "--epochs=3",
+        "--max-steps",
+        "--runs-dir",
+        "--strategy",
+        "--nnodes",
+        "--mirror",
+        "--resume",
+    ],
 )
 def test_an_option_that_the_bench_sets_is_refused(argument: str) -> None:
     with pytest.raises(

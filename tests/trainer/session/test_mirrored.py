@@ -155,6 +155,18 @@ def test_the_command_refuses_a_mirror_that_it_cannot_use(here: Here) -> None:
     assert not here.path().exists()
 
 
+def test_an_empty_url_overrides_the_environment(
+    here: Here, faulty: type[Storages], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bench and the drill train runs of one name, which must not restore each other."""
+    monkeypatch.setenv("TRAINBOX_MIRROR", URL)
+    words = ("train", TINY, "--device", "cpu", "--run", "r", "--max-steps", "2")
+    assert here.command(*words, "--mirror=")[0] == 0
+    assert not Storages.store
+    assert here.command(*words)[0] == 0
+    assert "mirror     faulty://bucket/prefix/r has" in here.command(*words)[1]
+
+
 def test_a_mirror_with_another_run_and_resume_never_are_refused(
     here: Here, faulty: type[Storages]
 ) -> None:
