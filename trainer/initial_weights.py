@@ -1,5 +1,7 @@
 """Start a model from the weights of another training: match tensors by name, load and report."""
 
+import pickle
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 from trainer.errors import WrongUse
 
 # The entries of a checkpoint that may contain the weights.
-_OF_CHECKPOINTS = ("model", "state_dict")
+_OF_CHECKPOINTS = ("model", "state_dict", "model_state_dict")
 _SHOWN = 3
 # The names of a moving average, see trainer/tasks/imaging/averaging.py.
 _AVERAGE = "averaged.module."
@@ -51,13 +53,15 @@ def match(model: nn.Module, tensors: Mapping[str, Tensor], source: str, remedy: 
     names the tensors in messages, and `remedy` ends these.
 
     Raises:
-        WrongUse: no tensor has a name of the model, or a tensor outside the last layer has another
-            shape.
+        WrongUse: no tensor has a name of the model, a tensor outside the last layer has another
+            shape, or a tensor has complex numbers and that of the model does not.
     """
     state, head = tensors_of(model), last_layer(model)
     loaded, new = [], []
     for name, value in state.items():
         given = tensors.get(name)
+        if given is not None and given.is_complex() and not value.is_complex():
+            raise WrongUse(f"{source}: {name} has complex numbers instead of real ones: {remedy}")
         if given is not None and given.shape == value.shape:
             loaded.append(name)
         elif given is None or name.rpartition(".")[0] == head:
@@ -114,8 +118,8 @@ def last_layer(model: nn.Module) -> str:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a .safetensors file, or of a file that torch.save wrote.
 
-    torch loads weights only. The file has a state dict, or a dict with one as `model` or
-    `state_dict`.
+    torch loads weights only. The file has a state dict, or a dict with one as `model`,
+    `state_dict` or `model_state_dict`.
 
     Raises:
         WrongUse: the file does not exist, is damaged, or has something else.
@@ -127,12 +131,18 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             from safetensors.torch import load_file
 
             return load_file(path)
-        saved = torch.load(path, map_location="cpu", weights_only=True)
+        # torch warns of some files before it refuses them.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            saved = torch.load(path, map_location="cpu", weights_only=True)
     # torch raises many types for other files, also pickle.UnpicklingError and RuntimeError.
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
+        # torch proposes to run the code in the file.
+        if isinstance(error, pickle.UnpicklingError) and "weights_only" in str(error):
+            reason = "it has Python objects besides tensors, which could run code"
         raise WrongUse(
             f"{path} has no weights that can be loaded ({reason}): use a .safetensors file, or the "
             "state dict of a model, written by torch.save"
@@ -140,12 +150,18 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     for name in _OF_CHECKPOINTS:
         if isinstance(saved, Mapping) and isinstance(saved.get(name), Mapping):
             saved = saved[name]
-    if not isinstance(saved, Mapping) or not all(isinstance(v, Tensor) for v in saved.values()):
+    if not isinstance(saved, Mapping) or not saved or not all(map(_is_plain, saved.values())):
+        names = list(map(str, saved)) if isinstance(saved, Mapping) else []
         raise WrongUse(
-            f"{path} does not contain tensors by name: use a .safetensors file, or the state dict "
-            "of a model, written by torch.save"
+            f"{path} does not contain tensors by name (it has {_some(names) or 'no names'}): use a "
+            ".safetensors file, or the state dict of a model, written by torch.save"
         )
     return {str(name): value for name, value in saved.items()}
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether `value` is a tensor that can be copied into a parameter."""
+    return isinstance(value, Tensor) and not (value.is_meta or value.is_quantized)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -82,8 +82,10 @@ def _weights_file(init: str, source: str) -> Path:
     path = Path(init)
     if not path.exists():
         raise WrongUse(f"{source} does not exist: check the path")
-    if not path.is_dir():
+    if path.is_file():
         return path
+    if not path.is_dir():
+        raise WrongUse(f"{source} is not a file: give the folder of a run, or a file of weights")
     if not (path / "config.json").exists():
         raise WrongUse(f"{source} has no config.json: give the folder of a run, or a file")
     if not (path / _BEST).is_file():

@@ -1,6 +1,8 @@
 """Start from the weights of another run or of a file (--init), and train some (--freeze)."""
 
 import json
+import os
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -66,7 +68,7 @@ def test_a_file_gives_the_same_bits_as_its_run(
     if ending == "safetensors":
         save_file(trained, file)
     elif ending == "pt":
-        torch.save({"state_dict": trained}, file)
+        torch.save({"model_state_dict": trained, "epoch": 3}, file)
     else:
         file = "runs/a/checkpoints/step-00000003.pt"
     here.train("c", **_SHORT, init=file)
@@ -153,6 +155,10 @@ def _wider(here: Here) -> None:
     save_file(dict(Transfer(width=7).build_model().state_dict()), "w.safetensors")
 
 
+def _state() -> dict[str, Tensor]:
+    return dict(Transfer().build_model().state_dict())
+
+
 def _of_another_model(here: Here) -> None:
     save_file({"encoder.weight": torch.ones(2)}, "w.safetensors")
 
@@ -171,7 +177,34 @@ def _of_another_model(here: Here) -> None:
         (
             lambda here: torch.save(MakesFolder(Path("ran")), "w.pt"),
             ["--init", "w.pt"],
-            "w.pt has no weights that can be loaded (Weights only load failed.",
+            "w.pt has no weights that can be loaded (it has Python objects besides tensors, which "
+            "could run code): use a .safetensors",
+        ),
+        (
+            # As whole pickles of another protocol, of which torch warns.
+            lambda here: Path("w.pt").write_bytes(pickle.dumps(MakesFolder(Path("ran")), 4)),
+            ["--init", "w.pt"],
+            "w.pt has no weights that can be loaded (it has Python objects besides tensors, ",
+        ),
+        (
+            lambda here: os.mkfifo("w.pt"),
+            ["--init", "w.pt"],
+            "--init w.pt is not a file: give the folder of a run, or a file of weights",
+        ),
+        (
+            lambda here: torch.save({"net": _state(), "epoch": 3}, "w.pt"),
+            ["--init", "w.pt"],
+            "w.pt does not contain tensors by name (it has net, epoch): use a .safetensors file",
+        ),
+        (
+            lambda here: torch.save({n: t.to("meta") for n, t in _state().items()}, "w.pt"),
+            ["--init", "w.pt"],
+            "w.pt does not contain tensors by name (it has body.0.weight, body.0.bias, ",
+        ),
+        (
+            lambda here: torch.save({n: t.cfloat() for n, t in _state().items()}, "w.pt"),
+            ["--init", "w.pt"],
+            "--init w.pt: body.0.weight has complex numbers instead of real ones: use weights of",
         ),
         (
             _wider,
