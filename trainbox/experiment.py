@@ -39,7 +39,7 @@ def read_experiment(path: Path) -> tuple[dict[str, dict[str, Any]], str]:
     except ValueError as error:
         raise ValueError(f"--config {path} is not TOML: {error}") from error
     try:
-        tables = tomllib.loads(text)
+        tables = tomllib.loads(text.removeprefix("\ufeff"))  # some editors write this mark
     except (ValueError, RecursionError) as error:
         raise ValueError(f"--config {path} is not TOML: {error}") from error
     for name, values in tables.items():
@@ -126,13 +126,16 @@ def text_of(where: str, value: object) -> str:
     """Return a single value of TOML as it would be on the command line.
 
     Raises:
-        ValueError: it is an array or a table, or cannot be an argument. `where` names it.
+        ValueError: it is an array, a table, a date or a time, or cannot be an argument. `where`
+            names it.
     """
     if isinstance(value, list | dict):
         kind = "an array" if isinstance(value, list) else "a table"
         raise ValueError(f"{where} is {kind}: write one value")
     if isinstance(value, bool):
         return str(value).lower()
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"{where} is a date or a time: write it in quotes")
     try:
         text = str(value)
     except ValueError as error:  # a hexadecimal number with thousands of digits

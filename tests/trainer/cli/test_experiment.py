@@ -196,6 +196,10 @@ def test_fields_with_the_names_of_keys_have_a_table(
         ("[train]\nrun = 'a\\b'\nruns-dir = \"a\\u0000\"", "[train] runs-dir = 'a\\x00' has a "),
         (f"[train]\nseed = 0x{'f' * 5000}", "[train] seed is too large: Exceeds the limit (4300"),
         ("[train]\nfreeze = [[1]]", "[train] freeze is an array: write one value"),
+        (
+            "[train]\nrun = 2026-01-02T03:04:05Z",
+            "[train] run is a date or a time: write it in quotes",
+        ),
         ("[task]\nname = 3", "[task] name is 3: write the task in quotes"),
         ("[task]\nset = 3", "[task] set is not a table: write fields below [task.set]"),
         ("[task]\nwidth = 3\n[task.set]\nwidth = 4", "[task.set] width is also in [task]: drop"),
@@ -228,6 +232,12 @@ def test_a_file_that_is_not_toml_is_refused(here: Here, data: bytes, message: st
     code, out, err = here.command("train", "--config", "exp.toml", "--check")
     assert err.startswith(f"trainbox: --config exp.toml {message}")
     assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_a_file_may_start_with_a_byte_order_mark(here: Here) -> None:
+    Path("exp.toml").write_bytes(b"\xef\xbb\xbf[train]\nlr = 0\n")
+    _, _, err = here.command("train", "--config", "exp.toml", "--check")
+    assert err == "trainbox: exp.toml: [train] lr = 0: 0 is not a finite number above 0\n"
 
 
 def test_a_missing_file_is_refused(here: Here) -> None:
