@@ -1,6 +1,7 @@
 """The task `images`: the layout of the folder, decoding, damaged files, models and trainings."""
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -215,6 +216,20 @@ def test_the_average_of_the_weights_is_validated_and_saved(here: Here, shapes: P
         sums = task.statistics(model, task.prepare(batch, training=False))
     loss = here.entries("validation")[-1]["loss"]
     assert float(sums["loss"]) / len(validation) == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "export"])
+def test_data_with_other_classes_are_refused(here: Here, shapes: Path, command: str) -> None:
+    here.train(**_SHORT | {"max_steps": 1})
+    assert json.loads((here.path() / "manifest.json").read_text())["classes"] == list(_CLASSES)
+    (shapes / "disc").rename(shapes / "a")
+    words = {"predict": ["data/shapes/cross"], "export": []}.get(command, ["--device", "cpu"])
+    code, out, err = here.command(command, "runs/r", *words)
+    assert (code, out) == (2, "")
+    assert err.endswith(
+        "trainbox: class 0 of runs/r is cross, but class 0 of the data is a: give data with the "
+        "classes of the training\n"
+    )
 
 
 def test_an_evaluation_names_the_pictures(here: Here, shapes: Path) -> None:

@@ -51,6 +51,7 @@ _CHANGE_BITS_PREFIXES = (
 # These entries belong to one start and do not affect the bits.
 _OF_THE_START = (
     "argv",
+    "classes",  # compared by itself where it matters
     "config_file",
     "plan.",
     "environment.OMP_",

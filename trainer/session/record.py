@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainer.classification import Classification
 from trainer.data.nested import tensors_in
 from trainer.errors import Changed, WrongUse
 from trainer.loop.preflight_labels import check_labels
@@ -144,6 +145,8 @@ def _write_manifest(
     found = manifest.describe(job.strategy, sys.argv[1:], settings, data.digests, data.sources)
     if job.initial is not None:
         found["init"] = job.initial
+    if isinstance(job.task, Classification):
+        found["classes"] = list(job.task.class_names)
     attempts = {"did_not_fit": list(did_not_fit)} if did_not_fit else {}
     # Write the manifest of a new run.
     stored = read_manifest(run)

@@ -1,11 +1,13 @@
 """Load the weights of a stored run, and find what has changed since the run's start."""
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer.classification import Classification
 from trainer.errors import StorageFailure, WrongUse
 from trainer.loop.preflight_labels import check_labels
 from trainer.loop.state import Inference, load_weights
@@ -28,9 +30,11 @@ def load_stored(job: Inference, stored: StoredRun, which: str) -> tuple[StoredWe
     A training that still runs may remove the checkpoint in between, so this tries again.
 
     Raises:
-        WrongUse: The run lacks such weights, or has other weights on another machine.
+        WrongUse: The run lacks such weights, has other weights on another machine, or was trained
+            with other classes.
         StorageFailure: The checkpoint is damaged, or was removed in each attempt.
     """
+    _refuse_other_classes(job, stored)
     for _ in range(_ATTEMPTS):
         found: StoredWeights | None = None
         if job.world.is_first:
@@ -59,6 +63,22 @@ def load_stored(job: Inference, stored: StoredRun, which: str) -> tuple[StoredWe
         f"the training in {stored.path} removed each of {_ATTEMPTS} checkpoints before it was "
         "read: train with a larger --keep or --checkpoint-minutes"
     )
+
+
+def _refuse_other_classes(job: Inference, stored: StoredRun) -> None:
+    """Raise WrongUse if the outputs of the stored model mean other classes than the task's.
+
+    A task may find its classes in the data. The manifest of an earlier version does not list them.
+    """
+    trained = stored.manifest.get("classes")
+    if not isinstance(job.task, Classification) or trained is None:
+        return
+    for k, (before, now) in enumerate(itertools.zip_longest(trained, job.task.class_names)):
+        if before != now:
+            raise WrongUse(
+                f"class {k} of {stored.path} is {before}, but class {k} of the data is {now}: give "
+                "data with the classes of the training"
+            )
 
 
 def changes_since(
