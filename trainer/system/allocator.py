@@ -12,7 +12,8 @@ def keep_freed_memory() -> None:
     """Keep freed blocks of up to 32 MiB in the process. Without glibc, do nothing.
 
     By default, glibc may return the gradients of a small model to the kernel in each step. The
-    kernel then clears hundreds of pages for the next step, which can take 20 % of its time.
+    kernel then clears hundreds of pages for the next step. The figures are in
+    docs/decisions/0029-freed-memory-stays-in-the-process.md.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
