@@ -16,6 +16,7 @@ import torch
 from tests.support.here import Here
 from tests.support.ranks import Ranks
 from tests.support.tiny import StepCounter
+from trainer.errors import WrongUse
 from trainer.records.predictions import csv_rows, json_lines
 from trainer.system.found_files import find_files
 
@@ -216,7 +217,14 @@ def test_folders_are_searched_in_the_order_of_names(tmp_path: Path) -> None:
     (tmp_path / "k").symlink_to(tmp_path / "linked")
     (tmp_path / "linked/l.png").write_text("")
     found = [str(path.relative_to(tmp_path)) for path in find_files([tmp_path], (".png",))]
-    assert found == ["A.PNG", "b.png", "c/d.e/y.png", "c/z.png", "c.png", "k/l.png"]
+    assert found == ["A.PNG", "b.png", "c/d.e/y.png", "c/z.png", "c.png", "k/l.png", "linked/l.png"]
     given = [tmp_path / "x.txt", tmp_path / "k"]
     assert find_files(given, (".png",)) == [tmp_path / "x.txt", tmp_path / "k/l.png"]
     assert find_files([tmp_path / "linked"], ()) == [tmp_path / "linked/l.png"]
+
+
+def test_a_fifo_in_a_folder_is_refused(tmp_path: Path) -> None:
+    """Opening it would wait for ever."""
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(WrongUse, match=r"a\.png is a FIFO, a device or a socket, not a file"):
+        find_files([tmp_path], (".png",))
