@@ -91,11 +91,17 @@ class Storage:
 
     def remove(self, step: int) -> None:
         """Remove the checkpoint of `step`, its marker first."""
-        folder = self._path(step, "")
         with contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(folder + MARKER)
-        with contextlib.suppress(FileNotFoundError):
-            self._fs.rm(folder.rstrip("/"), recursive=True)
+            self._fs.rm_file(self._path(step, MARKER))
+        folder = self._path(step, "").rstrip("/")
+        # fsspec's rm would take *, ? and [ in the path as a pattern of other folders.
+        for path in self._fs.find(folder):
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(path)
+        # Only file systems with folders need this. Another process may have written into them.
+        for path in (f"{folder}/checkpoints", folder):
+            with contextlib.suppress(OSError, NotImplementedError):
+                self._fs.rmdir(path)
 
     def _path(self, step: int, name: str) -> str:
         return f"{self._root}/{mirror_plan.folder_name(step)}/{name}"

@@ -387,6 +387,19 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         check_url("s3://b")
 
 
+def test_signs_of_patterns_in_a_name_remove_no_other_copies(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    names = [*("r*", "r?", "[r]a", "ra", "rb"), *("p*/r", "pa/r")]
+    for name in names:
+        for step in (1, 2):
+            Storage(URL, name).put(b"", step, MARKER)
+    for index, name in enumerate(names):
+        Storage(URL, name).remove(1)
+        left = [1 in Storage(URL, other).steps() for other in names]
+        assert left == [place > index for place in range(len(names))]
+
+
 def test_a_folder_of_a_disk_is_a_mirror(tmp_path: Path) -> None:
     run = Copied(tmp_path)
     storage = Storage(f"file://{tmp_path}/far/away", "r")
@@ -394,6 +407,7 @@ def test_a_folder_of_a_disk_is_a_mirror(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         run.save(step, 3)
     assert storage.steps() == {2: True, 3: True}
+    assert len(list((tmp_path / "far/away/r").iterdir())) == 2
     shutil.rmtree(run.path)
     run.path.mkdir()
     restore_newer(storage, run.path, True, lambda: False, run.reports.append)
