@@ -116,11 +116,18 @@ def described(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} ({shape})"
 
 
+def value_range(tensor: Tensor) -> str:
+    """Return the smallest and the largest value as a text, or "" if the tensor has none."""
+    if tensor.is_complex() or not tensor.numel():
+        return ""
+    least, most = tensor.min().item(), tensor.max().item()
+    return f", from {least:.4g} to {most:.4g} in the compared examples"
+
+
 def _interface(card: Card) -> list[str]:
     """Return what the inputs and the outputs are."""
     lines = [
-        f"- `{name}`: {described(tensor)}, from {tensor.min().item():.4g} to "
-        f"{tensor.max().item():.4g} in the compared examples"
+        f"- `{name}`: {described(tensor)}{value_range(tensor)}"
         for name, tensor in zip(card.names, card.inputs, strict=True)
     ]
     lines += [f"- output: {described(tensor)}" for tensor in card.outputs]

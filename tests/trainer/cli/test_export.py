@@ -27,6 +27,7 @@ from tests.support.pictures import make_pictures
 from trainer.session import export_formats
 from trainer.session.export import TOLERANCE, difference
 from trainer.session.export_formats import FORMATS
+from trainer.session.model_card import value_range
 from trainer.tasks.digits import Digits
 from trainer.tasks.images import Images
 
@@ -345,3 +346,16 @@ def test_the_difference_of_two_outputs(
     found: list[Any], wanted: list[Any], apart: float, allowed: float
 ) -> None:
     assert difference(torch.tensor(found), torch.tensor(wanted)) == pytest.approx((apart, allowed))
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        (torch.tensor([[0.5], [-2.0]]), ", from -2 to 0.5 in the compared examples"),
+        (torch.tensor([True, False]), ", from 0 to 1 in the compared examples"),
+        (torch.tensor([1j]), ""),
+        (torch.zeros(2, 0), ""),
+    ],
+)
+def test_the_card_shows_the_range_of_values_that_have_one(values: Tensor, shown: str) -> None:
+    assert value_range(values) == shown
