@@ -215,6 +215,16 @@ def test_a_byte_sees_only_the_bytes_before_it() -> None:
     assert model(bytes_BT[:, :3]).shape == (2, 3, 256)
 
 
+def test_only_a_training_drops_activations() -> None:
+    torch.manual_seed(0)
+    model = Gpt(layers=2, heads=2, width=16, context=8, dropout=0.5)
+    without = Gpt(layers=2, heads=2, width=16, context=8, dropout=0.0)
+    without.load_state_dict(model.state_dict())
+    bytes_BT = torch.randint(256, (2, 8))
+    assert not torch.equal(model(bytes_BT), without(bytes_BT))
+    assert torch.equal(model.eval()(bytes_BT), without(bytes_BT))
+
+
 def test_the_loss_of_a_model_without_weights_is_that_of_256_bytes() -> None:
     task = Text(layers=1, heads=1, width=4, context=5)
     model = task.build_model().requires_grad_(False)

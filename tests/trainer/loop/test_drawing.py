@@ -1,5 +1,6 @@
 """Pictures that a thread draws while the training continues."""
 
+import io
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
@@ -15,6 +17,7 @@ from tests.support.tiny import StepCounter, Tiny
 from trainer.errors import Preempted, TaskError
 
 _PICTURE = torch.zeros(3, 4, 4, dtype=torch.uint8)
+_REUSED = torch.zeros(3, 4, 4, dtype=torch.uint8)
 _trained_on, _drawn = threading.Event(), list[bool]()
 
 
@@ -46,6 +49,19 @@ class Patient(Tiny):
 
 
 @dataclass(frozen=True)
+class Reusing(Patient):
+    """Writes each batch's picture into the same tensor."""
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        if torch.is_grad_enabled():
+            _REUSED.zero_()
+        return super().losses(model, batch)
+
+    def figures(self, model: nn.Module, batch: Any, totals: Mapping[str, Tensor]) -> dict[str, Any]:
+        return {**super().figures(model, batch, totals), "reused": _REUSED.fill_(200)}
+
+
+@dataclass(frozen=True)
 class Failing(Tiny):
     """Raises an error while it draws in a thread."""
 
@@ -72,6 +88,16 @@ def test_the_training_continues_while_a_thread_draws(here: Here) -> None:
     here.train(task=f"{__name__}:Patient")
     assert _drawn == [True, True, True]
     assert _steps_of_pictures(here) == [6, 12, 18]
+
+
+def test_a_picture_is_not_what_the_task_makes_of_it_later(here: Here) -> None:
+    _trained_on.clear()
+    here.train(task=f"{__name__}:Reusing", epochs=2)
+    board = EventAccumulator(str(here.path() / "tensorboard"))
+    board.Reload()
+    event, _last = board.Images("validation/reused")
+    picture = Image.open(io.BytesIO(event.encoded_image_string))
+    assert picture.getextrema() == ((200, 200),) * 3
 
 
 def test_a_stop_waits_for_the_drawing(here: Here) -> None:
