@@ -225,7 +225,7 @@ class Images(Classification):
 
         Raises:
             WrongUse: a class has no picture, or a picture is damaged and not skipped.
-        OSError: a picture cannot be read.
+            OSError: a picture cannot be read.
         """
         # Find the pictures, and choose those for validation.
         folder = data_dir / self.folder
