@@ -8,31 +8,49 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from trainer.classification import Classification
+from trainer.errors import WrongUse
 from trainer.records.run_folder import finite_or_null
 from trainer.task import Task
 
 Columns = Mapping[str, Sequence[int | float | str]]
 
 
-def prediction_columns(task: Task, values: Mapping[str, Tensor]) -> Columns:
-    """Return the columns of `values`, which are (N,) or (N, K).
+def prediction_columns(
+    task: Task, first: str, ids: Sequence[str], values: Mapping[str, Tensor]
+) -> Columns:
+    """Return the column `first` with the `ids`, and the columns of `values`: (N,) or (N, K).
 
     For a Classification of K classes, the columns of a (N, K) value have the names of the classes,
     and `truth` and `prediction` are names of classes.
+
+    Raises:
+        WrongUse: Two columns have the same name.
     """
     class_names = task.class_names if isinstance(task, Classification) else ()
-    columns: dict[str, Sequence[int | float | str]] = {}
+    columns: dict[str, Sequence[int | float | str]] = {first: ids}
     for name, value in values.items():
-        if value.ndim == 1:
-            is_class = name in ("truth", "prediction") and class_names
-            numbers = value.tolist()
-            columns[name] = [class_names[k] for k in numbers] if is_class else numbers
-            continue
-        parts = value.flatten(1).T
-        named = class_names if len(class_names) == len(parts) else range(len(parts))
-        for label, part in zip(named, parts, strict=True):
-            columns[f"{name}_{label}"] = part.tolist()
+        found = {name: value}
+        if value.ndim == 2:
+            parts = value.T
+            named = class_names if len(class_names) == len(parts) else range(len(parts))
+            found = {f"{name}_{label}": part for label, part in zip(named, parts, strict=True)}
+        for label, part in found.items():
+            if label in columns:
+                raise WrongUse(
+                    f"task {type(task).__name__}: predictions() gives two columns the name "
+                    f"{label!r}: rename one of them"
+                )
+            is_class = name in ("truth", "prediction") and _are_classes(part, len(class_names))
+            numbers = part.tolist()
+            columns[label] = [class_names[k] for k in numbers] if is_class else numbers
     return columns
+
+
+def _are_classes(value: Tensor, count: int) -> bool:
+    """Return whether `value` (N,) has only indices of `count` classes."""
+    if value.is_floating_point() or not count:
+        return False
+    return bool(((value >= 0) & (value < count)).all())
 
 
 def csv_rows(columns: Columns) -> str:

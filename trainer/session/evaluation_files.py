@@ -3,13 +3,14 @@
 import errno
 import json
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from trainbox.files import replacing
+from trainbox.files import NotRegular, replacing
 from trainer.errors import StorageFailure
 from trainer.loop.per_example import example_ids, not_too_many
 from trainer.loop.state import Inference
@@ -29,8 +30,9 @@ def check_predictions(path: Path, job: Inference) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        # The new file replaces the path, which would remove a link or a device such as /dev/stdout.
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+            raise NotRegular(errno.ENXIO, "not a regular file")
         if not os.access(path.parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
@@ -41,13 +43,15 @@ def save_predictions(path: Path, job: Inference, values: dict[str, Tensor] | Non
     """Write the predictions of all examples.
 
     Raises:
-        WrongUse: They are too many.
+        WrongUse: They are too many, or two columns have the same name.
         StorageFailure: The file cannot be written.
     """
-    columns = prediction_columns(job.task, not_too_many(job.task, values))
+    values = not_too_many(job.task, values)
+    columns = prediction_columns(job.task, "id", example_ids(job), values)
     try:
         with replacing(path) as file:
-            file.write(csv_rows({"id": example_ids(job), **columns}).encode())
+            # An id may be the path of a file, which may have any bytes.
+            file.write(csv_rows(columns).encode(errors="backslashreplace"))
     except OSError as error:
         raise _predictions_not_writable(path, error) from error
 

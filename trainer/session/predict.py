@@ -147,7 +147,7 @@ def _predict(job: Inference, stored: StoredRun, request: Request, stop: StopRequ
     values = not_too_many(job.task, predicted.gathered())
     values.pop("truth", None)  # the label of a file is not known
     _report(job, f"{len(ids):,} predictions")
-    return {"file": ids, **prediction_columns(job.task, values)}
+    return prediction_columns(job.task, "file", ids, values)
 
 
 def _report(job: Inference, line: str) -> None:

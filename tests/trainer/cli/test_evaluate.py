@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import shutil
 import textwrap
 from pathlib import Path
@@ -390,15 +391,18 @@ def test_predictions_that_cannot_be_written_exit_with_2(
     assert not Path("p.csv").exists()
 
 
-@pytest.mark.parametrize("path", ["folder", "folder/file/p.csv"])
+@pytest.mark.parametrize("path", ["folder", "folder/file/p.csv", "folder/link", "folder/pipe"])
 def test_a_wrong_path_of_predictions_is_refused_before_the_evaluation(
     here: Here, path: str
 ) -> None:
     here.train(task="tests.support.tiny:Predicting", max_steps=2)
     Path("folder").mkdir()
     Path("folder/file").write_text("")
+    Path("folder/link").symlink_to("file")
+    os.mkfifo("folder/pipe")
     code, out, err = _evaluate(here, "--predictions", path)
     assert (code, out) == (4, "")
+    assert Path("folder/link").is_symlink() and Path("folder/pipe").is_fifo()
     assert f"{path} cannot be written (" in err and "with --predictions FILE" in err
     assert not (here.path() / "evaluations/best-validation/evaluation.json").exists()
 
