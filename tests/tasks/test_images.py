@@ -781,7 +781,7 @@ def _of_a_wider_model(path: Path) -> None:
         ),
         (_of_a_wider_model, "--set weights=w.pt: stage2.0.branch1.2.weight has shape "),
         (lambda path: path.write_text("x"), "w.pt has no weights that can be loaded ("),
-        (lambda path: torch.save([1], path), "w.pt does not contain tensors by name: use a "),
+        (lambda path: torch.save([1], path), "w.pt does not contain tensors by name (it "),
     ],
 )
 def test_weights_that_do_not_fit_are_one_line_and_exit_2(

@@ -21,6 +21,7 @@ from trainer.system.streams import printable
 def header(job: Job) -> None:
     """Log what is trained, on which hardware and with which settings."""
     config, world, schedule = job.config, job.world, job.schedule
+    notes = checked_notes(job.task, job.task.notes(job.train, job.evaluation.dataset))
     rows = {
         "run": str(job.run.path),
         "plan": os.environ.get("TRAINBOX_REASON")
@@ -43,7 +44,8 @@ def header(job: Job) -> None:
         **({"init": f"{job.initial['file']}: {job.initial['loaded']}"} if job.initial else {}),
         **({"frozen": job.frozen} if job.frozen else {}),
         "data": _data_sizes(job),
-        **checked_notes(job.task, job.task.notes(job.train, job.evaluation.dataset)),
+        # A line break, as in the name of a class folder, would begin a row.
+        **{printable(name): printable(note) for name, note in notes.items()},
         **_optimizer_of_the_task(job),
         "steps": f"{schedule.total_steps:,}, {schedule.steps_per_epoch:,} an epoch",
         "precision": f"{_precision(job)}, {'deterministic' if config.deterministic else 'fast'}, "
@@ -55,8 +57,7 @@ def header(job: Job) -> None:
             f"from step {job.state.progress.step}, epoch "
             f"{job.state.progress.step // schedule.steps_per_epoch + 1}"
         )
-    # A line break, as in the name of a class folder, would begin a row.
-    job.run.report("\n".join(printable(f"{name:<10} {value}") for name, value in rows.items()))
+    job.run.report("\n".join(f"{name:<10} {value}" for name, value in rows.items()))
 
 
 def _precision(job: Job) -> str:

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import StepCounter, Tiny
 from trainer.errors import NotFinite, Preempted, WrongUse
-from trainer.parallel.world import World
+from trainer.loop.pace import Pace
 from trainer.records.checkpoint import Checkpoints
 from trainer.settings.config import warmup_then_cosine
 
@@ -401,15 +401,15 @@ def test_the_earlier_state_of_torchs_generator_does_not_matter(here: Here) -> No
 def test_a_checkpoint_that_falls_due_before_a_validation_is_not_lost(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks learn the result of a vote at the next vote, here that of the validation."""
-    votes: list[tuple[int, ...]] = [(0, 0, -1, 1, 1)]  # stop, save, and the pace of the ranks
+    """Several ranks learn the result of a vote at the next vote, here that of the validation."""
+    votes = [(False, False)]  # stop, save
 
-    def one_later(_process: World, *requests: int) -> list[int]:
-        votes.append(requests)
-        return list(votes[-2])
+    def one_later(_pace: Pace, stop: bool, save: bool) -> tuple[bool, bool]:
+        votes.append((stop, save))
+        return votes[-2]
 
     checks = iter(range(1, 99))
-    monkeypatch.setattr(World, "vote", one_later)
+    monkeypatch.setattr(Pace, "vote", one_later)
     # The check after step 12 is due, at the end of the second epoch.
     monkeypatch.setattr(Checkpoints, "due", lambda _self, _minutes: next(checks) == 12)
     here.train(max_steps=18, best_by="max:loss", keep=99)  # never better than the first time
