@@ -7,7 +7,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from trainbox.files import open_regular, read_object
@@ -23,9 +23,19 @@ _STALLED_S = 300.0
 class Mirror:
     """The copies of one run's checkpoints. A thread makes them, and no failure stops a training."""
 
-    def __init__(self, storage: Storage, run: Path, report: Callable[[str], None]) -> None:
-        """Copy the checkpoints of the run in the folder `run`. `report` logs a message."""
+    def __init__(
+        self,
+        storage: Storage,
+        run: Path,
+        report: Callable[[str], None],
+        damaged: Collection[int] = (),
+    ) -> None:
+        """Copy the checkpoints of the run in the folder `run`. `report` logs a message.
+
+        The storage has `damaged` copies, which do not count and are replaced.
+        """
         self._storage, self._run, self._report = storage, run, report
+        self._damaged = set(damaged)
         self._changed = threading.Condition()
         self._wanted: tuple[str | None, int | None] | None = None
         self._last: tuple[str | None, int | None] | None = None
@@ -103,7 +113,7 @@ class Mirror:
     def _copy_new(self, run_id: str | None, best_step: int | None) -> None:
         """Copy what the storage lacks, and then remove what the run does not keep."""
         stored = self._storage.steps()
-        complete = {step for step, whole in stored.items() if whole}
+        complete = {step for step, whole in stored.items() if whole} - self._damaged
         if not self._is_ours:
             refuse_another_run(self._storage, complete, run_id)
             self._is_ours = True
@@ -113,6 +123,7 @@ class Mirror:
             if not self._copy(step, run_id):
                 return  # a newer checkpoint has replaced it, and its copy follows
             complete.add(step)
+            self._damaged.discard(step)
             self._newest = max(complete)
         for step in mirror_plan.removals(local, stored):
             self._moved()

@@ -24,8 +24,10 @@ def restore_newer(
     may_restore: bool,
     stopped: Callable[[], bool],
     report: Callable[[str], None],
-) -> None:
+) -> set[int]:
     """Restore the newest checkpoint of the storage, if the folder `run` has only older ones.
+
+    Return the steps whose copies are damaged.
 
     The best checkpoint and the records are restored as well. A damaged copy is reported, and an
     older one is used. If the storage cannot be read and the folder has a checkpoint, the training
@@ -40,6 +42,7 @@ def restore_newer(
         Preempted: `stopped` returned True.
     """
     own = max(steps_in(run / "checkpoints"), default=-1)
+    damaged: set[int] = set()
     with _storage_errors(storage, run, own, report):
         stored = _first_answer(storage)
         complete = sorted((step for step, whole in stored.items() if whole), reverse=True)
@@ -56,16 +59,22 @@ def restore_newer(
                 f"{newer[0]}: choose another --run name"
             )
         for step in newer:
-            if problem := _restore(storage, run, step, stopped):
-                report(f"the copy of step {step} in {storage.place} is damaged ({problem})")
+            if found := _restore(storage, run, step, stopped):
+                if found[0] not in damaged:
+                    report(
+                        f"the copy of step {found[0]} in {storage.place} is damaged ({found[1]})"
+                    )
+                damaged.add(found[0])
                 continue
             report(f"restored the checkpoint of step {step} from {storage.place}")
-            return
-        if newer and own < 0:
-            raise StorageFailure(
-                f"no copy in {storage.place} is intact: remove them to start again, or choose "
-                "another --run name"
-            )
+            break
+        else:
+            if newer and own < 0:
+                raise StorageFailure(
+                    f"no copy in {storage.place} is intact: remove them to start again, or choose "
+                    "another --run name"
+                )
+    return damaged
 
 
 def _first_answer(storage: Storage) -> dict[int, bool]:
@@ -95,8 +104,10 @@ def _first_answer(storage: Storage) -> dict[int, bool]:
     return found[0]
 
 
-def _restore(storage: Storage, run: Path, step: int, stopped: Callable[[], bool]) -> str | None:
-    """Restore the checkpoint of `step` and the best one, or return what is damaged."""
+def _restore(
+    storage: Storage, run: Path, step: int, stopped: Callable[[], bool]
+) -> tuple[int, str] | None:
+    """Restore the checkpoint of `step` and the best one, or return which is damaged and how."""
 
     def moved() -> None:
         if stopped():
@@ -106,6 +117,7 @@ def _restore(storage: Storage, run: Path, step: int, stopped: Callable[[], bool]
             )
 
     ready: list[Path] = []
+    number = step
     try:
         newest = storage.marker(step)
         # The newest checkpoint is last, so that a killed start restores again.
@@ -120,9 +132,9 @@ def _restore(storage: Storage, run: Path, step: int, stopped: Callable[[], bool]
                 ready.append(path)
                 storage.get_file(number, name, path, moved)
                 if problem := damage(path, marker.files[name]):
-                    return f"{name}: {problem}"
+                    return number, f"{name}: {problem}"
     except (ValueError, FileNotFoundError) as error:
-        return str(error)
+        return number, str(error)
     else:
         # All files are intact. The sidecar of the newest checkpoint gets its name last.
         for path in ready:

@@ -34,8 +34,10 @@ def mirrored(
 
     def restore() -> None:
         storage = Storage(url, run.path.name)
-        restore_newer(storage, run.path, resume != "never", lambda: bool(stop), run.report)
-        opened.append(Mirror(storage, run.path, run.report))
+        damaged = restore_newer(
+            storage, run.path, resume != "never", lambda: bool(stop), run.report
+        )
+        opened.append(Mirror(storage, run.path, run.report, damaged))
 
     while_first_works(world, restore)
     mirror = opened[0] if opened else None

@@ -142,6 +142,19 @@ def test_no_code_of_a_mirror_runs(here: Here, faulty: type[Storages]) -> None:
     assert not (here.folder / "hacked").exists()
 
 
+def test_a_damaged_copy_is_replaced(here: Here, faulty: type[Storages]) -> None:
+    here.train(mirror=URL, checkpoint_steps=4)
+    digest = here.digest()
+    newest = "/bucket/prefix/r/step-00000018/checkpoints/step-00000018.pt"
+    before = Storages().names()[newest]
+    Storages().pipe_file(newest, before[:-1])
+    for text in ("step 18 in faulty://bucket/prefix/r is damaged (", "the checkpoint of step 18 "):
+        shutil.rmtree(here.path())
+        out = here.train(mirror=URL, checkpoint_steps=4)
+        assert text in out and here.digest() == digest
+        assert len(Storages().names()[newest]) == len(before)
+
+
 def test_the_command_refuses_a_mirror_that_it_cannot_use(here: Here) -> None:
     words = ("train", TINY, "--device", "cpu", "--run", "r")
     for url, text in (
