@@ -488,3 +488,9 @@ def test_the_predictions_of_files_are_those_of_their_clips_in_an_evaluation(here
     code, out, err = here.command("predict", "runs/r", "--device", "cpu", "new.mp4", "short.npy")
     assert (code, out) == (2, "")
     assert err == "trainbox: short.npy has 8 frames, fewer than the 9 of a clip: leave it out\n"
+
+
+def test_a_link_to_a_missing_video_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").symlink_to("gone.mp4")
+    with pytest.raises(WrongUse, match=r"/a\.mp4 cannot be read \(No such file or directory\): "):
+        Video(classes="rest/groom").prediction_dataset([tmp_path / "a.mp4"])

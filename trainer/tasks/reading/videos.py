@@ -84,8 +84,16 @@ def _cached(path: Path, cache: Path, size: int) -> Path:
     """Return the path of the decoded frames of `path`.
 
     It depends on the size and the time of the file, so a changed file is decoded again.
+
+    Raises:
+        WrongUse: the file cannot be read.
     """
-    status = path.stat()
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise WrongUse(
+            f"{path} cannot be read ({error.strerror}): restore the file, or remove it"
+        ) from error
     key = hashlib.sha256(
         f"{path.name} {status.st_size} {status.st_mtime_ns} {size}".encode()
     ).hexdigest()[:16]
