@@ -224,8 +224,8 @@ class Images(Classification):
         """Return the training part and the validation part.
 
         Raises:
-            WrongUse: a class has no picture, or a picture is damaged and not skipped.
-            OSError: a picture cannot be read.
+            WrongUse: a class has no picture, or a picture cannot be read, or is damaged and not
+                skipped.
         """
         # Find the pictures, and choose those for validation.
         folder = data_dir / self.folder

@@ -35,8 +35,7 @@ def refuse_damaged(pictures: Sequence[Picture]) -> None:
     """Check the first bytes of each file, which takes microseconds for each.
 
     Raises:
-        WrongUse: a file is empty, is a broken link, or does not start as a picture.
-        OSError: a file cannot be read.
+        WrongUse: a file is empty, is a broken link, cannot be read, or does not start as a picture.
     """
     if found := _found([picture.path for picture in pictures], _wrong_start):
         raise damaged_use(found)
@@ -49,7 +48,7 @@ def damaged_pictures(folder: Path, pictures: Sequence[Picture]) -> set[Path]:
     files are the same. If `folder` cannot be written, each process decodes all pictures.
 
     Raises:
-        OSError: a file cannot be read.
+        WrongUse: a file cannot be read.
     """
     key = hashlib.sha256()
     for picture in pictures:
@@ -98,7 +97,7 @@ def _wrong_start(path: Path) -> str | None:
         with path.open("rb", buffering=0) as file:
             start = file.read(16)
     except OSError as error:
-        return _broken_link(error)
+        return _broken_link(path, error)
     if not start:
         return "the file is empty"
     return None if start.startswith(_STARTS) else "it does not start as a picture"
@@ -110,14 +109,14 @@ def _damage(path: Path) -> str | None:
     except DamagedPicture as error:
         return str(error)
     except OSError as error:
-        return _broken_link(error)
+        return _broken_link(path, error)
     return None
 
 
-def _broken_link(error: OSError) -> str:
-    """Return the reason of a broken link, and raise any other error of the system again."""
+def _broken_link(path: Path, error: OSError) -> str:
+    """Return the reason of a broken link, and raise WrongUse for any other error of the system."""
     if error.errno not in _BROKEN_LINK:
-        raise error
+        raise WrongUse(f"{path} cannot be read ({error.strerror}): make it readable") from error
     return os.strerror(error.errno)
 
 
