@@ -72,18 +72,17 @@ class TensorBoardLog:
                 image(f"validation/{name}", picture, dataformats="CHW")
                 for name, picture in pictures.items()
             ]
+
+            def write(board: "SummaryWriter") -> None:
+                for summary in found:
+                    board.file_writer.add_summary(summary, step)  # type: ignore[attr-defined]
+
+            self._write(write)
         except Exception as error:  # noqa: BLE001 - no picture ends a training
             self._problem = (
                 f"the pictures of step {step} cannot be written ({error}): training continues "
                 "without them"
             )
-            return
-
-        def write(board: "SummaryWriter") -> None:
-            for summary in found:
-                board.file_writer.add_summary(summary, step)  # type: ignore[attr-defined]
-
-        self._write(write)
 
     def finish_pictures(self) -> None:
         """Wait until the last pictures are written, and report if they could not be.

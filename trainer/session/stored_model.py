@@ -73,7 +73,8 @@ def _refuse_other_classes(job: Inference, stored: StoredRun) -> None:
     trained = stored.manifest.get("classes")
     if not isinstance(job.task, Classification) or trained is None:
         return
-    for k, (before, now) in enumerate(itertools.zip_longest(trained, job.task.class_names)):
+    pairs = itertools.zip_longest(trained, job.task.class_names, fillvalue="missing")
+    for k, (before, now) in enumerate(pairs):
         if before != now:
             raise WrongUse(
                 f"class {k} of {stored.path} is {before}, but class {k} of the data is {now}: give "
