@@ -487,6 +487,10 @@ _DAMAGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
         "runs/r/manifest.json is damaged (resumes is not a list",
     ),
     (
+        lambda run: _change(run / "manifest.json", sources=[]),
+        "runs/r/manifest.json is damaged (sources is not an object): restore it",
+    ),
+    (
         lambda run: _change(run / "manifest.json", settings=None),
         "runs/r/manifest.json is damaged (it has no settings)",
     ),
