@@ -6,7 +6,7 @@ import click
 
 from trainer.cli.invocation import Verb, check_run, read_device, report_environment
 from trainer.cli.options import verification_options
-from trainer.system.found_files import check_files
+from trainer.system.given_files import check_files
 from trainer.system.signals import StopRequest
 
 

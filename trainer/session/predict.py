@@ -27,7 +27,7 @@ from trainer.session.failures import errors_as_failures
 from trainer.session.stored_model import changes_since, load_stored, refuse_changed_sources
 from trainer.session.stored_run import StoredRun
 from trainer.settings.config import check
-from trainer.system.found_files import find_files
+from trainer.system.given_files import given_files
 from trainer.system.signals import StopRequest
 from trainer.system.streams import message_line
 from trainer.system.temporary import sockets_in_a_folder
@@ -99,7 +99,7 @@ def _files(task: Task, given: Sequence[Path], strategy: Strategy) -> list[Path]:
             f"task {type(task).__name__} has no method load_example(): define it to return the "
             "example of a file"
         )
-    files = find_files(given, task.example_endings)
+    files = given_files(given, task.example_endings)
     refuse_difference(strategy.world, {"files": files}, "copy the same files to all machines")
     return files
 

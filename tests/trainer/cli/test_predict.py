@@ -18,7 +18,7 @@ from tests.support.ranks import Ranks
 from tests.support.tiny import StepCounter
 from trainer.errors import WrongUse
 from trainer.records.predictions import csv_rows, json_lines
-from trainer.system.found_files import find_files
+from trainer.system.given_files import given_files
 
 TASK = "tests.support.tiny:FromFiles"
 _NUMBERS = {"a": "1 2 3 4", "b/c": "0.5 -1 2 8", "b/d": "-2 1 1 1", "e": "4 3 2 1", "f": "0 1 1 1"}
@@ -216,15 +216,15 @@ def test_folders_are_searched_in_the_order_of_names(tmp_path: Path) -> None:
     (tmp_path / "linked").mkdir()
     (tmp_path / "k").symlink_to(tmp_path / "linked")
     (tmp_path / "linked/l.png").write_text("")
-    found = [str(path.relative_to(tmp_path)) for path in find_files([tmp_path], (".png",))]
+    found = [str(path.relative_to(tmp_path)) for path in given_files([tmp_path], (".png",))]
     assert found == ["A.PNG", "b.png", "c/d.e/y.png", "c/z.png", "c.png", "k/l.png", "linked/l.png"]
     given = [tmp_path / "x.txt", tmp_path / "k"]
-    assert find_files(given, (".png",)) == [tmp_path / "x.txt", tmp_path / "k/l.png"]
-    assert find_files([tmp_path / "linked"], ()) == [tmp_path / "linked/l.png"]
+    assert given_files(given, (".png",)) == [tmp_path / "x.txt", tmp_path / "k/l.png"]
+    assert given_files([tmp_path / "linked"], ()) == [tmp_path / "linked/l.png"]
 
 
 def test_a_fifo_in_a_folder_is_refused(tmp_path: Path) -> None:
     """Opening it would wait for ever."""
     os.mkfifo(tmp_path / "a.png")
     with pytest.raises(WrongUse, match=r"a\.png is a FIFO, a device or a socket, not a file"):
-        find_files([tmp_path], (".png",))
+        given_files([tmp_path], (".png",))

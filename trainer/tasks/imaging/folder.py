@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainbox import WrongUse
+from trainbox.found_files import files_in
 from trainer.tasks.reading.files import (
     TRAIN,
     VALIDATION,
-    find_files,
     refuse_missing,
     validation_folder,
 )
@@ -96,7 +96,7 @@ def find_pictures(folder: Path, classes: Sequence[str]) -> list[Picture]:
                 f"{folder / name} does not exist: use folders of {folder} in --set classes="
                 f"{'/'.join(classes)}"
             )
-        found = [Picture(path, label) for path in find_files(folder / name, ENDINGS)]
+        found = [Picture(path, label) for path in files_in(folder / name, ENDINGS)]
         if not found:
             raise WrongUse(
                 f"{folder / name} has no picture ({', '.join(ENDINGS)}): add one, or remove the "

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from trainbox import StorageFailure, WrongUse
+from trainbox.found_files import files_in
 from trainer.tasks.reading.files import (
     TRAIN,
-    find_files,
     is_held_out,
     refuse_missing,
     validation_folder,
@@ -69,7 +69,7 @@ def split_texts(
 
 
 def _found(folder: Path, endings: tuple[str, ...]) -> list[Path]:
-    paths = list(find_files(folder, endings))
+    paths = list(files_in(folder, endings))
     if not paths:
         raise WrongUse(
             f"{folder} has no text file ({', '.join(endings)}): add one, or set other endings with "
@@ -107,7 +107,7 @@ class Windows(Dataset[tuple[Tensor]]):
     """A dataset of windows (context + 1,) uint8 of all texts, one after the other.
 
     A zero byte follows each text. Neighbouring windows share one byte, so each byte but the first
-    is predicted once. If `shifted`, a window starts up to `context` bytes later, at random.
+    and those after the last whole window is predicted once. If `shifted`, a window starts up to `context` bytes later, at random.
 
     A window is mapped from its files when it is read. So a process has only the paths and the sizes
     of the files in memory.
