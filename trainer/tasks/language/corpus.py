@@ -107,7 +107,8 @@ class Windows(Dataset[tuple[Tensor]]):
     """A dataset of windows (context + 1,) uint8 of all texts, one after the other.
 
     A zero byte follows each text. Neighbouring windows share one byte, so each byte but the first
-    and those after the last whole window is predicted once. If `shifted`, a window starts up to `context` bytes later, at random.
+    and those after the last whole window is predicted once. If `shifted`, a window starts up to
+    `context` bytes later, at random.
 
     A window is mapped from its files when it is read. So a process has only the paths and the sizes
     of the files in memory.
