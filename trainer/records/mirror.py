@@ -119,6 +119,12 @@ class Mirror:
             self._is_ours = True
         self._newest = max(complete, default=None)
         local = steps_in(self._run / "checkpoints")
+        # Copies that were not finished can fill a disk, and nothing needs them.
+        for step in mirror_plan.removals(local, stored):
+            if not stored[step]:
+                self._moved()
+                self._storage.remove(step)
+                del stored[step]
         for step in mirror_plan.uploads(local, best_step, complete):
             if not self._copy(step, run_id):
                 return  # a newer checkpoint has replaced it, and its copy follows

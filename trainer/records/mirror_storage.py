@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainbox.secret_rule import without_secrets
-from trainer.errors import WrongUse
+from trainer.errors import NetworkFailure, WrongUse
 from trainer.records import mirror_plan
 from trainer.records.mirror_plan import MARKER, Marker
 
@@ -25,13 +25,22 @@ class Storage:
 
         Raises:
             WrongUse: The URL is wrong, its scheme is unknown, or its package is not installed.
+            NetworkFailure: The storage cannot be opened.
         """
         check_url(url)
         import fsspec
 
         # The listing must be new each time, and no other code may share the connection.
         self._fs: AbstractFileSystem
-        self._fs, root = fsspec.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
+        try:
+            self._fs, root = fsspec.url_to_fs(
+                url, skip_instance_cache=True, use_listings_cache=False
+            )
+        except Exception as error:  # file systems raise errors of all kinds
+            raise NetworkFailure(
+                f"{OPTION}: {without_secrets(url)} cannot be opened ({reason(error)}): check the "
+                "URL, and give the same command again"
+            ) from error
         if hasattr(self._fs, "auto_mkdir"):
             self._fs.auto_mkdir = True  # a folder on a disk; object storages do not have folders
         self._root = f"{root.rstrip('/')}/{name}"
@@ -115,6 +124,8 @@ def check_url(url: str) -> None:
     """
     scheme, separator, rest = url.partition("://")
     shown = without_secrets(url)
+    if scheme == "memory":
+        raise WrongUse(f"{OPTION} {shown!r} ends with the process: write s3://bucket/prefix")
     if not separator or "::" in url or not rest.strip("/") or not url.isprintable():
         raise WrongUse(f"{OPTION} {shown!r} is not a storage: write s3://bucket/prefix")
     if ":" in rest.partition("/")[0].rpartition("@")[0]:

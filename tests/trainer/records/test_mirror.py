@@ -366,6 +366,7 @@ def test_a_full_disk_is_not_a_failure_of_the_storage(
         ("file:///", "--mirror 'file:///' is not a storage: write s3://bucket/prefix"),
         ("file://a\n", "is not a storage: write s3://bucket/prefix"),
         ("simplecache::s3://bucket", "is not a storage: write s3://bucket/prefix"),
+        ("memory://a", "--mirror 'memory://a' ends with the process: write s3://bucket/prefix"),
         ("none://bucket", "--mirror 'none://bucket' has an unknown scheme: use one of fsspec, "),
         (f"ftp://me:{SECRET}@host/x", "--mirror ftp://... contains a login, which other users"),
     ],
@@ -376,6 +377,23 @@ def test_a_url_that_is_not_a_storage_is_refused(url: str, text: str) -> None:
     assert text in str(refused.value)
     assert SECRET not in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_storage_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(NetworkFailure, match=r"^--mirror: zip://none.zip cannot be opened \("):
+        Storage("zip://none.zip", "r")
+
+
+def test_torn_copies_do_not_fill_a_full_storage(tmp_path: Path, faulty: type[Storages]) -> None:
+    def fail(operation: str, path: str) -> None:
+        if operation == "put" and len(Storages.store) > 0:
+            raise OSError(28, "No space left on device")
+
+    Storages().pipe_file("/bucket/prefix/r/step-00000001/checkpoints/step-00000001.pt", b"torn")
+    Storages.before = staticmethod(fail)
+    run = Copied(tmp_path, keep=1)
+    run.save(2)
+    assert stored_steps() == [2]
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
