@@ -3,6 +3,7 @@
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -95,12 +96,19 @@ def row(entry: Mapping[str, Any]) -> Row | None:
     """Return the finite numbers of an entry, or None if it has none.
 
     Texts and events of the hardware are left out.
+
+    Raises:
+        WrongUse: Two metrics would have the same name in a tracker.
     """
     kind, step, when = str(entry.get("kind", "train")), entry.get("step"), entry.get("time_unix_s")
     if type(step) is not int or abs(step) > _LARGEST_STEP or kind == "health":
         return None
     found = numbers(kind, {name: entry[name] for name in entry.keys() - _RESERVED})
     values = {_metric_name(name): _finite(found[name]) for name in sorted(found)}
+    if len(values) < len(found):
+        alike = Counter(map(_metric_name, found)).most_common(1)[0][0]
+        both = " and ".join(name for name in sorted(found) if _metric_name(name) == alike)
+        raise WrongUse(f"a tracker would show {both} as {alike}: rename one of these metrics")
     kept = {name: value for name, value in values.items() if value is not None}
     if not isinstance(when, int | float) or not 0 <= when < _LATEST_S:
         when = time.time()

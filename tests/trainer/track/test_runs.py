@@ -38,6 +38,11 @@ def test_the_finite_numbers_of_an_entry_are_its_row(
     assert row(entry) == expected
 
 
+def test_two_metrics_with_the_same_name_in_a_tracker_are_refused() -> None:
+    with pytest.raises(WrongUse, match=r"would show train/acc@5 and train/acc_5 as train/acc_5: "):
+        row(train_entry(1, **{"acc@5": 1, "acc_5": 2, "loss": 3}))
+
+
 def test_a_long_name_is_cut() -> None:
     found = row(train_entry(1, **{"x" * 400: 1}))
     assert found is not None
