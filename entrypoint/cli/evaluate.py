@@ -7,19 +7,19 @@ import click
 
 from entrypoint.cli.checking import checked_plan
 from entrypoint.cli.launching import supervised
-from entrypoint.cli.options import data_dir_option, launch_options
+from entrypoint.cli.options import (
+    anyway_option,
+    checkpoint_option,
+    data_dir_option,
+    launch_options,
+)
 from entrypoint.launch.supervise import EVALUATION
 from entrypoint.script.folder import refuse_script
 
 
 @click.command()
 @launch_options
-@click.option(
-    "--checkpoint",
-    type=click.Choice(["best", "last"]),
-    default="best",
-    help="The weights of the best validation (default), or of the newest checkpoint.",
-)
+@checkpoint_option
 @click.option(
     "--data",
     type=click.Choice(["validation", "test"]),
@@ -44,9 +44,7 @@ from entrypoint.script.folder import refuse_script
     default=True,
     help="Bootstrap 95 % intervals of the metrics (default).",
 )
-@click.option(
-    "--anyway", is_flag=True, help="Evaluate even if the source files of the task changed."
-)
+@anyway_option
 @click.argument("run", type=click.Path(path_type=Path))
 def evaluate(
     run: Path,

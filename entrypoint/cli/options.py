@@ -171,6 +171,15 @@ data_dir_option = click.option(
     metavar="FOLDER",
     help="Folder of the datasets. Default: data.",
 )
+checkpoint_option = click.option(
+    "--checkpoint",
+    type=click.Choice(["best", "last"]),
+    default="best",
+    help="The weights of the best validation (default), or of the newest checkpoint.",
+)
+anyway_option = click.option(
+    "--anyway", is_flag=True, help="Accept changed source files of the task."
+)
 _HEALTH_OPTIONS = [
     click.option(
         "--health/--no-health",

@@ -7,19 +7,19 @@ import click
 
 from entrypoint.cli.checking import checked_plan
 from entrypoint.cli.launching import supervised
-from entrypoint.cli.options import data_dir_option, launch_options
+from entrypoint.cli.options import (
+    anyway_option,
+    checkpoint_option,
+    data_dir_option,
+    launch_options,
+)
 from entrypoint.launch.supervise import PREDICTION
 from entrypoint.script.folder import refuse_script
 
 
 @click.command()
 @launch_options
-@click.option(
-    "--checkpoint",
-    type=click.Choice(["best", "last"]),
-    default="best",
-    help="The weights of the best validation (default), or of the newest checkpoint.",
-)
+@checkpoint_option
 @click.option(
     "--format",
     "form",
@@ -28,7 +28,7 @@ from entrypoint.script.folder import refuse_script
     help="CSV with a header (default), or a JSON object on each line.",
 )
 @data_dir_option
-@click.option("--anyway", is_flag=True, help="Accept changed source files of the task.")
+@anyway_option
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True)
 def predict(
