@@ -81,7 +81,7 @@ def test_the_same_bits_on_one_to_four_processes_and_through_kills(
     forked_trainings: ForkedCommand, shapes: Path
 ) -> None:
     fields = " ".join(f"{name}={value}" for name, value in _ALL_FIELDS.items())
-    drill = ("drill", "images", "--shards", "4", "--steps", "8", "--seed", "1", "--cpu")
+    drill = ("drill", "images", "--shards", "4", "--steps", "10", "--seed", "1", "--cpu")
     ended = forked_trainings(*drill, env={"SET": fields, "TRAINBOX_BATCH_SIZE": "8"})
     assert ended.code == 0, ended.out + ended.err
     assert "the same bits in all 6 trainings" in ended.out, ended.out
