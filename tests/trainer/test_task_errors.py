@@ -148,7 +148,6 @@ def with_data(task: Three, _data_dir: Path) -> Task:
 _ZEROS = torch.zeros(4)
 
 
-# Task, what of it is changed, and the message.
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -157,6 +156,7 @@ _LISTED = {
     name: lambda *_args: Listed([(torch.zeros(4), 1.0)] * 26)
     for name in ("train_dataset", "validation_dataset")
 }
+# Task, what of it is changed, and the message.
 _MISTAKES: dict[str, tuple[type[Task], dict[str, Any], str]] = {
     "no class names": (
         Three,

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -107,11 +108,12 @@ def _remedy(text: str) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Drop the output and the logs of torch, which prints a graph before an error."""
+    """Drop the output, the logs and the warnings of torch, which prints a graph before an error."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(before)

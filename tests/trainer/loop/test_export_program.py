@@ -16,8 +16,10 @@ from trainer.loop.export_program import export_program
 from trainer.loop.model_call import find_call
 from trainer.task import Task
 from trainer.tasks.digits import Digits
+from trainer.tasks.har import Har
 from trainer.tasks.ssvae import Ssvae
 from trainer.tasks.teacher_student import TeacherStudent
+from trainer.tasks.text import Text
 from trainer.tasks.video import Video
 
 
@@ -40,6 +42,14 @@ _BATCHES: dict[str, tuple[Task, Callable[[], Any]]] = {
         Video(classes="a/b", frames=3, size=16, width=4),
         lambda: (_bytes(5, 3, 16, 16), _LABELS, _ONES),
     ),
+    **{
+        f"har, {model}": (
+            Har(model=model, width=8, layers=1),
+            lambda: (torch.randn(5, 9, 128), _LABELS),
+        )
+        for model in ("cnn", "lstm", "transformer")
+    },
+    "text": (Text(layers=1, heads=1, width=8, context=5), lambda: (_bytes(5, 6),)),
     "ssvae": (Ssvae(dataset="digits", hidden=8), lambda: _first(Ssvae(dataset="digits"), 5)),
     "teacher_student": (TeacherStudent(), lambda: _first(TeacherStudent(), 5)),
 }

@@ -107,12 +107,12 @@ def test_a_stop_waits_for_the_last_copy_up_to_a_limit(
         if operation == "put" and "step-00000009" in path:
             assert released.wait(60)
 
-    monkeypatch.setattr("trainer.loop.saving._MIRROR_S", 0.5)
     Storages.before = staticmethod(hang)
     log = here.path() / "logs/rank-0.log"
     with pytest.raises(Preempted, match="at step 5 of 18, checkpoint saved"):
         here.train(stop=StopAfter(5), mirror=URL)
     assert f"{URL}/r has the checkpoint of step 5\n" in log.read_text()
+    monkeypatch.setattr("trainer.loop.saving._MIRROR_S", 2.0)
     with pytest.raises(Preempted, match="at step 9 of 18, checkpoint saved"):
         here.train(stop=StopAfter(4), mirror=URL)
     assert "step 6; the last copy was not finished in time\n" in log.read_text()

@@ -9,7 +9,7 @@ import pytest
 _FAULTS = """
 import resource
 from trainer.system.allocator import keep_freed_memory
-{call}
+keep_freed_memory()
 def round():
     blocks = [bytearray(16 * 2**20) for _ in range(3)]
 for _ in range(3):
@@ -24,8 +24,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
 def test_blocks_are_used_again_without_new_pages() -> None:
     # A process of its own, because a training in this one may have called the function before.
-    program = _FAULTS.format(call="keep_freed_memory()")
     ended = subprocess.run(
-        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-c", _FAULTS], capture_output=True, text=True, check=True
     )
     assert int(ended.stdout) < 100  # tens of thousands if glibc returns the blocks of each round
