@@ -12,7 +12,7 @@ _CUT = "(not shown)"
 
 # Common names of settings, such as keypoints, tokenizer, max_tokens and passes, are not secrets.
 _WORDS = (
-    r"KEY(?!POINT|WORD|FRAME)|(?<!MAX[_-])(?<!NEW[_-])(?<!NUM[_-])TOKEN(?!IZ)|SECRET|PASS(?!ES)"
+    r"KEY(?!POINT|WORD|FRAME)|TOKEN(?!S|IZ)|(?<!(?:MAX|NEW|NUM)[_-])TOKENS|SECRET|PASS(?!ES)"
     "|CRED|AUTH|PWD|_PW|_PIN|_TOK(?!EN)|LICENSE|HOOK|DSN|SIGNATURE"
 )
 _SECRET_NAME = re.compile(rf"{_WORDS}|SLURM_\w*(?:USER|ACCOUNT)", re.IGNORECASE)

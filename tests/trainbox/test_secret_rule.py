@@ -19,6 +19,10 @@ HEX = "3fa94c0b7715d2e8a6610fb49c8d27e05b13aa9f"
         (["--set", "api_key=abc"], ["--set", "api_key=(not shown)"]),
         (["hf_abcDEFghi"], ["(not shown)"]),
         (["--max-tokens", "512", "--tokenizer", "a"], ["--max-tokens", "512", "--tokenizer", "a"]),
+        (
+            ["--new-token", "a", "--new-tokens", "2"],
+            ["--new-token", "(not shown)", "--new-tokens", "2"],
+        ),
         (["--num_keypoints", "17", "--passes=2"], ["--num_keypoints", "17", "--passes=2"]),
         (
             ["--tokens", "a", "--hf_token", "b"],

@@ -60,11 +60,17 @@ def export(
     handle_stop_signals(_stop)
     from trainer.session.export import Request, export_run
 
-    export_run(run, Request(to, checkpoint, out, licence, anyway), data_dir)
+    try:
+        export_run(run, Request(to, checkpoint, out, licence, anyway), data_dir)
+    except _Stop as stop:
+        raise Preempted(
+            f"stopped by {stop} before the end of the export: start the same command again"
+        ) from None
+
+
+class _Stop(BaseException):
+    """A stop signal. torch catches each Exception during an export."""
 
 
 def _stop(number: int, _frame: FrameType | None) -> NoReturn:
-    raise Preempted(
-        f"stopped by {STOP_SIGNALS[signal.Signals(number)]} before the end of the export: start "
-        "the same command again"
-    )
+    raise _Stop(STOP_SIGNALS[signal.Signals(number)])

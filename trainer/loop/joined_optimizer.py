@@ -13,6 +13,8 @@ class _Joined(Optimizer):
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self.parts = tuple(parts)
         super().__init__([group for part in parts for group in part.param_groups], {})
+        for part in parts:
+            self.state.update(part.state)  # some optimizers make their state before the first step
         self._share()
 
     def _share(self) -> None:

@@ -11,11 +11,8 @@ from trainer.loop.guard import check_unchanged
 from trainer.loop.log import not_finite
 from trainer.loop.pace import Pace
 from trainer.loop.state import Job
+from trainer.records.mirror import STOP_S
 from trainer.system.signals import StopRequest
-
-# A stopped training saves and copies its last checkpoint for this time. The supervisor kills it
-# 50 s after the signal.
-_MIRROR_S = 30.0
 
 
 class Saving:
@@ -83,7 +80,7 @@ class Saving:
 
         The copy to the mirror may take the rest of a time that is shorter than a grace period.
         """
-        job, end_s = self._job, time.monotonic() + _MIRROR_S
+        job, end_s = self._job, time.monotonic() + STOP_S
         self.save({})
         job.checkpoints.wait()
         if job.checkpoints.mirror is not None:

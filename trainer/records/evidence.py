@@ -306,9 +306,13 @@ def _one_per_step(path: Path, entries: Sequence[dict[str, Any]]) -> list[dict[st
 
 def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the entries that `verify` and `evaluate` read, or None."""
-    for name in ("data", "sources"):
-        if not isinstance(manifest.get(name, {}), dict):
-            return f"{name} is not an object"
+    for name, kind, called in (
+        ("data", dict, "an object"),
+        ("sources", dict, "an object"),
+        ("classes", list, "a list"),
+    ):
+        if not isinstance(manifest.get(name, kind()), kind):
+            return f"{name} is not {called}"
     resumes = manifest.get("resumes", [])
     if not isinstance(manifest.get("settings"), dict):
         return "it has no settings"

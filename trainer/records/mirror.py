@@ -18,6 +18,9 @@ from trainer.records.mirror_storage import OPTION, Storage, reason, refuse_anoth
 
 # At the end of a training, a copy is abandoned if it has not moved a byte for this time.
 _STALLED_S = 300.0
+# After a stop signal, a save and its copy may take this time. The supervisor kills the training
+# 50 s after the signal.
+STOP_S = 30.0
 
 
 class Mirror:
@@ -44,6 +47,7 @@ class Mirror:
         self._causes: set[str] = set()
         self._newest: int | None = None
         self._moved_at_s = 0.0
+        self._end_s: float | None = None  # of the wait in `finish`
 
     def saved(self, run_id: str | None, best_step: int | None) -> None:
         """Start to copy the run's newest checkpoint, and that of `best_step`.
@@ -59,16 +63,19 @@ class Mirror:
                 self._moved()
                 threading.Thread(target=self._work, name="mirror", daemon=True).start()
 
-    def finish(self, within_s: float | None = None) -> None:
+    def finish(
+        self, within_s: float | None = None, stopped: Callable[[], bool] = lambda: False
+    ) -> None:
         """Wait for the copies, and log what the storage has.
 
-        Without `within_s`, wait as long as bytes move. A copy that has failed is tried once more.
+        Without `within_s`, wait as long as bytes move, and for at most `STOP_S` after `stopped`
+        has returned True. A copy that has failed is tried once more.
         """
-        end_s = None if within_s is None else time.monotonic() + within_s
-        unfinished = not self._wait_until(end_s)
+        self._end_s = None if within_s is None else time.monotonic() + within_s
+        unfinished = not self._wait(stopped)
         if self._behind and self._last is not None:
             self.saved(*self._last)
-            unfinished = not self._wait_until(end_s)
+            unfinished = not self._wait(stopped)
         self.abandon()
         step = "no checkpoint" if self._newest is None else f"the checkpoint of step {self._newest}"
         text = f"mirror     {self._storage.place} has {step}"
@@ -78,11 +85,13 @@ class Mirror:
             text += "; the last copy was not finished in time"
         self._report(text)
 
-    def _wait_until(self, end_s: float | None) -> bool:
+    def _wait(self, stopped: Callable[[], bool]) -> bool:
         """Wait for the thread, and return whether it has ended in time."""
         with self._changed:
             while self._busy:
-                until_s = self._moved_at_s + _STALLED_S if end_s is None else end_s
+                if self._end_s is None and stopped():
+                    self._end_s = time.monotonic() + STOP_S
+                until_s = self._moved_at_s + _STALLED_S if self._end_s is None else self._end_s
                 if (left_s := until_s - time.monotonic()) <= 0:
                     return False
                 self._changed.wait(min(left_s, 1.0))
@@ -127,7 +136,7 @@ class Mirror:
                 del stored[step]
         for step in mirror_plan.uploads(local, best_step, complete):
             if not self._copy(step, run_id):
-                return  # a newer checkpoint has replaced it, and its copy follows
+                return  # it was removed or saved again, and another copy follows
             complete.add(step)
             self._damaged.discard(step)
             self._newest = max(complete)
@@ -136,7 +145,10 @@ class Mirror:
             self._storage.remove(step)
 
     def _copy(self, step: int, run_id: str | None) -> bool:
-        """Copy the checkpoint of `step`, its marker last. Return False if it was removed here."""
+        """Copy the checkpoint of `step`, its marker last.
+
+        Return False if it was removed or saved again meanwhile. Another copy follows.
+        """
         names = mirror_plan.checkpoint_names(step)
         tensors, sidecar = (self._run / name for name in names)
         try:
@@ -151,6 +163,9 @@ class Mirror:
                     self._storage.put(data, step, name)
                     self._moved()
                     files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            # A validation may save the same step again, and the files would be of two saves.
+            if read_object(sidecar) != described:
+                return False
         except FileNotFoundError:
             if sidecar.exists() and tensors.exists():
                 raise

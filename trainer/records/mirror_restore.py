@@ -37,8 +37,8 @@ def restore_newer(
         WrongUse: `may_restore` is false and there is a newer checkpoint, the storage has another
             run, refuses access or does not exist.
         NetworkFailure: The storage cannot be read, and the folder has no checkpoint.
-        StorageFailure: No copy is intact, and the folder has no checkpoint. Or the folder cannot be
-            written.
+        StorageFailure: No copy is intact with its best checkpoint, and the folder has no
+            checkpoint. Or the folder cannot be written.
         Preempted: `stopped` returned True.
     """
     own = max(steps_in(run / "checkpoints"), default=-1)
@@ -71,8 +71,8 @@ def restore_newer(
         else:
             if newer and own < 0:
                 raise StorageFailure(
-                    f"no copy in {storage.place} is intact: remove them to start again, or choose "
-                    "another --run name"
+                    f"no copy in {storage.place} is intact together with the best checkpoint that "
+                    "it needs: restore the damaged files, or choose another --run name"
                 )
     return damaged
 

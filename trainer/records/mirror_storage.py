@@ -59,6 +59,7 @@ class Storage:
 
         Raises:
             ValueError: It is damaged.
+            FileNotFoundError: It was removed.
         """
         text = self._fs.cat_file(self._path(step, MARKER)).decode()
         return mirror_plan.parse_marker(text, step)
@@ -92,7 +93,10 @@ class Storage:
             pass
 
     def owner(self, complete: Collection[int]) -> tuple[str | None] | None:
-        """Return the id of the run that the newest intact marker of the `complete` steps has."""
+        """Return (run_id,) of the newest intact marker of the `complete` steps, or None.
+
+        A run of an earlier version has the id None.
+        """
         for step in sorted(complete, reverse=True):
             with contextlib.suppress(ValueError):
                 return (self.marker(step).run_id,)

@@ -119,25 +119,26 @@ def _export(
             loaded = to.load(Path(file.name))
             largest = _compared(loaded, exported, batches, expected, stored.path)
 
-    # Describe the file.
-    inputs, outputs = exported.inputs(batch), expected[0]
-    card = Card(
-        to=to,
-        stored=stored,
-        task=job.task,
-        checkpoint=request.checkpoint,
-        weights=weights,
-        weights_digest=digest,
-        figures=figures_of_training(stored, weights.step),
-        names=exported.names,
-        inputs=inputs,
-        outputs=outputs,
-        largest=largest,
-        sizes=sizes,
-        changed=relevant,
-        licence=request.licence,
-    )
-    write_card(out, card)
+            # Describe the file. If this fails, the earlier file and its card stay.
+            inputs, outputs = exported.inputs(batch), expected[0]
+            card = Card(
+                to=to,
+                stored=stored,
+                task=job.task,
+                checkpoint=request.checkpoint,
+                weights=weights,
+                weights_digest=digest,
+                figures=figures_of_training(stored, weights.step),
+                names=exported.names,
+                inputs=inputs,
+                outputs=outputs,
+                largest=largest,
+                sizes=sizes,
+                changed=relevant,
+                licence=request.licence,
+            )
+            write_card(out, card, Path(file.name))
+
     console.report(f"{_listed(inputs)} -> {_listed(outputs)}")
     console.report(
         f"the loaded file equals the model on {sizes[0]} validation examples and on {sizes[1]}: "

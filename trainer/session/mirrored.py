@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 
 from trainer.parallel.world import World
 from trainer.records.mirror import Mirror
@@ -43,7 +44,9 @@ def mirrored(
     mirror = opened[0] if opened else None
     try:
         yield mirror
-        while_first_works(world, mirror.finish if mirror else _nothing)
+        while_first_works(
+            world, partial(mirror.finish, stopped=lambda: bool(stop)) if mirror else _nothing
+        )
     finally:
         if mirror is not None:
             mirror.abandon()

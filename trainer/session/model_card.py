@@ -52,14 +52,14 @@ class Card:
     licence: str | None
 
 
-def write_card(out: Path, card: Card) -> None:
-    """Write the card beside the exported file, or replace an earlier one.
+def write_card(out: Path, card: Card, exported: Path) -> None:
+    """Write the card of the file `exported` to the folder `out`, or replace an earlier one.
 
     Raises:
         StorageFailure: A file of the run is damaged.
         OSError: The card cannot be written.
     """
-    with (out / card.to.file).open("rb") as file:
+    with exported.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     with replacing(out / CARD) as file:
         file.write(card_text(card, digest).encode(errors="backslashreplace"))

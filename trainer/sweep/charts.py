@@ -71,7 +71,10 @@ def slice_chart(
     metric: str,
     colours: Mapping[int, str],
 ) -> str:
-    """Return a chart of the metric over one setting. The other arguments are as above."""
+    """Return a chart of the metric over one setting.
+
+    The other arguments are those of `parallel_coordinates`.
+    """
     across = _scale_of_setting([point.get(setting, "") for point in points.values()])
     up = _scale(list(results.values()), _LOGS_OF_A_METRIC)
     plot = _Plot(340, 250, across, up, setting, metric)

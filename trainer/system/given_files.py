@@ -39,6 +39,10 @@ def given_files(given: Sequence[Path], endings: tuple[str, ...]) -> list[Path]:
 def check_files(given: Sequence[Path]) -> None:
     """Raise WrongUse if a path is neither a file nor a folder."""
     for path in given:
-        if not path.is_file() and not path.is_dir():
+        try:
             problem = "is not a file or folder" if path.exists() else "does not exist"
+            usable = path.is_file() or path.is_dir()
+        except OSError as error:
+            problem, usable = f"cannot be read ({error.strerror})", False
+        if not usable:
             raise WrongUse(f"{path} {problem}: name files, or folders of files")

@@ -116,6 +116,7 @@ def test_one_and_four_processes_write_the_same_rows(ranks: Ranks) -> None:
     ("words", "message"),
     [
         (["new/a.txt", "none.txt"], "none.txt does not exist: name files, or folders of files"),
+        (["x" * 300], "cannot be read (File name too long): name files, or folders of files"),
         (["empty"], "empty has no file for this task (.txt): name another folder"),
         (["new", "x.bin"], "load_example('x.bin') raised ValueError (could not convert string to"),
         (["new", "--checkpoint", "newest"], "'newest' is not one of 'best', 'last'"),

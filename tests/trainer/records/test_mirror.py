@@ -22,6 +22,12 @@ URL = "faulty://bucket/prefix"
 SECRET = "AKIAIOSFODNN7EXAMPLE"  # noqa: S105
 
 
+def has_ended(mirror: Mirror) -> bool:
+    """Wait for the thread as at the end of a training."""
+    mirror._end_s = None
+    return mirror._wait(lambda: False)
+
+
 class Copied:
     """A run in `folder/r` whose checkpoints have a mirror."""
 
@@ -43,7 +49,7 @@ class Copied:
         state = {"model": {"weight": torch.full((9,), float(step))}}
         self.checkpoints.save(step, state, {}, best)
         self.checkpoints.wait()
-        assert self.mirror._wait_until(None)
+        assert has_ended(self.mirror)
 
     def steps(self) -> list[int]:
         return self.checkpoints.files.steps()
@@ -129,7 +135,7 @@ def test_a_kill_at_any_operation_leaves_a_complete_checkpoint(
         Storages.before = staticmethod(count)
         mirror = Mirror(Storage(URL, "r"), run.path, run.reports.append)
         mirror.saved("0123", 3)
-        assert mirror._wait_until(None)
+        assert has_ended(mirror)
         Storages.before = staticmethod(lambda operation, path: None)
         _refuse_lost_files()
         new = tmp_path / f"new-{last}"
@@ -179,7 +185,10 @@ def test_a_run_whose_copies_are_all_damaged_is_refused(
 ) -> None:
     Copied(tmp_path).save(1)
     replace("step-00000001/checkpoints/step-00000001.pt", b"")
-    with pytest.raises(StorageFailure, match="no copy in faulty://bucket/prefix/r is intact: "):
+    with pytest.raises(
+        StorageFailure,
+        match=f"no copy in {URL}/r is intact together with the best ",
+    ):
         restored(tmp_path / "new")
     # A run whose folder has an older checkpoint continues from there.
     run = Copied(tmp_path / "other")
@@ -268,8 +277,50 @@ def test_a_storage_that_hangs_delays_neither_saves_nor_the_end(
         f"mirror     {URL}/r has no checkpoint; the last copy was not finished in time"
     ]
     released.set()
-    assert run.mirror._wait_until(None)
+    assert has_ended(run.mirror)
     assert len(run.reports) == 1 and stored_steps() == []
+
+
+def test_a_step_that_is_saved_again_during_its_copy_is_copied_again(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    begun, released = threading.Event(), threading.Event()
+
+    def wait(operation: str, path: str) -> None:
+        if operation == "put" and path.endswith(".pt"):
+            begun.set()
+            assert released.wait(60)
+
+    Storages.before = staticmethod(wait)
+    run = Copied(tmp_path)
+    for weight in (1.0, 2.0):
+        run.checkpoints.save(1, {"model": {"weight": torch.full((2,), weight)}}, {}, None)
+        run.checkpoints.wait()
+        assert begun.wait(60)
+    released.set()
+    run.mirror.finish()
+    assert restored(tmp_path / "new") == [f"restored the checkpoint of step 1 from {URL}/r"]
+    names = ("step-00000001.pt", "step-00000001.json")
+    here, there = (
+        [(folder / "r/checkpoints" / name).read_bytes() for name in names]
+        for folder in (tmp_path, tmp_path / "new")
+    )
+    assert here == there
+
+
+def test_a_signal_limits_the_wait_for_the_last_copy(
+    tmp_path: Path, faulty: type[Storages], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    Storages.before = staticmethod(lambda operation, path: operation == "put" and released.wait(60))
+    monkeypatch.setattr("trainer.records.mirror.STOP_S", 0.05)
+    run = Copied(tmp_path)
+    run.checkpoints.save(1, {"model": {"weight": torch.ones(2)}}, {}, None)
+    run.checkpoints.wait()
+    run.mirror.finish(stopped=lambda: True)
+    assert run.reports[-1].endswith("the last copy was not finished in time")
+    released.set()
+    assert has_ended(run.mirror)
 
 
 def test_a_slow_storage_gets_the_newest_checkpoint_and_not_each_one(

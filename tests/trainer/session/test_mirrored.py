@@ -112,7 +112,7 @@ def test_a_stop_waits_for_the_last_copy_up_to_a_limit(
     with pytest.raises(Preempted, match="at step 5 of 18, checkpoint saved"):
         here.train(stop=StopAfter(5), mirror=URL)
     assert f"{URL}/r has the checkpoint of step 5\n" in log.read_text()
-    monkeypatch.setattr("trainer.loop.saving._MIRROR_S", 2.0)
+    monkeypatch.setattr("trainer.loop.saving.STOP_S", 2.0)
     with pytest.raises(Preempted, match="at step 9 of 18, checkpoint saved"):
         here.train(stop=StopAfter(4), mirror=URL)
     assert "step 6; the last copy was not finished in time\n" in log.read_text()
