@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.loop import RandomMnist
-from trainer.loop.build import build, settle
+from trainer.loop.build import build
 from trainer.loop.fit import fit
+from trainer.loop.settle import settle
 from trainer.parallel.strategy import join
 from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog

@@ -9,9 +9,10 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from benchmarks.loop import RandomMnist
-from trainer.loop.build import build, settle
+from trainer.loop.build import build
 from trainer.loop.digests import DigestLog
 from trainer.loop.fit import fit
+from trainer.loop.settle import settle
 from trainer.parallel.strategy import join
 from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog

@@ -19,8 +19,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from trainer.loop.build import build, settle
+from trainer.loop.build import build
 from trainer.loop.fit import fit
+from trainer.loop.settle import settle
 from trainer.parallel.strategy import join
 from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog

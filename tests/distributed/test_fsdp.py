@@ -24,9 +24,9 @@ from tests.support.here import Here, training_here
 from tests.support.pictures import FIELDS, make_pictures
 from tests.support.ranks import EndedRanks, Forks, Ranks
 from trainer.errors import WrongUse
-from trainer.loop.build import _default_precision
 from trainer.loop.losses import LossModule
 from trainer.loop.out_of_memory import DoesNotFit, all_fit
+from trainer.loop.settle import _default_precision
 from trainer.parallel import fsdp as sharding
 from trainer.parallel.fsdp import blocks, lost_writes, shard, whole
 from trainer.parallel.strategy import STRATEGIES, Sharded, Strategy

@@ -32,10 +32,11 @@ class Part:
     live: bool = False
 
 
-def parts(words: Sequence[str]) -> list[Part]:
-    """Return the commands to run for the options `words`; pytest gets all but `--lint`."""
-    found = [Part("tests", (*_PYTEST, *(word for word in words if word != "--lint")), live=True)]
-    if "--lint" in words:
+def parts(options: Sequence[str]) -> list[Part]:
+    """Return the commands to run for the `options`; pytest gets all but `--lint`."""
+    of_pytest = (option for option in options if option != "--lint")
+    found = [Part("tests", (*_PYTEST, *of_pytest), live=True)]
+    if "--lint" in options:
         found.append(Part("lint", ("make", "--no-print-directory", "lint")))
     return found
 

@@ -1,4 +1,4 @@
-"""Choose all settings, then build the data, the model and the optimizer for `fit`."""
+"""Build the data, the model and the optimizer of a training or of an evaluation."""
 
 import dataclasses
 import os
@@ -24,9 +24,9 @@ from trainer.loop.losses import LossModule
 from trainer.loop.memory_format import memory_format, put_channels_last
 from trainer.loop.out_of_memory import examples_at_once
 from trainer.loop.rnn_precision import keep_rnns_out_of_autocast
+from trainer.loop.settle import cpu_count
 from trainer.loop.state import Inference, Job, TrainState
 from trainer.loop.task_checks import (
-    check_task,
     checked_dataset,
     checked_model,
     checked_optimizer,
@@ -43,127 +43,13 @@ from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog
 from trainer.settings.config import (
     CHANNELS_LAST,
-    CONTIGUOUS,
-    DEFAULT_BATCH_SIZE,
-    DEFAULT_EPOCHS,
-    DEFAULT_LEARNING_RATE,
-    Config,
     Settings,
-    differences,
-    parse_config,
     scaled_learning_rate,
 )
 from trainer.system.allocator import keep_freed_memory
 from trainer.task import Task
 
 _MOST_LOADER_WORKERS = 8
-
-
-def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Settings:
-    """Return `config` with every open choice made.
-
-    A run that was started before keeps its choices. The choices of a new run come from the task,
-    the hardware and the number of ranks. All ranks must call this, and they get the same settings.
-
-    Raises:
-        WrongUse: The run was started with other settings.
-    """
-    # Read the settings with which this run was started. If they have no shards, or if the strategy
-    # ignores shards, there is one shard per rank.
-    world = strategy.world
-    check_task(task)
-    stored_text = world.from_first(run.folder.read_config_text())
-    stored = (
-        parse_config(stored_text, run.path / "config.json") if stored_text is not None else None
-    )
-    strategy.check(config)
-    if stored is not None:
-        if not strategy.keeps_shards:
-            stored = dataclasses.replace(stored, shards=None)
-        stored = completed(stored, world.world_size)
-    # Translate the options that replace each other.
-    given = dataclasses.asdict(config) | {"batch_size_per_gpu": None}
-    if config.batch_size_per_gpu is not None:
-        given["batch_size"] = config.batch_size_per_gpu * world.world_size
-    if stored is not None and config.max_steps is None and config.epochs is None:
-        given |= {"epochs": stored.epochs, "max_steps": stored.max_steps}
-    elif config.max_steps is None and config.epochs is None:
-        given["epochs"] = task.epochs or DEFAULT_EPOCHS
-    # Fill in what is not given. Bits depend on the number of threads, and machines may have
-    # different CPUs, so rank 0 decides.
-    threads = world.from_first(_default_threads(config))
-    fallback = stored or Config(
-        batch_size=task.batch_size or DEFAULT_BATCH_SIZE,
-        learning_rate=task.learning_rate or DEFAULT_LEARNING_RATE,
-        precision=_default_precision(strategy),
-        best_by=task.best_by,
-        accumulation=1,
-        shards=world.world_size,
-        threads=threads,
-    )
-    for name in (
-        "batch_size",
-        "accumulation",
-        "learning_rate",
-        "precision",
-        "best_by",
-        "shards",
-        "threads",
-    ):
-        if given[name] is None:
-            given[name] = getattr(fallback, name)
-        if given[name] is None:  # a stored config.json never has null here
-            raise WrongUse(f"{run.path / 'config.json'} is damaged ({name} is null): restore it")
-    if given["memory_format"] is None and stored is not None:
-        given["memory_format"] = stored.memory_format
-    # Compare with the stored settings.
-    settled = Settings(**given)
-    if stored is not None and (changed := differences(stored, settled)):
-        longer = any(name in line for line in changed for name in ("epochs: ", "max_steps: ")) and (
-            "; the length of a run cannot change, because its learning rates depend on it"
-        )
-        raise WrongUse(
-            f"{run.path} was started with other settings ({'; '.join(changed)}): use the old "
-            f"values, or start a new run with --run NAME{longer or ''}"
-        )
-    return settled
-
-
-def completed(stored: Config, shards: int) -> Config:
-    """Return the settings `stored` in config.json with a number of shards and a memory format.
-
-    If the run does not keep its number of shards, it becomes `shards`. Runs of earlier versions
-    have no memory format.
-    """
-    return dataclasses.replace(
-        stored,
-        shards=stored.shards or shards,
-        memory_format=stored.memory_format or CONTIGUOUS,
-    )
-
-
-def _default_precision(strategy: Strategy) -> str:
-    """Return bf16 if the GPU supports it natively, else fp16 if allowed, else fp32."""
-    if strategy.world.device.type != "cuda":
-        return "fp32"
-    if torch.cuda.is_bf16_supported(including_emulation=False):
-        return "bf16"
-    return "fp16" if strategy.allows_fp16 else "fp32"
-
-
-def _default_threads(config: Config) -> int:
-    """Return the number of CPU threads of this rank.
-
-    With --shards this is the share of one shard, which is the same on any number of ranks.
-    """
-    if config.shards is None:
-        return torch.get_num_threads()
-    return max(1, _cpus() // config.shards)
-
-
-def _cpus() -> int:
-    """Return the number of CPUs that the job may use on this machine."""
-    return int(os.environ.get("TRAINBOX_CPUS") or os.cpu_count() or 1)
 
 
 def build(
@@ -232,7 +118,7 @@ def build_inference(
     """
     set_arithmetic(config)
     task, train, evaluated = _build_data(config, task, strategy.world, data_dir, test)
-    return _inference_in_format(config, task, strategy, train, evaluated)
+    return _inference(config, task, strategy, train, evaluated)
 
 
 def build_prediction(
@@ -255,20 +141,7 @@ def build_prediction(
         dataset = place_tensors(dataset, strategy.world.device)
     if length(dataset) == 0:
         raise WrongUse(f"none of the {len(files)} file(s) has an example: name other files")
-    return _inference_in_format(config, task, strategy, dataset, dataset)
-
-
-def _inference_in_format(
-    config: Settings,
-    task: Task,
-    strategy: Strategy,
-    train: Dataset[Any],
-    evaluated: Dataset[Any],
-) -> Inference:
-    found = _inference(config, task, strategy, train, evaluated)
-    if config.memory_format == CHANNELS_LAST:
-        put_channels_last(found.model)
-    return found
+    return _inference(config, task, strategy, dataset, dataset)
 
 
 def _inference(
@@ -297,6 +170,8 @@ def _inference(
     loss_module = strategy.wrap(
         LossModule(task, model, world.device.type, autocast_dtype), autocast_dtype
     )
+    if config.memory_format == CHANNELS_LAST:
+        put_channels_last(model)
     evaluation = EvaluationBatches(evaluated, size, own, world.device, workers, collate_of(task))
     return Inference(
         task, config, strategy, model, loss_module, autocast_dtype, evaluation, workers, frozen
@@ -408,5 +283,5 @@ def _workers(config: Settings, dataset: Dataset[Any]) -> int:
     if config.workers is not None:
         return config.workers
     return min(
-        _MOST_LOADER_WORKERS, max(1, _cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        _MOST_LOADER_WORKERS, max(1, cpu_count() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     )

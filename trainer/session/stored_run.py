@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.errors import WrongUse
-from trainer.loop.build import completed
+from trainer.loop.settle import completed
 from trainer.records.compare import edited_settings, listed_changes
 from trainer.records.evidence import config_and_manifest
 from trainer.settings.config import Config, Settings, parse_config

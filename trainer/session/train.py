@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trainer.errors import Preempted, StorageFailure
 from trainer.loop.arithmetic import set_cuda_variables
-from trainer.loop.build import build, settle
+from trainer.loop.build import build
 from trainer.loop.fit import fit
 from trainer.loop.meter import Meter
 from trainer.loop.out_of_memory import (
@@ -19,6 +19,7 @@ from trainer.loop.out_of_memory import (
 from trainer.loop.preflight import preflight_check
 from trainer.loop.profile import Profile
 from trainer.loop.report import closing, header, samples_per_second, smaller_micro_batches
+from trainer.loop.settle import settle
 from trainer.loop.shared_memory import check_shared_memory
 from trainer.loop.state import Job
 from trainer.parallel.strategy import join

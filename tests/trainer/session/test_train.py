@@ -21,8 +21,8 @@ from tests.support.here import Here, StopAfter, close_files, open_files
 from tests.support.tiny import TINY, Tiny
 from trainer.data.schedule import micro_batches
 from trainer.errors import DeviceMissing, Preempted, WrongUse
-from trainer.loop.build import settle
 from trainer.loop.report import batch_equation
+from trainer.loop.settle import settle
 from trainer.parallel.strategy import STRATEGIES, Replicated
 from trainer.parallel.world import World, choose_device
 from trainer.records.compare import manifest_differences
