@@ -3,6 +3,7 @@
 A position in a run is an integer, so a resume needs no sampler state.
 """
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -70,7 +71,7 @@ class Schedule:
     total_steps: int
     micros: tuple[MicroBatch, ...]
 
-    @property
+    @functools.cached_property
     def steps_per_epoch(self) -> int:
         return self.examples // self.batch_size
 

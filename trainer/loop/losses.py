@@ -48,20 +48,25 @@ class LossModule(nn.Module):
         with autocast(self.device_type, self.autocast_dtype):
             losses_B = self.task.losses(self.model, batch)
         try:
-            for name, loss_B in losses_B.items():
-                if loss_B.is_complex():  # float() would drop the imaginary part
-                    raise WrongUse(
-                        f"task {type(self.task).__name__}: loss {name!r} is complex: return real "
-                        "numbers, such as its abs()"
-                    )
             metrics = self.task.train_metrics
             return {
-                name: (loss_B.detach() if name in metrics else loss_B).float()
+                name: self._float(name, loss_B.detach() if name in metrics else loss_B)
                 for name, loss_B in losses_B.items()
             }
         except AttributeError:
             _check_types(self.task, losses_B)
             raise
+
+    def _float(self, name: str, loss_B: Tensor) -> Tensor:
+        """Return `loss_B` in float32."""
+        if loss_B.dtype is torch.float32:
+            return loss_B
+        if loss_B.is_complex():  # float() would drop the imaginary part
+            raise WrongUse(
+                f"task {type(self.task).__name__}: loss {name!r} is complex: return real "
+                "numbers, such as its abs()"
+            )
+        return loss_B.float()
 
 
 def autocast(
