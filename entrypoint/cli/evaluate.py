@@ -7,26 +7,19 @@ import click
 
 from entrypoint.cli.checking import checked_plan
 from entrypoint.cli.launching import supervised
-from entrypoint.cli.options import (
-    anyway_option,
-    checkpoint_option,
-    data_dir_option,
-    launch_options,
-)
+from entrypoint.cli.options import stored_run_options
 from entrypoint.launch.supervise import EVALUATION
 from entrypoint.script.folder import refuse_script
 
 
 @click.command()
-@launch_options
-@checkpoint_option
+@stored_run_options
 @click.option(
     "--data",
     type=click.Choice(["validation", "test"]),
     default="validation",
     help="The validation data (default), or the task's test_dataset.",
 )
-@data_dir_option
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -44,7 +37,6 @@ from entrypoint.script.folder import refuse_script
     default=True,
     help="Bootstrap 95 % intervals of the metrics (default).",
 )
-@anyway_option
 @click.argument("run", type=click.Path(path_type=Path))
 def evaluate(
     run: Path,

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from entrypoint.cli.options import GpuCount, health_limits_option, refuse_unused
+from entrypoint.cli.options import (
+    GpuCount,
+    health_limits_option,
+    refuse_unused,
+    runs_dir_option,
+)
 from entrypoint.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -99,14 +104,7 @@ _USED = {
     envvar="PROCESSES",
     help="Processes to start here. Default: one per GPU.",
 )
-@click.option(
-    "--runs-dir",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    envvar="TRAINBOX_RUNS_DIR",
-    metavar="FOLDER",
-    help="Folder for runs. Default: runs.",
-)
+@runs_dir_option
 @click.option(
     "--deadline-s",
     type=click.FloatRange(1),

@@ -163,6 +163,14 @@ health_limits_option = click.option(
     metavar="FILE",
     help="TOML file that overrides limits: docs/guides/health.md.",
 )
+runs_dir_option = click.option(
+    "--runs-dir",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    envvar="TRAINBOX_RUNS_DIR",
+    metavar="FOLDER",
+    help="Folder of the runs. Default: runs.",
+)
 data_dir_option = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
@@ -171,15 +179,16 @@ data_dir_option = click.option(
     metavar="FOLDER",
     help="Folder of the datasets. Default: data.",
 )
-checkpoint_option = click.option(
-    "--checkpoint",
-    type=click.Choice(["best", "last"]),
-    default="best",
-    help="The weights of the best validation (default), or of the newest checkpoint.",
-)
-anyway_option = click.option(
-    "--anyway", is_flag=True, help="Accept changed source files of the task."
-)
+_STORED_RUN_OPTIONS = [
+    click.option(
+        "--checkpoint",
+        type=click.Choice(["best", "last"]),
+        default="best",
+        help="The weights of the best validation (default), or of the newest checkpoint.",
+    ),
+    data_dir_option,
+    click.option("--anyway", is_flag=True, help="Accept changed source files of the task."),
+]
 _HEALTH_OPTIONS = [
     click.option(
         "--health/--no-health",
@@ -265,6 +274,13 @@ def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed([*_STRATEGY_OPTIONS, *_NODE_OPTIONS]):
         command = option(command)
     return device_options(command)
+
+
+def stored_run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the launch options, and those of a verb that uses the weights of a run."""
+    for option in reversed(_STORED_RUN_OPTIONS):
+        command = option(command)
+    return launch_options(command)
 
 
 def script_launch_options(command: Callable[..., Any]) -> Callable[..., Any]:

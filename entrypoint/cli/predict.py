@@ -7,19 +7,13 @@ import click
 
 from entrypoint.cli.checking import checked_plan
 from entrypoint.cli.launching import supervised
-from entrypoint.cli.options import (
-    anyway_option,
-    checkpoint_option,
-    data_dir_option,
-    launch_options,
-)
+from entrypoint.cli.options import stored_run_options
 from entrypoint.launch.supervise import PREDICTION
 from entrypoint.script.folder import refuse_script
 
 
 @click.command()
-@launch_options
-@checkpoint_option
+@stored_run_options
 @click.option(
     "--format",
     "form",
@@ -27,8 +21,6 @@ from entrypoint.script.folder import refuse_script
     default="csv",
     help="CSV with a header (default), or a JSON object on each line.",
 )
-@data_dir_option
-@anyway_option
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True)
 def predict(

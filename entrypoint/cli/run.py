@@ -11,7 +11,12 @@ from typing import Any
 
 import click
 
-from entrypoint.cli.options import PAGE, Option, environment_names, script_launch_options
+from entrypoint.cli.options import (
+    PAGE,
+    environment_names,
+    runs_dir_option,
+    script_launch_options,
+)
 from entrypoint.cli.planning import Checked, make_plan, settings_text
 from entrypoint.driver.gpus import Gpu
 from entrypoint.errors import InvalidRequest
@@ -22,8 +27,6 @@ from entrypoint.script.target import Target, find_module, find_script
 from entrypoint.system import hints
 from entrypoint.system.commands import command_of, python_path
 from trainbox.usage import usage_message
-
-_SECTION = "Script"
 
 
 class ScriptCommand(click.Command):
@@ -48,42 +51,25 @@ def _script_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "-m",
                 "--module",
-                cls=Option,
-                section=_SECTION,
                 metavar="MODULE",
                 help="Run a module, found from the current folder, instead of a file.",
             ),
             click.option(
                 "--run",
                 "run_name",
-                cls=Option,
-                section=_SECTION,
                 metavar="NAME",
                 help="The run's folder in --runs-dir. Default: the script's name and a digest of "
                 "its arguments, so that the same command has the same folder.",
             ),
-            click.option(
-                "--runs-dir",
-                cls=Option,
-                section=_SECTION,
-                type=click.Path(path_type=Path),
-                default=Path("runs"),
-                envvar="TRAINBOX_RUNS_DIR",
-                metavar="FOLDER",
-                help="Folder of the runs. Default: runs.",
-            ),
+            runs_dir_option,
             click.option(
                 "--one-process",
-                cls=Option,
-                section=_SECTION,
                 is_flag=True,
                 help="Start one process without torchrun, which sees all chosen GPUs: for a "
                 "script that uses DataParallel or that starts its own processes.",
             ),
             click.option(
                 "--restarts",
-                cls=Option,
-                section=_SECTION,
                 type=click.IntRange(0),
                 default=0,
                 metavar="N",
@@ -92,8 +78,6 @@ def _script_options(command: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option(
                 "--prefix",
-                cls=Option,
-                section=_SECTION,
                 is_flag=True,
                 help="Put the process's number in front of each line of output.",
             ),
