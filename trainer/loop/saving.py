@@ -87,7 +87,6 @@ class Saving:
             job.checkpoints.mirror.finish(end_s - time.monotonic())
         job.world.leave()
         raise Preempted(
-            f"stopped by {self._stop.signal_name or 'a signal to another process'} at step "
-            f"{job.state.progress.step} of {job.schedule.total_steps}, checkpoint saved: resume "
-            "with the same command"
+            f"stopped by {self._stop.cause} at step {job.state.progress.step} of "
+            f"{job.schedule.total_steps}, checkpoint saved: resume with the same command"
         )

@@ -4,7 +4,6 @@ The run's folder is only read, so the run may still train. The results go to a f
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from trainbox.seeding import derive_seed
 from trainer.errors import Differs, Preempted, WrongUse
-from trainer.loop.arithmetic import set_cuda_variables
 from trainer.loop.bootstrap import LEVEL, RESAMPLES, bootstrap_intervals
 from trainer.loop.build import build_inference
 from trainer.loop.evaluate import Evaluation, evaluate
@@ -21,11 +19,9 @@ from trainer.loop.per_example import predictions_of, statistics_of
 from trainer.loop.state import Inference
 from trainer.loop.task_checks import checked_metrics
 from trainer.loop.validate import draw
-from trainer.parallel.strategy import join
 from trainer.parallel.world import World
 from trainer.records.compare import listed_changes
 from trainer.records.console import Console
-from trainer.session.agreement import refuse_difference
 from trainer.session.evaluation_files import (
     check_predictions,
     make_folder,
@@ -40,13 +36,16 @@ from trainer.session.recorded_figures import (
     compare_figures,
     recorded_figures,
 )
-from trainer.session.stored_model import changes_since, load_stored, refuse_changed_sources
+from trainer.session.stored_model import (
+    changes_since,
+    join_and_load_task,
+    load_stored,
+    refuse_changed_sources,
+)
 from trainer.session.stored_run import StoredRun
-from trainer.settings.config import check
 from trainer.system.signals import StopRequest
 from trainer.system.temporary import sockets_in_a_folder
 from trainer.task import Task
-from trainer.task_loading.load import load_task
 
 
 @dataclass(frozen=True)
@@ -85,16 +84,8 @@ def evaluate_run(
     stored = StoredRun.read(path)
     out = request.out or path / "evaluations" / f"{request.checkpoint}-{request.data}"
     with errors_as_failures(out):
-        # The import of a task may use the GPU.
-        settings = stored.settings()
-        if settings.deterministic:
-            set_cuda_variables()
-        strategy = join(device_name)
+        settings, strategy, task = join_and_load_task(stored, request, device_name)
         world = strategy.world
-        arguments = {"settings": dataclasses.asdict(settings), **dataclasses.asdict(request)}
-        refuse_difference(world, arguments, "start the same command on each machine")
-        check(settings, world.device.type)
-        task = load_task(settings.task, settings.fields)
         is_test = request.data == TEST
         if is_test and type(task).test_dataset is Task.test_dataset:
             raise WrongUse(
@@ -147,8 +138,8 @@ def _evaluate(
     if result is None:
         job.world.leave()
         raise Preempted(
-            f"stopped by {stop.signal_name or 'a signal to another process'} before the end of the "
-            "evaluation: start the same command again"
+            f"stopped by {stop.cause} before the end of the evaluation: start the same "
+            "command again"
         )
     figures = recorded_figures(result)
     comparison = compare_figures(stored, figures, weights.step, request.data, changed)

@@ -5,7 +5,6 @@ else.
 """
 
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,25 +13,27 @@ from pathlib import Path
 from tqdm import tqdm
 
 from trainer.errors import Preempted, StorageFailure, WrongUse
-from trainer.loop.arithmetic import set_cuda_variables
 from trainer.loop.build import build_prediction
 from trainer.loop.evaluate import add_up
 from trainer.loop.per_example import example_ids, not_too_many, predictions_of
 from trainer.loop.state import Inference
-from trainer.parallel.strategy import Strategy, join
+from trainer.parallel.strategy import Strategy
 from trainer.records.compare import listed_changes
 from trainer.records.predictions import Columns, csv_rows, json_lines, prediction_columns
 from trainer.session.agreement import refuse_difference
 from trainer.session.failures import errors_as_failures
-from trainer.session.stored_model import changes_since, load_stored, refuse_changed_sources
+from trainer.session.stored_model import (
+    changes_since,
+    join_and_load_task,
+    load_stored,
+    refuse_changed_sources,
+)
 from trainer.session.stored_run import StoredRun
-from trainer.settings.config import check
 from trainer.system.given_files import given_files
 from trainer.system.signals import StopRequest
 from trainer.system.streams import message_line
 from trainer.system.temporary import sockets_in_a_folder
 from trainer.task import Task
-from trainer.task_loading.load import load_task
 
 _FORMS = {"csv": csv_rows, "jsonl": json_lines}
 _SHOWN = 3  # of the files that are left out
@@ -68,15 +69,7 @@ def predict_run(
     stored = StoredRun.read(path)
     # A task may print.
     with errors_as_failures(path), contextlib.redirect_stdout(sys.stderr):
-        # The import of a task may use the GPU.
-        settings = stored.settings()
-        if settings.deterministic:
-            set_cuda_variables()
-        strategy = join(device_name)
-        arguments = {"settings": dataclasses.asdict(settings), **dataclasses.asdict(request)}
-        refuse_difference(strategy.world, arguments, "start the same command on each machine")
-        check(settings, strategy.world.device.type)
-        task = load_task(settings.task, settings.fields)
+        settings, strategy, task = join_and_load_task(stored, request, device_name)
         files = _files(task, request.given, strategy)
         job = build_prediction(settings, task, strategy, data_dir, files)
         columns = _predict(job, stored, request, stop)
@@ -141,8 +134,8 @@ def _predict(job: Inference, stored: StoredRun, request: Request, stop: StopRequ
     if ended is None:
         world.leave()
         raise Preempted(
-            f"stopped by {stop.signal_name or 'a signal to another process'} before the end of the "
-            "prediction: start the same command again"
+            f"stopped by {stop.cause} before the end of the prediction: start the same "
+            "command again"
         )
     values = not_too_many(job.task, predicted.gathered())
     values.pop("truth", None)  # the label of a file is not known

@@ -1,6 +1,7 @@
-"""Load the weights of a stored run, and find what has changed since the run's start."""
+"""Load the task and the weights of a stored run, and find what has changed since its start."""
 
 import contextlib
+import dataclasses
 import itertools
 import sys
 from collections.abc import Mapping
@@ -9,9 +10,11 @@ from typing import Any
 
 from trainer.classification import Classification
 from trainer.errors import StorageFailure, WrongUse
+from trainer.loop.arithmetic import set_cuda_variables
 from trainer.loop.preflight_labels import check_labels
 from trainer.loop.state import Inference, load_weights
 from trainer.loop.task_checks import collate_of
+from trainer.parallel.strategy import Strategy, join
 from trainer.records import manifest
 from trainer.records.compare import listed_changes, manifest_differences
 from trainer.records.digest import digest_of_digests, tensor_digests
@@ -19,9 +22,33 @@ from trainer.records.stored_weights import StoredWeights, find_weights, load_sta
 from trainer.session.agreement import refuse_difference
 from trainer.session.recorded_figures import VALIDATION
 from trainer.session.stored_run import StoredRun
+from trainer.settings.config import Settings, check
 from trainer.system.sources import loaded_sources, located_sources
+from trainer.task import Task
+from trainer.task_loading.load import load_task
 
 _ATTEMPTS = 5  # to load a checkpoint that a training replaces
+
+
+def join_and_load_task(
+    stored: StoredRun, request: Any, device_name: str
+) -> tuple[Settings, Strategy, Task]:
+    """Join the other ranks and load the task of `stored`, with the settings of the run.
+
+    `request` is the dataclass with the arguments of this call.
+
+    Raises:
+        WrongUse: A rank has another request, or the device cannot compute with the settings.
+    """
+    settings = stored.settings()
+    # The import of a task may use the GPU.
+    if settings.deterministic:
+        set_cuda_variables()
+    strategy = join(device_name)
+    arguments = {"settings": dataclasses.asdict(settings), **dataclasses.asdict(request)}
+    refuse_difference(strategy.world, arguments, "start the same command on each machine")
+    check(settings, strategy.world.device.type)
+    return settings, strategy, load_task(settings.task, settings.fields)
 
 
 def load_stored(job: Inference, stored: StoredRun, which: str) -> tuple[StoredWeights, str]:

@@ -43,6 +43,11 @@ class StopRequest:
     def __bool__(self) -> bool:
         return self.signal_name is not None
 
+    @property
+    def cause(self) -> str:
+        """What has stopped the ranks, for a message: this process may have got no signal."""
+        return self.signal_name or "a signal to another process"
+
 
 def handle_stop_signals(handler: Callable[[int, FrameType | None], None]) -> None:
     """Call `handler` for each stop signal, except for a SIGHUP that nohup ignores."""

@@ -180,7 +180,8 @@ def test_a_signal_stops_the_prediction_with_75(
     monkeypatch.setattr("trainer.system.signals.StopRequest.__bool__", lambda _stop: True)
     code, out, err = _predict(here, "new")
     assert (code, out) == (75, "")
-    assert "before the end of the prediction: start the same command again" in err
+    cause = "stopped by a signal to another process before the end of the prediction"
+    assert f"{cause}: start the same command again" in err
 
 
 def test_a_full_disk_is_reported(here: Here, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
