@@ -325,3 +325,17 @@ def test_no_text_is_multiplied_by_a_condition() -> None:
 
 def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+# Both command lines have these for the same purpose, and neither imports the other.
+_TWINS = {"Option", "_Templated"}
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for module, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module)
+    assert len(places) > 200
+    assert {name for name, modules in places.items() if len(modules) > 1} == _TWINS

@@ -17,7 +17,7 @@ _VOTE_EVERY_S = 0.025
 _MOST_CALLS = 32  # steps may become slower before the next vote
 
 
-class StopRequest:
+class AgreedStop:
     """Whether this process or another rank was asked to stop."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class StopRequest:
             earlier(number, frame)
 
 
-_request = StopRequest()
+_request = AgreedStop()
 
 
 def stop_requested() -> bool:

@@ -147,7 +147,7 @@ def drill_run(
     import random
 
     from entrypoint.drill.compare import check_file
-    from entrypoint.drill.script import Request, drill_script
+    from entrypoint.drill.script import DrillRequest, drill_script
 
     check_file(file)
     if not module and not arguments:
@@ -171,7 +171,7 @@ def drill_run(
         where = f"{', '.join(map(str, counts))} {unit}"
     seed = _drawn(seed)
     click.echo(f"drill of {module or arguments[0]} on {where}, --kills {kills} --seed {seed}")
-    request = Request(script, tuple(device), file, counts, kills, tolerance)
+    request = DrillRequest(script, tuple(device), file, counts, kills, tolerance)
     # The random numbers select the moments of the kills. They are not secrets.
     for line in drill_script(request, random.Random(seed)):  # noqa: S311
         click.echo(line)

@@ -108,7 +108,7 @@ class Numbers(click.ParamType[tuple[int, ...]]):
         return tuple(sorted(map(int, texts)))
 
 
-class Strategy(click.Choice[str]):
+class StrategyChoice(click.Choice[str]):
     """A launch strategy, with a hint for the removed value `single`."""
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ _STRATEGY_OPTIONS = [
         "--strategy",
         cls=Option,
         everyday=True,
-        type=Strategy(),
+        type=StrategyChoice(),
         envvar="STRATEGY",
         help="ddp: torchrun, one process per GPU. fsdp: the same, each with a share of a model "
         "that is too large for one GPU. dp: DataParallel. Default: ddp on 2 GPUs or more.",

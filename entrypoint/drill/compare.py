@@ -17,7 +17,7 @@ class CannotCompare(Exception):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class FileComparison:
     """The digest of a file, and how it differs from that of the undisturbed training.
 
     `difference` is None if the files agree. `largest` is the largest difference of two numbers.
@@ -45,7 +45,7 @@ def check_file(file: str) -> None:
         )
 
 
-def compare(reference: Path, other: Path | None = None, tolerance: float = 0.0) -> Comparison:
+def compare(reference: Path, other: Path | None = None, tolerance: float = 0.0) -> FileComparison:
     """Compare two files, or examine one.
 
     Raises:
@@ -62,4 +62,4 @@ def compare(reference: Path, other: Path | None = None, tolerance: float = 0.0) 
         last = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
         raise CannotCompare(last.removeprefix("trainbox: "))
     found = json.loads(ended.stdout)
-    return Comparison(found["digests"][-1], found.get("difference"), found.get("largest", 0.0))
+    return FileComparison(found["digests"][-1], found.get("difference"), found.get("largest", 0.0))

@@ -11,7 +11,7 @@ _LATEST = 0.8
 
 
 @dataclass(frozen=True)
-class Schedule:
+class KillSchedule:
     """The numbers of processes of a training's starts; each start but the last is killed."""
 
     processes: tuple[int, ...]
@@ -20,32 +20,32 @@ class Schedule:
         return " -> ".join(map(str, self.processes))
 
 
-def task_schedules(most: int) -> list[Schedule]:
+def task_schedules(most: int) -> list[KillSchedule]:
     """Return the schedules of a task's drill on up to `most` processes.
 
     First come trainings without a kill on 1 to `most` processes. Then come trainings that are
     killed and resume on another number of processes, larger or smaller.
     """
-    straight = [Schedule((count,)) for count in range(1, most + 1)]
+    straight = [KillSchedule((count,)) for count in range(1, most + 1)]
     if most == 1:
-        return [*straight, Schedule((1, 1, 1))]
-    return [*straight, Schedule((1, most, max(1, most - 1), 2)), Schedule((most, 2, 1))]
+        return [*straight, KillSchedule((1, 1, 1))]
+    return [*straight, KillSchedule((1, most, max(1, most - 1), 2)), KillSchedule((most, 2, 1))]
 
 
-def script_schedules(counts: Sequence[int], kills: int) -> list[Schedule]:
+def script_schedules(counts: Sequence[int], kills: int) -> list[KillSchedule]:
     """Return the schedules of a script's drill on the numbers of processes `counts`.
 
     First come trainings without a kill on each number. Then comes a training that is killed and
     resumes on the first number. With several numbers, two more trainings go through them upwards
     and downwards.
     """
-    straight = [Schedule((count,)) for count in counts]
+    straight = [KillSchedule((count,)) for count in counts]
     paths: list[Sequence[int]] = [counts[:1]]
     if len(counts) > 1:
         paths += [counts, counts[::-1]]
     starts = kills + 1
     return straight + [
-        Schedule(tuple(itertools.islice(itertools.cycle(path), starts))) for path in paths
+        KillSchedule(tuple(itertools.islice(itertools.cycle(path), starts))) for path in paths
     ]
 
 
@@ -62,6 +62,6 @@ def kill_signals(kills: int, number: int) -> list[Signals]:
     return [(SIGKILL, SIGTERM)[(number + kill) % 2] for kill in range(kills)]
 
 
-def row(case: Schedule, kills: str, digest: str, verdict: str, width: int = 34) -> str:
+def row(case: KillSchedule, kills: str, digest: str, verdict: str, width: int = 34) -> str:
     """Return the row of a training in the table of a drill. `width` is that of the kills."""
     return f"  {case!s:<18} {kills:<{width}} {digest}  {verdict}"

@@ -11,10 +11,10 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM
 
 from entrypoint.drill import schedule
-from entrypoint.drill.compare import CannotCompare, Comparison, compare
+from entrypoint.drill.compare import CannotCompare, FileComparison, compare
 from entrypoint.drill.folder import version_of
-from entrypoint.drill.schedule import Schedule, kill_shares, kill_signals, script_schedules
-from entrypoint.drill.training import STARTED_OVER, TOO_LATE, Kill, Pace, Training, moments
+from entrypoint.drill.schedule import KillSchedule, kill_shares, kill_signals, script_schedules
+from entrypoint.drill.training import STARTED_OVER, TOO_LATE, Kill, StepTimes, Training, moments
 from entrypoint.errors import WRONG_USE, BitsDiffer, DrillFailed, LaunchError
 from entrypoint.system.temporary import keep, temporary_folder
 
@@ -26,7 +26,7 @@ _KILLS_WIDTH = 50
 
 
 @dataclass(frozen=True)
-class Request:
+class DrillRequest:
     """The script, the processes and the file of a drill.
 
     In `device`, the text {processes} is replaced by a number. `script` are the last arguments of
@@ -60,9 +60,9 @@ class Request:
 class Outcome:
     """A training of the drill, and the comparison of its file with that of the first training."""
 
-    case: Schedule
+    case: KillSchedule
     training: Training
-    comparison: Comparison
+    comparison: FileComparison
     ended_early: bool = False
 
     def kills(self) -> str:
@@ -94,7 +94,7 @@ class Outcome:
         fault = self.training.fault(kill)
         return _FINISHED if fault == TOO_LATE and kill.by == SIGTERM else fault
 
-    def row(self, first: Comparison, tolerance: float) -> str:
+    def row(self, first: FileComparison, tolerance: float) -> str:
         """Return the row of the training in the table."""
         if self.comparison.difference:
             verdict = "DIFFERENT"
@@ -106,7 +106,7 @@ class Outcome:
         return schedule.row(self.case, self.kills(), digest, verdict, _KILLS_WIDTH)
 
 
-def drill_script(request: Request, draw: random.Random) -> Iterator[str]:
+def drill_script(request: DrillRequest, draw: random.Random) -> Iterator[str]:
     """Train the script with each schedule; yield the table line by line.
 
     Raises:
@@ -123,7 +123,7 @@ def drill_script(request: Request, draw: random.Random) -> Iterator[str]:
             raise
 
 
-def _drilled(request: Request, folder: Path, draw: random.Random) -> Iterator[str]:
+def _drilled(request: DrillRequest, folder: Path, draw: random.Random) -> Iterator[str]:
     """Yield the lines of the table below its heading."""
     case, *cases = script_schedules(request.counts, request.kills)
     reference = _training(request, folder / "case-0")
@@ -158,12 +158,12 @@ def _drilled(request: Request, folder: Path, draw: random.Random) -> Iterator[st
         )
 
 
-def _training(request: Request, folder: Path) -> Training:
+def _training(request: DrillRequest, folder: Path) -> Training:
     folder.mkdir()
     return Training(lambda count: request.arguments(folder, count), folder, request.file)
 
 
-def _examined(reference: Training, pace: Pace) -> Comparison:
+def _examined(reference: Training, pace: StepTimes) -> FileComparison:
     """Examine the file of the first training.
 
     Raises:
@@ -187,15 +187,15 @@ def _examined(reference: Training, pace: Pace) -> Comparison:
     return first
 
 
-def _compared(reference: Training, training: Training, tolerance: float) -> Comparison:
+def _compared(reference: Training, training: Training, tolerance: float) -> FileComparison:
     try:
         return compare(reference.output, training.output, tolerance)
     except CannotCompare as error:
-        return Comparison("-" * 16, str(error))
+        return FileComparison("-" * 16, str(error))
 
 
 def _cause(
-    different: Sequence[Outcome], reference: Training, again: Training, request: Request
+    different: Sequence[Outcome], reference: Training, again: Training, request: DrillRequest
 ) -> str:
     """Describe the first difference, and whether it also occurs without a kill."""
     outcome = different[0]
@@ -219,7 +219,7 @@ def _cause(
     )
 
 
-def _check_effective(outcomes: Sequence[Outcome], pace: Pace) -> None:
+def _check_effective(outcomes: Sequence[Outcome], pace: StepTimes) -> None:
     """Check that at least one training resumed after a kill.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any
 
 from entrypoint.drill import schedule
 from entrypoint.drill.folder import reported_steps
-from entrypoint.drill.schedule import Schedule, task_schedules
+from entrypoint.drill.schedule import KillSchedule, task_schedules
 from entrypoint.drill.starts import failure_of, kill, start, wait
 from entrypoint.errors import BitsDiffer, DrillFailed
 from entrypoint.system.hints import command
@@ -32,7 +32,7 @@ class DrillResult:
     optimizer and validations at the end.
     """
 
-    case: Schedule
+    case: KillSchedule
     killed_after: tuple[int, ...]
     digest: str
 
@@ -95,7 +95,7 @@ def _drilled(
 
 
 def run_case(
-    case: Schedule, arguments: list[str], folder: Path, steps: int, draw: random.Random
+    case: KillSchedule, arguments: list[str], folder: Path, steps: int, draw: random.Random
 ) -> DrillResult:
     """Train `case` in `folder`, and kill each start but the last one after a random step.
 

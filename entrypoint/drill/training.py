@@ -27,7 +27,7 @@ _SLACK_S = 30.0  # for the records of a start whose script was killed after the 
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepTimes:
     """The times of an undisturbed training, by which the others are killed.
 
     `first_s` and `last_s` are the seconds until the script wrote its first and its last file.
@@ -98,7 +98,7 @@ class Training:
         """A copy of the first version of the compared file."""
         return self.folder / f"early{self.output.suffix}"
 
-    def undisturbed(self, count: int) -> Pace:
+    def undisturbed(self, count: int) -> StepTimes:
         """Train on `count` processes without a kill.
 
         Raises:
@@ -120,7 +120,7 @@ class Training:
         look()
         self._check(process, 0)
         first_s, last_s = (times[0], times[-1]) if times else (duration_s, duration_s)
-        return Pace(duration_s, first_s, last_s, max(reported_steps(self.run), default=0))
+        return StepTimes(duration_s, first_s, last_s, max(reported_steps(self.run), default=0))
 
     def killed(self, counts: Sequence[int], moments: Sequence[Moment]) -> bool:
         """Train on `counts`, one start after the other, and kill each but the last.
@@ -228,7 +228,7 @@ class Training:
                     self.early_s, self.early_version = now_s, version
 
 
-def moments(shares: Sequence[float], pace: Pace, signals: Sequence[Signals]) -> list[Moment]:
+def moments(shares: Sequence[float], pace: StepTimes, signals: Sequence[Signals]) -> list[Moment]:
     """Return the moments of kills by `signals` at these shares of a training with this pace."""
     if pace.steps > len(shares) + 1:
         found, last = [], 0

@@ -12,7 +12,7 @@ from entrypoint.driver.process import Driver, NoAnswer
 from entrypoint.driver.readings import Sample, Unread
 from entrypoint.errors import HardwareMissing
 from entrypoint.health.limits import Limits
-from entrypoint.health.node import Node, judge_node, read_node
+from entrypoint.health.node import NodeReadings, judge_node, read_node
 from entrypoint.health.rules.gpus import Selection, judge_gpus
 from entrypoint.health.rules.machine import (
     driver_action,
@@ -202,7 +202,7 @@ def names_of(question: Question) -> tuple[str, ...]:
     return names if question.mode is Mode.LIVE else tuple(dict.fromkeys((*names, *_DESCRIBING)))
 
 
-def verdict(samples: Sequence[Sample], question: Question, node: Node | None) -> Verdict:
+def verdict(samples: Sequence[Sample], question: Question, node: NodeReadings | None) -> Verdict:
     """Return the verdict on the samples (at least one, oldest first) and the node. Pure."""
     newest, selection = samples[-1], question.selection
     findings = judge_driver(newest) + judge_count(selection, question.wanted)

@@ -18,7 +18,7 @@ _SHM = Path("/dev/shm")  # noqa: S108 - the system's own name
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeReadings:
     """Readings of the node; None for each that the system does not have.
 
     Attributes:
@@ -38,13 +38,13 @@ class Node:
     architectures: tuple[str, ...]
 
 
-def read_node(runs_dir: Path | None) -> Node:
+def read_node(runs_dir: Path | None) -> NodeReadings:
     """Return the readings of the node.
 
     If the folder for runs does not exist yet, the folder that it would be made in is examined.
     """
     folder = nearest(runs_dir) if runs_dir else Path("/")
-    return Node(
+    return NodeReadings(
         cpus=usable_cpus(),
         shm_free_mib=_free_mib(_SHM),
         memory_free_mib=_memory_free_mib(),
@@ -66,7 +66,7 @@ def nearest(folder: Path) -> Path:
 
 
 def judge_node(
-    node: Node, driver: Readings, processes: int, uses_gpus: bool, limits: Limits
+    node: NodeReadings, driver: Readings, processes: int, uses_gpus: bool, limits: Limits
 ) -> list[Finding]:
     """Return the findings on a node on which `processes` processes will be started."""
     findings = [
@@ -103,7 +103,7 @@ def judge_node(
     return [*findings, judge_cuda(node.wheels_cuda, driver)] if uses_gpus else findings
 
 
-def _judge_output(node: Node, limits: Limits) -> list[Finding]:
+def _judge_output(node: NodeReadings, limits: Limits) -> list[Finding]:
     unit, limit = f"MiB free for {node.output}", f"{limits.disk_mib} MiB"
     disk = _at_least(
         "disk", node.disk_free_mib, limits.disk_mib, unit, limit, SOURCES["disk_mib"], "make_room"

@@ -85,7 +85,7 @@ class Ending(NamedTuple):
     signalled: bool
 
 
-class Watch(Protocol):
+class HardwareWatch(Protocol):
     """Monitoring of the hardware while the child runs."""
 
     def fatal(self) -> str | None:
@@ -99,7 +99,7 @@ def supervise(
     argv: Sequence[str],
     env: Mapping[str, str],
     stop_budget_s: float = STOP_BUDGET_S,
-    watch: Watch | None = None,
+    watch: HardwareWatch | None = None,
     kind: Child = TRAINING,
     on_start: Callable[[], None] = lambda: None,
     received: list[int] | None = None,
@@ -179,7 +179,7 @@ def ignore_stop_signals() -> None:
 
 
 def _exit_code(
-    code: int, forwarded: bool, watch: Watch | None, broken: str | None, kind: Child
+    code: int, forwarded: bool, watch: HardwareWatch | None, broken: str | None, kind: Child
 ) -> int:
     """Return this process's exit code for the child's `code`.
 

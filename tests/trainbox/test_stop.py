@@ -14,24 +14,24 @@ from tests.support.nodes import free_port
 from tests.support.ranks import Ranks, StartedRanks
 from trainbox import ranks as ranks_of_trainbox
 from trainbox.errors import WrongUse
-from trainbox.stop import StopRequest
+from trainbox.stop import AgreedStop
 from trainer.system.processes import children
 
 _PROGRAM = "tests.support.program"
 
 
 @pytest.fixture
-def request_of_stop() -> Iterator[StopRequest]:
+def request_of_stop() -> Iterator[AgreedStop]:
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     earlier = {number: signal.getsignal(number) for number in numbers}
-    yield StopRequest()
+    yield AgreedStop()
     for number, handler in earlier.items():
         signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_a_signal_requests_a_stop_for_good(
-    request_of_stop: StopRequest, number: signal.Signals, capfd: pytest.CaptureFixture[str]
+    request_of_stop: AgreedStop, number: signal.Signals, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert not request_of_stop.agreed()
     os.kill(os.getpid(), number)
@@ -41,7 +41,7 @@ def test_a_signal_requests_a_stop_for_good(
     assert expected in capfd.readouterr().err
 
 
-def test_a_second_ctrl_c_interrupts(request_of_stop: StopRequest) -> None:
+def test_a_second_ctrl_c_interrupts(request_of_stop: AgreedStop) -> None:
     request_of_stop.agreed()
     os.kill(os.getpid(), signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
@@ -49,7 +49,7 @@ def test_a_second_ctrl_c_interrupts(request_of_stop: StopRequest) -> None:
 
 
 def test_a_handler_of_the_script_is_called_and_an_ignored_signal_stays_ignored(
-    request_of_stop: StopRequest,
+    request_of_stop: AgreedStop,
 ) -> None:
     calls = []
     signal.signal(signal.SIGTERM, lambda number, _frame: calls.append(number))
@@ -67,7 +67,7 @@ def test_the_first_call_in_a_thread_is_refused() -> None:
 
     def call() -> None:
         try:
-            StopRequest().agreed()
+            AgreedStop().agreed()
         except WrongUse as error:
             errors.append(str(error))
 
@@ -79,7 +79,7 @@ def test_the_first_call_in_a_thread_is_refused() -> None:
 
 
 def test_ranks_without_a_process_group_are_refused(
-    request_of_stop: StopRequest, monkeypatch: pytest.MonkeyPatch
+    request_of_stop: AgreedStop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(WrongUse, match=r"torchrun has started 2 processes, .* call torch\.distri"):
@@ -100,14 +100,14 @@ class _Others:
         self.votes.append(self.calls)
         return [max(values[0], self.stop), max(values[1], -self._wishes)]
 
-    def call(self, request: StopRequest, step_s: float) -> bool:
+    def call(self, request: AgreedStop, step_s: float) -> bool:
         self.calls += 1
         self.now_s += step_s
         return request.agreed()
 
 
 def test_fast_steps_vote_seldom_and_slow_steps_always(
-    request_of_stop: StopRequest, monkeypatch: pytest.MonkeyPatch
+    request_of_stop: AgreedStop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = _Others(monkeypatch, wishes=1000)
     for _ in range(64):
@@ -124,7 +124,7 @@ def test_fast_steps_vote_seldom_and_slow_steps_always(
 
 
 def test_the_slowest_rank_decides_and_a_stop_of_another_rank_counts(
-    request_of_stop: StopRequest, monkeypatch: pytest.MonkeyPatch
+    request_of_stop: AgreedStop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = _Others(monkeypatch, wishes=3)
     for _ in range(50):

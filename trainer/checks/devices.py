@@ -23,7 +23,7 @@ _CPU_BYTES = 64 * _MIB  # of the copy in the host's memory
 
 
 @dataclass(frozen=True)
-class Measured:
+class DeviceResult:
     """The result of one test of one device.
 
     `detail` is the result as text. `speed` is in FLOP/s or bytes/s.
@@ -35,7 +35,7 @@ class Measured:
     speed: float
 
 
-def matrix_product(device: torch.device) -> Measured:
+def matrix_product(device: torch.device) -> DeviceResult:
     """Test a product in float32 against float64 on the CPU, and repeat it to compare the bits.
 
     The limit is a bound for any order of the additions: n u / (1 - n u) of |A| |B| (Higham,
@@ -63,7 +63,7 @@ def matrix_product(device: torch.device) -> Measured:
     detail = (
         f"largest error {worst:.4f} of the bound, {differing} values differ in {repeats} repeats"
     )
-    return Measured("matmul", worst <= 1 and differing == 0, detail, 2 * size**3 / best_s)
+    return DeviceResult("matmul", worst <= 1 and differing == 0, detail, 2 * size**3 / best_s)
 
 
 def _largest_error(product_MM: Tensor, left_MM: Tensor, right_MM: Tensor) -> float:
@@ -76,7 +76,7 @@ def _largest_error(product_MM: Tensor, left_MM: Tensor, right_MM: Tensor) -> flo
     return float(errors_MM.nan_to_num(nan=torch.inf).max()) / bound
 
 
-def memory_copy(device: torch.device) -> Measured:
+def memory_copy(device: torch.device) -> DeviceResult:
     """Test copies of a large buffer within the device's memory, and check each value.
 
     The speed counts the bytes that are read and those that are written.
@@ -99,7 +99,7 @@ def memory_copy(device: torch.device) -> Measured:
             piece_N = target_N[start : start + _PIECE_N]
             wrong += int((piece_N != _pattern(start, start + len(piece_N), device)).sum())
     detail = f"{wrong} wrong values in {_REPEATS} copies of {count * 4 // _MIB} MiB"
-    return Measured("memory", wrong == 0, detail, 2 * count * 4 / best_s)
+    return DeviceResult("memory", wrong == 0, detail, 2 * count * 4 / best_s)
 
 
 def _pattern(start: int, stop: int, device: torch.device) -> Tensor:
@@ -107,7 +107,7 @@ def _pattern(start: int, stop: int, device: torch.device) -> Tensor:
     return torch.arange(start, stop, dtype=torch.int32, device=device).bitwise_xor_(_PATTERN)
 
 
-def all_reduce(world: World) -> Measured:
+def all_reduce(world: World) -> DeviceResult:
     """Test a sum over all processes whose exact value is known at each position.
 
     The speed is NCCL's bus bandwidth. It counts 2 (n - 1) / n of the buffer's bytes for n processes
@@ -132,7 +132,7 @@ def all_reduce(world: World) -> Measured:
         wrong += int((sum_N != right_N).sum())
     detail = f"{wrong} wrong values in {1 + _REPEATS} sums of {size_mib} MiB"
     moved = 2 * (world.world_size - 1) / world.world_size * count * 4
-    return Measured("all-reduce", wrong == 0, detail, moved / best_s)
+    return DeviceResult("all-reduce", wrong == 0, detail, moved / best_s)
 
 
 def _part(rank: int, count: int, device: torch.device) -> Tensor:

@@ -17,7 +17,7 @@ from trainer.system.processes import die_with_parent
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainer.checks.devices import Measured
+    from trainer.checks.devices import DeviceResult
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
     return 0
 
 
-def _tests(kind: str, device_name: str) -> "Iterator[Measured]":
+def _tests(kind: str, device_name: str) -> "Iterator[DeviceResult]":
     from trainer.checks.devices import all_reduce, matrix_product, memory_copy
     from trainer.parallel.world import World, choose_device
 

@@ -38,7 +38,7 @@ def evaluate(
         report_environment()
         return
     stop = StopRequest.install()
-    from trainer.session.evaluate import Request, evaluate_run
+    from trainer.session.evaluate import EvaluateRequest, evaluate_run
 
-    request = Request(checkpoint, data, out, predictions, intervals, anyway)
+    request = EvaluateRequest(checkpoint, data, out, predictions, intervals, anyway)
     evaluate_run(run, request, stop, device, data_dir)

@@ -58,10 +58,10 @@ def export(
     """
     check_run("export", run)
     handle_stop_signals(_stop)
-    from trainer.session.export import Request, export_run
+    from trainer.session.export import ExportRequest, export_run
 
     try:
-        export_run(run, Request(to, checkpoint, out, licence, anyway), data_dir)
+        export_run(run, ExportRequest(to, checkpoint, out, licence, anyway), data_dir)
     except _Stop as stop:
         raise Preempted(
             f"stopped by {stop} before the end of the export: start the same command again"

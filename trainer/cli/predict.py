@@ -36,6 +36,6 @@ def predict(
         report_environment()
         return
     stop = StopRequest.install()
-    from trainer.session.predict import Request, predict_run
+    from trainer.session.predict import PredictRequest, predict_run
 
-    predict_run(run, Request(files, checkpoint, form, anyway), stop, device, data_dir)
+    predict_run(run, PredictRequest(files, checkpoint, form, anyway), stop, device, data_dir)

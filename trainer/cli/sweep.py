@@ -24,7 +24,7 @@ from trainer.cli.sweep_options import SweepOptions, sweep_options
 from trainer.errors import WrongUse
 from trainer.settings.config import Config, check
 from trainer.sweep import grid
-from trainer.sweep.retries import Limits
+from trainer.sweep.retries import TrialLimits
 from trainer.sweep.work import task_work
 from trainer.system.signals import StopRequest
 from trainer.task_loading.fields import parse_fields, static_fields
@@ -71,7 +71,7 @@ def sweep(
         report_environment()
         return
     stop = StopRequest.install()
-    limits = Limits(chosen.retries, chosen.trial_minutes)
+    limits = TrialLimits(chosen.retries, chosen.trial_minutes)
     chosen.run(requested, task_work(requested, data_dir), runs_dir, limits, stop)
 
 

@@ -14,7 +14,7 @@ from trainer.cli.parameters import COUNT, SWEEP, Number, Whole, add_options, mak
 from trainer.errors import WrongUse
 from trainer.settings.config import Config
 from trainer.sweep import grid
-from trainer.sweep.retries import Limits
+from trainer.sweep.retries import TrialLimits
 from trainer.sweep.script import Script
 from trainer.sweep.work import Work
 from trainer.system.signals import StopRequest
@@ -65,7 +65,7 @@ class SweepOptions:
         return requested
 
     def run(
-        self, sweep: grid.Sweep, work: Work, runs_dir: Path, limits: Limits, stop: StopRequest
+        self, sweep: grid.Sweep, work: Work, runs_dir: Path, limits: TrialLimits, stop: StopRequest
     ) -> None:
         """Train the trials. It raises what `run_sweep` does."""
         from trainer.sweep.session import run_sweep  # imports Optuna

@@ -15,7 +15,7 @@ from trainer.cli.parameters import SWEEP, add_options
 from trainer.cli.sweep_options import SweepOptions, sweep_options
 from trainer.errors import WrongUse
 from trainer.sweep import grid
-from trainer.sweep.retries import Limits
+from trainer.sweep.retries import TrialLimits
 from trainer.sweep.script import Script, check_template
 from trainer.sweep.work import plan_command, run_environment, script_work
 from trainer.system.signals import StopRequest
@@ -79,7 +79,7 @@ def sweep_run(
         return
     stop = StopRequest.install()
     # A worker ends a trial that takes too long, so that the script can save.
-    work, limits = script_work(requested, device, chosen.trial_minutes), Limits(chosen.retries)
+    work, limits = script_work(requested, device, chosen.trial_minutes), TrialLimits(chosen.retries)
     chosen.run(requested, work, runs_dir, limits, stop)
 
 

@@ -19,7 +19,7 @@ from trainer.records.mirror import Mirror
 from trainer.system.storage import storage_failure
 
 
-class Checkpoints:
+class CheckpointWriter:
     """The saves of one run's checkpoints in `files`.
 
     A save copies the tensors into kept buffers and returns. A thread then writes, syncs and

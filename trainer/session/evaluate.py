@@ -32,7 +32,7 @@ from trainer.session.failures import errors_as_failures
 from trainer.session.recorded_figures import (
     TEST,
     VALIDATION,
-    Comparison,
+    FigureComparison,
     compare_figures,
     recorded_figures,
 )
@@ -49,7 +49,7 @@ from trainer.task import Task
 
 
 @dataclass(frozen=True)
-class Request:
+class EvaluateRequest:
     """What to evaluate, and where the results go.
 
     Attributes:
@@ -71,7 +71,7 @@ class Request:
 
 @sockets_in_a_folder()
 def evaluate_run(
-    path: Path, request: Request, stop: StopRequest, device_name: str, data_dir: Path
+    path: Path, request: EvaluateRequest, stop: StopRequest, device_name: str, data_dir: Path
 ) -> None:
     """Evaluate a checkpoint of the run in `path`, print the results and write them.
 
@@ -110,11 +110,11 @@ def evaluate_run(
 def _evaluate(
     job: Inference,
     stored: StoredRun,
-    request: Request,
+    request: EvaluateRequest,
     out: Path,
     stop: StopRequest,
     console: Console,
-) -> Comparison:
+) -> FigureComparison:
     """Load the weights, evaluate, report and write; all ranks must call this."""
     # Load the weights, and compare the task, the data and the machine with those of the training.
     weights, digest = load_stored(job, stored, request.checkpoint)

@@ -42,7 +42,7 @@ _EXAMPLES = 16  # of the validation data, to export and to compare
 
 
 @dataclass(frozen=True)
-class Request:
+class ExportRequest:
     """What to export, and where the files go.
 
     Attributes:
@@ -61,7 +61,7 @@ class Request:
 
 
 @sockets_in_a_folder()
-def export_run(path: Path, request: Request, data_dir: Path) -> None:
+def export_run(path: Path, request: ExportRequest, data_dir: Path) -> None:
     """Export the model of the run in `path`, compare the file with the model, and write its card.
 
     Raises:
@@ -89,7 +89,7 @@ def export_run(path: Path, request: Request, data_dir: Path) -> None:
 
 
 def _export(
-    job: Inference, stored: StoredRun, request: Request, out: Path, console: Console
+    job: Inference, stored: StoredRun, request: ExportRequest, out: Path, console: Console
 ) -> None:
     """Load the weights, export the model, compare, and write the file and its card."""
     # Load the weights, and compare the task and the data with those of the training.

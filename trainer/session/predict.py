@@ -40,7 +40,7 @@ _SHOWN = 3  # of the files that are left out
 
 
 @dataclass(frozen=True)
-class Request:
+class PredictRequest:
     """What to predict, and how to write it.
 
     Attributes:
@@ -58,7 +58,7 @@ class Request:
 
 @sockets_in_a_folder()
 def predict_run(
-    path: Path, request: Request, stop: StopRequest, device_name: str, data_dir: Path
+    path: Path, request: PredictRequest, stop: StopRequest, device_name: str, data_dir: Path
 ) -> None:
     """Predict files with a checkpoint of the run in `path`, and write the rows.
 
@@ -97,7 +97,9 @@ def _files(task: Task, given: Sequence[Path], strategy: Strategy) -> list[Path]:
     return files
 
 
-def _predict(job: Inference, stored: StoredRun, request: Request, stop: StopRequest) -> Columns:
+def _predict(
+    job: Inference, stored: StoredRun, request: PredictRequest, stop: StopRequest
+) -> Columns:
     """Load the weights and predict; all ranks must call this. Rank 0 gets the columns."""
     world = job.world
     weights, digest = load_stored(job, stored, request.checkpoint)

@@ -19,7 +19,7 @@ VALIDATION, TEST = "validation", "test"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class FigureComparison:
     """Whether the figures are those of the training; `equal` is None if nothing is compared.
 
     `unexplained` is true if they differ although nothing that may change bits has changed.
@@ -37,27 +37,33 @@ def recorded_figures(result: Evaluation) -> dict[str, Any]:
 
 def compare_figures(
     stored: StoredRun, figures: Mapping[str, Any], step: int, part: str, changed: Mapping[str, Any]
-) -> Comparison:
+) -> FigureComparison:
     """Compare `figures` with those that the training recorded for `step`.
 
     `part` names the evaluated data. `changed` has the manifest entries that differ now.
     """
     if part != VALIDATION:
-        return Comparison(None, f"not compared: the training did not read the {part} data")
+        return FigureComparison(None, f"not compared: the training did not read the {part} data")
     if f"data.{VALIDATION}" in changed:
-        return Comparison(None, "not compared: the validation data differ from the training's")
+        return FigureComparison(
+            None, "not compared: the validation data differ from the training's"
+        )
     before = figures_of_training(stored, step)
     if before is None:
-        return Comparison(None, f"not compared: metrics.jsonl has no validation at step {step}")
+        return FigureComparison(
+            None, f"not compared: metrics.jsonl has no validation at step {step}"
+        )
     names = differing_names(before, figures)
     if not names:
-        return Comparison(True, f"equal to those of training at step {step}")
+        return FigureComparison(True, f"equal to those of training at step {step}")
     line = (
         f"different from those of training at step {step}: {names[0]} is "
         f"{_shown(figures, names[0])} instead of {_shown(before, names[0])}"
     )
     reason = _reason(stored, changed)
-    return Comparison(False, f"{line}; {reason}" if reason else line, unexplained=reason is None)
+    return FigureComparison(
+        False, f"{line}; {reason}" if reason else line, unexplained=reason is None
+    )
 
 
 def figures_of_training(stored: StoredRun, step: int) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from tqdm import tqdm
 _LINE_EVERY_S = 10.0
 
 
-class Progress:
+class SweepProgress:
     """One bar for the whole sweep; without a terminal, a line every few seconds."""
 
     def __init__(self, total: int, done: int) -> None:

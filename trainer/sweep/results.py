@@ -37,7 +37,7 @@ _SHARES = {
 
 
 @dataclass(frozen=True)
-class Row:
+class CombinationRow:
     """A combination: its trials counted by state, and a metric of those that are done."""
 
     point: dict[str, Value]
@@ -64,7 +64,7 @@ def metric_of(records: Sequence[Record], requested: str | None) -> str:
     return wanted
 
 
-def rows(records: Sequence[Record], metric: str) -> list[Row]:
+def rows(records: Sequence[Record], metric: str) -> list[CombinationRow]:
     """Return one row per combination, in the order of the first trials."""
     groups: dict[tuple[tuple[str, Value], ...], list[Record]] = {}
     for record in records:
@@ -72,7 +72,7 @@ def rows(records: Sequence[Record], metric: str) -> list[Row]:
     return [_row(dict(point), group, metric) for point, group in groups.items()]
 
 
-def _row(point: dict[str, Value], group: Sequence[Record], metric: str) -> Row:
+def _row(point: dict[str, Value], group: Sequence[Record], metric: str) -> CombinationRow:
     counts = {
         state: sum(record.state == state for record in group)
         for state in ("done", "failed", "pruned", "running", "pending")
@@ -91,7 +91,7 @@ def _row(point: dict[str, Value], group: Sequence[Record], metric: str) -> Row:
         half = student_t(len(values) - 1) * deviation / math.sqrt(len(values))
     low, high = _range(metric, values)
     done = tuple(record.number for record in group if record.state == "done")
-    return Row(
+    return CombinationRow(
         point, counts, mean, deviation, (max(low, mean - half), min(high, mean + half)), done
     )
 
@@ -135,14 +135,19 @@ def _range(metric: str, values: Sequence[float]) -> tuple[float, float]:
     )
 
 
-def best_first(combinations: Sequence[Row], metric: str, requested: str | None) -> list[Row]:
+def best_first(
+    combinations: Sequence[CombinationRow], metric: str, requested: str | None
+) -> list[CombinationRow]:
     """Return the rows sorted by the metric's mean: best first, rows without a value last."""
     sign = 1 if split_metric(requested or metric, "--metric")[0] == "min" else -1
     return sorted(combinations, key=lambda row: (math.isnan(row.mean), sign * row.mean))
 
 
 def best_line(
-    combinations: Sequence[Row], metric: str, requested: str | None, again: Callable[[int], str]
+    combinations: Sequence[CombinationRow],
+    metric: str,
+    requested: str | None,
+    again: Callable[[int], str],
 ) -> str:
     """Return the best combination and the command `again` that repeats its first trial.
 
@@ -172,7 +177,7 @@ def energy_line(records: Sequence[Record]) -> str:
     return f"energy:    {statistics.fmean(measured):.4g} kWh a trial (mean of {len(measured)})"
 
 
-def table(combinations: Sequence[Row], metric: str) -> str:
+def table(combinations: Sequence[CombinationRow], metric: str) -> str:
     """Return the rows as aligned plain text."""
     names = list(dict.fromkeys(name for row in combinations for name in row.point))
     states = [
@@ -231,7 +236,7 @@ def write_csv(folder: Path, records: Sequence[Record]) -> None:
 
 
 def figure(
-    combinations: Sequence[Row], records: Sequence[Record], metric: str, drawn: bool
+    combinations: Sequence[CombinationRow], records: Sequence[Record], metric: str, drawn: bool
 ) -> "Figure":
     """Draw the means and intervals over a grid's first setting, one line per choice of the others.
 
@@ -246,7 +251,7 @@ def figure(
     axes = picture.add_subplot()
     first, others = names[0] if names else None, names[1:]
     # Collect the points of each line.
-    lines: dict[str, list[tuple[Value, Row]]] = {}
+    lines: dict[str, list[tuple[Value, CombinationRow]]] = {}
     for row in combinations:
         if not math.isnan(row.mean):
             label = _plain(", ".join(f"{name} {row.point.get(name)}" for name in others))
@@ -314,5 +319,5 @@ def _figure(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.4g}"
 
 
-def _interval(row: Row) -> str:
+def _interval(row: CombinationRow) -> str:
     return "-" if math.isnan(row.deviation) else f"{row.interval[0]:.4g} to {row.interval[1]:.4g}"

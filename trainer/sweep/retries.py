@@ -11,7 +11,7 @@ _NEVER_RETRIED = (WrongUse.exit_code, NotFinite.exit_code)
 
 
 @dataclass(frozen=True)
-class Limits:
+class TrialLimits:
     """The number of retries of a failed trial, and the longest time of one attempt."""
 
     retries: int = 1
@@ -30,7 +30,7 @@ class Waiting:
     from_s: float
 
 
-def is_retried(trial: Trial, code: int, limits: Limits) -> bool:
+def is_retried(trial: Trial, code: int, limits: TrialLimits) -> bool:
     """Return whether a trial that has failed with this exit code is trained again."""
     return code not in _NEVER_RETRIED and trial.attempts < limits.retries
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from trainer.errors import DeviceMissing, Preempted, StorageFailure, WrongUse
 from trainer.sweep import results
-from trainer.sweep.progress import Progress
-from trainer.sweep.retries import Limits, Waiting, due, is_retried
+from trainer.sweep.progress import SweepProgress
+from trainer.sweep.retries import TrialLimits, Waiting, due, is_retried
 from trainer.sweep.slots import Slot
 from trainer.sweep.study import Study
 from trainer.sweep.trials import Trial
@@ -32,7 +32,7 @@ class SweepRun:
         folder: Path,
         work: Work,
         slots: Sequence[Slot],
-        limits: Limits,
+        limits: TrialLimits,
         stop: StopRequest,
     ) -> None:
         self._study, self._folder, self._work = study, folder, work
@@ -44,7 +44,7 @@ class SweepRun:
         self._succeeded = False
         # The first trial that reported wrong use. Another trial shows whether all of them would.
         self._suspect: tuple[Trial, str] | None = None
-        self._progress = Progress(study.total, self._ended)
+        self._progress = SweepProgress(study.total, self._ended)
 
     def run(self) -> None:
         """Train until every trial has ended, on this machine or on others.

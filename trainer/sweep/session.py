@@ -12,7 +12,7 @@ from trainer.errors import NetworkFailure, TrialsFailed, WrongUse
 from trainer.sweep import results
 from trainer.sweep.grid import Sweep
 from trainer.sweep.progress import print_above_bar
-from trainer.sweep.retries import Limits
+from trainer.sweep.retries import TrialLimits
 from trainer.sweep.runner import POLL_S, SweepRun
 from trainer.sweep.script import Script
 from trainer.sweep.slots import Slot
@@ -32,7 +32,7 @@ def run_sweep(
     runs_dir: Path,
     name: str | None,
     storage: str | None,
-    limits: Limits,
+    limits: TrialLimits,
     retry_failed: bool,
     joins: bool,
     stop: StopRequest,

@@ -43,7 +43,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Row:
+class EntryRow:
     """The numbers of one entry of metrics.jsonl."""
 
     step: int
@@ -92,7 +92,7 @@ def read_run(folder: Path) -> Run:
     return Run(folder, run_id, name, sweep, params, tags)
 
 
-def row(entry: Mapping[str, Any]) -> Row | None:
+def row(entry: Mapping[str, Any]) -> EntryRow | None:
     """Return the finite numbers of an entry, or None if it has none.
 
     Texts and events of the hardware are left out.
@@ -112,7 +112,7 @@ def row(entry: Mapping[str, Any]) -> Row | None:
     kept = {name: value for name, value in values.items() if value is not None}
     if not isinstance(when, int | float) or not 0 <= when < _LATEST_S:
         when = time.time()
-    return Row(step, float(when), kept) if kept else None
+    return EntryRow(step, float(when), kept) if kept else None
 
 
 def _finite(number: float) -> float | None:

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from trainbox.secret_rule import without_secrets
 from trainer.errors import Failure, NetworkFailure, WrongUse
-from trainer.track.runs import Row, Run
-from trainer.track.upload import Target
+from trainer.track.runs import EntryRow, Run
+from trainer.track.upload import TrackedRun
 
 _T = TypeVar("_T")
 
@@ -48,7 +48,7 @@ class MlflowTracker:
                 found.experiment_id if found else self._client.create_experiment(name)
             )
 
-    def open(self, run: Run) -> Target:
+    def open(self, run: Run) -> TrackedRun:
         """Return the run in the experiment that has the ID of `run`."""
         with _errors(self.place):
             found = self._client.search_runs(
@@ -74,7 +74,7 @@ class _MlflowRun:
                 for metric in self._client.get_metric_history(self._found.info.run_id, name)
             }
 
-    def send(self, rows: Sequence[Row]) -> None:
+    def send(self, rows: Sequence[EntryRow]) -> None:
         from mlflow.entities import Metric
 
         with _errors(self._place):

@@ -17,8 +17,8 @@ from trainbox.files import read_object, replacing
 from trainbox.secret_rule import without_secrets
 from trainer.errors import NetworkFailure, StorageFailure, WrongUse
 from trainer.system.storage import storage_failure
-from trainer.track.runs import Row, Run
-from trainer.track.upload import Target
+from trainer.track.runs import EntryRow, Run
+from trainer.track.upload import TrackedRun
 
 _STATE, _SENT = "trainbox.json", "trainbox_sent"
 # Used if the user does not set them: wandb prints nothing, and does not report its own errors.
@@ -58,7 +58,7 @@ class WandbTracker:
         self._is_offline = mode in ("offline", "dryrun")
         self.place = f"wandb, project {self._project}{' (offline)' if self._is_offline else ''}"
 
-    def open(self, run: Run) -> Target:
+    def open(self, run: Run) -> TrackedRun:
         """Return the run of the project that has the ID of `run`."""
         kind = _OfflineRun if self._is_offline else _OnlineRun
         return kind(self._wandb, self._project, run)
@@ -92,7 +92,7 @@ class _WandbRun:
             self._open.define_metric("step", hidden=True)
             self._open.define_metric("*", step_metric="step")
 
-    def _log(self, rows: Sequence[Row], first: int | None) -> None:
+    def _log(self, rows: Sequence[EntryRow], first: int | None) -> None:
         for number, row in enumerate(rows):
             values = {**row.values, "step": row.step, "_timestamp": row.time_unix_s}
             self._open.log(values, step=None if first is None else first + number)
@@ -117,7 +117,7 @@ class _OnlineRun(_WandbRun):
                 if row.get("step") is not None and row[name] is not None
             }
 
-    def send(self, rows: Sequence[Row]) -> None:
+    def send(self, rows: Sequence[EntryRow]) -> None:
         if self._open is None:
             self._folder = Path(tempfile.mkdtemp(prefix="trainbox-wandb-"))
             self._begin(self._folder, resume="allow")
@@ -167,7 +167,7 @@ class _OfflineRun(_WandbRun):
     def stored(self) -> set[tuple[str, int]]:
         return set(self._stored)
 
-    def send(self, rows: Sequence[Row]) -> None:
+    def send(self, rows: Sequence[EntryRow]) -> None:
         if self._open is None:
             self._remove_unfinished()
             self._begin(self._run.folder)

@@ -14,10 +14,10 @@ from typing import IO, Protocol
 from trainbox.entries import EntryReader
 from trainbox.files import open_regular
 from trainer.errors import NetworkFailure, StorageFailure, WrongUse
-from trainer.track.runs import METRICS, Row, Run, find_runs, read_run, row
+from trainer.track.runs import METRICS, EntryRow, Run, find_runs, read_run, row
 
 
-class Target(Protocol):
+class TrackedRun(Protocol):
     """One run in a tracker.
 
     Attributes:
@@ -29,7 +29,7 @@ class Target(Protocol):
     def stored(self) -> set[tuple[str, int]]:
         """Return the names and steps of all values that the tracker has."""
 
-    def send(self, rows: Sequence[Row]) -> None:
+    def send(self, rows: Sequence[EntryRow]) -> None:
         """Add rows whose values are not stored."""
 
     def close(self, sent: str) -> None:
@@ -41,7 +41,7 @@ class Tracker(Protocol):
 
     place: str
 
-    def open(self, run: Run) -> Target:
+    def open(self, run: Run) -> TrackedRun:
         """Return the run in the tracker, which is created at the first send."""
 
 
@@ -51,7 +51,7 @@ class Upload:
     def __init__(self, folder: Path, tracker: Tracker) -> None:
         self._folder, self._tracker = folder, tracker
         self._run: Run | None = None
-        self._target: Target | None = None
+        self._target: TrackedRun | None = None
         self._lock: IO[bytes] | None = None
         self._stored: set[tuple[str, int]] | None = None
         self._begin()
@@ -84,7 +84,7 @@ class Upload:
             self._release()
             raise
 
-    def _send(self, rows: Sequence[Row]) -> int:
+    def _send(self, rows: Sequence[EntryRow]) -> int:
         if self._target is None:
             self._run = self._run or read_run(self._folder)
             self._lock = _locked(self._folder)
@@ -113,13 +113,13 @@ class Upload:
             self._lock = None
 
 
-def _without(stored: set[tuple[str, int]], rows: Sequence[Row]) -> Iterator[Row]:
+def _without(stored: set[tuple[str, int]], rows: Sequence[EntryRow]) -> Iterator[EntryRow]:
     """Yield the rows with the values that are not in `stored`, and add these to it."""
     for found in rows:
         values = {n: v for n, v in found.values.items() if (n, found.step) not in stored}
         stored.update((name, found.step) for name in values)
         if values:
-            yield Row(found.step, found.time_unix_s, values)
+            yield EntryRow(found.step, found.time_unix_s, values)
 
 
 def send_once(folders: Sequence[Path], tracker: Tracker) -> str:

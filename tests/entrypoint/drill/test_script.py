@@ -14,8 +14,8 @@ import pytest
 import entrypoint.drill.script
 import entrypoint.drill.starts
 import entrypoint.drill.training
-from entrypoint.drill.compare import CannotCompare, Comparison, check_file
-from entrypoint.drill.script import Request, drill_script
+from entrypoint.drill.compare import CannotCompare, FileComparison, check_file
+from entrypoint.drill.script import DrillRequest, drill_script
 from entrypoint.drill.starts import Process
 from entrypoint.drill.training import Training
 from entrypoint.errors import BitsDiffer, DrillFailed, InvalidRequest
@@ -92,17 +92,17 @@ class _Runs:
         self.script.write_text(text.replace(old, new))
 
 
-def _compare(reference: Path, other: Path | None = None, tolerance: float = 0.0) -> Comparison:
+def _compare(reference: Path, other: Path | None = None, tolerance: float = 0.0) -> FileComparison:
     """Compare in this process, without the start of another one."""
     try:
         one = read_entries(reference)
         if other is None:
-            return Comparison(digest(one))
+            return FileComparison(digest(one))
         two = read_entries(other)
     except Failure as failure:
         raise CannotCompare(str(failure)) from failure
     difference = first_difference(one, two, tolerance, noun(reference))
-    return Comparison(digest(two), difference, largest_difference(one, two))
+    return FileComparison(digest(two), difference, largest_difference(one, two))
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def _drill(
     seed: int = 1,
 ) -> list[str]:
     runs.wait_from, runs.kills = max(runs.wait_from, len(counts)), kills
-    request = Request(("train.py", "--"), _CPU, "result.json", counts, kills, tolerance)
+    request = DrillRequest(("train.py", "--"), _CPU, "result.json", counts, kills, tolerance)
     draw = random.Random(seed)  # noqa: S311
     return [line for text in drill_script(request, draw) for line in text.splitlines()]
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.drill.schedule import Schedule
+from entrypoint.drill.schedule import KillSchedule
 from entrypoint.drill.task import DrillResult, _last_step, final_digest, row, training_arguments
 from entrypoint.errors import DrillFailed
 
 
 def test_the_table() -> None:
     first, other = (
-        DrillResult(Schedule((1,)), (), "aa bb"),
-        DrillResult(Schedule((4, 2, 1)), (9, 14), "aa cc"),
+        DrillResult(KillSchedule((1,)), (), "aa bb"),
+        DrillResult(KillSchedule((4, 2, 1)), (9, 14), "aa cc"),
     )
     assert (
         row(first, first) == "  1                  undisturbed                        aa bb  same"

@@ -319,11 +319,11 @@ def watched(fatal: str | None, final_check: str | None) -> str:
     """Return the supervisor with a watch that gives these answers once the child is ready."""
     watch = f"""
 
-class Watch:
+class HardwareWatch:
     def fatal(self): return {fatal!r} if os.path.exists(child_is_ready) else None
     def final_check(self): return {final_check!r}
 child_is_ready = child.rpartition("# ")[2]
-sys.exit(supervise([sys.executable, "-c", child], os.environ, budget, Watch()).code)
+sys.exit(supervise([sys.executable, "-c", child], os.environ, budget, HardwareWatch()).code)
 """
     return SUPERVISE.replace("sys.exit(supervise", watch + "sys.exit(supervise")
 

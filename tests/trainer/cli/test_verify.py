@@ -24,7 +24,7 @@ from tests.support.tiny import TEXTS, Tiny
 from trainer.errors import Changed, Differs, Preempted, StorageFailure, WrongUse
 from trainer.loop.digests import DigestLog
 from trainer.records import manifest
-from trainer.records.checkpoint import Checkpoints
+from trainer.records.checkpoint import CheckpointWriter
 from trainer.records.compare import (
     BitsDifference,
     first_difference,
@@ -254,7 +254,7 @@ def test_a_checkpoints_digests_are_named_before_the_next_forward(
             recorded(log, *rest)
 
     monkeypatch.setattr(DigestLog, "_record_saved", in_a_forward)
-    monkeypatch.setattr(Checkpoints, "_start", lambda _self, work, _needed=0: work())
+    monkeypatch.setattr(CheckpointWriter, "_start", lambda _self, work, _needed=0: work())
     here.train(max_steps=4, checkpoint_steps=3)
     _, saved, last = _digests(here)
     assert (saved["kind"], saved["step"]) == ("checkpoint", 3)

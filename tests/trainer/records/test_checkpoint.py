@@ -25,7 +25,7 @@ from tests.support.commands import clean_environment
 from tests.support.unsafe_pickle import MakesFolder
 from trainbox.files import replacing
 from trainer.errors import NotFinite, StorageFailure
-from trainer.records.checkpoint import Checkpoints
+from trainer.records.checkpoint import CheckpointWriter
 
 
 class Saver:
@@ -33,7 +33,9 @@ class Saver:
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
         self.folder, self.reports = folder / "checkpoints", list[str]()
-        self.checkpoints = Checkpoints(self.folder, keep, True, self.reports.append, run_id="0123")
+        self.checkpoints = CheckpointWriter(
+            self.folder, keep, True, self.reports.append, run_id="0123"
+        )
 
     def save(
         self,
@@ -243,7 +245,7 @@ def test_the_best_weights_are_written_to_model_safetensors(saver: Saver) -> None
 
 
 def test_only_the_first_process_writes(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "checkpoints", 3, False, lambda _: None)
+    checkpoints = CheckpointWriter(tmp_path / "checkpoints", 3, False, lambda _: None)
     checkpoints.prepare(simple(1))
     checkpoints.save(1, simple(1), {}, 1)
     checkpoints.wait()

@@ -31,7 +31,7 @@ from trainer.records.compare import read_entries
 from trainer.settings.config import Config
 from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.grid import Sweep
-from trainer.sweep.retries import Limits
+from trainer.sweep.retries import TrialLimits
 from trainer.sweep.runner import SweepRun
 from trainer.sweep.slots import Slot
 from trainer.sweep.study import open_study
@@ -368,7 +368,7 @@ def sweep_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepRun:
     monkeypatch.setattr(Slot, "restart", lambda self: None)
     slots = [Slot("GPU 0", "GPU-a", ready=True), Slot("GPU 1", "GPU-b", ready=True)]
     work = task_work(study.sweep, tmp_path)
-    return SweepRun(study, tmp_path, work, slots, Limits(), StopRequest())
+    return SweepRun(study, tmp_path, work, slots, TrialLimits(), StopRequest())
 
 
 def _answered(run: SweepRun, *answers: dict[str, Any]) -> list[tuple[str, str]]:

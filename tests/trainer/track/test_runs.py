@@ -9,21 +9,21 @@ import pytest
 from tests.trainer.track.conftest import MakeRun, train_entry
 from trainbox.secret_rule import NOT_SHOWN
 from trainer.errors import Failure, StorageFailure, WrongUse
-from trainer.track.runs import Row, find_runs, read_run, row
+from trainer.track.runs import EntryRow, find_runs, read_run, row
 
 
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
-        (train_entry(5, loss=0.5), Row(5, 1005.0, {"train/loss": 0.5})),
-        ({"step": 5, "time_unix_s": 1, "loss": 2}, Row(5, 1.0, {"train/loss": 2.0})),
+        (train_entry(5, loss=0.5), EntryRow(5, 1005.0, {"train/loss": 0.5})),
+        ({"step": 5, "time_unix_s": 1, "loss": 2}, EntryRow(5, 1.0, {"train/loss": 2.0})),
         (
             train_entry(5, gpu_mib_each=[1, None, 2], note="a", loss=None, counts=[[1]]),
-            Row(5, 1005.0, {"train/gpu_mib/0": 1.0, "train/gpu_mib/2": 2.0}),
+            EntryRow(5, 1005.0, {"train/gpu_mib/0": 1.0, "train/gpu_mib/2": 2.0}),
         ),
         (
             train_entry(5, **{"acc@5": 1, "/../a": 2, "é": 3, "nan": float("nan"), "big": 10**400}),
-            Row(5, 1005.0, {"train/a": 2.0, "train/acc_5": 1.0, "train/_": 3.0}),
+            EntryRow(5, 1005.0, {"train/a": 2.0, "train/acc_5": 1.0, "train/_": 3.0}),
         ),
         (train_entry(5, kind="health", check="xid", gpu=0), None),
         (train_entry(5, note="only a text"), None),
@@ -33,7 +33,7 @@ from trainer.track.runs import Row, find_runs, read_run, row
     ],
 )
 def test_the_finite_numbers_of_an_entry_are_its_row(
-    entry: dict[str, Any], expected: Row | None
+    entry: dict[str, Any], expected: EntryRow | None
 ) -> None:
     assert row(entry) == expected
 

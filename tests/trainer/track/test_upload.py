@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer.track.conftest import MakeRun, train_entry
 from trainer.errors import NetworkFailure, StorageFailure, WrongUse
-from trainer.track.runs import Row, Run
+from trainer.track.runs import EntryRow, Run
 from trainer.track.upload import Upload, follow, send_once
 
 
@@ -37,7 +37,7 @@ class Recorded:
         self._recorder.asked += 1
         return {(name, step) for run, name, step, _ in self._recorder.values if run == self._id}
 
-    def send(self, rows: Sequence[Row]) -> None:
+    def send(self, rows: Sequence[EntryRow]) -> None:
         for row in rows:
             if self._recorder.capacity == 0:
                 raise NetworkFailure("the recorder cannot be reached")
