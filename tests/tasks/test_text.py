@@ -225,6 +225,17 @@ def test_only_a_training_drops_activations() -> None:
     assert torch.equal(model.eval()(bytes_BT), without(bytes_BT))
 
 
+def test_a_training_drops_in_the_embeddings_the_attention_and_what_a_block_adds() -> None:
+    """If all is dropped, only the bias of the attention's output is left."""
+    model = Gpt(layers=1, heads=2, width=16, context=8, dropout=1.0)
+    block = model.blocks[0]
+    torch.nn.init.ones_(block.attention.output.bias)  # type: ignore[arg-type, union-attr]
+    hidden_BTE = torch.randn(2, 8, 16)
+    assert torch.equal(block.attention(hidden_BTE), torch.ones(2, 8, 16))  # type: ignore[operator]
+    assert torch.equal(block(hidden_BTE), hidden_BTE)
+    assert not model(torch.randint(256, (2, 8))).any()
+
+
 def test_the_loss_of_a_model_without_weights_is_that_of_256_bytes() -> None:
     task = Text(layers=1, heads=1, width=4, context=5)
     model = task.build_model().requires_grad_(False)

@@ -159,6 +159,14 @@ def test_a_gpu_is_timed_by_events_without_waiting(monkeypatch: pytest.MonkeyPatc
     assert (len(waited), elapsed.seconds()) == (2, pytest.approx(1.003))
 
 
+def test_a_validation_shows_only_the_metrics_of_its_own_step() -> None:
+    log = TrainingLog(_job(1, [], []), TimedBatches(iter([])))
+    assert log.line_at(0) == ""
+    log._metrics = (100, {"near": 0.5, "far": 0.25})
+    assert log.line_at(100) == "training near 0.5000, far 0.2500"
+    assert log.line_at(101) == ""
+
+
 class Listed(Tiny):
     """Reads its training set example by example."""
 

@@ -3,6 +3,7 @@
 import io
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import torch
@@ -56,6 +57,19 @@ def test_pictures_are_drawn_and_written_in_another_thread(tmp_path: Path) -> Non
     assert not pixels[9].any()
     assert threads == ["pictures"]
     assert reports == []
+
+
+def test_no_two_threads_write_at_once(tmp_path: Path) -> None:
+    log = TensorBoardLog(tmp_path, writes=True, report=[].append)
+    locked: dict[int, bool] = {}
+    writer = SimpleNamespace(
+        add_summary=lambda _summary, step: locked.update({step: log._lock.locked()})
+    )
+    log._board = SimpleNamespace(file_writer=writer, close=list)  # type: ignore[assignment]
+    log.pictures(7, lambda: {"one": torch.zeros(3, 4, 4, dtype=torch.uint8)})
+    log.scalars("train", {"loss": 1}, 8)
+    log.close()
+    assert locked == {7: True, 8: True}
 
 
 def test_a_picture_that_cannot_be_written_is_reported_once(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import sys
 import pytest
 
 _FAULTS = """
-import resource
+import ctypes, resource
+PR_SET_THP_DISABLE = 41
+ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)  # a huge page has a single fault
 from trainer.system.allocator import keep_freed_memory
 keep_freed_memory()
 def round():
