@@ -67,7 +67,7 @@ def fit(
         if progress.step >= job.end_step or progress.ended_early:
             break
 
-        # Train one step. A log entry has the norm of its gradient.
+        # Train one step. If it has a log entry, its gradient's norm is computed for the entry.
         logged = pace.log_due(progress.step + 1)
         norm = train_one_step(needs_norm=logged)
 
@@ -81,7 +81,8 @@ def fit(
             with pace.digests.measured():
                 digests.record("step")
 
-        # After the first step, the optimizer has its state: reserve the memory for checkpoints.
+        # After the first step of this call, the optimizer has its state. Reserve the memory for
+        # checkpoints, so that the first save pauses the training no longer than later ones.
         if progress.step == first_step + 1:
             saving.prepare()
 

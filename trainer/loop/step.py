@@ -22,7 +22,10 @@ _SEEDED_STEPS = 64  # whose seeds are computed at once
 
 
 class EagerStep:
-    """The optimizer step of a training, which computes one operation after the other."""
+    """The optimizer step of a training.
+
+    It is eager: torch starts each operation alone, and not all of them as a captured CUDA graph.
+    """
 
     def __init__(self, job: Job, micro_batches: Iterator[Any]) -> None:
         """Train `job` on `micro_batches`, this rank's micro-batches from the current step."""
@@ -44,14 +47,14 @@ class EagerStep:
     def __call__(self, needs_norm: bool) -> Tensor | None:
         """Update the weights once; all ranks must call this.
 
-        Return the norm of the gradient before clipping, or None. The norm takes time, so without
-        `needs_norm` it is computed only if the step itself uses it.
+        Return the norm of the gradient before clipping. The norm takes time, so without
+        `needs_norm` it is None, unless the step itself uses it.
         """
         job = self._job
         config, schedule, state = job.config, job.schedule, job.state
         progress = state.progress
 
-        # Set the learning rate of this step.
+        # Set the learning rate of this step: the peak of each group times the task's factor.
         factor = checked_factor(
             job.task, job.task.schedule(progress.step, schedule.total_steps, self._warmup_steps)
         )
@@ -68,20 +71,23 @@ class EagerStep:
         overlaps = progress.step >= self._first_step + FIRST_STEPS
         with contextlib.nullcontext() if overlaps else all_fit(job.strategy):
             for micro, weight_B in zip(schedule.micros, self._weights_B, strict=True):
-                # Fetch a micro-batch, and seed its random numbers.
+                # Fetch a micro-batch on the device of this rank, and seed its random numbers.
                 batch = next(self._micro_batches)
                 job.world.seed_with(next(self._seeds))
 
-                # Compute each loss, (B,), and the gradient of the weighted sum of all losses.
+                # Compute each loss, (B,), and the gradient of the weighted sum of all losses. The
+                # scaler of fp16 enlarges the weights, and so the gradient. At the end of a shard,
+                # `reduction` adds the shard's gradients to those of this rank's earlier shards.
                 with job.reduction.of(micro, overlaps):
                     losses_B = job.loss_module(batch)
                     trained_B = [loss_B for loss_B in losses_B.values() if loss_B.requires_grad]
                     torch.autograd.backward(
                         trained_B, [state.scaler.scale(weight_B)] * len(trained_B)
                     )
+                # Add the losses to the sums of the next log entry.
                 state.running.add(losses_B)
 
-        # Sum the gradients over the shards of all ranks.
+        # Sum the gradients over the shards of all ranks. Each parameter gets its sum as `grad`.
         job.reduction.finish()
         state.running.steps += 1
         progress.step += 1
@@ -129,6 +135,7 @@ def _clipped_norm(job: Job) -> Tensor:
         norm = torch.nn.utils.get_total_norm(
             [p.grad for p in job.state.model.parameters() if p.grad is not None]
         )
+    # Under FSDP, torch returns a distributed tensor.
     whole: Tensor = job.strategy.whole(norm)
     return whole
 
