@@ -74,7 +74,7 @@ def _compare(one: Path, other: Path) -> None:
             f"verify {one} {other}: both are the same folder: give the folders of two runs"
         )
     runs = [Evidence.of(run) for run in (one, other)]
-    from trainer.records.shipped import check_files
+    from trainer.records.evidence_files import check_files
 
     a, b = (check_files(run) for run in runs)
     same = verdict(a, b, listed_changes(manifest_differences(a.manifest, b.manifest)))

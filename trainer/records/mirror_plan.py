@@ -12,9 +12,11 @@ is complete:
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainbox.files import parse_object
+from trainbox.sidecar import checkpoint_path
 
 MARKER = "complete.json"
 # They make a resumed run whole. Some do not exist at the first checkpoint.
@@ -48,8 +50,8 @@ def folder_name(step: int) -> str:
 
 def checkpoint_names(step: int) -> tuple[str, str]:
     """Return the names of the checkpoint's tensors and of its sidecar, relative to the run."""
-    stem = f"checkpoints/step-{step:08d}"
-    return f"{stem}.pt", f"{stem}.json"
+    folder = Path("checkpoints")
+    return str(checkpoint_path(folder, step, ".pt")), str(checkpoint_path(folder, step))
 
 
 def stored_steps(names: Iterable[str]) -> dict[int, bool]:

@@ -10,7 +10,7 @@ from trainer.errors import WrongUse
 from trainer.parallel.strategy import bits_depend_on_processes, launched_as
 from trainer.records.compare import listed_changes, manifest_differences
 from trainer.records.evidence import Evidence, verdict
-from trainer.records.shipped import check_files
+from trainer.records.evidence_files import check_files
 from trainer.session.initial import refuse_other_weights
 from trainer.session.train import train_task
 from trainer.settings.config import CONTIGUOUS, parse_config

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from trainbox.files import open_regular
+from trainbox.sidecar import checkpoint_path
 from trainer.errors import Differs, WrongUse
 from trainer.records.digest import digest_of_digests, tensor_digests
 from trainer.records.evidence import Evidence
@@ -23,7 +24,7 @@ _EXTRA_STATE = "_extra_state"  # a module's extra state, which a .safetensors fi
 def check_files(run: Evidence) -> Evidence:
     """Check the digests of model.safetensors and of each checkpoint.
 
-    Returns `run` with the step of its best weights.
+    Return `run` with the step of its best weights.
 
     Raises:
         Differs: A file differs from what the run saved at its step, or a file is missing.
@@ -32,7 +33,8 @@ def check_files(run: Evidence) -> Evidence:
     best_step, weights = None, run.folder / "model.safetensors"
     newest: Mapping[str, Any] = {}
     for step in run.checkpoints:
-        newest = _check_checkpoint(run, run.folder / "checkpoints" / f"step-{step:08d}.pt", step)
+        path = checkpoint_path(run.folder / "checkpoints", step, ".pt")
+        newest = _check_checkpoint(run, path, step)
     if weights.exists() or weights.is_symlink():
         best_step = _check_weights(run, weights)
     _check_progress(run, newest, best_step)
