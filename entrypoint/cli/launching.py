@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 
 def supervised(plan: "LaunchPlan", checked: "Checked", kind: Child = TRAINING) -> NoReturn:
+    """Run the process of `plan`, watch its GPUs, and exit with its exit code.
+
+    If the process exits with code 0 before the trainer has finished, the exit code is 1.
+    """
     # Without a fixed hash seed, Python orders sets of strings differently at each start.
     env = {"PYTHONHASHSEED": "0", **os.environ, **plan.env}
     from entrypoint.system.temporary import temporary_folder

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -36,12 +37,7 @@ from trainer.session.recorded_figures import (
     compare_figures,
     recorded_figures,
 )
-from trainer.session.stored_model import (
-    changes_since,
-    join_and_load_task,
-    load_stored,
-    refuse_changed_sources,
-)
+from trainer.session.stored_model import LoadedWeights, join_and_load_task, load_compared
 from trainer.session.stored_run import StoredRun
 from trainer.system.signals import StopRequest
 from trainer.system.temporary import sockets_in_a_folder
@@ -117,21 +113,17 @@ def _evaluate(
 ) -> FigureComparison:
     """Load the weights, evaluate, report and write; all ranks must call this."""
     # Load the weights, and compare the task, the data and the machine with those of the training.
-    weights, digest = load_stored(job, stored, request.checkpoint)
-    changed, data_digest = changes_since(job, stored, request.data)
-    refuse_changed_sources(stored.path, changed, request.anyway, "evaluate")
-    console.report(
-        f"{stored.path}: {request.checkpoint} checkpoint, step {weights.step}, weights "
-        f"{digest[:16]}"
+    loaded = load_compared(
+        job, stored, request.checkpoint, request.data, request.anyway, "evaluate", console.report
     )
-    if changed:
-        console.report(f"changed since the run's start: {listed_changes(changed)}")
+    if loaded.changed:
+        console.report(f"changed since the run's start: {listed_changes(loaded.changed)}")
 
     # Evaluate each example once. The seed is that of the training's validation after this step.
     predicted = predictions_of(job) if request.predictions is not None else None
     sampled = statistics_of(job) if request.intervals else None
     observers = [each for each in (predicted, sampled) if each is not None]
-    seed_parts = (job.config.seed, "validation", weights.step)
+    seed_parts = (job.config.seed, "validation", loaded.weights.step)
     result = evaluate(
         job, seed_parts, lambda: _stopped(job.world, stop), observers, console.validation_bar
     )
@@ -142,7 +134,7 @@ def _evaluate(
             "command again"
         )
     figures = recorded_figures(result)
-    comparison = compare_figures(stored, figures, weights.step, request.data, changed)
+    comparison = compare_figures(stored, figures, loaded.weights.step, request.data, loaded.changed)
 
     # Draw the task's pictures, and gather the values of all examples.
     is_first = job.world.is_first
@@ -157,26 +149,12 @@ def _evaluate(
     # Write and print the results.
     intervals = _intervals(job, statistics)
     entry = {
-        "run": str(stored.path),
-        "run_id": stored.run_id,
-        "task": stored.config.task,
-        "checkpoint": request.checkpoint,
-        "step": weights.step,
-        "weights_sha256": digest,
-        "checkpoint_sha256": weights.sha256,
-        "data": request.data,
-        "data_sha256": data_digest,
-        "examples": job.evaluation.size,
-        "batch_size": job.evaluation.batch_size,
-        "precision": job.config.precision,
-        "device": job.world.device.type,
-        "strategy": job.strategy.name,
-        "world_size": job.world.world_size,
+        **_origin(job, stored, request, loaded),
         "figures": figures,
         "intervals": intervals,
         "resamples": RESAMPLES if intervals else 0,
         "training": {"equal": comparison.equal, "comparison": comparison.line},
-        "changed": changed,
+        "changed": loaded.changed,
     }
     write_results(out, entry, pictures)
     if request.predictions is not None:
@@ -188,6 +166,29 @@ def _evaluate(
     also = f" and {request.predictions}" if request.predictions is not None else ""
     console.report(f"  written to {out}{also}")
     return comparison
+
+
+def _origin(
+    job: Inference, stored: StoredRun, request: Request, loaded: LoadedWeights
+) -> dict[str, Any]:
+    """Return what was evaluated and how, for evaluation.json."""
+    return {
+        "run": str(stored.path),
+        "run_id": stored.run_id,
+        "task": stored.config.task,
+        "checkpoint": request.checkpoint,
+        "step": loaded.weights.step,
+        "weights_sha256": loaded.digest,
+        "checkpoint_sha256": loaded.weights.sha256,
+        "data": request.data,
+        "data_sha256": loaded.data_digest,
+        "examples": job.evaluation.size,
+        "batch_size": job.evaluation.batch_size,
+        "precision": job.config.precision,
+        "device": job.world.device.type,
+        "strategy": job.strategy.name,
+        "world_size": job.world.world_size,
+    }
 
 
 def _stopped(world: World, stop: StopRequest) -> bool:

@@ -30,7 +30,7 @@ from trainer.session.export_formats import FORMATS, Loaded, check_packages
 from trainer.session.failures import errors_as_failures
 from trainer.session.model_card import CARD, Card, described, write_card
 from trainer.session.recorded_figures import VALIDATION, figures_of_training
-from trainer.session.stored_model import changes_since, load_stored, refuse_changed_sources
+from trainer.session.stored_model import load_compared
 from trainer.session.stored_run import StoredRun
 from trainer.settings.config import CONTIGUOUS, check
 from trainer.system.temporary import sockets_in_a_folder
@@ -93,14 +93,14 @@ def _export(
 ) -> None:
     """Load the weights, export the model, compare, and write the file and its card."""
     # Load the weights, and compare the task and the data with those of the training.
-    weights, digest = load_stored(job, stored, request.checkpoint)
-    changed, _ = changes_since(job, stored, VALIDATION)
-    refuse_changed_sources(stored.path, changed, request.anyway, "export")
-    console.report(
-        f"{stored.path}: {request.checkpoint} checkpoint, step {weights.step}, weights "
-        f"{digest[:16]}"
+    source = load_compared(
+        job, stored, request.checkpoint, VALIDATION, request.anyway, "export", console.report
     )
-    relevant = {name: v for name, v in changed.items() if name.startswith(("data.", "sources."))}
+    relevant = {
+        name: values
+        for name, values in source.changed.items()
+        if name.startswith(("data.", "sources."))
+    }
     if relevant:
         console.report(f"changed since the run's start: {listed_changes(relevant)}")
 
@@ -126,9 +126,9 @@ def _export(
                 stored=stored,
                 task=job.task,
                 checkpoint=request.checkpoint,
-                weights=weights,
-                weights_digest=digest,
-                figures=figures_of_training(stored, weights.step),
+                weights=source.weights,
+                weights_digest=source.digest,
+                figures=figures_of_training(stored, source.weights.step),
                 names=exported.names,
                 inputs=inputs,
                 outputs=outputs,

@@ -8,6 +8,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -22,12 +23,7 @@ from trainer.records.compare import listed_changes
 from trainer.records.predictions import Columns, csv_rows, json_lines, prediction_columns
 from trainer.session.agreement import refuse_difference
 from trainer.session.failures import errors_as_failures
-from trainer.session.stored_model import (
-    changes_since,
-    join_and_load_task,
-    load_stored,
-    refuse_changed_sources,
-)
+from trainer.session.stored_model import join_and_load_task, load_compared
 from trainer.session.stored_run import StoredRun
 from trainer.system.given_files import given_files
 from trainer.system.signals import StopRequest
@@ -102,24 +98,20 @@ def _predict(
 ) -> Columns:
     """Load the weights and predict; all ranks must call this. Rank 0 gets the columns."""
     world = job.world
-    weights, digest = load_stored(job, stored, request.checkpoint)
-    changed, _ = changes_since(job, stored, "prediction")
-    refuse_changed_sources(stored.path, changed, request.anyway, "predict")
-    _report(
-        job,
-        f"{stored.path}: {request.checkpoint} checkpoint, step {weights.step}, weights "
-        f"{digest[:16]}",
+    report = partial(_report, job)
+    loaded = load_compared(
+        job, stored, request.checkpoint, "prediction", request.anyway, "predict", report
     )
-    if changed:
-        _report(job, f"changed since the run's start: {listed_changes(changed)}")
+    if loaded.changed:
+        report(f"changed since the run's start: {listed_changes(loaded.changed)}")
     skipped = list(getattr(job.evaluation.dataset, "skipped", ()))
     if skipped:
         shown = ", ".join(map(str, skipped[:_SHOWN])) + (", ..." if skipped[_SHOWN:] else "")
-        _report(job, f"{len(skipped)} file(s) are left out: {shown}")
+        report(f"{len(skipped)} file(s) are left out: {shown}")
 
     # The seed is that of the validation after this step.
     ids, predicted = example_ids(job), predictions_of(job)
-    seed_parts = (job.config.seed, "validation", weights.step)
+    seed_parts = (job.config.seed, "validation", loaded.weights.step)
     hidden = None if world.is_first else True  # None shows the bar on a terminal
     ended = add_up(
         job,
@@ -141,7 +133,7 @@ def _predict(
         )
     values = not_too_many(job.task, predicted.gathered())
     values.pop("truth", None)  # the label of a file is not known
-    _report(job, f"{len(ids):,} predictions")
+    report(f"{len(ids):,} predictions")
     return prediction_columns(job.task, "file", ids, values)
 
 

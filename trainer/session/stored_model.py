@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,23 @@ from trainer.task_loading.load import load_task
 _ATTEMPTS = 5  # to load a checkpoint that a training replaces
 
 
+@dataclass(frozen=True)
+class LoadedWeights:
+    """The stored weights that a model has now, and what differs from the run's start.
+
+    Attributes:
+        weights: The checkpoint of the weights.
+        digest: The digest of the weights, in hex.
+        data_digest: The digest of the evaluated dataset, in hex.
+        changed: The entries of the manifest that differ, `{name: (old, new)}`.
+    """
+
+    weights: StoredWeights
+    digest: str
+    data_digest: str
+    changed: Mapping[str, tuple[Any, Any]]
+
+
 def join_and_load_task(
     stored: StoredRun, request: Any, device_name: str
 ) -> tuple[Settings, Strategy, Task]:
@@ -51,7 +69,33 @@ def join_and_load_task(
     return settings, strategy, load_task(settings.task, settings.fields)
 
 
-def load_stored(job: Inference, stored: StoredRun, which: str) -> tuple[StoredWeights, str]:
+def load_compared(
+    job: Inference,
+    stored: StoredRun,
+    which: str,
+    part: str,
+    anyway: bool,
+    verb: str,
+    report: Callable[[str], None],
+) -> LoadedWeights:
+    """Load the `best` or `last` weights, report them, and compare this start with the run's.
+
+    All ranks must call this. `part` is the evaluated data, such as `validation`.
+
+    Raises:
+        WrongUse: The run lacks such weights, they differ between machines, they are of other
+            classes, the data are not valid, or a source file of the task has changed and `anyway`
+            is false. The message for the last case names the `verb`.
+        StorageFailure: The checkpoint is damaged, or the training removed it in each attempt.
+    """
+    weights, digest = _load(job, stored, which)
+    changed, data_digest = _changes(job, stored, part)
+    _refuse_changed_sources(stored.path, changed, anyway, verb)
+    report(f"{stored.path}: {which} checkpoint, step {weights.step}, weights {digest[:16]}")
+    return LoadedWeights(weights, digest, data_digest, changed)
+
+
+def _load(job: Inference, stored: StoredRun, which: str) -> tuple[StoredWeights, str]:
     """Load the weights on all ranks, and return where they were and their digest.
 
     A training that still runs may remove the checkpoint in between, so this tries again.
@@ -109,7 +153,7 @@ def _refuse_other_classes(job: Inference, stored: StoredRun) -> None:
             )
 
 
-def changes_since(
+def _changes(
     job: Inference, stored: StoredRun, part: str
 ) -> tuple[dict[str, tuple[Any, Any]], str]:
     """Return what differs from the run's start, and the digest of the evaluated dataset.
@@ -140,7 +184,9 @@ def changes_since(
     return {name: (old, new) for name, (old, new) in agreed.items()}, digest
 
 
-def refuse_changed_sources(path: Path, changed: Mapping[str, Any], anyway: bool, verb: str) -> None:
+def _refuse_changed_sources(
+    path: Path, changed: Mapping[str, Any], anyway: bool, verb: str
+) -> None:
     """Raise WrongUse if a source file of the task has changed and `anyway` is false."""
     sources = {name: v for name, v in changed.items() if name.startswith("sources.")}
     if sources and not anyway:
