@@ -14,6 +14,7 @@ from trainbox.files import parse_object, read_object, read_text
 from trainer.cli.invocation import Verb
 from trainer.cli.parameters import Option
 from trainer.errors import WrongUse
+from trainer.parallel.strategy import STRATEGIES
 from trainer.settings.config import Config, parse_config
 from trainer.sweep.grid import Sweep
 from trainer.sweep.script import Script
@@ -21,8 +22,8 @@ from trainer.sweep.script import Script
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 # The keys of [task] that are not fields.
 _RESERVED = ("name", "set")
-# The strategies that a run does not have by default.
-_CHOSEN_STRATEGIES = ("dp", "fsdp")
+# The strategies that a run has without --strategy, by its number of processes.
+_USUAL_STRATEGIES = ("single", "ddp")
 
 
 @click.command(cls=Verb)
@@ -146,7 +147,7 @@ def _lines(config: Config, run: Path, plan: dict[str, Any]) -> Iterator[str]:
     if plan.get("reason"):
         yield f"# It was launched with: {json.dumps(plan['reason'])[1:-1]}"
     yield from _of_config(config)
-    if plan.get("strategy") in _CHOSEN_STRATEGIES:
+    if plan.get("strategy") in STRATEGIES.keys() - set(_USUAL_STRATEGIES):
         yield from ("", "[launch]", f"strategy = {_value('strategy', plan['strategy'])}")
 
 

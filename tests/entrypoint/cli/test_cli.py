@@ -25,6 +25,7 @@ import trainer.cli.train
 from entrypoint.driver.gpus import Detection, Gpu
 from tests.support.commands import Ended, Trainbox, clean_environment
 from tests.support.forked import CheckHere
+from trainer.settings.optimizers import OPTIMIZERS
 from trainer.task_loading.spec import built_in_tasks
 
 _TASKS = f"use {', '.join(built_in_tasks())} (a task of your own is file.py:Class or module:Class)"
@@ -726,7 +727,8 @@ def test_every_number_is_in_the_table() -> None:
         ("digits mnist", "Got unexpected extra argument (mnist)"),
         (
             "--optimizer lion",
-            "Invalid value for '--optimizer': 'lion' is not one of 'adamw', 'adam', 'sgd'.",
+            "Invalid value for '--optimizer': 'lion' is not one of "
+            f"{', '.join(map(repr, OPTIMIZERS))}.",
         ),
         (
             "--resume always",

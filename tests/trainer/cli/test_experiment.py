@@ -12,6 +12,7 @@ from tests.support.tiny import TINY
 from trainer.cli.config import sweep_as_experiment
 from trainer.cli.sweep_options import SweepOptions
 from trainer.settings.config import Config
+from trainer.settings.optimizers import OPTIMIZERS
 from trainer.sweep.grid import Range, Sweep, from_identity
 
 
@@ -183,7 +184,7 @@ def test_fields_with_the_names_of_keys_have_a_table(
         ("[train]\nlr = 'fast'", "[train] lr = fast: 'fast' is not a number"),
         (
             "[train]\noptimizer = 'lion'",
-            "[train] optimizer = lion: 'lion' is not one of 'adamw', 'adam', 'sgd'\n",
+            f"[train] optimizer = lion: 'lion' is not one of {', '.join(map(repr, OPTIMIZERS))}\n",
         ),
         (
             "[train]\ndeterministic = 1",
