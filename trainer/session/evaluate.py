@@ -169,7 +169,7 @@ def _evaluate(
 
 
 def _origin(
-    job: Inference, stored: StoredRun, request: Request, loaded: LoadedWeights
+    job: Inference, stored: StoredRun, request: EvaluateRequest, loaded: LoadedWeights
 ) -> dict[str, Any]:
     """Return what was evaluated and how, for evaluation.json."""
     return {
