@@ -113,14 +113,15 @@ def test_the_name_of_a_file_decides_its_part_and_new_files_move_none(texts: Path
     assert paths == sorted(paths) and len(more_train) + len(more_held) == 40
 
 
-def test_train_and_val_folders_are_the_parts(tmp_path: Path) -> None:
-    for name in ("train/a.txt", "train/b.md", "val/c.txt", "other.txt"):
+@pytest.mark.parametrize(("one", "other"), [("train", "val"), ("Train", "Validation")])
+def test_train_and_val_folders_are_the_parts(tmp_path: Path, one: str, other: str) -> None:
+    for name in (f"{one}/a.txt", f"{one}/b.md", f"{other}/c.txt", "other.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     train, held = split_texts(tmp_path, _TXT, 0.2)
     assert (train, held) == (
-        [TextFile(tmp_path / "train/a.txt", 11)],
-        [TextFile(tmp_path / "val/c.txt", 9)],
+        [TextFile(tmp_path / one / "a.txt", len(one) + 6)],
+        [TextFile(tmp_path / other / "c.txt", len(other) + 6)],
     )
 
 

@@ -6,12 +6,7 @@ from pathlib import Path
 
 from trainbox import WrongUse
 from trainbox.found_files import files_in
-from trainer.tasks.reading.files import (
-    TRAIN,
-    VALIDATION,
-    refuse_missing,
-    validation_folder,
-)
+from trainer.tasks.reading.files import refuse_missing, split_folders
 
 ENDINGS = (
     *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"),
@@ -39,22 +34,19 @@ def find_layout(folder: Path) -> Layout:
     """Return the layout of `folder`: train/CLASS and val/CLASS, or CLASS alone.
 
     Raises:
-        WrongUse: the folder does not exist, or only one of the two parts does.
+        WrongUse: the folder does not exist, only one of the two parts does, or a part has several
+            names.
     """
     refuse_missing(folder, "pictures", "CLASS/NAME.jpg")
-    if validation := validation_folder(folder):
-        return Layout(folder / TRAIN, validation)
-    for part in VALIDATION:
-        if (folder / part).is_dir() and _subfolders(folder / part):
+    train, validation = split_folders(folder)
+    if train and validation:
+        return Layout(train, validation)
+    for part, other in ((validation, "train"), (train, "val")):
+        if part and _subfolders(part):
             raise WrongUse(
-                f"{folder} has a folder {part} but no folder train: add train, or split {part} "
-                f"with --set folder={folder / part}"
+                f"{folder} has a folder {part.name} but no folder {other}: add {other}, or split "
+                f"{part.name} with --set folder={part}"
             )
-    if (folder / TRAIN).is_dir() and _subfolders(folder / TRAIN):
-        raise WrongUse(
-            f"{folder} has a folder train but no folder val: add val, or split train with --set "
-            f"folder={folder / TRAIN}"
-        )
     return Layout(folder, None)
 
 

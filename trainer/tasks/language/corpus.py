@@ -13,12 +13,7 @@ from torch.utils.data import Dataset
 
 from trainbox import StorageFailure, WrongUse
 from trainbox.found_files import files_in
-from trainer.tasks.reading.files import (
-    TRAIN,
-    is_held_out,
-    refuse_missing,
-    validation_folder,
-)
+from trainer.tasks.reading.files import is_held_out, refuse_missing, split_folders
 
 
 @dataclass(frozen=True)
@@ -57,14 +52,15 @@ def split_texts(
     are for validation.
 
     Raises:
-        WrongUse: the folder is missing, or a part has no text.
+        WrongUse: the folder is missing, or a part has no text or several names.
     """
     if folder is None:
         paths = standard_library()
         return _by_name(paths[0].parent, paths, share)
     refuse_missing(folder, "text files", f"NAME{endings[0]}")
-    if validation := validation_folder(folder):
-        return _texts(_found(folder / TRAIN, endings)), _texts(_found(validation, endings))
+    train, validation = split_folders(folder)
+    if train and validation:
+        return _texts(_found(train, endings)), _texts(_found(validation, endings))
     return _by_name(folder, _found(folder, endings), share)
 
 

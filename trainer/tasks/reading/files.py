@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trainbox import WrongUse
 
-TRAIN, VALIDATION = "train", ("val", "validation", "valid")
+_TRAIN, _VALIDATION = ("train",), ("val", "validation", "valid")
 
 
 def refuse_missing(folder: Path, contents: str, example: str) -> None:
@@ -28,10 +28,25 @@ def refuse_missing(folder: Path, contents: str, example: str) -> None:
     raise WrongUse(f"{folder} does not exist: {fix}")
 
 
-def validation_folder(folder: Path) -> Path | None:
-    """Return the folder for validation in `folder` if it has this folder and `train`."""
-    found = [folder / name for name in VALIDATION if (folder / name).is_dir()]
-    return found[0] if found and (folder / TRAIN).is_dir() else None
+def split_folders(folder: Path) -> tuple[Path | None, Path | None]:
+    """Return the folders for training and for validation in `folder`, or None for a missing one.
+
+    Their names are in lower or upper case.
+
+    Raises:
+        WrongUse: both exist, and one of them under several names.
+    """
+    train, validation = (
+        sorted(p for p in folder.glob("[!.]*") if p.name.lower() in names and p.is_dir())
+        for names in (_TRAIN, _VALIDATION)
+    )
+    for found, purpose in ((train, "training"), (validation, "validation")):
+        if train and validation and len(found) > 1:
+            raise WrongUse(
+                f"{folder} has several folders for {purpose} "
+                f"({', '.join(path.name for path in found)}): keep one of them there"
+            )
+    return next(iter(train), None), next(iter(validation), None)
 
 
 def is_held_out(name: str, share: float) -> bool:
