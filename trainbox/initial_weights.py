@@ -11,6 +11,15 @@ from trainer.initial_weights import (  # noqa: E402
     load,
     match,
     read_tensors,
+    unwrapped,
 )
 
-__all__ = ["Match", "averaged_first", "last_layer", "load", "match", "read_tensors"]
+__all__ = [
+    "Match",
+    "averaged_first",
+    "last_layer",
+    "load",
+    "match",
+    "read_tensors",
+    "unwrapped",
+]

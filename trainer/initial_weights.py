@@ -17,6 +17,8 @@ _OF_CHECKPOINTS = ("model", "state_dict", "model_state_dict")
 _SHOWN = 3
 # The names of a moving average, see trainer/tasks/imaging/averaging.py.
 _AVERAGE = "averaged.module."
+# How DistributedDataParallel and torch.compile start the names of all tensors.
+_WRAPPERS = ("module.", "_orig_mod.")
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -32,10 +34,11 @@ class Match:
     new: tuple[str, ...]
     left_out: tuple[str, ...]
 
-    def line(self, last: str, outputs: str) -> str:
+    def line(self, last: str, outputs: str, removed: str = "") -> str:
         """Return a line such as `120 of 122 tensors; fc is new (3 classes)`.
 
-        `last` is the name of the last layer, and `outputs` describes what it returns.
+        `last` is the name of the last layer, and `outputs` describes what it returns. `removed` is
+        the start of the names that `unwrapped` removed.
         """
         text = f"{len(self.loaded)} of {len(self.loaded) + len(self.new)} tensors"
         if layers := list(dict.fromkeys(name.rpartition(".")[0] or name for name in self.new)):
@@ -43,6 +46,8 @@ class Match:
             text += f" ({outputs})" if last in layers else ""
         if others := [name for name in self.left_out if name not in self.new]:
             text += f"; {len(others)} of the file are left out ({_some(others)})"
+        if removed:
+            text += f"; names of the file without {removed}"
         return text
 
 
@@ -53,8 +58,9 @@ def match(model: nn.Module, tensors: Mapping[str, Tensor], source: str, remedy: 
     names the tensors in messages, and `remedy` ends these.
 
     Raises:
-        WrongUse: no tensor has a name of the model, a tensor outside the last layer has another
-            shape, or a tensor has complex numbers and that of the model does not.
+        WrongUse: no tensor is one of the model, or only tensors of the last layer are, a tensor
+            outside the last layer has another shape, or a tensor has complex numbers and that of
+            the model does not.
     """
     state, head = tensors_of(model), last_layer(model)
     loaded, new = [], []
@@ -71,10 +77,13 @@ def match(model: nn.Module, tensors: Mapping[str, Tensor], source: str, remedy: 
                 f"{source}: {name} has shape {tuple(given.shape)} instead of "
                 f"{tuple(value.shape)}: {remedy}"
             )
-    if not loaded:
+    # Models of other kinds often share the name of the last layer, such as fc.
+    body = [name for name in state if name.rpartition(".")[0] != head]
+    if not loaded or (body and not set(body) & set(loaded)):
+        outside = f" outside its last layer {head}" if loaded else ""
         raise WrongUse(
-            f"{source} has no tensor of the model: it has {_some(list(tensors))}, and the model "
-            f"has {_some(list(state))}: {remedy}"
+            f"{source} has no tensor of the model{outside}: it has {_some(list(tensors))}, and the "
+            f"model has {_some(list(state))}: {remedy}"
         )
     return Match(tuple(loaded), tuple(new), tuple(name for name in tensors if name not in loaded))
 
@@ -82,6 +91,22 @@ def match(model: nn.Module, tensors: Mapping[str, Tensor], source: str, remedy: 
 def load(model: nn.Module, tensors: Mapping[str, Tensor], found: Match) -> None:
     """Copy the tensors that `found`, the result of `match`, lists as loaded into `model`."""
     model.load_state_dict({name: tensors[name] for name in found.loaded}, strict=False)
+
+
+def unwrapped(tensors: Mapping[str, Tensor], model: nn.Module) -> tuple[dict[str, Tensor], str]:
+    """Return the tensors without the start that a wrapper gave to all names, and this start.
+
+    The wrappers are DistributedDataParallel and torch.compile, also one around the other. Names
+    that `model` has are kept.
+    """
+    known, removed, result = tensors_of(model).keys(), "", dict(tensors)
+    while result and known.isdisjoint(result):
+        start = next((s for s in _WRAPPERS if all(name.startswith(s) for name in result)), None)
+        if start is None:
+            break
+        result = {name.removeprefix(start): value for name, value in result.items()}
+        removed += start
+    return result, removed
 
 
 def averaged_first(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -317,15 +317,16 @@ def test_damaged_pictures_are_refused_or_left_out_as_in_the_training(
 # The folder.
 
 
-def test_train_and_val_folders_are_the_parts(tmp_path: Path) -> None:
-    make_pictures(tmp_path / "flowers/train", ("a", "b"), 4, seed=0)
-    make_pictures(tmp_path / "flowers/val", ("a", "b"), 2, seed=1)
+@pytest.mark.parametrize("names", [("train", "val"), ("Train", "Valid"), ("TRAIN", "VALIDATION")])
+def test_train_and_val_folders_are_the_parts(tmp_path: Path, names: tuple[str, str]) -> None:
+    make_pictures(tmp_path / "flowers" / names[0], ("a", "b"), 4, seed=0)
+    make_pictures(tmp_path / "flowers" / names[1], ("a", "b"), 2, seed=1)
     task = _task(folder="flowers").with_data(tmp_path)
     train, validation = task._pictures(tmp_path)
     assert task.class_names == ("a", "b")
-    assert [picture.path.parts[-3] for picture in train.pictures] == ["train"] * 8
+    assert [picture.path.parts[-3] for picture in train.pictures] == [names[0]] * 8
     assert [picture.path.parts[-3:] for picture in validation.pictures] == [
-        ("val", name, f"{number:04}.jpg") for name in "ab" for number in range(2)
+        (names[1], name, f"{number:04}.jpg") for name in "ab" for number in range(2)
     ]
     assert [validation[i][1] for i in range(4)] == [0, 0, 1, 1]
 
@@ -397,6 +398,17 @@ def _only_train(folder: Path) -> None:
     inner.rename(folder / "train")
 
 
+def _only_upper_case(folder: Path) -> None:
+    _only_train(folder)
+    (folder / "train").rename(folder / "Train")
+
+
+def _two_of_validation(folder: Path) -> None:
+    _only_train(folder)
+    for name in ("Val", "valid"):
+        shutil.copytree(folder / "train", folder / name)
+
+
 def _only_val(folder: Path) -> None:
     shutil.copytree(folder, folder / "val")
 
@@ -423,6 +435,8 @@ def _too_few(folder: Path) -> None:
         (shutil.rmtree, "data/shapes does not exist: put pictures there, as data/shapes/CLASS"),
         (_beside_data, "data/shapes does not exist: there is a folder shapes in "),
         (_only_train, "data/shapes has a folder train but no folder val: add val, or split train"),
+        (_only_upper_case, "data/shapes has a folder Train but no folder val: add val, or split "),
+        (_two_of_validation, "data/shapes has several folders for validation (Val, valid): keep "),
         (_only_val, "data/shapes has a folder val but no folder train: add train, or split val"),
         (_fifo, "data/shapes/disc/x.jpg is a FIFO, a device or a socket, not a file: remove it"),
         (_other_class, "data/shapes/val/oval is a class that data/shapes/train does not have: "),
@@ -715,6 +729,17 @@ def test_weights_of_the_cache_are_loaded_except_the_last_layer(
     }
 
 
+def test_names_of_a_wrapped_model_are_matched(tmp_path: Path) -> None:
+    given = build_model(FIELDS["model"], 3, 32).state_dict()
+    path = tmp_path / "w.pt"
+    torch.save({f"module.{name}": value for name, value in given.items()}, path)
+    model = build_model(FIELDS["model"], 3, 32, str(path)).state_dict()
+    assert all(torch.equal(model[name], given[name]) for name in model)
+    assert describe_weights(FIELDS["model"], 3, 32, str(path)) == (
+        f"{path}: 338 of 338 tensors; names of the file without module."
+    )
+
+
 @pytest.mark.parametrize("ending", ["safetensors", "pt"])
 def test_weights_of_a_file_are_loaded(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"weights.{ending}"
@@ -746,6 +771,19 @@ def test_a_run_starts_from_the_averaged_weights_of_another(here: Here, shapes: P
 def test_a_size_that_a_transformer_cannot_have_is_named(model: str, size: int) -> None:
     with torch.device("meta"), pytest.raises(WrongUse, match=f"^--set size={size}: model {model} "):
         build_model(model, 2, size)
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "least"), [("alexnet", 62, 63), ("squeezenet1_1", 8, 17), ("swin_t", 3, 4)]
+)
+def test_a_size_that_is_too_small_is_named_with_the_least_one(
+    model: str, size: int, least: int
+) -> None:
+    message = f"^--set size={size}: model {model} needs pictures of {least} pixels or more: use "
+    with pytest.raises(WrongUse, match=message):
+        build_model(model, 2, size)
+    with torch.device("meta"):
+        assert build_model(model, 2, least)(torch.zeros(2, 3, least, least)).shape == (2, 2)
 
 
 def test_weights_that_cannot_be_downloaded_are_named_with_their_folder(

@@ -15,6 +15,7 @@ from trainer.initial_weights import (
     read_tensors,
     tensors_of,
     trained_part,
+    unwrapped,
 )
 from trainer.loop.state import Job
 from trainer.session.agreement import refuse_difference
@@ -36,7 +37,9 @@ def start_from_weights(job: Job, init: str) -> None:
     refuse_difference(
         job.world, {f"the SHA-256 of --init {file}": digest}, "copy the same file to all machines"
     )
-    tensors, model = averaged_first(read_tensors(file)), trained_part(job.state.model)
+    model = trained_part(job.state.model)
+    tensors, removed = unwrapped(read_tensors(file), model)
+    tensors = averaged_first(tensors)
     if _sha256(file) != digest:
         raise WrongUse(
             f"--init {file} changed while it was read, as the best weights of a run that trains: "
@@ -52,7 +55,7 @@ def start_from_weights(job: Job, init: str) -> None:
     job.initial = {
         "file": str(file),
         "sha256": digest,
-        "loaded": found.line(last, f"{count} {outputs}"),
+        "loaded": found.line(last, f"{count} {outputs}", removed),
     }
 
 

@@ -17,7 +17,7 @@ from tests.support.here import Here, StopAfter
 from tests.support.transfer import TRANSFER, Transfer
 from tests.support.unsafe_pickle import MakesFolder
 from trainer.errors import Preempted, WrongUse
-from trainer.initial_weights import read_tensors
+from trainer.initial_weights import read_tensors, unwrapped
 
 _SHORT: dict[str, Any] = {"task": TRANSFER, "max_steps": 3}
 _RUN = ("train", TRANSFER, "--device", "cpu", "--max-steps", "1")
@@ -75,6 +75,26 @@ def test_a_file_gives_the_same_bits_as_its_run(
     assert here.digest("b") == here.digest("c")
     here.train("d", **_SHORT)
     assert here.digest("d") != here.digest("c")
+
+
+@pytest.mark.parametrize("start", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_the_names_of_a_wrapped_model_are_matched(
+    here: Here, trained: dict[str, Tensor], start: str
+) -> None:
+    torch.save({"state_dict": {start + name: value for name, value in trained.items()}}, "w.pt")
+    out = here.train("b", **_SHORT, init="w.pt", freeze=["body"])
+    assert f"\ninit       w.pt: 9 of 9 tensors; names of the file without {start}\n" in out
+    assert torch.equal(here.weights("b")["body.0.weight"], trained["body.0.weight"])
+
+
+def test_names_that_the_model_has_are_kept() -> None:
+    inner = torch.nn.Linear(2, 2)
+    own = torch.nn.ModuleDict({"module": torch.nn.Linear(2, 2)})
+    tensors = {f"module.{name}": value for name, value in inner.state_dict().items()}
+    assert unwrapped(tensors, own) == (tensors, "")
+    assert unwrapped(tensors, inner)[1] == "module."
+    assert unwrapped({**tensors, "step": torch.ones(1)}, inner)[1] == ""
+    assert unwrapped({}, inner) == ({}, "")
 
 
 def test_other_weights_than_the_frozen_ones_train(here: Here, trained: dict[str, Tensor]) -> None:
@@ -163,6 +183,11 @@ def _of_another_model(here: Here) -> None:
     save_file({"encoder.weight": torch.ones(2)}, "w.safetensors")
 
 
+def _of_another_body(here: Here) -> None:
+    state = {"layer.weight": torch.ones(2), "head.bias": torch.ones(3)}
+    save_file(state, "w.safetensors")
+
+
 @pytest.mark.usefixtures("trained")
 @pytest.mark.parametrize(
     ("prepare", "arguments", "message"),
@@ -217,6 +242,11 @@ def _of_another_model(here: Here) -> None:
             ["--init", "w.safetensors"],
             "--init w.safetensors has no tensor of the model: it has encoder.weight, and the "
             "model has body.0.weight, body.0.bias, body.1.weight, ...: use weights",
+        ),
+        (
+            _of_another_body,
+            ["--init", "w.safetensors"],
+            "--init w.safetensors has no tensor of the model outside its last layer head: it has ",
         ),
         (
             None,

@@ -1,5 +1,6 @@
 """Build the classification models of torchvision by name, with new or trained weights."""
 
+import bisect
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -11,7 +12,15 @@ from torchvision import models
 from torchvision.models import WeightsEnum
 
 from trainbox import WrongUse
-from trainbox.initial_weights import Match, averaged_first, last_layer, load, match, read_tensors
+from trainbox.initial_weights import (
+    Match,
+    averaged_first,
+    last_layer,
+    load,
+    match,
+    read_tensors,
+    unwrapped,
+)
 
 # The argument of a model's builder for the size of its pictures. Others accept any size.
 _SIZE_ARGUMENTS = {"vit_": "image_size", "maxvit_": "input_size"}
@@ -74,16 +83,13 @@ def build_model(name: str, classes: int, size: int, weights: str = "") -> nn.Mod
     new if they are for another number of classes.
 
     Raises:
-        WrongUse: the weights cannot be read, or are of another model.
+        WrongUse: the pictures are too small for the model, or the weights cannot be read or are of
+            another model.
     """
-    model = _new(name, classes, size)
-    if isinstance(model, models.GoogLeNet | models.Inception3):
-        model.aux_logits = False
-        for part in _AUXILIARY:
-            if hasattr(model, part):
-                setattr(model, part, None)
+    _check_size(name, size)
+    model = _without_auxiliary(_new(name, classes, size))
     if weights:
-        tensors = _read(name, weights)
+        tensors = _read(name, weights, model)
         load(model, tensors, _match(model, tensors, name, weights))
     return model
 
@@ -92,14 +98,15 @@ def describe_weights(name: str, classes: int, size: int, weights: str) -> str:
     """Return which tensors `build_model` takes from `weights`, and which are new."""
     model = _without_values(lambda: build_model(name, classes, size))
     tensors: Mapping[str, Tensor]
+    removed = ""
     if weights.endswith(_FILES):
-        tensors = _of_file(weights)
+        tensors, removed = _of_file(weights, model)
     else:
         meta = _entry(name, weights).meta
         whole = (name, len(meta["categories"]), meta["min_size"][0])
         tensors = _without_values(lambda: _new(*whole)).state_dict()
     found = _match(model, tensors, name, weights)
-    return f"{weights}: {found.line(last_layer(model), f'{classes} classes')}"
+    return f"{weights}: {found.line(last_layer(model), f'{classes} classes', removed)}"
 
 
 def normalization(name: str, weights: str) -> tuple[Colour, Colour]:
@@ -130,6 +137,42 @@ def _new(name: str, classes: int, size: int) -> nn.Module:
     return model
 
 
+def _without_auxiliary(model: nn.Module) -> nn.Module:
+    if isinstance(model, models.GoogLeNet | models.Inception3):
+        model.aux_logits = False
+        for part in _AUXILIARY:
+            if hasattr(model, part):
+                setattr(model, part, None)
+    return model
+
+
+def _check_size(name: str, size: int) -> None:
+    """Raise WrongUse if the layers of the model make pictures of `size` smaller than a pixel.
+
+    torchvision lists the least size for its weights. Some models work with smaller pictures, so the
+    model is tried without values.
+    """
+    listed = models.get_model_weights(name)["DEFAULT"].meta["min_size"][0]
+    if size >= listed or name.startswith(tuple(_SIZE_ARGUMENTS)):
+        return
+    with torch.device("meta"):
+        model = _without_auxiliary(_new(name, 2, size)).train()
+
+        def works(size: int) -> bool:
+            try:
+                model(torch.zeros(2, 3, size, size))
+            except (RuntimeError, ValueError):
+                return False
+            return True
+
+        if not works(size):
+            least = bisect.bisect_left(range(listed + 1), True, size + 1, key=works)
+            raise WrongUse(
+                f"--set size={size}: model {name} needs pictures of {least} pixels or more: use "
+                f"--set size={least} or a larger one, or another model"
+            )
+
+
 def _without_values(build: Callable[[], nn.Module]) -> nn.Module:
     """Return a model of which only the shapes count, without memory for its values."""
     try:
@@ -140,28 +183,32 @@ def _without_values(build: Callable[[], nn.Module]) -> nn.Module:
             return build()
 
 
-def _read(name: str, weights: str) -> Mapping[str, Tensor]:
-    """Return the tensors of a file, or of weights in torchvision's cache.
+def _read(name: str, weights: str, model: nn.Module) -> Mapping[str, Tensor]:
+    """Return the tensors of a file for `model`, or of weights in torchvision's cache.
 
     torchvision renames tensors of old files, so it loads its own weights.
     """
     if weights.endswith(_FILES):
-        return _of_file(weights)
+        return _of_file(weights, model)[0]
     entry = _entry(name, weights)
     try:
-        model: nn.Module = models.get_model(name, weights=entry)
+        whole: nn.Module = models.get_model(name, weights=entry)
     # torch raises many types for damaged files.
     except Exception as error:
         raise WrongUse(
             f"{_cached(entry.url)} is damaged ({(str(error).splitlines() or ['no text'])[0]}): "
             "delete the file, so that it is downloaded again"
         ) from error
-    return model.state_dict()
+    return whole.state_dict()
 
 
-def _of_file(weights: str) -> Mapping[str, Tensor]:
-    """Return the tensors of a file. Of a run with `ema`, these are the averaged weights."""
-    return averaged_first(read_tensors(Path(weights)))
+def _of_file(weights: str, model: nn.Module) -> tuple[Mapping[str, Tensor], str]:
+    """Return the tensors of a file, and the start that was removed from their names.
+
+    Of a run with `ema`, the tensors are the averaged weights.
+    """
+    tensors, removed = unwrapped(read_tensors(Path(weights)), model)
+    return averaged_first(tensors), removed
 
 
 def _match(model: nn.Module, tensors: Mapping[str, Tensor], name: str, weights: str) -> Match:
