@@ -1,5 +1,6 @@
 """Pictures for TensorBoard, as (3, H, W) uint8 tensors."""
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ def confusion_matrix(confusion_KK: Tensor, class_names: Sequence[str]) -> Tensor
     classes = len(class_names)
     scale = 2 if classes <= _FEW_CLASSES else 1
     cell = 44 * scale
-    font, small = ImageFont.load_default(13 * scale), ImageFont.load_default(10 * scale)
+    font, small = _font(13 * scale, class_names), _font(10 * scale, class_names)
     widest = cell - 8 * scale
     margin = 30 * scale + round(max(font.getlength(name) for name in class_names))
     size = margin + cell * classes
@@ -74,7 +75,7 @@ def example_sheet(
     is red, and the true class follows.
     """
     tile, text, gap, columns = 168, 68, 16, 8
-    font = ImageFont.load_default(24)
+    font = _font(24, class_names)
     rows = -(-len(images_BCHW) // columns)
     picture = Image.new(
         "RGB", (columns * (tile + gap) + gap, rows * (tile + text + gap) + gap), _PAPER
@@ -130,6 +131,21 @@ def write_png(path: Path, picture_CHW: Tensor) -> None:
         picture_CHW = (picture_CHW.clamp(0, 1) * 255).round()
     values_HWC = picture_CHW.to(torch.uint8).permute(1, 2, 0).cpu().numpy()
     Image.fromarray(values_HWC.squeeze(2) if values_HWC.shape[2] == 1 else values_HWC).save(path)
+
+
+def _font(size: int, names: Sequence[str]) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Return a font that can write `names`.
+
+    Pillow's font has only ASCII. The font in matplotlib's folder has the letters of Europe and of
+    the Middle East.
+    """
+    if all(name.isascii() for name in names):
+        return ImageFont.load_default(size)
+    spec = importlib.util.find_spec("matplotlib")
+    assert spec is not None and spec.origin is not None
+    return ImageFont.truetype(
+        Path(spec.origin).with_name("mpl-data") / "fonts/ttf/DejaVuSans.ttf", size
+    )
 
 
 def _fit(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:

@@ -131,6 +131,17 @@ def _ink(counts: list[list[int]]) -> torch.Tensor:
     return (cell - cell[:, :1, :1]).abs().sum(0) > 0
 
 
+def test_letters_beyond_ascii_are_drawn() -> None:
+    # A letter that a font does not have is drawn as a box, so all such names look the same.
+    drawn = [pictures.confusion_matrix(torch.eye(1), (name,)) for name in ("\u00f6", "\u0444")]
+    assert drawn[0].shape != drawn[1].shape or not torch.equal(*drawn)
+    images, label = torch.zeros(1, 3, 8, 8), torch.zeros(1, dtype=torch.int64)
+    sheets = [
+        pictures.example_sheet(images, label, label, (name,)) for name in ("\u00f6", "\u00fc")
+    ]
+    assert not torch.equal(*sheets)
+
+
 @pytest.mark.parametrize("count", [7, 12345, 999999, 123456789])
 def test_a_count_does_not_touch_the_edge_of_its_cell(count: int) -> None:
     ink = _ink([[count, 0], [0, 1]])
