@@ -25,7 +25,7 @@ from torch import Tensor
 from tests.support.here import Here
 from tests.support.pictures import make_pictures
 from trainer.session import export_formats
-from trainer.session.export import TOLERANCE, difference
+from trainer.session.export import ROUNDING, TOLERANCE, difference
 from trainer.session.export_formats import FORMATS
 from trainer.session.model_card import value_range
 from trainer.tasks.digits import Digits
@@ -331,10 +331,12 @@ def test_a_folder_that_is_not_a_run_exits_with_2(here: Here) -> None:
         ([1.0, -4.0], [1.0, -4.0], 0, 4 * TOLERANCE),
         ([1.5, 4.0], [1.0, 4.0], 0.5, 4 * TOLERANCE),
         ([torch.inf, torch.nan, 2.0], [torch.inf, torch.nan, 2.0], 0, 2 * TOLERANCE),
-        ([torch.inf], [-torch.inf], torch.inf, 0),
+        ([torch.inf], [-torch.inf], torch.inf, ROUNDING),
         ([torch.nan], [1.0], torch.inf, TOLERANCE),
-        ([1.0], [torch.nan], torch.inf, 0),
-        ([0.0], [0.0], 0, 0),
+        ([1.0], [torch.nan], torch.inf, ROUNDING),
+        ([0.0], [5e-7], 5e-7, ROUNDING),
+        ([0.0, 0.002], [0.0, 0.001], 0.001, ROUNDING),
+        ([0.0], [0.1], 0.1, 0.1 * TOLERANCE),
         ([3], [4], 1, 0),
         ([True], [False], 1, 0),
         ([1], [1.0], torch.inf, 0),
