@@ -10,7 +10,9 @@ from entrypoint.errors import InvalidRequest
 from trainbox.experiment import PER_GPU, option_defaults, read_experiment
 
 # One of these replaces all of them in the file.
-_COUNTS = ("gpus", "gpu_ids", "processes")
+_GPUS = ("gpus", "gpu_ids")
+_COUNTS = (*_GPUS, "processes")
+_WITHOUT_GPUS = ("cpu", "mps")
 
 
 def apply_experiment(ctx: click.Context, path: Path) -> None:
@@ -47,11 +49,18 @@ def _by_key(command: click.Command) -> dict[str, Option]:
 
 
 def without_replaced(ctx: click.Context) -> None:
-    """Drop the GPUs and processes of the file if the user chooses others."""
+    """Drop the GPUs and processes of the file if the user chooses others.
+
+    A chosen device without GPUs drops the GPUs.
+    """
     source, from_file = ctx.get_parameter_source, click.core.ParameterSource.DEFAULT_MAP
+    replaced: tuple[str, ...] = ()
     if any(ctx.params[name] is not None and source(name) != from_file for name in _COUNTS):
-        dropped = [name for name in _COUNTS if source(name) == from_file]
-        ctx.params.update(dict.fromkeys(dropped))
+        replaced = _COUNTS
+    elif ctx.params["device"] in _WITHOUT_GPUS and source("device") != from_file:
+        replaced = _GPUS
+    dropped = [name for name in replaced if source(name) == from_file]
+    ctx.params.update(dict.fromkeys(dropped))
 
 
 def origin(ctx: click.Context, training: Sequence[str]) -> str:

@@ -52,7 +52,7 @@ def tensorboard(folder: Path) -> str:
         return "make tensorboard"
     if typed.startswith("docker compose "):
         return "docker compose up tensorboard"
-    return f"{typed} tensorboard --logdir {folder}".lstrip()
+    return f"{typed} tensorboard --logdir {shlex.quote(str(folder))}".lstrip()
 
 
 def runs_dir() -> str:

@@ -58,6 +58,12 @@ def test_chosen_gpus_replace_the_processes_of_the_file(plan: Plan) -> None:
     assert shown["nproc_per_node"] == 1
 
 
+def test_a_chosen_cpu_replaces_the_gpus_of_the_file_but_not_its_processes(plan: Plan) -> None:
+    assert plan("[launch]\ngpus = 2\n", "--device", "cpu")["gpus"] == []
+    assert plan("[launch]\ngpu_ids = '0,1'\n", DEVICE="cpu")["gpus"] == []
+    assert plan("[launch]\nprocesses = 3\n", "--device", "cpu")["nproc_per_node"] == 3
+
+
 def test_a_file_named_by_the_environment_is_read(forked: ForkedTrainbox) -> None:
     (forked.folder / "exp.toml").write_text("[launch]\nprocesses = 2\ndevice = 'cpu'\n")
     ended = forked("plan", env={"TRAINBOX_CONFIG": "exp.toml"})

@@ -41,6 +41,8 @@ def test_a_command_has_the_form_that_was_typed(
         sweep,
         curves,
     )
+    if typed is None:
+        assert tensorboard(Path("my runs")) == "tensorboard --logdir 'my runs'"
     form = (
         'make sweep ARGS="run --x"' if typed == "make" else f"{typed or 'trainbox'} sweep run --x"
     )
