@@ -13,7 +13,7 @@ from pathlib import Path
 from trainbox.files import open_regular, read_object
 from trainbox.sidecar import steps_in
 from trainer.records import mirror_plan
-from trainer.records.mirror_plan import MARKER, RECORDS
+from trainer.records.mirror_plan import MARKER, NEEDED_RECORDS, RECORDS
 from trainer.records.mirror_storage import OPTION, Storage, reason, refuse_another_run
 
 # At the end of a training, a copy is abandoned if it has not moved a byte for this time.
@@ -129,30 +129,41 @@ class Mirror:
         self._newest = max(complete, default=None)
         local = steps_in(self._run / "checkpoints")
         # Copies that were not finished can fill a disk, and nothing needs them.
-        for step in mirror_plan.removals(local, stored):
+        for step in mirror_plan.removals(local, best_step, stored):
             if not stored[step]:
                 self._moved()
                 self._storage.remove(step)
                 del stored[step]
         for step in mirror_plan.uploads(local, best_step, complete):
-            if not self._copy(step, run_id):
+            if not self._copy(step, run_id, complete):
                 return  # it was removed or saved again, and another copy follows
             complete.add(step)
             self._damaged.discard(step)
             self._newest = max(complete)
-        for step in mirror_plan.removals(local, stored):
+        for step in mirror_plan.removals(local, best_step, stored):
             self._moved()
             self._storage.remove(step)
 
-    def _copy(self, step: int, run_id: str | None) -> bool:
+    def _copy(self, step: int, run_id: str | None, complete: Collection[int]) -> bool:
         """Copy the checkpoint of `step`, its marker last.
 
         Return False if it was removed or saved again meanwhile. Another copy follows.
+
+        Raises:
+            FileNotFoundError: The run's folder has lost a file that a restore would need, and that
+                the `complete` copies do not have.
         """
         names = mirror_plan.checkpoint_names(step)
         tensors, sidecar = (self._run / name for name in names)
         try:
             described = read_object(sidecar)
+            best = described.get("best_step")
+            if best is not None and best not in (step, *complete):
+                if (self._run / mirror_plan.checkpoint_names(best)[1]).exists():
+                    return False  # a later save has another best step
+                raise FileNotFoundError(f"the best checkpoint, of step {best}, is missing")
+            for name in NEEDED_RECORDS:
+                open_regular(self._run / name).close()
             self._storage.put_file(tensors, step, names[0], self._moved)
             files = {names[0]: {name: described.get(name) for name in ("bytes", "sha256")}}
             # The records are read after the tensors. Their later entries are dropped at a resume.

@@ -19,14 +19,9 @@ from trainbox.files import parse_object
 from trainbox.sidecar import checkpoint_path
 
 MARKER = "complete.json"
+NEEDED_RECORDS = ("config.json", "manifest.json")
 # They make a resumed run whole. Some do not exist at the first checkpoint.
-RECORDS = (
-    "config.json",
-    "manifest.json",
-    "metrics.jsonl",
-    "digests.jsonl",
-    "first_checkpoint.json",
-)
+RECORDS = (*NEEDED_RECORDS, "metrics.jsonl", "digests.jsonl", "first_checkpoint.json")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -79,13 +74,14 @@ def uploads(local: Collection[int], best_step: int | None, complete: Collection[
     ]
 
 
-def removals(local: Collection[int], stored: Collection[int]) -> list[int]:
+def removals(local: Collection[int], best_step: int | None, stored: Collection[int]) -> list[int]:
     """Return the `stored` steps, complete or not, that the run does not keep any longer.
 
-    Steps after the newest checkpoint stay, because another machine has trained them.
+    Steps after the newest checkpoint stay, because another machine has trained them. The best one
+    stays even if the run's folder has lost it.
     """
-    newest = max(local, default=-1)
-    return sorted(step for step in stored if step < newest and step not in local)
+    newest, kept = max(local, default=-1), {*local, best_step}
+    return sorted(step for step in stored if step < newest and step not in kept)
 
 
 def parse_marker(text: str, step: int) -> Marker:
@@ -104,7 +100,7 @@ def parse_marker(text: str, step: int) -> Marker:
     # Other names could be paths outside of the run's folder.
     if (
         not isinstance(files, dict)
-        or not {*names, "config.json", "manifest.json"} <= files.keys() <= {*names, *RECORDS}
+        or not {*names, *NEEDED_RECORDS} <= files.keys() <= {*names, *RECORDS}
         or not all(map(_is_description, files.values()))
     ):
         raise ValueError("its marker does not list the files of a checkpoint")

@@ -98,6 +98,43 @@ def test_a_lost_run_is_restored_with_its_best_checkpoint_and_its_records(
     assert restored(tmp_path / "new") == []  # nothing is newer
 
 
+def test_a_folder_that_was_removed_during_the_training_keeps_its_copies(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    run = Copied(tmp_path, keep=1)
+    for step in (1, 2):
+        run.save(step, 1)
+    # Only the checkpoints are removed: the best one stays in the storage.
+    shutil.rmtree(run.checkpoints.files.folder)
+    run.save(3, 1)
+    assert stored_steps() == [1, 3]
+    assert restored(tmp_path / "one") == [f"restored the checkpoint of step 3 from {URL}/r"]
+    # The records are removed as well: a copy without them could not be restored.
+    shutil.rmtree(run.path)
+    run.path.mkdir()
+    for step in (4, 5):
+        run.save(step, 1)
+    run.mirror.finish()
+    assert stored_steps() == [1, 3]
+    failed, last = run.reports[-2:]
+    assert "(FileNotFoundError: [Errno 2] No such file or directory: " in failed
+    assert last == f"mirror     {URL}/r has the checkpoint of step 3; 3 of 6 copies failed"
+    assert restored(tmp_path / "two") == [f"restored the checkpoint of step 3 from {URL}/r"]
+
+
+def test_a_checkpoint_whose_best_one_is_lost_is_not_copied(
+    tmp_path: Path, faulty: type[Storages]
+) -> None:
+    """A mirror that is new, or has only a damaged copy of the best checkpoint."""
+    run = Copied(tmp_path)
+    run.save(2, None)
+    run.save(3, 1)
+    assert stored_steps() == [2]
+    assert "(FileNotFoundError: the best checkpoint, of step 1, is missing): " in run.reports[0]
+    run.save(4, 4)
+    assert stored_steps() == [4]
+
+
 def _refuse_lost_files() -> None:
     """Check that each complete step has all its files."""
     storage = Storage(URL, "r")
@@ -476,7 +513,7 @@ def test_a_folder_of_a_disk_is_a_mirror(tmp_path: Path) -> None:
     storage = Storage(f"file://{tmp_path}/far/away", "r")
     run.checkpoints.mirror = run.mirror = Mirror(storage, run.path, run.reports.append)
     for step in (1, 2, 3):
-        run.save(step, 3)
+        run.save(step, step)
     assert storage.steps() == {2: True, 3: True}
     assert len(list((tmp_path / "far/away/r").iterdir())) == 2
     shutil.rmtree(run.path)

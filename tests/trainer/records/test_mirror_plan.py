@@ -42,18 +42,19 @@ def test_the_best_and_the_newest_checkpoint_are_copied_if_they_are_missing(
 
 
 @pytest.mark.parametrize(
-    ("local", "stored", "expected"),
+    ("local", "best", "stored", "expected"),
     [
-        ([4, 6, 8], [2, 4, 6, 8], [2]),
-        ([4, 8], [1, 2, 4, 5, 8], [1, 2, 5]),
-        ([4], [4, 8], []),  # another machine has trained 8
-        ([], [4], []),
+        ([4, 6, 8], None, [2, 4, 6, 8], [2]),
+        ([4, 8], 4, [1, 2, 4, 5, 8], [1, 2, 5]),
+        ([4], None, [4, 8], []),  # another machine has trained 8
+        ([], None, [4], []),
+        ([8], 4, [2, 4, 6], [2, 6]),  # the best checkpoint was removed by hand
     ],
 )
 def test_what_the_run_does_not_keep_is_removed(
-    local: list[int], stored: list[int], expected: list[int]
+    local: list[int], best: int | None, stored: list[int], expected: list[int]
 ) -> None:
-    assert removals(local, stored) == expected
+    assert removals(local, best, stored) == expected
 
 
 def test_only_a_step_with_a_marker_is_complete() -> None:
