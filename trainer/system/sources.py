@@ -116,8 +116,8 @@ def _files_of(value: Any) -> Iterator[str]:
 def _is_the_users(file: str) -> bool:
     """Return whether neither `file` nor the target of its symlinks is in a library."""
     # Symlinks are followed only if the path decides nothing: there are thousands of files.
-    for absolute in (Path.absolute, Path.resolve):
-        path = str(absolute(Path(file)))
+    for absolute in (os.path.abspath, os.path.realpath):
+        path = absolute(file)
         if path.startswith(_OUR_TASKS):
             return True
         if path.startswith(_libraries()) or any(folder in path for folder in _LIBRARY_FOLDERS):
