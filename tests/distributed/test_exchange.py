@@ -17,14 +17,14 @@ from tests.support.exchange_checks import VALUES
 from tests.support.hostile import Evil
 from tests.support.nodes import free_port
 from tests.support.paths import SUPPORT
-from tests.support.ranks import Ranks
+from tests.support.ranks import EndedRanks, Ranks
 from tests.support.tiny import TINY
 
 ROOT = Path(__file__).parents[2]
 SAME_VERSION = "start the same version of Trainbox on each machine"
 
 
-def _found(ranks: Ranks, check: str) -> Any:
+def found_by_ranks(ranks: Ranks, check: str) -> EndedRanks:
     """Run a check of `exchange_checks` on two ranks of two machines; no peer's code may run."""
     marker = ranks.folder / "marker"
     ended = ranks(
@@ -36,7 +36,11 @@ def _found(ranks: Ranks, check: str) -> Any:
     )
     assert ended.codes == [0, 0], ended
     assert not marker.exists()
-    return json.loads(ended.out)
+    return ended
+
+
+def _found(ranks: Ranks, check: str) -> Any:
+    return json.loads(found_by_ranks(ranks, check).out)
 
 
 def test_values_arrive_bit_by_bit(ranks: Ranks) -> None:

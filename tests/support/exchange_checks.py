@@ -6,7 +6,10 @@ the check NAME as JSON. If code of another rank runs, it writes the file MARKER.
 
 import json
 import math
+import os
 import sys
+import threading
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -94,6 +97,35 @@ def uses_objects(process: Any) -> list[str]:
     except WrongUse as refused:
         found.append(str(refused))
     return found
+
+
+def waits_for_all(process: Any) -> int:
+    """Return the number of exchanges during the body of rank 0, which outlasts the time limit."""
+    distributed.TIMEOUT, gather_rows = timedelta(seconds=0.2), process.gather_rows
+    exchanges, outlasted = list[Any](), threading.Event()
+
+    def counted(*arguments: Any) -> Any:
+        exchanges.append(gather_rows(*arguments))
+        if len(exchanges) == 30:  # each takes a twentieth of the limit
+            outlasted.set()
+        return exchanges[-1]
+
+    process.gather_rows = counted
+    with process.wait_for_all("the data"):
+        assert not process.is_first or outlasted.wait(60)
+    return len(exchanges)
+
+
+def waits_for_a_lost_rank(process: Any) -> str:
+    """Return the error of rank 0 if rank 1 exits in its body."""
+    try:
+        with process.wait_for_all("the data"):
+            if not process.is_first:
+                os._exit(0)
+    except RuntimeError as error:
+        print(json.dumps(str(error)), flush=True)
+        os._exit(0)
+    return ""
 
 
 if __name__ == "__main__":

@@ -158,7 +158,8 @@ def _inference(
     own = strategy.validation_batches(evaluation_batch_count(length(evaluated), size))
     workers = _workers(config, train)
     world.seed(config.seed, "model")
-    model = checked_model(task, task.build_model())
+    with world.wait_for_all("the model"):  # its weights may be downloaded
+        model = checked_model(task, task.build_model())
     frozen = freeze(model, config.freeze)
     _refuse_other_weights(task, model, strategy)
     autocast_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)

@@ -55,7 +55,9 @@ def evaluate(
     totals, first_batch, by_batch = found
     # All ranks use the metrics of rank 0. If ranks decided by different values, some would wait for
     # the others forever.
-    metrics = job.world.from_first(checked_metrics(job.task, job.task.metrics(totals)))
+    with job.world.wait_for_all("the metrics"):
+        own = checked_metrics(job.task, job.task.metrics(totals))
+    metrics = job.world.from_first(own)
     return Evaluation(metrics, totals, first_batch, by_batch)
 
 

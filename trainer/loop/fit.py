@@ -89,8 +89,9 @@ def fit(
         # If the ranks vote now, save if a checkpoint is due, and stop if any was asked to stop.
         saving.save_or_stop()
 
-    # A thread writes the last checkpoint. Wait until the disk has it.
-    job.checkpoints.wait()
-    progress.train_seconds = state.watch.seconds
-    # A thread draws the last pictures. Wait for them, and raise an error of the task's code.
-    job.run.board.finish_pictures()
+    # A thread writes the last checkpoint, and another one draws the last pictures. Wait until the
+    # disk has the checkpoint, then for the pictures, and raise an error of the task's code.
+    with world.wait_for_all("the last checkpoint and pictures"):
+        job.checkpoints.wait()
+        progress.train_seconds = state.watch.seconds
+        job.run.board.finish_pictures()

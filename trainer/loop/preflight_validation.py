@@ -36,26 +36,27 @@ def check_validation(job: Job) -> list[dict[str, str]]:
     """
     # Each rank validates the sample by itself.
     sample, digests, sample_suffices = job.evaluation.sample(), [], True
-    try:
-        totals, first_batch, _ = _totals(job, sample)
-        digests.append(_digests(totals))
-        if job.config.deterministic:
-            digests.append(_digests(_totals(job, sample)[0]))
-        _use(
-            job,
-            Evaluation(checked_metrics(job.task, job.task.metrics(totals)), totals, first_batch),
-        )
-    except Exception as error:
-        if isinstance(error, _FOR_ANY_BATCH) or memory_used_up(error):
-            raise
-        sample_suffices = False
+    with job.strategy.wait_for_all("the check of the validation"):
+        try:
+            totals, first_batch, _ = _totals(job, sample)
+            digests.append(_digests(totals))
+            if job.config.deterministic:
+                digests.append(_digests(_totals(job, sample)[0]))
+            metrics = checked_metrics(job.task, job.task.metrics(totals))
+            _use(job, Evaluation(metrics, totals, first_batch))
+        except Exception as error:
+            if isinstance(error, _FOR_ANY_BATCH) or memory_used_up(error):
+                raise
+            sample_suffices = False
     # If it failed on any rank, all ranks validate the whole set.
     if not all(job.world.from_each(sample_suffices)):
         job.run.report(
             "a sample of the validation set is too small for the preflight check: validating the "
             "whole set"
         )
-        _use(job, _of_whole_set(job))
+        result = _of_whole_set(job)
+        with job.strategy.wait_for_all("the check of the validation"):
+            _use(job, result)
     return digests
 
 

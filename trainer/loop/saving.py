@@ -48,7 +48,9 @@ class Saving:
                 raise not_finite(job, f"loss {name!r}")
         progress = job.state.progress
         record = self._digests.of_checkpoint()
-        job.checkpoints.save(progress.step, state, metrics, progress.best_step, record)
+        # Rank 0 waits for the thread that writes the previous checkpoint.
+        with job.world.wait_for_all("the previous checkpoint"):
+            job.checkpoints.save(progress.step, state, metrics, progress.best_step, record)
 
     def save_or_stop(self) -> None:
         """Save if a checkpoint is due on any rank; stop if any rank was asked to stop.
@@ -82,9 +84,10 @@ class Saving:
         """
         job, end_s = self._job, time.monotonic() + STOP_S
         self.save({})
-        job.checkpoints.wait()
-        if job.checkpoints.mirror is not None:
-            job.checkpoints.mirror.finish(end_s - time.monotonic())
+        with job.world.wait_for_all("the last checkpoint"):
+            job.checkpoints.wait()
+            if job.checkpoints.mirror is not None:
+                job.checkpoints.mirror.finish(end_s - time.monotonic())
         job.world.leave()
         raise Preempted(
             f"stopped by {self._stop.cause} at step {job.state.progress.step} of "

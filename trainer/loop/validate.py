@@ -107,10 +107,12 @@ def _validate(job: Job, saving: Saving, log: TrainingLog) -> Mapping[str, float]
     last = progress.step >= job.schedule.total_steps or progress.ended_early
     if best or last:
         saving.save(result.metrics)
-        if job.run.writes or job.strategy.forward_is_collective:
-            # Do not draw while a thread draws: matplotlib cannot draw in two threads at once.
+        # Do not draw while a thread draws: matplotlib cannot draw in two threads at once.
+        with job.world.wait_for_all("the earlier pictures"):
             job.run.board.finish_pictures()
-            job.run.board.pictures(progress.step, draw(job, result, seed_parts))
+        with job.strategy.wait_for_all("the pictures"):
+            if job.run.writes or job.strategy.forward_is_collective:
+                job.run.board.pictures(progress.step, draw(job, result, seed_parts))
     return result.metrics
 
 

@@ -7,11 +7,13 @@ import torch.distributed as dist
 from trainer.errors import Failure, NetworkFailure, OutOfMemory, StorageFailure, WrongUse
 
 # gloo raises plain RuntimeErrors. They name its source file in brackets, except for those of the
-# exchanges that are still open when another one times out. A task's own error may contain a path
-# such as /data/gloo/index.json.
+# exchanges that are still open when another one times out. "Wait timeout" is raised by the store in
+# a file if another process starts too late. A task's own error may contain a path such as
+# /data/gloo/index.json.
 _OF_GLOO = re.compile(
-    r"\[[^\]\n]*\bgloo/[^\]\n]*\.(cc|cu|h)\b|Application timeout caused pair closure"
+    r"\[[^\]\n]*\bgloo/[^\]\n]*\.(cc|cu|h)\b|Application timeout caused pair closure|^Wait timeout$"
 )
+_TIMED_OUT = re.compile("timed out|timeout", re.IGNORECASE)
 _NCCL_LOG = "NCCL_DEBUG=INFO logs more"
 
 
@@ -27,7 +29,12 @@ def exchange_failure(error: BaseException) -> Failure | None:
     if isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and _OF_GLOO.search(text)
     ):
-        return NetworkFailure(f"lost contact with another process: {_first_line(text)}")
+        slow = (
+            ": it hangs, or it works longer than this between two exchanges (see Time limits in "
+            "docs/reference/faults.md)"
+        )
+        reason = _first_line(text) + (slow if _TIMED_OUT.search(text) else "")
+        return NetworkFailure(f"lost contact with another process: {reason}")
     return None
 
 

@@ -77,6 +77,17 @@ class Strategy:
         """
         return compute()
 
+    def wait_for_all(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Return `World.wait_for_all`, for a body that computes with the model.
+
+        If `forward_is_collective`, all ranks compute together, and the time limit applies.
+        """
+        return (
+            contextlib.nullcontext()
+            if self.forward_is_collective
+            else self.world.wait_for_all(what)
+        )
+
     def summed_parameters(self, module: "nn.Module") -> "list[nn.Parameter]":
         """Return the trained parameters whose gradients the tree of shards adds."""
         return [parameter for parameter in module.parameters() if parameter.requires_grad]

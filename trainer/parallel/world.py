@@ -9,6 +9,9 @@ import json
 import os
 import pickle
 import random
+import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +29,7 @@ from trainbox.seeding import derive_seed
 from trainer.errors import STORE, DeviceMissing, NetworkFailure, WrongUse
 from trainer.parallel.stalled_gpu import watch_gpu
 from trainer.system.hints import command
+from trainer.system.streams import message_line
 
 Transfer = dist.Work  # an unfinished exchange; call its `wait`
 
@@ -35,6 +39,7 @@ _SAME_VERSION = "start the same version of Trainbox on each machine"
 TIMEOUT = timedelta(minutes=10)  # of one collective; gloo's default is 30 minutes
 # NCCL aborts the process after its limit, so gloo's error and `watch_gpu` must come first.
 _NCCL_TIMEOUT = 3 * TIMEOUT
+_TURNS = 20  # in the time limit, while `wait_for_all` waits
 
 
 @dataclass
@@ -229,18 +234,65 @@ class World:
             dist.all_reduce(torch.zeros(1))
 
     @contextlib.contextmanager
+    def wait_for_all(self, what: str) -> Iterator[None]:
+        """Run the body, and wait until all ranks have run theirs, however long this takes.
+
+        The body must not use collectives: a thread of each rank exchanges a value twice a minute
+        meanwhile. So the time limit of a collective ends only the wait for a process that is lost
+        or stopped. After each such time, rank 0 prints which ranks work on `what`.
+        """
+        if self.world_size == 1:
+            yield
+            return
+        finished, errors = threading.Event(), list[Exception]()
+
+        def exchange() -> None:
+            try:
+                self._exchange_until_all(finished, what)
+            except Exception as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+
+        # If the body fails, this process exits, and the thread with it.
+        thread = threading.Thread(target=exchange, name="wait for all", daemon=True)
+        thread.start()
+        yield
+        finished.set()
+        thread.join()
+        if errors:
+            raise errors[0]
+
+    def _exchange_until_all(self, finished: threading.Event, what: str) -> None:
+        """Exchange whether `finished` is set, until it is on all ranks."""
+        limit_s = TIMEOUT.total_seconds()
+        begin_s = time.monotonic()
+        report_s = begin_s + limit_s
+        while True:
+            own = finished.wait(limit_s / _TURNS)
+            each = self.gather_rows(torch.tensor([[int(own)]]), [1] * self.world_size)
+            busy = [str(rank) for rank, (done,) in enumerate(each.tolist()) if not done]
+            if not busy:
+                return
+            if self.is_first and time.monotonic() >= report_s:
+                report_s += limit_s
+                line = (
+                    f"{what}: waiting for rank{'s' if busy[1:] else ''} {', '.join(busy)} for "
+                    f"{(time.monotonic() - begin_s) / 60:.0f} min"
+                )
+                print(message_line(line), file=sys.stderr, flush=True)
+
+    @contextlib.contextmanager
     def first_goes_first(self) -> Iterator[None]:
         """Run the body on rank 0, then on the first rank of each other machine, then on the rest.
 
-        The first of a machine may download files, to a folder that machines may share.
+        The first of a machine may download files, to a folder that machines may share. Downloads
+        have no time limit.
         """
         first_of_machine = os.environ.get("LOCAL_RANK", "0") == "0"
-        turn = 0 if self.is_first else 1 if first_of_machine else 2
-        for _ in range(turn):
-            self.barrier()
-        yield
-        for _ in range(turn, 2):
-            self.barrier()
+        own_turn = 0 if self.is_first else 1 if first_of_machine else 2
+        for turn in range(3):
+            with self.wait_for_all("data"):
+                if turn == own_turn:
+                    yield
 
     def leave(self) -> None:
         """Wait until all ranks have finished their work.

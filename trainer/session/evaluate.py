@@ -136,35 +136,33 @@ def _evaluate(
     figures = recorded_figures(result)
     comparison = compare_figures(stored, figures, loaded.weights.step, request.data, loaded.changed)
 
-    # Draw the task's pictures, and gather the values of all examples.
-    is_first = job.world.is_first
-    pictures = {}
-    if is_first or job.strategy.forward_is_collective:
-        pictures = draw(job, result, seed_parts)()
+    # Gather what all ranks have computed.
+    drawing = draw(job, result, seed_parts) if job.strategy.forward_is_collective else None
     values = predicted.gathered() if predicted is not None else None
     statistics = sampled.gathered() if sampled is not None else None
-    if not is_first:
-        return comparison
 
-    # Write and print the results.
-    intervals = _intervals(job, statistics)
-    entry = {
-        **_origin(job, stored, request, loaded),
-        "figures": figures,
-        "intervals": intervals,
-        "resamples": RESAMPLES if intervals else 0,
-        "training": {"equal": comparison.equal, "comparison": comparison.line},
-        "changed": loaded.changed,
-    }
-    write_results(out, entry, pictures)
-    if request.predictions is not None:
-        save_predictions(request.predictions, job, values)
-    _print(console, job, result, request.data, intervals)
-    if request.intervals and not intervals:
-        console.report("  no intervals: the statistics of each example cannot be collected")
-    console.report(f"  {comparison.line}")
-    also = f" and {request.predictions}" if request.predictions is not None else ""
-    console.report(f"  written to {out}{also}")
+    # Draw the task's pictures, and write and print the results.
+    with job.world.wait_for_all("the results"):
+        if job.world.is_first:
+            drawing = drawing or draw(job, result, seed_parts)
+            intervals = _intervals(job, statistics)
+            entry = {
+                **_origin(job, stored, request, loaded),
+                "figures": figures,
+                "intervals": intervals,
+                "resamples": RESAMPLES if intervals else 0,
+                "training": {"equal": comparison.equal, "comparison": comparison.line},
+                "changed": loaded.changed,
+            }
+            write_results(out, entry, drawing())
+            if request.predictions is not None:
+                save_predictions(request.predictions, job, values)
+            _print(console, job, result, request.data, intervals)
+            if request.intervals and not intervals:
+                console.report("  no intervals: the statistics of each example cannot be collected")
+            console.report(f"  {comparison.line}")
+            also = f" and {request.predictions}" if request.predictions is not None else ""
+            console.report(f"  written to {out}{also}")
     return comparison
 
 

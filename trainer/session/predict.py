@@ -69,8 +69,10 @@ def predict_run(
         files = _files(task, request.given, strategy)
         job = build_prediction(settings, task, strategy, data_dir, files)
         columns = _predict(job, stored, request, stop)
-    if strategy.world.is_first:
-        _write(_FORMS[request.form](columns))
+    # The reader of standard output may be slow, such as a pager.
+    with strategy.world.wait_for_all("the output"):
+        if strategy.world.is_first:
+            _write(_FORMS[request.form](columns))
     strategy.world.leave()
 
 

@@ -16,7 +16,12 @@ def resume_job(job: Job, resume: str) -> bool:
     Raises:
         WrongUse: There is a checkpoint, and `resume` is `never`.
     """
-    step = job.world.from_first(_newest(job, resume == "anyway") if job.world.is_first else None)
+    # Rank 0 reads whole checkpoints to verify them, which may take long.
+    found = None
+    with job.world.wait_for_all("the verification of the checkpoint"):
+        if job.world.is_first:
+            found = _newest(job, resume == "anyway")
+    step = job.world.from_first(found)
     if step is None:
         return False
     if resume == "never":
@@ -24,9 +29,10 @@ def resume_job(job: Job, resume: str) -> bool:
             f"--resume never was given, but {job.run.path} has a checkpoint of step {step}: "
             "choose another --run name, or remove the folder"
         )
-    job.state.restore(job.checkpoints.files.load(step), job.strategy, job.run.path)
-    if job.world.is_first and job.state.progress.best_step is not None:
-        job.checkpoints.files.restore_best(job.state.progress.best_step)
+    with job.world.wait_for_all("the load of the checkpoint"):
+        job.state.restore(job.checkpoints.files.load(step), job.strategy, job.run.path)
+        if job.world.is_first and job.state.progress.best_step is not None:
+            job.checkpoints.files.restore_best(job.state.progress.best_step)
     if (mirror := job.checkpoints.mirror) is not None:
         # It may lack checkpoints that this run has saved without it.
         mirror.saved(job.checkpoints.files.run_id, job.state.progress.best_step)

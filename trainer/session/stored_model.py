@@ -108,8 +108,12 @@ def _load(job: Inference, stored: StoredRun, which: str) -> tuple[StoredWeights,
     _refuse_other_classes(job, stored)
     for _ in range(_ATTEMPTS):
         found: StoredWeights | None = None
-        if job.world.is_first:
-            with contextlib.suppress(FileNotFoundError):
+        # Rank 0 reads whole checkpoints to verify them, which may take long.
+        with (
+            job.world.wait_for_all("the verification of the checkpoint"),
+            contextlib.suppress(FileNotFoundError),
+        ):
+            if job.world.is_first:
                 found = find_weights(stored.path, stored.run_id, which)
         chosen = job.world.from_first(
             [str(found.path), found.step, found.sha256] if found is not None else None
@@ -117,12 +121,15 @@ def _load(job: Inference, stored: StoredRun, which: str) -> tuple[StoredWeights,
         if chosen is None:
             continue
         weights = StoredWeights(Path(chosen[0]), chosen[1], chosen[2])
-        state = None
-        with contextlib.suppress(FileNotFoundError):
+        state, digest = None, ""
+        with (
+            job.world.wait_for_all("the load of the checkpoint"),
+            contextlib.suppress(FileNotFoundError),
+        ):
             state = load_state(stored.path, stored.run_id, weights.step)
+            digest = digest_of_digests(tensor_digests(state))
         if all(job.world.from_each(state is not None)):
             assert state is not None
-            digest = digest_of_digests(tensor_digests(state))
             refuse_difference(
                 job.world,
                 {f"the digest of the weights in {weights.path}": digest},

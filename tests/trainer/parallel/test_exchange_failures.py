@@ -101,7 +101,14 @@ def _nccl(kind: tuple[str, str], last: str) -> dist.DistBackendError:
         (
             RuntimeError("Application timeout caused pair closure"),
             NetworkFailure,
-            "lost contact with another process: Application timeout caused pair closure",
+            "lost contact with another process: Application timeout caused pair closure: it hangs, "
+            "or it works longer than this between two exchanges (see Time limits in "
+            "docs/reference/faults.md)",
+        ),
+        (
+            RuntimeError("Wait timeout"),  # another process starts too late
+            NetworkFailure,
+            "lost contact with another process: Wait timeout: it hangs, or it works longer",
         ),
     ],
 )
@@ -117,6 +124,7 @@ def test_each_reason_has_its_failure(error: RuntimeError, kind: type[Failure], t
     [
         RuntimeError("Broken pipe"),
         RuntimeError("a gloomy day"),
+        RuntimeError("Wait timeout of the server"),
         RuntimeError("cannot parse /data/gloo/index.json"),
         RuntimeError("[/data/gloo/part.bin] is not a picture"),
         ConnectionResetError("x"),

@@ -18,7 +18,7 @@ from trainer.errors import Preempted, StorageFailure, WrongUse
 from trainer.parallel.world import World
 from trainer.records.mirror import Mirror
 from trainer.records.mirror_storage import Storage
-from trainer.session import agreement, mirrored
+from trainer.session import agreement
 from trainer.settings.config import Config
 
 URL = "faulty://bucket/prefix"
@@ -215,25 +215,3 @@ def test_all_ranks_must_have_the_same_mirror(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(agreement, "refuse_difference", lambda _, found, __: compared.update(found))
     agreement.check_command(World(0, 1, torch.device("cpu")), Config(), "r", "auto", "file:///a")
     assert (compared["mirror"], compared["run"]) == ("file:///a", "r")
-
-
-def test_ranks_wait_for_rank_0_longer_than_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
-    class World:
-        world_size, is_first, turns = 2, True, list[bool]()
-
-        def from_first(self, value: bool) -> bool:
-            self.turns.append(value)
-            if len(self.turns) == 3:
-                released.set()
-            return value
-
-    released, world = threading.Event(), World()
-    monkeypatch.setattr(mirrored, "_TURN_S", 0.01)
-    mirrored.while_first_works(world, lambda: released.wait(60) and None)  # type: ignore[arg-type]
-    assert world.turns[:3] == [False] * 3 and world.turns[-1] is True
-
-    def fail() -> None:
-        raise WrongUse("wrong")
-
-    with pytest.raises(WrongUse, match="^wrong$"):
-        mirrored.while_first_works(world, fail)  # type: ignore[arg-type]

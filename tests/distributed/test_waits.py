@@ -1,0 +1,104 @@
+"""The ranks wait for long work of another rank without the time limit of an exchange."""
+
+import functools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.distributed.test_exchange import found_by_ranks
+from tests.support.ranks import Ranks
+from tests.support.tiny import Tiny
+from trainer.records.checkpoint import Checkpoints
+from trainer.records.checkpoint_files import CheckpointFiles
+from trainer.session import evaluate, predict
+
+
+def _note(what: str) -> None:
+    """Write whether the ranks exchange values while this process works."""
+    waiting = any(thread.name == "wait for all" for thread in threading.enumerate())
+    with Path("waits").open("a") as file:
+        print(what, waiting, file=file)
+
+
+def _noted(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*arguments: Any, **options: Any) -> Any:
+        # Only a wait for a thread may take long.
+        if method.__name__ != "wait" or arguments[0]._thread is not None:
+            _note(method.__name__)
+        return method(*arguments, **options)
+
+    return call
+
+
+class Watched(Tiny):
+    """Notes its work that may take longer on one rank than on the others."""
+
+    def train_dataset(self, data_dir: Path) -> Any:
+        Checkpoints.wait = _noted(Checkpoints.wait)  # type: ignore[method-assign]
+        for name in ("problem", "load", "restore_best"):
+            setattr(CheckpointFiles, name, _noted(getattr(CheckpointFiles, name)))
+        evaluate.write_results = _noted(evaluate.write_results)
+        _note("train_dataset")
+        return super().train_dataset(data_dir)
+
+    def validation_dataset(self, data_dir: Path) -> Any:
+        _note("validation_dataset")
+        return super().validation_dataset(data_dir)
+
+    def build_model(self) -> Any:
+        predict._write = _noted(predict._write)
+        _note("build_model")
+        return super().build_model()
+
+    def metrics(self, totals: Any) -> dict[str, float]:
+        _note("metrics")
+        return super().metrics(totals)
+
+    def figures(self, model: Any, batch: Any, totals: Any) -> Any:
+        _note("figures")
+        return {"picture": torch.zeros(3, 2, 2)}
+
+    def load_example(self, path: Path) -> Any:
+        return torch.zeros(4), torch.zeros(())
+
+    def predictions(self, model: Any, batch: Any) -> dict[str, torch.Tensor]:
+        return {"value": model(batch[0])}
+
+
+def _waits(ranks: Ranks) -> set[str]:
+    """Return the noted work, and remove the notes."""
+    noted = (ranks.folder / "waits").read_text().splitlines()
+    (ranks.folder / "waits").unlink()
+    assert {line.split()[1] for line in noted} == {"True"}, set(noted)
+    return {line.split()[0] for line in noted}
+
+
+def test_an_exchange_outlasts_the_time_limit(ranks: Ranks) -> None:
+    """Rank 1 takes part in 30 exchanges while rank 0 works for longer than the limit."""
+    ended = found_by_ranks(ranks, "waits_for_all")
+    assert int(ended.out) >= 30
+    assert "trainbox: the data: waiting for rank 0 for 0 min\n" in ended.errs[0]
+    assert ended.errs[1] == ""
+
+
+def test_a_rank_that_is_lost_ends_the_wait(ranks: Ranks) -> None:
+    assert "gloo/transport/tcp/pair.cc" in found_by_ranks(ranks, "waits_for_a_lost_rank").out
+
+
+def test_long_work_of_one_rank_is_not_limited(ranks: Ranks) -> None:
+    words = (f"{__file__}:Watched", "--run", "r", "--max-steps", "4", "--device", "cpu")
+    ranks.train(2, *words, "--batch-size", "8", "--eval-every", "1")
+    of_start = {"train_dataset", "validation_dataset", "build_model"}
+    assert _waits(ranks) == of_start | {"metrics", "figures", "wait"}
+    ranks.train(2, *words, "--batch-size", "8", "--eval-every", "1")
+    assert _waits(ranks) == of_start | {"problem", "load", "restore_best"}
+    ended = ranks(2, "evaluate", "runs/r", "--device", "cpu")
+    assert ended.codes == [0, 0], ended
+    assert _waits(ranks) == of_start | {"problem", "load", "metrics", "figures", "write_results"}
+    ended = ranks(2, "predict", "runs/r", "runs/r/config.json", "--device", "cpu")
+    assert ended.codes == [0, 0], ended
+    assert _waits(ranks) == {"build_model", "_write"}
