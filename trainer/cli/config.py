@@ -28,9 +28,16 @@ _USUAL_STRATEGIES = ("single", "ddp")
 
 @click.command(cls=Verb)
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--toml", "as_toml", is_flag=True, help="Print a file that trains the run again.")
+@click.option(
+    "--toml",
+    "as_toml",
+    is_flag=True,
+    help="Print a file for --config that trains the run or the sweep again.",
+)
 def config(run: Path, as_toml: bool) -> None:
-    """Print the settings of the run in the folder RUN, or with --toml those of a sweep.
+    """Print the settings of a run as JSON, or with --toml as a file for --config.
+
+    RUN is the folder of a run. With --toml, it can also be the folder of a sweep.
 
     \b
     Examples:
