@@ -11,7 +11,7 @@ import torch
 from tests.distributed.test_exchange import found_by_ranks
 from tests.support.ranks import Ranks
 from tests.support.tiny import Tiny
-from trainer.records.checkpoint import Checkpoints
+from trainer.records.checkpoint import CheckpointWriter
 from trainer.records.checkpoint_files import CheckpointFiles
 from trainer.session import evaluate, predict
 
@@ -38,7 +38,7 @@ class Watched(Tiny):
     """Notes its work that may take longer on one rank than on the others."""
 
     def train_dataset(self, data_dir: Path) -> Any:
-        Checkpoints.wait = _noted(Checkpoints.wait)  # type: ignore[method-assign]
+        CheckpointWriter.wait = _noted(CheckpointWriter.wait)  # type: ignore[method-assign]
         for name in ("problem", "load", "restore_best"):
             setattr(CheckpointFiles, name, _noted(getattr(CheckpointFiles, name)))
         evaluate.write_results = _noted(evaluate.write_results)
