@@ -1,4 +1,4 @@
-"""The launch options, as `train`, `plan`, `verify`, `sweep` and `health` share them."""
+"""The options that several verbs share: those of a launch, of folders and of a stored run."""
 
 import os
 from collections.abc import Callable

@@ -33,11 +33,11 @@ class ScriptCommand(click.Command):
     """A command whose options end at the script: everything after it is the script's own."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        words = list(args)  # click consumes `args`
+        given = list(args)  # click consumes `args`
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if not {"-m", "--module"} & set(words):
+            if not {"-m", "--module"} & set(given):
                 raise
             raise InvalidRequest(
                 f"{usage_message(error)} The arguments of a module follow --, as in "
@@ -83,7 +83,9 @@ def _script_options(command: Callable[..., Any]) -> Callable[..., Any]:
             ),
             # For `trainbox sweep run`.
             click.option("--trial", is_flag=True, hidden=True),
-            click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [--] [ARGS]"),
+            click.argument(
+                "arguments", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [--] [ARGS]"
+            ),
         ]
     ):
         command = option(command)
@@ -142,7 +144,7 @@ def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path
     """
     launch = dict(options)
     checked = Checked.take_from(launch)
-    target = find_target(launch.pop("module"), list(launch.pop("words")))
+    target = find_target(launch.pop("module"), list(launch.pop("arguments")))
     name = launch.pop("run_name")
     _check_run_name(name)
     path = (launch.pop("runs_dir") / (name or target.run_name())).absolute()
@@ -182,7 +184,7 @@ def _check_run_name(name: str | None) -> None:
         )
 
 
-def find_target(module: str | None, words: list[str]) -> Target:
+def find_target(module: str | None, arguments: list[str]) -> Target:
     """Return the target of a command with these arguments, of which the first one is the script.
 
     Raises:
@@ -190,9 +192,14 @@ def find_target(module: str | None, words: list[str]) -> Target:
     """
     if module is not None:
         folders = [str(Path.cwd()), *python_path(os.environ), *sys.path]
-        return find_module(module, words[1:] if words[:1] == ["--"] else words, folders)
-    if not words:
+        return find_module(module, _without_dashes(arguments), folders)
+    if not arguments:
         example = hints.command("run", "train.py -- --epochs 3")
         raise InvalidRequest(f"no script is named: name it, as in `{example}`")
-    script, *arguments = words
-    return find_script(script, arguments[1:] if arguments[:1] == ["--"] else arguments)
+    script, *rest = arguments
+    return find_script(script, _without_dashes(rest))
+
+
+def _without_dashes(arguments: list[str]) -> list[str]:
+    """Return the arguments without a leading `--`, which ends the options of Trainbox."""
+    return arguments[1:] if arguments[:1] == ["--"] else arguments

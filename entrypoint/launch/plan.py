@@ -105,8 +105,8 @@ def plan_script(
         argv = list(request.argv)
     else:
         ranks = (f"--nproc-per-node={nproc}", "--no-python", "--", *request.argv)
-        words = (*_rendezvous(request, nodes), *ranks)
-        argv = command_of("trainer.launch.torchrun", *words, python=request.python)
+        arguments = (*_rendezvous(request, nodes), *ranks)
+        argv = command_of("trainer.launch.torchrun", *arguments, python=request.python)
     own = _env(request, "ddp", chosen, nproc, reason)
     names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS", "TRAINBOX_DEVICE")
     return LaunchPlan(
@@ -224,8 +224,14 @@ def _strategy(request: LaunchRequest, chosen: Sequence[Gpu], nproc: int, nodes: 
 def _argv(request: LaunchRequest, strategy: str, nproc: int, nodes: Nodes) -> tuple[str, ...]:
     if strategy not in _BY_TORCHRUN:
         return tuple(command_of(*request.argv, python=request.python))
-    words = (*_rendezvous(request, nodes), f"--nproc-per-node={nproc}", "-m", "--", *request.argv)
-    return tuple(command_of("trainer.launch.torchrun", *words, python=request.python))
+    arguments = (
+        *_rendezvous(request, nodes),
+        f"--nproc-per-node={nproc}",
+        "-m",
+        "--",
+        *request.argv,
+    )
+    return tuple(command_of("trainer.launch.torchrun", *arguments, python=request.python))
 
 
 def _rendezvous(request: LaunchRequest, nodes: Nodes) -> list[str]:

@@ -22,7 +22,7 @@ from trainer.records.digest import tensor_digest, value_digest
 from trainer.system.sources import is_users_module
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
-GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
+_GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
 # Of a long container, only its length and this number of values at each end are compared.
 _LONG = 1000
 # A larger tensor or array is not copied, and only every k-th number is compared.
@@ -169,9 +169,9 @@ def _array_restorer(array: numpy.ndarray[Any, Any]) -> Callable[[], None]:
 
 
 def is_generator(value: Any) -> bool:
-    """Return whether `value` is one of the `GENERATORS`."""
+    """Return whether `value` is one of the `_GENERATORS`."""
     # Not isinstance, which runs Python code for torch.Generator, and takes most of a walk.
-    return issubclass(type(value), GENERATORS)
+    return issubclass(type(value), _GENERATORS)
 
 
 def _is_plain_tuple(value: Any) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from trainer.loop.state import Job
 
-LOG_STEPS = 50  # steps between log entries without --log-steps
+_LOG_STEPS = 50  # steps between log entries without --log-steps
 # Ranks vote this often. A stop is answered at the second vote, so about 50 ms later.
 VOTE_EVERY_S = 0.025
 # The ranks agree on the steps to the next vote before they know how long these steps take. A stop
@@ -68,7 +68,7 @@ class Pace:
         config, device = job.config, job.world.device
         self.log = Interval(device, fixed=config.log_steps is not None)
         self.digests = Interval(device, fixed=config.digest_steps is not None)
-        self._log_steps = config.log_steps or LOG_STEPS
+        self._log_steps = config.log_steps or _LOG_STEPS
         self._digest_steps = config.digest_steps or job.schedule.steps_per_epoch
         # The number of steps between two votes, and the step of the next one.
         self._vote_steps, self._next_vote = 1, job.state.progress.step + 1

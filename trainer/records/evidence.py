@@ -206,7 +206,7 @@ def config_and_manifest(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         WrongUse: A file is missing or damaged.
     """
     config, manifest = _object_in(run / "config.json"), _object_in(run / "manifest.json")
-    if problem := manifest_problem(manifest):
+    if problem := _manifest_problem(manifest):
         raise WrongUse(f"{run}/manifest.json is damaged ({problem}): restore it")
     return config, manifest
 
@@ -304,7 +304,7 @@ def _one_per_step(path: Path, entries: Sequence[dict[str, Any]]) -> list[dict[st
     return list(by_step.values())
 
 
-def manifest_problem(manifest: Mapping[str, Any]) -> str | None:
+def _manifest_problem(manifest: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the entries that `verify` and `evaluate` read, or None."""
     for name, kind, called in (
         ("data", dict, "an object"),

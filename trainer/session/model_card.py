@@ -62,10 +62,10 @@ def write_card(out: Path, card: Card, exported: Path) -> None:
     with exported.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     with replacing(out / CARD) as file:
-        file.write(card_text(card, digest).encode(errors="backslashreplace"))
+        file.write(_card_text(card, digest).encode(errors="backslashreplace"))
 
 
-def card_text(card: Card, file_digest: str) -> str:
+def _card_text(card: Card, file_digest: str) -> str:
     """Return the card as Markdown."""
     manifest, config = card.stored.manifest, card.stored.config
     build, data = manifest.get("build") or {}, manifest.get("data") or {}
