@@ -11,7 +11,13 @@ from trainbox.sidecar import damage, steps_in
 from trainer.errors import Failure, NetworkFailure, Preempted, StorageFailure, WrongUse
 from trainer.records import mirror_plan
 from trainer.records.mirror_plan import RECORDS
-from trainer.records.mirror_storage import OPTION, Storage, reason, refuse_another_run
+from trainer.records.mirror_storage import (
+    OPTION,
+    Storage,
+    is_refused_login,
+    reason,
+    refuse_another_run,
+)
 from trainer.system.storage import storage_failure
 
 # The start of a training waits this long for the first answer of the storage.
@@ -167,7 +173,7 @@ def _storage_errors(
             )
             return
         text = f"{OPTION}: {storage.place} cannot be read ({reason(error)})"
-        if isinstance(error, PermissionError) or "Credential" in type(error).__name__:
+        if is_refused_login(error):
             raise WrongUse(f"{text}: check the login of the storage's package") from error
         raise NetworkFailure(
             f"{text}, so it is unknown whether the run has a checkpoint there: give the same "

@@ -24,7 +24,8 @@ class Storage:
         """Use the folder `name` below `url`.
 
         Raises:
-            WrongUse: The URL is wrong, its scheme is unknown, or its package is not installed.
+            WrongUse: The URL is wrong, its scheme is unknown, its package is not installed, or the
+                package lacks a login.
             NetworkFailure: The storage cannot be opened.
         """
         check_url(url)
@@ -37,9 +38,13 @@ class Storage:
                 url, skip_instance_cache=True, use_listings_cache=False
             )
         except Exception as error:  # file systems raise errors of all kinds
+            text = f"{OPTION}: {without_secrets(url)} cannot be opened ({reason(error)})"
+            if isinstance(error, ValueError) or is_refused_login(error):
+                raise WrongUse(
+                    f"{text}: check the URL and the login of the storage's package"
+                ) from error
             raise NetworkFailure(
-                f"{OPTION}: {without_secrets(url)} cannot be opened ({reason(error)}): check the "
-                "URL, and give the same command again"
+                f"{text}: check the URL, and give the same command again"
             ) from error
         if hasattr(self._fs, "auto_mkdir"):
             self._fs.auto_mkdir = True  # a folder on a disk; object storages do not have folders
@@ -84,13 +89,12 @@ class Storage:
         try:
             self._fs.pipe_file(path, b"")
             self._fs.rm_file(path)
-        except (FileNotFoundError, PermissionError) as error:
-            raise WrongUse(
-                f"{OPTION}: {self.place} cannot be written ({reason(error)}): create the bucket, "
-                "and allow this login to read, write and remove in it"
-            ) from error
-        except Exception:  # noqa: BLE001, S110 - file systems raise errors of all kinds
-            pass
+        except Exception as error:  # file systems raise errors of all kinds
+            if isinstance(error, FileNotFoundError) or is_refused_login(error):
+                raise WrongUse(
+                    f"{OPTION}: {self.place} cannot be written ({reason(error)}): create the "
+                    "bucket, and allow this login to read, write and remove in it"
+                ) from error
 
     def owner(self, complete: Collection[int]) -> tuple[str | None] | None:
         """Return (run_id,) of the newest intact marker of the `complete` steps, or None.
@@ -160,6 +164,20 @@ def refuse_another_run(storage: Storage, complete: Collection[int], run_id: str 
             f"{storage.place} has another run, with the id {owner[0]!r} instead of {run_id!r}: "
             "choose another --run name or another --mirror"
         )
+
+
+def is_refused_login(error: BaseException) -> bool:
+    """Return whether the storage or its package misses or refuses a login.
+
+    s3fs raises PermissionError, adlfs errors of Azure with a `status_code`, and gcsfs either an
+    error with a `code` or an OSError whose text is all that names the cause.
+    """
+    return (
+        isinstance(error, PermissionError)
+        or "Credential" in type(error).__name__
+        or any(getattr(error, name, None) in (401, 403) for name in ("status_code", "code"))
+        or str(error).startswith("Forbidden: ")
+    )
 
 
 def reason(error: BaseException) -> str:

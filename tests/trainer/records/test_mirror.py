@@ -385,11 +385,23 @@ def test_a_slow_storage_gets_the_newest_checkpoint_and_not_each_one(
     assert restored(tmp_path / "new") == [f"restored the checkpoint of step 5 from {URL}/r"]
 
 
+class _Refused(Exception):
+    """An error as gcsfs and the package of Azure raise it."""
+
+    def __init__(self, **fields: int) -> None:
+        super().__init__("refused")
+        self.__dict__ |= fields
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
     [
         (ConnectionError("reset"), NetworkFailure, "give the same command again, or drop --mirror"),
+        (_Refused(code=503), NetworkFailure, "give the same command again, or drop --mirror"),
         (PermissionError("403"), WrongUse, "check the login of the storage's package"),
+        (_Refused(code=401), WrongUse, "check the login of the storage's package"),
+        (_Refused(status_code=403), WrongUse, "check the login of the storage's package"),
+        (OSError("Forbidden: b/lab/o"), WrongUse, "check the login of the storage's package"),
     ],
 )
 def test_a_storage_that_cannot_be_read_is_an_error_only_without_a_checkpoint(
@@ -419,7 +431,9 @@ def test_a_storage_without_an_answer_does_not_delay_the_start(
     released.set()
 
 
-@pytest.mark.parametrize("error", [FileNotFoundError("no bucket"), PermissionError("403")])
+@pytest.mark.parametrize(
+    "error", [FileNotFoundError("no bucket"), PermissionError("403"), _Refused(code=401)]
+)
 def test_a_new_run_needs_a_bucket_that_it_can_write(
     tmp_path: Path, faulty: type[Storages], error: Exception
 ) -> None:
@@ -472,6 +486,15 @@ def test_a_url_that_is_not_a_storage_is_refused(url: str, text: str) -> None:
 def test_a_storage_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
     with pytest.raises(NetworkFailure, match=r"^--mirror: zip://none.zip cannot be opened \("):
         Storage("zip://none.zip", "r")
+
+
+def test_a_package_without_a_login_is_wrong_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError("Must provide a connection_string")
+
+    monkeypatch.setattr("fsspec.url_to_fs", refuse)
+    with pytest.raises(WrongUse, match=r"_string\): check the URL and the login of the storage's "):
+        Storage("file:///a", "r")
 
 
 def test_torn_copies_do_not_fill_a_full_storage(tmp_path: Path, faulty: type[Storages]) -> None:
