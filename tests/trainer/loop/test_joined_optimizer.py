@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 
 import pytest
+import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import StepCounter, Tiny
 from trainer.errors import Preempted, WrongUse
+from trainer.loop.joined_optimizer import joined
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,16 @@ def test_the_state_of_each_optimizer_is_resumed(here: Here) -> None:
         ["exp_avg", "exp_avg_sq", "step"],
         ["momentum_buffer"],
     ]
+
+
+def test_a_state_that_exists_before_the_first_step_is_kept() -> None:
+    one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    second = SGD([other], momentum=0.5)
+    second.state[other]["momentum_buffer"] = torch.full((2,), 3.0)
+    optimizer = joined([SGD([one]), second])
+    other.grad = torch.ones(2)
+    optimizer.step()
+    assert optimizer.state[other]["momentum_buffer"].tolist() == [2.5, 2.5]
 
 
 def test_another_kind_of_optimizer_refuses_the_checkpoint(

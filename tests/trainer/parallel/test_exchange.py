@@ -67,6 +67,7 @@ class _Net(nn.Module):
         super().__init__()
         self.norm, self.used, self.unused = nn.BatchNorm1d(3), nn.Linear(3, 1), nn.Linear(3, 1)
         self.register_buffer("constant", torch.tensor([0.1]))
+        self.register_buffer("missing", None)
 
     def forward(self, inputs_B3: torch.Tensor) -> torch.Tensor:
         output: torch.Tensor = self.used(self.norm(inputs_B3)) * self.constant

@@ -757,6 +757,15 @@ def test_weights_that_are_not_finite_are_refused_and_nothing_is_written(
     saver.checkpoints.wait()  # raised only once
 
 
+@pytest.mark.parametrize(("value", "saved"), [(float("-inf"), True), (float("nan"), False)])
+def test_a_buffer_may_have_infinities_as_a_mask(saver: Saver, value: float, saved: bool) -> None:
+    state = {"model": {"mask": torch.tensor([0.0, value])}, "buffers": ["mask"]}
+    saver.checkpoints.save(1, state, {}, None)
+    with contextlib.nullcontext() if saved else pytest.raises(NotFinite, match="'mask'"):
+        saver.checkpoints.wait()
+    assert (saver.folder / "step-00000001.pt").exists() == saved
+
+
 def test_any_other_failure_of_a_save_is_raised(saver: Saver) -> None:
     saver.save(1)
     saver.checkpoints.save(

@@ -56,6 +56,12 @@ _ENDS = [
         "cannot write runs/r/x: No space left",
     ),
     (
+        OSError(errno.EDQUOT, "Disk quota exceeded", "elsewhere/x"),
+        StorageFailure,
+        4,
+        "Disk quota exceeded",
+    ),
+    (
         OSError(errno.EROFS, "Read-only file system"),
         StorageFailure,
         4,

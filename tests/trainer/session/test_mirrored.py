@@ -210,8 +210,12 @@ def test_all_ranks_resume_from_the_step_of_the_mirror(ranks: Ranks) -> None:
     assert second.digest == first.digest
 
 
-def test_all_ranks_must_have_the_same_mirror(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_must_have_the_same_arguments_software_and_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     compared: dict[str, Any] = {}
     monkeypatch.setattr(agreement, "refuse_difference", lambda _, found, __: compared.update(found))
     agreement.check_command(World(0, 1, torch.device("cpu")), Config(), "r", "auto", "file:///a")
     assert (compared["mirror"], compared["run"]) == ("file:///a", "r")
+    assert (compared["device"], compared["torch"]) == ("cpu", torch.__version__)
+    assert compared.keys() >= vars(Config()).keys() | {"resume", "trainbox"}
