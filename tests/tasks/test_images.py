@@ -24,7 +24,7 @@ from tests.support.here import Here, StopAfter
 from tests.support.pictures import FIELDS, make_pictures
 from trainer.errors import Preempted, WrongUse
 from trainer.tasks.images import Images
-from trainer.tasks.imaging.damage import damaged_pictures
+from trainer.tasks.imaging.damage import damaged_pictures, found_damage, refuse_damaged
 from trainer.tasks.imaging.decode import DamagedPicture, load_augmented_picture, load_picture
 from trainer.tasks.imaging.folder import find_pictures
 from trainer.tasks.imaging.models import build_model, describe_weights, normalization
@@ -694,6 +694,29 @@ def test_warnings_of_decoded_pictures_are_not_shown(here: Here, shapes: Path) ->
     with pytest.warns(UserWarning):
         load_picture(path, 4, 4)
     assert _command(here)[0] == 0
+
+
+@pytest.mark.parametrize("name", ["x.HEIC", "x.jpg"])
+def test_heic_pictures_are_named_and_not_left_out(here: Here, shapes: Path, name: str) -> None:
+    path = shapes / "cross" / name
+    path.write_bytes(b"\0\0\0\x18ftypheic" + bytes(99))
+    assert found_damage([path]) == {path: "it is a HEIC picture: convert it to JPEG"}
+    code, _, err = _command(here)
+    reason = "is damaged (it is a HEIC picture: convert it to JPEG): replace or remove it, or skip "
+    assert code == 2
+    assert err.startswith(f"trainbox: data/shapes/cross/{name} {reason}"), err
+    out = here.train(**_SHORT | {"fields": FIELDS | {"skip_damaged": "true"}})
+    assert f"\ndamaged    1 pictures are skipped: data/shapes/cross/{name}\n" in out
+    code, _, err = _predict(here, "data/shapes/cross")
+    assert (code, f"1 file(s) are left out: data/shapes/cross/{name}\n" in err) == (0, True), err
+
+
+def test_avif_pictures_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a/x.avif"
+    path.parent.mkdir()
+    Image.new("RGB", (20, 20), _RED).save(path)
+    refuse_damaged(find_pictures(tmp_path, ["a"]))
+    assert (load_picture(path, 4, 4).int() - torch.tensor(_RED)).abs().max() <= 5
 
 
 def test_a_picture_with_impossible_values_is_damaged(tmp_path: Path) -> None:

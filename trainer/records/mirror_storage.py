@@ -134,6 +134,9 @@ def check_url(url: str) -> None:
     shown = without_secrets(url)
     if scheme == "memory":
         raise WrongUse(f"{OPTION} {shown!r} ends with the process: write s3://bucket/prefix")
+    if not separator and (Path(url).is_absolute() or Path(url).is_dir()):
+        where = f"file://{Path(shown).absolute()}"
+        raise WrongUse(f"{OPTION} {shown!r} is a path: for a folder, write '{where}'")
     if not separator or "::" in url or not rest.strip("/") or not url.isprintable():
         raise WrongUse(f"{OPTION} {shown!r} is not a storage: write s3://bucket/prefix")
     if ":" in rest.partition("/")[0].rpartition("@")[0]:

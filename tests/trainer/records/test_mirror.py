@@ -467,6 +467,10 @@ def test_a_full_disk_is_not_a_failure_of_the_storage(
     ("url", "text"),
     [
         ("bucket/prefix", "--mirror 'bucket/prefix' is not a storage: write s3://bucket/prefix"),
+        (
+            "/mnt/my disk",
+            "--mirror '/mnt/my disk' is a path: for a folder, write 'file:///mnt/my disk'",
+        ),
         ("file:///", "--mirror 'file:///' is not a storage: write s3://bucket/prefix"),
         ("file://a\n", "is not a storage: write s3://bucket/prefix"),
         ("simplecache::s3://bucket", "is not a storage: write s3://bucket/prefix"),

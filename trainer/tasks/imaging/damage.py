@@ -18,6 +18,8 @@ _STARTS = (
     *(b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"RIFF"),
     *(b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"),
 )
+# The kind of a file of the HEIF family, from byte 4. Others than AVIF cannot be decoded.
+_FAMILY, _AVIF = b"ftyp", (b"ftypavif", b"ftypavis")
 # Errors of a link to a missing file and of a link to itself. With other errors, such as a missing
 # permission, the file may be a valid picture.
 _BROKEN_LINK = (errno.ENOENT, errno.ELOOP)
@@ -100,14 +102,17 @@ def _wrong_start(path: Path) -> str | None:
         return _broken_link(path, error)
     if not start:
         return "the file is empty"
-    return None if start.startswith(_STARTS) else "it does not start as a picture"
+    if start.startswith(_FAMILY, 4) and not start.startswith(_AVIF, 4):
+        return "it is a HEIC picture: convert it to JPEG"
+    known = start.startswith(_STARTS) or start.startswith(_AVIF, 4)
+    return None if known else "it does not start as a picture"
 
 
 def _damage(path: Path) -> str | None:
     try:
         decode(path)
     except DamagedPicture as error:
-        return str(error)
+        return _wrong_start(path) or str(error)
     except OSError as error:
         return _broken_link(path, error)
     return None

@@ -8,9 +8,11 @@ from trainbox import WrongUse
 from trainbox.found_files import files_in
 from trainer.tasks.reading.files import refuse_missing, split_folders
 
+# Pictures of HEIC cannot be decoded. They are found, so that a training does not leave them out
+# silently.
 ENDINGS = (
-    *(".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"),
-    *(".tif", ".tiff", ".ppm", ".pgm"),
+    *(".jpg", ".jpeg", ".png", ".webp", ".avif", ".bmp", ".gif"),
+    *(".tif", ".tiff", ".ppm", ".pgm", ".heic", ".heif"),
 )
 
 
