@@ -112,7 +112,8 @@ _SHARED = {
     f"trainbox.{name}"
     for name in (
         *("architectures", "entries", "errors", "experiment", "files", "found_files", "pinned"),
-        *("run_name", "secret_rule", "seeding", "sidecar", "snapshot", "task_metrics", "usage"),
+        *("run_name", "secret_rule", "seeding", "sidecar", "snapshot", "streams", "task_metrics"),
+        "usage",
         "variables",
     )
 }

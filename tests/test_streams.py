@@ -21,13 +21,10 @@ def _python(program: str, redirected: str, folder: Path, **env: str) -> int:
     ).returncode
 
 
-@pytest.mark.parametrize("package", ["entrypoint", "trainer"])
 @pytest.mark.parametrize("redirected", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_no_file_gets_the_number_of_a_closed_stream(
-    tmp_path: Path, package: str, redirected: str
-) -> None:
+def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path, redirected: str) -> None:
     program = (
-        f"import subprocess, sys; from {package}.system.streams import open_streams; "
+        "import subprocess, sys; from trainbox.streams import open_streams; "
         "open_streams(); file = open('metrics', 'w');"
         "print('ä', flush=True); print('ä', file=sys.stderr); assert sys.stdin.read() == "
         "'' and file.fileno() > 2;"
@@ -41,21 +38,15 @@ def test_no_file_gets_the_number_of_a_closed_stream(
     assert (tmp_path / "metrics").read_text() == ""
 
 
-@pytest.mark.parametrize("package", ["entrypoint", "trainer"])
-def test_a_character_that_the_encoding_lacks_is_escaped(tmp_path: Path, package: str) -> None:
-    program = (
-        f"from {package}.system.streams import open_streams; "
-        "open_streams(); print('lauf-ä \\ud800')"
-    )
+def test_a_character_that_the_encoding_lacks_is_escaped(tmp_path: Path) -> None:
+    program = "from trainbox.streams import open_streams; open_streams(); print('lauf-ä \\ud800')"
     assert _python(program, ">out", tmp_path, PYTHONIOENCODING="ascii") == 0
     assert (tmp_path / "out").read_bytes() == b"lauf-\\xe4 \\ud800\n"
 
 
-@pytest.mark.parametrize("package", ["entrypoint", "trainer"])
-def test_a_replaced_stream_takes_every_character(tmp_path: Path, package: str) -> None:
+def test_a_replaced_stream_takes_every_character(tmp_path: Path) -> None:
     program = (
-        f"from {package}.system.streams import open_streams; "
-        "open_streams(); print('\\udcff', flush=True)"
+        "from trainbox.streams import open_streams; open_streams(); print('\\udcff', flush=True)"
     )
     assert _python(program, ">&-", tmp_path) == 0
 
@@ -67,7 +58,8 @@ def test_a_full_disk_or_a_reader_that_left_only_loses_the_output(
     if not Path("/dev/full").exists():
         pytest.skip("/dev/full does not exist")
     program = (
-        "import sys; from trainer.system.streams import open_streams, outlive_readers; "
+        "import sys; from trainbox.streams import open_streams; "
+        "from trainer.system.streams import outlive_readers; "
         "open_streams(); outlive_readers()\n"
         "for number in range(3000): print(number); print(number, file=sys.stderr)\n"
         "sys.stdout.flush(); open('end', 'w').close()"
@@ -136,7 +128,8 @@ def test_a_list_without_a_reader_ends_without_a_message(tmp_path: Path) -> None:
 
 def test_what_is_printed_normally_arrives_as_before(tmp_path: Path) -> None:
     program = (
-        "import sys; from trainer.system.streams import open_streams, outlive_readers; "
+        "import sys; from trainbox.streams import open_streams; "
+        "from trainer.system.streams import outlive_readers; "
         "open_streams(); outlive_readers()\n"
         "print('ä\\n', end=''); print('error', file=sys.stderr); assert not "
         "sys.stdout.isatty(); sys.stdout.flush()"

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
+from trainbox.streams import open_streams
 from trainer.errors import MESSAGES, Failure, NetworkFailure, Preempted
 from trainer.launch.meeting import Meeting
 from trainer.launch.node import Node
@@ -34,7 +35,7 @@ from trainer.launch.secret import take_secret
 from trainer.launch.store import have_met, open_store, use_file_store, use_loopback_store
 from trainer.system.processes import children
 from trainer.system.signals import STOP_SIGNALS, forwarded_signal, handle_stop_signals
-from trainer.system.streams import message_line, open_streams, outlive_readers
+from trainer.system.streams import message_line, outlive_readers
 from trainer.system.temporary import temporary_folder
 
 if TYPE_CHECKING:

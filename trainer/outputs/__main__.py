@@ -8,12 +8,12 @@ import json
 import sys
 from pathlib import Path
 
+from trainbox.streams import open_streams
 from trainer.errors import Failure
 from trainer.outputs.differences import first_difference, largest_difference
 from trainer.outputs.entries import digest
 from trainer.outputs.formats import noun, read_entries
 from trainer.system.report import report_failure
-from trainer.system.streams import open_streams
 
 
 def main(arguments: list[str]) -> int:

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
+from trainbox.streams import open_streams
 from trainbox.variables import TRIAL_PORT
 from trainer.errors import Failure, NotFinite, Preempted, WrongUse
 from trainer.settings.config import split_metric
@@ -27,7 +28,7 @@ from trainer.sweep.trial_stores import TrialStores
 from trainer.sweep.work import run_environment
 from trainer.system.processes import die_with_parent
 from trainer.system.signals import StopRequest
-from trainer.system.streams import open_streams, outlive_readers
+from trainer.system.streams import outlive_readers
 
 _LOOK_EVERY_S = 0.2
 # The script has this long to save and exit after SIGTERM. It is less than the time that the sweep

@@ -1,4 +1,4 @@
-"""Standard streams that are always open, and text without control characters."""
+"""Standard streams that outlive their readers, and text without control characters."""
 
 import contextlib
 import io
@@ -7,32 +7,6 @@ import sys
 from typing import Any
 
 _LONGEST_MESSAGE = 1000
-
-
-def open_streams() -> None:
-    """Make standard input, output and error usable.
-
-    A closed stream becomes /dev/null. Otherwise, the next file that is opened would get its number
-    and receive the output, for example a checkpoint. A character that the encoding does not have is
-    written as an escape such as \\xe4.
-    """
-    for number in (0, 1, 2):
-        try:
-            os.fstat(number)
-        except OSError:
-            # os.open uses the lowest free number, which is this one.
-            nothing = os.open(os.devnull, os.O_RDWR)
-            os.set_inheritable(nothing, True)
-    if sys.stdin is None:
-        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stdout, sys.stderr = _opened(1, sys.stdout), _opened(2, sys.stderr)
-
-
-def _opened(number: int, stream: Any) -> Any:
-    if stream is None:
-        return open(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-    stream.reconfigure(errors="backslashreplace")
-    return stream
 
 
 def outlive_readers() -> None:
