@@ -475,6 +475,7 @@ def _command(here: Here, *fields: str, workers: int = 0) -> tuple[int, str, str]
         ("validation_share=1", "--set validation_share=1.0: use a number between 0 and 1"),
         ("ema=1", "--set ema=1.0: use a number from 0 to below 1"),
         ("mixup=-1", "--set mixup=-1.0: use a number above 0, such as 0.2, or 0 to train without"),
+        ("folder=data/shapes", "data/data/shapes does not exist: there is a folder data/shapes in"),
         ("classes=cross/oval", "data/shapes/oval does not exist: use folders of "),
     ],
 )  # fmt: skip

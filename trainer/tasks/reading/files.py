@@ -18,10 +18,12 @@ def refuse_missing(folder: Path, contents: str, example: str) -> None:
             f"{folder} is a file: put {contents} into a folder, and name the folder with --set "
             "folder=NAME"
         )
-    here = Path(folder.name)
+    # The user may have named the folder from here, as in --set folder=data/flowers.
+    ends = (Path(*folder.parts[start:]) for start in range(1, len(folder.parts)))
+    here = next((end for end in ends if end.is_dir()), None)
     fix = (
-        f"there is a folder {folder.name} in {Path.cwd()}: add --data-dir ."
-        if here.is_dir() and here.resolve() != folder.resolve()
+        f"there is a folder {here} in {Path.cwd()}: add --data-dir ."
+        if here is not None
         else f"put {contents} there, as {folder}/{example}, or set another folder with "
         "--data-dir or --set folder=NAME"
     )
