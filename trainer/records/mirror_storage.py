@@ -90,7 +90,8 @@ class Storage:
             self._fs.pipe_file(path, b"")
             self._fs.rm_file(path)
         except Exception as error:  # file systems raise errors of all kinds
-            if isinstance(error, FileNotFoundError) or is_refused_login(error):
+            missing = isinstance(error, FileNotFoundError) or _has_status(error, 404)
+            if missing or is_refused_login(error):
                 raise WrongUse(
                     f"{OPTION}: {self.place} cannot be written ({reason(error)}): create the "
                     "bucket, and allow this login to read, write and remove in it"
@@ -178,9 +179,13 @@ def is_refused_login(error: BaseException) -> bool:
     return (
         isinstance(error, PermissionError)
         or "Credential" in type(error).__name__
-        or any(getattr(error, name, None) in (401, 403) for name in ("status_code", "code"))
+        or _has_status(error, 401, 403)
         or str(error).startswith("Forbidden: ")
     )
+
+
+def _has_status(error: BaseException, *statuses: int) -> bool:
+    return any(getattr(error, name, None) in statuses for name in ("status_code", "code"))
 
 
 def reason(error: BaseException) -> str:

@@ -432,7 +432,11 @@ def test_a_storage_without_an_answer_does_not_delay_the_start(
 
 
 @pytest.mark.parametrize(
-    "error", [FileNotFoundError("no bucket"), PermissionError("403"), _Refused(code=401)]
+    "error",
+    [
+        *(FileNotFoundError("no bucket"), _Refused(status_code=404)),
+        *(PermissionError("403"), _Refused(code=401)),
+    ],
 )
 def test_a_new_run_needs_a_bucket_that_it_can_write(
     tmp_path: Path, faulty: type[Storages], error: Exception
