@@ -224,6 +224,22 @@ def test_a_stop_within_an_epoch_and_a_killed_rank_do_not_change_the_bits(
     assert validations[0] == validations[1]
 
 
+def test_a_lost_run_resumes_from_its_mirror_to_the_same_bits(ranks: Ranks, runs: Trainbox) -> None:
+    mirror = ranks.folder / "mirror"
+    words = _command("lost", "--mirror", f"file://{mirror}")
+    training = ranks.start(2, *words, strategy="fsdp", env={"STOP_AT": "9"})
+    wait_until((mirror / "lost/step-00000008/complete.json").exists, training)
+    training.send_signal(signal.SIGKILL)
+    training.wait()
+    shutil.rmtree(runs.folder / "runs/lost")
+    ended = ranks(2, *words)
+    assert (ended.codes, ended.errs) == ([0, 0], ["", ""])
+    assert f"restored the checkpoint of step 8 from file://{mirror}/lost\n" in ended.out
+    assert "resume     from step 8, " in ended.out
+    on2, found = (runs.folder / "runs" / name for name in ("on2", "lost"))
+    assert _digests(found, _LAST) == _digests(on2, _LAST)
+
+
 def test_one_process_resumes_with_resume_anyway(runs: Trainbox, here: Here, alone: Here) -> None:
     _copy(runs.folder / "runs" / "on4", here.path("r"), 8)
     code, _, err = here.command(*_command("r"))
