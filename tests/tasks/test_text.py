@@ -249,6 +249,19 @@ def test_the_loss_of_a_model_without_weights_is_that_of_256_bytes() -> None:
     assert metrics == pytest.approx({"loss": math.log(256), "bits_per_byte": 8, "perplexity": 256})
 
 
+def test_the_loss_of_a_window_is_the_mean_over_its_bytes() -> None:
+    task = Text(layers=1, heads=1, width=4, context=5)
+    model = task.build_model()
+    bytes_BT, next_BT = torch.randint(256, (2, 3, 5))
+    probabilities_BTK = model(bytes_BT).softmax(2)
+    expected = [
+        sum(-math.log(p_K[k]) for p_K, k in zip(p_TK, next_T, strict=True)) / 5
+        for p_TK, next_T in zip(probabilities_BTK.tolist(), next_BT.tolist(), strict=True)
+    ]
+    losses_B = task.losses(model, (bytes_BT, next_BT))["cross_entropy"]
+    assert losses_B.tolist() == pytest.approx(expected, rel=1e-5)
+
+
 # Errors.
 
 

@@ -90,7 +90,9 @@ def _of_tensor(tensor: Any) -> Entry:
         numbers = flat.numpy()
     except TypeError:  # NumPy has no bfloat16 and no float8; single precision has all their values
         numbers = flat.to(torch.float32).numpy()
-    bits = flat.reshape(-1).view(torch.uint8).numpy()
+    # A tensor of one element is contiguous with any stride, but torch views bytes only with 1.
+    flat_N = flat.reshape(-1)
+    bits = flat_N.as_strided(flat_N.shape, (1,)).view(torch.uint8).numpy()
     return Entry(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), bits, numbers)
 
 

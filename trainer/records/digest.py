@@ -15,9 +15,8 @@ def tensor_digests(tensors: Mapping[str, Any]) -> dict[str, str]:
 
 def tensor_digest(tensor: Tensor) -> str:
     """Return the SHA-256, in hex, of the tensor's type, shape and bytes."""
-    tensor = tensor.detach().cpu().contiguous()
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
-    digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    digest.update(_bytes(tensor.cpu()).numpy().data)
     return digest.hexdigest()
 
 
@@ -28,10 +27,14 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     """
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
-    one, other = (
-        tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)
-    )
-    return torch.equal(one, other)
+    return torch.equal(_bytes(one), _bytes(other))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Return the bytes of the tensor. They are a view if it is contiguous."""
+    flat_N = tensor.detach().contiguous().reshape(-1)
+    # A tensor of one element is contiguous with any stride, but torch views bytes only with 1.
+    return flat_N.as_strided(flat_N.shape, (1,)).view(torch.uint8)
 
 
 def digest_of_digests(digests: Mapping[str, str]) -> str:

@@ -16,6 +16,7 @@ import sysconfig
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from torch import Tensor
 from tests.support.here import Here
 from tests.support.pictures import make_pictures
 from trainer.session import export_formats
-from trainer.session.export import ROUNDING, TOLERANCE, difference
+from trainer.session.export import ROUNDING, TOLERANCE, _compared, difference
 from trainer.session.export_formats import FORMATS
 from trainer.session.model_card import value_range
 from trainer.tasks.digits import Digits
@@ -348,6 +349,14 @@ def test_the_difference_of_two_outputs(
     found: list[Any], wanted: list[Any], apart: float, allowed: float
 ) -> None:
     assert difference(torch.tensor(found), torch.tensor(wanted)) == pytest.approx((apart, allowed))
+
+
+def test_the_largest_difference_of_all_batches_is_reported() -> None:
+    exported: Any = SimpleNamespace(inputs=lambda batch: [batch])
+    batches = [torch.ones(2), torch.ones(1)]
+    expected = [[torch.tensor([1.0, 1.00005])], [torch.tensor([1.00002])]]
+    largest = _compared(lambda inputs: [*inputs], exported, batches, expected, Path("runs/r"))
+    assert largest == pytest.approx(5e-5, rel=1e-2)
 
 
 @pytest.mark.parametrize(

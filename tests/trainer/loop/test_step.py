@@ -1,13 +1,17 @@
 """The optimizer step."""
 
 import itertools
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tests.support.here import Here
+from tests.support.tiny import Tiny
 from trainbox.seeding import derive_seed
 from trainer.data.schedule import MicroBatch
 from trainer.loop.step import EagerStep, _seeds, learning_rate
@@ -31,6 +35,34 @@ def test_a_step_clears_all_gradients(here: Here, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(EagerStep, "__call__", stepped)
     here.train(max_steps=2)
     assert left == [None] * 4
+
+
+class Bad(Tiny):
+    """Normalizes its inputs. Those of the steps 2 and 4 are infinite."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1), nn.Flatten(0))
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        inputs_B4, targets_B = batch
+        if model.training and int(model.get_buffer("0.num_batches_tracked")) in (1, 3):
+            inputs_B4 = inputs_B4 * math.inf
+        return {"squared_error": F.mse_loss(model(inputs_B4), targets_B, reduction="none")}
+
+
+def test_a_skipped_step_leaves_no_trace_in_statistics_and_losses(here: Here) -> None:
+    out = here.train(task=f"{__name__}:Bad", max_steps=6, skip_nonfinite=1, log_steps=3)
+    assert [line.split(": ")[0] for line in out.splitlines() if "step is skipped" in line] == [
+        "step 2",
+        "step 4",
+    ]
+    entries = here.entries("train")
+    assert [(entry["step"], entry["skipped_steps"]) for entry in entries] == [(3, 1), (6, 2)]
+    assert all(0 < entry["loss"] < 100 for entry in entries)
+    weights = here.weights()
+    assert weights["0.num_batches_tracked"] == 6
+    # Four steps have moved the variance from 1: each by a tenth of the way to about 1.
+    assert torch.allclose(weights["0.running_var"], torch.ones(4), atol=0.5)
 
 
 def test_seeds_depend_on_the_step_and_the_micro_batch_alone() -> None:

@@ -105,6 +105,14 @@ def test_a_file_without_numbers(tmp_path: Path) -> None:
         read_entries(tmp_path / "f.pt")
 
 
+def test_a_column_with_one_row_is_read(tmp_path: Path) -> None:
+    table = torch.arange(6.0).view(2, 3)
+    for name, tensor in (("column.pt", table[:1, -1]), ("copy.pt", torch.tensor([2.0]))):
+        torch.save(tensor, tmp_path / name)
+    column, copy = (digest(read_entries(tmp_path / name)) for name in ("column.pt", "copy.pt"))
+    assert column == copy
+
+
 def test_a_key_that_a_json_object_has_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f.json").write_text('{"a": {"loss": 1.0, "b": 2.0, "loss": 3.0}, "b": 1}')
     with pytest.raises(Unreadable, match="f.json has the key 'loss' more than once in one object"):

@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,9 @@ from trainer.parallel.world import World
 from trainer.records.mirror import Mirror
 from trainer.records.mirror_storage import Storage
 from trainer.session import agreement
+from trainer.session.mirrored import mirrored
 from trainer.settings.config import Config
+from trainer.system.signals import StopRequest
 
 URL = "faulty://bucket/prefix"
 SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"  # noqa: S105
@@ -219,3 +222,18 @@ def test_all_ranks_must_have_the_same_arguments_software_and_device(
     assert (compared["mirror"], compared["run"]) == ("file:///a", "r")
     assert (compared["device"], compared["torch"]) == ("cpu", torch.__version__)
     assert compared.keys() >= vars(Config()).keys() | {"resume", "trainbox"}
+
+
+def test_a_training_that_fails_does_not_wait_for_its_copies(
+    here: Here, faulty: type[Storages]
+) -> None:
+    run: Any = SimpleNamespace(path=here.path(), report=print)
+    world = World(0, 1, torch.device("cpu"))
+    with (
+        pytest.raises(ZeroDivisionError),
+        mirrored(URL, run, world, "auto", StopRequest()) as mirror,
+    ):
+        raise ZeroDivisionError
+    assert mirror is not None
+    mirror.saved("id", None)
+    assert not any(thread.name == "mirror" for thread in threading.enumerate())
