@@ -1,6 +1,7 @@
 """Nodes that meet on loopback before they train, and learn when another node ends."""
 
 import json
+import os
 import queue
 import re
 import signal
@@ -311,16 +312,16 @@ from trainer.launch import torchrun
 torchrun._LOST_S = torchrun._EXITED_S = torchrun._TORCHRUN_S = 0.1
 def run(arguments): {then}
 real.run = run
-sys.argv = ["torchrun", "--nnodes=2", "--node-rank=1", "--nproc-per-node=1",
+sys.argv = ["torchrun", *{options}, "--nnodes=2", "--node-rank=1", "--nproc-per-node=1",
             "--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=j",
             "--rdzv-conf=join_timeout={timeout_s},await_name=0", "nothing.py"]
 sys.exit(torchrun.main())
 """
 
 
-def _start(ranks: Ranks, port: int, timeout_s: int, then: str) -> StartedRanks:
-    """Start node 1 of two."""
-    program = _PROGRAM.format(port=port, timeout_s=timeout_s, then=then)
+def _start(ranks: Ranks, port: int, timeout_s: int, then: str, *options: str) -> StartedRanks:
+    """Start node 1 of two, with more `options` of torchrun."""
+    program = _PROGRAM.format(port=port, timeout_s=timeout_s, then=then, options=options)
     return ranks.start(1, program, module="tests.support.program")
 
 
@@ -357,6 +358,23 @@ def test_a_signal_before_the_ranks_start_stops_the_other_nodes_too(
     ended = node.wait()
     assert (ended.codes, ended.out, len(ended.errs[0].splitlines())) == ([75], "", 1)
     assert heard.get(timeout=120) == (f"node 1 ({_HOST}, 127.0.0.1) exited with code 75", 75)
+
+
+def test_a_script_may_end_earlier_on_another_node(party: Party, ranks: Ranks) -> None:
+    port = free_port()
+    first = party.start(node_of(0, port))
+    then = "sys.stdin = open('go'); print('runs', flush=True); sys.stdin.read()"
+    os.mkfifo(ranks.folder / "go")
+    node = _start(ranks, port, 120, then, "--no-python")
+    with (ranks.folder / "go").open("w"):
+        wait_until(lambda: node.printed("out") == ["runs\n"], node)
+        first().leave(0)
+        line = (
+            "trainbox: node 0 (127.0.0.1) exited with code 0, and this node continues until its "
+            "own ranks exit\n"
+        )
+        wait_until(lambda: line in node.printed("err")[0], node)
+    assert node.wait().codes == [0]
 
 
 @pytest.mark.parametrize("code", [75, None])

@@ -42,10 +42,11 @@ class Meeting:
         return interface_of(self.connections[0].socket.getsockname()[0])
 
     def watch(self, on_end: Callable[[str, int], None]) -> None:
-        """Call `on_end`, on a new thread, when the first other node exits or is lost.
+        """Call `on_end`, on a new thread, when another node exits or is lost.
 
-        The arguments are a description and the exit code for this node. Node 0 forwards failures,
-        because the other nodes have no connections to each other.
+        If it returns, it is called again for the next node. The arguments are a description and the
+        exit code for this node. Node 0 forwards failures, because the other nodes have no
+        connections to each other.
         """
         threading.Thread(target=self._watch, args=(on_end,), daemon=True).start()
 
@@ -55,21 +56,23 @@ class Meeting:
             connection.send(ended=code)
 
     def _watch(self, on_end: Callable[[str, int], None]) -> None:
-        """Wait for the end of one other node, forward a failure and call `on_end`."""
-        # Wait until the first node reports its end, or until its connection breaks.
+        """Wait for the ends of the other nodes, forward failures and call `on_end`."""
         with selectors.DefaultSelector() as selector:
             for connection in self.connections:
                 selector.register(connection, selectors.EVENT_READ, connection)
-            end = None
-            while end is None:
+            while selector.get_map():
+                # Wait until a node reports its end, or until its connection breaks.
                 (key, _), *_ = selector.select()
-                end = _end_of(key.data)
-        # Forward a failure before this node acts on it. The node that failed needs no report.
-        if end.code == NetworkFailure.exit_code:
-            for connection in self.connections:
-                if connection is not key.data:
-                    connection.send(lost=end.what)
-        on_end(end.what, end.code)
+                if (end := _end_of(key.data)) is None:
+                    continue
+                selector.unregister(key.fileobj)
+                # Forward a failure before this node acts on it. The node that failed needs no
+                # report.
+                if end.code == NetworkFailure.exit_code:
+                    for connection in self.connections:
+                        if connection is not key.data:
+                            connection.send(lost=end.what)
+                on_end(end.what, end.code)
 
 
 def _end_of(connection: Connection) -> End | None:

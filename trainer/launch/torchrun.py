@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trainbox.streams import open_streams
 from trainer.errors import MESSAGES, Failure, NetworkFailure, Preempted
+from trainer.launch.early_exits import watch_exits
 from trainer.launch.meeting import Meeting
 from trainer.launch.node import Node
 from trainer.launch.rendezvous import meet
@@ -141,6 +142,11 @@ def _run_on_nodes(
             ends.append(end)
             time.sleep(_LOST_S)
         else:
+            if arguments.runs_program and code == 0:
+                # A script does not have to end at the same time on all nodes.
+                time.sleep(_EXITED_S)
+                _log(f"{what}, and this node continues until its own ranks exit")
+                return
             if arguments.runs_program and code == Preempted.exit_code and not forwarded:
                 _log(f"{what.partition(' exited')[0]} stops, and so does this node")
                 os.kill(os.getpid(), signal.SIGTERM)  # `forward` runs on the main thread
@@ -201,6 +207,8 @@ def _run_torchrun(
     from torch.distributed.run import run
 
     again = _again(arguments)
+    if arguments.runs_program:
+        watch_exits(_log)
     try:
         run(arguments)
     except ChildFailedError as error:
