@@ -1,6 +1,7 @@
 """The command `track`."""
 
 import os
+import resource
 import select
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,9 @@ def track(folders: tuple[Path, ...], to: str, project: str | None, follow: bool)
         click.echo(upload.send_once(folders, _tracker(to, project)))
         return
     wait = _until_a_signal()
+    # Each run that is followed keeps its folder open, and a sweep can have thousands.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     tracker = _tracker(to, project)
     click.echo(f"following: new entries are sent to {tracker.place}; Ctrl-C ends this command")
     upload.follow(folders, tracker, wait, click.echo)
@@ -59,6 +63,7 @@ def _tracker(to: str, project: str | None) -> "Tracker":
     Raises:
         WrongUse: The package is not installed, or the tracker refuses.
         NetworkFailure: The tracker cannot be reached.
+        StorageFailure: The tracker's local database or folder cannot be read or written.
     """
     try:
         if to == "mlflow":
@@ -69,9 +74,12 @@ def _tracker(to: str, project: str | None) -> "Tracker":
 
         return WandbTracker(project)
     except ImportError as error:
+        # The missing package may be that of a database, such as psycopg for PostgreSQL.
+        found = isinstance(error, ModuleNotFoundError) and error.name
+        package = found.partition(".")[0] if found else to
         raise WrongUse(
-            f"--to {to}: {error}: write {to} to a file my.txt and install it with "
-            f"`make extra-venv REQUIREMENTS=my.txt`, or with `pip install {to}`"
+            f"--to {to}: {error}: write {package} to a file my.txt and install it with "
+            f"`make extra-venv REQUIREMENTS=my.txt`, or with `pip install {package}`"
         ) from error
 
 

@@ -15,7 +15,7 @@ from trainbox.secret_rule import NOT_SHOWN, is_secret, without_secrets
 from trainer.errors import StorageFailure, WrongUse
 from trainer.records.numbers import numbers
 
-METRICS, _MANIFEST, _CONFIG = "metrics.jsonl", "manifest.json", "config.json"
+METRICS, MANIFEST, _CONFIG = "metrics.jsonl", "manifest.json", "config.json"
 _TRIAL = re.compile(r"trial-\d+")
 _DIGEST = re.compile(r"(?:sha256:)?[0-9a-f]{7,64}(?:-dirty)?")
 # Entries of the manifest that become tags. `.` joins the names of nested objects.
@@ -61,16 +61,16 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     """
     found: dict[Path, None] = {}
     for folder in folders:
-        if (folder / _MANIFEST).is_file():
+        if (folder / MANIFEST).is_file():
             found[folder] = None
             continue
         trials = sorted(path for path in folder.glob("trial-*") if _TRIAL.fullmatch(path.name))
         if not trials and not (folder / "study.journal").is_file():
             raise WrongUse(
-                f"{folder} is not a run or a sweep: name a folder with {_MANIFEST}, such as "
+                f"{folder} is not a run or a sweep: name a folder with {MANIFEST}, such as "
                 "runs/digits-7d2c1a90"
             )
-        found |= dict.fromkeys(path for path in trials if (path / _MANIFEST).is_file())
+        found |= dict.fromkeys(path for path in trials if (path / MANIFEST).is_file())
     return list(found)
 
 
@@ -80,10 +80,10 @@ def read_run(folder: Path) -> Run:
     Raises:
         StorageFailure: A file is missing or damaged.
     """
-    config, manifest = (_read(folder / name) for name in (_CONFIG, _MANIFEST))
+    config, manifest = (_read(folder / name) for name in (_CONFIG, MANIFEST))
     run_id = manifest.get("run_id")
     if not isinstance(run_id, str) or not re.fullmatch(r"[\w-]{1,64}", run_id, re.ASCII):
-        raise StorageFailure(f"{folder / _MANIFEST} has no valid run_id: restore the file")
+        raise StorageFailure(f"{folder / MANIFEST} has no valid run_id: restore the file")
     path = folder.absolute()
     sweep = path.parent.name if _TRIAL.fullmatch(path.name) else ""
     name = f"{sweep}/{path.name}" if sweep else path.name
@@ -148,12 +148,13 @@ def _of_script(config: Mapping[str, Any]) -> dict[str, str | float]:
         if not _OPTION.fullmatch(name):
             text = str(_shown(option, argument))
             if option:
-                params[option] = text
+                params[option[:_LONGEST_NAME]] = text
             shown.append(text)
             option = ""
             continue
         option = "" if equals else name.lstrip("-")
-        params[name.lstrip("-")] = _shown(name, value) if equals else "true"
+        key = name.lstrip("-")[:_LONGEST_NAME]
+        params[key] = _shown(name, value) if equals else "true"
         shown.append(f"{name}={_shown(name, value)}" if equals else name)
     return {**params, "arguments": " ".join(shown)[:_LONGEST_VALUE]}
 

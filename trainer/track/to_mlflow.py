@@ -1,13 +1,17 @@
 """Send runs to MLflow, through the user's `mlflow` package and its MLFLOW_ variables."""
 
 import contextlib
+import fcntl
 import logging
 import os
+import sqlite3
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from trainbox.secret_rule import without_secrets
-from trainer.errors import Failure, NetworkFailure, WrongUse
+from trainer.errors import Failure, NetworkFailure, StorageFailure, WrongUse
 from trainer.track.runs import EntryRow, Run
 from trainer.track.upload import TrackedRun
 
@@ -15,11 +19,13 @@ _T = TypeVar("_T")
 
 _ID, _SENT = "trainbox.run_id", "trainbox.sent"
 _METRICS_IN_A_REQUEST, _PARAMS_IN_A_REQUEST = 1000, 100
-# Used if the user does not set them. MLflow itself tries for minutes, and reports its own use.
+# Used if the user does not set them. MLflow itself tries for minutes, reports its own use, and
+# prints two lines about each run.
 _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
 
@@ -30,8 +36,10 @@ class MlflowTracker:
         """Open the experiment `project`, and create it if it does not exist.
 
         Raises:
-            WrongUse: The package is missing, or the server refuses.
+            WrongUse: The server refuses.
             NetworkFailure: The server cannot be reached.
+            StorageFailure: A local database or folder cannot be read or written.
+            ImportError: The package, or that of the database, is missing.
         """
         for name, value in _DEFAULTS.items():
             os.environ.setdefault(name, value)
@@ -40,8 +48,12 @@ class MlflowTracker:
         for logger in ("alembic", "mlflow"):  # they log each table of a new database
             logging.getLogger(logger).setLevel(logging.WARNING)
         name = project or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "trainbox"
-        self.place = without_secrets(f"MLflow at {mlflow.get_tracking_uri()}")
-        with _errors(self.place):
+        uri = mlflow.get_tracking_uri()
+        self.place = without_secrets(f"MLflow at {uri}")
+        with (
+            _errors(self.place),
+            _alone() if uri.startswith("sqlite:") else contextlib.nullcontext(),
+        ):
             self._client = mlflow.MlflowClient()
             found = self._client.get_experiment_by_name(name)
             self._experiment = (
@@ -119,6 +131,21 @@ class _MlflowRun:
         return run_id
 
 
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Wait for this user's other processes that open a SQLite database of MLflow.
+
+    MLflow damages a new database if two processes create its tables at the same time.
+    """
+    path = Path(tempfile.gettempdir()) / f"trainbox-mlflow-{os.getuid()}.lock"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
 def _batches(values: Sequence[_T], most: int) -> Iterator[Sequence[_T]]:
     return (values[begin : begin + most] for begin in range(0, len(values), most))
 
@@ -129,12 +156,12 @@ def _milliseconds(time_unix_s: float) -> int:
 
 @contextlib.contextmanager
 def _errors(place: str) -> Iterator[None]:
-    """Raise MLflow's errors as failures of one line."""
-    from mlflow.exceptions import MlflowException
-
+    """Raise MLflow's errors, and those of its database, as failures of one line."""
     try:
         yield
-    except (MlflowException, OSError) as error:
+    except (ImportError, Failure):
+        raise
+    except Exception as error:
         raise _failure(place, error) from error
 
 
@@ -150,6 +177,11 @@ def _failure(place: str, error: Exception) -> Failure:
         return NetworkFailure(
             f"{place} cannot be reached ({reason}): check MLFLOW_TRACKING_URI and the network, and "
             "start the same command again"
+        )
+    if any(isinstance(part, OSError | sqlite3.Error) for part in chain):
+        return StorageFailure(
+            f"{place} cannot be read or written ({reason}): check its path, its rights and the "
+            "free space"
         )
     text = without_secrets(" ".join(str(error).split()))[:300]
     return WrongUse(

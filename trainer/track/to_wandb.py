@@ -178,13 +178,22 @@ class _OfflineRun(_WandbRun):
     def close(self, sent: str) -> None:
         if self._open is None:
             return
-        part = Path(self._open.dir).parent.name
+        part = Path(self._open.dir).parent
         with _errors():
+            self._open.config[_SENT] = sent
             self._open.finish()
+        if not self._folder.is_dir():
+            return  # the run was removed meanwhile
+        if not _has_record(part / f"run-{self._run.id}.wandb", sent):
+            raise StorageFailure(
+                f"wandb has not written all entries to {part}: free some space, and start the same "
+                "command again"
+            )
         steps: dict[str, list[int]] = {}
         for name, step in sorted(self._stored):
             steps.setdefault(name, []).append(step)
-        state = {"sent": sent, "rows": self._rows, "parts": [*self._parts, part], "steps": steps}
+        parts = [*self._parts, part.name]
+        state = {"sent": sent, "rows": self._rows, "parts": parts, "steps": steps}
         try:
             with replacing(self._folder / _STATE) as file:
                 file.write(json.dumps(state).encode())
@@ -203,6 +212,20 @@ class _OfflineRun(_WandbRun):
         for path in self._folder.glob(f"offline-run-*-{self._run.id}"):
             if path.name not in self._parts:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _has_record(path: Path, text: str) -> bool:
+    """Return whether a file of wandb has `text`, which was written after all rows.
+
+    If the disk is full, wandb drops the rest of the file and reports nothing. Each block of 32 KiB
+    begins with 7 bytes that are not part of a record.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    blocks = (content[begin + 7 : begin + 2**15] for begin in range(0, len(content), 2**15))
+    return text.encode() in b"".join(blocks)
 
 
 @contextlib.contextmanager

@@ -9,12 +9,12 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 from trainbox.entries import EntryReader
 from trainbox.files import open_regular
 from trainer.errors import NetworkFailure, StorageFailure, WrongUse
-from trainer.track.runs import METRICS, EntryRow, Run, find_runs, read_run, row
+from trainer.track.runs import MANIFEST, METRICS, EntryRow, Run, find_runs, read_run, row
 
 
 class TrackedRun(Protocol):
@@ -52,7 +52,7 @@ class Upload:
         self._folder, self._tracker = folder, tracker
         self._run: Run | None = None
         self._target: TrackedRun | None = None
-        self._lock: IO[bytes] | None = None
+        self._lock: int | None = None
         self._stored: set[tuple[str, int]] | None = None
         self._begin()
 
@@ -71,6 +71,7 @@ class Upload:
         # A resume replaces the file by one without the steps that are trained again.
         if self._inode != _inode(self._folder / METRICS):
             self._begin()
+            self._forget_another_run()
         rows = [found for entry in self._reader.read() if (found := row(entry))]
         if not rows:
             return 0
@@ -98,6 +99,19 @@ class Upload:
             self._target.send(new)
         return len(new)
 
+    def look_at_all(self) -> int:
+        """Send the rows that are new, also in a file that was rewritten since the last look."""
+        self._begin()
+        return self.look()
+
+    def _forget_another_run(self) -> None:
+        """Send to a new target if the folder has another run than before."""
+        if self._run is None or not (self._folder / MANIFEST).is_file():
+            return
+        if read_run(self._folder).id != self._run.id:
+            self._run = None
+            self._release()
+
     def close(self) -> None:
         """Wait until what was sent is stored."""
         try:
@@ -109,7 +123,7 @@ class Upload:
     def _release(self) -> None:
         self._stored = self._target = None
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
             self._lock = None
 
 
@@ -141,27 +155,52 @@ def follow(
 ) -> None:
     """Send what is new until `wait`, which is called between two looks, returns True.
 
-    A lost connection is reported once, and the next look tries again. The first look must succeed.
+    A lost connection and a removed folder are reported once, and the next look tries again. The
+    first look must succeed.
     """
     uploads: dict[Path, Upload] = {}
+    missing: set[Path] = set()
     connected: bool | None = None
+    is_last = False
     while True:
         try:
-            for folder in find_runs(folders):
-                uploads.setdefault(folder, Upload(folder, tracker))
-            if text := summary([upload.look() for upload in uploads.values()]):
+            for run in _found(folders, missing, report if connected is not None else None):
+                uploads.setdefault(run, Upload(run, tracker))
+            counts = [u.look_at_all() if is_last else u.look() for u in uploads.values()]
+            if text := summary(counts):
                 report(text)
             connected = True
         except NetworkFailure as error:
-            if connected is None:
+            if connected is None or is_last:
                 raise
             if connected:
                 report(f"{error}; trying again")
             connected = False
-        if wait():
+        if is_last:
             break
+        is_last = wait()
     for upload in uploads.values():
         upload.close()
+
+
+def _found(
+    folders: Sequence[Path], missing: set[Path], report: Callable[[str], None] | None
+) -> Iterator[Path]:
+    """Yield the runs of each folder, and report once if a folder was removed.
+
+    Raises:
+        WrongUse: A folder is neither a run nor a sweep, and `report` is None.
+    """
+    for folder in folders:
+        try:
+            yield from find_runs([folder])
+            missing.discard(folder)
+        except WrongUse:
+            if report is None:
+                raise
+            if folder not in missing:
+                report(f"{folder} was removed: its new entries are not sent")
+            missing.add(folder)
 
 
 def summary(counts: Sequence[int]) -> str:
@@ -191,15 +230,23 @@ def _inode(path: Path) -> int | None:
         ) from error
 
 
-def _locked(folder: Path) -> IO[bytes] | None:
-    """Lock the run against other processes that send it. Some file systems cannot."""
-    file = (folder / "config.json").open("rb")
+def _locked(folder: Path) -> int | None:
+    """Lock the run against other processes that send it. Some file systems cannot.
+
+    The folder itself is locked, because a resume replaces its files.
+    """
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StorageFailure(
+            f"{folder} cannot be read ({error.strerror}): check its rights, and `ulimit -n`"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
+        os.close(lock)
         raise WrongUse(f"another process tracks {folder}: wait until it ends") from None
     except OSError:
-        file.close()
+        os.close(lock)
         return None
-    return file
+    return lock

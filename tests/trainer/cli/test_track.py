@@ -21,6 +21,7 @@ def test_a_missing_package_is_named_with_its_installation(
     monkeypatch.setitem(sys.modules, package, None)
     for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"):
         monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     for name in ("MLFLOW_DISABLE_TELEMETRY", "WANDB_SILENT", "WANDB_ERROR_REPORTING"):
         monkeypatch.setenv(name, "true")
     with pytest.raises(WrongUse) as found:

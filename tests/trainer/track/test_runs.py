@@ -100,6 +100,14 @@ def test_a_script_has_its_options_as_parameters_without_secrets(make_run: MakeRu
     assert run.tags == {"script": "train.py", "sweep": "sweep-1"}
 
 
+def test_a_long_option_has_a_name_that_mlflow_accepts(make_run: MakeRun) -> None:
+    long = "x" * 300
+    words = [f"--{long}-token", "abc", f"--y{long}=1"]
+    run = read_run(make_run("one", [], {"kind": "script", "arguments": words}))
+    assert run.params.pop("arguments")
+    assert run.params == {"x" * 250: NOT_SHOWN, "y" + "x" * 249: "1"}
+
+
 def test_a_sweep_is_its_trials_that_have_started(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run(f"s/trial-0000{number}", []) for number in (1, 0)]
     (tmp_path / "s/trial-00002").mkdir()

@@ -3,6 +3,7 @@ installed.
 """
 
 import contextlib
+import fcntl
 import importlib.util
 import sqlite3
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from tests.support.commands import Trainbox
 from tests.trainer.track.conftest import MakeRun, train_entry
-from trainer.errors import NetworkFailure, WrongUse
+from trainer.errors import NetworkFailure, StorageFailure, WrongUse
 from trainer.track.upload import Tracker, send_once
 
 
@@ -93,6 +94,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> type[Client]:
     for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     return Client
 
 
@@ -156,6 +158,13 @@ def _lost() -> Exception:
     ("error", "kind", "text"),
     [
         (_lost(), NetworkFailure, r"\(not shown\)@tracker:5000 cannot be reached .*refused"),
+        (
+            sqlite3.OperationalError("database or disk is full"),
+            StorageFailure,
+            r"cannot be read or written \(database or disk is full\): check its path",
+        ),
+        (OSError(28, "No space left"), StorageFailure, r"written \(\[Errno 28\] No space left\)"),
+        (LookupError("no table"), WrongUse, r"refuses \(status 0: no table\)"),
         (MlflowException("no access\nfor you"), WrongUse, r"refuses \(status 403: no access for"),
     ],
 )
@@ -170,6 +179,28 @@ def test_errors_of_mlflow_are_failures_of_one_line(
     with pytest.raises(kind, match=text) as found:
         _tracker()
     assert "\n" not in str(found.value)
+
+
+def test_processes_open_a_sqlite_database_one_after_the_other(
+    client: type[Client], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two processes that create its tables at the same time damage it."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(sys.modules["mlflow"], "get_tracking_uri", lambda: "sqlite:///m.db")
+    held = []
+
+    def create(self: Client, name: str) -> str:
+        (path,) = tmp_path.iterdir()
+        with path.open("rb") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held.append(path)
+        return name
+
+    monkeypatch.setattr(client, "create_experiment", create)
+    _tracker()
+    (path,) = held
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_the_experiment_is_that_of_the_environment(

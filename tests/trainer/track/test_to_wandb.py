@@ -4,6 +4,7 @@ installed.
 
 import importlib.util
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,7 @@ class Server:
 
     def __init__(self) -> None:
         self.mode = "online"
+        self.disk_is_full = False
         self.runs: dict[str, Any] = {}
         self.inits: list[dict[str, Any]] = []
         self.error: Exception | None = None
@@ -81,6 +83,7 @@ class OpenRun:
         part = Path(options["dir"]) / f"wandb/offline-run-2026_{len(server.inits)}-{self._id}"
         (part / "files").mkdir(parents=True)
         self.dir = str(part / "files")
+        self.config: dict[str, Any] = {}
 
     def define_metric(self, name: str, **options: Any) -> None:
         assert (name, options) in (("step", {"hidden": True}), ("*", {"step_metric": "step"}))
@@ -93,8 +96,13 @@ class OpenRun:
         if self._is_online:
             stored = self._server.runs.setdefault(f"lab/{self._id}", StoredRun())
             stored.rows += self._rows
-        else:
+        elif Path(self.dir).is_dir():
             Path(self.dir, "rows.json").write_text(json.dumps(self._rows))
+            if not self._server.disk_is_full:
+                # A block of 32 KiB ends in the last record, and 7 bytes begin the next one.
+                text = json.dumps(self.config).encode().rjust(2**15 + 10, b"-")
+                file = Path(self.dir).parent / f"run-{self._id}.wandb"
+                file.write_bytes(text[: 2**15] + b"\0" * 7 + text[2**15 :])
 
 
 @pytest.fixture
@@ -187,6 +195,26 @@ def test_offline_parts_hold_each_value_once(make_run: MakeRun, server: Server) -
     (run / "wandb/trainbox.json").write_text("{}")
     with pytest.raises(StorageFailure, match=r"wandb/trainbox.json is damaged: restore it, or"):
         send_once([run], _tracker())
+
+
+def test_a_full_disk_that_wandb_hides_loses_nothing(make_run: MakeRun, server: Server) -> None:
+    server.mode, server.disk_is_full = "offline", True
+    run = make_run("one", [train_entry(5, loss=0.5)])
+    with pytest.raises(StorageFailure, match="wandb has not written all entries to .*: free some"):
+        send_once([run], _tracker())
+    server.disk_is_full = False
+    assert send_once([run], _tracker()) == "1 run, 1 entry"
+    assert _parts(run) == [[{"_step": 0, **_row(5, loss=0.5)}]]
+
+
+def test_offline_parts_of_a_removed_run_are_not_stated(make_run: MakeRun, server: Server) -> None:
+    server.mode = "offline"
+    run = make_run("one", [train_entry(5, loss=0.5)])
+    upload = Upload(run, _tracker())
+    assert upload.look() == 1
+    shutil.move(run, run.with_name("away"))
+    upload.close()
+    assert not run.exists()
 
 
 def _answered() -> Exception:

@@ -1,7 +1,7 @@
 """Each value is sent once, whatever happens between two sends."""
 
-import fcntl
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -166,6 +166,56 @@ def test_follow_sends_new_entries_and_new_trials(
     assert len(recorder.digests) == 2
 
 
+def test_follow_survives_the_removal_of_a_run(make_run: MakeRun, recorder: Recorder) -> None:
+    one, two = (make_run(name, [train_entry(1, loss=1)]) for name in ("one", "two"))
+    reports: list[str] = []
+    acts = iter([lambda: shutil.rmtree(one), lambda: None, lambda: _append(two, 2)])
+
+    def wait() -> bool:
+        act = next(acts, None)
+        if act is not None:
+            act()
+        return act is None
+
+    follow([one, two], recorder, wait, reports.append)
+    assert reports == [
+        "2 runs, 2 entries",
+        f"{one} was removed: its new entries are not sent",
+        "1 run, 1 entry",
+    ]
+    assert _steps(recorder) == [1, 1, 2]
+
+
+def test_the_last_look_of_follow_finds_what_was_rewritten(
+    make_run: MakeRun, recorder: Recorder
+) -> None:
+    """A script may rewrite its file in place, and make it longer than before."""
+    run = make_run("one", [train_entry(step, loss=1, note="x" * 90) for step in (1, 2)])
+
+    def wait() -> bool:
+        (run / "metrics.jsonl").write_text("")
+        _append(run, *range(1, 9))
+        return True
+
+    follow([run], recorder, wait, lambda text: None)
+    assert _steps(recorder) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert send_once([run], recorder) == "nothing new: the recorder has 1 run"
+
+
+def test_another_run_in_the_same_folder_is_sent_as_another_run(
+    make_run: MakeRun, recorder: Recorder
+) -> None:
+    """A sweep moves a trial aside that restarts on another GPU model."""
+    run = make_run("one", [train_entry(1, loss=1)])
+    upload = Upload(run, recorder)
+    assert upload.look() == 1
+    run.rename(run.with_name("one.aside"))
+    make_run("one", [train_entry(1, loss=5)], run_id="new")
+    assert upload.look() == 1
+    upload.close()
+    assert recorder.values == [("one", "train/loss", 1, 1.0), ("new", "train/loss", 1, 5.0)]
+
+
 def test_follow_tries_again_after_a_lost_connection(make_run: MakeRun, recorder: Recorder) -> None:
     run = make_run("one", [train_entry(1, loss=1)])
     reports: list[str] = []
@@ -194,11 +244,16 @@ def test_follow_ends_if_the_first_look_fails(make_run: MakeRun, recorder: Record
 
 def test_two_processes_do_not_send_the_same_run(make_run: MakeRun, recorder: Recorder) -> None:
     run = make_run("one", [train_entry(1, loss=1)])
-    with (run / "config.json").open("rb") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(WrongUse, match="another process tracks .*one: wait until it ends"):
-            send_once([run], recorder)
-    assert send_once([run], recorder) == "1 run, 1 entry"
+    upload = Upload(run, recorder)
+    assert upload.look() == 1
+    # A resume replaces the files of the run, and the lock stays.
+    for name in ("config.json", "manifest.json"):
+        (run / "copy").write_bytes((run / name).read_bytes())
+        (run / "copy").replace(run / name)
+    with pytest.raises(WrongUse, match="another process tracks .*one: wait until it ends"):
+        send_once([run], recorder)
+    upload.close()
+    assert send_once([run], recorder) == "nothing new: the recorder has 1 run"
 
 
 def test_a_file_that_cannot_be_read_is_not_nothing_new(
