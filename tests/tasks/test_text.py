@@ -133,6 +133,7 @@ def test_without_a_folder_the_texts_are_modules_of_python(tmp_path: Path) -> Non
     task = Text(context=1000)
     train, held = task._windows(tmp_path)
     assert sorted(train.paths + held.paths) == sorted(map(str, paths))
+    assert (train.shifted, held.shifted) == (True, False)
     assert bytes(held[0][0].numpy()) == Path(held.paths[0]).read_bytes()[:1001]
 
 
@@ -167,6 +168,15 @@ def test_windows_share_one_byte_and_cross_the_ends_of_files(
     assert _read(Windows(files, context, shifted=False, purpose="validation")) == expected
     with pytest.raises(IndexError):
         Windows(files, context, shifted=False, purpose="validation")[len(expected)]
+
+
+def test_a_text_must_have_a_window(tmp_path: Path) -> None:
+    files = _files(tmp_path, b"abc")
+    assert _read(Windows(files, 3, shifted=True, purpose="training")) == [b"abc\0"]
+    with pytest.raises(
+        WrongUse, match=r"1 text file\(s\) for training have 3 bytes, fewer than a "
+    ):
+        Windows(files, 4, shifted=True, purpose="training")
 
 
 def test_a_shifted_window_starts_up_to_a_context_later(tmp_path: Path) -> None:

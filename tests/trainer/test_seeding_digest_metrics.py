@@ -116,6 +116,7 @@ def test_the_digest_takes_any_type_and_layout() -> None:
         assert value_digest(part) == value_digest(part.clone())
         assert same_bits(part, part.clone()) and same_bits(part.clone(), part)
     assert not same_bits(last_1, torch.zeros(1))
+    assert not same_bits(wide, wide.reshape(4, 3))
     parameter = torch.nn.Parameter(wide)
     assert value_digest({"x": parameter}) == value_digest({"x": wide})
     for dtype in (torch.bfloat16, torch.float16, torch.bool, torch.int64, torch.complex64):

@@ -20,6 +20,7 @@ from tests.support.tiny import Split, StepCounter, Tiny
 from trainbox.seeding import derive_seed
 from trainer.errors import Preempted
 from trainer.loop.bootstrap import bootstrap_intervals
+from trainer.records.checkpoint_files import CheckpointFiles
 from trainer.records.run_folder import RunFolder
 from trainer.records.stored_weights import find_weights
 from trainer.tasks.digits import Digits
@@ -290,6 +291,17 @@ def test_a_run_that_cannot_be_evaluated_is_one_line(
 
 def _edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_checkpoint_that_is_removed_during_its_check_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sidecar = tmp_path / "checkpoints/step-00000001.json"
+    sidecar.parent.mkdir()
+    sidecar.write_text("{}")
+    monkeypatch.setattr(CheckpointFiles, "problem", lambda *_: sidecar.unlink() or "missing")
+    with pytest.raises(FileNotFoundError, match=r"step-00000001\.json"):
+        find_weights(tmp_path, None, "last")
 
 
 def test_a_checkpoint_that_the_training_removes_is_looked_up_again(

@@ -89,6 +89,13 @@ def test_other_names_are_refused() -> None:
         running.add({"a": torch.ones(1), "b": torch.ones(1)})
 
 
+def test_other_names_than_before_a_resume_are_refused() -> None:
+    running = _running()
+    running.restore({"a": [1.0]}, 1)
+    with pytest.raises(WrongUse, match=r"losses\(\) returned a before and b now"):
+        running.add({"b": torch.ones(1)})
+
+
 def test_several_losses_train_as_their_sum_and_one_without_gradient_is_only_logged(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """Copies of checkpoints in an object storage: complete or not used, whatever happens to it."""
 
 import contextlib
+import errno
 import json
 import shutil
 import threading
@@ -343,6 +344,18 @@ def test_a_step_that_is_saved_again_during_its_copy_is_copied_again(
         for folder in (tmp_path, tmp_path / "new")
     )
     assert here == there
+
+
+def test_a_file_that_only_the_storage_misses_is_a_failure(
+    tmp_path: Path, faulty: type[Storages], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put_file(*_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "no such bucket")
+
+    monkeypatch.setattr(Storage, "put_file", put_file)
+    run = Copied(tmp_path)
+    run.save(1)
+    assert "(FileNotFoundError: [Errno 2] no such bucket): the training continues" in run.reports[0]
 
 
 def test_a_signal_limits_the_wait_for_the_last_copy(

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainer.records.script_board import Follower
+from trainer.records.tensorboard import EntryLog
 
 
 def shown(run: Path) -> list[tuple[int, float]]:
@@ -24,6 +26,18 @@ def test_a_killed_start_leaves_no_gap_and_no_repetition(tmp_path: Path) -> None:
     append(tmp_path, '"loss": 2}\n{"step": 3, "loss": 3}\n')
     Follower(tmp_path / "metrics.jsonl").close()
     assert shown(tmp_path) == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_the_position_is_recorded_after_the_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    position, found = tmp_path / "tensorboard/.copied", list[bool]()
+    monkeypatch.setattr(EntryLog, "flush", lambda _log: found.append(position.exists()))
+    append(tmp_path, '{"step": 1, "loss": 1}\n')
+    follower = Follower(tmp_path / "metrics.jsonl")
+    follower.look()
+    assert (found, position.read_text()) == ([False], "23")
+    follower.close()
 
 
 def test_a_replaced_file_is_copied_from_its_begin(tmp_path: Path) -> None:

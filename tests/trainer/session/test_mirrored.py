@@ -237,3 +237,16 @@ def test_a_training_that_fails_does_not_wait_for_its_copies(
     assert mirror is not None
     mirror.saved("id", None)
     assert not any(thread.name == "mirror" for thread in threading.enumerate())
+
+
+def test_the_wait_for_the_last_copy_sees_a_signal(
+    here: Here, faulty: type[Storages], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[bool] = []
+    monkeypatch.setattr(Mirror, "finish", lambda _mirror, stopped: found.append(stopped()))
+    run: Any = SimpleNamespace(path=here.path(), report=print)
+    world, stop = World(0, 1, torch.device("cpu")), StopRequest()
+    for signal_name in (None, "SIGTERM"):
+        with mirrored(URL, run, world, "auto", stop):
+            stop.signal_name = signal_name
+    assert found == [False, True]
