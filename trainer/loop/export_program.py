@@ -77,7 +77,7 @@ def _export(module: nn.Module, inputs: list[Tensor], what: str) -> ExportedProgr
     """Export `module` with a dynamic batch dimension, or raise WrongUse."""
     batch = torch.export.Dim("batch")
     try:
-        with _quiet():
+        with quiet():
             return torch.export.export(
                 module.eval(), tuple(inputs), dynamic_shapes=(tuple({0: batch} for _ in inputs),)
             )
@@ -85,11 +85,15 @@ def _export(module: nn.Module, inputs: list[Tensor], what: str) -> ExportedProgr
         raise
     except Exception as error:  # torch and the task raise many types
         logging.getLogger(__name__).exception("torch.export failed")
-        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         raise WrongUse(
-            f"{what} cannot be exported ({reason[:_LONGEST_REASON].rstrip('. ')}): "
-            f"{_remedy(str(error))}"
+            f"{what} cannot be exported ({first_line(error)}): {_remedy(str(error))}"
         ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error of torch, or its type if it has no text."""
+    line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    return line[:_LONGEST_REASON].rstrip(". ")
 
 
 def _remedy(text: str) -> str:
@@ -107,7 +111,7 @@ def _remedy(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Drop the output, the logs and the warnings of torch, which prints a graph before an error."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

@@ -1,5 +1,6 @@
 """Write an exported model in a format, and load it again as another program does."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from trainer.data.nested import tensors_in
 from trainer.errors import WrongUse
-from trainer.loop.export_program import Exported
+from trainer.loop.export_program import Exported, first_line, quiet
 
 Loaded = Callable[[Sequence[Tensor]], list[Tensor]]
 
@@ -73,16 +74,23 @@ def _lines_of_pt2(names: Sequence[str], inputs: Sequence[Tensor]) -> list[str]:
 
 def _write_onnx(exported: Exported, file: IO[bytes]) -> None:
     try:
-        program = torch.onnx.export(
-            exported.program,
-            dynamo=True,
-            input_names=exported.names,
-            dynamic_shapes=(tuple({0: "batch"} for _ in exported.names),),
-            verbose=False,
-        )
+        with quiet():
+            program = torch.onnx.export(
+                exported.program,
+                dynamo=True,
+                input_names=exported.names,
+                dynamic_shapes=(tuple({0: "batch"} for _ in exported.names),),
+                verbose=False,
+            )
     except torch.onnx.OnnxExporterError as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise WrongUse(f"torch cannot write the model as ONNX ({reason}): use --to pt2") from error
+        logging.getLogger(__name__).exception("torch.onnx.export failed")
+        # The error names only a step of the export. The first cause is what went wrong there.
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise WrongUse(
+            f"torch cannot write the model as ONNX ({first_line(cause)}): use --to pt2"
+        ) from error
     assert program is not None
     file.write(program.model_proto.SerializeToString())
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -284,6 +285,45 @@ def test_a_model_that_torch_cannot_export_exits_with_2(here: Here) -> None:
     folder = here.path() / "exports/best-pt2"
     assert [path.name for path in folder.iterdir()] == ["export.log"]
     assert "Traceback" in (folder / "export.log").read_text()
+
+
+def test_a_model_that_torch_cannot_write_as_onnx_exits_with_2(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        warnings.warn("this function will be removed", FutureWarning, stacklevel=1)
+        raise torch.onnx.OnnxExporterError("step 3/3. Next steps:") from ValueError("no pinv\nmore")
+
+    here.train(max_steps=2)
+    monkeypatch.setattr(export_formats, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.onnx, "export", refuse)
+    code, _, err = _export(here, "--to", "onnx")
+    message = "torch cannot write the model as ONNX (no pinv): use --to pt2"
+    assert (code, err) == (2, f"trainbox: {message}\n")
+    folder = here.path() / "exports/best-onnx"
+    assert [path.name for path in folder.iterdir()] == ["export.log"]
+    assert "step 3/3" in (folder / "export.log").read_text()
+
+
+@pytest.mark.skipif(not _ONNX, reason="the packages for ONNX are not installed")
+def test_an_operation_that_onnx_lacks_is_named(here: Here) -> None:
+    Path("inverts.py").write_text(
+        textwrap.dedent("""
+        import torch
+        from tests.support.tiny import StepCounter, Tiny
+        class Model(StepCounter):
+            def forward(self, x):
+                return super().forward(torch.linalg.pinv(x[:, None, :]).squeeze(2))
+        class Inverts(Tiny):
+            def build_model(self):
+                return Model()
+        """)
+    )
+    here.train(task="inverts.py:Inverts", max_steps=2)
+    code, _, err = _export(here, "--to", "onnx")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "cannot write the model as ONNX (No ONNX function found for <OpOverload(op='aten." in err
+    assert "linalg_pinv" in err and err.endswith(": use --to pt2\n")
 
 
 def test_a_signal_stops_the_export_with_75_and_leaves_no_file(
