@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import Trainbox, clean_environment, finish
+from trainer.system import streams
 
 ROOT = Path(__file__).parents[1]
 _TINY = ("train", "tests.support.tiny:Tiny", "--device", "cpu", "--max-steps", "4")
@@ -74,6 +75,22 @@ def test_a_full_disk_or_a_reader_that_left_only_loses_the_output(
         env = clean_environment(PYTHONPATH=str(ROOT), PYTHONUNBUFFERED=unbuffered)
         assert subprocess.run(words, cwd=folder, env=env, timeout=60).returncode == 0
         assert (folder / "end").exists()
+
+
+def test_a_reader_that_pauses_loses_only_what_it_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If a write waited without a limit, the other processes of a training would time out."""
+    monkeypatch.setattr(streams, "_UNREAD_S", 0.0)
+    monkeypatch.setattr(streams._Lasting, "_patience_s", 0.0)
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb", buffering=0) as read, streams._Lasting(writer, "wb") as stream:
+        sent = 0
+        while stream.write(b"x" * 10_000) and sent < 2**21:  # larger than any pipe
+            sent += 10_000
+        assert 0 < len(read.read(2**22)) < sent
+        assert stream.write(b"y" * 10_000) == 10_000
+        assert read.read(2**20) == b"y" * 10_000
 
 
 def _unread(program: str, folder: Path) -> tuple[int, bytes]:

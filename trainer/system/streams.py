@@ -3,30 +3,42 @@
 import contextlib
 import io
 import os
+import select
 import sys
 from typing import Any
 
 _LONGEST_MESSAGE = 1000
+_UNREAD_S = 300.0  # shorter than the time limit of an exchange with this process
 
 
 def outlive_readers() -> None:
     """Drop output that cannot be written from now on, so that a training continues without it.
 
-    The reader of a pipe may have ended, or the disk may be full.
+    The reader of a pipe may have ended, or the disk may be full. A reader that does not read, such
+    as a paused terminal, loses lines after 5 minutes.
     """
     sys.stdout, sys.stderr = _lasting(sys.stdout), _lasting(sys.stderr)
 
 
 class _Lasting(io.FileIO):
-    """A stream that becomes /dev/null when a write fails."""
+    """A stream that becomes /dev/null when a write fails, and drops what is not read in time."""
+
+    _patience_s = _UNREAD_S
 
     def write(self, data: Any, /) -> int:
+        rest = memoryview(data).cast("B")
         try:
-            return super().write(data)
+            while rest:
+                if not select.select((), (self,), (), self._patience_s)[1]:
+                    self._patience_s = 0.0  # the next write does not wait again
+                    break
+                self._patience_s = _UNREAD_S
+                # A part of this size never blocks when the reader of a pipe has made room.
+                rest = rest[super().write(rest[: select.PIPE_BUF]) or 0 :]
         except OSError:
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), self.fileno())
-            return memoryview(data).nbytes
+        return memoryview(data).nbytes
 
 
 def _lasting(stream: Any) -> io.TextIOWrapper:
