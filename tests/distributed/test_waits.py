@@ -1,6 +1,7 @@
 """The ranks wait for long work of another rank without the time limit of an exchange."""
 
 import functools
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,11 @@ def test_an_exchange_outlasts_the_time_limit(ranks: Ranks) -> None:
     assert int(ended.out) >= 30
     assert "trainbox: the data: waiting for rank 0 for 0 min\n" in ended.errs[0]
     assert ended.errs[1] == ""
+
+
+def test_the_ranks_can_exchange_after_an_error_of_one_rank(ranks: Ranks) -> None:
+    found = json.loads(found_by_ranks(ranks, "waits_for_a_failed_rank").out)
+    assert found == [[[], []], [["no memory"], []]]
 
 
 def test_a_rank_that_is_lost_ends_the_wait(ranks: Ranks) -> None:

@@ -116,6 +116,19 @@ def waits_for_all(process: Any) -> int:
     return len(exchanges)
 
 
+def waits_for_a_failed_rank(process: Any) -> list[Any]:
+    """Return what the ranks exchange after the body of rank 1 has raised an error."""
+    errors = list[str]()
+    try:
+        with process.wait_for_all("the data"):
+            if not process.is_first:
+                raise MemoryError("no memory")
+    except MemoryError as error:
+        errors.append(str(error))
+    alive = [thread.name for thread in threading.enumerate() if thread.name == "wait for all"]
+    return [*process.from_each([errors, alive])]
+
+
 def waits_for_a_lost_rank(process: Any) -> str:
     """Return the error of rank 0 if rank 1 exits in its body."""
     try:

@@ -39,7 +39,24 @@ _SAME_VERSION = "start the same version of Trainbox on each machine"
 TIMEOUT = timedelta(minutes=10)  # of one collective; gloo's default is 30 minutes
 # NCCL aborts the process after its limit, so gloo's error and `watch_gpu` must come first.
 _NCCL_TIMEOUT = 3 * TIMEOUT
-_TURNS = 20  # in the time limit, while `wait_for_all` waits
+# `wait_for_all` exchanges at first after this time, and later 20 times in the time limit.
+_FIRST_TURN_S, _TURNS = 0.1, 20
+_BUSY, _FINISHED, _FAILED = range(3)  # states of the body of `wait_for_all`
+
+
+class _Body:
+    """The state of the body of `wait_for_all` on this rank."""
+
+    def __init__(self) -> None:
+        self._state, self._ended = _BUSY, threading.Event()
+
+    def end(self, state: int) -> None:
+        self._state = state
+        self._ended.set()
+
+    def state_after(self, seconds: float) -> int:
+        """Return the state when the body has ended, or after `seconds`."""
+        return self._state if self._ended.wait(seconds) else _BUSY
 
 
 @dataclass
@@ -240,37 +257,47 @@ class World:
         The body must not use collectives: a thread of each rank exchanges a value twice a minute
         meanwhile. So the time limit of a collective ends only the wait for a process that is lost
         or stopped. After each such time, rank 0 prints which ranks work on `what`.
+
+        If the body of a rank raises an error, the other ranks wait no longer. So all ranks may use
+        collectives again, as they do if the body has too little memory.
         """
         if self.world_size == 1:
             yield
             return
-        finished, errors = threading.Event(), list[Exception]()
+        body, errors = _Body(), list[Exception]()
 
         def exchange() -> None:
             try:
-                self._exchange_until_all(finished, what)
+                self._exchange_until_all(body, what)
             except Exception as error:  # noqa: BLE001 - raised below
                 errors.append(error)
 
-        # If the body fails, this process exits, and the thread with it.
         thread = threading.Thread(target=exchange, name="wait for all", daemon=True)
         thread.start()
-        yield
-        finished.set()
+        try:
+            yield
+        except BaseException:
+            body.end(_FAILED)
+            thread.join()
+            raise
+        body.end(_FINISHED)
         thread.join()
         if errors:
             raise errors[0]
 
-    def _exchange_until_all(self, finished: threading.Event, what: str) -> None:
-        """Exchange whether `finished` is set, until it is on all ranks."""
+    def _exchange_until_all(self, body: "_Body", what: str) -> None:
+        """Exchange the states of the bodies, until all have finished or one has failed."""
         limit_s = TIMEOUT.total_seconds()
         begin_s = time.monotonic()
         report_s = begin_s + limit_s
+        longest_s = limit_s / _TURNS
+        turn_s = min(_FIRST_TURN_S, longest_s)
         while True:
-            own = finished.wait(limit_s / _TURNS)
-            each = self.gather_rows(torch.tensor([[int(own)]]), [1] * self.world_size)
-            busy = [str(rank) for rank, (done,) in enumerate(each.tolist()) if not done]
-            if not busy:
+            own = body.state_after(turn_s)
+            turn_s = min(2 * turn_s, longest_s)
+            states = self.gather_rows(torch.tensor([[own]]), [1] * self.world_size).flatten()
+            busy = [str(rank) for rank, state in enumerate(states.tolist()) if state == _BUSY]
+            if not busy or _FAILED in states:
                 return
             if self.is_first and time.monotonic() >= report_s:
                 report_s += limit_s
