@@ -27,6 +27,7 @@ from trainer.tasks.images import Images
 from trainer.tasks.imaging.damage import damaged_pictures, found_damage, refuse_damaged
 from trainer.tasks.imaging.decode import DamagedPicture, load_augmented_picture, load_picture
 from trainer.tasks.imaging.folder import find_pictures
+from trainer.tasks.imaging.mixing import mixed
 from trainer.tasks.imaging.models import build_model, describe_weights, normalization
 from trainer.tasks.reading.files import is_held_out
 
@@ -169,6 +170,16 @@ def test_targets_are_mixed_in_the_shares_of_the_pictures(fields: dict[str, float
     if "mixup" not in fields:
         whole = (images_BCHW[:, 0, :, :, None] - pixel_K).abs().min(-1).values
         assert whole.max() < 1e-5
+
+
+def test_with_mixup_and_cutmix_each_picture_draws_one() -> None:
+    torch.manual_seed(0)
+    images_BCHW = (torch.arange(200.0) % 2).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
+    found_BCHW, _ = mixed(images_BCHW, torch.zeros(200, 2), 1.0, 1.0)
+    whole_B = ((found_BCHW == 0) | (found_BCHW == 1)).flatten(1).all(1)  # as CutMix leaves pixels
+    blended_B = found_BCHW.flatten(1).std(1) < 1e-6
+    assert 60 < int(whole_B.sum()) < 140
+    assert (whole_B | blended_B).all()
 
 
 def test_the_weights_of_classes_are_balanced(tmp_path: Path) -> None:

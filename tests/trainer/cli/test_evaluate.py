@@ -18,7 +18,7 @@ from tests.support.here import Here, StopAfter
 from tests.support.ranks import Ranks
 from tests.support.tiny import Split, StepCounter, Tiny
 from trainbox.seeding import derive_seed
-from trainer.errors import Preempted
+from trainer.errors import Preempted, StorageFailure
 from trainer.loop.bootstrap import bootstrap_intervals
 from trainer.records.checkpoint_files import CheckpointFiles
 from trainer.records.run_folder import RunFolder
@@ -304,6 +304,15 @@ def test_a_checkpoint_that_is_removed_during_its_check_is_not_damaged(
         find_weights(tmp_path, None, "last")
 
 
+def test_a_best_step_that_is_not_a_number_is_damage(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/step-00000001.json").write_text('{"best_step": "1"}')
+    with pytest.raises(
+        StorageFailure, match=r"step-00000001\.json is damaged \(best_step is '1'\)"
+    ):
+        find_weights(tmp_path, None, "best")
+
+
 def test_a_checkpoint_that_the_training_removes_is_looked_up_again(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -454,6 +463,15 @@ def test_a_metric_that_is_not_finite_in_a_resample_has_no_interval() -> None:
         }
 
     assert bootstrap_intervals(statistics, metrics, 0) == {"loss": (1.0, 3.0)}
+
+
+def test_the_seed_decides_the_resamples() -> None:
+    statistics = {"value": torch.arange(50.0).square()}
+    zero, one, again = (
+        bootstrap_intervals(statistics, lambda sums: {"sum": float(sums["value"])}, seed)
+        for seed in (0, 1, 1)
+    )
+    assert zero != one == again
 
 
 def test_too_many_numbers_have_no_intervals_and_no_predictions(

@@ -18,7 +18,8 @@ from tests.support.ranks import Ranks
 from tests.support.tiny import StepCounter
 from trainer.errors import WrongUse
 from trainer.records.predictions import csv_rows, json_lines
-from trainer.system.given_files import given_files
+from trainer.session.predict import _write
+from trainer.system.given_files import check_files, given_files
 
 TASK = "tests.support.tiny:FromFiles"
 _NUMBERS = {"a": "1 2 3 4", "b/c": "0.5 -1 2 8", "b/d": "-2 1 1 1", "e": "4 3 2 1", "f": "0 1 1 1"}
@@ -230,3 +231,21 @@ def test_a_fifo_in_a_folder_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.png")
     with pytest.raises(WrongUse, match=r"a\.png is a FIFO, a device or a socket, not a file"):
         given_files([tmp_path], (".png",))
+
+
+def test_a_fifo_is_refused_and_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    check_files([tmp_path])
+    with pytest.raises(WrongUse, match="fifo is not a file or folder: name files, or folders of"):
+        check_files([tmp_path / "fifo"])
+
+
+def test_a_reader_that_stops_is_not_a_failure_of_the_storage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def closed(_text: str) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("sys.stdout.write", closed)
+    with pytest.raises(BrokenPipeError):
+        _write("a,b\n")

@@ -214,6 +214,15 @@ def test_an_error_that_a_task_raises_again_is_still_that_of_the_library() -> Non
         again()
 
 
+def test_a_failure_of_a_loader_worker_has_its_own_message() -> None:
+    text = (
+        "Caught WrongUse in DataLoader worker process 0.\nOriginal Traceback (most recent call "
+        'last):\n  File "x.py", line 1, in f\ntrainer.errors.WrongUse: a.png is damaged\n'
+    )
+    with pytest.raises(WrongUse, match=r"^a\.png is damaged$"), errors_as_failures(Path("runs")):
+        raise WrongUse(text)
+
+
 def test_shared_memory_is_blamed_only_if_it_is_full() -> None:
     error = RuntimeError("unable to allocate shared memory(shm) for file </x>: Too many files (24)")
     with pytest.raises(RuntimeError), errors_as_failures(Path("runs")):
