@@ -141,6 +141,8 @@ class Mirror:
             self._damaged.discard(step)
             self._newest = max(complete)
         for step in mirror_plan.removals(local, best_step, stored):
+            if self._wanted is not None:
+                return  # a newer checkpoint is copied before thousands of old ones are removed
             self._moved()
             self._storage.remove(step)
 
