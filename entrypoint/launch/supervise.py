@@ -151,14 +151,15 @@ def supervise(
         broken = broken or (watch.fatal() if watch else None)
         if (received or broken) and not forwarded:
             forwarded, deadline, heard = True, time.monotonic() + stop_budget_s, len(received)
+            # The signal comes first, because a paused terminal blocks the message.
+            number = signal.Signals(received[0]) if received else signal.SIGTERM
+            child.send_signal(kind.forwarded_as.get(number, number))
             name = signal.Signals(received[0]).name if received else ""
             message(
                 f"{name} received: {kind.stopping} (send it again to stop at once)"
                 if name
                 else f"the hardware failed: {kind.stopping} (send a signal to stop at once)"
             )
-            number = signal.Signals(received[0]) if received else signal.SIGTERM
-            child.send_signal(kind.forwarded_as.get(number, number))
         again = len(received) > heard
         if forwarded and (again or time.monotonic() > deadline):
             why = (

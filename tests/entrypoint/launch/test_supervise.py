@@ -48,6 +48,21 @@ NO_ECHO = SUPERVISE.replace(
     1,
 )
 
+# Nobody reads its standard error, as on a paused terminal.
+PAUSED = SUPERVISE.replace(
+    "child, budget",
+    """reader, writer = os.pipe()
+os.set_blocking(writer, False)
+try:
+    while True:
+        os.write(writer, bytes(512))
+except BlockingIOError:
+    os.set_blocking(writer, True)
+os.dup2(writer, 2)
+child, budget""",
+    1,
+)
+
 # Each program prints its process id when it is ready, and the name of each signal that it gets.
 TALKS = """
 import os, signal
@@ -165,6 +180,13 @@ def test_only_verify_and_the_bench_do_not_resume(
 def test_the_child_has_the_environment_and_the_streams(start: Start) -> None:
     process = start("import os; print(os.environ['NAME'], input())")
     assert process.communicate("a line\n", timeout=60) == ("a value a line\n", "")
+
+
+def test_a_signal_reaches_the_child_while_the_terminal_is_paused(start: Start) -> None:
+    process = start(ENDS_WHEN_TOLD, program=PAUSED)
+    first_line(process)
+    process.send_signal(signal.SIGTERM)
+    assert line(process) == "SIGTERM"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
