@@ -1,7 +1,8 @@
 """Charts of the trials of a sweep, as SVG: parallel coordinates, slices, learning curves."""
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -12,6 +13,7 @@ Curve = list[tuple[int, float]]  # steps and values of the metric
 
 MOST_AXES = 12
 _MOST_POINTS, _MOST_TICKS, _MOST_LETTERS = 100, 12, 14
+_LETTER, _LINE = 7.0, 13.0  # the width and the height that a letter needs at most
 _LONGEST_TEXT = 200
 # A scale is logarithmic if the largest value is this many times the smallest.
 _LOGS_OF_A_GRID, _LOGS_OF_A_RANGE, _LOGS_OF_A_METRIC = 10.0, 100.0, 1000.0
@@ -34,7 +36,7 @@ def parallel_coordinates(
     `points` has the settings, `results` the metric and `colours` the colour of each trial.
     """
     width, height, top, bottom, side = 1040, 340, 34, 16, 70
-    axes = [*settings[: MOST_AXES - 1], metric]
+    axes = [*settings[:MOST_AXES], metric]
     columns = [[point.get(name, "") for point in points.values()] for name in axes[:-1]]
     scales = [_scale_of_setting(column) for column in columns]
     scales.append(_scale(list(results.values()), _LOGS_OF_A_METRIC))
@@ -53,13 +55,14 @@ def parallel_coordinates(
         parts.append(
             f'<polyline class="t" data-t="{number}" points="{at}" stroke="{colours[number]}"/>'
         )
+    parts = [_group(parts)]
     for i, (name, scale) in enumerate(zip(axes, scales, strict=True)):
         x = side + i * gap
         parts.append(
             f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{y(1):.1f}" y2="{y(0):.1f}"/>'
         )
         parts.append(_label(x, 16, name, "middle", "600"))
-        for share, text in scale.ticks:
+        for share, text in _apart(scale.ticks, y(0) - y(1), _one_line):
             parts.append(_label(x - 6, y(share) + 4, text, "end"))
     return _svg(width, height, "parallel coordinates", parts)
 
@@ -113,10 +116,10 @@ def short_number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def shown_text(value: object) -> str:
+def shown_text(value: object, longest: int = _LONGEST_TEXT) -> str:
     """Return a text as HTML shows it, without characters that UTF-8 does not have."""
     text = str(value).encode(errors="backslashreplace").decode()
-    cut = text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} ..."
+    cut = text if len(text) <= longest else f"{text[:longest]} ..."
     return escape(cut)
 
 
@@ -126,6 +129,7 @@ class _Scale:
 
     positions: Mapping[Value, float]
     ticks: Sequence[tuple[float, str]]
+    has_names: bool = False
 
     def at(self, value: Value) -> float:
         return self.positions[value]
@@ -153,10 +157,19 @@ class _Plot:
         parts = [
             f'<line class="grid" x1="{left:.1f}" x2="{right:.1f}" y1="{self.y(share):.1f}" '
             f'y2="{self.y(share):.1f}"/>' + _label(left - 5, self.y(share) + 4, text, "end")
-            for share, text in self.up.ticks
+            for share, text in _apart(self.up.ticks, self.y(0) - self.y(1), _one_line)
         ]
+        room = self.x(1) - self.x(0)
+        # Names are shortened until all fit, and numbers are left out.
+        most = max(4, int(room / _LETTER / len(self.across.ticks)) - 1)
+        letters = min(most, _MOST_LETTERS) if self.across.has_names else _MOST_LETTERS
+
+        def width(text: str) -> float:
+            return (min(len(text), letters) + 1) * _LETTER
+
         parts += [
-            _label(self.x(share), low + 17, text, "middle") for share, text in self.across.ticks
+            _label(self.x(share), low + 17, text, "middle", letters=letters)
+            for share, text in _apart(self.across.ticks, room, width)
         ]
         parts += [
             f'<path class="axis" fill="none" d="M{left:.1f},{high:.1f}V{low:.1f}H{right:.1f}"/>',
@@ -164,7 +177,7 @@ class _Plot:
             _label(4, 13, self.up_name, "start", "600"),
         ]
         title = f"{self.up_name} over {self.across_name}"
-        return _svg(self.width, self.height, title, [*parts, *marks])
+        return _svg(self.width, self.height, title, [*parts, _group(marks)])
 
 
 def _thinned(curve: Curve) -> Curve:
@@ -192,7 +205,7 @@ def _scale(values: Sequence[Value], logs_above: float) -> _Scale:
     if len(numbers) < len(found):
         at = {value: (i + 0.5) / len(found) for i, value in enumerate(found)}
         stride = math.ceil(len(found) / _MOST_TICKS)
-        return _Scale(at, [(at[value], str(value)) for value in found[::stride]])
+        return _Scale(at, [(at[value], str(value)) for value in found[::stride]], has_names=True)
     low, high = min(numbers.values()), max(numbers.values())
     if low == high:
         return _Scale(dict.fromkeys(found, 0.5), [(0.5, short_number(low))])
@@ -204,11 +217,34 @@ def _scale(values: Sequence[Value], logs_above: float) -> _Scale:
 
     if logs and high >= 100 * low:
         powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
-        ticks = [10.0**power for power in powers]
+        ticks = [10.0**power for power in powers[:: math.ceil(len(powers) / _MOST_TICKS)]]
     else:
         ticks = _round_ticks(low, high)
     at = {value: share(number) for value, number in numbers.items()}
     return _Scale(at, [(share(tick), short_number(tick)) for tick in ticks])
+
+
+def _apart(
+    ticks: Sequence[tuple[float, str]], room: float, size: Callable[[str], float]
+) -> list[tuple[float, str]]:
+    """Return every tick, every second one and so on, so that no labels overlap.
+
+    `room` is the length of the axis in pixels, and `size` returns that of a label.
+    """
+    ordered = sorted(ticks)
+    at = {tick: tick[0] * room for tick in ordered}
+    for stride in range(1, len(ordered)):
+        kept = ordered[::stride]
+        if all(
+            at[low] + size(low[1]) / 2 <= at[high] - size(high[1]) / 2
+            for low, high in itertools.pairwise(kept)
+        ):
+            return kept
+    return ordered[:1]
+
+
+def _one_line(_text: str) -> float:
+    return _LINE
 
 
 def _round_ticks(low: float, high: float) -> list[float]:
@@ -228,12 +264,21 @@ def _svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
     )
 
 
-def _label(x: float, y: float, text: str, anchor: str, weight: str = "400") -> str:
-    short = (
-        text
-        if len(text) <= _MOST_LETTERS
-        else f"{text[: _MOST_LETTERS - 1]}\N{HORIZONTAL ELLIPSIS}"
-    )
+def _group(marks: Sequence[str]) -> str:
+    """Return the marks of the trials as a group, whose colours are lighter on a dark page."""
+    content = "\n".join(marks)
+    return f'<g class="trials">\n{content}\n</g>'
+
+
+def _label(
+    x: float,
+    y: float,
+    text: str,
+    anchor: str,
+    weight: str = "400",
+    letters: int = _MOST_LETTERS,
+) -> str:
+    short = text if len(text) <= letters else f"{text[: letters - 1]}\N{HORIZONTAL ELLIPSIS}"
     whole = f"<title>{shown_text(text)}</title>" if short != text else ""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-weight="{weight}">'

@@ -41,6 +41,9 @@ svg .axis { stroke: currentColor; opacity: .5 }
 svg .grid { stroke: var(--line) }
 svg .t { opacity: .75 }
 svg polyline.t { fill: none; stroke-width: 1.5 }
+@media (prefers-color-scheme: dark) { svg .trials { filter: brightness(1.8) } }
+.wide { overflow: auto }
+.wide svg { min-width: 880px }
 .marked svg .t { opacity: .08 }
 .marked svg .t.m { opacity: 1; stroke-width: 3.5 }
 .slices { display: grid; grid-template-columns: repeat(auto-fill, minmax(320px, 1fr)); gap: 1rem }
@@ -139,20 +142,23 @@ def page(
         for r in records
         if r.state == "done" and math.isfinite(value := r.metrics.get(metric, math.nan))
     }
-    ranked = sorted(values, key=lambda number: values[number], reverse=lowest)  # the best is last
-    colours = {n: colour_of(i / max(1, len(ranked) - 1)) for i, n in enumerate(ranked)}
+    ranked = sorted(values, key=lambda number: values[number], reverse=not lowest)
+    ranked.reverse()  # the best is last, and of equal trials the first one
+    ranks = {values[number]: rank for rank, number in enumerate(ranked)}
+    colours = {n: colour_of(ranks[values[n]] / max(1, len(ranked) - 1)) for n in ranked}
     drawn = _sample(ranked, _MOST_DRAWN)
     numbered = {record.number: record for record in records}
     points = {number: numbered[number].point for number in drawn}
     results = {number: values[number] for number in drawn}
     settings = list(dict.fromkeys(setting for record in records for setting in record.point))
     parts = [f"<h1>{shown_text(name)}</h1>", f"<p>{shown_text(_counts(records))}</p>"]
-    parts += [f"<pre>{shown_text(without_secrets(best))}</pre>"] if best else []
+    # The command to train again must be complete.
+    parts += [f"<pre>{shown_text(without_secrets(best), len(best) * 2)}</pre>"] if best else []
     if drawn and settings:
         few = f" of {len(drawn):,} of {len(ranked):,} trials" if len(drawn) < len(ranked) else ""
         parts += [
             f"<h2>Parallel coordinates{few}</h2>",
-            parallel_coordinates(points, results, metric, settings, colours),
+            _wide(parallel_coordinates(points, results, metric, settings, colours)),
         ]
         slices = [slice_chart(s, points, results, metric, colours) for s in settings[:MOST_AXES]]
         parts += [f"<h2>Slices{few}</h2>", f'<div class="slices">{"".join(slices)}</div>']
@@ -162,7 +168,7 @@ def page(
         few = f" of {len(shown):,} of {len(curves):,} trials" if len(shown) < len(curves) else ""
         parts += [
             f"<h2>Learning curves{few}</h2>",
-            learning_curves({n: curves[n] for n in shown}, metric, colours),
+            _wide(learning_curves({n: curves[n] for n in shown}, metric, colours)),
         ]
     order = [*reversed(ranked), *(r.number for r in records if r.number not in values)]
     few = f", the best {_MOST_ROWS:,} of {len(order):,}" if len(order) > _MOST_ROWS else ""
@@ -177,6 +183,11 @@ def page(
         + "\n".join(parts)
         + f'\n<div id="trial"></div>\n<script>{_SCRIPT}</script>\n</body>\n</html>\n'
     )
+
+
+def _wide(chart: str) -> str:
+    """Return a chart that scrolls on a small screen, where its text would be too small."""
+    return f'<div class="wide">{chart}</div>'
 
 
 def _sample(ranked: Sequence[int], most: int) -> list[int]:

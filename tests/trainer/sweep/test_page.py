@@ -3,6 +3,7 @@
 import json
 import math
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,14 @@ def test_the_lowest_loss_is_the_best() -> None:
     assert "pre" not in parsed.texts
 
 
+@pytest.mark.parametrize("metric", ["min:accuracy", "max:accuracy"])
+def test_equal_trials_have_the_same_colour_and_the_first_is_the_best(metric: str) -> None:
+    records = [_record(n, 0.5, lr=float(n)) for n in range(3)]
+    parsed = Parsed(page("s", records, "accuracy", metric, "", {}))
+    assert [row[0] for row in parsed.rows[1:]] == ["0", "1", "2"]
+    assert {attrs["fill"] for tag, attrs in parsed.tags if tag == "circle"} == {"#dccd1e"}
+
+
 def test_positions_follow_the_values() -> None:
     parsed = Parsed(page("s", RECORDS, "accuracy", None, "", CURVES))
     lines = [attrs["points"] for tag, attrs in parsed.tags if tag == "polyline"]
@@ -111,6 +120,42 @@ def test_a_setting_of_numbers_and_names_has_all_as_ticks() -> None:
     records = [_record(n, n / 4, decay=decay) for n, decay in enumerate(("none", 0.5, 0.25))]
     labels = Parsed(page("s", records, "accuracy", None, "", {})).texts["text"]
     assert [labels.count(text) for text in ("none", "0.5", "0.25")] == [2, 4, 2]
+
+
+def test_labels_do_not_overlap() -> None:
+    kinds = ["a" * 30, "b" * 30, "c" * 30, "d" * 30]
+    records = [_record(n, 0.5, kind=kinds[n % 4], lr=10.0 ** (2 * n - 20)) for n in range(20)]
+    records += [_record(20, 0.6, kind="a" * 30, lr=1e300)]
+    parsed = Parsed(page("s", records, "accuracy", None, "", {}))
+    labels = [attrs for tag, attrs in parsed.tags if tag == "text"]
+    shown = [text for text in parsed.texts["text"] if text.strip()]
+    assert len(labels) == len(shown)
+    rows: dict[str, list[tuple[float, float]]] = {}
+    charts = [tag for tag, _ in parsed.tags if tag in ("svg", "text")]
+    chart, found = 0, iter(zip(labels, shown, strict=True))
+    for tag in charts:
+        if tag == "svg":
+            chart += 1
+            continue
+        attrs, text = next(found)
+        if attrs["text-anchor"] == "middle" and chart > 1:  # the slices
+            x, half = float(attrs["x"] or ""), len(text) * 3.5
+            rows.setdefault(f"{chart} {attrs['y']}", []).append((x - half, x + half))
+    ends = [(one[1], two[0]) for row in rows.values() for one, two in pairwise(sorted(row))]
+    assert len(ends) >= 6  # four names, and some powers of ten
+    assert all(end <= begin for end, begin in ends)
+
+
+def test_the_command_of_the_best_trial_is_complete() -> None:
+    command = f"again: trainbox train {'--option <value> ' * 40}--run best"
+    parsed = Parsed(page("s", RECORDS, "accuracy", None, command, {}))
+    assert "".join(parsed.texts["pre"]) == command
+
+
+def test_twelve_settings_have_an_axis_each() -> None:
+    point = {f"p{n}": 0.5 for n in range(12)}
+    parsed = Parsed(page("s", [_record(0, 0.5, "", **point)], "accuracy", None, "", {}))
+    assert [t for t in parsed.texts["text"] if t.startswith("p")] == [*point, *point]
 
 
 def test_names_and_values_are_text_and_nothing_is_loaded() -> None:
