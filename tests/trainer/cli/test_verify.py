@@ -306,6 +306,13 @@ def _swap_moments(run: Path) -> None:
     torch.save(state | {"optimizer": torch.load(other, weights_only=True)["optimizer"]}, path)
 
 
+def _other_step(run: Path) -> None:
+    path = run / "checkpoints/step-00000015.pt"
+    state = torch.load(path, weights_only=True)
+    state["progress"]["step"] = 14
+    torch.save(state, path)
+
+
 def _older_weights(run: Path) -> None:
     with safe_open(run / "model.safetensors", "pt") as file:
         assert file.metadata()["step"] == "18"
@@ -342,6 +349,7 @@ _CHANGED_RUNS: list[tuple[Callable[[Path], object], str]] = [
         "the optimizer's state in runs/r/checkpoints/step-00000015.pt differs from the entry of "
         "step 15 in digests.jsonl",
     ),
+    (_other_step, "runs/r/checkpoints/step-00000015.pt differs from the entry of step 15"),
     (_older_weights, "runs/r/model.safetensors is of step 12, but "),
     (_swap_digests, "runs/r/checkpoints/step-00000012.pt against the entry of step 12"),
     (lambda run: (run / "model.safetensors").unlink(), "runs/r/model.safetensors is missing"),

@@ -1,4 +1,4 @@
-"""The memory for checkpoints is reserved after a start's first step."""
+"""When checkpoints are saved, and the memory that is reserved for them."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +25,22 @@ class _Parts:
 
     def _noted(self, name: str) -> Any:
         return lambda *_: self.calls.append(name)
+
+
+def test_a_checkpoint_that_is_due_in_a_validation_is_saved_once_after_the_next_step() -> None:
+    votes = iter([(False, True), (False, False), (False, False)])
+    pace: Any = SimpleNamespace(vote_due=lambda _step: True, vote=lambda *_: next(votes))
+    job: Any = SimpleNamespace(
+        config=SimpleNamespace(checkpoint_minutes=10, checkpoint_steps=0),
+        state=SimpleNamespace(progress=SimpleNamespace(step=7)),
+        checkpoints=SimpleNamespace(due=lambda _minutes: False),
+    )
+    saving, saved = Saving(job, StopRequest(), _UNUSED, pace), list[int]()
+    saving.save = lambda _metrics: saved.append(job.state.progress.step)  # type: ignore[method-assign]
+    assert not saving.stopped()
+    for job.state.progress.step in (8, 9):
+        saving.save_or_stop()
+    assert saved == [8]
 
 
 @pytest.mark.parametrize(
