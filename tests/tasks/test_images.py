@@ -7,7 +7,7 @@ import re
 import shutil
 import struct
 import urllib.error
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from trainer.tasks.imaging.folder import find_pictures
 from trainer.tasks.imaging.mixing import mixed
 from trainer.tasks.imaging.models import build_model, describe_weights, normalization
 from trainer.tasks.reading.files import is_held_out
+from trainer.tasks.reading.files import test_folder as folder_of_test
 
 _CLASSES = ("cross", "disc", "stripes")
 _SHORT: dict[str, Any] = {
@@ -340,6 +341,57 @@ def test_train_and_val_folders_are_the_parts(tmp_path: Path, names: tuple[str, s
         (names[1], name, f"{number:04}.jpg") for name in "ab" for number in range(2)
     ]
     assert [validation[i][1] for i in range(4)] == [0, 0, 1, 1]
+
+
+def test_the_folder_test_has_the_pictures_of_the_test(tmp_path: Path) -> None:
+    for name, count in (("train", 3), ("val", 2), ("Test", 4)):
+        make_pictures(tmp_path / "flowers" / name, ("a", "b"), count, seed=count)
+    (tmp_path / "flowers/Test/a/0001.jpg").write_bytes(b"no picture")
+    fields = {"folder": "flowers", "class_weights": True, "augment": True}
+    task = _task(**fields, skip_damaged=True).with_data(tmp_path)
+    found = task.test_dataset(tmp_path)
+    assert [path.split("/")[-3:] for path in found.ids] == [
+        ["Test", name, f"{number:04}.jpg"]
+        for name, numbers in (("a", (0, 2, 3)), ("b", range(4)))
+        for number in numbers
+    ]
+    assert not found.augment
+    assert torch.equal(found.weights_K, task._pictures(tmp_path)[0].weights_K)
+    with pytest.raises(WrongUse, match=r"Test/a/0001\.jpg"):
+        _task(**fields).with_data(tmp_path).test_dataset(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("folders", "message"),
+    [
+        (("train", "val"), " has no test data: make the folders train, val and test in it, or use"),
+        (("test", "a"), " has no test data: make the folders train, val and test in it, or use"),
+        (("train", "val", "test", "Test"), " has several folders for the test (Test, test): keep "),
+    ],
+)
+def test_test_data_that_cannot_be_found_is_refused(
+    tmp_path: Path, folders: Sequence[str], message: str
+) -> None:
+    for name in folders:
+        make_pictures(tmp_path / name, ("a", "b"), 2, seed=0)
+    with pytest.raises(WrongUse, match=re.escape(message)):
+        folder_of_test(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a", "test has no folder b: add it with pictures of this class for the test"),
+        ("abc", "test/c is a class that "),
+    ],
+)
+def test_the_test_must_have_the_classes_of_the_training(
+    tmp_path: Path, name: str, message: str
+) -> None:
+    for part, classes in (("train", "ab"), ("val", "ab"), ("test", name)):
+        make_pictures(tmp_path / part, tuple(classes), 2, seed=0)
+    with pytest.raises(WrongUse, match=re.escape(message)):
+        _task(folder=".").with_data(tmp_path).test_dataset(tmp_path)
 
 
 def test_about_the_share_is_held_out_and_new_pictures_move_none(

@@ -125,6 +125,16 @@ def test_train_and_val_folders_are_the_parts(tmp_path: Path, one: str, other: st
     )
 
 
+def test_the_folder_test_has_the_texts_of_the_test(tmp_path: Path) -> None:
+    for part, size in (("train", 90), ("val", 80), ("test", 70)):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "a.txt").write_bytes(b"x" * size)
+    task = Text(folder=".", endings="txt", context=8)
+    assert task.test_dataset(tmp_path).paths == [str(tmp_path / "test/a.txt")]
+    with pytest.raises(WrongUse, match="^the standard library has no test data: set a folder of"):
+        Text().test_dataset(tmp_path)
+
+
 def test_without_a_folder_the_texts_are_modules_of_python(tmp_path: Path) -> None:
     paths = standard_library()
     folder = Path(os.__file__).parent

@@ -40,7 +40,7 @@ from trainer.tasks.imaging.models import (
     fetch_weights,
     normalization,
 )
-from trainer.tasks.reading.files import is_held_out
+from trainer.tasks.reading.files import is_held_out, test_folder
 
 # Shape suffixes: B pictures of a batch, C channels, H height, W width, K classes.
 
@@ -124,6 +124,16 @@ class Images(Classification):
 
     def validation_dataset(self, data_dir: Path) -> Dataset[Any]:
         return self._pictures(data_dir)[1]
+
+    def test_dataset(self, data_dir: Path) -> Dataset[Any]:
+        folder, weights_K = data_dir / self.folder, self._pictures(data_dir)[0].weights_K
+        part = test_folder(folder)
+        refuse_other_classes(part, self.class_names, find_layout(folder).train, "the test")
+        pictures = find_pictures(part, self.class_names)
+        skipped = self._damaged(folder, pictures)
+        pictures = [picture for picture in pictures if picture.path not in skipped]
+        refuse_missing_classes(folder, self.class_names, pictures, "the test", skipped)
+        return _Pictures(pictures, weights_K, self.size, self._resize, augment=False)
 
     def prediction_dataset(self, files: Sequence[Path]) -> Dataset[Any]:
         """Return the pictures without labels. All are decoded first, to find damaged ones."""
@@ -239,14 +249,10 @@ class Images(Classification):
             train = [picture for picture, held in zip(found, held_out, strict=True) if not held]
             validation = [picture for picture, held in zip(found, held_out, strict=True) if held]
         else:
-            refuse_other_classes(layout.validation, self.class_names, layout.train)
+            refuse_other_classes(layout.validation, self.class_names, layout.train, "validation")
             train, validation = found, find_pictures(layout.validation, self.class_names)
         # Check that the files are pictures.
-        skipped: set[Path] = set()
-        if self.skip_damaged:
-            skipped = damaged_pictures(folder, [*train, *validation])
-        else:
-            refuse_damaged([*train, *validation])
+        skipped = self._damaged(folder, [*train, *validation])
         train, validation = (
             [picture for picture in part if picture.path not in skipped]
             for part in (train, validation)
@@ -261,6 +267,13 @@ class Images(Classification):
             _Pictures(train, weights_K, self.size, self._resize, self.augment, sorted(skipped)),
             _Pictures(validation, weights_K, self.size, self._resize, augment=False),
         )
+
+    def _damaged(self, folder: Path, pictures: Sequence[Picture]) -> set[Path]:
+        """Return the damaged files of `pictures`, or refuse them without --set skip_damaged."""
+        if self.skip_damaged:
+            return damaged_pictures(folder, pictures)
+        refuse_damaged(pictures)
+        return set()
 
 
 def _class_weights(pictures: Sequence[Picture], classes: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from trainbox import Task, WrongUse
-from trainer.tasks.language.corpus import Windows, split_texts
+from trainer.tasks.language.corpus import Windows, split_texts, test_texts
 from trainer.tasks.language.gpt import Gpt
 
 # Shape suffixes: B windows of a batch, T bytes of a window, K values of a byte.
@@ -63,6 +63,10 @@ class Text(Task):
     def validation_dataset(self, data_dir: Path) -> Dataset[Any]:
         return self._windows(data_dir)[1]
 
+    def test_dataset(self, data_dir: Path) -> Dataset[Any]:
+        texts = test_texts(self._folder(data_dir), self._endings)
+        return Windows(texts, self.context, shifted=False, purpose="the test")
+
     def notes(self, train: Dataset[Any], validation: Dataset[Any]) -> dict[str, str]:
         assert isinstance(train, Windows) and isinstance(validation, Windows)
         source = self.folder or "Python's standard library"
@@ -102,10 +106,15 @@ class Text(Task):
         Raises:
             WrongUse: the folder cannot be used, or a part is shorter than a window.
         """
-        folder = data_dir / self.folder if self.folder else None
-        endings = tuple(f".{ending.strip('.').lower()}" for ending in self.endings.split("/"))
-        train, held_out = split_texts(folder, endings, self.validation_share)
+        train, held_out = split_texts(self._folder(data_dir), self._endings, self.validation_share)
         return (
             Windows(train, self.context, shifted=True, purpose="training"),
             Windows(held_out, self.context, shifted=False, purpose="validation"),
         )
+
+    def _folder(self, data_dir: Path) -> Path | None:
+        return data_dir / self.folder if self.folder else None
+
+    @property
+    def _endings(self) -> tuple[str, ...]:
+        return tuple(f".{ending.strip('.').lower()}" for ending in self.endings.split("/"))

@@ -100,8 +100,8 @@ def find_pictures(folder: Path, classes: Sequence[str]) -> list[Picture]:
     return pictures
 
 
-def refuse_other_classes(folder: Path, classes: Sequence[str], train: Path) -> None:
-    """Raise WrongUse if `folder`, the validation part, has classes that `train` does not have."""
+def refuse_other_classes(folder: Path, classes: Sequence[str], train: Path, purpose: str) -> None:
+    """Raise WrongUse if `folder`, the part for `purpose`, has other classes than `train`."""
     if others := [name for name in _subfolders(folder) if name not in _subfolders(train)]:
         raise WrongUse(
             f"{folder / others[0]} is a class that {train} does not have: rename the folder, or "
@@ -109,8 +109,7 @@ def refuse_other_classes(folder: Path, classes: Sequence[str], train: Path) -> N
         )
     if missing := [name for name in classes if not (folder / name).is_dir()]:
         raise WrongUse(
-            f"{folder} has no folder {missing[0]}: add it with pictures of this class for "
-            "validation"
+            f"{folder} has no folder {missing[0]}: add it with pictures of this class for {purpose}"
         )
 
 

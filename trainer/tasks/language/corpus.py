@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from trainbox import StorageFailure, WrongUse
 from trainbox.found_files import files_in
-from trainer.tasks.reading.files import is_held_out, refuse_missing, split_folders
+from trainer.tasks.reading.files import is_held_out, refuse_missing, split_folders, test_folder
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,20 @@ def split_texts(
     if train and validation:
         return _texts(_found(train, endings)), _texts(_found(validation, endings))
     return _by_name(folder, _found(folder, endings), share)
+
+
+def test_texts(folder: Path | None, endings: tuple[str, ...]) -> list[TextFile]:
+    """Return the texts of the folder test beside train and val.
+
+    Raises:
+        WrongUse: the folder does not exist, or has no text.
+    """
+    if folder is None:
+        raise WrongUse(
+            "the standard library has no test data: set a folder of text files with --set "
+            "folder=NAME, or use --data validation"
+        )
+    return _texts(_found(test_folder(folder), endings))
 
 
 def _found(folder: Path, endings: tuple[str, ...]) -> list[Path]:

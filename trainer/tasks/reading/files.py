@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trainbox import WrongUse
 
-_TRAIN, _VALIDATION = ("train",), ("val", "validation", "valid")
+_TRAIN, _VALIDATION, _TEST = ("train",), ("val", "validation", "valid"), ("test",)
 
 
 def refuse_missing(folder: Path, contents: str, example: str) -> None:
@@ -38,10 +38,7 @@ def split_folders(folder: Path) -> tuple[Path | None, Path | None]:
     Raises:
         WrongUse: both exist, and one of them under several names.
     """
-    train, validation = (
-        sorted(p for p in folder.glob("[!.]*") if p.name.lower() in names and p.is_dir())
-        for names in (_TRAIN, _VALIDATION)
-    )
+    train, validation = _named(folder, _TRAIN), _named(folder, _VALIDATION)
     for found, purpose in ((train, "training"), (validation, "validation")):
         if train and validation and len(found) > 1:
             raise WrongUse(
@@ -49,6 +46,28 @@ def split_folders(folder: Path) -> tuple[Path | None, Path | None]:
                 f"({', '.join(path.name for path in found)}): keep one of them there"
             )
     return next(iter(train), None), next(iter(validation), None)
+
+
+def test_folder(folder: Path) -> Path:
+    """Return the folder test beside train and val in `folder`.
+
+    Raises:
+        WrongUse: one of the three does not exist, or test exists under several names.
+    """
+    found = _named(folder, _TEST)
+    if not all(split_folders(folder)) or len(found) != 1:
+        raise WrongUse(
+            f"{folder} has no test data: make the folders train, val and test in it, or use --data "
+            "validation"
+            if len(found) < 2
+            else f"{folder} has several folders for the test ({', '.join(p.name for p in found)}): "
+            "keep one of them there"
+        )
+    return found[0]
+
+
+def _named(folder: Path, names: tuple[str, ...]) -> list[Path]:
+    return sorted(p for p in folder.glob("[!.]*") if p.name.lower() in names and p.is_dir())
 
 
 def is_held_out(name: str, share: float) -> bool:
