@@ -15,6 +15,7 @@ from tests.support.here import Here
 from tests.support.tiny import Tiny
 from trainer.data.batches import TimedBatches
 from trainer.loop.log import TrainingLog
+from trainer.loop.state import Stopwatch
 from trainer.parallel.world import World
 from trainer.system.elapsed import Elapsed
 
@@ -165,6 +166,15 @@ def test_a_validation_shows_only_the_metrics_of_its_own_step() -> None:
     log._metrics = (100, {"near": 0.5, "far": 0.25})
     assert log.line_at(100) == "training near 0.5000, far 0.2500"
     assert log.line_at(101) == ""
+
+
+def test_an_entry_has_its_epoch_and_its_speed(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stopwatch, "lap", lambda _watch, _step: (3, 2.0))
+    here.train(epochs=2, log_steps=3)
+    assert [
+        (entry["step"], entry["epoch"], entry["samples_per_second"])
+        for entry in here.entries("train")
+    ] == [(3, 1, 12.0), (6, 1, 12.0), (9, 2, 12.0), (12, 2, 12.0)]
 
 
 class Listed(Tiny):

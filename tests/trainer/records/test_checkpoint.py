@@ -757,6 +757,15 @@ def test_weights_that_are_not_finite_are_refused_and_nothing_is_written(
     saver.checkpoints.wait()  # raised only once
 
 
+def test_best_weights_of_a_later_step_stay(saver: Saver) -> None:
+    """A killed save has replaced them, but its checkpoint is not complete."""
+    files = saver.checkpoints.files
+    files.write_best(5, {"weight": torch.ones(2)})
+    before = files.best.read_bytes()
+    files.restore_best(3)
+    assert files.best.read_bytes() == before
+
+
 @pytest.mark.parametrize(("value", "saved"), [(float("-inf"), True), (float("nan"), False)])
 def test_a_buffer_may_have_infinities_as_a_mask(saver: Saver, value: float, saved: bool) -> None:
     state = {"model": {"mask": torch.tensor([0.0, value])}, "buffers": ["mask"]}
