@@ -49,6 +49,7 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
     "torch.distributed": {
         "trainbox.ranks",
         "trainer.parallel.world",
+        "trainer.parallel.plain_values",
         "trainer.parallel.exchange_failures",
         "trainer.parallel.fsdp",
         "trainer.launch.store",

@@ -77,10 +77,10 @@ def test_objects_of_torchs_own_collectives_are_refused_between_machines(ranks: R
 
 @pytest.mark.parametrize("value", [(1, 2), {1: "a"}, {"a": (1,)}])
 def test_a_value_that_json_would_change_is_a_mistake(value: Any) -> None:
-    from trainer.parallel.world import _packed
+    from trainer.parallel.plain_values import packed
 
     with pytest.raises(AssertionError, match="JSON would change"):
-        _packed(value)
+        packed(value)
 
 
 def test_a_rank_that_sends_pickles_ends_the_training_with_7(ranks: Ranks) -> None:

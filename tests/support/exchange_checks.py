@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from tests.support import hostile
 from tests.support.hostile import Evil
-from trainer.errors import WrongUse
+from trainer.errors import NetworkFailure, WrongUse
 from trainer.parallel import world as distributed
 
 VALUES: list[Any] = [
@@ -52,10 +52,10 @@ def values(process: Any) -> list[str]:
 
 def sends_a_pickle(process: Any) -> str:
     if not process.is_first:
-        distributed._packed = hostile.packed
+        distributed.packed = hostile.packed
     try:
         return repr(process.from_each(Evil() if process.rank else 0))
-    except distributed.NetworkFailure as failure:
+    except NetworkFailure as failure:
         return str(failure)
 
 
@@ -73,7 +73,7 @@ def sends_other_bytes(process: Any) -> list[str]:
         if process.is_first:
             try:
                 process.from_each(None)
-            except distributed.NetworkFailure as failure:
+            except NetworkFailure as failure:
                 found.append(str(failure))
         else:
             dist.all_gather(

@@ -36,7 +36,7 @@ def main() -> None:
         real = dist.all_gather_object
         # what a version with pickles would call
         dist.all_gather_object = lambda values, _value: real(values, Evil())
-        distributed._packed = packed
+        distributed.packed = packed
     sys.argv[0] = "trainer"
     runpy.run_module("trainer", run_name="__main__")
 

@@ -39,7 +39,8 @@ def main() -> int:
 
 def _tests(kind: str, device_name: str) -> "Iterator[DeviceResult]":
     from trainer.checks.devices import all_reduce, matrix_product, memory_copy
-    from trainer.parallel.world import World, choose_device
+    from trainer.parallel.device import choose_device
+    from trainer.parallel.world import World
 
     if kind == "exchange":
         world = World.start(device_name)

@@ -1,18 +1,14 @@
 """This rank's view of the process group.
 
-Only this file, `trainer.parallel.fsdp`, `trainer.parallel.exchange_failures` and
-`trainer.launch.torchrun` import torch.distributed.
+`tests/test_imports.py` lists the few other files that import torch.distributed.
 """
 
 import contextlib
-import json
 import os
-import pickle
 import random
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,19 +18,15 @@ import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import distributed_c10d
 
-from trainbox.architectures import without_code
 from trainbox.seeding import derive_seed
-from trainer.errors import STORE, DeviceMissing, NetworkFailure, WrongUse
+from trainer.errors import STORE
+from trainer.parallel.device import choose_device
+from trainer.parallel.plain_values import checked_size, packed, refuse_foreign_objects, unpacked
 from trainer.parallel.stalled_gpu import watch_gpu
-from trainer.system.hints import command
 from trainer.system.streams import message_line
 
 Transfer = dist.Work  # an unfinished exchange; call its `wait`
-
-_LONGEST_VALUE = 2**24  # bytes of JSON: settings, metrics and short texts
-_SAME_VERSION = "start the same version of Trainbox on each machine"
 
 TIMEOUT = timedelta(minutes=10)  # of one collective; gloo's default is 30 minutes
 # NCCL aborts the process after its limit, so gloo's error and `watch_gpu` must come first.
@@ -96,7 +88,7 @@ class World:
             file = os.environ.get(STORE)
             rendezvous = f"file://{file}" if file else "env://"
             if nnodes > 1:
-                _refuse_foreign_objects()
+                refuse_foreign_objects()
             dist.init_process_group(backend, rendezvous, TIMEOUT, world_size, rank)
             if device.type == "cuda" and world_size > 1:
                 assert dist.group.WORLD is not None
@@ -188,13 +180,13 @@ class World:
         """Return the `value` (plain JSON) of rank 0 on each rank."""
         if self.world_size == 1:
             return value
-        packed_N = _packed(value) if self.is_first else torch.empty(0, dtype=torch.uint8)
+        packed_N = packed(value) if self.is_first else torch.empty(0, dtype=torch.uint8)
         size_1 = torch.tensor([len(packed_N)])
         dist.broadcast(size_1, src=0)
         if not self.is_first:
-            packed_N = torch.empty(_checked_size(int(size_1)), dtype=torch.uint8)
+            packed_N = torch.empty(checked_size(int(size_1)), dtype=torch.uint8)
         dist.broadcast(packed_N, src=0)
-        return _unpacked(packed_N)
+        return unpacked(packed_N)
 
     def vote(self, *wishes: int) -> list[int]:
         """Return the largest of all ranks' wishes, each alone; all ranks get the same answer.
@@ -219,15 +211,15 @@ class World:
         """Return the `value` (plain JSON) of each rank, in the order of the ranks."""
         if self.world_size == 1:
             return [value]
-        packed_N = _packed(value)
+        packed_N = packed(value)
         sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.world_size)]
         dist.all_gather(sizes, torch.tensor([len(packed_N)]))
-        counts = [_checked_size(int(size_1)) for size_1 in sizes]
+        counts = [checked_size(int(size_1)) for size_1 in sizes]
         padded_M = torch.zeros(max(counts), dtype=torch.uint8)
         padded_M[: len(packed_N)] = packed_N
         parts = [torch.empty_like(padded_M) for _ in counts]
         dist.all_gather(parts, padded_M)
-        return [_unpacked(part_M[:count]) for part_M, count in zip(parts, counts, strict=True)]
+        return [unpacked(part_M[:count]) for part_M, count in zip(parts, counts, strict=True)]
 
     def seed(self, *parts: int | str) -> None:
         """Seed all generators that a task may use, by what is computed and never by the rank."""
@@ -335,119 +327,3 @@ class World:
 def _bytes(tensor: Tensor) -> Tensor:
     """Return a view as bytes, which every backend can move."""
     return tensor.view(torch.uint8)
-
-
-def _packed(value: Any) -> Tensor:
-    """Return `value` as bytes (N,) of JSON.
-
-    Torch's object collectives would unpickle, which runs code that a peer chooses. Python's JSON
-    preserves the bits of floats. It also preserves NaN and infinities, which a metric may be.
-    """
-    text = json.dumps(value)
-    assert repr(json.loads(text)) == repr(value), (
-        f"JSON would change {value!r}: use lists and names of type str"
-    )
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-
-
-def _unpacked(packed_N: Tensor) -> Any:
-    """Return the value that another rank has packed.
-
-    Raises:
-        NetworkFailure: The bytes are not JSON.
-    """
-    try:
-        return json.loads(packed_N.numpy().tobytes())
-    except (ValueError, RecursionError) as error:
-        raise NetworkFailure(
-            f"another process sent bytes that are not JSON: {_SAME_VERSION}"
-        ) from error
-
-
-def _checked_size(size: int) -> int:
-    """Return `size`.
-
-    Raises:
-        NetworkFailure: No value of this version has that many bytes.
-    """
-    if not 0 < size <= _LONGEST_VALUE:
-        raise NetworkFailure(
-            f"another process announced {size} bytes instead of 1 to {_LONGEST_VALUE}: "
-            f"{_SAME_VERSION}"
-        )
-    return size
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """An unpickler of numbers, texts and containers that refuses names, which would run code."""
-
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        raise WrongUse(
-            "a collective of torch.distributed received an object of "
-            f"{module_name}.{global_name} from another machine, and unpickling an object runs "
-            "code: exchange tensors or plain values"
-        )
-
-
-def _refuse_foreign_objects() -> None:
-    """Make torch's object collectives accept plain values only.
-
-    A task or torch.compile may call these collectives.
-    """
-    distributed_c10d._unpickler = _PlainUnpickler
-
-
-def _refuse_without_code(index: int) -> None:
-    """Raise DeviceMissing if torch has no code for the GPU. Each kernel would fail there.
-
-    `trainbox` checks this before the start; this is for a rank that was started without it.
-    """
-    if torch.version.cuda is None:
-        return  # the names of other builds' architectures, such as ROCm's, have other rules
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch describes the same mismatch in several lines
-        capability = torch.cuda.get_device_capability(index)
-    if reason := without_code(capability, torch.cuda.get_arch_list()):
-        raise DeviceMissing(
-            f"torch has no code for GPU {index}, {torch.cuda.get_device_name(index)} ({reason}): "
-            "use other GPUs, an image whose torch is built for this architecture, or --device cpu"
-        )
-
-
-def choose_device(name: str, local_rank: int) -> torch.device:
-    """Return the torch device for `auto`, `cuda`, `mps` or `cpu`.
-
-    Raises:
-        DeviceMissing: Torch does not find the device, or has no code for it.
-        WrongUse: Several processes would use one Apple GPU.
-    """
-    if name == "auto":
-        name = (
-            "cuda"
-            if torch.cuda.is_available()
-            else "mps"
-            if torch.backends.mps.is_available()
-            else "cpu"
-        )
-    if name == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if local_rank >= count:
-            raise DeviceMissing(
-                f"process {local_rank} was given a GPU, but torch {torch.__version__} (CUDA "
-                f"{torch.version.cuda}) finds {count} GPUs: update the driver if it is too old for "
-                "this image, or restart the container if it has lost its GPUs; see "
-                f"`{command('health')}`"
-            )
-        _refuse_without_code(local_rank)
-        return torch.device("cuda", local_rank)
-    if name == "mps":
-        if not torch.backends.mps.is_available():
-            raise DeviceMissing(
-                "--device mps requested, but torch does not find an Apple GPU: use --device cpu"
-            )
-        if local_rank > 0:
-            raise WrongUse(
-                "--device mps is one GPU, but several processes are requested: use --device "
-                "cpu, or 1 process"
-            )
-    return torch.device(name)

@@ -23,8 +23,9 @@ from trainer.data.schedule import micro_batches
 from trainer.errors import DeviceMissing, Preempted, WrongUse
 from trainer.loop.report import batch_equation
 from trainer.loop.settle import settle
+from trainer.parallel.device import choose_device
 from trainer.parallel.strategy import STRATEGIES, Replicated
-from trainer.parallel.world import World, choose_device
+from trainer.parallel.world import World
 from trainer.records.compare import manifest_differences
 from trainer.records.run_log import RunLog
 from trainer.session.agreement import refuse_difference
