@@ -5,7 +5,9 @@ import fcntl
 import logging
 import os
 import sqlite3
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +21,7 @@ _T = TypeVar("_T")
 
 _ID, _SENT = "trainbox.run_id", "trainbox.sent"
 _METRICS_IN_A_REQUEST, _PARAMS_IN_A_REQUEST = 1000, 100
+_REPORT_AFTER_S = 2.0
 # Used if the user does not set them. MLflow itself tries for minutes, reports its own use, and
 # prints two lines about each run.
 _DEFAULTS = {
@@ -38,7 +41,7 @@ class MlflowTracker:
         Raises:
             WrongUse: The server refuses.
             NetworkFailure: The server cannot be reached.
-            StorageFailure: A local database or folder cannot be read or written.
+            StorageFailure: A local database, folder or lock cannot be read or written.
             ImportError: The package, or that of the database, is missing.
         """
         for name, value in _DEFAULTS.items():
@@ -51,8 +54,8 @@ class MlflowTracker:
         uri = mlflow.get_tracking_uri()
         self.place = without_secrets(f"MLflow at {uri}")
         with (
-            _errors(self.place),
             _alone() if uri.startswith("sqlite:") else contextlib.nullcontext(),
+            _errors(self.place),
         ):
             self._client = mlflow.MlflowClient()
             found = self._client.get_experiment_by_name(name)
@@ -136,14 +139,28 @@ def _alone() -> Iterator[None]:
     """Wait for this user's other processes that open a SQLite database of MLflow.
 
     MLflow damages a new database if two processes create its tables at the same time.
+
+    Raises:
+        StorageFailure: The lock file cannot be opened or locked.
     """
-    path = Path(tempfile.gettempdir()) / f"trainbox-mlflow-{os.getuid()}.lock"
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    path = Path(f"trainbox-mlflow-{os.getuid()}.lock")
+    with contextlib.ExitStack() as stack:
+        try:
+            path = tempfile.gettempdir() / path
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, lock)
+            text = f"waiting for another process that opens a database of MLflow: {path} is locked"
+            report = threading.Timer(_REPORT_AFTER_S, print, [text], {"file": sys.stderr})
+            stack.callback(report.cancel)
+            report.start()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise StorageFailure(
+                f"{path} cannot be locked ({error.strerror}): set TMPDIR to a folder that you can "
+                "write"
+            ) from error
+        report.cancel()
         yield
-    finally:
-        os.close(lock)
 
 
 def _batches(values: Sequence[_T], most: int) -> Iterator[Sequence[_T]]:

@@ -5,8 +5,10 @@ installed.
 import contextlib
 import fcntl
 import importlib.util
+import os
 import sqlite3
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -201,6 +203,38 @@ def test_processes_open_a_sqlite_database_one_after_the_other(
     (path,) = held
     with path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_lock_that_cannot_be_opened_is_named(
+    client: type[Client], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    monkeypatch.setattr(sys.modules["mlflow"], "get_tracking_uri", lambda: "sqlite:///m.db")
+    with pytest.raises(
+        StorageFailure,
+        match=r"missing/trainbox-mlflow-\d+.lock cannot be locked \(No such .*\): set TMPDIR",
+    ):
+        _tracker()
+
+
+def test_a_long_wait_for_the_lock_is_reported(
+    client: type[Client], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(sys.modules["mlflow"], "get_tracking_uri", lambda: "sqlite:///m.db")
+    monkeypatch.setattr("trainer.track.to_mlflow._REPORT_AFTER_S", 0.0)
+    reported, lines = threading.Event(), []
+
+    def note(line: str, **options: Any) -> None:
+        lines.append(line)
+        reported.set()
+
+    monkeypatch.setattr("trainer.track.to_mlflow.print", note, raising=False)
+    monkeypatch.setattr("fcntl.flock", lambda lock, operation: reported.wait(30))
+    _tracker()
+    (line,) = lines
+    lock = tmp_path / f"trainbox-mlflow-{os.getuid()}.lock"
+    assert line.endswith(f"that opens a database of MLflow: {lock} is locked")
 
 
 def test_the_experiment_is_that_of_the_environment(
