@@ -74,12 +74,14 @@ def _tracker(to: str, project: str | None) -> "Tracker":
 
         return WandbTracker(project)
     except ImportError as error:
-        # The missing package may be that of a database, such as psycopg for PostgreSQL.
-        found = isinstance(error, ModuleNotFoundError) and error.name
-        package = found.partition(".")[0] if found else to
+        # The missing package may be that of a database: MySQLdb is a module of mysqlclient.
+        module = (isinstance(error, ModuleNotFoundError) and error.name) or to
+        package = (
+            to if module.partition(".")[0] == to else f"the package that has the module {module}"
+        )
         raise WrongUse(
-            f"--to {to}: {error}: write {package} to a file my.txt and install it with "
-            f"`make extra-venv REQUIREMENTS=my.txt`, or with `pip install {package}`"
+            f"--to {to}: {error}: install {package}: write its name to a file my.txt and run "
+            "`make extra-venv REQUIREMENTS=my.txt`, or install it with pip"
         ) from error
 
 

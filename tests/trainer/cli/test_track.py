@@ -5,11 +5,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from trainer.cli.commands import cli
-from trainer.cli.track import _until_a_signal
+from trainer.cli.track import _tracker, _until_a_signal
 from trainer.errors import WrongUse
 from trainer.system.signals import STOP_SIGNALS
 
@@ -29,9 +30,18 @@ def test_a_missing_package_is_named_with_its_installation(
     text = str(found.value)
     assert text.startswith(f"--to {package}: ")
     assert text.endswith(
-        f": write {package} to a file my.txt and install it with "
-        f"`make extra-venv REQUIREMENTS=my.txt`, or with `pip install {package}`"
+        f": install {package}: write its name to a file my.txt and run "
+        "`make extra-venv REQUIREMENTS=my.txt`, or install it with pip"
     )
+
+
+def test_a_missing_package_of_a_database_is_named_by_its_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error = ModuleNotFoundError("No module named 'MySQLdb'", name="MySQLdb")
+    monkeypatch.setattr("trainer.track.to_mlflow.MlflowTracker", Mock(side_effect=error))
+    with pytest.raises(WrongUse, match="install the package that has the module MySQLdb: write"):
+        _tracker("mlflow", None)
 
 
 @pytest.fixture
