@@ -154,8 +154,9 @@ class _OfflineRun(_WandbRun):
         self._rows = 0
         try:
             state = read_object(self._folder / _STATE)
-            self.sent, self._rows, self._parts = state["sent"], state["rows"], state["parts"]
-            self._stored = {(name, n) for name, steps in state["steps"].items() for n in steps}
+            if state["run_id"] == run.id:
+                self.sent, self._rows, self._parts = state["sent"], state["rows"], state["parts"]
+                self._stored = {(name, n) for name, steps in state["steps"].items() for n in steps}
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -193,7 +194,13 @@ class _OfflineRun(_WandbRun):
         for name, step in sorted(self._stored):
             steps.setdefault(name, []).append(step)
         parts = [*self._parts, part.name]
-        state = {"sent": sent, "rows": self._rows, "parts": parts, "steps": steps}
+        state = {
+            "run_id": self._run.id,
+            "sent": sent,
+            "rows": self._rows,
+            "parts": parts,
+            "steps": steps,
+        }
         try:
             with replacing(self._folder / _STATE) as file:
                 file.write(json.dumps(state).encode())

@@ -7,13 +7,13 @@ has, so a send that was killed continues where it stopped.
 import fcntl
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from trainbox.entries import EntryReader
 from trainbox.files import open_regular
-from trainer.errors import NetworkFailure, StorageFailure, WrongUse
+from trainer.errors import Failure, NetworkFailure, StorageFailure, WrongUse
 from trainer.track.runs import MANIFEST, METRICS, EntryRow, Run, find_runs, read_run, row
 
 
@@ -70,8 +70,7 @@ class Upload:
         """
         # A resume replaces the file by one without the steps that are trained again.
         if self._inode != _inode(self._folder / METRICS):
-            self._begin()
-            self._forget_another_run()
+            self._begin_again()
         rows = [found for entry in self._reader.read() if (found := row(entry))]
         if not rows:
             return 0
@@ -101,16 +100,17 @@ class Upload:
 
     def look_at_all(self) -> int:
         """Send the rows that are new, also in a file that was rewritten since the last look."""
-        self._begin()
+        self._begin_again()
         return self.look()
 
-    def _forget_another_run(self) -> None:
-        """Send to a new target if the folder has another run than before."""
-        if self._run is None or not (self._folder / MANIFEST).is_file():
-            return
-        if read_run(self._folder).id != self._run.id:
+    def _begin_again(self) -> None:
+        """Read the file from its start. If the folder has another run, finish the old one."""
+        old = self._run
+        has_manifest = (self._folder / MANIFEST).is_file()
+        if old is not None and has_manifest and read_run(self._folder).id != old.id:
+            self.close()
             self._run = None
-            self._release()
+        self._begin()
 
     def close(self) -> None:
         """Wait until what was sent is stored."""
@@ -179,14 +179,27 @@ def follow(
         if is_last:
             break
         is_last = wait()
-    for upload in uploads.values():
-        upload.close()
+    _close_all(uploads.values())
+
+
+def _close_all(uploads: Iterable[Upload]) -> None:
+    """Close each upload, and then raise the first failure. A lost connection ends it at once."""
+    first: Failure | None = None
+    for upload in uploads:
+        try:
+            upload.close()
+        except NetworkFailure:
+            raise
+        except Failure as error:
+            first = first or error
+    if first is not None:
+        raise first
 
 
 def _found(
     folders: Sequence[Path], missing: set[Path], report: Callable[[str], None] | None
 ) -> Iterator[Path]:
-    """Yield the runs of each folder, and report once if a folder was removed.
+    """Yield the runs of each folder, and report once if a folder is no longer a run.
 
     Raises:
         WrongUse: A folder is neither a run nor a sweep, and `report` is None.
@@ -199,7 +212,7 @@ def _found(
             if report is None:
                 raise
             if folder not in missing:
-                report(f"{folder} was removed: its new entries are not sent")
+                report(f"{folder} is no longer a run or a sweep: its new entries are not sent")
             missing.add(folder)
 
 

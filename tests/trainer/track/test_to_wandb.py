@@ -217,6 +217,24 @@ def test_offline_parts_of_a_removed_run_are_not_stated(make_run: MakeRun, server
     assert not run.exists()
 
 
+def test_offline_parts_of_another_run_in_the_folder_are_not_its_own(
+    make_run: MakeRun, server: Server
+) -> None:
+    """The files of another run were copied over those of the run."""
+    server.mode = "offline"
+    run = make_run("one", [train_entry(5, loss=0.5)])
+    upload = Upload(run, _tracker())
+    assert upload.look() == 1
+    other = make_run("other", [train_entry(5, loss=0.25)])
+    for name in ("manifest.json", "metrics.jsonl"):
+        (other / name).replace(run / name)
+    assert upload.look() == 1
+    upload.close()
+    row = {"_step": 0, **_row(5, loss=0.5)}
+    assert _parts(run) == [[row], [{**row, "train/loss": 0.25}]]
+    assert send_once([run], _tracker()).startswith("nothing new")
+
+
 def _answered() -> Exception:
     error = AuthenticationError("Failed to verify credentials")
     error.__cause__ = Exception("401")

@@ -2,13 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.trainer.track.conftest import MakeRun, train_entry
-from trainer.errors import NetworkFailure, StorageFailure, WrongUse
+from trainer.errors import Failure, NetworkFailure, StorageFailure, WrongUse
 from trainer.track.runs import EntryRow, Run
 from trainer.track.upload import Upload, follow, send_once
 
@@ -22,6 +22,7 @@ class Recorder:
         self.values: list[tuple[str, str, int, float]] = []
         self.digests: dict[str, str] = {}
         self.asked = 0
+        self.failures: dict[str, Failure] = {}
         self.capacity = 10**6
 
     def open(self, run: Run) -> "Recorded":
@@ -45,6 +46,8 @@ class Recorded:
             self._recorder.values += [(self._id, n, row.step, v) for n, v in row.values.items()]
 
     def close(self, sent: str) -> None:
+        if self._id in self._recorder.failures:
+            raise self._recorder.failures[self._id]
         self._recorder.digests[self._id] = sent
 
 
@@ -180,7 +183,7 @@ def test_follow_survives_the_removal_of_a_run(make_run: MakeRun, recorder: Recor
     follow([one, two], recorder, wait, reports.append)
     assert reports == [
         "2 runs, 2 entries",
-        f"{one} was removed: its new entries are not sent",
+        f"{one} is no longer a run or a sweep: its new entries are not sent",
         "1 run, 1 entry",
     ]
     assert _steps(recorder) == [1, 1, 2]
@@ -202,17 +205,21 @@ def test_the_last_look_of_follow_finds_what_was_rewritten(
     assert send_once([run], recorder) == "nothing new: the recorder has 1 run"
 
 
+@pytest.mark.parametrize("look", [Upload.look, Upload.look_at_all])
 def test_another_run_in_the_same_folder_is_sent_as_another_run(
-    make_run: MakeRun, recorder: Recorder
+    make_run: MakeRun, recorder: Recorder, look: Callable[[Upload], int]
 ) -> None:
     """A sweep moves a trial aside that restarts on another GPU model."""
     run = make_run("one", [train_entry(1, loss=1)])
     upload = Upload(run, recorder)
     assert upload.look() == 1
-    run.rename(run.with_name("one.aside"))
+    aside = run.rename(run.with_name("one.aside"))
     make_run("one", [train_entry(1, loss=5)], run_id="new")
-    assert upload.look() == 1
+    assert look(upload) == 1
+    assert send_once([aside], recorder) == "nothing new: the recorder has 1 run"
     upload.close()
+    assert send_once([run], recorder) == "nothing new: the recorder has 1 run"
+    assert recorder.asked == 2
     assert recorder.values == [("one", "train/loss", 1, 1.0), ("new", "train/loss", 1, 5.0)]
 
 
@@ -240,6 +247,20 @@ def test_follow_ends_if_the_first_look_fails(make_run: MakeRun, recorder: Record
     recorder.capacity = 0
     with pytest.raises(NetworkFailure):
         follow([make_run("one", [train_entry(1, loss=1)])], recorder, lambda: True, print)
+
+
+@pytest.mark.parametrize(
+    ("kind", "closed"), [(StorageFailure, {"two", "four"}), (NetworkFailure, set())]
+)
+def test_the_end_of_follow_closes_the_other_runs_after_a_failure(
+    make_run: MakeRun, recorder: Recorder, kind: type[Failure], closed: set[str]
+) -> None:
+    names = ("one", "two", "three", "four")
+    runs = [make_run(name, [train_entry(1, loss=1)]) for name in names]
+    recorder.failures = {"one": kind("first"), "three": StorageFailure("second")}
+    with pytest.raises(kind, match="first"):
+        follow(runs, recorder, lambda: True, lambda text: None)
+    assert recorder.digests.keys() == closed
 
 
 def test_two_processes_do_not_send_the_same_run(make_run: MakeRun, recorder: Recorder) -> None:
