@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from tests.support.commands import Trainbox, clean_environment, finish
+from trainbox.streams import write_in_time
 from trainer.system import streams
 
 ROOT = Path(__file__).parents[1]
@@ -91,6 +93,60 @@ def test_a_reader_that_pauses_loses_only_what_it_does_not_read(
         assert 0 < len(read.read(2**22)) < sent
         assert stream.write(b"y" * 10_000) == 10_000
         assert read.read(2**20) == b"y" * 10_000
+
+
+def test_a_line_on_a_terminal_that_nobody_reads_does_not_wait() -> None:
+    """A terminal with room for a part of a line looks writable, but a write of the line waits."""
+    terminal, stream = os.openpty()
+    try:
+        line = b"x" * 1000 + b"\n"
+        sent = 0
+        while write_in_time(stream, line, 0.0):
+            sent += 1
+        assert 0 < sent < 1000
+        # A reader makes room for a part of the next line.
+        assert len(os.read(terminal, 500)) == 500
+        assert not write_in_time(stream, line * 9, 0.0)
+        assert os.get_blocking(stream)  # other processes have the same flags
+        while not write_in_time(stream, b"y\n", 0.0):
+            os.read(terminal, 2**16)
+        while not os.read(terminal, 2**16).endswith(b"y\r\n"):
+            pass
+    finally:
+        os.close(terminal)
+        os.close(stream)
+
+
+def test_a_stream_that_the_system_does_not_open_again_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "open", Mock(side_effect=PermissionError))
+    terminal, stream = os.openpty()
+    try:
+        assert write_in_time(stream, b"y\n", 60.0)
+        assert os.read(terminal, 10) == b"y\r\n"
+    finally:
+        os.close(terminal)
+        os.close(stream)
+
+
+def test_a_file_is_not_written_from_its_beginning_again(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb", buffering=0) as file:
+        assert write_in_time(file.fileno(), b"one\n", 0.0)
+        assert write_in_time(file.fileno(), b"two\n", 0.0)
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
+
+
+def test_a_stream_that_takes_nothing_although_it_has_room_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A terminal with room for one character does not take the two of a line's end."""
+    write = Mock(side_effect=[BlockingIOError, 1, BlockingIOError])
+    monkeypatch.setattr(os, "write", write)
+    with Path(os.devnull).open("wb") as file:
+        assert write_in_time(file.fileno(), b"\n", 60.0)
+        assert not write_in_time(file.fileno(), b"\n", 0.0)
+    assert write.call_count == 3
 
 
 def _unread(program: str, folder: Path) -> tuple[int, bytes]:

@@ -151,7 +151,7 @@ def supervise(
         broken = broken or (watch.fatal() if watch else None)
         if (received or broken) and not forwarded:
             forwarded, deadline, heard = True, time.monotonic() + stop_budget_s, len(received)
-            # The signal comes first, because a paused terminal blocks the message.
+            # The signal comes first, because a paused terminal delays the message.
             number = signal.Signals(received[0]) if received else signal.SIGTERM
             child.send_signal(kind.forwarded_as.get(number, number))
             name = signal.Signals(received[0]).name if received else ""
@@ -165,8 +165,9 @@ def supervise(
             why = (
                 "second signal" if again else f"not stopped {stop_budget_s:.0f} s after the signal"
             )
-            message(f"{why}: killed; {kind.again}")
+            # The kill comes first as well.
             _kill_session(child)
+            message(f"{why}: killed; {kind.again}")
             # Another signal would end this process before it can exit with its code.
             ignore_stop_signals()
             code = 128 + (received[-1] if again else signal.SIGKILL)

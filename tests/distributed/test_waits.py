@@ -12,9 +12,11 @@ import torch
 from tests.distributed.test_exchange import found_by_ranks
 from tests.support.ranks import Ranks
 from tests.support.tiny import Tiny
+from trainer.parallel.world import TIMEOUT
 from trainer.records.checkpoint import CheckpointWriter
 from trainer.records.checkpoint_files import CheckpointFiles
 from trainer.session import evaluate, predict
+from trainer.system import streams
 
 
 def _note(what: str) -> None:
@@ -108,3 +110,9 @@ def test_long_work_of_one_rank_is_not_limited(ranks: Ranks) -> None:
     ended = ranks(2, "predict", "runs/r", "runs/r/config.json", "--device", "cpu")
     assert ended.codes == [0, 0], ended
     assert _waits(ranks) == {"build_model", "_write"}
+
+
+def test_the_waits_for_unread_streams_are_shorter_than_an_exchange() -> None:
+    """A line beside the progress bar is written to both streams, while other ranks wait."""
+    both_s = 2 * streams._UNREAD_S
+    assert both_s < TIMEOUT.total_seconds() / 2

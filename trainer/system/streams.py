@@ -3,19 +3,22 @@
 import contextlib
 import io
 import os
-import select
 import sys
 from typing import Any
 
+from trainbox.streams import write_in_time
+
 _LONGEST_MESSAGE = 1000
-_UNREAD_S = 300.0  # shorter than the time limit of an exchange with this process
+# A line beside the progress bar is written to both streams. Both waits together are shorter than
+# the time limit of an exchange with this process.
+_UNREAD_S = 120.0
 
 
 def outlive_readers() -> None:
     """Drop output that cannot be written from now on, so that a training continues without it.
 
     The reader of a pipe may have ended, or the disk may be full. A reader that does not read, such
-    as a paused terminal, loses lines after 5 minutes.
+    as a paused terminal, loses lines after 2 minutes.
     """
     sys.stdout, sys.stderr = _lasting(sys.stdout), _lasting(sys.stderr)
 
@@ -26,15 +29,10 @@ class _Lasting(io.FileIO):
     _patience_s = _UNREAD_S
 
     def write(self, data: Any, /) -> int:
-        rest = memoryview(data).cast("B")
         try:
-            while rest:
-                if not select.select((), (self,), (), self._patience_s)[1]:
-                    self._patience_s = 0.0  # the next write does not wait again
-                    break
-                self._patience_s = _UNREAD_S
-                # A part of this size never blocks when the reader of a pipe has made room.
-                rest = rest[super().write(rest[: select.PIPE_BUF]) or 0 :]
+            # After a line that is not read in time, the next write does not wait again.
+            in_time = write_in_time(self.fileno(), data, self._patience_s)
+            self._patience_s = _UNREAD_S if in_time else 0.0
         except OSError:
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), self.fileno())

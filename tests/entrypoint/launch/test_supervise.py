@@ -189,6 +189,38 @@ def test_a_signal_reaches_the_child_while_the_terminal_is_paused(start: Start) -
     assert line(process) == "SIGTERM"
 
 
+def test_a_second_signal_kills_while_the_terminal_is_paused(start: Start) -> None:
+    hurried = "import entrypoint.system.streams as s, entrypoint.launch.supervise as v\n"
+    hurried += "s._UNREAD_S = v._ECHO_S = 0\nchild, budget"
+    process = start(IGNORES, program=PAUSED.replace("child, budget", hurried, 1))
+    first_line(process)
+    process.send_signal(signal.SIGTERM)
+    assert line(process) == "SIGTERM"
+    process.send_signal(signal.SIGINT)
+    assert finish(process).code == 128 + signal.SIGINT
+
+
+def test_the_kill_comes_before_its_message(start: Start) -> None:
+    """The message waits for a paused terminal."""
+    program = NO_ECHO.replace(
+        "child, budget",
+        """import entrypoint.launch.supervise as supervisor
+kill = supervisor._kill_session
+def kill_and_print(child): kill(child); print("dead", child.returncode, flush=True)
+supervisor._kill_session = kill_and_print
+supervisor.message = lambda text: print(text.partition(":")[0], flush=True)
+child, budget""",
+        1,
+    )
+    process = start(IGNORES, program=program)
+    first_line(process)
+    process.send_signal(signal.SIGTERM)
+    # The child and the supervisor print at the same time.
+    assert {line(process)[:7], line(process)[:7]} == {"SIGTERM"}
+    process.send_signal(signal.SIGTERM)
+    assert finish(process).out.splitlines() == ["dead -9", "second signal"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_the_first_signal_reaches_the_child(start: Start, number: signal.Signals) -> None:
     process = start(ENDS_WHEN_TOLD)
