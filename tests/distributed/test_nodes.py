@@ -377,6 +377,34 @@ def test_a_script_may_end_earlier_on_another_node(party: Party, ranks: Ranks) ->
     assert node.wait().codes == [0]
 
 
+def test_a_node_notices_a_loss_right_after_another_node_has_ended(
+    party: Party, ranks: Ranks
+) -> None:
+    port = free_port()
+    others = [party.start(node_of(rank, port, 3)) for rank in (1, 2)]
+    program = _PROGRAM.format(
+        port=port,
+        timeout_s=120,
+        then="print('runs', flush=True); threading.Event().wait()",
+        options=("--no-python",),
+    )
+    for given, used in (
+        ("--nnodes=2", "--nnodes=3"),
+        ("--node-rank=1", "--node-rank=0"),
+        ("torchrun._EXITED_S = ", "torchrun._EXITED_S = 3600.0; torchrun._LOST_S = "),
+    ):
+        assert given in program
+        program = program.replace(given, used)
+    node = ranks.start(1, program, module="tests.support.program")
+    wait_until(lambda: node.printed("out") == ["runs\n"], node)
+    others[0]().leave(0)
+    others[1]().connections[0].socket.close()
+    ended = node.wait()
+    assert ended.codes == [7]
+    assert "node 2" in ended.errs[0].splitlines()[-1]
+    assert "is lost (its connection was closed); torchrun on this node" in ended.errs[0]
+
+
 @pytest.mark.parametrize("code", [75, None])
 def test_torchs_own_part_does_not_outlive_a_node_that_ends_or_is_lost(
     party: Party, ranks: Ranks, code: int | None

@@ -27,6 +27,8 @@ class EarlyExits:
         """Return a message if a rank exited `_AFTER_S` ago, once for each set of exited ranks."""
         self._seen |= running
         exited = self._seen - running
+        if not exited:
+            self._since_s = None
         if not exited or not running or exited == self._reported:
             return None
         if self._since_s is None:
@@ -36,8 +38,8 @@ class EarlyExits:
         self._since_s, self._reported = None, exited
         return (
             f"{_names(exited)} exited, and {_names(running)} still "
-            f"run{'' if len(running) > 1 else 's'}: if they wait for each other, this ends after "
-            "the timeout of init_process_group()"
+            f"run{'' if len(running) > 1 else 's'}: if they wait for each other, the wait ends "
+            "after the timeout of init_process_group(); see End in docs/guides/own-script.md"
         )
 
 
@@ -62,7 +64,9 @@ def running_ranks() -> set[int]:
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:  # it has just exited
             continue
-        found |= {int(each[5:]) for each in variables if each.startswith(b"RANK=")}
+        found |= {
+            int(each[5:]) for each in variables if each.startswith(b"RANK=") and each[5:].isdigit()
+        }
     return found
 
 

@@ -20,6 +20,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -143,9 +144,12 @@ def _run_on_nodes(
             time.sleep(_LOST_S)
         else:
             if arguments.runs_program and code == 0:
-                # A script does not have to end at the same time on all nodes.
-                time.sleep(_EXITED_S)
-                _log(f"{what}, and this node continues until its own ranks exit")
+                # A script does not have to end at the same time on all nodes. This thread returns
+                # at once, so that it notices the loss of another node.
+                text = f"{what}, and this node continues until its own ranks exit"
+                report = threading.Timer(_EXITED_S, _log, (text,))
+                report.daemon = True
+                report.start()
                 return
             if arguments.runs_program and code == Preempted.exit_code and not forwarded:
                 _log(f"{what.partition(' exited')[0]} stops, and so does this node")
