@@ -88,6 +88,10 @@ def test_an_exchange_outlasts_the_time_limit(ranks: Ranks) -> None:
     assert ended.errs[1] == ""
 
 
+def test_a_task_can_exchange_during_the_wait(ranks: Ranks) -> None:
+    assert int(found_by_ranks(ranks, "waits_while_a_task_exchanges").out) >= 3
+
+
 def test_the_ranks_can_exchange_after_an_error_of_one_rank(ranks: Ranks) -> None:
     found = json.loads(found_by_ranks(ranks, "waits_for_a_failed_rank").out)
     assert found == [[[], []], [["no memory"], []]]

@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -99,21 +100,35 @@ def uses_objects(process: Any) -> list[str]:
     return found
 
 
-def waits_for_all(process: Any) -> int:
-    """Return the number of exchanges during the body of rank 0, which outlasts the time limit."""
-    distributed.TIMEOUT, gather_rows = timedelta(seconds=0.2), process.gather_rows
-    exchanges, outlasted = list[Any](), threading.Event()
+def _wait_for_all(process: Any, beside: Callable[[], None], exchanges: int) -> int:
+    """Return the number of exchanges while rank 0 waits for `exchanges` of them.
 
-    def counted(*arguments: Any) -> Any:
-        exchanges.append(gather_rows(*arguments))
-        if len(exchanges) == 30:  # each takes a twentieth of the limit
+    `beside` runs in the body of each rank, on rank 0 after its wait.
+    """
+    states, found, outlasted = process._states, list[Any](), threading.Event()
+
+    def counted(own: int) -> Any:
+        found.append(states(own))
+        if len(found) == exchanges:
             outlasted.set()
-        return exchanges[-1]
+        return found[-1]
 
-    process.gather_rows = counted
+    process._states = counted
     with process.wait_for_all("the data"):
         assert not process.is_first or outlasted.wait(60)
-    return len(exchanges)
+        beside()
+    return len(found)
+
+
+def waits_for_all(process: Any) -> int:
+    """Return the number of exchanges during the body of rank 0, which outlasts the time limit."""
+    distributed.TIMEOUT = timedelta(seconds=0.2)
+    return _wait_for_all(process, lambda: None, 30)  # each takes a twentieth of the limit
+
+
+def waits_while_a_task_exchanges(process: Any) -> int:
+    """Return the number of exchanges beside a collective of the body, where rank 1 waits."""
+    return _wait_for_all(process, process.barrier, 3)
 
 
 def waits_for_a_failed_rank(process: Any) -> list[Any]:

@@ -58,6 +58,8 @@ class World:
     rank: int
     world_size: int
     device: torch.device
+    # A group of its own for `wait_for_all`, so that a task may use collectives meanwhile.
+    _waits: "dist.ProcessGroup | None" = field(default=None, repr=False)
     _pending_vote: "tuple[dist.Work, Tensor] | None" = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -97,7 +99,8 @@ class World:
                 set_limit = getattr(nccl, "set_timeout", None) or nccl._set_default_timeout
                 set_limit(_NCCL_TIMEOUT)
                 watch_gpu(device, TIMEOUT.total_seconds())
-        return cls(rank, world_size, device)
+        waits = dist.new_group(backend="gloo", timeout=TIMEOUT) if world_size > 1 else None
+        return cls(rank, world_size, device, waits)
 
     @property
     def is_first(self) -> bool:
@@ -246,9 +249,9 @@ class World:
     def wait_for_all(self, what: str) -> Iterator[None]:
         """Run the body, and wait until all ranks have run theirs, however long this takes.
 
-        The body must not use collectives: a thread of each rank exchanges a value twice a minute
-        meanwhile. So the time limit of a collective ends only the wait for a process that is lost
-        or stopped. After each such time, rank 0 prints which ranks work on `what`.
+        A thread of each rank exchanges a value twice a minute meanwhile. So the time limit of a
+        collective ends only the wait for a process that is lost or stopped. After each such time,
+        rank 0 prints which ranks work on `what`.
 
         If the body of a rank raises an error, the other ranks wait no longer. So all ranks may use
         collectives again, as they do if the body has too little memory.
@@ -287,8 +290,8 @@ class World:
         while True:
             own = body.state_after(turn_s)
             turn_s = min(2 * turn_s, longest_s)
-            states = self.gather_rows(torch.tensor([[own]]), [1] * self.world_size).flatten()
-            busy = [str(rank) for rank, state in enumerate(states.tolist()) if state == _BUSY]
+            states = self._states(own)
+            busy = [str(rank) for rank, state in enumerate(states) if state == _BUSY]
             if not busy or _FAILED in states:
                 return
             if self.is_first and time.monotonic() >= report_s:
@@ -298,6 +301,12 @@ class World:
                     f"{(time.monotonic() - begin_s) / 60:.0f} min"
                 )
                 print(message_line(line), file=sys.stderr, flush=True)
+
+    def _states(self, own: int) -> list[int]:
+        """Return the state of the body on each rank; `own` is that of this rank."""
+        states_1 = [torch.empty(1, dtype=torch.int64) for _ in range(self.world_size)]
+        dist.all_gather(states_1, torch.tensor([own]), group=self._waits)
+        return [int(state_1) for state_1 in states_1]
 
     @contextlib.contextmanager
     def first_goes_first(self) -> Iterator[None]:
