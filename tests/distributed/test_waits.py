@@ -72,6 +72,16 @@ class Watched(Tiny):
         return {"value": model(batch[0])}
 
 
+class Cramped(Tiny):
+    """Rank 0 has too little memory for its first figures."""
+
+    def figures(self, model: Any, batch: Any, totals: Any) -> Any:
+        if not Path("failed").exists():
+            Path("failed").touch()
+            raise MemoryError
+        return {"picture": torch.zeros(3, 2, 2)}
+
+
 def _waits(ranks: Ranks) -> set[str]:
     """Return the noted work, and remove the notes."""
     noted = (ranks.folder / "waits").read_text().splitlines()
@@ -120,3 +130,13 @@ def test_the_waits_for_unread_streams_are_shorter_than_an_exchange() -> None:
     """A line beside the progress bar is written to both streams, while other ranks wait."""
     both_s = 2 * streams._UNREAD_S
     assert both_s < TIMEOUT.total_seconds() / 2
+
+
+def test_memory_that_one_rank_lacks_for_figures_makes_smaller_micro_batches(ranks: Ranks) -> None:
+    words = (f"{__file__}:Cramped", "--run", "r", "--max-steps", "2", "--device", "cpu")
+    ended = ranks.train(2, *words, "--batch-size", "8")
+    assert (
+        "\nprocess 0: the host's memory is used up with 4 examples at once: restarting" in ended.out
+    )
+    assert ended.out.count("restarting with smaller micro-batches of the same batch") == 1
+    assert "\nbatch      8 = 2 processes x 2 x 2 accumulation\n" in ended.out

@@ -306,7 +306,7 @@ def test_row_47_the_command_reports_used_up_memory_once_and_leaves_no_process(
 
 @needs_linux
 def test_row_47_a_batch_that_does_not_fit(ranks: Ranks) -> None:
-    """One process has no memory for 16 examples; of two, one has none from its second step on."""
+    """One process has no memory for 16 examples, and neither has one of two, at once or later."""
     words = (f"{TASKS}:Cramped", "--device", "cpu", "--batch-size", "16", "--max-steps", "45")
     alone = ranks.train(1, *words, "--run", "alone")
     line = (
@@ -326,3 +326,6 @@ def test_row_47_a_batch_that_does_not_fit(ranks: Ranks) -> None:
     assert ended.out.count("restarting with smaller micro-batches of the same batch") == 1
     assert "\nbatch      32 = 2 processes x 8 x 2 accumulation\n" in ended.out
     assert ended.digest == asked.digest
+    early = ranks.train(2, *two, "--run", "early")  # in the preflight check
+    assert "\nprocess 1: the host's memory is used up (" in early.out
+    assert early.digest == asked.digest

@@ -24,7 +24,12 @@ from tests.support.here import Here, StopAfter
 from tests.support.pictures import FIELDS, make_pictures
 from trainer.errors import Preempted, WrongUse
 from trainer.tasks.images import Images
-from trainer.tasks.imaging.damage import damaged_pictures, found_damage, refuse_damaged
+from trainer.tasks.imaging.damage import (
+    _wrong_start,
+    damaged_pictures,
+    found_damage,
+    refuse_damaged,
+)
 from trainer.tasks.imaging.decode import DamagedPicture, load_augmented_picture, load_picture
 from trainer.tasks.imaging.folder import find_pictures
 from trainer.tasks.imaging.mixing import mixed
@@ -773,6 +778,24 @@ def test_heic_pictures_are_named_and_not_left_out(here: Here, shapes: Path) -> N
     )
     out = here.train(**_SHORT | {"fields": FIELDS | {"skip_damaged": "true"}})
     assert "\ndamaged    2 pictures are skipped: data/shapes/cross/x.HEIC, data/shapes/c" in out
+
+
+@pytest.mark.parametrize(
+    ("major", "compatible", "reason"),
+    [
+        (b"avif", b"", None),
+        (b"mif1", b"miafavif", None),
+        (b"mif1", b"heic", "it is a HEIC picture: convert it to JPEG"),
+        (b"isom", b"mp41", "it does not start as a picture"),
+    ],
+)
+def test_the_brands_of_a_file_show_what_it_is(
+    tmp_path: Path, major: bytes, compatible: bytes, reason: str | None
+) -> None:
+    box = b"ftyp" + major + bytes(4) + compatible
+    path = tmp_path / "x.jpg"
+    path.write_bytes((len(box) + 4).to_bytes(4) + box + b"avif" * 9)
+    assert _wrong_start(path) == reason
 
 
 def test_avif_pictures_are_read(tmp_path: Path) -> None:

@@ -125,6 +125,13 @@ def test_train_and_val_folders_are_the_parts(tmp_path: Path, one: str, other: st
     )
 
 
+def test_only_one_of_the_parts_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train/a.txt").write_text("text")
+    with pytest.raises(WrongUse, match="has only one of the folders train and val: add the other"):
+        split_texts(tmp_path, _TXT, 0.2)
+
+
 def test_the_folder_test_has_the_texts_of_the_test(tmp_path: Path) -> None:
     for part, size in (("train", 90), ("val", 80), ("test", 70)):
         (tmp_path / part).mkdir()

@@ -20,6 +20,7 @@ from trainer.errors import WrongUse
 from trainer.loop.attribute_values import local
 from trainer.loop.attributes import FAST, describe_change
 from trainer.loop.losses import check_losses
+from trainer.loop.out_of_memory import all_fit
 from trainer.loop.preflight_validation import check_validation
 from trainer.loop.state import Job
 from trainer.loop.task_checks import collate_of
@@ -38,6 +39,7 @@ def preflight_check(job: Job) -> None:
     Raises:
         WrongUse: The losses do not have the right form. Or the task draws random numbers from its
             own generator, so its bits cannot be repeated.
+        DoesNotFit: The memory of some rank is used up.
         Exception: Any error of the first validation.
     """
     # Read one batch, and under --deterministic a second one. A loader gives only a few examples.
@@ -52,9 +54,10 @@ def preflight_check(job: Job) -> None:
         )
     count = 2 if job.config.deterministic else 1
     schedule = dataclasses.replace(job.schedule, micros=(micro,), total_steps=step + count)
-    batch, *others = training_batches(
-        job.train, schedule, step, job.world.device, min(job.workers, 1), collate_of(job.task)
-    )
+    with all_fit(job.strategy):
+        batch, *others = training_batches(
+            job.train, schedule, step, job.world.device, min(job.workers, 1), collate_of(job.task)
+        )
     job.state.model.train()
     # Record the attributes and the extra state of the start. A large tensor is not restored, so it
     # must be recorded before this check changes it.
@@ -72,20 +75,21 @@ def preflight_check(job: Job) -> None:
         _weights_kept(job) as refuse_changed_weights,
         _no_new_buffer(job),
     ):
-        with job.attributes.preserved():
-            changed = _changed_parameters(job, batch)
-        if changed:
-            job.reduction.also_average(changed)
+        with all_fit(job.strategy):
+            with job.attributes.preserved():
+                changed = _changed_parameters(job, batch)
+            if changed:
+                job.reduction.also_average(changed)
 
-        def computed(batch: Any, number: int) -> dict[str, str]:
-            return _computed(job, batch, number, micro.size, changed)
+            def computed(batch: Any, number: int) -> dict[str, str]:
+                return _computed(job, batch, number, micro.size, changed)
 
-        if job.config.deterministic:
-            _compute_again(job, computed, (batch, *others), refuse_changed_weights)
-            if not in_memory:
-                _read_again(job)
-        else:
-            computed(batch, 0)
+            if job.config.deterministic:
+                _compute_again(job, computed, (batch, *others), refuse_changed_weights)
+                if not in_memory:
+                    _read_again(job)
+            else:
+                computed(batch, 0)
         statistics = check_validation(job)
         if len(statistics) == 2:
             _compare(job, *statistics)

@@ -1,7 +1,9 @@
 """The preflight check of the validation: find mistakes in it before the first epoch."""
 
+import contextlib
 import dataclasses
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -11,7 +13,7 @@ from torch import Tensor
 from trainer.data.batches import EvaluationBatches
 from trainer.errors import WrongUse
 from trainer.loop.evaluate import Evaluation, add_up, evaluate
-from trainer.loop.out_of_memory import memory_used_up
+from trainer.loop.out_of_memory import all_fit, memory_used_up
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_end, checked_metrics
 from trainer.loop.validate import compare, draw
@@ -32,11 +34,12 @@ def check_validation(job: Job) -> list[dict[str, str]]:
     and the other ranks would wait for it until a timeout. The job is unchanged afterwards.
 
     Raises:
+        DoesNotFit: The memory of some rank is used up.
         Exception: Any error of the first validation.
     """
     # Each rank validates the sample by itself.
     sample, digests, sample_suffices = job.evaluation.sample(), [], True
-    with job.strategy.wait_for_all("the check of the validation"):
+    with _together(job):
         try:
             totals, first_batch, _ = _totals(job, sample)
             digests.append(_digests(totals))
@@ -54,10 +57,19 @@ def check_validation(job: Job) -> list[dict[str, str]]:
             "a sample of the validation set is too small for the preflight check: validating the "
             "whole set"
         )
-        result = _of_whole_set(job)
-        with job.strategy.wait_for_all("the check of the validation"):
+        # On several processes, the body of `all_fit` must not exchange statistics.
+        with all_fit(job.strategy) if job.world.world_size == 1 else contextlib.nullcontext():
+            result = _of_whole_set(job)
+        with _together(job):
             _use(job, result)
     return digests
+
+
+@contextlib.contextmanager
+def _together(job: Job) -> Iterator[None]:
+    """Wait until all ranks have run the body, and agree on whether it fitted in memory."""
+    with all_fit(job.strategy), job.strategy.wait_for_all("the check of the validation"):
+        yield
 
 
 def _totals(

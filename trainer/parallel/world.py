@@ -59,7 +59,7 @@ class World:
     world_size: int
     device: torch.device
     # A group of its own for `wait_for_all`, so that a task may use collectives meanwhile.
-    _waits: "dist.ProcessGroup | None" = field(default=None, repr=False)
+    _waits: Any = field(default=None, repr=False)
     _pending_vote: "tuple[dist.Work, Tensor] | None" = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

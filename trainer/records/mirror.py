@@ -21,6 +21,9 @@ _STALLED_S = 300.0
 # After a stop signal, a save and its copy may take this time. The supervisor kills the training
 # 50 s after the signal.
 STOP_S = 30.0
+# A round copies at most two checkpoints, so the storage does not grow if the next round follows at
+# once.
+_FEWEST_REMOVALS = 3
 
 
 class Mirror:
@@ -140,8 +143,8 @@ class Mirror:
             complete.add(step)
             self._damaged.discard(step)
             self._newest = max(complete)
-        for step in mirror_plan.removals(local, best_step, stored):
-            if self._wanted is not None:
+        for number, step in enumerate(mirror_plan.removals(local, best_step, stored)):
+            if number >= _FEWEST_REMOVALS and self._wanted is not None:
                 return  # a newer checkpoint is copied before thousands of old ones are removed
             self._moved()
             self._storage.remove(step)
@@ -161,7 +164,8 @@ class Mirror:
             described = read_object(sidecar)
             best = described.get("best_step")
             if best is not None and best not in (step, *complete):
-                if (self._run / mirror_plan.checkpoint_names(best)[1]).exists():
+                best_exists = (self._run / mirror_plan.checkpoint_names(best)[1]).exists()
+                if best_exists or self._wanted is not None:
                     return False  # a later save has another best step
                 raise FileNotFoundError(f"the best checkpoint, of step {best}, is missing")
             for name in NEEDED_RECORDS:
@@ -180,9 +184,9 @@ class Mirror:
             if read_object(sidecar) != described:
                 return False
         except FileNotFoundError:
-            if sidecar.exists() and tensors.exists():
-                raise
-            return False
+            if self._wanted is not None or not sidecar.exists():
+                return False
+            raise
         marker = {
             "run_id": run_id,
             "step": step,

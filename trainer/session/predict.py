@@ -70,7 +70,7 @@ def predict_run(
         job = build_prediction(settings, task, strategy, data_dir, files)
         columns = _predict(job, stored, request, stop)
     # The reader of standard output may be slow, such as a pager.
-    with strategy.world.wait_for_all("the output"):
+    with errors_as_failures(path), strategy.world.wait_for_all("the output"):
         if strategy.world.is_first:
             _write(_FORMS[request.form](columns))
     strategy.world.leave()

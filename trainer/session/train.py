@@ -11,7 +11,6 @@ from trainer.loop.fit import fit
 from trainer.loop.meter import Meter
 from trainer.loop.out_of_memory import (
     DoesNotFit,
-    all_fit,
     examples_at_once,
     free_memory,
     with_smaller_micro_batches,
@@ -198,8 +197,7 @@ def _train(
     else:
         run.begin(first_step, progress.evaluated_step, job.schedule)
         with job.gpus.measured():
-            with all_fit(job.strategy):
-                preflight_check(job)
+            preflight_check(job)
             fit(job, stop, validated)
         run.board.hyperparameters(
             job.config, job.state.progress.best_step or 0, job.state.progress.best_metrics, swept

@@ -83,9 +83,10 @@ def test_the_mirror_keeps_what_the_run_keeps(tmp_path: Path, faulty: type[Storag
     assert run.reports == [f"mirror     {URL}/r has the checkpoint of step 5"]
 
 
-def test_a_new_checkpoint_does_not_wait_for_the_removal_of_old_ones(
+def test_a_new_checkpoint_waits_for_few_removals_of_old_ones(
     tmp_path: Path, faulty: type[Storages]
 ) -> None:
+    """Some are removed in each round, so that the storage does not grow."""
     run, order = Copied(tmp_path, keep=1), list[str]()
 
     def save_in_the_first_removal(operation: str, path: str) -> None:
@@ -95,13 +96,13 @@ def test_a_new_checkpoint_does_not_wait_for_the_removal_of_old_ones(
                 run.checkpoints.save(7, {"model": {"weight": torch.ones(2)}}, {}, None)
                 run.checkpoints.wait()
 
-    for step in (1, 2, 3):
+    for step in (1, 2, 3, 4, 5):
         Storage(URL, "r").put(b"", step, MARKER)
     Storages.before = staticmethod(save_in_the_first_removal)
     run.save(6)
     assert order == [
-        *("put step-00000006", "rm step-00000001", "put step-00000007"),
-        *("rm step-00000002", "rm step-00000003", "rm step-00000006"),
+        *("put step-00000006", "rm step-00000001", "rm step-00000002", "rm step-00000003"),
+        *("put step-00000007", "rm step-00000004", "rm step-00000005", "rm step-00000006"),
     ]
     assert stored_steps() == [7]
 

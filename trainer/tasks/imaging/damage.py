@@ -18,8 +18,10 @@ _STARTS = (
     *(b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"RIFF"),
     *(b"II*\0", b"MM\0*", b"II+\0", b"MM\0+", b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"),
 )
-# The kind of a file of the HEIF family, from byte 4. Others than AVIF cannot be decoded.
-_FAMILY, _AVIF = b"ftyp", (b"ftypavif", b"ftypavis")
+# Brands of the HEIF family. Others than AVIF cannot be decoded.
+_AVIF = {b"avif", b"avis"}
+_HEIC = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
+_START_BYTES = 64  # contain the brands of a HEIC or AVIF picture
 # Errors of a link to a missing file and of a link to itself. With other errors, such as a missing
 # permission, the file may be a valid picture.
 _BROKEN_LINK = (errno.ENOENT, errno.ELOOP)
@@ -97,15 +99,28 @@ def _found(paths: Sequence[Path], check: Callable[[Path], str | None]) -> dict[P
 def _wrong_start(path: Path) -> str | None:
     try:
         with path.open("rb", buffering=0) as file:
-            start = file.read(16)
+            start = file.read(_START_BYTES)
     except OSError as error:
         return _broken_link(path, error)
     if not start:
         return "the file is empty"
-    if start.startswith(_FAMILY, 4) and not start.startswith(_AVIF, 4):
+    brands = _brands(start)
+    if brands & _AVIF or start.startswith(_STARTS):
+        return None
+    if brands & _HEIC:
         return "it is a HEIC picture: convert it to JPEG"
-    known = start.startswith(_STARTS) or start.startswith(_AVIF, 4)
-    return None if known else "it does not start as a picture"
+    return "it does not start as a picture"
+
+
+def _brands(start: bytes) -> set[bytes]:
+    """Return the brands in the first box of an ISO media file (ISO/IEC 14496-12), else none.
+
+    The box has its size, `ftyp`, the major brand, a version, and compatible brands of 4 bytes each.
+    """
+    if start[4:8] != b"ftyp":
+        return set()
+    end = min(int.from_bytes(start[:4]), len(start))
+    return {start[8:12], *(start[at : at + 4] for at in range(16, end, 4))}
 
 
 def _damage(path: Path) -> str | None:

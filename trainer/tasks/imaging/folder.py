@@ -8,12 +8,13 @@ from trainbox import WrongUse
 from trainbox.found_files import files_in
 from trainer.tasks.reading.files import refuse_missing, split_folders
 
+_DECODED = (
+    *(".jpg", ".jpeg", ".png", ".webp", ".avif", ".bmp", ".gif"),
+    *(".tif", ".tiff", ".ppm", ".pgm"),
+)
 # Pictures of HEIC cannot be decoded. They are found, so that a training does not leave them out
 # silently.
-ENDINGS = (
-    *(".jpg", ".jpeg", ".png", ".webp", ".avif", ".bmp", ".gif"),
-    *(".tif", ".tiff", ".ppm", ".pgm", ".heic", ".heif"),
-)
+ENDINGS = (*_DECODED, ".heic", ".heif")
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,8 @@ def find_pictures(folder: Path, classes: Sequence[str]) -> list[Picture]:
         found = [Picture(path, label) for path in files_in(folder / name, ENDINGS)]
         if not found:
             raise WrongUse(
-                f"{folder / name} has no picture ({', '.join(ENDINGS)}): add one, or remove the "
-                "folder"
+                f"{folder / name} has no picture ({', '.join(_DECODED)}): add one, or remove the "
+                "class from all folders"
             )
         pictures.extend(found)
     return pictures
@@ -129,7 +130,7 @@ def refuse_missing_classes(
         besides = f" (damaged pictures are skipped, such as {min(skipped)})" if skipped else ""
         raise WrongUse(
             f"{folder}: class {missing[0]} has no picture for {purpose}{besides}: add pictures, or "
-            "make the folders train and val"
+            "choose the pictures of each part by the folders train, val and test"
         )
 
 

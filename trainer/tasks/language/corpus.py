@@ -61,6 +61,11 @@ def split_texts(
     train, validation = split_folders(folder)
     if train and validation:
         return _texts(_found(train, endings)), _texts(_found(validation, endings))
+    if train or validation:
+        raise WrongUse(
+            f"{folder} has only one of the folders train and val: add the other one, or split the "
+            f"texts of {train or validation} with --set folder={train or validation}"
+        )
     return _by_name(folder, _found(folder, endings), share)
 
 
