@@ -86,6 +86,7 @@ def test_nccl_waits_longer_than_gloo_and_the_watch(
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(dist, "init_process_group", init)
     monkeypatch.setattr(dist, "group", group)
+    monkeypatch.setattr(dist, "new_group", lambda **_: None)
     monkeypatch.setattr(
         world, "watch_gpu", lambda device, limit_s: limits.update({str(device): limit_s})
     )
