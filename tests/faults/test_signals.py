@@ -28,6 +28,8 @@ def test_row_06_a_signal_during_a_save(ranks: Ranks, digest_of: Callable[..., st
     assert any(folder.glob("*.tmp")) and any(folder.glob("*.pt"))
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
+    # The command prints this when it has passed the signal on. The training could end before.
+    wait_until(lambda: "SIGTERM received" in process.printed("err")[0], process)
     gate.release()
     ended = process.wait()
     assert ended.code == 75, ended
