@@ -110,7 +110,7 @@ def _hidden(failed: int) -> str | None:
 def all_fit(strategy: Strategy) -> Iterator[None]:
     """Let all ranks agree, after the body, on whether its work fitted in memory.
 
-    The body must not exchange anything between ranks.
+    The body must not exchange anything between ranks, except through `World.wait_for_all`.
 
     Raises:
         DoesNotFit: The memory of some rank is used up. All ranks raise it.

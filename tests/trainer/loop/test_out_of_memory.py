@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tests.support.here import Here, StopAfter
-from tests.support.tiny import TINY, Large
+from tests.support.tiny import TINY, Large, Tiny
 from trainer.errors import OutOfMemory, Preempted, WrongUse
 from trainer.loop.out_of_memory import memory_used_up
 from trainer.records.compare import first_difference
@@ -388,3 +388,20 @@ def test_a_difference_of_bits_names_failed_allocations() -> None:
     assert str(first_difference([entry], [other | {"failed_allocations": 2}])).endswith(
         "first tensor w, 1 in all; GPU memory had run out by then, which changes bits"
     )
+
+
+class NeedsTheWholeSet(Tiny):
+    """Refuses a sample of the validation set, and has too little memory for the first whole set."""
+
+    def metrics(self, totals: Any) -> dict[str, float]:
+        with Path("calls").open("a") as calls:
+            calls.write("x")
+        if (number := Path("calls").stat().st_size) <= 2:
+            raise ValueError("too few") if number == 1 else MemoryError
+        return super().metrics(totals)
+
+
+def test_memory_for_the_whole_validation_set_is_part_of_the_check(here: Here) -> None:
+    out = here.train(task=f"{__file__}:NeedsTheWholeSet", max_steps=2)
+    assert "a sample of the validation set is too small" in out
+    assert "the host's memory is used up with 8 examples at once: restarting with smaller" in out
