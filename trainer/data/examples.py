@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from trainbox.seeding import derive_seed
 from trainer.data.nested import mapped
+from trainer.data.workers import worker_context
 from trainer.errors import WrongUse
 from trainer.system.signals import leave_signals_to_the_parent
 from trainer.system.sources import loaded_sources
@@ -84,6 +85,7 @@ def example_loader(
         pin_memory=device.type == "cuda",
         persistent_workers=workers > 0,
         worker_init_fn=_start_worker if workers else None,
+        multiprocessing_context=worker_context() if workers else None,
     )
 
 
