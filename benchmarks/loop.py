@@ -1,17 +1,20 @@
 """Measure training steps against handwritten loops over the same tensors, in turns.
 
-The handwritten loops compute in fp32.
+A handwritten loop runs in a process of its own, as a script does, and computes in fp32. One of the
+two processes always waits for the other.
 """
 
 import io
 import itertools
 import math
+import multiprocessing
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
 import torch
@@ -78,15 +81,14 @@ def measure() -> Iterator[str]:
         "| ratio of CPU times | its 95 % interval |"
     )
     yield "|---|---|---|---|---|---|---|---|---|"
-    often, rarely = Steps(log=50, alternate=5), Steps(log=5, alternate=1)
     for task, turns, steps, precision, hand in (
-        (Mlp(examples=EXAMPLES), 120, often, "fp32", bare_loop),
-        (Mlp(examples=EXAMPLES), 60, often, "fp32", usual_loop),
-        (RandomMnist(examples=EXAMPLES), 60, rarely, "fp32", bare_loop),
-        (RandomMnist(examples=EXAMPLES), 60, rarely, "bf16", bare_loop),
+        (Mlp(examples=EXAMPLES), 120, 50, "fp32", bare_loop),
+        (Mlp(examples=EXAMPLES), 60, 50, "fp32", usual_loop),
+        (RandomMnist(examples=EXAMPLES), 60, 5, "fp32", bare_loop),
+        (RandomMnist(examples=EXAMPLES), 60, 5, "bf16", bare_loop),
     ):
         ours, by_hand = _in_turns(task, turns, steps, precision, hand)
-        samples = steps.log * BATCH_SIZE
+        samples = steps * BATCH_SIZE
         turns_of_both = list(zip(ours, by_hand, strict=True))
         wall, cpu = (
             _median_and_interval([plain[clock] / mine[clock] for mine, plain in turns_of_both])
@@ -107,34 +109,30 @@ def _median_and_interval(ratios: list[float]) -> str:
     return f"{statistics.median(ratios):.3f} | {ordered[low]:.3f} to {ordered[high - 1]:.3f}"
 
 
-@dataclass(frozen=True)
-class Steps:
-    """A turn has `log` steps of each loop, in groups of `alternate` steps that alternate."""
-
-    log: int
-    alternate: int
-
-
-Seconds = tuple[float, float]  # wall time, and CPU time of this process
+Seconds = tuple[float, float]  # wall time, and CPU time of the process
 
 
 def _in_turns(
-    task: RandomMnist, turns: int, steps: Steps, precision: str, hand: "LoopByHand"
+    task: RandomMnist, turns: int, steps: int, precision: str, hand: "LoopByHand"
 ) -> tuple[list[Seconds], list[Seconds]]:
     """Return the times of each turn of `fit` and of the handwritten loop.
 
-    The loops alternate every few steps, so that both run under the same load. Each turn of `fit`
-    writes a log entry. The handwritten loop has no log, checks or checkpoints. Neither loop
+    The loops alternate after `steps` steps, so that both run under the same load. Each turn of
+    `fit` writes a log entry. The handwritten loop has no log, checks or checkpoints. Neither loop
     validates.
     """
-    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        redirect_stdout(io.StringIO()),
+        _HandProcess(hand, task, steps) as by_hand,
+    ):
         strategy = join("cpu")
-        run = _AlternatingRun(Path(folder) / "r", hand(task, steps.alternate), steps.alternate)
-        total_steps = (turns + WARM_UP) * steps.log
+        run = _AlternatingRun(Path(folder) / "r", by_hand, steps)
+        total_steps = (turns + WARM_UP) * steps
         settings = Config(
             max_steps=total_steps,
             batch_size=BATCH_SIZE,
-            log_steps=steps.log,
+            log_steps=steps,
             eval_every=total_steps,
             learning_rate=LEARNING_RATE,
             precision=precision,
@@ -145,45 +143,76 @@ def _in_turns(
         run.resume_ours()
         fit(job, StopRequest())
         run.close()
-    groups = steps.log // steps.alternate
-    return _turns(run.ours, groups)[WARM_UP:], _turns(run.by_hand, groups)[WARM_UP:]
-
-
-def _turns(seconds: list[Seconds], groups: int) -> list[Seconds]:
-    """Return the sums of each turn, which has `groups` groups of steps."""
-    return [
-        (sum(wall for wall, _ in turn), sum(cpu for _, cpu in turn))
-        for turn in (seconds[first : first + groups] for first in range(0, len(seconds), groups))
-    ]
+    return run.ours[WARM_UP:], run.by_hand[WARM_UP:]
 
 
 class _AlternatingRun(RunLog):
-    """A run log that runs the handwritten loop for `steps` steps after the same number of ours.
+    """A run log that lets the handwritten loop train after each `steps` steps of ours.
 
-    The time of a log entry belongs to the next group of steps.
+    The time of a log entry belongs to the next turn.
     """
 
-    def __init__(self, path: Path, hand: Iterator[None], steps: int) -> None:
+    def __init__(self, path: Path, hand: "_HandProcess", steps: int) -> None:
         super().__init__(path, 0)
         self.ours: list[Seconds] = []
         self.by_hand: list[Seconds] = []
         self._hand, self._steps, self._done = hand, steps, 0
 
     def resume_ours(self) -> None:
-        self._since = time.perf_counter(), time.process_time()
+        self._since = _clocks()
 
     def advance(self) -> None:
         super().advance()
         self._done += 1
         if self._done % self._steps == 0:
-            self.ours.append(self._lap())
-            next(self._hand)
-            self.by_hand.append(self._lap())
+            self.ours.append(_elapsed(self._since))
+            self.by_hand.append(self._hand.turn())
+            self.resume_ours()
 
-    def _lap(self) -> Seconds:
-        wall, cpu = self._since
-        self.resume_ours()
-        return self._since[0] - wall, self._since[1] - cpu
+
+class _HandProcess:
+    """A process that trains with a handwritten loop, `steps` steps for each call of `turn`."""
+
+    def __init__(self, hand: "LoopByHand", task: RandomMnist, steps: int) -> None:
+        self._connection, self._other = Pipe()
+        # Not a fork, which would inherit the settings that Trainbox has made in this process.
+        self._process = multiprocessing.get_context("spawn").Process(
+            target=_serve, args=(self._other, hand, task, steps), daemon=True
+        )
+
+    def __enter__(self) -> "_HandProcess":
+        self._process.start()
+        self._other.close()  # so that `turn` raises EOFError if the process ends
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._process.kill()
+        self._process.join()
+
+    def turn(self) -> Seconds:
+        self._connection.send("train")
+        seconds: Seconds = self._connection.recv()
+        return seconds
+
+
+def _serve(
+    connection: "Connection[Seconds, str]", hand: "LoopByHand", task: RandomMnist, steps: int
+) -> None:
+    loop = hand(task, steps)
+    while True:
+        connection.recv()
+        since = _clocks()
+        next(loop)
+        connection.send(_elapsed(since))
+
+
+def _clocks() -> Seconds:
+    return time.perf_counter(), time.process_time()
+
+
+def _elapsed(since: Seconds) -> Seconds:
+    wall_s, cpu_s = _clocks()
+    return wall_s - since[0], cpu_s - since[1]
 
 
 def bare_loop(task: RandomMnist, steps: int) -> Iterator[None]:

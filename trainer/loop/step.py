@@ -15,6 +15,7 @@ from trainer.loop.log import not_finite
 from trainer.loop.out_of_memory import FIRST_STEPS, all_fit
 from trainer.loop.state import Job
 from trainer.loop.task_checks import checked_factor
+from trainer.loop.weight_update import weight_update
 
 # Shape suffix: B examples of a micro-batch.
 
@@ -35,6 +36,7 @@ class EagerStep:
         config, schedule = job.config, job.schedule
         self._first_step = job.state.progress.step
         self._seeds = _seeds(job)
+        self._update_weights = weight_update(job.state.optimizer, job.state.scaler)
         self._on_gpu = job.world.device.type == "cuda"
         self._warmup_steps = round(config.warmup_epochs * schedule.steps_per_epoch)
         # The loss of a step is the sum over its examples divided by the global batch size, so the
@@ -96,7 +98,11 @@ class EagerStep:
         # optimizer may not have all parameters.
         uses_norm = needs_norm or config.clip_norm or config.skip_nonfinite
         norm = _clipped_norm(job) if uses_norm else None
-        _update(job, norm, old_statistics)
+        if _may_update(job, norm):
+            self._update_weights()
+            progress.skipped_in_a_row = 0
+        else:
+            _skip(job, old_statistics)
         for parameter in self._parameters:
             parameter.grad = None
         return norm
@@ -140,21 +146,23 @@ def _clipped_norm(job: Job) -> Tensor:
     return whole
 
 
-def _update(job: Job, norm: Tensor | None, old_statistics: list[Tensor]) -> None:
-    """Update the weights, or under --skip-nonfinite undo a step whose gradient is not finite.
+def _may_update(job: Job, norm: Tensor | None) -> bool:
+    """Return False if --skip-nonfinite undoes the step.
 
     `norm` is the norm of the sum over all ranks, so all ranks decide the same. Under fp16, the
-    scaler decides instead. `old_statistics` are the running statistics before the step.
+    scaler decides instead.
     """
-    progress, limit = job.state.progress, job.config.skip_nonfinite
-    if not limit or norm is None or job.state.scaler.is_enabled() or math.isfinite(norm):
-        job.state.scaler.step(job.state.optimizer)
-        job.state.scaler.update()
-        progress.skipped_in_a_row = 0
-        return
+    if not job.config.skip_nonfinite or norm is None or job.state.scaler.is_enabled():
+        return True
+    return math.isfinite(norm)
+
+
+def _skip(job: Job, old_statistics: list[Tensor]) -> None:
+    """Undo a step whose gradient is not finite. `old_statistics` are those before the step."""
+    progress = job.state.progress
     progress.skipped += 1
     progress.skipped_in_a_row += 1
-    if progress.skipped_in_a_row > limit:
+    if progress.skipped_in_a_row > job.config.skip_nonfinite:
         raise not_finite(job, f"the gradient of {progress.skipped_in_a_row} steps in a row")
     job.state.running.drop_step()
     for buffer, old in zip(_statistics(job.state.model), old_statistics, strict=True):
