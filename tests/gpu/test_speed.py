@@ -59,3 +59,13 @@ def test_kernels_of_a_step(check: Check) -> None:
         check.saw(f"{name}: {figures['kernels_per_step']:.0f} kernels, "
                   f"{figures['busy_share']:.2f} of the time busy")  # fmt: skip
         assert figures["kernels_per_step"] > 5, (name, figures)
+
+
+@pytest.mark.gpu(seconds=15, settles="the bits and the time of an update without torch's step")
+def test_an_update_has_the_bits_of_torch(check: Check) -> None:
+    sizes, turns = {"6 parameters": 6, "160 parameters": 160}, 15 if check.on_gpu else 2
+    found = check.program("update", sizes=sizes, turns=turns)
+    assert not errors(found)
+    for name, figures in found.items():
+        check.saw(f"{name}: {figures['ours']:.0f} µs, torch {figures['torch']:.0f} µs")
+        assert figures["same_bits"], name
