@@ -6,7 +6,7 @@ from tests.gpu.check import Check, errors
 from tests.gpu.rows import table
 
 
-@pytest.mark.gpu(seconds=50, settles="benchmarks.md: loop by hand, CUDA graphs, cost of records")
+@pytest.mark.gpu(seconds=40, settles="benchmarks.md: loop by hand, CUDA graphs, cost of records")
 def test_steps_per_second(check: Check) -> None:
     check.needs("sklearn", "tensorboard", "safetensors", "tqdm")
     seconds = 1.5 if check.on_gpu else 0.3
@@ -61,7 +61,7 @@ def test_kernels_of_a_step(check: Check) -> None:
         assert figures["kernels_per_step"] > 5, (name, figures)
 
 
-@pytest.mark.gpu(seconds=15, settles="the bits and the time of an update without torch's step")
+@pytest.mark.gpu(seconds=10, settles="the bits and the time of an update without torch's step")
 def test_an_update_has_the_bits_of_torch(check: Check) -> None:
     sizes, turns = {"6 parameters": 6, "160 parameters": 160}, 15 if check.on_gpu else 2
     found = check.program("update", sizes=sizes, turns=turns)
