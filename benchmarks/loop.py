@@ -77,10 +77,10 @@ class Mlp(RandomMnist):
 def measure() -> Iterator[str]:
     yield (
         "| model, batch 128 | Trainbox's precision | loop by hand | by hand in fp32, samples/s "
-        "| Trainbox, samples/s | ratio of speeds (median of turns) | its 95 % interval "
-        "| ratio of CPU times | its 95 % interval |"
+        "| Trainbox, samples/s | ratio of speeds: median of turns (95 % interval) "
+        "| ratio of CPU times |"
     )
-    yield "|---|---|---|---|---|---|---|---|---|"
+    yield "|---|---|---|---|---|---|---|"
     for task, turns, steps, precision, hand in (
         (Mlp(examples=EXAMPLES), 120, 50, "fp32", bare_loop),
         (Mlp(examples=EXAMPLES), 60, 50, "fp32", usual_loop),
@@ -106,7 +106,7 @@ def _median_and_interval(ratios: list[float]) -> str:
     """Return the median, and the interval that contains that of more turns with 95 %."""
     ordered, reach = sorted(ratios), math.sqrt(len(ratios))
     low, high = round(len(ratios) / 2 - reach), round(len(ratios) / 2 + reach)
-    return f"{statistics.median(ratios):.3f} | {ordered[low]:.3f} to {ordered[high - 1]:.3f}"
+    return f"{statistics.median(ratios):.3f} ({ordered[low]:.3f} to {ordered[high - 1]:.3f})"
 
 
 Seconds = tuple[float, float]  # wall time, and CPU time of the process
