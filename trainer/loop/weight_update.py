@@ -1,7 +1,7 @@
 """Update the weights with torch's fused Adam or AdamW, without parts of its step that do not apply.
 
-torch's `step` looks for missing state, hooks, a profiler and GPUs each time. For a small model,
-this takes longer than the update: 5 % of a step of a perceptron on a CPU.
+torch's `step` looks for missing state, hooks, a profiler and GPUs each time. For a small perceptron
+on a CPU, this takes 0.11 ms of a step of 2.8 ms.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ def weight_update(optimizer: Optimizer, scaler: GradScaler) -> Callable[[], None
         states = [_states(optimizer, group) for group in optimizer.param_groups]
         if all(states) and not _is_extended(optimizer):
             for group, states_P in zip(optimizer.param_groups, states, strict=True):
-                _update_group(group, states_P, decoupled=isinstance(optimizer, AdamW))
+                _update_group(group, states_P)
         else:
             optimizer.step()
 
@@ -65,10 +65,8 @@ def _is_extended(optimizer: Optimizer) -> bool:
 
 
 @torch.no_grad()
-def _update_group(
-    group: Mapping[str, Any], states_P: list[dict[str, Tensor]], decoupled: bool
-) -> None:
-    """Update the P parameters of a group. A `decoupled` weight decay does not use the gradient."""
+def _update_group(group: Mapping[str, Any], states_P: list[dict[str, Tensor]]) -> None:
+    """Update the P parameters of a group."""
     beta1, beta2 = group["betas"]
     adam(
         group["params"],
@@ -78,7 +76,8 @@ def _update_group(
         [],
         [state["step"] for state in states_P],
         fused=True,
-        decoupled_weight_decay=decoupled,
+        # True for AdamW. Adam has an option for it.
+        decoupled_weight_decay=group["decoupled_weight_decay"],
         amsgrad=False,
         beta1=beta1,
         beta2=beta2,

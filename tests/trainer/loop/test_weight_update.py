@@ -85,6 +85,9 @@ def torch_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     [
         _adamw,
         lambda parameters: Adam(parameters, lr=0.1, fused=True, weight_decay=0.1),
+        lambda parameters: Adam(
+            parameters, fused=True, weight_decay=0.1, decoupled_weight_decay=True
+        ),
         lambda parameters: AdamW(parameters, betas=(0.5, 0.7), eps=1e-3, maximize=True, fused=True),
         lambda parameters: AdamW(
             [
@@ -94,7 +97,7 @@ def torch_steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             fused=True,
         ),
     ],
-    ids=["AdamW", "Adam", "all options", "groups"],
+    ids=["AdamW", "Adam", "Adam as AdamW", "all options", "groups"],
 )
 def test_a_fused_update_has_the_bits_of_torch(build: Build, torch_steps: list[str]) -> None:
     optimizer, expected = build(_parameters()), build(_parameters())
