@@ -667,6 +667,9 @@ def test_verify_repeats_the_training_and_compares(here: Here) -> None:
     code, out, _ = here.command("verify", "runs/r", "--device", "cpu", "--steps", "2")
     assert code == 0
     assert "2 digests up to step 2" in out
+    code, out, _ = here.command("verify", "runs/r", "--device", "cpu", "--steps", "4")
+    assert code == 0
+    assert "3 digests up to step 3" in out
     assert [path.name for path in Path("runs").iterdir()] == ["r"]
 
 

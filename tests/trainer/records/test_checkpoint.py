@@ -207,6 +207,17 @@ def test_the_next_save_waits_for_the_current_one(
     assert _equal(saver.checkpoints.files.load(2), simple(2))
 
 
+def test_a_wait_for_the_digests_of_a_save_ends_when_they_are_recorded(saver: Saver) -> None:
+    """Otherwise, the digests of the next step could be written first."""
+    checkpoints, in_record = saver.checkpoints, list[bool]()
+    checkpoints.save(
+        1, simple(1), {}, None, lambda _state: in_record.append(checkpoints._recorded.is_set())
+    )
+    checkpoints.wait_until_recorded()
+    assert in_record == [False]
+    checkpoints.wait()
+
+
 def test_a_state_may_change_its_shape_between_saves(saver: Saver) -> None:
     saver.checkpoints.prepare(simple(0))
     for step in (1, 2, 3):

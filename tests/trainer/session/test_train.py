@@ -26,7 +26,7 @@ from trainer.loop.settle import settle
 from trainer.parallel.device import choose_device
 from trainer.parallel.strategy import STRATEGIES, Replicated
 from trainer.parallel.world import World
-from trainer.records.compare import manifest_differences
+from trainer.records.compare import manifest_differences, read_entries
 from trainer.records.run_log import RunLog
 from trainer.session.agreement import refuse_difference
 from trainer.settings.config import Config
@@ -116,6 +116,16 @@ def test_threads_follow_rank_0_and_other_choices_of_the_hardware_must_be_equal(
         "but differs on another machine: be alike$",
     ):
         refuse_difference(process, {"threads": 7, "precision": "fp32"}, "be alike")
+
+
+def test_a_batch_size_per_gpu_is_multiplied_by_the_number_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, run = World(1, 3, torch.device("cpu")), RunLog(tmp_path / "r", 1)
+    monkeypatch.setattr(World, "from_first", lambda _world, value: value)
+    settled = settle(Config(batch_size_per_gpu=5), Tiny(), Replicated("ddp", process), run)
+    run.close()
+    assert (settled.batch_size, settled.batch_size_per_gpu) == (15, None)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -882,6 +892,19 @@ def test_a_run_without_a_checkpoint_restarts_and_logs_it(
         in out
     )
     assert [entry["step"] for entry in here.entries("train")] == list(range(1, 19))
+    # The digests and the manifest are those of the new start, whose id the checkpoints have.
+    assert [entry["step"] for entry in read_entries(here.path() / "digests.jsonl")] == [
+        0,
+        6,
+        12,
+        18,
+    ]
+    described, sidecar = (
+        json.loads((here.path() / name).read_text())
+        for name in ("manifest.json", "checkpoints/step-00000018.json")
+    )
+    assert described["run_id"] == sidecar["run_id"]
+    assert "resumes" not in described
 
 
 def test_each_run_has_its_own_id_which_is_not_compared(here: Here) -> None:
