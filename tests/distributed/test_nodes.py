@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.commands import wait_until
-from tests.support.faults import GATED, SignalGate
+from tests.support.faults import GATED, SignalGate, needs_linux
 from tests.support.nodes import Party, free_port, node_of
 from tests.support.processes import Job
 from tests.support.ranks import Ranks, StartedRanks
@@ -21,6 +21,15 @@ from trainer.launch.meeting import Meeting
 
 _HOST = socket.gethostname()
 _SECRET = "0123456789abcdef"  # noqa: S105 - no password
+
+
+@needs_linux
+def test_only_a_server_of_the_test_gets_a_free_port() -> None:
+    port = free_port()
+    with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+        other.bind(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)):
+        socket.create_connection(("127.0.0.1", port)).close()
 
 
 def test_three_nodes_agree_on_the_store_and_on_the_number_of_processes(

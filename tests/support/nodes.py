@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,10 +17,18 @@ from trainer.launch.rendezvous import meet
 
 
 def free_port() -> int:
-    """Return a port on which no program listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """Return a port on which no program listens, and which no other program can get.
+
+    Servers that allow to reuse an address, as those of Trainbox and torch do, can listen on it.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    port = int(held.getsockname()[1])
+    if sys.platform == "linux":  # elsewhere, nobody could listen beside a socket that is bound
+        held.detach()  # open until this process ends
+    held.close()
+    return port
 
 
 def node_of(rank: int, port: int, nnodes: int = 2, **other: Any) -> Node:

@@ -21,6 +21,7 @@ import fsspec
 import pytest
 
 from tests.support.faults import GATED, Gate, SignalGate
+from tests.support.nodes import free_port
 from tests.support.ranks import Ranks
 from trainer.records.mirror_storage import Storage
 
@@ -89,8 +90,7 @@ def wire(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Wire]:
     """Return the wire to a server that has the bucket `lab`."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with (tmp_path / "moto.log").open("w") as log:
         server = subprocess.Popen(
             [sys.executable, "-P", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
