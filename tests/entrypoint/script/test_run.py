@@ -287,18 +287,22 @@ def _second(process: "subprocess.Popen[str]") -> bool:
 
 
 def test_what_a_script_leaves_behind_is_killed(forked: Trainbox) -> None:
-    daemon = """
+    code = """
 import os, time
-if os.fork() == 0:
+daemon = os.environ["TRAINBOX_RUN"] + "/daemon"
+child = os.fork()
+if child == 0:
     os.setsid()
     if os.fork() == 0:
-        open(os.environ["TRAINBOX_RUN"] + "/daemon", "w").write(str(os.getpid()))
+        open(daemon + ".new", "w").write(str(os.getpid()))
+        os.rename(daemon + ".new", daemon)  # as soon as this file exists, it may be killed
         time.sleep(600)
     os._exit(0)
-while not os.path.exists(os.environ["TRAINBOX_RUN"] + "/daemon"):
+os.waitpid(child, 0)
+while not os.path.exists(daemon):
     time.sleep(0.01)
 """
-    ended = forked(*ONE, script(forked, daemon))
+    ended = forked(*ONE, script(forked, code))
     assert (ended.code, "the script left 1 process(es) behind: killed" in ended.err) == (0, True)
     pid = int((only_run(forked) / "daemon").read_text())
     with pytest.raises(ProcessLookupError):
