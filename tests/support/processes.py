@@ -29,6 +29,19 @@ def children_of(parent: int) -> list[int]:
     )
 
 
+def started_with(mark: str) -> list[int]:
+    """Return the ids of the processes that run and have `mark` in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            is_marked = mark.encode() in (path / "environ").read_bytes()
+        except OSError:  # the process is gone, or belongs to another user
+            continue
+        if is_marked and (stat := _stat(int(path.name))) is not None and stat[0] not in "ZX":
+            found.append(int(path.name))
+    return found
+
+
 def _rank_of(pid: int) -> str:
     variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return next(

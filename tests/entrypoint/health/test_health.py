@@ -36,6 +36,7 @@ from tests.support.health_cases import (
 )
 from tests.support.health_table import result_of, row, run_case
 from tests.support.nvml_stub.build import build_stub, stub_env, write_config
+from tests.support.processes import started_with
 
 ROOT = Path(__file__).parents[3]
 
@@ -362,19 +363,6 @@ def test_health_0_passes_the_gate_and_the_liveness_probe_without_the_driver(
 # A driver that hangs.
 
 
-def processes_of(config: Path) -> list[int]:
-    """Return the living processes that were started with this configuration of the stub."""
-    found = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            state = (environ.parent / "stat").read_text().rpartition(")")[2].split()[0]
-            if str(config).encode() in environ.read_bytes() and state != "Z":
-                found.append(int(environ.parent.name))
-        except OSError:
-            continue
-    return found
-
-
 @pytest.mark.waits
 @pytest.mark.parametrize(
     "arguments",
@@ -426,7 +414,7 @@ def test_a_driver_whose_readings_all_hang_is_given_up(
 def wait_until_none(config: Path) -> None:
     """Wait until no process uses this configuration: a killed process needs time to end."""
     deadline_s = time.monotonic() + 120
-    while left := processes_of(config):
+    while left := started_with(str(config)):
         assert time.monotonic() < deadline_s, f"still running: {left}"
         time.sleep(0.02)
 
@@ -438,10 +426,10 @@ def test_probes_of_a_driver_that_hangs_do_not_pile_up(
     """While the process of an earlier probe holds the lock, a second probe sends no query."""
     config = put(tmp_path, "h100", {"hang.init": 1})
     first = trainbox.start("health", "--live", env=on_stub(library, config))
-    wait_until(lambda: len(processes_of(config)) == 2, first)
+    wait_until(lambda: len(started_with(str(config))) == 2, first)
     second = trainbox.start("health", "--live", env=on_stub(library, config))
     # The second probe waits for the lock and has no process that queries the driver.
-    wait_until(lambda: len(processes_of(config)) == 3, first)
+    wait_until(lambda: len(started_with(str(config))) == 3, first)
     ended = finish(second)
     assert ended.code == 1
     assert "does not answer: " in ended.out
@@ -636,7 +624,8 @@ def test_a_driver_that_hangs_and_recovers(monitor: Callable[..., Monitor], tmp_p
     watching.wait_for(200)
     config = put(tmp_path, "h100", {"hang": 1}, count=2)
     assert "driver (node)" in watching.wait_for(503)
-    assert len(processes_of(config)) == 2, "only the monitor and one process that asks the driver"
+    # Only the monitor and one process that asks the driver: the killed one needs time to end.
+    wait_until(lambda: len(started_with(str(config))) == 2, watching.process)
     put(tmp_path, "h100", count=2)
     assert watching.wait_for(200) == "OPEN, PASS: 2 GPUs\n"
 
@@ -650,7 +639,7 @@ def test_the_monitor_outlives_the_process_that_queries_the_driver(
     # A signal that hits a reading counts as a crash of this reading, which is then left out. So
     # crash the process until the signal comes between two readings.
     while "driver (node)" not in answer:
-        (asking,) = set(processes_of(tmp_path / "nvml.conf")) - {watching.process.pid}
+        (asking,) = set(started_with(str(tmp_path / "nvml.conf"))) - {watching.process.pid}
         os.kill(asking, signal.SIGSEGV)
         answer = watching.wait_for_another(answer)
     assert watching.wait_for(200).startswith("OPEN, ")
