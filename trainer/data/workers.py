@@ -5,6 +5,7 @@ of the parent is just being registered (python/cpython#112275). With torch 2.10 
 threads of gloo and NCCL are registered after each exchange, to free its tensors.
 """
 
+import contextlib
 import multiprocessing
 import sys
 from multiprocessing.connection import Connection, Pipe
@@ -26,20 +27,27 @@ def worker_context() -> ForkContext | None:
 
 
 class _CheckedProcess(ForkProcess):
-    """A process that sends a message to its parent before it runs its target."""
+    """A process that runs its target when its parent has answered its message.
 
-    _writer: "Connection[bytes, bytes]"
+    Without an answer, a worker that is only slow could be killed while it holds the lock of the
+    queue of its indices. The next worker would then wait forever for this lock.
+    """
+
+    # The end of the parent and the end of this process.
+    _ends: "tuple[Connection[bytes, bytes], Connection[bytes, bytes]]"
 
     @staticmethod
     def _Popen(process: BaseProcess) -> Popen:  # noqa: N802 - multiprocessing's name
         assert isinstance(process, _CheckedProcess)
         limit_s = _START_S
         while True:
-            reader, process._writer = Pipe(duplex=False)
+            process._ends = ours, theirs = Pipe()
             popen = ForkProcess._Popen(process)
-            process._writer.close()
-            with reader:
-                if reader.poll(limit_s):
+            theirs.close()
+            with ours:
+                if ours.poll(limit_s):
+                    with contextlib.suppress(OSError):  # it has died, which the loader reports
+                        ours.send_bytes(b"run")
                     return popen
             popen.kill()
             popen.wait()
@@ -47,8 +55,11 @@ class _CheckedProcess(ForkProcess):
             limit_s *= 2
 
     def run(self) -> None:
-        self._writer.send_bytes(b"runs")
-        self._writer.close()
+        of_parent, own = self._ends
+        of_parent.close()  # so that `recv_bytes` raises EOFError if the parent dies
+        with own:
+            own.send_bytes(b"ready")
+            own.recv_bytes()
         super().run()
 
 

@@ -5,6 +5,9 @@ import os
 import signal
 import sys
 from multiprocessing import popen_fork
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 def test_a_worker_that_hangs_in_its_fork_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     real, pids = os.fork, list[int]()
+    real_poll, limits_s = Connection.poll, list[float]()
 
     def fork() -> int:
         pids.append(real())
@@ -28,15 +32,93 @@ def test_a_worker_that_hangs_in_its_fork_is_started_again(monkeypatch: pytest.Mo
             signal.pause()
         return pids[-1]
 
+    def poll(connection: Any, limit_s: float = 0.0) -> bool:
+        limits_s.append(limit_s)
+        return real_poll(connection, limit_s)
+
+    monkeypatch.setattr(Connection, "poll", poll)
     monkeypatch.setattr(popen_fork.os, "fork", fork)
     monkeypatch.setattr(workers, "_START_S", 0.05)
     dataset = TensorDataset(torch.arange(3.0))
     read, _ = read_examples(dataset, 0, [0, 2], 1)
     assert [batch[0].tolist() for batch in read] == [[0], [2]]
     assert len(pids) >= 3
+    assert limits_s[:3] == [0.05, 0.1, 0.2]
     for pid in pids[:-1]:
         with pytest.raises(ChildProcessError):  # it was waited for
             os.waitpid(pid, 0)
+
+
+def _after_its_message(monkeypatch: pytest.MonkeyPatch, then: Any) -> None:
+    """Call `then` once instead of an answer to a worker, when the worker is ready."""
+    real = Connection.poll
+
+    def poll(connection: Any, _limit_s: float) -> bool:
+        monkeypatch.setattr(Connection, "poll", real)
+        assert connection.poll(None)
+        return bool(then())
+
+    monkeypatch.setattr(Connection, "poll", poll)
+
+
+def test_a_worker_that_is_ready_too_late_has_done_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, pids = os.fork, list[int]()
+
+    def fork() -> int:
+        pids.append(real())
+        return pids[-1]
+
+    def time_is_over() -> bool:
+        state = ""
+        while state not in ("S", "Z"):  # it waits for the answer, or has run
+            state = Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[0]
+        return False
+
+    monkeypatch.setattr(popen_fork.os, "fork", fork)
+    _after_its_message(monkeypatch, time_is_over)
+    reader, writer = os.pipe()
+    process = _process(target=os.write, args=(writer, b"runs once"))
+    files = os.listdir("/proc/self/fd")
+    process.start()
+    process.join()
+    process.close()
+    assert os.listdir("/proc/self/fd") == files
+    assert len(pids) == 2
+    assert os.read(reader, 100) == b"runs once"
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_worker_exits_if_its_parent_dies_before_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # for the traceback of the worker
+        _after_its_message(monkeypatch, lambda: os._exit(0))
+        _process(target=os.write, args=(writer, b"runs")).start()
+    os.close(writer)
+    os.waitpid(pid, 0)
+    assert not os.read(reader, 100)  # the end, when the worker has exited
+    os.close(reader)
+
+
+def test_the_exit_code_of_a_worker_that_dies_in_its_fork_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = os.fork
+    monkeypatch.setattr(popen_fork.os, "fork", lambda: real() or os._exit(7))
+    process = _process()
+    process.start()
+    process.join()
+    assert process.exitcode == 7
+
+
+def _process(**arguments: Any) -> Any:
+    context = worker_context()
+    assert context is not None
+    return context.Process(**arguments)
 
 
 @pytest.mark.parametrize(("method", "checked"), [(None, True), ("fork", True), ("spawn", False)])
