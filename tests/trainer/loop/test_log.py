@@ -14,9 +14,10 @@ from torch.utils.data import Subset, TensorDataset
 from tests.support.here import Here
 from tests.support.tiny import Tiny
 from trainer.data.batches import TimedBatches
-from trainer.loop.log import TrainingLog
+from trainer.loop.log import TrainingLog, not_finite
 from trainer.loop.state import Stopwatch
 from trainer.parallel.world import World
+from trainer.records.console import Console
 from trainer.system.elapsed import Elapsed
 
 
@@ -168,9 +169,42 @@ def test_a_validation_shows_only_the_metrics_of_its_own_step() -> None:
     assert log.line_at(101) == ""
 
 
+def test_a_spike_is_reported_from_the_sixth_entry_on() -> None:
+    reports: list[str] = []
+    log = TrainingLog(_job(1, [], reports), TimedBatches(iter([])))
+    for loss in (1.0, 2.0, 50.0, 2.0, 70.0, 20.0):  # the median is 2, from the fifth entry on
+        log._warn_of_a_spike(loss)
+    assert reports == []
+    log._warn_of_a_spike(120.0)  # the median is 11
+    assert reports == [
+        "step 100: the loss 120 is 11 times the usual 11: check the data of these steps, or use "
+        "--clip-norm or a lower --lr"
+    ]
+    for loss in (*[1000.0] * 30, *[1.0] * 20):  # only the last 20 entries count
+        log._warn_of_a_spike(loss)
+    reports.clear()
+    log._warn_of_a_spike(10.5)
+    assert len(reports) == 1
+    assert reports[0].startswith("step 100: the loss 10.5 is 10 times the usual 1: ")
+
+
+@pytest.mark.parametrize(("best", "shown"), [(12, "valid (best: step 12)"), (None, "valid")])
+def test_a_loss_that_is_not_finite_names_the_step_and_the_best_checkpoint(
+    best: int | None, shown: str
+) -> None:
+    job = _job(1, [], [])
+    job.state.progress.best_step = best
+    message = str(not_finite(job, "the gradient"))
+    assert message.startswith("the gradient is not finite by step 100: lower --lr")
+    assert message.endswith(f"earlier checkpoints are {shown}")
+
+
 def test_an_entry_has_its_epoch_and_its_speed(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds: list[str] = []
     monkeypatch.setattr(Stopwatch, "lap", lambda _watch, _step: (3, 2.0))
+    monkeypatch.setattr(Console, "report_progress", lambda _, _line, speed: speeds.append(speed))
     here.train(epochs=2, log_steps=3)
+    assert speeds == [f", 12 samples/s, {left} s to go" for left in (6, 4, 2, 0)]
     assert [
         (entry["step"], entry["epoch"], entry["samples_per_second"])
         for entry in here.entries("train")

@@ -17,6 +17,7 @@ from trainer.settings.config import (
     check,
     differences,
     load_config_file,
+    parse_config,
     scaled_learning_rate,
     split_metric,
     warmup_then_cosine,
@@ -90,6 +91,12 @@ def test_the_fingerprint_is_eight_hex_digits_and_the_same_for_the_same_settings(
     assert one.fingerprint() == other.fingerprint()
     assert len(one.fingerprint()) == 8
     assert int(one.fingerprint(), 16) >= 0
+
+
+def test_a_new_version_keeps_the_names_of_runs() -> None:
+    """A start with another name would not resume a run of an earlier version."""
+    assert Config().fingerprint() == "23b0ac08"
+    assert Config(task="mnist", epochs=3, workers=2).fingerprint() == "bdf6c888"
 
 
 @pytest.mark.parametrize(
@@ -455,3 +462,24 @@ def test_a_wrong_option_exits_with_code_2_and_prints_one_line(
 def test_a_config_is_restored_from_its_json(here: Here) -> None:
     config = Config(**_OTHER)
     assert Config(**json.loads(config.to_json())) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("keep", 3.5), ("keep", "3"), ("keep", None), ("workers", -1), ("log_steps", True)],
+)
+def test_a_wrong_number_in_a_stored_config_is_damage(name: str, value: Any) -> None:
+    with pytest.raises(WrongUse) as failure:
+        parse_config(json.dumps({name: value}), Path("runs/r/config.json"))
+    assert str(failure.value) == (
+        f"runs/r/config.json is damaged ({name} is {value!r}, not a number from 0): restore it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("workers", 0), ("workers", None), ("checkpoint_minutes", 0.5), ("checkpoint_minutes", 0)],
+)
+def test_a_stored_config_may_have_a_number_from_0(name: str, value: Any) -> None:
+    config = parse_config(json.dumps({name: value}), Path("runs/r/config.json"))
+    assert getattr(config, name) == value

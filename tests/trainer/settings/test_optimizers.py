@@ -33,7 +33,8 @@ def test_each_name_is_its_class_with_its_own_weight_decay(
     assert built.defaults["fused"] is True
     assert built.defaults["weight_decay"] == weight_decay
     assert built.defaults.get("momentum") == momentum
-    assert make_optimizer(name, parameters, 0.5, 0.25).defaults["weight_decay"] == 0.25
+    for given in (0.25, 0.0):
+        assert make_optimizer(name, parameters, 0.5, given).defaults["weight_decay"] == given
 
 
 def test_the_option_has_the_names_of_the_table() -> None:
