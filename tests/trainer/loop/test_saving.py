@@ -1,11 +1,13 @@
 """When checkpoints are saved, and the memory that is reserved for them."""
 
+import contextlib
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from trainer.errors import WrongUse
+from trainer.errors import NotFinite, WrongUse
 from trainer.loop.saving import Saving
 from trainer.system.signals import StopRequest
 
@@ -28,12 +30,12 @@ class _Parts:
 
 
 def test_a_checkpoint_that_is_due_in_a_validation_is_saved_once_after_the_next_step() -> None:
-    votes = iter([(False, True), (False, False), (False, False)])
+    votes, asked = iter([(False, True), (False, False), (False, False)]), list[float]()
     pace: Any = SimpleNamespace(vote_due=lambda _step: True, vote=lambda *_: next(votes))
     job: Any = SimpleNamespace(
         config=SimpleNamespace(checkpoint_minutes=10, checkpoint_steps=0),
         state=SimpleNamespace(progress=SimpleNamespace(step=7)),
-        checkpoints=SimpleNamespace(due=lambda _minutes: False),
+        checkpoints=SimpleNamespace(due=asked.append),
     )
     saving, saved = Saving(job, StopRequest(), _UNUSED, pace), list[int]()
     saving.save = lambda _metrics: saved.append(job.state.progress.step)  # type: ignore[method-assign]
@@ -41,6 +43,27 @@ def test_a_checkpoint_that_is_due_in_a_validation_is_saved_once_after_the_next_s
     for job.state.progress.step in (8, 9):
         saving.save_or_stop()
     assert saved == [8]
+    assert asked == [10, 10]
+
+
+@pytest.mark.parametrize(("name", "saved"), [("squared", []), ("near", ["save"])])
+def test_a_loss_that_is_not_finite_is_not_saved(
+    monkeypatch: pytest.MonkeyPatch, name: str, saved: list[str]
+) -> None:
+    """A metric of the training may be NaN."""
+    monkeypatch.setattr("trainer.loop.saving.check_unchanged", lambda _job: None)
+    job: Any = _Parts(gathers_states=False)
+    job.state.capture = lambda _strategy: {"running": {"fine": [1.0], name: [1.0, math.nan]}}
+    job.state.progress = SimpleNamespace(step=7, best_step=None)
+    job.task = SimpleNamespace(train_metrics={"near": None})
+    job.world = SimpleNamespace(wait_for_all=lambda _what: contextlib.nullcontext())
+    job.checkpoints.save = job._noted("save")
+    saving = Saving(job, StopRequest(), SimpleNamespace(of_checkpoint=lambda: None), _UNUSED)  # type: ignore[arg-type]
+    with (
+        contextlib.nullcontext() if saved else pytest.raises(NotFinite, match="^loss 'squared' is")
+    ):
+        saving.save({})
+    assert job.calls == saved
 
 
 @pytest.mark.parametrize(

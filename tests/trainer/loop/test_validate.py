@@ -1,12 +1,14 @@
 """What follows a validation."""
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support.here import Here
 from trainer.loop import validate
+from trainer.records.run_log import RunLog
 
 
 def test_a_training_ends_after_as_many_validations_without_progress_as_its_patience(
@@ -24,3 +26,40 @@ def test_a_training_ends_after_as_many_validations_without_progress_as_its_patie
     assert [entry["loss"] for entry in here.entries("validation")] == [3, 4, 2, 2, 3]
     progress = here.state(30)["progress"]  # the last step has a checkpoint
     assert (progress["best_step"], progress["ended_early"]) == (18, True)
+
+
+@pytest.mark.parametrize(("count", "end"), [(5, "m5 5.0000"), (6, "m5 5.0000, ...")])
+def test_the_line_of_a_validation_has_six_metrics(
+    here: Here, monkeypatch: pytest.MonkeyPatch, count: int, end: str
+) -> None:
+    evaluate = validate.evaluate
+    metrics = {"loss": 0.0} | {f"m{number}": float(number) for number in range(1, count + 1)}
+
+    def evaluated(*arguments: Any, **named: Any) -> Any:
+        result = evaluate(*arguments, **named)
+        assert result is not None
+        return dataclasses.replace(result, metrics=metrics)
+
+    monkeypatch.setattr(validate, "evaluate", evaluated)
+    out = here.train(epochs=1)
+    assert f"epoch 1: loss 0.0000, m1 1.0000, m2 2.0000, m3 3.0000, m4 4.0000, {end} (best)" in out
+
+
+def test_the_speed_does_not_include_the_validations(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, evaluate, advance = [0.0], validate.evaluate, RunLog.advance
+
+    def evaluated(*arguments: Any, **named: Any) -> Any:
+        now_s[0] += 1000
+        return evaluate(*arguments, **named)
+
+    def advanced(run: RunLog) -> None:
+        now_s[0] += 0.5
+        advance(run)
+
+    monkeypatch.setattr("trainer.loop.state.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(validate, "evaluate", evaluated)
+    monkeypatch.setattr(RunLog, "advance", advanced)
+    here.train()
+    assert [entry["samples_per_second"] for entry in here.entries("train")] == [16.0] * 3
