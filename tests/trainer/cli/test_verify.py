@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
+from torch.utils.data import TensorDataset
 
 from tests.support import tiny
 from tests.support.here import Here, StopAfter, training_here
@@ -810,8 +811,13 @@ def test_other_data_and_another_task_source_have_other_digests(
     assert manifest.dataset_digest(data, []) != digest
     # only some examples of more than 1 GiB of data are read
     monkeypatch.setattr(manifest, "_HASHED_BYTES", 100)
+    digest = manifest.dataset_digest(data, [])
     data.tensors[0][1, 2] += 1
-    assert manifest.dataset_digest(data, []) == manifest.dataset_digest(data, [])
+    assert manifest.dataset_digest(data, []) == digest
+    shorter = TensorDataset(*(tensor[:-1] for tensor in data.tensors))
+    assert manifest.dataset_digest(shorter, []) != digest
+    data.tensors[0][0, 2] += 1
+    assert manifest.dataset_digest(data, []) != digest
     here.train(max_steps=1)
     described = json.loads((here.path() / "manifest.json").read_text())
     source = Path(tiny.__file__).read_bytes()

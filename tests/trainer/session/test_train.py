@@ -945,6 +945,8 @@ def test_two_losses_are_logged_by_name_and_as_a_sum(here: Here) -> None:
         assert entry["loss_tenth"] == pytest.approx(entry["loss_squared_error"] / 10)
         assert entry["loss"] == pytest.approx(1.1 * entry["loss_squared_error"])
     assert len(here.entries("validation")[-1]["sums"]) == 4
+    here.train("single", log_steps=1, max_steps=1)
+    assert [name for name in here.entries("train", "single")[0] if "loss" in name] == ["loss"]
 
 
 def test_a_traceback_is_written_to_the_runs_log(
