@@ -78,11 +78,11 @@ def test_a_worker_that_is_ready_too_late_has_done_nothing(monkeypatch: pytest.Mo
     _after_its_message(monkeypatch, time_is_over)
     reader, writer = os.pipe()
     process = _process(target=os.write, args=(writer, b"runs once"))
-    files = os.listdir("/proc/self/fd")
+    open_files = len(list(Path("/proc/self/fd").iterdir()))
     process.start()
     process.join()
     process.close()
-    assert os.listdir("/proc/self/fd") == files
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_files
     assert len(pids) == 2
     assert os.read(reader, 100) == b"runs once"
     os.close(reader)
