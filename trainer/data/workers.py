@@ -13,8 +13,11 @@ from multiprocessing.context import ForkContext, ForkProcess
 from multiprocessing.popen_fork import Popen
 from multiprocessing.process import BaseProcess
 
+from trainer.errors import Failure
+
 # A fork that does not run after this time is killed and started again, with twice the time.
 _START_S = 2.0
+_STARTS = 5
 
 
 def worker_context() -> ForkContext | None:
@@ -39,8 +42,8 @@ class _CheckedProcess(ForkProcess):
     @staticmethod
     def _Popen(process: BaseProcess) -> Popen:  # noqa: N802 - multiprocessing's name
         assert isinstance(process, _CheckedProcess)
-        limit_s = _START_S
-        while True:
+        limits_s = [_START_S * 2**start for start in range(_STARTS)]
+        for limit_s in limits_s:
             process._ends = ours, theirs = Pipe()
             popen = ForkProcess._Popen(process)
             theirs.close()
@@ -52,7 +55,10 @@ class _CheckedProcess(ForkProcess):
             popen.kill()
             popen.wait()
             popen.close()
-            limit_s *= 2
+        raise Failure(
+            f"a loader worker did not start in {sum(limits_s):.0f} s, in {_STARTS} attempts: give "
+            "the same command again, or use --workers 0"
+        )
 
     def run(self) -> None:
         of_parent, own = self._ends

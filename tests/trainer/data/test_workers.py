@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 from trainer.data import workers
 from trainer.data.examples import read_examples
 from trainer.data.workers import worker_context
+from trainer.errors import Failure
 
 pytestmark = pytest.mark.skipif(
     sys.version_info >= (3, 11, 10) or sys.platform != "linux", reason="no fork of it hangs"
@@ -119,6 +120,25 @@ def _process(**arguments: Any) -> Any:
     context = worker_context()
     assert context is not None
     return context.Process(**arguments)
+
+
+def test_a_worker_that_never_runs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, pids = os.fork, list[int]()
+
+    def fork() -> int:
+        pids.append(real())
+        if pids[-1] == 0:
+            signal.pause()
+        return pids[-1]
+
+    monkeypatch.setattr(popen_fork.os, "fork", fork)
+    monkeypatch.setattr(workers, "_START_S", 0.01)
+    with pytest.raises(Failure, match="a loader worker did not start .*, in 5 attempts: .*"):
+        read_examples(TensorDataset(torch.arange(3.0)), 0, [0], 1)
+    assert len(pids) == 5
+    for pid in pids:
+        with pytest.raises(ChildProcessError):  # it was waited for
+            os.waitpid(pid, 0)
 
 
 @pytest.mark.parametrize(("method", "checked"), [(None, True), ("fork", True), ("spawn", False)])
