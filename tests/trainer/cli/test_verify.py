@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from tests.support import tiny
 from tests.support.here import Here, StopAfter, training_here
@@ -818,6 +818,9 @@ def test_other_data_and_another_task_source_have_other_digests(
     assert manifest.dataset_digest(shorter, []) != digest
     data.tensors[0][0, 2] += 1
     assert manifest.dataset_digest(data, []) != digest
+    # the same examples of 16 and 17 are sampled
+    sampled = [manifest.dataset_digest(Subset(data, range(count)), []) for count in (16, 17)]
+    assert sampled[0] != sampled[1]
     here.train(max_steps=1)
     described = json.loads((here.path() / "manifest.json").read_text())
     source = Path(tiny.__file__).read_bytes()

@@ -801,6 +801,16 @@ def test_settings_that_are_free_at_a_resume_can_be_edited(here: Here) -> None:
     assert "resume     from step 5" in here.train()
 
 
+def test_a_run_without_its_config_json_resumes(here: Here) -> None:
+    with pytest.raises(Preempted):
+        here.train(stop=StopAfter(5))
+    path = here.path() / "config.json"
+    before = path.read_text()
+    path.unlink()
+    assert "resume     from step 5" in here.train()
+    assert path.read_text() == before
+
+
 def _stop_at_5(here: Here) -> Path:
     with pytest.raises(Preempted):
         here.train(stop=StopAfter(5), checkpoint_steps=1, log_steps=1)
