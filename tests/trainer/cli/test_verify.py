@@ -31,6 +31,8 @@ from trainer.records.compare import (
     first_difference,
     first_validation_difference,
     read_entries,
+    shown_arguments,
+    shown_value,
 )
 from trainer.records.digest import value_digest
 from trainer.records.evidence import Evidence, verdict
@@ -787,8 +789,12 @@ def test_a_resume_without_its_manifest_needs_resume_anyway(here: Here) -> None:
     assert json.loads((here.path() / "manifest.json").read_text())["settings"]["max_steps"] == 15
 
 
-def test_changes_that_do_not_change_bits_are_listed_at_a_resume(here: Here) -> None:
+def test_changes_that_do_not_change_bits_are_listed_at_a_resume(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = _stopped(here)
+    monkeypatch.setenv("TRAINBOX_REASON", "the second start")
+    monkeypatch.setenv("TRAINBOX_EXPERIMENT", "abc exp.toml")
     packages = json.loads(path.read_text())["packages"]
     _change(
         path, python="3.0", image_digest="sha256:abc", packages=packages | {"torchvision": "0.1"}
@@ -798,6 +804,18 @@ def test_changes_that_do_not_change_bits_are_listed_at_a_resume(here: Here) -> N
     assert "packages.torchvision: 0.1 -> " in out
     assert "python: 3.0 -> 3." in out
     assert "image_digest: sha256:abc -> nothing" in out
+    described = json.loads(path.read_text())
+    assert described["plan"]["reason"] is None
+    (resumed,) = described["resumes"]
+    assert resumed["plan"] == described["plan"] | {"reason": "the second start"}
+    assert resumed["config_file"] == {"name": "exp.toml", "sha256": "abc"}
+    assert resumed["changed"]["image_digest"] == ["sha256:abc", None]
+
+
+def test_the_manifest_has_the_first_2400_characters_of_a_value() -> None:
+    text = "a, " * 801
+    assert shown_value("NCCL_DEBUG_FILE", text) == text[:2400]
+    assert shown_arguments(["train", text]) == ["train", text[:2400]]
 
 
 def test_other_data_and_another_task_source_have_other_digests(
