@@ -216,6 +216,7 @@ def test_a_gpu_that_torch_has_no_code_for_is_refused(monkeypatch: pytest.MonkeyP
 
 def test_the_header_and_the_closing_table(here: Here) -> None:
     out = here.train(accumulation=2, max_steps=9)
+    assert "are lost" not in out  # a new run has no records to lose
     lines = [line.split(maxsplit=1) for line in out.splitlines() if " " in line]
     table = {arguments[0]: arguments[1] for arguments in lines if len(arguments) == 2}
     assert table["run"] == "runs/r"
