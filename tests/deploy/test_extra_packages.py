@@ -178,6 +178,7 @@ class Project:
         monkeypatch.setenv("UV_FIND_LINKS", str(self.wheels))
         monkeypatch.setenv("UV_OFFLINE", "1")
         monkeypatch.setenv("UV_CACHE_DIR", str(folder / "cache"))
+        monkeypatch.delenv("COLUMNS", raising=False)  # uv would wrap its messages at this width
         monkeypatch.chdir(folder)
 
     def run(self, *arguments: str, uv: str = UV, file: str = "my.txt") -> int:

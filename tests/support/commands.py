@@ -16,8 +16,9 @@ import pytest
 
 from trainbox.variables import LAUNCH_NAMES
 
-# Variables that a shell or a scheduler may set and a test must not inherit.
-_LAUNCH_NAMES = {*LAUNCH_NAMES, "SET"}
+# Variables that a shell or a scheduler may set and a test must not inherit. COLUMNS is the width of
+# help texts.
+_LAUNCH_NAMES = {*LAUNCH_NAMES, "SET", "COLUMNS"}
 _LAUNCH_PREFIXES = (
     "TRAINBOX_",
     "RDZV_",
