@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from trainbox.seeding import derive_seed
 from trainer.data.nested import mapped
-from trainer.data.workers import worker_context
+from trainer.data.workers import check_sockets, worker_context
 from trainer.errors import WrongUse
 from trainer.system.signals import leave_signals_to_the_parent
 from trainer.system.sources import loaded_sources
@@ -77,6 +77,8 @@ def example_loader(
     collate: Collate = default_collate,
 ) -> "DataLoader[Any]":
     """Return a loader of one batch for each list of (epoch, index) in `positions`."""
+    if workers:
+        check_sockets()
     return DataLoader(
         SeededExamples(dataset, seed),
         batch_sampler=positions,

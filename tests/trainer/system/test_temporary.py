@@ -5,15 +5,21 @@ import fcntl
 import multiprocessing
 import multiprocessing.util
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
 from entrypoint.system import temporary as entrypoint_temporary
+from tests.support.faults import needs_linux
 from tests.support.here import Here
+from trainer.data.examples import read_examples
+from trainer.errors import StorageFailure
 from trainer.system import temporary
 
 
@@ -146,3 +152,31 @@ def test_a_training_does_not_need_a_writable_temporary_folder(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(here.folder / "nowhere"))
     assert "digest" in here.train(max_steps=1)
+
+
+@needs_linux
+@pytest.mark.parametrize(
+    ("name", "reason"), [("x" * 90, "AF_UNIX path too long"), ("nowhere", "No such file")]
+)
+def test_loader_workers_without_a_socket_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reason: str
+) -> None:
+    """A worker would print a traceback, and the training would wait forever for its batch."""
+    folder = tmp_path / name
+    if name != "nowhere":
+        folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", None)  # type: ignore[attr-defined]
+    dataset = TensorDataset(torch.arange(3.0))
+    with temporary.sockets_in_a_folder():
+        with pytest.raises(StorageFailure) as refused:
+            read_examples(dataset, 0, [0, 2], 1)
+        read, _ = read_examples(dataset, 0, [0, 2], 0)
+    assert [batch[0].tolist() for batch in read] == [[0], [2]]
+    assert re.fullmatch(
+        r"the loader workers cannot make a socket in the folder for temporary files "
+        rf"\(TMPDIR='{folder}': .*{reason}.*\): set TMPDIR to a folder with a short path that you "
+        "can write to, or add --workers 0",
+        str(refused.value),
+    )
