@@ -236,7 +236,7 @@ def _build_optimizer(
     built = task.build_optimizer(model, config.optimizer, peak_learning_rate, config.weight_decay)
     optimizer = checked_optimizer(task, built, model)
     for group in optimizer.param_groups:
-        group["initial_lr"] = group["lr"]
+        group["initial_lr"] = float(group["lr"])  # a task may give a tensor
     return optimizer
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainbox.seeding import derive_seed
+from trainer.errors import WrongUse
 from trainer.loop.log import not_finite
 from trainer.loop.out_of_memory import FIRST_STEPS, all_fit
 from trainer.loop.state import Job
@@ -60,8 +61,7 @@ class EagerStep:
         factor = checked_factor(
             job.task, job.task.schedule(progress.step, schedule.total_steps, self._warmup_steps)
         )
-        for group in state.optimizer.param_groups:
-            group["lr"] = learning_rate(group["initial_lr"], factor, self._on_gpu)
+        _set_learning_rate(job, factor, self._on_gpu)
 
         # Copy the running statistics, such as those of batch norm, if the step may be undone.
         old_statistics = (
@@ -119,6 +119,22 @@ def _seeds(job: Job) -> Iterator[int]:
             for step in range(first, first + _SEEDED_STEPS)
             for micro in job.schedule.micros
         ]
+
+
+def _set_learning_rate(job: Job, factor: float, on_gpu: bool) -> None:
+    """Set the learning rate of each parameter group to its peak times `factor`.
+
+    Raises:
+        WrongUse: The task has added a group, which a resume would not have.
+    """
+    for group in job.state.optimizer.param_groups:
+        try:
+            group["lr"] = learning_rate(group["initial_lr"], factor, on_gpu)
+        except KeyError:
+            raise WrongUse(
+                f"task {type(job.task).__name__}: a parameter group was added to the optimizer by "
+                f"step {job.state.progress.step}: add all groups in build_optimizer()"
+            ) from None
 
 
 def learning_rate(peak: float, factor: float, on_gpu: bool) -> float:

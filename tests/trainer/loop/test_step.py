@@ -3,17 +3,19 @@
 import itertools
 import math
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import AdamW
 
 from tests.support.here import Here
 from tests.support.tiny import Tiny
 from trainbox.seeding import derive_seed
 from trainer.data.schedule import MicroBatch
+from trainer.errors import WrongUse
 from trainer.loop.step import EagerStep, _seeds, learning_rate
 
 
@@ -63,6 +65,36 @@ def test_a_skipped_step_leaves_no_trace_in_statistics_and_losses(here: Here) -> 
     assert weights["0.num_batches_tracked"] == 6
     # Four steps have moved the variance from 1: each by a tenth of the way to about 1.
     assert torch.allclose(weights["0.running_var"], torch.ones(4), atol=0.5)
+
+
+class AddsGroup(Tiny):
+    """Adds a group of parameters to its optimizer in the third step."""
+
+    optimizers: ClassVar[list[AdamW]] = []
+
+    def build_optimizer(self, model: nn.Module, *_settings: Any) -> AdamW:
+        self.optimizers.append(AdamW(model.parameters(), lr=0.5))
+        return self.optimizers[-1]
+
+    def schedule(self, step: int, total_steps: int, warmup_steps: int) -> float:
+        if step == 2:
+            self.optimizers[-1].add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+        return 1.0
+
+
+def test_a_group_that_a_step_adds_is_refused(here: Here) -> None:
+    with pytest.raises(WrongUse, match=r"AddsGroup: a parameter group was added .* by step 2: add"):
+        here.train(task=f"{__name__}:AddsGroup", max_steps=4)
+
+
+class RateInTensor(Tiny):
+    def build_optimizer(self, model: nn.Module, *_settings: Any) -> AdamW:
+        return AdamW(model.parameters(), lr=torch.tensor(0.25), fused=True)
+
+
+def test_a_learning_rate_that_is_a_tensor_is_logged(here: Here) -> None:
+    here.train(task=f"{__name__}:RateInTensor", max_steps=2, log_steps=1, warmup_epochs=0)
+    assert here.entries("train")[0]["learning_rate"] == 0.25
 
 
 def test_seeds_depend_on_the_step_and_the_micro_batch_alone() -> None:
