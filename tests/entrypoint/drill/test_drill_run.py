@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.commands import Ended, Trainbox, finish
 
-# A start that is to be killed waits for it after its last step: the first one of each training but
-# the undisturbed ones.
+# A start that is to be killed waits for it near its end: the first one of each training but the
+# undisturbed ones.
 _WAIT = """
 import os, time
 from pathlib import Path
@@ -66,6 +66,8 @@ if resumes:
     if forgotten != "random":
         torch.set_rng_state(state["random"])
 while step < 12:
+    if step == 11:  # after a resume, at least one step depends on the whole state
+        wait_for_the_kill(undisturbed)
     batch = data[torch.randint(256, (32,), generator=sampler)] + 0.1 * torch.randn(32, 8)
     part = batch[rank * 32 // world : (rank + 1) * 32 // world]
     loss = (ddp(part) - part.sum(1, keepdim=True)).square().mean()
@@ -79,7 +81,6 @@ while step < 12:
         torch.save(state, run / "checkpoint.new")
         (run / "checkpoint.new").rename(checkpoint)
         print(json.dumps({{"step": step, "loss": loss.item()}}))
-wait_for_the_kill(undisturbed)
 if rank == 0:
     torch.save(model.state_dict(), run / "model.pt")
 dist.destroy_process_group()

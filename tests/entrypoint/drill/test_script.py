@@ -26,7 +26,7 @@ from trainer.outputs.entries import digest
 from trainer.outputs.formats import noun, read_entries
 
 # A training of 20 steps. `total` is its weight, and `order` the state of its sampler. A start that
-# is to be killed waits for it before it writes its result. A file that appears in the run folder is
+# is to be killed waits for it before its last step. A file that appears in the run folder is
 # complete.
 _SCRIPT = """
 import json, os, pathlib, random, sys, time
@@ -37,6 +37,9 @@ step, total, order = 0, 0.0, random.Random(1)
 def save(path, content):
     (run.parent / path.name).write_text(content)
     (run.parent / path.name).rename(path)
+def wait_for_the_kill():
+    while "WAIT" in os.environ:
+        time.sleep(1)
 def state():
     version, numbers, gauss = order.getstate()
     return json.dumps([step, total, [version, list(numbers), gauss]])
@@ -44,14 +47,14 @@ if checkpoint.exists():
     step, total, (version, numbers, gauss) = json.loads(checkpoint.read_text())
     order.setstate((version, tuple(numbers), gauss))
 while step < 20:
+    if step == 19:
+        wait_for_the_kill()
     step += 1
     total += order.random()
     save(checkpoint, state())
     with (run / "metrics.jsonl").open("a") as file:
         print(json.dumps({"step": step}), file=file)
     time.sleep(0.002)
-while "WAIT" in os.environ:
-    time.sleep(1)
 save(run / "result.json", json.dumps({"steps": step, "total": total}))
 """
 

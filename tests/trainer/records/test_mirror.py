@@ -88,18 +88,26 @@ def test_a_new_checkpoint_waits_for_few_removals_of_old_ones(
 ) -> None:
     """Some are removed in each round, so that the storage does not grow."""
     run, order = Copied(tmp_path, keep=1), list[str]()
+    removing, saved = threading.Event(), threading.Event()
 
-    def save_in_the_first_removal(operation: str, path: str) -> None:
+    def wait_in_the_first_removal(operation: str, path: str) -> None:
         if operation == "put" or (operation == "rm" and path.endswith(MARKER)):
             order.append(f"{operation} {path.partition('/r/')[2][:13]}")
             if len(order) == 2:
-                run.checkpoints.save(7, {"model": {"weight": torch.ones(2)}}, {}, None)
-                run.checkpoints.wait()
+                removing.set()
+                assert saved.wait(60)
 
     for step in (1, 2, 3, 4, 5):
         Storage(URL, "r").put(b"", step, MARKER)
-    Storages.before = staticmethod(save_in_the_first_removal)
-    run.save(6)
+    Storages.before = staticmethod(wait_in_the_first_removal)
+    state = {"model": {"weight": torch.ones(2)}}
+    run.checkpoints.save(6, state, {}, None)
+    run.checkpoints.wait()
+    assert removing.wait(60)
+    run.checkpoints.save(7, state, {}, None)
+    run.checkpoints.wait()
+    saved.set()
+    assert has_ended(run.mirror)
     assert order == [
         *("put step-00000006", "rm step-00000001", "rm step-00000002", "rm step-00000003"),
         *("put step-00000007", "rm step-00000004", "rm step-00000005", "rm step-00000006"),
