@@ -146,6 +146,8 @@ def waits_for_a_failed_rank(process: Any) -> list[Any]:
 
 def waits_for_a_lost_rank(process: Any) -> str:
     """Return the error of rank 0 if rank 1 exits in its body."""
+    with process.wait_for_all("connections"):  # rank 0 may still connect when rank 1 is ready
+        pass
     try:
         with process.wait_for_all("the data"):
             if not process.is_first:
