@@ -1,5 +1,6 @@
 """Loader workers start, although a fork of them hangs."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -79,11 +80,12 @@ def test_a_worker_that_is_ready_too_late_has_done_nothing(monkeypatch: pytest.Mo
     _after_its_message(monkeypatch, time_is_over)
     reader, writer = os.pipe()
     process = _process(target=os.write, args=(writer, b"runs once"))
+    gc.collect()  # otherwise this could close files of earlier tests meanwhile
     open_files = len(list(Path("/proc/self/fd").iterdir()))
     process.start()
     process.join()
     process.close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == open_files
+    assert len(list(Path("/proc/self/fd").iterdir())) <= open_files
     assert len(pids) == 2
     assert os.read(reader, 100) == b"runs once"
     os.close(reader)
