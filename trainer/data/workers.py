@@ -1,8 +1,9 @@
-"""Start loader workers, also with a Python in which a fork can hang.
+"""Start loader workers where a worker, or the wait for its first batch, could hang.
 
-Before Python 3.11.10, the child of a fork waits forever, before its first line, if another thread
-of the parent is just being registered (python/cpython#112275). With torch 2.10 and newer, the
-threads of gloo and NCCL are registered after each exchange, to free its tensors.
+A worker needs a socket, so this is checked first. And a fork itself can hang: before Python
+3.11.10, its child waits forever, before its first line, if another thread of the parent is just
+being registered (python/cpython#112275). With torch 2.10 and newer, the threads of gloo and NCCL
+are registered after each exchange, to free its tensors.
 """
 
 import contextlib
