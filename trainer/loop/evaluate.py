@@ -108,7 +108,9 @@ def add_up(
             if len(rows) == counted:
                 # This rank took part only because the forward needs its share of the weights.
                 break
-            rows.append({**sums, "examples": torch.tensor(count, device=world.device)})
+            # `torch.tensor` would copy the number to a GPU, and wait for the copy.
+            examples = torch.full((), count, device=world.device)
+            rows.append({**sums, "examples": examples})
             if len(rows) <= batches_of_each_rank and stopped():
                 return None
     totals, by_batch = _add(task, rows, batch_count, world)

@@ -191,8 +191,10 @@ class Images(Classification):
         images_BCHW = pictures_BHWC.permute(0, 3, 1, 2).to(
             torch.float32, memory_format=torch.contiguous_format
         )
+        # `torch.tensor` would copy the values to a GPU, and wait for the copy.
         mean_C11, std_C11 = (
-            torch.tensor(values, device=labels_B.device).view(3, 1, 1) * 255
+            torch.stack([torch.full((1, 1), value, device=labels_B.device) for value in values])
+            * 255
             for values in normalization(self.model, self.weights)
         )
         images_BCHW.sub_(mean_C11).div_(std_C11)

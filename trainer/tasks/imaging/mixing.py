@@ -49,8 +49,8 @@ def _cut(images_BCHW: Tensor, alpha: float) -> Tensor:
 
 
 def _shares(images_BCHW: Tensor, alpha: float) -> Tensor:
-    concentration = torch.tensor(float(alpha), device=images_BCHW.device)
-    # The checks of arguments would wait for the GPU.
+    # `torch.tensor` and the checks of arguments would wait for the GPU.
+    concentration = torch.full((), float(alpha), device=images_BCHW.device)
     beta = Beta(concentration, concentration, validate_args=False)
     shares_B: Tensor = beta.sample(torch.Size([len(images_BCHW)]))
     return shares_B
