@@ -1,6 +1,7 @@
 """Yield the batches of a training and of its validations on the device."""
 
 import copy
+import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -208,6 +209,12 @@ def _gathered_pinned(tensors: Sequence[Tensor], indices: Tensor) -> tuple[Tensor
     return batch
 
 
+@functools.cache  # torch's allocator keeps the freed memory of each stream for that stream
+def _copy_stream(device: torch.device) -> "_CopyStream":
+    """Return the copy stream of `device`, the same one for all trainings and validations."""
+    return _CopyStream(device)
+
+
 class _CopyStream:
     """A stream of a GPU that copies batches while the GPU computes."""
 
@@ -232,7 +239,7 @@ class _CopyStream:
 def _copied_ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     """Yield the batches on `device`, and start each copy before the previous batch is used."""
     if device.type == "cuda":
-        copies = _CopyStream(device)
+        copies = _copy_stream(device)
         started = (copies.start(batch) for batch in batches)
         yield from (copies.finished(*copy) for copy in _one_ahead(started))
     else:

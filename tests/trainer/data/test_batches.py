@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from trainer.data import batches
 from trainer.data.batches import (
     EvaluationBatches,
     evaluation_batch_count,
@@ -192,8 +193,10 @@ class _Streams:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[str] = []
+        self.created: list[torch.device] = []
         self._current = "computing"
-        monkeypatch.setattr(torch.cuda, "Stream", lambda _device: self)
+        batches._copy_stream.cache_clear()
+        monkeypatch.setattr(torch.cuda, "Stream", self._create)
         monkeypatch.setattr(torch.cuda, "stream", self._entered)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: self)
         monkeypatch.setattr("trainer.data.batches.to_device", self._copy)
@@ -208,6 +211,10 @@ class _Streams:
 
         monkeypatch.setattr(torch, "empty", unpinned)
         monkeypatch.setattr(Tensor, "record_stream", record_stream)
+
+    def _create(self, device: torch.device) -> "_Streams":
+        self.created.append(device)
+        return self
 
     @contextlib.contextmanager
     def _entered(self, _stream: Any) -> Iterator[None]:
@@ -255,6 +262,19 @@ def test_a_gpu_copies_the_next_batch_while_it_computes(
         *(f"wait for copy {second}", f"keep {second}", f"keep {2 * second}", f"compute {second}"),
         *(f"wait for copy {third}", f"keep {third}", f"keep {2 * third}", f"compute {third}"),
     ]
+
+
+def test_validations_use_the_copy_stream_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's allocator keeps the memory of a stream, so each new stream would need its own."""
+    gpu, dataset = torch.device("cuda", 0), Plain(torch.arange(6))
+    loaded = [(numbers_2,) for numbers_2 in torch.arange(6).split(2)]
+    monkeypatch.setattr("trainer.data.batches.example_loader", lambda *_arguments: loaded)
+    streams = _Streams(monkeypatch)
+    list(training_batches(dataset, _schedule(examples=6, batch_size=2, steps=3), 0, gpu, 0))
+    evaluation = EvaluationBatches(dataset, 2, range(3), gpu, 0)
+    for _ in range(2):
+        assert [count for count, _ in evaluation.iterate()] == [2, 2, 2]
+    assert streams.created == [gpu]
 
 
 def _batches(workers: int, start: int) -> list[tuple[list[int], list[list[float]]]]:
