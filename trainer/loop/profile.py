@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from trainer.errors import StorageFailure
 from trainer.loop.state import Job
@@ -97,10 +98,17 @@ def _export(profiler: torch.profiler.profile, path: Path) -> None:
 
 
 def _longest(operators: Any, on_gpu: bool) -> list[str]:
-    """Return a table of the operators with the most time of their own, on the GPU if there is one.
+    """Return a table of the operators with the most time of their own.
 
-    `operators` are the averages of a profiler.
+    `operators` are the averages of a profiler. On a GPU, the table has its kernels and copies. The
+    profiler also adds their time to the operators that started them, and to annotated regions.
     """
+    if on_gpu:
+        operators = [
+            operator
+            for operator in operators
+            if operator.device_type == DeviceType.CUDA and not operator.is_user_annotation
+        ]
     name = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     spent = sorted(operators, key=lambda operator: -getattr(operator, name))
     whole = sum(getattr(operator, name) for operator in spent) or 1.0

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent, FunctionEventAvg
 
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import TINY
@@ -103,13 +105,25 @@ def test_a_trace_that_torch_cannot_write_is_an_error(
     assert not list(here.path().glob("profile.json*"))
 
 
-def test_the_operators_of_a_gpu_are_sorted_by_its_time() -> None:
-    operators = [
-        SimpleNamespace(
-            key=f"op{i}", count=2, self_cpu_time_total=i, self_device_time_total=100 - i
-        )
-        for i in range(20)
-    ]
-    lines = _longest(operators, on_gpu=True)
-    assert [line.split()[-1] for line in lines] == ["operator", *(f"op{i}" for i in range(10))]
-    assert lines[1].split() == ["5.5%", "0.10", "2", "op0"]
+def test_each_kernel_of_a_gpu_is_counted_once_and_sorted_by_its_time() -> None:
+    """torch adds the time of a kernel to its operator, and to each annotated region around it."""
+    events: list[FunctionEvent] = []
+    for number in range(20):
+        operator = _event(number, "aten::mm", DeviceType.CPU)
+        operator.append_kernel(f"kernel {number}", 0, 100 - number)
+        events += [operator, _event(number, f"kernel{number}", DeviceType.CUDA, 100 - number)]
+    events.append(_event(20, "Optimizer.step", DeviceType.CUDA, 9000, is_user_annotation=True))
+    averages = {event.key: FunctionEventAvg() for event in events}
+    for event in events:
+        averages[event.key].add(event)
+    lines = _longest(averages.values(), on_gpu=True)
+    assert [line.split()[-1] for line in lines] == ["operator", *(f"kernel{i}" for i in range(10))]
+    assert lines[1].split() == ["5.5%", "0.10", "1", "kernel0"]
+
+
+def _event(
+    number: int, name: str, device_type: DeviceType, length_us: int = 1, **given: bool
+) -> FunctionEvent:
+    return FunctionEvent(
+        number, name, 0, 0, length_us, device_type=device_type, use_device="cuda", **given
+    )
