@@ -78,10 +78,11 @@ def _uses_gpu() -> bool:
 
 
 def failed_allocations() -> int:
-    """Return how many allocations of GPU memory have failed since the last `free_memory`.
+    """Return how many allocations of GPU memory have failed in this process.
 
     This includes errors that torch hides: if the workspace of a convolution does not fit, torch
-    takes another algorithm of cuDNN, which has other bits (aten/src/ATen/native/cudnn/Conv_v8.cpp).
+    takes another algorithm of cuDNN, which has other bits. The process then keeps this algorithm
+    for this shape, also when there is more memory (aten/src/ATen/native/cudnn/Conv_v8.cpp).
     """
     if not torch.cuda.is_initialized():
         return 0
@@ -171,5 +172,3 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-        for index in range(torch.cuda.device_count()):
-            torch.cuda.reset_accumulated_memory_stats(index)

@@ -158,6 +158,8 @@ class SweepRun:
         trial, code = slot.take_trial(), answer["code"]
         if code == 0:
             self._trial_succeeded(trial, answer)
+            if answer.get("failed_allocations"):
+                slot.restart()  # cuDNN keeps other algorithms, and so other bits, in this process
         elif code == Preempted.exit_code and self._stop:
             self._study.give_back(trial)
         elif code == StorageFailure.exit_code:

@@ -7,7 +7,8 @@ JSON objects:
 - {"step", "metrics"}: after each validation of a trial with a pruner; the reply is {"prune": bool}
 - {"code", ...}: at the end of a trial
 
-The sweep replaces a worker after a trial that fails, so a worker does not clean up.
+The sweep replaces a worker after a trial that fails, so a worker does not clean up. It also
+replaces a worker in which an allocation of GPU memory has failed (`failed_allocations`).
 """
 
 import faulthandler
@@ -41,12 +42,16 @@ def main(connection: Connection) -> None:
     die_with_parent()
     terminals = os.dup(1), os.dup(2)
     send_or_exit(connection, {"unusable": _unusable(device)})
+    from trainer.loop.out_of_memory import failed_allocations, free_memory
+
     while True:
         try:
             order = json.loads(connection.recv_bytes())
         except (EOFError, OSError):
             os._exit(0)
         answer = _answer(connection, order, device, stop)
+        free_memory()
+        answer["failed_allocations"] = failed_allocations()
         for number, terminal in enumerate(terminals, 1):
             os.dup2(terminal, number)
         send_or_exit(connection, answer)
@@ -88,10 +93,6 @@ def _answer(
     except Exception as error:  # noqa: BLE001 - the task's own
         traceback.print_exc()
         return {"code": 1, "message": f"{type(error).__name__}: {error}"}
-    finally:
-        from trainer.loop.out_of_memory import free_memory
-
-        free_memory()
 
 
 def _trained(

@@ -393,15 +393,26 @@ def test_data_that_is_missing_now_ends_a_sweep_that_has_trained(
     assert _answered(sweep_run) == [("done", ""), *[("pending", "")] * 3]
 
 
-def test_a_signal_to_the_process_of_a_trial_counts_as_a_failure(
-    sweep_run: SweepRun, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def restarted(sweep_run: SweepRun, monkeypatch: pytest.MonkeyPatch) -> list[Slot]:
+    """The slots of `sweep_run` whose workers were replaced."""
+    slots: list[Slot] = []
+    monkeypatch.setattr(Slot, "restart", lambda slot: slots.append(slot))  # noqa: PLW0108
+    return slots
+
+
+def test_a_process_with_failed_allocations_trains_no_other_trial(
+    sweep_run: SweepRun, restarted: list[Slot]
 ) -> None:
-    restarted: list[Slot] = []
+    _answered(sweep_run, {**_GOOD, "failed_allocations": 0})
+    assert restarted == []
+    assert _answered(sweep_run, {**_GOOD, "failed_allocations": 2})[2][0] == "done"
+    assert restarted == sweep_run._slots[:1]
 
-    def restart(slot: Slot) -> None:
-        restarted.append(slot)
 
-    monkeypatch.setattr(Slot, "restart", restart)
+def test_a_signal_to_the_process_of_a_trial_counts_as_a_failure(
+    sweep_run: SweepRun, restarted: list[Slot]
+) -> None:
     stopped = {"code": 75, "message": "stopped by SIGTERM at step 1 of 4"}
     assert _answered(sweep_run, stopped)[1][0] == "running"
     assert [waiting.trial.attempts for waiting in sweep_run._waiting] == [1]
