@@ -11,7 +11,7 @@ from tests.support.here import Here, StopAfter
 from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
 from trainer.errors import Preempted, WrongUse
-from trainer.loop.memory_format import put_channels_last
+from trainer.loop.memory_format import is_faster_with_channels_last, put_channels_last
 from trainer.parallel.strategy import STRATEGIES
 from trainer.settings.config import Config
 
@@ -60,6 +60,17 @@ def test_other_runs_are_contiguous(here: Here, settings: dict[str, Any]) -> None
     out = here.train(**settings, max_steps=2, threads=1)
     assert _format(here) == "contiguous"
     assert "channels last" not in out
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "is_faster"),
+    [
+        *(("cuda", "bf16", True), ("cuda", "fp16", True), ("cpu", "bf16", True)),
+        *(("cuda", "fp32", False), ("cuda", "tf32", False), ("cpu", "fp32", False)),
+    ],
+)
+def test_the_rule_of_devices_and_precisions(device: str, precision: str, is_faster: bool) -> None:
+    assert is_faster_with_channels_last(device, precision) is is_faster
 
 
 def test_the_trial_leaves_no_trace_in_the_task(here: Here) -> None:
