@@ -6,7 +6,6 @@ driver.
 
 import ctypes
 import json
-import sys
 import warnings
 from typing import Any
 
@@ -45,8 +44,10 @@ def _versions(torch: Any) -> dict[str, Any]:
         "count": torch.cuda.device_count() if torch.cuda.is_available() else 0,
         "mps": torch.backends.mps.is_available(),
     }
-    if found["cuda"] and sys.platform == "linux":
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    from trainer.parallel.device import nccl_version
+
+    if found["cuda"] and (nccl := nccl_version()):
+        found["nccl"] = nccl
     return found
 
 

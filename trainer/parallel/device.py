@@ -26,6 +26,14 @@ def _refuse_without_code(index: int) -> None:
         )
 
 
+def nccl_version() -> str | None:
+    """Return the version of NCCL, or None if torch is built without it, as NVIDIA's for Jetson."""
+    try:
+        return ".".join(map(str, torch.cuda.nccl.version()))
+    except AttributeError:
+        return None
+
+
 def choose_device(name: str, local_rank: int) -> torch.device:
     """Return the torch device for `auto`, `cuda`, `mps` or `cpu`.
 

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from trainer.data.examples import Collate, length, read_examples
 from trainer.errors import WrongUse
+from trainer.parallel.device import nccl_version
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World
 from trainer.records.compare import (
@@ -289,5 +290,5 @@ def _device(world: World) -> dict[str, Any]:
         "cublas": cublas_version(),
         "driver": driver.read_text(encoding="utf-8").splitlines()[0] if driver.exists() else None,
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "nccl": nccl_version(),
     }

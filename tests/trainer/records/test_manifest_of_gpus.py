@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from trainer.checks import torch_info
 from trainer.parallel.strategy import Replicated
 from trainer.parallel.world import World
 from trainer.records import manifest
@@ -38,6 +39,15 @@ def test_another_number_of_multiprocessors_changes_bits(monkeypatch: pytest.Monk
     changed = manifest_differences(whole, half)
     assert changed == {"device.multiprocessors": ([132], [66])}
     assert changes_bits("device.multiprocessors")
+
+
+def test_a_torch_without_nccl_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_nccl_version", raising=False)
+    version = torch.cuda.nccl.version
+    _described(monkeypatch, [132])
+    monkeypatch.setattr(torch.cuda.nccl, "version", version)
+    assert manifest._device(World(0, 1, torch.device("cuda", 0)))["nccl"] is None
+    assert "nccl" not in torch_info.seen()
 
 
 def test_kernels_that_torch_compiles_change_bits(monkeypatch: pytest.MonkeyPatch) -> None:
