@@ -47,6 +47,12 @@ def test_values_arrive_bit_by_bit(ranks: Ranks) -> None:
     assert _found(ranks, "values") == [repr(value) for value in VALUES]
 
 
+def test_gradients_that_are_added_during_the_backward_have_the_bits_of_one_process(
+    ranks: Ranks,
+) -> None:
+    assert _found(ranks, "gradients_of_many_buckets") == [True] * 3
+
+
 def test_a_pickle_from_a_peer_is_not_loaded(ranks: Ranks) -> None:
     assert (
         _found(ranks, "sends_a_pickle")

@@ -4,6 +4,7 @@ Run `python -m tests.support.exchange_checks NAME MARKER` on each rank. Rank 0 p
 the check NAME as JSON. If code of another rank runs, it writes the file MARKER.
 """
 
+import copy
 import json
 import math
 import os
@@ -15,11 +16,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from tests.support import hostile
 from tests.support.hostile import Evil
+from trainer.data.schedule import micro_batches
 from trainer.errors import NetworkFailure, WrongUse
+from trainer.parallel import exchange
 from trainer.parallel import world as distributed
+from trainer.parallel.world import World
 
 VALUES: list[Any] = [
     *(
@@ -84,6 +89,32 @@ def sends_other_bytes(process: Any) -> list[str]:
                 bytes_N = torch.zeros(max(len(sent), 4), dtype=torch.uint8)
                 bytes_N[: len(sent)] = torch.frombuffer(bytearray(sent), dtype=torch.uint8)
                 dist.all_gather([torch.empty_like(bytes_N) for _ in range(2)], bytes_N)
+    return found
+
+
+def gradients_of_many_buckets(process: Any) -> list[bool]:
+    """Return for each step whether the gradients have the bits of a single process."""
+    exchange._BUCKET_BYTES = 1  # each parameter is a bucket
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(5, 5) for _ in range(6)))
+    alone = copy.deepcopy(net)
+    found = []
+    reductions = [
+        exchange.Reduction(world, 3, 1, module, list(module.parameters()))
+        for world, module in ((process, net), (World(0, 1, process.device), alone))
+    ]
+    for _step in range(3):
+        inputs_B5 = torch.randn(6, 5)
+        for reduction, module, shards in zip(
+            reductions, (net, alone), (process.owned(3), range(3)), strict=True
+        ):
+            module.zero_grad()
+            for micro in micro_batches(6, 3, 1, shards):
+                with reduction.of(micro):
+                    module(inputs_B5[micro.start : micro.stop]).square().sum().backward()
+            reduction.finish()
+        pairs = zip(net.parameters(), alone.parameters(), strict=True)
+        found.append(all(torch.equal(own.grad, right.grad) for own, right in pairs))  # type: ignore[arg-type]
     return found
 
 

@@ -22,6 +22,8 @@ from trainer.parallel.world import World
 from trainer.system.elapsed import Elapsed
 
 _BUCKET_BYTES = 8 * 2**20  # exchanged as soon as the backward has computed all its gradients
+# The buckets that are still on their way to the ranks that add them when the next one is sent.
+_ON_THE_WAY = 2
 _ADDABLE = {
     *(
         torch.float16,
@@ -71,8 +73,9 @@ class Reduction:
         ]
         self._buffer_slots = [] if is_single else buffer_slots(module)
         self._moved = _MovedBuffers(world, shards, self._buffer_slots)
-        # The buckets that this step has not sent yet. All ranks send them in this order.
-        self._unsent = deque(self._buckets)
+        # The buckets that this step has not sent yet, and those that it has not added yet. All
+        # ranks send and add them in this order.
+        self._unsent, self._unadded = deque(self._buckets), deque(self._buckets)
         self._phase = _Phase.COLLECT
         # The visible part of the exchange: from a step's last backward until the sums are set.
         self.exchange_time = Elapsed(world.device)
@@ -125,12 +128,12 @@ class Reduction:
             return
         with self.exchange_time() if self._world.world_size > 1 else contextlib.nullcontext():
             # Send the subtrees of this rank that the backward has not sent yet.
-            for bucket in self._unsent:
-                bucket.exchange.start()
+            while self._unsent:
+                self._send_next()
             self._moved.start()
 
             # Add the own slice of all subtrees, and send the sums to all ranks.
-            for bucket in self._buckets:
+            for bucket in self._unadded:
                 bucket.exchange.add()
             self._moved.add()
 
@@ -138,7 +141,18 @@ class Reduction:
             for bucket in self._buckets:
                 bucket.finish()
             self._moved.finish()
-        self._phase, self._unsent = _Phase.COLLECT, deque(self._buckets)
+        self._phase = _Phase.COLLECT
+        self._unsent, self._unadded = deque(self._buckets), deque(self._buckets)
+
+    def _send_next(self) -> None:
+        """Send the next bucket, and add the bucket that has been on its way for long enough.
+
+        So the sums of the first buckets are sent back during the backward as well. A rank must not
+        add a bucket as soon as it arrives: all ranks start their transfers in the same order.
+        """
+        self._unsent.popleft().exchange.start()
+        if len(self._unadded) - len(self._unsent) > _ON_THE_WAY:
+            self._unadded.popleft().exchange.add()
 
     def _hook(self, bucket: "_Bucket") -> Callable[[Tensor], None]:
         """Return the function that torch calls when a gradient of `bucket` is computed."""
@@ -155,9 +169,8 @@ class Reduction:
             bucket.ready.add(id(parameter))
             # Send buckets in the same order on all ranks, whatever the order of the backward.
             while self._unsent and self._unsent[0].is_ready:
-                complete = self._unsent.popleft()
-                complete.push(self._last_shard)
-                complete.exchange.start()
+                self._unsent[0].push(self._last_shard)
+                self._send_next()
 
         return ready
 

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from trainer.data.schedule import micro_batches
 from trainer.errors import WrongUse
 from trainer.parallel.exchange import Reduction
+from trainer.parallel.shard_sums import Exchange
 from trainer.parallel.tree import TreeSum, subtrees
 from trainer.parallel.world import World
 
@@ -139,6 +140,37 @@ def test_a_gradient_that_is_computed_several_times_is_refused(
         if use_reentrant:
             stack.enter_context(pytest.raises(WrongUse, match="use use_reentrant=False"))
         outputs_B3.sum().backward()
+
+
+def test_sums_are_sent_back_during_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each bucket has one parameter. The backward computes the last parameter first."""
+    monkeypatch.setattr("trainer.parallel.exchange._BUCKET_BYTES", 1)
+    net = nn.Sequential(*(nn.Linear(3, 3, bias=False) for _ in range(5)))
+    reduction = Reduction(World(0, 2, CPU), 2, 1, net, list(net.parameters()))
+    numbers = {id(bucket.exchange): number for number, bucket in enumerate(reduction._buckets)}
+    calls: list[str] = []
+    for name in ("start", "add"):
+
+        def noted(exchange: Exchange, name: str = name) -> None:
+            calls.append(f"{name} {numbers[id(exchange)]}")
+
+        monkeypatch.setattr(Exchange, name, noted)
+    monkeypatch.setattr(
+        Exchange, "totals", lambda exchange: list(map(torch.zeros_like, exchange._likes))
+    )
+    (micro,) = micro_batches(8, 2, 1, range(1))
+    for _step in range(2):
+        with reduction.of(micro):
+            net(torch.randn(4, 3)).sum().backward()
+        during, calls[:] = list(calls), []
+        reduction.finish()
+        after, calls[:] = list(calls), []
+        assert during == [
+            *("start 0", "start 1", "start 2", "add 0"),
+            *("start 3", "add 1", "start 4", "add 2"),
+        ]
+        assert after == ["add 3", "add 4"]
+        net.zero_grad()
 
 
 def test_flags_and_masks_are_restored_and_empty_buffers_are_allowed() -> None:
