@@ -56,10 +56,12 @@ docker = $(eval docker := $(shell answer=$$(docker info --format \
 	2>/dev/null) && echo "$$answer"))$(docker)
 compose = $(filter %docker-compose,$(docker))
 RUN_IN ?= $(if $(compose),$(if $(filter nvidia,$(docker)),docker-gpu,$(docker-without-gpu)),venv)
-# If the host has a GPU that Docker cannot use, make fails instead of training on the CPU.
-NVIDIA_DEVICE ?= /dev/nvidiactl
-docker-without-gpu = $(if $(and $(wildcard $(NVIDIA_DEVICE)),$(filter-out 0,$(or $(GPUS),all))),$(error this host has an NVIDIA \
-	GPU, and Docker has no NVIDIA runtime: install nvidia-container-toolkit, or set RUN_IN=docker-gpu (CDI), RUN_IN=venv or GPUS=0),docker-cpu)
+# If the host has a GPU that Docker cannot use, make fails instead of training on the CPU. WSL2 has
+# /dev/dxg for the GPUs of all vendors, and no other sign of an NVIDIA GPU.
+NVIDIA_DEVICE ?= /dev/nvidiactl /dev/dxg
+host-gpu = $(if $(filter-out 0,$(or $(GPUS),all)),$(firstword $(wildcard $(NVIDIA_DEVICE))))
+docker-without-gpu = $(if $(host-gpu),$(error this host has a GPU ($(host-gpu)), and Docker has no NVIDIA runtime: install \
+	nvidia-container-toolkit, or set RUN_IN=docker-gpu (CDI, Docker Desktop), RUN_IN=venv, or GPUS=0 for the CPU),docker-cpu)
 runs_in = $(if $(filter 0,$(GPUS)),$(RUN_IN:docker-gpu=docker-cpu),$(RUN_IN))
 
 # venv: run directly from the checkout.

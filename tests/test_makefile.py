@@ -59,7 +59,7 @@ def make(tmp_path: Path) -> Make:
             (tools / "docker").chmod(0o755)
         return subprocess.run(
             ["make", "-C", str(ROOT), "--no-print-directory", *arguments],
-            env={"PATH": str(tools), "HOME": str(tmp_path), **env},
+            env={"PATH": str(tools), "HOME": str(tmp_path), "NVIDIA_DEVICE": "", **env},
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
@@ -197,6 +197,27 @@ def test_train_runs_in_docker_with_gpus_or_docker_or_the_venv(
     assert (
         plainly(last(make("-n", "train", "GPUS=3", "ARGS=--epochs 5", docker=docker))) == expected
     )
+
+
+@pytest.mark.parametrize("device", ["nvidiactl", "dxg"])
+def test_docker_without_the_runtime_is_refused_on_a_host_with_a_gpu(
+    make: Make, tmp_path: Path, device: str
+) -> None:
+    """WSL2 has only /dev/dxg, which may be a GPU of another vendor."""
+    default = re.search(r"^NVIDIA_DEVICE \?= (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert default
+    (tmp_path / device).touch()
+    devices = f"NVIDIA_DEVICE={default[1].replace('/dev', str(tmp_path))}"
+    done = make("-n", "train", devices, docker=DOCKER)
+    assert done.returncode == 2
+    assert (
+        f"this host has a GPU ({tmp_path}/{device}), and Docker has no NVIDIA runtime: install "
+        "nvidia-container-toolkit, or set RUN_IN=docker-gpu (CDI, Docker Desktop), RUN_IN=venv, or "
+        "GPUS=0 for the CPU" in done.stderr
+    )
+    for setting in ("GPUS=0", "RUN_IN=docker-cpu"):
+        assert CPU_FILES in plainly(last(make("-n", "train", devices, setting, docker=DOCKER)))
+    assert CPU_FILES not in plainly(last(make("-n", "train", devices, docker=NVIDIA)))
 
 
 ELSEWHERE = f"env TRAINBOX_COMMAND=make TRAINBOX_RUNS_DIR={ROOT}/runs {ROOT}/.venv/bin/trainbox"
