@@ -25,10 +25,11 @@ ARG NAME=${REQUIREMENTS##*/}
 COPY --from=requirements ${NAME:-none}* ${NAME%.*}.loc[k] /
 
 FROM ${BASE_IMAGE}
-# No program needs another user's rights, so none has a setuid or setgid bit.
+# No program needs another user's rights, so none has a setuid or setgid bit. Without libibverbs1
+# and ibverbs-providers, NCCL uses TCP between nodes with InfiniBand, without a message.
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-        ca-certificates python3 tini \
+        ca-certificates ibverbs-providers libibverbs1 python3 tini \
     && rm -rf /var/lib/apt/lists/* \
     && find / -xdev -type f -perm /6000 -exec chmod ug-s {} +
 

@@ -94,6 +94,9 @@ if [[ $project ]]; then
 fi
 if [[ -d $tasks ]]; then options+=(--bind "$(realpath "$tasks"):$inside:ro"); fi
 if [[ -e ${NVIDIA_DEVICE:-/dev/nvidiactl} ]]; then options+=(--nv); fi
+# --containall hides the devices of InfiniBand, and NCCL would use TCP without a message.
+infiniband=${INFINIBAND:-/dev/infiniband}
+if [[ -e $infiniband ]]; then options+=(--bind "$infiniband"); fi
 
 # A PYTHONPATH or LD_LIBRARY_PATH of the caller could change the training. Only these variables are
 # passed on.

@@ -52,6 +52,7 @@ class Wrapper:
             "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
             "TMPDIR": str(self.folder),
             "NVIDIA_DEVICE": "/none",
+            "INFINIBAND": "/none",
         } | env
         # the variables of the developer do not count
         env = dict.fromkeys(("SIF", "RUNS_DIR", "DATA_DIR", "TASKS_DIR", "PROJECT_DIR"), "") | env
@@ -103,10 +104,11 @@ def test_the_container_is_closed_except_for_the_folders(wrapper: Wrapper) -> Non
 
 
 @pytest.mark.parametrize(("device", "given"), [("/dev/null", True), ("/none", False)])
-def test_the_driver_is_mounted_if_the_host_has_one(
+def test_the_driver_and_infiniband_are_mounted_if_the_host_has_them(
     wrapper: Wrapper, device: str, given: bool
 ) -> None:
     assert ("--nv" in wrapper("train", NVIDIA_DEVICE=device).words) is given
+    assert (device in wrapper("train", INFINIBAND=device).binds) is given
 
 
 @pytest.mark.parametrize(
@@ -395,7 +397,11 @@ def test_the_definition_installs_the_same_packages_by_hash() -> None:
     assert (
         packages[0]
         == packages[1]
-        == ["ca-certificates python3-venv", "ca-certificates python3 tini", "g++ python3-dev"]
+        == [
+            "ca-certificates python3-venv",
+            "ca-certificates ibverbs-providers libibverbs1 python3 tini",
+            "g++ python3-dev",
+        ]
     )
     installs = [re.findall(r"pip install(.*)", text) for text in both]
     assert [len(found) for found in installs] == [2, 2]

@@ -122,7 +122,8 @@ def test_no_program_has_a_setuid_or_setgid_bit(docker: Docker) -> None:
 def test_every_library_of_torch_finds_the_libraries_that_it_is_linked_with(docker: Docker) -> None:
     """torch loads some of them only when they are used, such as that of linear algebra.
 
-    That of nvrtc is linked with the driver, which is not in the image.
+    That of nvrtc is linked with the driver, which is not in the image. NCCL loads those of
+    InfiniBand itself, and uses TCP without them.
     """
     program = """
 import ctypes, pathlib, torch
@@ -130,6 +131,8 @@ folder = pathlib.Path(torch.__file__).parent / "lib"
 paths = [path for path in folder.glob("lib*.so") if path.name != "libcaffe2_nvrtc.so"]
 loaded = [ctypes.CDLL(str(path)) for path in paths]
 assert len(loaded) > 8, loaded
+ctypes.CDLL("libibverbs.so.1")
+assert list(pathlib.Path("/usr/lib").glob("*/libibverbs/libmlx5-*.so"))
 import torch.distributed.fsdp, torch.profiler
 assert torch.distributed.is_nccl_available()
 """
