@@ -15,6 +15,7 @@ from entrypoint.launch.cluster import detect_cluster
 from entrypoint.launch.plan import LaunchPlan, plan_launch
 from entrypoint.launch.request import LaunchRequest
 from entrypoint.system.cpus import usable_cpus
+from entrypoint.system.infiniband import read_infiniband
 from entrypoint.system.torch_build import torch_architectures
 
 if TYPE_CHECKING:
@@ -87,7 +88,11 @@ def make_plan(
     checked.driver = Driver()
     gpus = visible_to_cuda(detect(checked.driver))
     if gpus:
-        request = dataclasses.replace(request, architectures=torch_architectures())
+        request = dataclasses.replace(
+            request,
+            architectures=torch_architectures(),
+            network=read_infiniband(os.environ).network,
+        )
     return decide(request, gpus)
 
 

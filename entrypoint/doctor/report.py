@@ -328,6 +328,7 @@ def _runtime(around: Surroundings) -> Rows:
             or "no nvidia*",
         ),
         ("PCI bus", f"{around.pci_gpus} NVIDIA GPU(s)"),
+        ("between nodes", f"NCCL over {around.nccl_network}"),
         ("own host name", around.own_name_fault or name),
     ]
 

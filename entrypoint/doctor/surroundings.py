@@ -22,6 +22,7 @@ from entrypoint.doctor.redaction import other_hosts
 from entrypoint.health.node import nearest
 from entrypoint.system.cgroup import file_text, levels
 from entrypoint.system.cpus import usable_cpus
+from entrypoint.system.infiniband import read_infiniband
 
 _MIB = 2**20
 _ROOT = Path(__file__).parents[2]
@@ -70,6 +71,7 @@ class Surroundings:
     devices: Mapping[str, str]  # NVIDIA's nodes in /dev, with this user's access, such as rw
     kernel_module: str  # version of NVIDIA's module, empty if it is not loaded
     pci_gpus: int  # the number of NVIDIA GPUs on the PCI bus
+    nccl_network: str  # that NCCL uses between nodes
     folders: tuple[Folder, ...]
     cpus: int
     host_cpus: int | None
@@ -127,6 +129,7 @@ def read_surroundings(
         kernel_module=_first(r"(\d+(?:\.\d+)+)", file_text(Path("/proc/driver/nvidia/version")))
         or "",
         pci_gpus=_pci_gpus(),
+        nccl_network=read_infiniband(env).network,
         folders=tuple(
             folder for name, path in folders.items() if (folder := _folder(name, path, mounts))
         ),

@@ -12,7 +12,7 @@ from entrypoint.driver.process import Driver, NoAnswer
 from entrypoint.driver.readings import Sample, Unread
 from entrypoint.errors import HardwareMissing
 from entrypoint.health.limits import Limits
-from entrypoint.health.node import NodeReadings, judge_node, read_node
+from entrypoint.health.node import NodeReadings, judge_infiniband, judge_node, read_node
 from entrypoint.health.rules.gpus import Selection, judge_gpus
 from entrypoint.health.rules.machine import (
     driver_action,
@@ -50,7 +50,8 @@ class Question:
 
     `wanted` is the option that requested GPUs, or empty. `overridden` has the limits that differ
     from the defaults. `required` are the checks that must have a result. `processes` are to be
-    started on this machine. `runs_dir` is the folder to check for output, or None.
+    started on this machine. `runs_dir` is the folder to check for output, or None. With `one_node`,
+    the network between nodes is not judged.
     """
 
     mode: Mode
@@ -61,6 +62,7 @@ class Question:
     required: tuple[str, ...] = ()
     processes: int = 1
     runs_dir: Path | None = Path("runs")
+    one_node: bool = False
 
 
 def check_names(mode: Mode = Mode.CHECK) -> list[str]:
@@ -82,6 +84,7 @@ def check_names(mode: Mode = Mode.CHECK) -> list[str]:
         "disk",
         "output",
         "cuda",
+        "infiniband",
     ]
     others += ["xid"] if mode is not Mode.GATE else []
     if mode is Mode.DEEP:
@@ -212,13 +215,10 @@ def verdict(samples: Sequence[Sample], question: Question, node: NodeReadings | 
             findings += judge_uuids(selection) + judge_mixture(newest, selection)
     if node is not None:
         findings += judge_architectures(node.architectures, selection)
-        findings += judge_node(
-            node,
-            newest.driver,
-            question.processes,
-            bool(selection.gpus) and newest.fault is None,
-            question.limits,
-        )
+        uses_gpus = bool(selection.gpus) and newest.fault is None
+        findings += judge_node(node, newest.driver, question.processes, uses_gpus, question.limits)
+        if uses_gpus and not question.one_node:
+            findings += judge_infiniband(node.infiniband)
     version = newest.driver.get("driver_version")
     gpus = tuple(_description(gpu, newest) for gpu in selection.gpus)
     return _of(question, findings, gpus, version if isinstance(version, str) else None)

@@ -51,6 +51,7 @@ def watched(
         overridden=overridden,
         processes=plan.nproc_per_node,
         runs_dir=None,  # the trainer checks the folder that it writes to
+        one_node=plan.nnodes == 1,
     )
     begin_s = time.monotonic()
     verdict = examine(driver, question)

@@ -1,4 +1,4 @@
-"""Checks of the node: CPUs, memory, shared memory, disk, and the driver's CUDA version."""
+"""Checks of the node: CPUs, memory, shared memory, disk, InfiniBand, and the CUDA version."""
 
 import os
 import re
@@ -11,6 +11,7 @@ from entrypoint.health.limits import SOURCES, Limits
 from entrypoint.health.verdict import Finding, Result
 from entrypoint.system.cgroup import file_text, levels
 from entrypoint.system.cpus import usable_cpus
+from entrypoint.system.infiniband import InfiniBand, read_infiniband
 from entrypoint.system.torch_build import torch_architectures, torch_cuda
 
 _MIB = 2**20
@@ -36,6 +37,7 @@ class NodeReadings:
     output_fault: str | None
     wheels_cuda: str | None
     architectures: tuple[str, ...]
+    infiniband: InfiniBand
 
 
 def read_node(runs_dir: Path | None) -> NodeReadings:
@@ -53,6 +55,7 @@ def read_node(runs_dir: Path | None) -> NodeReadings:
         output_fault=_write_fault(folder) if runs_dir else None,
         wheels_cuda=torch_cuda(),
         architectures=torch_architectures(),
+        infiniband=read_infiniband(os.environ),
     )
 
 
@@ -170,6 +173,25 @@ def judge_cuda(wheels: str | None, driver: Readings) -> Finding:
         source="CUDA",
         action="update_driver",
     )
+
+
+def judge_infiniband(found: InfiniBand) -> list[Finding]:
+    """Return a finding on whether NCCL can use the node's InfiniBand or RoCE, if it has any."""
+    if not found.devices:
+        return []
+    read = f"NCCL between nodes: {found.network}"
+    if not found.fault:
+        return [Finding("infiniband", Result.PASS, read)]
+    return [
+        Finding(
+            "infiniband",
+            Result.WARN,
+            read,
+            limit="its library loads",
+            source="NCCL",
+            action="install_infiniband",
+        )
+    ]
 
 
 def _free_mib(folder: Path) -> int | None:

@@ -112,6 +112,8 @@ ACTIONS = {
     "enable_ecc": "`nvidia-smi -i {gpu} -e 1` as root, then reset the GPU",
     "grant": "grant the container or the user permission to read it",
     "make_room": "give the container more of it: --shm-size, --memory, --cpus, or a larger disk",
+    "install_infiniband": "install libibverbs1 and ibverbs-providers (Debian, Ubuntu), or use the "
+    "image, which has them",
     "fix_mount": "mount a folder that this user may write to, or set --user",
 }
 

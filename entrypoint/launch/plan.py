@@ -100,7 +100,7 @@ def plan_script(
     total = nproc * nodes.count
     processes = f"{total} process{'es' if total > 1 else ''}"
     launcher = "" if one_process else "torchrun, "
-    reason = f"{found} -> {launcher}{processes}{_on_nodes(nodes)}"
+    reason = f"{found} -> {launcher}{processes}{_on_nodes(nodes, request, chosen)}"
     if one_process:
         argv = list(request.argv)
     else:
@@ -274,13 +274,17 @@ def _reason(
         f"{found} -> torchrun {strategy.upper()}{backend}, {total} "
         f"process{'es' if total > 1 else ''}"
     )
-    return f"{reason}{_on_nodes(nodes)}"
+    return f"{reason}{_on_nodes(nodes, request, chosen)}"
 
 
-def _on_nodes(nodes: Nodes) -> str:
+def _on_nodes(nodes: Nodes, request: LaunchRequest, chosen: Sequence[Gpu]) -> str:
     if nodes.count == 1:
         return ""
-    return f" on {nodes.count} nodes; this is node {nodes.rank}, rendezvous at {nodes.endpoint}"
+    network = f"; NCCL over {request.network}" if chosen and request.network else ""
+    return (
+        f" on {nodes.count} nodes; this is node {nodes.rank}, rendezvous at {nodes.endpoint}"
+        f"{network}"
+    )
 
 
 def _env(

@@ -14,6 +14,7 @@ class LaunchRequest:
         cpus: the number of CPUs that this container may use.
         gpus: a count, or "all".
         architectures: the GPU architectures that torch is built for; empty if they are not known.
+        network: the network that NCCL uses between nodes; empty if GPUs were not examined.
     """
 
     argv: tuple[str, ...]
@@ -31,3 +32,4 @@ class LaunchRequest:
     rdzv_timeout_s: int = RDZV_TIMEOUT_S
     omp_num_threads: int | None = None
     architectures: tuple[str, ...] = ()
+    network: str = ""

@@ -2,12 +2,14 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import entrypoint.health.gate
+import entrypoint.health.node
 from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.readings import Sample, Unread
 from entrypoint.errors import HardwareUnfit
@@ -16,6 +18,7 @@ from entrypoint.health.rules.table import RULES, names_to_read
 from entrypoint.health.verdict import Mode, Result
 from entrypoint.health.watch import Watch
 from entrypoint.launch.plan import LaunchPlan
+from entrypoint.system.infiniband import InfiniBand
 
 GPUS = (Gpu(0, "GPU-0", "H100", 81559), Gpu(1, "GPU-1", "H100", 81559))
 # The values of a healthy GPU that the gate and the watch read.
@@ -228,3 +231,16 @@ def test_the_gate_of_a_sweep_and_of_a_shared_gpu(monkeypatch: pytest.MonkeyPatch
         match="compute-mode CRITICAL: EXCLUSIVE_PROCESS, 0 program.s. on the GPU, 2 to start",
     ):
         entrypoint.health.gate.watched(plan("sweep", 4), Answering(), None).__enter__()  # type: ignore[arg-type]
+
+
+def test_the_gate_judges_the_network_between_nodes_only_for_several(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = InfiniBand(devices={"mlx5_0": "InfiniBand"}, fault="libibverbs.so.1: not found")
+    monkeypatch.setattr(entrypoint.health.node, "read_infiniband", lambda _env: found)
+    monkeypatch.setattr(entrypoint.health.gate, "Driver", Answering)
+    driver: Any = Answering()
+    for nnodes in (1, 2):
+        launch = replace(plan("ddp", 2), nnodes=nnodes)
+        with entrypoint.health.gate.watched(launch, driver, None):
+            assert ("infiniband (node)" in capsys.readouterr().out) == (nnodes == 2)

@@ -603,7 +603,7 @@ PLANS = [
     ),
     # Several nodes from options.
     (
-        two(),
+        two(network="InfiniBand (mlx5_0)"),
         ONE,
         LOCAL,
         "ddp",
@@ -612,7 +612,7 @@ PLANS = [
         meeting(0, "node0:29400", "trainbox", 1),
         "GPU-a",
         "1 of 1 GPU visible -> torchrun DDP, 2 processes on 2 nodes; this is node 0, "
-        "rendezvous at node0:29400",
+        "rendezvous at node0:29400; NCCL over InfiniBand (mlx5_0)",
     ),
     (
         two(strategy="fsdp"),
@@ -651,7 +651,7 @@ PLANS = [
         "rendezvous at node0:29400",
     ),
     (
-        two(1, "[fd00::1]:65535", processes=2),
+        two(1, "[fd00::1]:65535", processes=2, network="TCP"),
         NONE,
         LOCAL,
         "ddp",
@@ -664,7 +664,7 @@ PLANS = [
         "rendezvous at [fd00::1]:65535",
     ),
     (
-        ask(nnodes=1, node_rank=0),
+        ask(nnodes=1, node_rank=0, network="TCP"),
         ONE,
         LOCAL,
         "single",
