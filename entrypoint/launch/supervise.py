@@ -191,7 +191,8 @@ def _exit_code(
     if forwarded and (by_signal or code in kind.stop_codes):
         code = PREEMPTED  # a child that the signal ended had no handler yet, so nothing is lost
     finished = code in (0, WRONG_USE)
-    looks_broken = code in (1, PREEMPTED, *_AMBIGUOUS_CODES) or code < 0
+    # HARDWARE: CUDA has reported a broken GPU, and the watch logs which one.
+    looks_broken = code in (1, HARDWARE, PREEMPTED, *_AMBIGUOUS_CODES) or code < 0
     if not finished and (broken or (watch and looks_broken and watch.final_check())):
         return HARDWARE
     if code < 0:

@@ -50,12 +50,16 @@ def choose_device(name: str, local_rank: int) -> torch.device:
             else "cpu"
         )
     if name == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        try:
+            torch.cuda.init()
+            count, reason = torch.cuda.device_count(), ""
+        except (AssertionError, RuntimeError) as error:  # an assertion if torch has no CUDA
+            count, reason = 0, f" ({str(error).partition(chr(10))[0].rstrip('. ')})"
         if local_rank >= count:
             raise DeviceMissing(
                 f"process {local_rank} was given a GPU, but torch {torch.__version__} (CUDA "
-                f"{torch.version.cuda}) finds {count} GPUs: update the driver if it is too old for "
-                "this image, or restart the container if it has lost its GPUs; see "
+                f"{torch.version.cuda}) finds {count} GPUs{reason}: update the driver if it is too "
+                "old for this image, or restart the container if it has lost its GPUs; see "
                 f"`{command('health')}`"
             )
         _refuse_without_code(local_rank)

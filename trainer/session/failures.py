@@ -18,6 +18,7 @@ from trainer.errors import (
 from trainer.loop.out_of_memory import NO_ENGINE, memory_used_up
 from trainer.loop.shared_memory import shared_memory_full
 from trainer.parallel.exchange_failures import exchange_failure
+from trainer.parallel.gpu_failures import gpu_failure
 from trainer.system.storage import storage_failure
 from trainer.task_errors import mistake_of, raised_by_task
 
@@ -105,7 +106,7 @@ def _torch_failure(error: MemoryError | RuntimeError) -> Failure | None:
     text = str(error)
     if not isinstance(error, MemoryError) and raised_by_task(error):
         return None
-    if failure := exchange_failure(error):
+    if failure := gpu_failure(error) or exchange_failure(error):
         return failure
     if found := memory_used_up(error):
         return _out_of_memory(found)

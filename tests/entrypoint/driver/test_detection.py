@@ -406,8 +406,9 @@ def test_gpus_that_torch_does_not_see_are_never_replaced_by_the_cpu(
     assert ended.out.startswith("health     OPEN, WARN: 1 GPU; persistence (GPU 0)")
     (message,) = ended.err.splitlines()
     assert message.startswith("trainbox: process 0 was given a GPU, but torch ")
+    assert " finds 0 GPUs (Found no NVIDIA driver on your system. " in message
     assert message.endswith(
-        "finds 0 GPUs: update the driver if it is too old for this image, or restart the "
-        "container if it has lost its GPUs; see `trainbox health`"
+        "): update the driver if it is too old for this image, or restart the container if it has "
+        "lost its GPUs; see `trainbox health`"
     )
     assert not (two.trainbox.folder / "runs").exists()

@@ -351,7 +351,7 @@ def test_a_gpu_that_only_the_driver_sees(trainbox: Trainbox, library: Path) -> N
         ("deep-all-reduce", "NA", "0", uuid, ""),
     ]
     assert re.match(
-        r"process 0 was given a GPU, but torch .* finds 0 GPUs: .* \(exit code 3\)$",
+        r"process 0 was given a GPU, but torch .* finds 0 GPUs \(.*\): .* \(exit code 3\)$",
         findings[1]["read"],
     )
 

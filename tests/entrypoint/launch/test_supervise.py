@@ -438,6 +438,12 @@ def test_a_crash_on_broken_hardware_exits_with_the_hardware_code(
     )
 
 
+def test_the_watch_logs_which_gpu_has_failed_if_cuda_reports_it() -> None:
+    watch = Mock(final_check=Mock(return_value=None))
+    assert _exit_code(3, False, watch, None, TRAINING) == 3
+    watch.final_check.assert_called_once_with()
+
+
 @pytest.mark.parametrize(
     ("code", "finishes", "expected"), [(0, True, 0), (0, False, 1), (75, False, 75), (2, False, 2)]
 )

@@ -2,6 +2,7 @@
 
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from trainer.errors import (
     WrongUse,
 )
 from trainer.parallel.exchange import Reduction
+from trainer.records.run_log import RunLog
 from trainer.session.failures import errors_as_failures
 
 _ENDS = [
@@ -259,6 +261,13 @@ def test_failures_are_raised_unchanged_and_have_their_codes() -> None:
         assert failure.exit_code == code
 
 
+def _cuda_error(code: int, text: str) -> torch.AcceleratorError:
+    """Return the error that torch raises for an error of CUDA."""
+    error = torch.AcceleratorError(f"CUDA error: {text}\nCUDA kernel errors might be late")
+    error.error_code = code
+    return error
+
+
 _ENGINE = "GET was unable to find an engine to execute this computation"
 
 
@@ -294,8 +303,16 @@ _ENGINE = "GET was unable to find an engine to execute this computation"
             "smaller: make the model or the examples smaller, or use --precision bf16 or a device "
             "with more memory\n",
         ),
+        (
+            (Tiny, "losses"),
+            _cuda_error(46, "CUDA-capable device(s) is/are busy or unavailable"),
+            3,
+            "trainbox: a GPU cannot be used (CUDA error 46: CUDA-capable device(s) is/are busy or "
+            "unavailable): stop the other programs on it, which nvidia-smi lists, or use another "
+            "GPU\n",
+        ),
     ],
-    ids=["shared memory of NCCL", "no engine", "out of memory"],
+    ids=["shared memory of NCCL", "no engine", "out of memory", "busy"],
 )
 def test_a_training_exits_with_the_code_and_the_message_of_the_reason(
     here: Here,
@@ -307,3 +324,32 @@ def test_a_training_exits_with_the_code_and_the_message_of_the_reason(
 ) -> None:
     monkeypatch.setattr(*where, lambda *_: raise_in_library(error))
     assert here.command("train", TINY, "--device", "cpu")[::2] == (code, message)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (_cuda_error(214, "uncorrectable ECC error encountered"), 3),
+        (_cuda_error(710, "device-side assert triggered"), 2),
+        (_cuda_error(719, "unspecified launch failure"), 1),  # or 3, if the driver has an Xid
+    ],
+    ids=["ECC", "assert", "launch failure"],
+)
+def test_an_error_of_cuda_in_a_later_step_has_the_code_of_its_cause(
+    here: Here, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: int
+) -> None:
+    """The state of a GPU that has failed cannot be read, so no checkpoint is saved then."""
+    advance, losses, steps = RunLog.advance, Tiny.losses, list[int]()
+
+    def count(run: RunLog) -> None:
+        advance(run)
+        steps.append(1)
+
+    def fail(task: Tiny, *arguments: Any) -> Any:
+        return raise_in_library(error) if len(steps) == 5 else losses(task, *arguments)
+
+    monkeypatch.setattr(RunLog, "advance", count)
+    monkeypatch.setattr(Tiny, "losses", fail)
+    words = ("train", TINY, "--device", "cpu", "--run", "r", "--checkpoint-steps", "3")
+    assert here.command(*words)[0] == expected
+    assert here.steps() == [3]

@@ -1,0 +1,68 @@
+"""Errors of CUDA that only a broken or busy GPU causes have exit code 3, in each form."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainer.parallel.gpu_failures import _OF_THE_GPU, gpu_failure
+
+_ECC = "uncorrectable ECC error encountered"
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="torch has no CUDA library")
+@pytest.mark.parametrize("code", _OF_THE_GPU)
+def test_the_texts_are_those_of_cuda(code: int) -> None:
+    assert str(torch.cuda.CudaError(code)) == f"{_OF_THE_GPU[code][0]} ({code})"
+
+
+@pytest.mark.parametrize("code", _OF_THE_GPU)
+def test_the_code_decides(code: int) -> None:
+    error = torch.AcceleratorError("CUDA error: as an older version of CUDA calls it")
+    assert gpu_failure(error) is None
+    error.error_code = code
+    failure = gpu_failure(error)
+    assert failure is not None and failure.exit_code == 3
+    assert str(failure).startswith(f"a GPU cannot be used (CUDA error {code}: ")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(f"CUDA driver error: {_ECC}"),
+        RuntimeError(f"Triton Error [CUDA]: {_ECC}"),
+        dist.DistBackendError(
+            "NCCL error in: x.cpp:94, unhandled cuda error, NCCL version 2.30.7\n"
+            "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+            f"Cuda failure 214 '{_ECC}'"
+        ),
+        torch.AcceleratorError(  # without a code, which torch does not pass on
+            "Caught AcceleratorError in pin memory thread for device 0.\nOriginal Traceback (most "
+            'recent call last):\n  File "x.py", line 1, in f\n'
+            f"torch.AcceleratorError: CUDA error: {_ECC}\nCUDA kernel errors might be reported"
+        ),
+    ],
+)
+def test_the_text_decides_without_a_code(error: RuntimeError) -> None:
+    assert str(gpu_failure(error)) == (
+        f"a GPU cannot be used (CUDA error 214: {_ECC}): give the same command again on another "
+        "GPU or node, and check this one with `trainbox health`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (2, "out of memory"),
+        (3, "initialization error"),
+        (710, "device-side assert triggered"),
+        (714, "hardware stack error"),
+        (719, "unspecified launch failure"),
+    ],
+)
+def test_what_a_program_causes_as_well_is_left_to_others(code: int, text: str) -> None:
+    error = torch.AcceleratorError(f"CUDA error: {text}")
+    assert gpu_failure(error) is None
+    error.error_code = code
+    assert gpu_failure(error) is None
+    assert gpu_failure(RuntimeError("the server of cuda.example: unknown errors")) is None
+    assert gpu_failure(RuntimeError("unknown error")) is None
