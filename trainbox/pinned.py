@@ -1,7 +1,15 @@
-"""Buffers in pinned memory, to which a GPU can copy at full speed."""
+"""Buffers in pinned memory, to which a GPU can copy at full speed.
 
+Some machines, such as WSL2, pin little memory or none. The buffers are pageable there, which is
+printed once.
+"""
+
+import contextlib
+import functools
+import os
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy
 import torch
@@ -16,10 +24,7 @@ def pinned_like(tensors: Sequence[Tensor]) -> list[Tensor]:
 
     torch's own pinned memory (`pin_memory=True`) rounds the size of each tensor up to a power of
     two, so that a checkpoint would take up to twice its size. The block is released with its last
-    tensor.
-
-    Raises:
-        MemoryError: CUDA cannot pin the block.
+    tensor. Where CUDA cannot pin the block, it is pageable.
     """
     offsets, size = [], 0
     for tensor in tensors:
@@ -29,10 +34,15 @@ def pinned_like(tensors: Sequence[Tensor]) -> list[Tensor]:
     address = block.ctypes.data
     cudart = torch.cuda.cudart()
     # An enumeration of CUDA is not equal to a number, so convert it, as torch does.
-    if (code := int(cudart.cudaHostRegister(address, block.nbytes, _PORTABLE))) != 0:
-        raise MemoryError(f"cannot pin {block.nbytes >> 20} MiB for checkpoints, CUDA error {code}")
-    # The tensors keep the block. Its finalizer runs before its memory is freed.
-    weakref.finalize(block, cudart.cudaHostUnregister, address).atexit = False
+    if (code := int(cudart.cudaHostRegister(address, block.nbytes, _PORTABLE))) == 0:
+        # The tensors keep the block. Its finalizer runs before its memory is freed.
+        weakref.finalize(block, cudart.cudaHostUnregister, address).atexit = False
+    else:
+        _report_pageable(code)
+        # CUDA keeps the error until someone asks for it, as torch does after each kernel. So this
+        # kernel raises the error instead of one of the training.
+        with contextlib.suppress(torch.AcceleratorError):
+            torch.ones(1, device=tensors[0].device)
     # Each tensor has a storage of its own, as torch.save writes whole storages.
     return [
         torch.frombuffer(block, dtype=tensor.dtype, count=_span(tensor), offset=offset).as_strided(
@@ -42,6 +52,26 @@ def pinned_like(tensors: Sequence[Tensor]) -> list[Tensor]:
         else torch.zeros_like(tensor, device="cpu")
         for tensor, offset in zip(tensors, offsets, strict=True)
     ]
+
+
+def pinned_if_possible(allocate: Callable[[bool], Tensor]) -> Tensor:
+    """Return `allocate(True)`, which uses torch's pinned memory.
+
+    Where CUDA cannot pin it, return `allocate(False)`.
+    """
+    try:
+        return allocate(True)
+    except torch.AcceleratorError as error:
+        _report_pageable(getattr(error, "error_code", 0))
+        return allocate(False)
+
+
+@functools.cache  # one line for each error
+def _report_pageable(code: int) -> None:
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        reason = f"CUDA cannot pin memory on this machine (CUDA error {code}), as on WSL2"
+        text = f"trainbox: {reason}: copies between the host and the GPU are slower"
+        print(text, file=sys.stderr, flush=True)
 
 
 def _span(tensor: Tensor) -> int:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainbox import snapshot
+from trainbox import pinned, snapshot
 from trainbox.pinned import pinned_like
 from trainbox.snapshot import Snapshot
 
@@ -71,11 +71,36 @@ def test_the_block_is_released_with_its_last_buffer(registered: dict[int, int]) 
     assert registered == {}
 
 
-def test_memory_that_cannot_be_pinned_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    cudart = SimpleNamespace(cudaHostRegister=lambda *_: 2)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
-    with pytest.raises(MemoryError, match="cannot pin 0 MiB for checkpoints, CUDA error 2"):
-        pinned_like(_TENSORS)
+@pytest.mark.parametrize(("local_rank", "lines"), [("0", 1), ("1", 0)])
+def test_the_block_is_pageable_where_cuda_cannot_pin_it(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    local_rank: str,
+    lines: int,
+) -> None:
+    kept: list[int] = []  # errors that CUDA reports to the next kernel, whatever it does
+
+    def refuse(*_: int) -> int:
+        kept.append(2)
+        return 2
+
+    def launch(*_: object, **__: object) -> None:
+        raise torch.AcceleratorError(f"CUDA error {kept.pop()}")
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=refuse))
+    monkeypatch.setattr(torch, "ones", launch)
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    pinned._report_pageable.cache_clear()
+    for _ in range(2):
+        buffers = pinned_like(_TENSORS)
+        torch._foreach_copy_(buffers, _TENSORS)
+        assert _saved(buffers) == _saved(_TENSORS)
+    assert kept == []
+    pinned._report_pageable.cache_clear()
+    assert capsys.readouterr().err.splitlines() == lines * [
+        "trainbox: CUDA cannot pin memory on this machine (CUDA error 2), as on WSL2: copies "
+        "between the host and the GPU are slower"
+    ]
 
 
 def test_a_snapshot_pins_buffers_only_for_tensors_of_a_gpu(
@@ -86,11 +111,11 @@ def test_a_snapshot_pins_buffers_only_for_tensors_of_a_gpu(
 
     asked: list[int] = []
 
-    def pinned(tensors: list[Tensor]) -> list[Tensor]:
+    def allocate(tensors: list[Tensor]) -> list[Tensor]:
         asked.append(len(tensors))
         return [torch.full((2,), 7.0) for _ in tensors]
 
-    monkeypatch.setattr(snapshot, "pinned_like", pinned)
+    monkeypatch.setattr(snapshot, "pinned_like", allocate)
     weight = torch.zeros(2).as_subclass(OnGpu)
     buffers = Snapshot()._buffers_for([torch.zeros(3), weight, torch.zeros(1)])
     assert [buffer.tolist() for buffer in buffers] == [[0, 0, 0], [7, 7], [0]]

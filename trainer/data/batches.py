@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler, TensorDataset, default_collate
 
+from trainbox.pinned import pinned_if_possible
 from trainer.data.examples import Collate, example_loader, length, read_once
 from trainer.data.nested import tensors_in, to_device
 from trainer.data.schedule import Schedule
@@ -201,12 +202,15 @@ class _EpochIndices(Sampler[list[tuple[int, int]]]):
 def _gathered_pinned(tensors: Sequence[Tensor], indices: Tensor) -> tuple[Tensor, ...]:
     """Return the examples `indices` in pinned memory, from which a GPU copies while it computes."""
     batch = tuple(
-        torch.empty((len(indices), *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=True)
-        for tensor in tensors
+        _empty_pinned((len(indices), *tensor.shape[1:]), tensor.dtype) for tensor in tensors
     )
     for tensor, examples in zip(tensors, batch, strict=True):
         torch.index_select(tensor, 0, indices, out=examples)
     return batch
+
+
+def _empty_pinned(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return pinned_if_possible(lambda pins: torch.empty(size, dtype=dtype, pin_memory=pins))
 
 
 @functools.cache  # torch's allocator keeps the freed memory of each stream for that stream

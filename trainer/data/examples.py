@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from trainbox.pinned import pinned_if_possible
 from trainbox.seeding import derive_seed
 from trainer.data.nested import mapped
 from trainer.data.workers import check_sockets, worker_context
@@ -40,6 +41,22 @@ def length(dataset: Dataset[Any]) -> int:
             f"the dataset {type(dataset).__name__} has no length ({error}): use a map-style "
             "dataset with __len__ and __getitem__"
         ) from error
+
+
+class _Pinnable:
+    """A batch that torch's loader pins. torch alone would fail where CUDA cannot pin it."""
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+
+    def pin_memory(self) -> Any:
+        """Return the batch in pinned memory. torch calls this for a batch of a type of ours."""
+        return mapped(
+            lambda tensor: pinned_if_possible(
+                lambda pins: tensor.pin_memory() if pins else tensor.clone()
+            ),
+            self._batch,
+        )
 
 
 class SeededExamples(Dataset[Any]):
@@ -79,20 +96,22 @@ def example_loader(
     """Return a loader of one batch for each list of (epoch, index) in `positions`."""
     if workers:
         check_sockets()
+    pins = device.type == "cuda"
     return DataLoader(
         SeededExamples(dataset, seed),
         batch_sampler=positions,
         num_workers=workers,
-        collate_fn=functools.partial(_batch, collate),
-        pin_memory=device.type == "cuda",
+        collate_fn=functools.partial(_batch, collate, pins),
+        pin_memory=pins,
         persistent_workers=workers > 0,
         worker_init_fn=_start_worker if workers else None,
         multiprocessing_context=worker_context() if workers else None,
     )
 
 
-def _batch(collate: Collate, examples: list[Any]) -> Any:
-    return examples[0] if isinstance(examples[0], _Sources) else collate(examples)
+def _batch(collate: Collate, pins: bool, examples: list[Any]) -> Any:
+    batch = examples[0] if isinstance(examples[0], _Sources) else collate(examples)
+    return _Pinnable(batch) if pins else batch
 
 
 def _start_worker(_worker: int) -> None:
