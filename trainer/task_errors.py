@@ -112,6 +112,8 @@ def mistake_of(error: Exception, task: str, log: Path) -> Failure | None:
         return None
     frames = [*_frames(error.__traceback__), *_frames_in(text)]
     method = _method(frames)
+    if method is None and "device-side assert" in text:
+        method = "a step"  # the GPU computes later, so the error is raised anywhere after the task
     if method is None:
         return None
     own = [frame for frame in frames if frame.is_the_users] or [

@@ -7,6 +7,7 @@ import errno
 import functools
 import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -633,6 +634,18 @@ def test_an_error_that_may_pass_is_one_line_with_code_1(
         "trainbox: task Tiny: method() raised OSError: [Errno 5] Input/output error: 'data/x.npy' ("
     )
     assert err.count("\n") == 1
+
+
+def test_an_assert_of_the_gpu_is_a_mistake_wherever_it_is_raised(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = Future[None]()  # it raises the error outside of the task's code
+    later.set_exception(RuntimeError("CUDA error: device-side assert triggered\nCompile with"))
+    monkeypatch.setattr("trainer.session.train.closing", later.result)
+    code, _, err = here.command("train", "tests.support.tiny:Tiny", "--device", "cpu", "--run", "r")
+    assert code == 2
+    assert "task Tiny: a step raised RuntimeError: CUDA error: device-side assert" in err
+    assert "a label or an index is out of range" in err
 
 
 def test_an_error_of_our_own_stays_a_traceback(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
