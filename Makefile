@@ -258,7 +258,12 @@ test-load: $(VENV)/.dev ## The tests of test beside busy processes, to find test
 # TEST_PYTHON=python3 uses a Python of this machine instead of .venv. It needs torch and pytest; the
 # checks that need other packages are skipped if these are missing.
 test-gpu: $(if $(TEST_PYTHON),,$(VENV)/.dev) ## Check Trainbox on one GPU in ten minutes; writes gpu.json and gpu.md (OUT=build/gpu, TEST_PYTHON=, PYTEST_ARGS=)
-	$(or $(TEST_PYTHON),$(VENV)/bin/python) -P -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
+	$(checks-on-gpu)
+
+gpu-checks: $(if $(TEST_PYTHON),,$(VENV)/.dev) ## A part of the first hour on a GPU: STEP=1 to 7; writes step-1.json and step-1.md (as test-gpu)
+	$(checks-on-gpu) --step $(or $(STEP),$(error STEP is not set: name a step, as in make gpu-checks STEP=1))
+
+checks-on-gpu = $(or $(TEST_PYTHON),$(VENV)/bin/python) -P -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
 
 # Two workers, since a test waits for its containers. Each worker takes whole files, so that only one
 # of them packs the image for Apptainer.
@@ -325,4 +330,4 @@ $(VENV)/.dev: requirements-dev.lock $(VENV)/.train | $(VENV)/bin/uv
 	$(Q)$(install) $(progress) --compile-bytecode --require-hashes -r requirements-dev.lock
 	@touch $@
 
-.PHONY: train run plan sweep drill bench verify evaluate predict export health doctor tensorboard shell benchmark build sif extra-venv image folders test test-all test-faults test-slow test-load test-gpu test-image lint docs lock clean help
+.PHONY: train run plan sweep drill bench verify evaluate predict export health doctor tensorboard shell benchmark build sif extra-venv image folders test test-all test-faults test-slow test-load test-gpu gpu-checks test-image lint docs lock clean help

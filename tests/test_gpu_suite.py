@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from tests.gpu import check, digests, machine, program, rows, shared, traces
+from tests.gpu import (
+    check,
+    digests,
+    machine,
+    profiles,
+    program,
+    rows,
+    shared,
+    traces,
+)
 from tests.support.commands import HIDDEN_GPUS, clean_environment
 from tests.support.paths import ROOT
 
@@ -44,7 +53,16 @@ def test_a_machine_without_a_gpu_skips_each_check_with_a_reason(tmp_path: Path) 
     assert "needs several GPUs" in page
     budget = sum(row["budget_s"] for row in found["rows"])
     assert f"time budget: {len(found['rows'])} checks, {budget:.0f} s" in ended.stdout
-    assert budget <= 570  # so that one command of ten minutes runs all checks
+    assert budget <= 480  # so that a command of ten minutes imports torch and runs all checks
+
+
+@pytest.mark.parametrize("step", range(1, 8))
+def test_a_step_is_a_part_of_the_checks(tmp_path: Path, step: int) -> None:
+    ended = _suite(tmp_path, "--step", str(step))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = json.loads((tmp_path / f"step-{step}.json").read_text())["rows"]
+    assert 0 < sum(row["budget_s"] for row in rows) <= 480
+    assert (tmp_path / f"step-{step}.md").exists()
 
 
 def test_a_check_that_runs_on_the_cpu_writes_what_it_has_seen(tmp_path: Path) -> None:
@@ -150,6 +168,79 @@ def test_skipped_checks_and_what_needs_more_gpus_are_listed() -> None:
     assert found["counts"] == {"passed": 1, "failed": 0, "skipped": 1}
     assert found["not_checked"]["bits: a drill"] == "this Python has no optuna"
     assert set(found["not_checked"]) == {"bits: a drill", *rows.NEEDS_MORE}
+
+
+@pytest.mark.parametrize(
+    ("found", "missing", "reason"),
+    [
+        ((), (), "no C compiler on PATH"),
+        (("gcc",), ("triton",), "this Python has no triton"),
+        (("gcc",), ("Python.h",), "no Python.h"),
+    ],
+)
+def test_what_a_compilation_needs_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    found: tuple[str, ...],
+    missing: tuple[str, ...],
+    reason: str,
+) -> None:
+    monkeypatch.setattr(machine.shutil, "which", lambda name: name if name in found else None)
+    monkeypatch.setattr(
+        machine.importlib.util, "find_spec", lambda name: None if name in missing else name
+    )
+    monkeypatch.setattr(machine.sysconfig, "get_path", lambda _name: str(tmp_path))
+    if "Python.h" not in missing:
+        (tmp_path / "Python.h").touch()
+    assert str(machine.no_compiler("cuda")).startswith(reason)
+
+
+def test_little_shared_memory_skips_the_check(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(check, "shared_memory_mib", lambda: 64)
+    running = check.Check("cuda", tmp_path, deadline_s=0)
+    running.needs_shared_memory(64)
+    with pytest.raises(pytest.skip.Exception, match="/dev/shm has 64 MiB"):
+        running.needs_shared_memory(65)
+
+
+def test_the_table_of_a_profile_is_compared_with_the_trace() -> None:
+    name = "void gemm<" + "x" * 70 + ">"
+    events = [{"cat": "kernel", "name": name}] * 40 + [{"cat": "cpu_op", "name": "aten::mm"}] * 40
+    printed = f" share         ms   calls  name\n 99.0%       4.00      40  {name[:60]}\n"
+    assert profiles.rows_of(printed) == [(name[:60], 40)]
+    assert profiles.wrong_rows([(name[:60], 40)], events) == []
+    twice = [(name[:60], 80), ("aten::mm", 40)]
+    assert profiles.wrong_rows(twice, events) == twice
+
+
+@pytest.mark.parametrize(
+    ("values", "outcome"),
+    [
+        ({"digest": "a", "failed": 1}, "same bits"),
+        ({"digest": "b", "failed": 1}, "other bits"),
+        ({"digest": "b", "failed": 0}, "OTHER BITS"),
+        ({"raised": "RuntimeError: x", "recognized": True}, "recognized"),
+        ({"raised": "RuntimeError: x", "recognized": False}, "NOT RECOGNIZED"),
+    ],
+)
+def test_the_outcome_of_a_convolution_is_named(values: dict[str, Any], outcome: str) -> None:
+    assert digests.outcome(values, "a").startswith(outcome)
+
+
+@pytest.mark.parametrize(
+    ("line", "skips"),
+    [
+        ("RuntimeError: ProcessGroupGloo::reduce_scatter: unsupported device type cuda", True),
+        ("ValueError: Cannot use ReduceOp.PREMUL_SUM with Gloo", True),
+        ("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]", False),
+        ("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms", False),
+    ],
+)
+def test_only_an_operation_that_gloo_lacks_skips_a_check(line: str, skips: bool) -> None:
+    found = shared.unsupported_by_gloo(f"first line\n{line}\nlast line")
+    assert found == (line if skips else None)
 
 
 def test_topics_have_an_order_and_files() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.machine import first_gpu
+from tests.gpu.machine import first_gpu, no_compiler, shared_memory_mib
 from tests.gpu.program import read_results
 from tests.support.commands import Ended, clean_environment
 from tests.support.paths import ROOT
@@ -70,6 +70,20 @@ class Check:
         if missing:
             pytest.skip(f"this Python has no {', '.join(missing)}")
 
+    def needs_training(self, *modules: str) -> None:
+        """Skip the check if a module that trainings need is missing."""
+        self.needs("sklearn", "tensorboard", "safetensors", "tqdm", *modules)
+
+    def needs_compiler(self) -> None:
+        """Skip the check if `torch.compile` cannot work."""
+        if reason := no_compiler(self.device):
+            pytest.skip(reason)
+
+    def needs_shared_memory(self, mib: int) -> None:
+        """Skip the check if batches of loader workers do not fit in /dev/shm."""
+        if (free := shared_memory_mib()) < mib:
+            pytest.skip(f"/dev/shm has {free} MiB, and the loader workers need {mib} MiB")
+
     def needs_gpu(self) -> None:
         """Skip the rest of the check in a dry run on the CPU."""
         if not self.on_gpu:
@@ -115,6 +129,7 @@ class Check:
         return self.finish(self.start_trainbox(*words, **options), codes)
 
     def start_trainbox(self, *words: str, **options: Any) -> "subprocess.Popen[str]":
+        self.needs("click", "pynvml")
         return self.start("-m", "entrypoint", *words, name=words[0], **options)
 
     def train(self, run: str, *words: str, **options: Any) -> Path:

@@ -1,4 +1,4 @@
-"""Run the checks in order, skip them without a GPU, and write gpu.json and gpu.md."""
+"""Run the checks in order, skip them without a GPU, and write what they found."""
 
 import json
 import os
@@ -16,7 +16,8 @@ from tests.gpu.machine import device, no_gpu
 from tests.gpu.rows import Row, as_json, as_markdown, budget_lines, check_name, rank, topic_of
 from tests.support.paths import ROOT
 
-_TIME_S = float(os.environ.get("GPU_TIME_S", "570"))  # of all checks
+_TIME_S = float(os.environ.get("GPU_TIME_S", "570"))  # of all checks and the import of torch
+_IMPORT_S = 300  # for the first import of torch, which reads some GB from the disk
 _OUT = Path(os.environ.get("OUT") or ROOT / "build/gpu").resolve()
 _CHECK = pytest.StashKey[Check]()
 _rows: list[Row] = []
@@ -24,8 +25,20 @@ _machine: dict[str, Any] = {}
 _began_s = time.monotonic()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: rank(topic_of(item.path.stem)))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--step", type=int, help="only the checks of this step of the first hour")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    step = config.getoption("--step")
+    chosen = [item for item in items if _is_of(_mark(item), step)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = sorted(chosen, key=lambda i: (_mark(i)["step"], rank(topic_of(i.path.stem))))
+
+
+def _is_of(mark: dict[str, Any], step: int | None) -> bool:
+    """Return whether a check is of `step`, or of the whole suite, which has no long checks."""
+    return mark["step"] == step if step else not mark.get("long")
 
 
 def pytest_report_collectionfinish(items: Sequence[pytest.Item]) -> list[str]:
@@ -36,7 +49,9 @@ def pytest_report_collectionfinish(items: Sequence[pytest.Item]) -> list[str]:
 
 def _mark(item: pytest.Item) -> dict[str, Any]:
     mark = item.get_closest_marker("gpu")
-    assert mark is not None, f"{item.name} needs @pytest.mark.gpu(seconds=..., settles=...)"
+    assert mark is not None, (
+        f"{item.name} needs @pytest.mark.gpu(step=..., seconds=..., settles=...)"
+    )
     return dict(mark.kwargs)
 
 
@@ -46,7 +61,10 @@ def _budget_s(item: pytest.Item) -> float:
 
 @pytest.fixture(scope="session")
 def _examined() -> None:
-    """Find out what this machine has, or skip all checks."""
+    """Find out what this machine has, or skip all checks.
+
+    torch is imported here for the first time, so the budgets of the checks are for a later import.
+    """
     if device() == "cuda" and (reason := no_gpu()):
         _machine["GPU"] = reason
         pytest.skip(reason)
@@ -55,7 +73,7 @@ def _examined() -> None:
         env=environment(device(), os.environ),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=_IMPORT_S,
     )
     if found.returncode:
         _machine["GPU"] = "torch cannot use it"
@@ -93,7 +111,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
                 tuple(running.tables) if running else (),
             )
         )
-        _write()
+        _write(_name(item.config))
     return report
 
 
@@ -105,14 +123,19 @@ def _reason(call: "pytest.CallInfo[None]") -> str:
     return str(getattr(error, "msg", None) or error or type(error).__name__)[:4000]
 
 
-def _write() -> None:
+def _name(config: pytest.Config) -> str:
+    step = config.getoption("--step")
+    return f"step-{step}" if step else "gpu"
+
+
+def _write(name: str) -> None:
     _OUT.mkdir(parents=True, exist_ok=True)
-    (_OUT / "gpu.json").write_text(json.dumps(as_json(_machine, _rows), indent=1) + "\n")
-    (_OUT / "gpu.md").write_text("\n".join(as_markdown(_machine, _rows)) + "\n")
+    (_OUT / f"{name}.json").write_text(json.dumps(as_json(_machine, _rows), indent=1) + "\n")
+    (_OUT / f"{name}.md").write_text("\n".join(as_markdown(_machine, _rows)) + "\n")
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     terminalreporter.section("checks on a GPU")
     for line in as_markdown(_machine, _rows):
         terminalreporter.write_line(line)
-    terminalreporter.write_line(f"\nwritten: {_OUT / 'gpu.json'}, {_OUT / 'gpu.md'}")
+    terminalreporter.write_line(f"\nwritten: {_OUT / _name(config)}.json and .md")

@@ -37,3 +37,14 @@ def differing(repeats: Sequence[Mapping[str, Any]]) -> list[str]:
         for name in names
         if any(name not in repeat or repeat[name] != repeats[0].get(name) for repeat in repeats)
     ]
+
+
+def outcome(values: Mapping[str, Any], expected: str) -> str:
+    """Return the outcome of a computation with little memory, in capitals if it must not happen."""
+    if "raised" in values:
+        return f"{'recognized' if values['recognized'] else 'NOT RECOGNIZED'}: {values['raised']}"
+    if values["digest"] == expected:
+        return f"same bits, {values['failed']} failed allocations"
+    if values["failed"]:
+        return f"other bits, {values['failed']} failed allocations"
+    return "OTHER BITS WITHOUT A SIGN"

@@ -1,8 +1,12 @@
-"""Whether this machine has a GPU, and which one."""
+"""Whether this machine has a GPU, and what the checks need besides."""
 
 import ctypes
+import importlib.util
 import os
+import shutil
+import sysconfig
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 # Of CUDA's driver library: no device, and a library that is only for linking.
@@ -34,3 +38,23 @@ def first_gpu(environment: Mapping[str, str]) -> dict[str, str]:
     visible = environment.get("CUDA_VISIBLE_DEVICES", "0")
     order = environment.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     return {"CUDA_VISIBLE_DEVICES": visible.split(",")[0], "CUDA_DEVICE_ORDER": order}
+
+
+def no_compiler(device: str) -> str | None:
+    """Return what `torch.compile` needs and this machine does not have, or None."""
+    if not any(map(shutil.which, ("cc", "gcc", "g++", "clang"))):
+        return "no C compiler on PATH, which torch.compile needs"
+    if device == "cuda" and importlib.util.find_spec("triton") is None:
+        return "this Python has no triton"
+    # triton compiles its launchers, and inductor its code for the CPU.
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "no Python.h, which torch.compile needs: install the headers of this Python"
+    return None
+
+
+def shared_memory_mib() -> int:
+    """Return the free MiB of /dev/shm, through which loader workers send their batches."""
+    try:
+        return shutil.disk_usage("/dev/shm").free // 2**20
+    except OSError:  # this system does not use /dev/shm
+        return 2**20

@@ -5,20 +5,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# The order of the checks. The first ones need the least, and show whether the GPU works at all.
+# The order of the checks of one step. The first ones need the least.
 TOPICS = (
     "readers",
     "precision",
     "bits",
     "syncs",
-    "memory",
     "checkpoints",
+    "speed",
+    "work",
+    "failures",
+    "memory",
     "loader",
-    "compile",
-    "sweep",
     "watch",
     "ranks",
-    "speed",
+    "sweep",
+    "compile",
 )
 # What one GPU cannot show.
 NEEDS_MORE = {

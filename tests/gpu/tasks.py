@@ -58,6 +58,30 @@ class Wide(Task):
 
 
 @dataclass(frozen=True)
+class Mislabelled(Task):
+    """A classifier with 10 outputs, and the label 10 in a late batch."""
+
+    epochs: ClassVar[int] = 1
+    batch_size: ClassVar[int] = 8
+    learning_rate: ClassVar[float] = 1e-3
+
+    def train_dataset(self, data_dir: Path) -> TensorDataset:
+        labels_N = torch.arange(160) % 10
+        labels_N[::40] = 10
+        return TensorDataset(torch.ones(160, 4), labels_N)
+
+    def validation_dataset(self, data_dir: Path) -> TensorDataset:
+        return TensorDataset(torch.ones(8, 4), torch.zeros(8, dtype=torch.int64))
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(4, 10)
+
+    def losses(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        inputs_BK, labels_B = batch
+        return {"loss": F.cross_entropy(model(inputs_BK), labels_B, reduction="none")}
+
+
+@dataclass(frozen=True)
 class Heavy(Task):
     """A perceptron of `layers` million weights, for checkpoints of 12 bytes for each weight."""
 

@@ -15,9 +15,11 @@ _TASK = ("digits_augmented", "--max-steps", "150", "--checkpoint-steps", "25")
 _END = 150
 
 
-@pytest.mark.gpu(seconds=30, settles="R2, R4: SIGTERM, SIGKILL, verify; the manifest's record")
+@pytest.mark.gpu(
+    step=2, seconds=28, settles="R1, R2, R4: SIGTERM, SIGKILL, verify; the manifest's record"
+)
 def test_a_stopped_a_killed_and_an_undisturbed_run_have_the_same_bits(check: Check) -> None:
-    check.needs("sklearn", "tensorboard", "safetensors", "tqdm", "click")
+    check.needs_training()
     # Three runs at the same time. Two of them are disturbed once they have a checkpoint.
     runs = check.folder / "runs"
     options = (*_TASK, "--log-steps", "5", "--workers", "2")
@@ -36,29 +38,28 @@ def test_a_stopped_a_killed_and_an_undisturbed_run_have_the_same_bits(check: Che
         steps = logged(runs / name, "train")[-1]["step"]
         check.saw(f"{name} at step {steps} of {_END}" if ended.code else f"{name} too late")
     check.finish(undisturbed)
-    for name in ("stopped", "killed"):
-        resumed = check.trainbox(*check.training(name, *options))
+    # `verify` trains the undisturbed run again, while the others resume.
+    words = ("--device", check.device, "--no-health")
+    repeated = check.start_trainbox("verify", str(runs / "whole"), *words)
+    resumes = {
+        name: check.start_trainbox(*check.training(name, *options))
+        for name in ("stopped", "killed")
+    }
+    for name, process in resumes.items():
+        resumed = check.finish(process)
         check.saw(next((x.strip() for x in resumed.out.splitlines() if "resume" in x), "complete"))
         assert last(runs / name) == last(runs / "whole")
         check.trainbox("verify", str(runs / "whole"), str(runs / name))
+    check.saw(check.finish(repeated).out.strip().splitlines()[-1])
     assert max(by_step(runs / "whole")) == _END
     record = json.loads((runs / "whole" / "manifest.json").read_text())["device"]
     check.saw(f"manifest: {record}")
     assert record["type"] == check.device
 
 
-@pytest.mark.gpu(seconds=18, settles="R1: `verify` trains the run again and compares the bits")
-def test_verify_repeats_a_run_to_the_same_bits(check: Check) -> None:
-    check.needs("sklearn", "tensorboard", "safetensors", "tqdm", "click")
-    run = check.train("r", "digits", "--epochs", "3")
-    words = ["--device", check.device, "--no-health"]
-    ended = check.trainbox("verify", str(run), *words)
-    check.saw(ended.out.strip().splitlines()[-1])
-
-
-@pytest.mark.gpu(seconds=30, settles="the drill on one GPU")
+@pytest.mark.gpu(step=4, seconds=30, long=True, settles="the drill on one GPU")
 def test_the_drill_passes(check: Check) -> None:
-    check.needs("sklearn", "tensorboard", "safetensors", "tqdm", "click")
+    check.needs_training()
     words = [] if check.on_gpu else ["--cpu", "--shards", "1"]
     steps = ["--steps", "40"] if check.on_gpu else ["--steps", "10"]
     ended = check.trainbox("drill", "digits", *steps, "--seed", "1", *words, env={"HEALTH": "0"})

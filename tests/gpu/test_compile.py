@@ -1,20 +1,15 @@
 """`--compile`: the same bits in two processes that compile for themselves (G8)."""
 
-import shutil
-
 import pytest
 
 from tests.gpu.check import Check
 from tests.gpu.digests import by_step
 
 
-@pytest.mark.gpu(seconds=35, settles="G8: --compile is deterministic across processes")
+@pytest.mark.gpu(step=5, seconds=28, settles="G8: --compile is deterministic across processes")
 def test_compiled_trainings_have_the_same_bits_in_two_processes(check: Check) -> None:
-    check.needs("sklearn", "tensorboard", "safetensors", "tqdm", "click")
-    if check.on_gpu:
-        check.needs("triton")
-    if not any(map(shutil.which, ("cc", "gcc", "g++", "clang"))):
-        pytest.skip("no C compiler on PATH, which --compile needs")
+    check.needs_training()
+    check.needs_compiler()
     started = []
     for name in ("one", "other"):
         # Without a common cache, each process compiles and tunes for itself.

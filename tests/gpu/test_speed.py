@@ -3,49 +3,76 @@
 import pytest
 
 from tests.gpu.check import Check, errors
+from tests.gpu.machine import no_compiler
+from tests.gpu.profiles import profiled
 from tests.gpu.rows import table
 
+_MODELS = [(name, form) for name in ("Mlp", "RandomMnist") for form in ("fp32", "bf16")]
+_RATE = {"learning_rate": 1e-6, "batch_size": 128}  # those of benchmarks/loop.py
+# What Trainbox records beside the steps, each more often than by default.
+_RECORDS = {
+    "default": {},
+    "--log-steps 1": {"log_steps": 1},
+    "--digest-steps 1": {"digest_steps": 1},
+    "--fast": {"deterministic": False},
+}
+_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # for deterministic products
 
-@pytest.mark.gpu(seconds=40, settles="benchmarks.md: loop by hand, CUDA graphs, cost of records")
+
+@pytest.mark.gpu(step=2, seconds=50, settles="benchmarks.md: loops by hand, cost of records")
 def test_steps_per_second(check: Check) -> None:
-    check.needs("sklearn", "tensorboard", "safetensors", "tqdm")
-    seconds = 1.5 if check.on_gpu else 0.3
-    found = check.program("speed", folder=str(check.folder), seconds=seconds)
-    failed = errors(found)
+    check.needs_training("torchvision")
+    seconds = 1 if check.on_gpu else 0.3
+    rows = [(*model, "eager") for model in _MODELS]
+    if reason := no_compiler(check.device):
+        check.saw(reason)
+    else:
+        rows += [(name, form, "compile") for name, form in _MODELS if form == "bf16"]
+    cases = {
+        f"{name} {form}": {"task": f"benchmarks.loop:{name}", "precision": form, **_RATE}
+        for name, form in _MODELS
+    }
+    cases |= {name: {"task": "digits", "batch_size": 64, **s} for name, s in _RECORDS.items()}
+    hand = check.program("by_hand", seconds=seconds, rows=rows)
+    ours = check.program("speed", folder=str(check.folder), seconds=seconds, cases=cases)
+    assert not errors({**hand, **ours})
     lines = []
-    for case in dict.fromkeys(" ".join(n.split()[:2]) for n in found if "digits" not in n):
-        hand, ours = found[f"{case} by hand"], found[f"{case} Trainbox"]
-        graph = found.get(f"{case} graph", {})
-        if f"{case} by hand" in failed or f"{case} Trainbox" in failed:
-            continue
-        bits = {True: "same", False: "other"}.get(graph.get("same_bits"), "not measured")
-        rate = graph.get("steps_per_s", 0.0)
-        lines.append(
-            (case, f"{hand:,.0f}", f"{ours:,.0f}", f"{ours / hand:.2f}", f"{rate:,.0f}", bits)
-        )
-        check.saw(f"{case}: {ours / hand:.2f} of the loop by hand")
+    for model in (f"{name} {form}" for name, form in _MODELS):
+        plain, compiled = hand[f"{model} eager"], hand.get(f"{model} compile")
+        mine = ours[model]["steps_per_s"]
+        shown = f"{compiled:,.0f}" if compiled else "-"
+        lines.append((model, f"{plain:,.0f}", shown, f"{mine:,.0f}", f"{mine / plain:.2f}"))
+        check.saw(f"{model}: {mine / plain:.2f} of the loop by hand")
+    head = ("Model", "By hand, fused", "By hand, compiled and fused", "Trainbox", "Ratio")
+    check.tables.append(("Steps per second", table(head, lines)))
+    digits = [(name, f"{ours[name]['steps_per_s']:,.0f}") for name in _RECORDS]
     check.tables.append(
-        (
-            "Steps per second",
-            table(("Model", "By hand", "Trainbox", "Ratio", "Graph", "Bits of the graph"), lines),
-        )
+        ("Steps per second of digits", table(("Options", "Steps per second"), digits))
     )
-    digits = {n.removeprefix("digits "): v for n, v in found.items() if n.startswith("digits ")}
-    check.tables.append(
-        (
-            "Steps per second of digits",
-            table(
-                ("Options", "Steps per second"),
-                [(n, f"{v:,.0f}") for n, v in digits.items() if isinstance(v, float)],
-            ),
-        )
-    )
-    assert not failed
 
 
-@pytest.mark.gpu(seconds=15, settles="gpu.md section 3: kernels of a step, and the GPU's idle time")
+@pytest.mark.gpu(step=6, seconds=90, long=True, settles="a prototype: a step as a CUDA graph")
+def test_a_captured_step_has_the_bits_of_eager_steps_under_two_seeds(check: Check) -> None:
+    check.needs("sklearn", "torchvision")
+    seconds = 3 if check.on_gpu else 0.1
+    models = [*_MODELS, ("Digits", "fp32"), ("Digits", "bf16")]
+    rows = [(*model, kind) for model in models for kind in ("eager", "graph")]
+    found = check.results(check.start_program("by_hand", env=_CUBLAS, seconds=seconds, rows=rows))
+    lines = []
+    for model in (f"{name} {form}" for name, form in models):
+        eager, graph = found[f"{model} eager"], found[f"{model} graph"]
+        if not errors({"": eager, " ": graph}):
+            rates = (f"{eager:,.0f}", f"{graph['steps_per_s']:,.0f}")
+            lines.append((model, *rates, f"{graph['steps_per_s'] / eager:.2f}", graph["same_bits"]))
+    head = ("Model", "Eager", "Graph", "Ratio", "Bits of eager, by seed")
+    check.tables.append(("Steps per second of a captured step", table(head, lines)))
+    assert not errors(found)
+    assert all(line[-1] == [True, True] for line in lines), lines
+
+
+@pytest.mark.gpu(step=1, seconds=12, settles="kernels of a step, and the idle time of the GPU")
 def test_kernels_of_a_step(check: Check) -> None:
-    check.needs("sklearn", "tensorboard", "safetensors", "tqdm")
+    check.needs_training()
     cases = {
         "digits fp32": {"task": "digits", "precision": "fp32"},
         "digits bf16": {"task": "digits", "precision": "bf16"},
@@ -61,7 +88,16 @@ def test_kernels_of_a_step(check: Check) -> None:
         assert figures["kernels_per_step"] > 5, (name, figures)
 
 
-@pytest.mark.gpu(seconds=10, settles="the bits and the time of an update without torch's step")
+@pytest.mark.gpu(step=1, seconds=8, settles="speed.md: `--profile` counts each kernel once")
+def test_a_profile_counts_each_kernel_once(check: Check) -> None:
+    check.needs_training()
+    profiled(check, "digits", {}, "--batch-size", "16")
+    check.needs_gpu()
+
+
+@pytest.mark.gpu(
+    step=1, seconds=6, settles="the bits and the time of an update without torch's step"
+)
 def test_an_update_has_the_bits_of_torch(check: Check) -> None:
     sizes, turns = {"6 parameters": 6, "160 parameters": 160}, 15 if check.on_gpu else 2
     found = check.program("update", sizes=sizes, turns=turns)

@@ -8,9 +8,9 @@ from tests.gpu.digests import last
 _TASK = ("digits", "--epochs", "2", "--threads", "1")
 
 
-@pytest.mark.gpu(seconds=20, settles="sweep.md, G12: a trial has the bits of `train`")
+@pytest.mark.gpu(step=5, seconds=16, settles="sweep.md, G12: a trial has the bits of `train`")
 def test_each_trial_of_four_on_one_gpu_has_the_bits_of_train(check: Check) -> None:
-    check.needs("optuna", "sklearn", "tensorboard", "safetensors", "tqdm", "click")
+    check.needs_training("optuna")
     trials = 4 if check.on_gpu else 2
     slots = ["--per-gpu", "4"] if check.on_gpu else ["--processes", "2"]
     train = check.start_trainbox(*check.training("alone", *_TASK, "--seed", "1"))

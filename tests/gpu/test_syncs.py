@@ -8,12 +8,23 @@ from tests.gpu.rows import table
 _STEPS = 40
 # What each step needs to know on the host.
 _ALLOWED = {"--skip-nonfinite": 1}
+# Four processes at the same time.
+_GROUPS = (
+    ("default", "--clip-norm", "--precision fp32", "--precision fp16", "--skip-nonfinite"),
+    ("2 shards", "loader workers", "data on the CPU", "validations", "ssvae"),
+    ("images", "images, mixed", "text"),
+    ("video", "har", "har lstm"),
+)
 
 
-@pytest.mark.gpu(seconds=25, settles="gpu.md section 2: a step without a wait of the host")
+@pytest.mark.gpu(step=1, seconds=18, settles="a step and a validation without a wait of the host")
 def test_steps_do_not_wait_for_the_gpu(check: Check) -> None:
-    check.needs("sklearn", "tensorboard", "safetensors", "tqdm")
-    found = check.program("syncs", folder=str(check.folder))
+    check.needs_training("torchvision", "PIL")
+    started = []
+    for number, names in enumerate(_GROUPS):
+        folder = check.folder / f"{number}"
+        started.append(check.start_program("syncs", folder=str(folder), names=names))
+    found = {name: v for process in started for name, v in check.results(process).items()}
     assert not errors(found)
     check.tables.append(
         (

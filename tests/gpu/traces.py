@@ -11,6 +11,11 @@ def kernels(events: Iterable[Event]) -> list[Event]:
     return [event for event in events if event.get("cat") == "kernel"]
 
 
+def device_events(events: Iterable[Event]) -> list[Event]:
+    """Return all that ran on the GPU: kernels, copies and fills."""
+    return [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+
+
 def copies_to_gpu(events: Iterable[Event], least_bytes: int = 0) -> list[Event]:
     """Return the copies from the host to the GPU of at least `least_bytes`."""
     return [

@@ -13,6 +13,8 @@ from trainer.loop.arithmetic import set_tf32
 
 def measure(device: str) -> Iterator[tuple[str, Any]]:
     """Yield the largest error of each operation, as a share of the largest result."""
+    if device == "cuda":
+        yield "capability", torch.cuda.get_device_capability()
     torch.manual_seed(0)
     left, right = torch.randn(2, 512, 512, device=device).unbind()
     images, kernels = torch.randn(8, 64, 32, 32), torch.randn(64, 64, 3, 3)

@@ -1,11 +1,18 @@
 """Print as JSON which GPU and which libraries this Python has: `python -m ... DEVICE`."""
 
 import json
+import os
 import platform
 import sys
+import time
 from typing import Any
 
-import torch
+_BEGIN_S = time.monotonic()
+
+import torch  # noqa: E402 - its time is measured
+from torch.nn import functional as F  # noqa: E402
+
+from tests.gpu.machine import shared_memory_mib  # noqa: E402
 
 
 def facts(device: str) -> dict[str, Any]:
@@ -16,10 +23,15 @@ def facts(device: str) -> dict[str, Any]:
         "CUDA of torch": torch.version.cuda,
         "Python": platform.python_version(),
         "kernel": platform.release(),
+        "CPUs": len(os.sched_getaffinity(0)),
+        "/dev/shm": f"{shared_memory_mib()} MiB free",
+        "first import of torch": f"{time.monotonic() - _BEGIN_S:.1f} s",
     }
     if device != "cuda":
         return found
-    torch.zeros(1, device="cuda")  # raises the reason if CUDA does not work
+    # This raises the reason if CUDA does not work, and reads its libraries from the disk.
+    F.conv2d(torch.ones(1, 8, 8, 8, device="cuda"), torch.ones(8, 8, 3, 3, device="cuda")).sum()
+    (torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")).sum().item()
     gpu = torch.cuda.get_device_properties(0)
     return found | {
         "GPU": gpu.name,
@@ -29,6 +41,7 @@ def facts(device: str) -> dict[str, Any]:
         "architectures of torch": " ".join(torch.cuda.get_arch_list()),
         "cuDNN": torch.backends.cudnn.version(),
         "NCCL": ".".join(map(str, torch.cuda.nccl.version())),
+        "first use of the GPU": f"{time.monotonic() - _BEGIN_S:.1f} s after the import began",
     }
 
 

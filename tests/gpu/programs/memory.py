@@ -1,66 +1,46 @@
-"""Train with too little GPU memory: at the start, where the batch is cut, and in the middle."""
+"""Train with too little GPU memory: from the start, where the batch is cut, or in the middle.
 
-import contextlib
+cuDNN keeps the algorithm that it has found for a shape, so each process trains once.
+"""
+
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from tests.gpu.digests import failed_allocations, last
 from tests.gpu.programs.convolutions import limit_memory
 from tests.gpu.programs.training import after_each_step, train
 from trainer.errors import Failure
 
-_TASK = "tests.gpu.tasks:Wide"
+_PRESSED_AT = 3  # step
 
 
-def measure(device: str, folder: str, room_mib: int) -> Iterator[tuple[str, Any]]:
-    """Yield the micro-batches and digests with and without a limit of `room_mib`."""
-    on_gpu = device == "cuda"
-    fields: dict[str, Any] = {} if on_gpu else {"size": 8, "channels": 4}
-    settings = {"precision": "fp32", "max_steps": 6, "digest_steps": 1, "threads": 1}
-    if on_gpu:
-        limit_memory(room_mib)
-    limited = fields if on_gpu else {**fields, "room": 16}
-    train(device, folder, "cut", _TASK, fields=limited, **settings)
-    if on_gpu:
-        limit_memory(None)
-    runs = Path(folder, "runs")
-    accumulation = json.loads((runs / "cut" / "config.json").read_text())["accumulation"]
-    yield "cut", {"accumulation": accumulation, "digest": last(runs / "cut"),
-                  "failed": failed_allocations(runs / "cut")}  # fmt: skip
-    train(device, folder, "given", _TASK, fields=fields, accumulation=accumulation, **settings)
-    yield "given", last(runs / "given")
-    train(device, folder, "whole", _TASK, fields=fields, **settings)
-    yield "whole", last(runs / "whole")
-    if on_gpu:
-        for room in (1024, 256, 64, 0):
-            yield f"pressed to {room} MiB", _pressed(device, folder, room, fields, settings)
-
-
-def _pressed(
-    device: str, folder: str, room_mib: int, fields: dict[str, Any], settings: dict[str, Any]
-) -> dict[str, Any]:
-    """Limit the memory after the third step of the run `whole`, and return what came out."""
-    run = f"pressed-{room_mib}"
+def measure(
+    device: str,
+    folder: str,
+    run: str,
+    fields: dict[str, Any],
+    accumulation: int | None = None,
+    room_mib: int | None = None,
+    later: bool = False,
+) -> Iterator[tuple[str, Any]]:
+    """Yield what came out of a training with a limit of `room_mib` from the start, or `later`."""
 
     def press(step: int) -> None:
-        if step == 3:
+        if later and step == _PRESSED_AT and room_mib is not None and device == "cuda":
             limit_memory(room_mib)
 
-    found: dict[str, Any] = {"error": None}
-    with after_each_step(press), contextlib.ExitStack() as stack:
-        stack.callback(limit_memory, None)
-        try:
-            train(device, folder, run, _TASK, fields=fields, **settings)
-        except Failure as failure:
-            found["stopped"] = f"exit code {failure.exit_code}: {str(failure)[:300]}"
-        except Exception as error:  # noqa: BLE001 - the check reports it
-            found["unexpected"] = f"{type(error).__name__}: {str(error)[:300]}"
-    found.pop("error")
+    if room_mib is not None and not later and device == "cuda":
+        limit_memory(room_mib)
+    settings: dict[str, Any] = {"precision": "fp32", "max_steps": 6, "digest_steps": 1}
+    settings |= {"threads": 1, "fields": fields, "accumulation": accumulation}
+    try:
+        with after_each_step(press):
+            train(device, folder, run, "tests.gpu.tasks:Wide", **settings)
+    except Failure as failure:
+        yield "stopped", f"exit code {failure.exit_code}: {str(failure)[:300]}"
     path = Path(folder, "runs", run)
-    if torch.cuda.is_initialized():
-        found["digest"], found["failed"] = last(path), failed_allocations(path)
-    return found
+    yield "accumulation", json.loads((path / "config.json").read_text())["accumulation"]
+    yield "digest", last(path)
+    yield "failed", failed_allocations(path)

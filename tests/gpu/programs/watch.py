@@ -1,0 +1,37 @@
+"""Watch the GPU as the launcher of a training does, and yield what the watch has read."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from entrypoint.driver.nvml import Session
+from entrypoint.driver.process import Driver
+from entrypoint.driver.readings import Sample, Unread
+from entrypoint.health.limits import Limits
+from entrypoint.health.watch import Telemetry, Watch
+
+
+def measure(device: str, folder: str, seconds: float) -> Iterator[tuple[str, Any]]:
+    """Yield the number of values in each sample of the first GPU, and the events."""
+    gpus = Session().detect().gpus[:1]
+    if not gpus:
+        return
+    events, samples = Path(folder, "events.jsonl"), list[Sample]()
+    telemetry = Telemetry(events, dict, ("utilization_percent",), samples.append)
+    drivers = Driver(), Driver()
+    watch = Watch(*drivers, gpus, Limits(), events, {}, telemetry=telemetry)
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        watch.fatal()
+        time.sleep(0.1)
+    yield "fatal", watch.final_check()
+    for driver in drivers:
+        driver.close()
+    uuid = gpus[0].mig_parent or gpus[0].uuid
+    read = [sample.gpus.get(uuid, {}) for sample in samples]
+    yield "values", [sum(not isinstance(v, Unread) for v in one.values()) for one in read]
+    yield "utilization_percent", [str(one.get("utilization_percent")) for one in read]
+    lines = events.read_text().splitlines() if events.exists() else []
+    yield "events", [json.loads(line) for line in lines]
