@@ -26,7 +26,8 @@ _began_s = time.monotonic()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--step", type=int, help="only the checks of this step of the first hour")
+    text = "only the checks of this step of the first hour"
+    parser.addoption("--step", type=int, choices=range(1, 8), help=text)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

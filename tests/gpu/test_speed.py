@@ -88,7 +88,7 @@ def test_kernels_of_a_step(check: Check) -> None:
         assert figures["kernels_per_step"] > 5, (name, figures)
 
 
-@pytest.mark.gpu(step=1, seconds=8, settles="speed.md: `--profile` counts each kernel once")
+@pytest.mark.gpu(step=1, seconds=8, settles="settings.md: the table of `--profile`")
 def test_a_profile_counts_each_kernel_once(check: Check) -> None:
     check.needs_training()
     profiled(check, "digits", {}, "--batch-size", "16")
