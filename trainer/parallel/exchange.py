@@ -77,7 +77,7 @@ class Reduction:
         # ranks send and add them in this order.
         self._unsent, self._unadded = deque(self._buckets), deque(self._buckets)
         self._phase = _Phase.COLLECT
-        # The visible part of the exchange: from a step's last backward until the sums are set.
+        # The visible part of the exchange: the waits during the backward, and all that follows it.
         self.exchange_time = Elapsed(world.device)
         if world.world_size > 1:
             for bucket in self._buckets:
@@ -126,10 +126,10 @@ class Reduction:
         """
         if self._shards == 1:
             return
-        with self.exchange_time() if self._world.world_size > 1 else contextlib.nullcontext():
-            # Send the subtrees of this rank that the backward has not sent yet.
-            while self._unsent:
-                self._send_next()
+        # Send the subtrees of this rank that the backward has not sent yet.
+        while self._unsent:
+            self._send_next()
+        with self._visible():
             self._moved.start()
 
             # Add the own slice of all subtrees, and send the sums to all ranks.
@@ -144,6 +144,9 @@ class Reduction:
         self._phase = _Phase.COLLECT
         self._unsent, self._unadded = deque(self._buckets), deque(self._buckets)
 
+    def _visible(self) -> contextlib.AbstractContextManager[None]:
+        return self.exchange_time() if self._world.world_size > 1 else contextlib.nullcontext()
+
     def _send_next(self) -> None:
         """Send the next bucket, and add the bucket that has been on its way for long enough.
 
@@ -152,7 +155,8 @@ class Reduction:
         """
         self._unsent.popleft().exchange.start()
         if len(self._unadded) - len(self._unsent) > _ON_THE_WAY:
-            self._unadded.popleft().exchange.add()
+            with self._visible():
+                self._unadded.popleft().exchange.add()
 
     def _hook(self, bucket: "_Bucket") -> Callable[[Tensor], None]:
         """Return the function that torch calls when a gradient of `bucket` is computed."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-_PENDING = 1000  # the events are read at this number, at the latest
+_PENDING = 10_000  # the events are read at this number, at the latest
 
 
 class Elapsed:
