@@ -20,7 +20,7 @@ from trainer.loop import compiler
 from trainer.loop.arithmetic import set_arithmetic
 from trainer.loop.attributes import Attributes
 from trainer.loop.freeze import freeze
-from trainer.loop.losses import AUTOCAST_DTYPES, LossModule
+from trainer.loop.losses import LossModule
 from trainer.loop.memory_format import memory_format, put_channels_last
 from trainer.loop.out_of_memory import examples_at_once
 from trainer.loop.rnn_precision import keep_rnns_out_of_autocast
@@ -162,7 +162,7 @@ def _inference(
         model = checked_model(task, task.build_model())
     frozen = freeze(model, config.freeze)
     _refuse_other_weights(task, model, strategy)
-    autocast_dtype = AUTOCAST_DTYPES.get(config.precision)
+    autocast_dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(config.precision)
     keep_rnns_out_of_autocast(model, world.device.type, autocast_dtype)
     if config.compile:
         model.compile()

@@ -13,9 +13,6 @@ from trainer.task import Task
 
 T = TypeVar("T")
 
-# The type of products under autocast, for each --precision that uses autocast.
-AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 class LossModule(nn.Module):
     """The task's losses of its model, `{name: (B,)}` in float32, computed in one forward.

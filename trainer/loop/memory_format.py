@@ -14,13 +14,16 @@ from torch.utils.data import Dataset
 
 from trainer.data.batches import training_batches
 from trainer.data.schedule import Schedule
-from trainer.loop.losses import AUTOCAST_DTYPES, LossModule
+from trainer.loop.losses import LossModule
 from trainer.loop.out_of_memory import memory_used_up
 from trainer.loop.task_checks import collate_of
 from trainer.parallel.strategy import Strategy
 from trainer.settings.config import CHANNELS_LAST, CONTIGUOUS, Settings
 from trainer.task import Task
 
+# The types of devices and the precisions in which convolutions of pictures are faster with the
+# channels last.
+_FASTER = {("cpu", "bf16"), ("cuda", "bf16"), ("cuda", "fp16")}
 _EXAMPLES = 2  # for the trial; batch norm needs two
 
 
@@ -37,26 +40,21 @@ def memory_format(
 
     The choice depends only on the model, the device and the precision, so each start of a command
     has the same bits. Convolutions in bf16, and on a GPU in fp16, are faster with the channels
-    last. If a trial fails, for example at `view`, the format stays contiguous.
+    last. If a trial fails, for example at `view`, the format stays contiguous. The trial is on the
+    CPU, because an error in a kernel, such as that of a wrong label, ends all work on a GPU.
     """
     if config.memory_format is not None:
         return config.memory_format
-    device = strategy.world.device
     if (
-        not is_faster_with_channels_last(device.type, config.precision)
+        (strategy.world.device.type, config.precision) not in _FASTER
         or not strategy.allows_channels_last
         or not any(isinstance(module, nn.Conv2d) for module in model.modules())
     ):
         return CONTIGUOUS
     strategy.world.seed(config.seed, "memory format")
-    batches = _few_examples(task, train, schedule, device, workers)
-    passed = strategy.world.from_each(_trains(config, task, model, device, batches))
+    batches = _few_examples(task, train, schedule, workers)
+    passed = strategy.world.from_each(_trains(task, model, batches))
     return CHANNELS_LAST if all(passed) else CONTIGUOUS
-
-
-def is_faster_with_channels_last(device_type: str, precision: str) -> bool:
-    """Return whether convolutions of pictures are faster in `channels_last` than contiguous."""
-    return precision == "bf16" or (precision == "fp16" and device_type == "cuda")
 
 
 def put_channels_last(model: nn.Module) -> None:
@@ -67,25 +65,23 @@ def put_channels_last(model: nn.Module) -> None:
 
 
 def _few_examples(
-    task: Task, train: Dataset[Any], schedule: Schedule, device: torch.device, workers: int
+    task: Task, train: Dataset[Any], schedule: Schedule, workers: int
 ) -> Iterator[Any]:
     micro = schedule.micros[0]
     micro = dataclasses.replace(micro, stop=min(micro.stop, micro.start + _EXAMPLES))
     schedule = dataclasses.replace(schedule, micros=(micro,), total_steps=1)
-    return training_batches(train, schedule, 0, device, min(workers, 1), collate_of(task))
+    cpu = torch.device("cpu")
+    return training_batches(train, schedule, 0, cpu, min(workers, 1), collate_of(task))
 
 
-def _trains(
-    config: Settings, task: Task, model: nn.Module, device: torch.device, batches: Iterator[Any]
-) -> bool:
+def _trains(task: Task, model: nn.Module, batches: Iterator[Any]) -> bool:
     """Return whether a copy of `model` computes a forward and a backward of the first batch.
 
     A model with parametrized weights may have no copy. The preflight check reports a mistake of the
     task, which fails in both formats.
     """
     try:
-        dtype = AUTOCAST_DTYPES.get(config.precision)
-        loss_module = LossModule(task, copy.deepcopy(model), device.type, dtype)
+        loss_module = LossModule(task, copy.deepcopy(model).cpu(), "cpu", torch.bfloat16)
         put_channels_last(loss_module.model)
         for batch in batches:
             losses_B = loss_module(batch)

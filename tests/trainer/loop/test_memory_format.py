@@ -2,17 +2,21 @@
 
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.support.convolutions import Pictures
 from tests.support.here import Here, StopAfter
 from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
+from trainer.data.schedule import Schedule, micro_batches
 from trainer.errors import Preempted, WrongUse
-from trainer.loop.memory_format import is_faster_with_channels_last, put_channels_last
-from trainer.parallel.strategy import STRATEGIES
+from trainer.loop.memory_format import memory_format, put_channels_last
+from trainer.parallel.strategy import STRATEGIES, Replicated
+from trainer.parallel.world import World
 from trainer.settings.config import Config
 
 PICTURES = "tests.support.convolutions:Pictures"
@@ -63,14 +67,29 @@ def test_other_runs_are_contiguous(here: Here, settings: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(
-    ("device", "precision", "is_faster"),
+    ("device", "precision", "chosen"),
     [
-        *(("cuda", "bf16", True), ("cuda", "fp16", True), ("cpu", "bf16", True)),
-        *(("cuda", "fp32", False), ("cuda", "tf32", False), ("cpu", "fp32", False)),
+        *(("cuda", "bf16", "channels_last"), ("cuda", "fp16", "channels_last")),
+        *(("cpu", "bf16", "channels_last"), ("mps", "bf16", "contiguous")),
+        *(("cuda", "fp32", "contiguous"), ("cuda", "tf32", "contiguous")),
     ],
 )
-def test_the_rule_of_devices_and_precisions(device: str, precision: str, is_faster: bool) -> None:
-    assert is_faster_with_channels_last(device, precision) is is_faster
+@pytest.mark.parametrize("views", [True, False])
+def test_the_rule_of_each_device(device: str, precision: str, chosen: str, views: bool) -> None:
+    """The trial does not use the device, so a wrong label cannot end the work on a GPU."""
+    task = Pictures(views=views)
+    strategy = Replicated("single", World(0, 1, torch.device(device)))
+    schedule = Schedule(0, 32, 8, 4, micro_batches(8, 1, 1, range(1)))
+    found = memory_format(
+        Config(precision=precision),  # type: ignore[arg-type]
+        task,
+        task.build_model(),
+        strategy,
+        task.train_dataset(Path()),
+        schedule,
+        0,
+    )
+    assert found == ("contiguous" if views else chosen)
 
 
 def test_the_trial_leaves_no_trace_in_the_task(here: Here) -> None:
