@@ -42,12 +42,14 @@ class DoesNotFit(Exception):
     """Memory that is used up on some rank, raised on all ranks in the same step."""
 
 
-def memory_used_up(error: BaseException) -> str | None:
+def memory_used_up(error: BaseException, failed_before: int = 0) -> str | None:
     """Return a message if `error` means that memory is used up, else None.
 
     The message names the host or the GPU, and it quotes the first line of the library's message.
-    The text of an error that the task itself raises means nothing.
+    The text of an error that the task itself raises means nothing. `failed_before` allocations had
+    failed before the work that raised `error`.
     """
+    failed = failed_allocations() - failed_before
     lines = str(error).splitlines() or [""]
     if isinstance(error, MemoryError):
         text = f" ({lines[0]})" if lines[0] else ""
@@ -59,14 +61,14 @@ def memory_used_up(error: BaseException) -> str | None:
     if isinstance(error, RuntimeError) and not raised_by_task(error):
         # The error of a DataParallel replica or of a loader worker ends with the original message.
         for line in lines:
-            if owner := _memory_of(line):
+            if owner := _memory_of(line, failed):
                 return f"the {owner}'s memory is used up ({line})"
     return None
 
 
-def _memory_of(line: str) -> str | None:
+def _memory_of(line: str, failed: int) -> str | None:
     """Return "GPU" or "host" if the library's message means that this memory is used up."""
-    if NO_ENGINE in line and failed_allocations():
+    if NO_ENGINE in line and failed:
         return "GPU"
     if _GPU_SIGN.search(line):
         return "GPU" if _uses_gpu() or _OF_A_GPU.search(line) else "host"
@@ -124,7 +126,7 @@ def all_fit(strategy: Strategy) -> Iterator[None]:
         yield
         found = _hidden(failed_allocations() - before) if watches else None
     except (MemoryError, OSError, RuntimeError) as error:
-        found = memory_used_up(error)
+        found = memory_used_up(error, before)
         if found is None:
             raise
     # Exchange after the `except` block, when the error no longer keeps the memory of the step.

@@ -50,8 +50,9 @@ def main(connection: Connection) -> None:
         except (EOFError, OSError):
             os._exit(0)
         answer = _answer(connection, order, device, stop)
-        free_memory()
-        answer["failed_allocations"] = failed_allocations()
+        if answer["code"] == 0:
+            free_memory()
+            answer["failed_allocations"] = failed_allocations()
         for number, terminal in enumerate(terminals, 1):
             os.dup2(terminal, number)
         send_or_exit(connection, answer)

@@ -323,6 +323,7 @@ def test_a_convolution_without_an_algorithm_is_out_of_memory_if_an_allocation_fa
     assert memory_used_up(error) is None
     monkeypatch.setattr("trainer.loop.out_of_memory.failed_allocations", lambda: 1)
     assert memory_used_up(error) == f"the GPU's memory is used up ({error})"
+    assert memory_used_up(error, failed_before=1) is None
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -54,6 +55,7 @@ class Brittle(Trivial):
     holds: a training waits in step HELD_STEP for the request to stop, while the file `hold` exists.
     leaves: kills its process and leaves a child that holds its open files.
     shows: writes the visible GPU to the file `seen`.
+    cramped: torch counts a failed allocation of GPU memory.
     """
 
     width: int = 4
@@ -64,6 +66,7 @@ class Brittle(Trivial):
     holds: bool = False
     leaves: bool = False
     shows: bool = False
+    cramped: bool = False
 
     def train_dataset(self, data_dir: Path) -> Dataset[Any]:
         if self.bad:
@@ -82,6 +85,10 @@ class Brittle(Trivial):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.shows:
             _log("seen", os.environ["CUDA_VISIBLE_DEVICES"])
+        if self.cramped:
+            torch.cuda.is_initialized, torch.cuda.device_count = lambda: True, lambda: 1
+            torch.cuda.memory_stats = lambda *_: {"num_ooms": 1}
+            torch.cuda.empty_cache = lambda: None
         if self.fails != "no":
             raise RuntimeError(self.fails)
         if self.dies and _trial() % self.dies == self.dies - 1:

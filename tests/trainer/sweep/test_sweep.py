@@ -207,6 +207,12 @@ def test_a_killed_worker_costs_one_attempt_of_one_trial(sweeps: Sweeps) -> None:
     assert len(sweeps.trained()) == 6
 
 
+def test_a_process_with_failed_allocations_is_replaced(sweeps: Sweeps) -> None:
+    ended = sweeps("--seeds", "3", "--set", "cramped=true", slots=1)
+    assert ended.code == 0, ended.out + ended.err
+    assert len(set(sweeps.trained())) == 3
+
+
 def test_a_trial_that_fails_at_each_attempt_is_recorded_with_its_error(sweeps: Sweeps) -> None:
     grid = ("--seeds", "2", "--grid", "fails=no,no such layer")
     ended = sweeps(*grid, "--retries", "2")
