@@ -4,7 +4,6 @@ Some machines, such as WSL2, pin little memory or none. The buffers are pageable
 printed once.
 """
 
-import contextlib
 import functools
 import os
 import sys
@@ -17,6 +16,8 @@ from torch import Tensor
 
 _ALIGNED = 512  # bytes; what CUDA aligns its own allocations to
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for all GPUs
+# CUDA's codes where memory cannot be pinned: invalid value, out of memory, not supported.
+_CANNOT_PIN = {1, 2, 801}
 
 
 def pinned_like(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -38,11 +39,14 @@ def pinned_like(tensors: Sequence[Tensor]) -> list[Tensor]:
         # The tensors keep the block. Its finalizer runs before its memory is freed.
         weakref.finalize(block, cudart.cudaHostUnregister, address).atexit = False
     else:
-        _report_pageable(code)
         # CUDA keeps the error until someone asks for it, as torch does after each kernel. So this
         # kernel raises the error instead of one of the training.
-        with contextlib.suppress(torch.AcceleratorError):
+        try:
             torch.ones(1, device=tensors[0].device)
+        except torch.AcceleratorError:
+            if code not in _CANNOT_PIN:
+                raise
+        _report_pageable(code)
     # Each tensor has a storage of its own, as torch.save writes whole storages.
     return [
         torch.frombuffer(block, dtype=tensor.dtype, count=_span(tensor), offset=offset).as_strided(
@@ -62,7 +66,10 @@ def pinned_if_possible(allocate: Callable[[bool], Tensor]) -> Tensor:
     try:
         return allocate(True)
     except torch.AcceleratorError as error:
-        _report_pageable(getattr(error, "error_code", 0))
+        code = getattr(error, "error_code", None)
+        if code not in _CANNOT_PIN:
+            raise
+        _report_pageable(code)
         return allocate(False)
 
 
