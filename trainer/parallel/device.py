@@ -6,6 +6,7 @@ import torch
 
 from trainbox.architectures import without_code
 from trainer.errors import DeviceMissing, WrongUse
+from trainer.parallel.gpu_failures import gpu_failure
 from trainer.system.hints import command
 
 
@@ -54,6 +55,8 @@ def choose_device(name: str, local_rank: int) -> torch.device:
             torch.cuda.init()
             count, reason = torch.cuda.device_count(), ""
         except (AssertionError, RuntimeError) as error:  # an assertion if torch has no CUDA
+            if failure := gpu_failure(error):
+                raise failure from error
             count, reason = 0, f" ({str(error).partition(chr(10))[0].rstrip('. ')})"
         if local_rank >= count:
             raise DeviceMissing(

@@ -24,9 +24,11 @@ _OF_THE_GPU = {
     999: ("unknown error", _OTHER),
 }
 _CODES = {text: code for code, (text, _) in _OF_THE_GPU.items()}
-# torch, also in the traceback of a loader worker or a replica; Triton; NCCL.
+# torch, also in the traceback of a loader worker or a replica, and its first call of CUDA; Triton;
+# NCCL.
 _TEXT = re.compile(
-    r"(?:CUDA (?:driver )?error: |Triton Error \[CUDA\]: |Cuda failure (?:\d+ )?')"
+    r"(?:CUDA (?:driver )?error: |Error \d+: |CUDA (?=unknown)|Triton Error \[CUDA\]: "
+    r"|Cuda failure (?:\d+ )?')"
     rf"({'|'.join(map(re.escape, _CODES))})"
 )
 

@@ -4,6 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from trainer.errors import DeviceMissing
+from trainer.parallel.device import choose_device
 from trainer.parallel.gpu_failures import _OF_THE_GPU, gpu_failure
 
 _ECC = "uncorrectable ECC error encountered"
@@ -47,6 +49,29 @@ def test_the_text_decides_without_a_code(error: RuntimeError) -> None:
         f"a GPU cannot be used (CUDA error 214: {_ECC}): give the same command again on another "
         "GPU or node, and check this one with `trainbox health`"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (
+            "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before "
+            "calling NumCudaDevices() that might have already set an error? Error 802: system not "
+            "yet initialized",
+            802,
+        ),
+        ("CUDA unknown error - this may be due to an incorrectly set up environment", 999),
+    ],
+)
+def test_the_first_call_of_cuda_has_texts_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, text: str, code: int
+) -> None:
+    def fail() -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    with pytest.raises(DeviceMissing, match=rf"^a GPU cannot be used \(CUDA error {code}: "):
+        choose_device("cuda", 0)
 
 
 @pytest.mark.parametrize(

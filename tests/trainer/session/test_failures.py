@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.support.here import Here
 from tests.support.library import raise_in_library
@@ -332,8 +333,16 @@ def test_a_training_exits_with_the_code_and_the_message_of_the_reason(
         (_cuda_error(214, "uncorrectable ECC error encountered"), 3),
         (_cuda_error(710, "device-side assert triggered"), 2),
         (_cuda_error(719, "unspecified launch failure"), 1),  # or 3, if the driver has an Xid
+        (
+            dist.DistBackendError(
+                "NCCL error in: x.cpp:94, unhandled cuda error, NCCL version 2.30.7\n"
+                "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+                "Cuda failure 214 'uncorrectable ECC error encountered'"
+            ),
+            3,
+        ),
     ],
-    ids=["ECC", "assert", "launch failure"],
+    ids=["ECC", "assert", "launch failure", "ECC in NCCL"],
 )
 def test_an_error_of_cuda_in_a_later_step_has_the_code_of_its_cause(
     here: Here, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: int
