@@ -57,10 +57,10 @@ docker = $(eval docker := $(shell answer=$$(docker info --format \
 compose = $(filter %docker-compose,$(docker))
 RUN_IN ?= $(if $(compose),$(if $(filter nvidia,$(docker)),docker-gpu,$(docker-without-gpu)),venv)
 # If the host has a GPU that Docker cannot use, make fails instead of training on the CPU. WSL2 has
-# /dev/dxg for the GPUs of all vendors, and no other sign of an NVIDIA GPU.
-NVIDIA_DEVICE ?= /dev/nvidiactl /dev/dxg
+# /dev/dxg for the GPUs of all vendors, and this library if one of them is NVIDIA's.
+NVIDIA_DEVICE ?= /dev/nvidiactl /usr/lib/wsl/lib/libcuda.so.1
 host-gpu = $(if $(filter-out 0,$(or $(GPUS),all)),$(firstword $(wildcard $(NVIDIA_DEVICE))))
-docker-without-gpu = $(if $(host-gpu),$(error this host has a GPU ($(host-gpu)), and Docker has no NVIDIA runtime: install \
+docker-without-gpu = $(if $(host-gpu),$(error this host has an NVIDIA GPU ($(host-gpu)), and Docker has no NVIDIA runtime: install \
 	nvidia-container-toolkit, or set RUN_IN=docker-gpu (CDI, Docker Desktop), RUN_IN=venv, or GPUS=0 for the CPU),docker-cpu)
 runs_in = $(if $(filter 0,$(GPUS)),$(RUN_IN:docker-gpu=docker-cpu),$(RUN_IN))
 

@@ -199,21 +199,22 @@ def test_train_runs_in_docker_with_gpus_or_docker_or_the_venv(
     )
 
 
-@pytest.mark.parametrize("device", ["nvidiactl", "dxg"])
+@pytest.mark.parametrize("device", ["dev/nvidiactl", "usr/lib/wsl/lib/libcuda.so.1"])
 def test_docker_without_the_runtime_is_refused_on_a_host_with_a_gpu(
     make: Make, tmp_path: Path, device: str
 ) -> None:
-    """WSL2 has only /dev/dxg, which may be a GPU of another vendor."""
+    """WSL2 has /dev/dxg, also for GPUs of other vendors, and the library only for NVIDIA's."""
     default = re.search(r"^NVIDIA_DEVICE \?= (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert default
+    (tmp_path / device).parent.mkdir(parents=True)
     (tmp_path / device).touch()
-    devices = f"NVIDIA_DEVICE={default[1].replace('/dev', str(tmp_path))}"
+    devices = f"NVIDIA_DEVICE={' '.join(f'{tmp_path}{path}' for path in default[1].split())}"
     done = make("-n", "train", devices, docker=DOCKER)
     assert done.returncode == 2
     assert (
-        f"this host has a GPU ({tmp_path}/{device}), and Docker has no NVIDIA runtime: install "
-        "nvidia-container-toolkit, or set RUN_IN=docker-gpu (CDI, Docker Desktop), RUN_IN=venv, or "
-        "GPUS=0 for the CPU" in done.stderr
+        f"this host has an NVIDIA GPU ({tmp_path}/{device}), and Docker has no NVIDIA runtime: "
+        "install nvidia-container-toolkit, or set RUN_IN=docker-gpu (CDI, Docker Desktop), "
+        "RUN_IN=venv, or GPUS=0 for the CPU" in done.stderr
     )
     for setting in ("GPUS=0", "RUN_IN=docker-cpu"):
         assert CPU_FILES in plainly(last(make("-n", "train", devices, setting, docker=DOCKER)))

@@ -93,7 +93,10 @@ if [[ $project ]]; then
     fi
 fi
 if [[ -d $tasks ]]; then options+=(--bind "$(realpath "$tasks"):$inside:ro"); fi
-if [[ -e ${NVIDIA_DEVICE:-/dev/nvidiactl} ]]; then options+=(--nv); fi
+# The second file shows an NVIDIA GPU on WSL2.
+for sign in ${NVIDIA_DEVICE:-/dev/nvidiactl /usr/lib/wsl/lib/libcuda.so.1}; do
+    if [[ -e $sign ]]; then options+=(--nv); break; fi
+done
 # --containall hides the devices of InfiniBand, and NCCL would use TCP without a message.
 infiniband=${INFINIBAND:-/dev/infiniband}
 if [[ -e $infiniband ]]; then options+=(--bind "$infiniband"); fi

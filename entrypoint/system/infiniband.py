@@ -33,7 +33,7 @@ class InfiniBand:
         if self.selected:
             return self.selected
         if not self.devices:
-            return "TCP (no active port of InfiniBand or RoCE)"
+            return "TCP, or over a plugin (no active port of InfiniBand or RoCE)"
         kinds = " and ".join(sorted(set(self.devices.values())))
         found = f"{kinds} ({' '.join(self.devices)})"
         return f"TCP instead of {found}: {self.fault}" if self.fault else found

@@ -9,7 +9,7 @@ from entrypoint.system import infiniband
 from entrypoint.system.infiniband import InfiniBand, read_infiniband
 
 ACTIVE, DOWN = "4: ACTIVE\n", "1: DOWN\n"
-TCP = "TCP (no active port of InfiniBand or RoCE)"
+TCP = "TCP, or over a plugin (no active port of InfiniBand or RoCE)"
 MISSING = "libnone.so.1: cannot open shared object file: No such file or directory"
 
 
