@@ -10,15 +10,15 @@ from pathlib import Path
 import torch
 
 from benchmarks.loop import RandomMnist
+from trainbox.contract.config import Config
+from trainbox.task import Task
 from trainer.loop.build import build
 from trainer.loop.fit import fit
 from trainer.loop.settle import settle
 from trainer.parallel.strategy import join
 from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog
-from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
-from trainer.task import Task
 from trainer.tasks.digits import Digits
 from trainer.tasks.digits_augmented import DigitsAugmented
 

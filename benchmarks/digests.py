@@ -9,6 +9,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from benchmarks.loop import RandomMnist
+from trainbox.contract.config import Config
+from trainbox.task import Task
 from trainer.loop.build import build
 from trainer.loop.digests import DigestLog
 from trainer.loop.fit import fit
@@ -16,9 +18,7 @@ from trainer.loop.settle import settle
 from trainer.parallel.strategy import join
 from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog
-from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
-from trainer.task import Task
 from trainer.tasks.digits import Digits
 
 EPOCHS = 8

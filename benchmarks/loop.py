@@ -22,13 +22,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from trainbox.contract.config import Config
 from trainer.loop.build import build
 from trainer.loop.fit import fit
 from trainer.loop.settle import settle
 from trainer.parallel.strategy import join
 from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog
-from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
 from trainer.tasks.mnist import Mnist
 

@@ -24,7 +24,7 @@ FILES = {
 FILES["trainbox"] = ROOT / "trainbox/__init__.py"
 
 # Each package imports only those before it in its line. Modules of the same package are free.
-# A module beside the packages, such as trainer/pictures.py, has a place of its own.
+# A module beside the packages, such as trainbox/pictures.py, has a place of its own.
 ORDER = {
     "entrypoint": (
         "errors system driver launch bench replay health doctor script drill cli start __main__"
@@ -63,8 +63,8 @@ SOLE_IMPORTERS: dict[str, set[str]] = {
     "onnxruntime": {"trainer.session.export_formats"},
     "prometheus_client": {"entrypoint.health.metrics"},
     "click": {
-        "trainbox.experiment",
-        "trainbox.usage",
+        "trainbox.contract.experiment",
+        "trainbox.contract.usage",
         "entrypoint.cli.bench",
         "entrypoint.cli.checking",
         "entrypoint.cli.commands",
@@ -219,15 +219,15 @@ def test_the_library_for_scripts_never_imports_the_trainer() -> None:
 def test_the_public_api_re_exports_what_a_task_needs() -> None:
     used = {name for module in _API for name in _ours(module) if _of(name, "trainer")}
     assert used == {
-        "trainer.classification",
-        "trainer.initial_weights",
-        "trainer.pictures",
-        "trainer.task",
+        "trainbox.classification",
+        "trainbox.initial_weights",
+        "trainbox.pictures",
+        "trainbox.task",
     }
 
 
 def _package(module: str) -> str:
-    """Return `loop` for `trainer.loop.fit`, and `task` for `trainer.task`."""
+    """Return `loop` for `trainer.loop.fit`, and `task` for `trainbox.task`."""
     return module.split(".")[1]
 
 

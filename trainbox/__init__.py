@@ -7,17 +7,17 @@ Task files import `Task` or `Classification`. Training scripts of your own impor
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from trainbox.errors import StorageFailure, WrongUse
+from trainbox.contract.errors import StorageFailure, WrongUse
 from trainbox.metrics import metrics
 
 if TYPE_CHECKING:
     from trainbox import pictures
     from trainbox.checkpoints import Checkpoints
+    from trainbox.classification import Classification
     from trainbox.folder import run_folder
     from trainbox.order import Sampler, epoch_order
     from trainbox.stop import ignore_stop_signals, stop_requested
-    from trainer.classification import Classification
-    from trainer.task import Task
+    from trainbox.task import Task
 
 __all__ = [
     "Checkpoints",
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 # The modules of the names that are imported when they are first used. `import trainbox` then takes
-# milliseconds, and needs torch and the package `trainer` only for the names that use them.
+# milliseconds, and needs torch only for the names that use it.
 _MODULES = {
     "Checkpoints": "trainbox.checkpoints",
     "Sampler": "trainbox.order",
@@ -43,8 +43,8 @@ _MODULES = {
     "ignore_stop_signals": "trainbox.stop",
     "run_folder": "trainbox.folder",
     "stop_requested": "trainbox.stop",
-    "Classification": "trainer.classification",
-    "Task": "trainer.task",
+    "Classification": "trainbox.classification",
+    "Task": "trainbox.task",
 }
 
 
@@ -53,16 +53,11 @@ def __getattr__(name: str) -> Any:
 
     Raises:
         AttributeError: the API does not have `name`.
-        ImportError: `name` is for tasks, and another module has the name `trainer`.
     """
     if name == "pictures":
         return importlib.import_module("trainbox.pictures")
     if name not in _MODULES:
         raise AttributeError(f"module 'trainbox' has no attribute {name!r}")
-    if _MODULES[name].startswith("trainer."):
-        from trainbox.task_api import check_trainer
-
-        check_trainer()
     value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value

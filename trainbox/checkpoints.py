@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from trainbox import ranks
-from trainbox.errors import StorageFailure, WrongUse
-from trainbox.files import read_object
-from trainbox.folder import run_folder
-from trainbox.sidecar import (
+from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.contract.files import read_object
+from trainbox.contract.sidecar import (
     checkpoint_path,
     complete_or_remove,
     damage,
@@ -26,6 +25,7 @@ from trainbox.sidecar import (
     steps_in,
     write_checkpoint,
 )
+from trainbox.folder import run_folder
 from trainbox.snapshot import Snapshot, tensors_of
 
 _NONE, _LOST = -1, -2  # what rank 0 reports instead of a step

@@ -5,8 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-from trainbox.errors import StorageFailure
-from trainbox.run_name import run_name
+from trainbox.contract.errors import StorageFailure
+from trainbox.contract.run_name import run_name
 
 
 def run_folder() -> Path:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainbox.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 
 
 def files_in(

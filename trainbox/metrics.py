@@ -7,9 +7,9 @@ import time
 from typing import Any
 
 from trainbox import ranks
-from trainbox.entries import OWN_KINDS
-from trainbox.errors import StorageFailure, WrongUse
-from trainbox.files import append_line
+from trainbox.contract.entries import OWN_KINDS
+from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.contract.files import append_line
 from trainbox.folder import run_folder
 from trainbox.task_metrics import TaskMetrics
 

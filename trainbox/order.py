@@ -4,8 +4,8 @@ import operator
 from collections.abc import Iterator, Sized
 
 from trainbox import ranks
-from trainbox.errors import WrongUse
-from trainbox.seeding import derive_seed
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.seeding import derive_seed
 
 
 def epoch_order(seed: int, epoch: int, n: int) -> list[int]:

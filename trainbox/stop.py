@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from trainbox import ranks
-from trainbox.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _VOTE_EVERY_S = 0.025

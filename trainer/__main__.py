@@ -7,7 +7,7 @@ if not sys.flags.safe_path:
 import os
 from pathlib import Path
 
-from trainbox.streams import open_streams
+from trainbox.contract.streams import open_streams
 from trainer.cli.commands import main
 from trainer.system.streams import outlive_readers
 

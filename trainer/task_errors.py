@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from trainer.errors import Failure, TaskError, WrongUse
-from trainer.task import Task
+from trainbox.contract.errors import Failure, TaskError, WrongUse
+from trainbox.task import Task
 
 _TRAINER = Path(__file__).parent
 _LIBRARIES = tuple(

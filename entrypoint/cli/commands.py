@@ -16,8 +16,8 @@ from entrypoint.errors import WRONG_USE, InvalidRequest, LaunchError
 from entrypoint.system import hints
 from entrypoint.system.commands import check_packages, is_folder_of_script, without_ranks
 from entrypoint.system.streams import message
-from trainbox.streams import open_streams
-from trainbox.usage import usage_message
+from trainbox.contract.streams import open_streams
+from trainbox.contract.usage import usage_message
 
 # The module and the help line of each verb. Only the module of the verb that runs is imported, so
 # that a plan takes little longer than Python and click.

@@ -7,7 +7,7 @@ import click
 
 from entrypoint.cli.options import Option, launch_options
 from entrypoint.errors import InvalidRequest
-from trainbox.experiment import PER_GPU, option_defaults, read_experiment
+from trainbox.contract.experiment import PER_GPU, option_defaults, read_experiment
 
 # One of these replaces all of them in the file.
 _GPUS = ("gpus", "gpu_ids")

@@ -9,7 +9,7 @@ import click
 
 from entrypoint.errors import InvalidRequest
 from entrypoint.launch.cluster import RDZV_TIMEOUT_S
-from trainbox.experiment import SUFFIX
+from trainbox.contract.experiment import SUFFIX
 
 PAGE = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}

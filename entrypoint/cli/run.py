@@ -26,7 +26,7 @@ from entrypoint.launch.request import LaunchRequest
 from entrypoint.script.target import Target, find_module, find_script
 from entrypoint.system import hints
 from entrypoint.system.commands import command_of, python_path
-from trainbox.usage import usage_message
+from trainbox.contract.usage import usage_message
 
 
 class ScriptCommand(click.Command):
@@ -156,7 +156,7 @@ def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path
     def decide(request: LaunchRequest, gpus: tuple[Gpu, ...]) -> LaunchPlan:
         cluster = detect_cluster(os.environ)
         if is_trial:
-            from trainbox.variables import TRIAL_PORT
+            from trainbox.contract.variables import TRIAL_PORT
 
             return plan_trial(request, gpus, cluster, os.environ.get(TRIAL_PORT, "0"))
         plan = plan_script(request, gpus, cluster, one_process)
@@ -175,7 +175,9 @@ def _planned(options: dict[str, Any]) -> tuple[LaunchPlan, Target, Checked, Path
 
 
 def _check_run_name(name: str | None) -> None:
-    from trainbox.run_name import is_run_name  # takes a millisecond, and few commands need it
+    from trainbox.contract.run_name import (
+        is_run_name,  # takes a millisecond, and few commands need it
+    )
 
     if name is not None and not is_run_name(name):
         raise InvalidRequest(

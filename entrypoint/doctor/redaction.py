@@ -7,7 +7,7 @@ secret in the environment, and a new variable is hidden until its name is added.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from trainbox.secret_rule import NOT_SHOWN, is_secret, without_secrets
+from trainbox.contract.secret_rule import NOT_SHOWN, is_secret, without_secrets
 
 _LONGEST = 240  # characters shown of a value; an image's NVIDIA_REQUIRE_CUDA has a thousand
 _LONGEST_READ = 10 * _LONGEST  # the rest of a longer text is ignored

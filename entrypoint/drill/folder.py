@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.script.folder import CONFIG, LOGS, MANIFEST, METRICS
-from trainbox.entries import EntryReader, is_of_script
+from trainbox.contract.entries import EntryReader, is_of_script
 
 # `trainbox run` writes these itself.
 _OWN_NAMES = {

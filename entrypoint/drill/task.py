@@ -19,7 +19,7 @@ from entrypoint.drill.starts import failure_of, kill, start, wait
 from entrypoint.errors import BitsDiffer, DrillFailed
 from entrypoint.system.hints import command
 from entrypoint.system.temporary import keep, temporary_folder
-from trainbox.entries import EntryReader
+from trainbox.contract.entries import EntryReader
 
 _CHECKPOINT_STEPS = 5
 

@@ -15,8 +15,8 @@ from entrypoint.drill.starts import Process, failure_of, kill, start, wait
 from entrypoint.errors import PREEMPTED, DrillFailed
 from entrypoint.launch.supervise import STOP_BUDGET_S
 from entrypoint.script.folder import METRICS
-from trainbox.entries import EntryReader
-from trainbox.files import open_regular
+from trainbox.contract.entries import EntryReader
+from trainbox.contract.files import open_regular
 
 TOO_LATE, STARTED_OVER = "too late", "started over"
 

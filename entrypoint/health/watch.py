@@ -17,7 +17,7 @@ from entrypoint.health.rules.machine import judge_driver
 from entrypoint.health.rules.table import names_to_read, rules_for
 from entrypoint.health.verdict import Finding, Mode, Result
 from entrypoint.system.streams import message
-from trainbox.files import append_line
+from trainbox.contract.files import append_line
 
 if TYPE_CHECKING:
     from entrypoint.driver.readings import Sample

@@ -92,7 +92,7 @@ def refuse_faults(chosen: Sequence[Gpu]) -> None:
 
 def refuse_architectures(chosen: Sequence[Gpu], architectures: Sequence[str]) -> None:
     """Raise HardwareMissing if torch, built for `architectures`, has no code for a GPU."""
-    from trainbox.architectures import without_code  # takes a millisecond, only for GPUs
+    from trainbox.contract.architectures import without_code  # takes a millisecond, only for GPUs
 
     for gpu in chosen:
         if gpu.capability and (reason := without_code(gpu.capability, architectures)):

@@ -15,7 +15,7 @@ from entrypoint.launch.plan import LaunchPlan
 from entrypoint.script.revision import revision
 from entrypoint.script.target import Target
 from entrypoint.system.commands import python_path
-from trainbox.secret_rule import arguments_without_secrets
+from trainbox.contract.secret_rule import arguments_without_secrets
 
 _SCHEDULER = "SLURM_"
 _OF_PACKAGES = ("site-packages", "dist-packages")

@@ -5,7 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from trainbox.files import read_text
+from trainbox.contract.files import read_text
 
 _GIT_S = 5.0
 

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TextIO
 
-from trainbox.streams import write_in_time
+from trainbox.contract.streams import write_in_time
 
 _LONGEST_MESSAGE = 1000
 # The supervisor of a training prints, and its deadlines must not wait for a paused terminal.

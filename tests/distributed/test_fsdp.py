@@ -23,7 +23,8 @@ from tests.support.commands import Trainbox, wait_until
 from tests.support.here import Here, training_here
 from tests.support.pictures import FIELDS, make_pictures
 from tests.support.ranks import EndedRanks, Forks, Ranks
-from trainer.errors import WrongUse
+from trainbox.contract.config import Config
+from trainbox.contract.errors import WrongUse
 from trainer.loop.losses import LossModule
 from trainer.loop.out_of_memory import DoesNotFit, all_fit
 from trainer.loop.settle import _default_precision
@@ -34,7 +35,6 @@ from trainer.parallel.world import World
 from trainer.session.failures import errors_as_failures
 from trainer.session.run_name import default_name
 from trainer.session.verify import _refuse_another_plan
-from trainer.settings.config import Config
 
 _TASK = f"{Path(sharded.__file__)}:Sharded"
 _SETTINGS: dict[str, Any] = {

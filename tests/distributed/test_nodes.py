@@ -16,7 +16,7 @@ from tests.support.nodes import Party, free_port, node_of
 from tests.support.processes import Job
 from tests.support.ranks import Ranks, StartedRanks
 from tests.support.tiny import TINY
-from trainer.errors import Failure, NetworkFailure, WrongUse
+from trainbox.contract.errors import Failure, NetworkFailure, WrongUse
 from trainer.launch.meeting import Meeting
 
 _HOST = socket.gethostname()

@@ -19,7 +19,7 @@ import pytest
 from tests.support.commands import clean_environment
 from tests.support.nodes import Party, free_port, node_of
 from tests.support.ranks import Ranks, StartedRanks
-from trainer.errors import Failure, NetworkFailure, WrongUse
+from trainbox.contract.errors import Failure, NetworkFailure, WrongUse
 from trainer.launch import reception, torchrun
 from trainer.launch.connection import Connection
 from trainer.launch.secret import take_secret

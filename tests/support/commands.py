@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from trainbox.variables import LAUNCH_NAMES
+from trainbox.contract.variables import LAUNCH_NAMES
 
 # Variables that a shell or a scheduler may set and a test must not inherit. COLUMNS is the width of
 # help texts.

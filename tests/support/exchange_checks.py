@@ -20,8 +20,8 @@ from torch import nn
 
 from tests.support import hostile
 from tests.support.hostile import Evil
+from trainbox.contract.errors import NetworkFailure, WrongUse
 from trainer.data.schedule import micro_batches
-from trainer.errors import NetworkFailure, WrongUse
 from trainer.parallel import exchange
 from trainer.parallel import world as distributed
 from trainer.parallel.world import World

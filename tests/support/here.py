@@ -21,14 +21,14 @@ from torch import Tensor
 
 from tests.support.commands import HIDDEN_GPUS
 from tests.support.tiny import TINY
+from trainbox.contract.config import Config
+from trainbox.task import Task
 from trainer.cli.commands import main
 from trainer.records.digest import value_digest
 from trainer.records.run_log import RunLog
 from trainer.session.train import train_task
-from trainer.settings.config import Config
 from trainer.system import sources
 from trainer.system.signals import StopRequest
-from trainer.task import Task
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
 _LAUNCH_NAMES = ("TASK", "SET", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")

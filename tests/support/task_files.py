@@ -10,7 +10,7 @@ import pytest
 from trainer.task_loading.fields import TaskField
 from trainer.task_loading.load import load_task, loaded_fields
 
-HEAD = "from dataclasses import dataclass\nfrom trainer.task import Task\n"
+HEAD = "from dataclasses import dataclass\nfrom trainbox.task import Task\n"
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tests.support.forked_trainings import ForkedCommand
 from tests.support.har_folder import CHANNELS, write_folder
 from tests.support.here import Here
 from tests.support.paths import SUPPORT
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.tasks import har
 from trainer.tasks.har import Har
 

@@ -22,7 +22,7 @@ from torchvision import models
 from tests.support.forked_trainings import ForkedCommand
 from tests.support.here import Here, StopAfter
 from tests.support.pictures import FIELDS, make_pictures
-from trainer.errors import Preempted, WrongUse
+from trainbox.contract.errors import Preempted, WrongUse
 from trainer.tasks.images import Images
 from trainer.tasks.imaging.damage import (
     _wrong_start,

@@ -19,7 +19,7 @@ from torchvision import datasets
 from tests.support.commands import Trainbox
 from tests.support.here import Here
 from tests.support.ranks import Ranks
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.tasks.digits import Digits
 from trainer.tasks.fashion_mnist import FashionMnist
 from trainer.tasks.mnist import Mnist

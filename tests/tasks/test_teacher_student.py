@@ -8,7 +8,7 @@ import torch
 
 from tests.support.forked_trainings import ForkedCommand
 from tests.support.here import Here, StopAfter
-from trainer.errors import Preempted, WrongUse
+from trainbox.contract.errors import Preempted, WrongUse
 from trainer.tasks.teacher_student import GuessAndCheck, Student, TeacherStudent
 
 # With few measurements of a small matrix, a student that is drawn at random can fit them.

@@ -13,7 +13,7 @@ from tests.support.forked_trainings import ForkedCommand
 from tests.support.here import Here, StopAfter
 from tests.support.ranks import Ranks
 from tests.support.texts import FIELDS, write_texts
-from trainer.errors import Preempted, StorageFailure, WrongUse
+from trainbox.contract.errors import Preempted, StorageFailure, WrongUse
 from trainer.tasks.language.corpus import TextFile, Windows, split_texts, standard_library
 from trainer.tasks.language.gpt import Gpt
 from trainer.tasks.text import Text

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tests.support.films import CLIPS, COUNTS, FIELDS, FRAMES, SIDE, encode, film, write_films
 from tests.support.forked_trainings import ForkedCommand
 from tests.support.here import Here
-from trainer.errors import StorageFailure, WrongUse
+from trainbox.contract.errors import StorageFailure, WrongUse
 from trainer.tasks.reading import videos
 from trainer.tasks.video import Video, class_weights, validation_recordings
 

@@ -22,7 +22,7 @@ from torch import nn
 from tests.support.nodes import free_port
 from tests.support.ranks import Ranks
 from trainbox import Checkpoints, StorageFailure, WrongUse
-from trainbox.files import read_object
+from trainbox.contract.files import read_object
 
 
 def _state(value: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from tests.support.commands import wait_until
 from tests.support.scripts import Script, Scripts, wait_for_handlers
 from trainbox import Checkpoints, epoch_order
-from trainbox.sidecar import steps_in
+from trainbox.contract.sidecar import steps_in
 
 _PAGE = (Path(__file__).parents[2] / "docs/guides/library.md").read_text(encoding="utf-8")
 _SCRIPTS = {

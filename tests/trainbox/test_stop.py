@@ -13,7 +13,7 @@ from tests.support.commands import wait_until
 from tests.support.nodes import free_port
 from tests.support.ranks import Ranks, StartedRanks
 from trainbox import ranks as ranks_of_trainbox
-from trainbox.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 from trainbox.stop import AgreedStop
 from trainer.system.processes import children
 

@@ -13,7 +13,7 @@ from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 from torch import Tensor
 
 from trainbox import metrics
-from trainbox.seeding import derive_seed
+from trainbox.contract.seeding import derive_seed
 from trainer.records.digest import same_bits, value_digest
 
 
@@ -34,7 +34,7 @@ def test_seeds_are_frozen(parts: tuple[int | str, ...], seed: int) -> None:
 
 
 def test_seeds_do_not_depend_on_the_interpreters_hash_seed() -> None:
-    code = "from trainbox.seeding import derive_seed; print(derive_seed(0, 'order', 0))"
+    code = "from trainbox.contract.seeding import derive_seed; print(derive_seed(0, 'order', 0))"
     ended = subprocess.run(
         [sys.executable, "-c", code],
         env={"PYTHONHASHSEED": "5"},

@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from tests.support.here import Here
 from tests.support.tiny import StepCounter, Tiny
-from trainer import pictures
-from trainer.classification import Classification
-from trainer.task import Task
+from trainbox import pictures
+from trainbox.classification import Classification
+from trainbox.task import Task
 
 # Shape suffixes: B examples of a batch, N examples.
 

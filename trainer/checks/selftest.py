@@ -11,7 +11,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import Failure
+from trainbox.contract.errors import Failure
 from trainer.system.processes import die_with_parent
 
 if TYPE_CHECKING:

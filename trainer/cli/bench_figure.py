@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trainbox.contract.errors import StorageFailure, WrongUse
 from trainer.cli.invocation import Verb
-from trainer.errors import StorageFailure, WrongUse
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

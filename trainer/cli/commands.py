@@ -6,8 +6,8 @@ from typing import NoReturn
 
 import click
 
-from trainbox.usage import usage_message
-from trainer.errors import Failure, WrongUse, called_exit
+from trainbox.contract.errors import Failure, WrongUse, called_exit
+from trainbox.contract.usage import usage_message
 from trainer.system.report import report_failure
 from trainer.system.streams import message_line
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from trainbox.files import parse_object, read_object, read_text
+from trainbox.contract.config import Config, parse_config
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.files import parse_object, read_object, read_text
 from trainer.cli.invocation import Verb
 from trainer.cli.parameters import Option
-from trainer.errors import WrongUse
 from trainer.parallel.strategy import STRATEGIES
-from trainer.settings.config import Config, parse_config
 from trainer.sweep.grid import Sweep
 from trainer.sweep.script import Script
 

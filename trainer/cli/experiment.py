@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from trainbox.experiment import PER_GPU, option_defaults, read_experiment, text_of
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.experiment import PER_GPU, option_defaults, read_experiment, text_of
 from trainer.cli.parameters import SWEEP, Option
-from trainer.errors import WrongUse
 
 # Keys of [train] that `train` uses, and `sweep` does not.
 _OF_ONE_TRAINING = ("mirror", "profile", "resume", "run")

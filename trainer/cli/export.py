@@ -7,9 +7,9 @@ from typing import NoReturn
 
 import click
 
+from trainbox.contract.errors import Preempted
 from trainer.cli.invocation import Verb, check_run
 from trainer.cli.options import data_option
-from trainer.errors import Preempted
 from trainer.system.signals import STOP_SIGNALS, handle_stop_signals
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from trainbox.run_name import is_run_name
-from trainer.errors import WrongUse
-from trainer.settings.environment import check_names, unknown_names
+from trainbox.contract.environment import check_names, unknown_names
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.run_name import is_run_name
 from trainer.system.streams import message_line
 from trainer.task_loading.fields import parse_fields, static_fields
 from trainer.task_loading.modules import overruled

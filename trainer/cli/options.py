@@ -6,7 +6,9 @@ from typing import Any
 
 import click
 
-from trainbox.experiment import SUFFIX
+from trainbox.contract.config import CHANNELS_LAST, CONTIGUOUS, load_config_file
+from trainbox.contract.experiment import SUFFIX
+from trainbox.contract.optimizers import OPTIMIZERS
 from trainer.cli.parameters import (
     BATCH,
     BITS,
@@ -20,8 +22,6 @@ from trainer.cli.parameters import (
     add_options,
     make_option,
 )
-from trainer.settings.config import CHANNELS_LAST, CONTIGUOUS, load_config_file
-from trainer.settings.optimizers import OPTIMIZERS
 
 
 def _read_config_file(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from trainer.settings.environment import PREFIX
+from trainbox.contract.environment import PREFIX
 
 
 class Number(click.ParamType[float]):

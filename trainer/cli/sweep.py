@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from trainbox.contract.config import Config, check
+from trainbox.contract.errors import WrongUse
 from trainer.cli.invocation import (
     Verb,
     read_device,
@@ -21,8 +23,6 @@ from trainer.cli.option_help import help_options
 from trainer.cli.options import training_options
 from trainer.cli.parameters import make_option
 from trainer.cli.sweep_options import SweepOptions, sweep_options
-from trainer.errors import WrongUse
-from trainer.settings.config import Config, check
 from trainer.sweep import grid
 from trainer.sweep.retries import TrialLimits
 from trainer.sweep.work import task_work

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
+from trainbox.contract.config import Config
+from trainbox.contract.errors import WrongUse
 from trainer.cli.invocation import check_run_name
 from trainer.cli.parameters import COUNT, SWEEP, Number, Whole, add_options, make_option
-from trainer.errors import WrongUse
-from trainer.settings.config import Config
 from trainer.sweep import grid
 from trainer.sweep.retries import TrialLimits
 from trainer.sweep.script import Script

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from trainbox.usage import usage_message
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.usage import usage_message
 from trainer.cli.invocation import Verb, read_device, report_environment
 from trainer.cli.option_help import help_options
 from trainer.cli.options import RUNS_DIR, planned_options, seed_option
 from trainer.cli.parameters import SWEEP, add_options
 from trainer.cli.sweep_options import SweepOptions, sweep_options
-from trainer.errors import WrongUse
 from trainer.sweep import grid
 from trainer.sweep.retries import TrialLimits
 from trainer.sweep.script import Script, check_template

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trainbox.contract.errors import WrongUse
 from trainer.cli.invocation import Verb
-from trainer.errors import WrongUse
 from trainer.system.signals import handle_stop_signals
 
 if TYPE_CHECKING:

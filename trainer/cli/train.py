@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from trainbox.contract.config import Config, check
 from trainer.cli.invocation import (
     Verb,
     check_run_name,
@@ -20,7 +21,6 @@ from trainer.cli.option_help import help_options
 from trainer.cli.options import training_options
 from trainer.cli.parameters import COUNT, STORAGE, Number, make_option
 from trainer.parallel.strategy import STRATEGIES
-from trainer.settings.config import Config, check
 from trainer.system.signals import StopRequest
 
 

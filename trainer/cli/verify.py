@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
+from trainbox.contract.errors import WrongUse
 from trainer.cli.invocation import Verb, check_run, read_device, report_environment
 from trainer.cli.options import verification_options
 from trainer.cli.parameters import COUNT
-from trainer.errors import WrongUse
 from trainer.system.signals import StopRequest
 
 

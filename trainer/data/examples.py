@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.seeding import derive_seed
 from trainbox.pinned import pinned_if_possible
-from trainbox.seeding import derive_seed
 from trainer.data.nested import mapped
 from trainer.data.workers import check_sockets, worker_context
-from trainer.errors import WrongUse
 from trainer.system.signals import leave_signals_to_the_parent
 from trainer.system.sources import loaded_sources
 

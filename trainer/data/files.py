@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from trainer.errors import Failure, WrongUse
+from trainbox.contract.errors import Failure, WrongUse
 
 
 class FileExamples(Dataset[Any]):

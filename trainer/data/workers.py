@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 
 from torch.multiprocessing import get_sharing_strategy
 
-from trainer.errors import Failure, StorageFailure
+from trainbox.contract.errors import Failure, StorageFailure
 
 # A fork that does not run after this time is killed and started again, with twice the time.
 _START_S = 2.0

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from trainer.errors import NetworkFailure, WrongUse
+from trainbox.contract.errors import NetworkFailure, WrongUse
 from trainer.launch.messages import Hello
 from trainer.launch.node import SAME_SECRET, Node
 

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Collection
 
-from trainer.errors import Failure, NetworkFailure, WrongUse
+from trainbox.contract.errors import Failure, NetworkFailure, WrongUse
 from trainer.launch.meeting import Meeting
 from trainer.launch.node import LOOK_EVERY_S, Deadline, Log, Node, refuse_unknown_host
 from trainer.launch.reception import Reception

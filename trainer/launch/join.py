@@ -6,7 +6,7 @@ import selectors
 import socket
 import time
 
-from trainer.errors import NetworkFailure, WrongUse
+from trainbox.contract.errors import NetworkFailure, WrongUse
 from trainer.launch.connection import Connection, NotSigned
 from trainer.launch.meeting import Meeting
 from trainer.launch.messages import LONGEST_TEXT, Answer, Message, integer, nonce

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trainer.errors import NetworkFailure
+from trainbox.contract.errors import NetworkFailure
 from trainer.launch.connection import Connection
 from trainer.launch.interface import interface_of
 from trainer.launch.messages import End

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from trainer.errors import NetworkFailure, Preempted
+from trainbox.contract.errors import NetworkFailure, Preempted
 
 _MOST_NODES, _MOST_PROCESSES = 65536, 4096
 LONGEST_TEXT = 256

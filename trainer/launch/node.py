@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trainer.errors import NetworkFailure, WrongUse
+from trainbox.contract.errors import NetworkFailure, WrongUse
 
 LOOK_EVERY_S = 1.0  # between two attempts, and the longest wait without a check of the time
 _REPORT_EVERY_S = 10

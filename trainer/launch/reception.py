@@ -9,7 +9,7 @@ import socket
 import time
 from dataclasses import dataclass
 
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.launch.admission import OWN_RANK, Refusal, another_secret, mismatch, taken_rank
 from trainer.launch.connection import Connection, NotSigned
 from trainer.launch.messages import Hello, nonce

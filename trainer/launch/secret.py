@@ -8,8 +8,8 @@ import stat
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from trainbox.files import NotRegular, open_regular
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.files import NotRegular, open_regular
 
 _SHORTEST, _LONGEST = 16, 4096
 _REMEDY = "use 16 to 4096 characters, as `openssl rand -hex 32` makes them"

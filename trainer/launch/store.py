@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.errors import STORE
+from trainbox.contract.errors import STORE
 from trainer.launch.meeting import Meeting
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainbox.streams import open_streams
-from trainer.errors import MESSAGES, Failure, NetworkFailure, Preempted
+from trainbox.contract.errors import MESSAGES, Failure, NetworkFailure, Preempted
+from trainbox.contract.streams import open_streams
 from trainer.launch.early_exits import watch_exits
 from trainer.launch.meeting import Meeting
 from trainer.launch.node import Node

@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from trainer.settings.config import Settings
+from trainbox.contract.config import Settings
 
 
 def set_cuda_variables() -> None:

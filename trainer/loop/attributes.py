@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from trainbox.task import Task
 from trainer.loop.attribute_values import OF_EVERY_MODULE, PLAIN, ValueWalk, is_generator, parts_of
 from trainer.system.sources import loaded_sources
-from trainer.task import Task
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 # What load_state_dict sets, and flags that torch's optimizers clear at the first step.

@@ -10,12 +10,18 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from trainer.classification import check_classes
+from trainbox.classification import check_classes
+from trainbox.contract.config import (
+    CHANNELS_LAST,
+    Settings,
+    scaled_learning_rate,
+)
+from trainbox.contract.errors import WrongUse
+from trainbox.task import Task
 from trainer.data.batches import EvaluationBatches, evaluation_batch_count, place_tensors
 from trainer.data.examples import length
 from trainer.data.files import FileExamples
 from trainer.data.schedule import Schedule, micro_batches
-from trainer.errors import WrongUse
 from trainer.loop import compiler
 from trainer.loop.arithmetic import set_arithmetic
 from trainer.loop.attributes import Attributes
@@ -41,13 +47,7 @@ from trainer.records.checkpoint import CheckpointWriter
 from trainer.records.digest import tensor_digests
 from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog
-from trainer.settings.config import (
-    CHANNELS_LAST,
-    Settings,
-    scaled_learning_rate,
-)
 from trainer.system.allocator import keep_freed_memory
-from trainer.task import Task
 
 _MOST_LOADER_WORKERS = 16
 

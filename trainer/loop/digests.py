@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from trainbox.contract.errors import WrongUse
 from trainer.data.schedule import epoch_order
-from trainer.errors import WrongUse
 from trainer.loop.guard import check_unchanged
 from trainer.loop.out_of_memory import failed_allocations, failed_allocations_change_bits
 from trainer.loop.state import Job

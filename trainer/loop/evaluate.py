@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainbox.contract.errors import WrongUse
+from trainbox.task import Task
 from trainer.data.batches import EvaluationBatches, evaluation_batch_count
-from trainer.errors import WrongUse
 from trainer.loop.losses import autocast
 from trainer.loop.state import Inference
 from trainer.loop.task_checks import checked_batch, checked_metrics, checked_statistics
 from trainer.parallel.buffers import evaluating
 from trainer.parallel.world import World
-from trainer.task import Task
 
 
 @dataclass(frozen=True)

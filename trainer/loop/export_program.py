@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from trainbox.contract.errors import Failure, WrongUse
+from trainbox.task import Task
 from trainer.data.nested import tensors_in
-from trainer.errors import Failure, WrongUse
 from trainer.loop.model_call import Preparation, PreparedModel, find_call
-from trainer.task import Task
 
 _LONGEST_REASON = 300  # characters of torch's error; the message has a remedy after it
 

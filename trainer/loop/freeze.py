@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 
 _SHOWN = 5
 _STATISTIC = "running_mean"

@@ -1,6 +1,6 @@
 """Check at each digest and checkpoint that a resumed run would get the same bits."""
 
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.loop.attributes import describe_change
 from trainer.loop.state import Job
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from trainbox.contract.errors import NotFinite
 from trainer.data.batches import TimedBatches
-from trainer.errors import NotFinite
 from trainer.loop.state import Job
 
 _SPIKE = 10.0  # a loss that is this many times the median of the recent entries

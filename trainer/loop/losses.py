@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
+from trainbox.task import Task
 from trainer.loop.task_checks import checked_batch, wrong_result
-from trainer.task import Task
 
 T = TypeVar("T")
 

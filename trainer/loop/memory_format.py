@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from trainbox.contract.config import CHANNELS_LAST, CONTIGUOUS, Settings
+from trainbox.task import Task
 from trainer.data.batches import training_batches
 from trainer.data.schedule import Schedule
 from trainer.loop.losses import LossModule
 from trainer.loop.out_of_memory import memory_used_up
 from trainer.loop.task_checks import collate_of
 from trainer.parallel.strategy import Strategy
-from trainer.settings.config import CHANNELS_LAST, CONTIGUOUS, Settings
-from trainer.task import Task
 
 # The types of devices and the precisions in which convolutions of pictures are faster with the
 # channels last.

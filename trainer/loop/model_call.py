@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainbox.contract.errors import WrongUse
+from trainbox.task import Task
 from trainer.data.nested import mapped, tensors_in
-from trainer.errors import WrongUse
 from trainer.loop.task_checks import checked_batch
-from trainer.task import Task
 
 # Shape suffix: B examples of a batch.
 

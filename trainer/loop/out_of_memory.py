@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trainer.errors import OutOfMemory
+from trainbox.contract.config import Settings
+from trainbox.contract.errors import OutOfMemory
 from trainer.parallel.strategy import Strategy
-from trainer.settings.config import Settings
 from trainer.task_errors import raised_by_task
 
 # The second step is the first one with the optimizer's state, and so with all that a step needs.

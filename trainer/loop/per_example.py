@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.classification import Classification, counts_by_class
+from trainbox.classification import Classification, counts_by_class
+from trainbox.contract.errors import WrongUse
+from trainbox.task import Task
 from trainer.data.batches import evaluation_batch_count
 from trainer.data.nested import take, tensors_in
-from trainer.errors import WrongUse
 from trainer.loop.state import Inference
 from trainer.loop.task_checks import checked_predictions, checked_statistics
-from trainer.task import Task
 
 # The most numbers of all examples together, 2 GiB on rank 0.
 MOST_NUMBERS = 2**28

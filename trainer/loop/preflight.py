@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from trainbox.contract.errors import WrongUse
 from trainer.data.batches import training_batches
 from trainer.data.examples import read_twice
-from trainer.errors import WrongUse
 from trainer.loop.attribute_values import local
 from trainer.loop.attributes import FAST, describe_change
 from trainer.loop.losses import check_losses

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from trainer.classification import Classification, counts_by_class
+from trainbox.classification import Classification, counts_by_class
+from trainbox.contract.errors import WrongUse
 from trainer.data.nested import to_device
-from trainer.errors import WrongUse
 from trainer.loop.state import Inference
 from trainer.loop.task_checks import checked_batch
 

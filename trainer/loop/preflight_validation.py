@@ -10,8 +10,8 @@ import numpy
 import torch
 from torch import Tensor
 
+from trainbox.contract.errors import WrongUse
 from trainer.data.batches import EvaluationBatches
-from trainer.errors import WrongUse
 from trainer.loop.evaluate import Evaluation, add_up, evaluate
 from trainer.loop.out_of_memory import all_fit, memory_used_up
 from trainer.loop.state import Job

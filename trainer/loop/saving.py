@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import NoReturn
 
-from trainer.errors import Preempted
+from trainbox.contract.errors import Preempted
 from trainer.loop.digests import DigestLog
 from trainer.loop.guard import check_unchanged
 from trainer.loop.log import not_finite

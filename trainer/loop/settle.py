@@ -5,11 +5,7 @@ import os
 
 import torch
 
-from trainer.errors import WrongUse
-from trainer.loop.task_checks import check_task
-from trainer.parallel.strategy import Strategy
-from trainer.records.run_log import RunLog
-from trainer.settings.config import (
+from trainbox.contract.config import (
     CONTIGUOUS,
     DEFAULT_BATCH_SIZE,
     DEFAULT_EPOCHS,
@@ -19,7 +15,11 @@ from trainer.settings.config import (
     differences,
     parse_config,
 )
-from trainer.task import Task
+from trainbox.contract.errors import WrongUse
+from trainbox.task import Task
+from trainer.loop.task_checks import check_task
+from trainer.parallel.strategy import Strategy
+from trainer.records.run_log import RunLog
 
 
 def settle(config: Config, task: Task, strategy: Strategy, run: RunLog) -> Settings:

@@ -4,8 +4,8 @@ import os
 import shutil
 from dataclasses import dataclass
 
+from trainbox.contract.errors import StorageFailure
 from trainer.data.batches import evaluation_batch_count
-from trainer.errors import StorageFailure
 from trainer.loop.state import Job
 
 _SHM = "/dev/shm"  # noqa: S108 - the system's name of it

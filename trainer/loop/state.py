@@ -12,9 +12,11 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from trainbox.contract.config import Settings
+from trainbox.contract.errors import WrongUse
+from trainbox.task import Task
 from trainer.data.batches import EvaluationBatches
 from trainer.data.schedule import Schedule
-from trainer.errors import WrongUse
 from trainer.loop.attributes import Attributes
 from trainer.parallel.exchange import Reduction
 from trainer.parallel.loss_sums import RunningLosses
@@ -25,8 +27,6 @@ from trainer.records.digest import value_digest
 from trainer.records.manifest import SourceRecord
 from trainer.records.run_gpus import RunGpus
 from trainer.records.run_log import RunLog
-from trainer.settings.config import Settings
-from trainer.task import Task
 
 T = TypeVar("T")
 

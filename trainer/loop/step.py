@@ -10,8 +10,8 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from trainbox.seeding import derive_seed
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.seeding import derive_seed
 from trainer.loop.log import not_finite
 from trainer.loop.out_of_memory import FIRST_STEPS, all_fit
 from trainer.loop.state import Job

@@ -12,14 +12,14 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
+from trainbox.contract.errors import WrongUse
+from trainbox.task import Task
 from trainer.data.examples import Collate
 from trainer.data.nested import tensors_in
-from trainer.errors import WrongUse
 from trainer.loop.joined_optimizer import joined
-from trainer.task import Task
 
 if TYPE_CHECKING:
-    from trainer.pictures import Picture
+    from trainbox.pictures import Picture
 
 # Keys that each entry of metrics.jsonl already has. A resume and `verify` read them.
 KEYS_OF_ENTRIES = ("kind", "step", "epoch", "time_unix_s")

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.classification import counts_by_class, most_mistaken, wrong
+from trainbox.classification import counts_by_class, most_mistaken, wrong
+from trainbox.contract.config import split_metric
+from trainbox.contract.errors import WrongUse
 from trainer.data.nested import joined, take, tensors_in
-from trainer.errors import WrongUse
 from trainer.loop.evaluate import Evaluation, evaluate
 from trainer.loop.guard import check_unchanged
 from trainer.loop.log import TrainingLog
@@ -19,7 +20,6 @@ from trainer.loop.saving import Saving
 from trainer.loop.state import Inference, Job
 from trainer.loop.task_checks import checked_end, checked_figures, drawn_figures
 from trainer.parallel.buffers import evaluating
-from trainer.settings.config import split_metric
 
 _METRICS_OF_A_LINE = 6  # metrics.jsonl has all of them
 

@@ -8,8 +8,8 @@ import json
 import sys
 from pathlib import Path
 
-from trainbox.streams import open_streams
-from trainer.errors import Failure
+from trainbox.contract.errors import Failure
+from trainbox.contract.streams import open_streams
 from trainer.outputs.differences import first_difference, largest_difference
 from trainer.outputs.entries import digest
 from trainer.outputs.formats import noun, read_entries

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.outputs.entries import Entry, Key, entry_of_array, entry_of_value, leaves
 
 

@@ -4,8 +4,8 @@ import warnings
 
 import torch
 
-from trainbox.architectures import without_code
-from trainer.errors import DeviceMissing, WrongUse
+from trainbox.contract.architectures import without_code
+from trainbox.contract.errors import DeviceMissing, WrongUse
 from trainer.parallel.gpu_failures import gpu_failure
 from trainer.system.hints import command
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from trainbox.contract.errors import WrongUse
 from trainer.data.schedule import MicroBatch
-from trainer.errors import WrongUse
 from trainer.parallel.buffers import Slot, buffer_slots
 from trainer.parallel.shard_sums import Exchange
 from trainer.parallel.world import World

@@ -4,7 +4,7 @@ import re
 
 import torch.distributed as dist
 
-from trainer.errors import Failure, NetworkFailure, OutOfMemory, StorageFailure, WrongUse
+from trainbox.contract.errors import Failure, NetworkFailure, OutOfMemory, StorageFailure, WrongUse
 
 # gloo raises plain RuntimeErrors. They name its source file in brackets, except for those of the
 # exchanges that are still open when another one times out. "Wait timeout" is raised by the store in

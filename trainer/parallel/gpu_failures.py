@@ -4,7 +4,7 @@ import re
 
 import torch
 
-from trainer.errors import DeviceMissing
+from trainbox.contract.errors import DeviceMissing
 from trainer.system.hints import command
 
 _FREE = "stop the other programs on it, which nvidia-smi lists, or use another GPU"

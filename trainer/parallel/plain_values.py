@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from trainer.errors import NetworkFailure, WrongUse
+from trainbox.contract.errors import NetworkFailure, WrongUse
 
 _LONGEST_VALUE = 2**24  # bytes of JSON: settings, metrics and short texts
 _SAME_VERSION = "start the same version of Trainbox on each machine"

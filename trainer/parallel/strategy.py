@@ -12,14 +12,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from trainbox.contract.config import Config
     from trainer.parallel.world import World
-    from trainer.settings.config import Config
 
 T = TypeVar("T")
 

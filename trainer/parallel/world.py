@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainbox.seeding import derive_seed
-from trainer.errors import STORE
+from trainbox.contract.errors import STORE
+from trainbox.contract.seeding import derive_seed
 from trainer.parallel.device import choose_device
 from trainer.parallel.plain_values import checked_size, packed, refuse_foreign_objects, unpacked
 from trainer.parallel.stalled_gpu import watch_gpu

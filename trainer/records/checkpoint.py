@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainbox.files import replacing
-from trainbox.sidecar import write_checkpoint
+from trainbox.contract.errors import NotFinite
+from trainbox.contract.files import replacing
+from trainbox.contract.sidecar import write_checkpoint
 from trainbox.snapshot import Snapshot, tensors_of
-from trainer.errors import NotFinite
 from trainer.records.checkpoint_files import CheckpointFiles
 from trainer.records.mirror import Mirror
 from trainer.system.storage import storage_failure

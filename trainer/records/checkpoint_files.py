@@ -11,8 +11,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from trainbox.files import open_regular, read_object, replacing
-from trainbox.sidecar import (
+from trainbox.contract.errors import StorageFailure
+from trainbox.contract.files import open_regular, read_object, replacing
+from trainbox.contract.sidecar import (
     checkpoint_path,
     complete_or_remove,
     damage,
@@ -22,7 +23,6 @@ from trainbox.sidecar import (
     short,
     steps_in,
 )
-from trainer.errors import StorageFailure
 from trainer.system.storage import storage_failure
 
 # This file is in a run's folder once the run has completed a checkpoint.

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainbox.files import open_regular, parse_object
-from trainbox.secret_rule import (
+from trainbox.contract.errors import Changed
+from trainbox.contract.files import open_regular, parse_object
+from trainbox.contract.secret_rule import (
     NOT_SHOWN,
     arguments_without_secrets,
     is_secret,
     without_secrets,
 )
-from trainer.errors import Changed
 from trainer.parallel.strategy import bits_depend_on_processes
 
 _LONGEST = 2400  # characters of a string in the manifest

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from trainbox.files import append_regular
+from trainbox.contract.files import append_regular
 from trainer.data.schedule import Schedule
 from trainer.system.storage import storage_failure
 from trainer.system.streams import printable

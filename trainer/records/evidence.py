@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainbox.files import parse_object, read_text
-from trainer.errors import Differs, WrongUse
+from trainbox.contract.config import parse_config
+from trainbox.contract.errors import Differs, WrongUse
+from trainbox.contract.files import parse_object, read_text
 from trainer.records.compare import (
     edited_settings,
     first_difference,
     first_validation_difference,
     listed_changes,
 )
-from trainer.settings.config import parse_config
 
 _DIGESTS = ("model", "optimizer", "order")
 _KINDS = ("start", "step", "checkpoint", "resume")

@@ -11,9 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from trainbox.files import open_regular
-from trainbox.sidecar import checkpoint_path
-from trainer.errors import Differs, WrongUse
+from trainbox.contract.errors import Differs, WrongUse
+from trainbox.contract.files import open_regular
+from trainbox.contract.sidecar import checkpoint_path
 from trainer.records.digest import digest_of_digests, tensor_digests
 from trainer.records.evidence import Evidence
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainbox.entries import EntryReader
+from trainbox.contract.entries import EntryReader
 
 EVENT = ("time_unix_s", "gpu", "uuid", "check", "result", "read", "do")
 

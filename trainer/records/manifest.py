@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from trainbox.contract.errors import WrongUse
 from trainer.data.examples import Collate, length, read_examples
-from trainer.errors import WrongUse
 from trainer.parallel.device import nccl_version
 from trainer.parallel.strategy import Strategy
 from trainer.parallel.world import World

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from trainbox.files import open_regular, read_object
-from trainbox.sidecar import steps_in
+from trainbox.contract.files import open_regular, read_object
+from trainbox.contract.sidecar import steps_in
 from trainer.records import mirror_plan
 from trainer.records.mirror_plan import MARKER, NEEDED_RECORDS, RECORDS
 from trainer.records.mirror_storage import OPTION, Storage, reason, refuse_another_run

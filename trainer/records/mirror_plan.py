@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainbox.files import parse_object
-from trainbox.sidecar import checkpoint_path
+from trainbox.contract.files import parse_object
+from trainbox.contract.sidecar import checkpoint_path
 
 MARKER = "complete.json"
 NEEDED_RECORDS = ("config.json", "manifest.json")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
 
-from trainbox.files import read_object
-from trainbox.sidecar import damage, steps_in
-from trainer.errors import Failure, NetworkFailure, Preempted, StorageFailure, WrongUse
+from trainbox.contract.errors import Failure, NetworkFailure, Preempted, StorageFailure, WrongUse
+from trainbox.contract.files import read_object
+from trainbox.contract.sidecar import damage, steps_in
 from trainer.records import mirror_plan
 from trainer.records.mirror_plan import RECORDS
 from trainer.records.mirror_storage import (

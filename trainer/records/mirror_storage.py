@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainbox.secret_rule import without_secrets
-from trainer.errors import NetworkFailure, WrongUse
+from trainbox.contract.errors import NetworkFailure, WrongUse
+from trainbox.contract.secret_rule import without_secrets
 from trainer.records import mirror_plan
 from trainer.records.mirror_plan import MARKER, Marker
 

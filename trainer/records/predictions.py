@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from trainer.classification import Classification
-from trainer.errors import WrongUse
+from trainbox.classification import Classification
+from trainbox.contract.errors import WrongUse
+from trainbox.task import Task
 from trainer.records.run_folder import finite_or_null
-from trainer.task import Task
 
 Columns = Mapping[str, Sequence[int | float | str]]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from trainbox.files import append_regular, read_object, read_text, replacing
-from trainer.errors import Busy, StorageFailure, WrongUse
+from trainbox.contract.errors import Busy, StorageFailure, WrongUse
+from trainbox.contract.files import append_regular, read_object, read_text, replacing
 from trainer.records.checkpoint_files import FIRST_CHECKPOINT
 from trainer.records.compare import read_entries
 from trainer.system.storage import storage_failure

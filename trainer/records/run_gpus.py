@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from trainer.errors import Preempted, StorageFailure
+from trainbox.contract.errors import Preempted, StorageFailure
 from trainer.parallel.strategy import Strategy
 from trainer.records.gpu_reader import READINGS, GpuReader
 from trainer.records.run_folder import RunFolder

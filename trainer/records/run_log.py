@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainbox.contract.errors import StorageFailure
 from trainer.data.schedule import Schedule
-from trainer.errors import StorageFailure
 from trainer.records.console import Console
 from trainer.records.gpu_events import EVENT, hardware_events, note_run
 from trainer.records.run_folder import METRICS, RunFolder

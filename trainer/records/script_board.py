@@ -10,7 +10,7 @@ import select
 import sys
 from pathlib import Path
 
-from trainbox.entries import EntryReader
+from trainbox.contract.entries import EntryReader
 from trainer.records.tensorboard import EntryLog
 from trainer.system.processes import die_with_parent
 

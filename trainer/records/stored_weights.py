@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainbox.files import read_object
-from trainer.errors import StorageFailure, WrongUse
+from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.contract.files import read_object
 from trainer.records.checkpoint_files import CheckpointFiles
 
 BEST, LAST = "best", "last"

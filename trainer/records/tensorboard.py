@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainbox.contract.config import FREE_AT_RESUME, Config
 from trainer.records.compare import shown_value
 from trainer.records.numbers import numbers
-from trainer.settings.config import FREE_AT_RESUME, Config
 
 if TYPE_CHECKING:
     from torch import Tensor

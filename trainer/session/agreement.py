@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from trainbox.secret_rule import without_secrets
-from trainer.errors import WrongUse
+from trainbox.contract.config import Config
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.secret_rule import without_secrets
 from trainer.parallel.world import World
 from trainer.records import manifest
-from trainer.settings.config import Config
 from trainer.system.hints import command
 
 _SAME_COMMAND = (

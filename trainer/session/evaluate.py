@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from trainbox.seeding import derive_seed
-from trainer.errors import Differs, Preempted, WrongUse
+from trainbox.contract.errors import Differs, Preempted, WrongUse
+from trainbox.contract.seeding import derive_seed
+from trainbox.task import Task
 from trainer.loop.bootstrap import LEVEL, RESAMPLES, bootstrap_intervals
 from trainer.loop.build import build_inference
 from trainer.loop.evaluate import Evaluation, evaluate
@@ -41,7 +42,6 @@ from trainer.session.stored_model import LoadedWeights, join_and_load_task, load
 from trainer.session.stored_run import StoredRun
 from trainer.system.signals import StopRequest
 from trainer.system.temporary import sockets_in_a_folder
-from trainer.task import Task
 
 
 @dataclass(frozen=True)

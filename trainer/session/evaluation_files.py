@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from trainbox.files import NotRegular, replacing
-from trainer.errors import StorageFailure
+from trainbox.contract.errors import StorageFailure
+from trainbox.contract.files import NotRegular, replacing
+from trainbox.pictures import write_png
 from trainer.loop.per_example import example_ids, not_too_many
 from trainer.loop.state import Inference
-from trainer.pictures import write_png
 from trainer.records.predictions import csv_rows, prediction_columns
 
 

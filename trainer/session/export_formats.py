@@ -10,8 +10,8 @@ from typing import IO
 import torch
 from torch import Tensor
 
+from trainbox.contract.errors import WrongUse
 from trainer.data.nested import tensors_in
-from trainer.errors import WrongUse
 from trainer.loop.export_program import Exported, first_line, quiet
 
 Loaded = Callable[[Sequence[Tensor]], list[Tensor]]

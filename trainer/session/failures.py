@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.errors import (
+from trainbox.contract.errors import (
     Failure,
     NetworkFailure,
     OutOfMemory,

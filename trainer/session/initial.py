@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.classification import Classification
-from trainer.errors import WrongUse
-from trainer.initial_weights import (
+from trainbox.classification import Classification
+from trainbox.contract.errors import WrongUse
+from trainbox.initial_weights import (
     averaged_first,
     last_layer,
     load,

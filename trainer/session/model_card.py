@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from trainbox.files import replacing
-from trainer.classification import Classification
+from trainbox.classification import Classification
+from trainbox.contract.files import replacing
+from trainbox.task import Task
 from trainer.records.compare import listed_changes
 from trainer.records.stored_weights import StoredWeights
 from trainer.session.export_formats import Format
 from trainer.session.stored_run import StoredRun
-from trainer.task import Task
 from trainer.track.runs import read_run
 
 CARD = "model.md"

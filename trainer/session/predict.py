@@ -13,7 +13,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from trainer.errors import Preempted, StorageFailure, WrongUse
+from trainbox.contract.errors import Preempted, StorageFailure, WrongUse
+from trainbox.task import Task
 from trainer.loop.build import build_prediction
 from trainer.loop.evaluate import add_up
 from trainer.loop.per_example import example_ids, not_too_many, predictions_of
@@ -29,7 +30,6 @@ from trainer.system.given_files import given_files
 from trainer.system.signals import StopRequest
 from trainer.system.streams import message_line
 from trainer.system.temporary import sockets_in_a_folder
-from trainer.task import Task
 
 _FORMS = {"csv": csv_rows, "jsonl": json_lines}
 _SHOWN = 3  # of the files that are left out

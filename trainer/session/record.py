@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.classification import Classification
+from trainbox.classification import Classification
+from trainbox.contract.config import FREE_AT_RESUME, Config
+from trainbox.contract.errors import Changed, WrongUse
 from trainer.data.nested import tensors_in
-from trainer.errors import Changed, WrongUse
 from trainer.loop.preflight_labels import check_labels
 from trainer.loop.state import Job
 from trainer.loop.task_checks import collate_of
@@ -23,7 +24,6 @@ from trainer.records.compare import (
     manifest_differences,
 )
 from trainer.records.run_log import RunLog
-from trainer.settings.config import FREE_AT_RESUME, Config
 from trainer.system.sources import loaded_sources, located_sources
 
 

@@ -2,7 +2,7 @@
 
 import secrets
 
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.loop.state import Job
 from trainer.records.compare import read_entries
 from trainer.session.record import read_manifest

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from trainbox.files import read_object
+from trainbox.contract.config import Config
+from trainbox.contract.files import read_object
 from trainer.parallel.strategy import Strategy
-from trainer.settings.config import Config
 
 
 def default_name(config: Config, strategy: Strategy, runs_dir: Path) -> str:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.classification import Classification
-from trainer.errors import StorageFailure, WrongUse
+from trainbox.classification import Classification
+from trainbox.contract.config import Settings, check
+from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.task import Task
 from trainer.loop.arithmetic import set_cuda_variables
 from trainer.loop.preflight_labels import check_labels
 from trainer.loop.state import Inference, load_weights
@@ -23,9 +25,7 @@ from trainer.records.stored_weights import StoredWeights, find_weights, load_sta
 from trainer.session.agreement import refuse_difference
 from trainer.session.recorded_figures import VALIDATION
 from trainer.session.stored_run import StoredRun
-from trainer.settings.config import Settings, check
 from trainer.system.sources import loaded_sources, located_sources
-from trainer.task import Task
 from trainer.task_loading.load import load_task
 
 _ATTEMPTS = 5  # to load a checkpoint that a training replaces

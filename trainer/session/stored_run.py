@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import WrongUse
+from trainbox.contract.config import Config, Settings, parse_config
+from trainbox.contract.errors import WrongUse
 from trainer.loop.settle import completed
 from trainer.records.compare import edited_settings, listed_changes
 from trainer.records.evidence import config_and_manifest
-from trainer.settings.config import Config, Settings, parse_config
 
 
 @dataclass(frozen=True)

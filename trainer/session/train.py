@@ -4,7 +4,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainer.errors import Preempted, StorageFailure
+from trainbox.contract.config import Config, check, split_metric
+from trainbox.contract.errors import Preempted, StorageFailure
 from trainer.loop.arithmetic import set_cuda_variables
 from trainer.loop.build import build
 from trainer.loop.fit import fit
@@ -31,7 +32,6 @@ from trainer.session.mirrored import mirrored
 from trainer.session.record import look_at_data, record_start, refuse_edited
 from trainer.session.resume import reason_to_keep_micro_batches, resume_job
 from trainer.session.run_name import default_name
-from trainer.settings.config import Config, check, split_metric
 from trainer.system.signals import StopRequest
 from trainer.system.temporary import sockets_in_a_folder
 from trainer.task_loading.load import load_task

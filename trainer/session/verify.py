@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import WrongUse
+from trainbox.contract.config import CONTIGUOUS, parse_config
+from trainbox.contract.errors import WrongUse
 from trainer.parallel.strategy import bits_depend_on_processes, launched_as
 from trainer.records.compare import listed_changes, manifest_differences
 from trainer.records.evidence import Evidence, verdict
 from trainer.records.evidence_files import check_files
 from trainer.session.initial import refuse_other_weights
 from trainer.session.train import train_task
-from trainer.settings.config import CONTIGUOUS, parse_config
 from trainer.system.signals import StopRequest
 from trainer.system.temporary import temporary_folder
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.errors import WrongUse
-from trainer.settings.config import FREE_AT_RESUME, Config, split_metric
+from trainbox.contract.config import FREE_AT_RESUME, Config, split_metric
+from trainbox.contract.errors import WrongUse
 from trainer.sweep.script import Script
 
 # All trials are added to the study at its start, which takes a minute for this number.

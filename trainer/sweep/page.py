@@ -8,9 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainbox.entries import EntryReader
-from trainbox.secret_rule import without_secrets
-from trainer.settings.config import split_metric
+from trainbox.contract.config import split_metric
+from trainbox.contract.entries import EntryReader
+from trainbox.contract.secret_rule import without_secrets
 from trainer.sweep.charts import (
     MOST_AXES,
     Curve,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainbox.entries import EntryReader, is_of_script
+from trainbox.contract.entries import EntryReader, is_of_script
 
 _NOT_METRICS = ("step", "time_unix_s")
 _LARGEST = 2**63

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import WrongUse
-from trainer.settings.config import split_metric
+from trainbox.contract.config import split_metric
+from trainbox.contract.errors import WrongUse
 from trainer.sweep.grid import Value
 from trainer.sweep.trials import Record
 

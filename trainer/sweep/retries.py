@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.errors import NotFinite, WrongUse
+from trainbox.contract.errors import NotFinite, WrongUse
 from trainer.sweep.trials import Trial
 
 # The same bits would fail in the same way.

@@ -6,7 +6,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import DeviceMissing, Preempted, StorageFailure, WrongUse
+from trainbox.contract.errors import DeviceMissing, Preempted, StorageFailure, WrongUse
 from trainer.sweep import results
 from trainer.sweep.progress import SweepProgress
 from trainer.sweep.retries import TrialLimits, Waiting, due, is_retried

@@ -4,8 +4,8 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from trainbox.run_name import script_label
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.run_name import script_label
 
 # A name in braces is a placeholder. In double braces, it stands for itself.
 _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][\w.-]*)\}\}|\{([A-Za-z_][\w.-]*)\}")

@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
-from trainbox.streams import open_streams
-from trainbox.variables import TRIAL_PORT
-from trainer.errors import Failure, NotFinite, Preempted, WrongUse
-from trainer.settings.config import split_metric
+from trainbox.contract.config import split_metric
+from trainbox.contract.errors import Failure, NotFinite, Preempted, WrongUse
+from trainbox.contract.streams import open_streams
+from trainbox.contract.variables import TRIAL_PORT
 from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.reports import Reports
 from trainer.sweep.slots import read_end, send_or_exit

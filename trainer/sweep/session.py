@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.errors import NetworkFailure, TrialsFailed, WrongUse
+from trainbox.contract.errors import NetworkFailure, TrialsFailed, WrongUse
 from trainer.sweep import results
 from trainer.sweep.grid import Sweep
 from trainer.sweep.progress import print_above_bar

@@ -13,7 +13,7 @@ import optuna
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
-from trainer.errors import StorageFailure, WrongUse
+from trainbox.contract.errors import StorageFailure, WrongUse
 from trainer.system.storage import storage_failure as file_failure
 
 _LOCK_GRACE_S = 10

@@ -17,9 +17,9 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from trainbox.secret_rule import arguments_without_secrets
-from trainer.errors import WrongUse
-from trainer.settings.config import split_metric
+from trainbox.contract.config import split_metric
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.secret_rule import arguments_without_secrets
 from trainer.sweep.grid import Sweep, Value, from_identity
 from trainer.sweep.owners import Heartbeats, has_ended, own_name
 from trainer.sweep.samplers import distributions, make_sampler

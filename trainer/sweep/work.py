@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainbox.variables import without_launch
+from trainbox.contract.variables import without_launch
 from trainer.sweep.grid import Sweep
 from trainer.sweep.script import Script
 from trainer.sweep.trials import Record, Trial

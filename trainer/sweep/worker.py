@@ -22,8 +22,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainbox.streams import open_streams
-from trainer.errors import Busy, Changed, Failure, Preempted, TaskError
+from trainbox.contract.errors import Busy, Changed, Failure, Preempted, TaskError
+from trainbox.contract.streams import open_streams
 from trainer.records.gpu_events import hardware_events
 from trainer.sweep.slots import SHARING, send_or_exit
 from trainer.system.processes import die_with_parent
@@ -104,8 +104,8 @@ def _trained(
 ) -> dict[str, float]:
     import torch
 
+    from trainbox.contract.config import Config
     from trainer.session.train import train_task
-    from trainer.settings.config import Config
 
     hardware_events().new()  # drop the events of earlier trials
     _log_to(Path(order["log"]))

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainbox.contract.errors import WrongUse
 from trainbox.found_files import files_in
-from trainer.errors import WrongUse
 
 
 def given_files(given: Sequence[Path], endings: tuple[str, ...]) -> list[Path]:

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainbox.secret_rule import arguments_without_secrets
+from trainbox.contract.secret_rule import arguments_without_secrets
 
 
 def command(verb: str, options: str = "") -> str:

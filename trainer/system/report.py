@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from trainer.errors import MESSAGES, Failure
+from trainbox.contract.errors import MESSAGES, Failure
 from trainer.system.streams import message_line
 
 

@@ -7,7 +7,7 @@ import pwd
 import shutil
 from pathlib import Path
 
-from trainer.errors import StorageFailure
+from trainbox.contract.errors import StorageFailure
 from trainer.system.hints import runs_dir
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from trainbox.streams import write_in_time
+from trainbox.contract.streams import write_in_time
 
 _LONGEST_MESSAGE = 1000
 # A line beside the progress bar is written to both streams. Both waits together are shorter than

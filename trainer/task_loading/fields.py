@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.task_loading.spec import TASKS_FOLDER, locate
 
 FIELD_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
@@ -109,7 +109,7 @@ def _fields_in_file(spec: str, path: Path, class_name: str) -> list[TaskField] |
         module, imported = imports.get(name, ("", name))
         if name in classes:
             inherited = _fields_in_file(spec, path, name)
-        elif module in ("trainbox", "trainer.task", "trainer.classification"):
+        elif module in ("trainbox", "trainbox.task", "trainbox.classification"):
             inherited = []
         elif module.startswith("trainer.tasks."):
             inherited = _fields_in_file(

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import WrongUse
-from trainer.task import Task
+from trainbox.contract.errors import WrongUse
+from trainbox.task import Task
 from trainer.task_loading.fields import FIELD_TYPES, TaskField, parse_fields
 from trainer.task_loading.modules import make_importable
 from trainer.task_loading.spec import TASKS_FOLDER, locate

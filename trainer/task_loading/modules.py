@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 
 
 def check_name(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.task_loading.modules import check_name
 
 TASKS_FOLDER = Path(__file__).parents[1] / "tasks"

@@ -10,9 +10,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from trainbox.files import read_object
-from trainbox.secret_rule import NOT_SHOWN, is_secret, without_secrets
-from trainer.errors import StorageFailure, WrongUse
+from trainbox.contract.errors import StorageFailure, WrongUse
+from trainbox.contract.files import read_object
+from trainbox.contract.secret_rule import NOT_SHOWN, is_secret, without_secrets
 from trainer.records.numbers import numbers
 
 METRICS, MANIFEST, _CONFIG = "metrics.jsonl", "manifest.json", "config.json"

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainbox.secret_rule import without_secrets
-from trainer.errors import Failure, NetworkFailure, StorageFailure, WrongUse
+from trainbox.contract.errors import Failure, NetworkFailure, StorageFailure, WrongUse
+from trainbox.contract.secret_rule import without_secrets
 from trainer.track.runs import EntryRow, Run
 from trainer.track.upload import TrackedRun
 

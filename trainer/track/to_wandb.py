@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainbox.files import read_object, replacing
-from trainbox.secret_rule import without_secrets
-from trainer.errors import NetworkFailure, StorageFailure, WrongUse
+from trainbox.contract.errors import NetworkFailure, StorageFailure, WrongUse
+from trainbox.contract.files import read_object, replacing
+from trainbox.contract.secret_rule import without_secrets
 from trainer.system.storage import storage_failure
 from trainer.track.runs import EntryRow, Run
 from trainer.track.upload import TrackedRun

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from trainbox.entries import EntryReader
-from trainbox.files import open_regular
-from trainer.errors import Failure, NetworkFailure, StorageFailure, WrongUse
+from trainbox.contract.entries import EntryReader
+from trainbox.contract.errors import Failure, NetworkFailure, StorageFailure, WrongUse
+from trainbox.contract.files import open_regular
 from trainer.track.runs import MANIFEST, METRICS, EntryRow, Run, find_runs, read_run, row
 
 

@@ -7,7 +7,7 @@ from entrypoint.driver.gpus import Gpu
 from entrypoint.driver.readings import Sample, Unread
 from entrypoint.health.rules.gpus import NO_PERMISSION, UNKNOWN_ERROR, Selection
 from entrypoint.health.verdict import Finding, Result
-from trainbox.architectures import without_code
+from trainbox.contract.architectures import without_code
 
 
 def judge_driver(sample: Sample) -> list[Finding]:

@@ -25,7 +25,7 @@ import trainer.cli.train
 from entrypoint.driver.gpus import Detection, Gpu
 from tests.support.commands import Ended, Trainbox, clean_environment
 from tests.support.forked import CheckHere
-from trainer.settings.optimizers import OPTIMIZERS
+from trainbox.contract.optimizers import OPTIMIZERS
 from trainer.task_loading.spec import built_in_tasks
 
 _TASKS = f"use {', '.join(built_in_tasks())} (a task of your own is file.py:Class or module:Class)"

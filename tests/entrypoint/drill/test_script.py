@@ -20,7 +20,7 @@ from entrypoint.drill.starts import Process
 from entrypoint.drill.training import Training
 from entrypoint.errors import BitsDiffer, DrillFailed, InvalidRequest
 from entrypoint.system.processes import with_variable
-from trainer.errors import Failure
+from trainbox.contract.errors import Failure
 from trainer.outputs.differences import first_difference, largest_difference
 from trainer.outputs.entries import digest
 from trainer.outputs.formats import noun, read_entries

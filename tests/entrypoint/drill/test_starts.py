@@ -1,7 +1,7 @@
 """How the trainings of a drill start."""
 
 from entrypoint.drill.starts import environment
-from trainbox.variables import HEALTH_NAMES, LAUNCH_NAMES
+from trainbox.contract.variables import HEALTH_NAMES, LAUNCH_NAMES
 
 
 def test_a_training_has_no_settings_of_another_launch() -> None:

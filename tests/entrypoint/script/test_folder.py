@@ -14,7 +14,7 @@ from entrypoint.script.folder import ScriptFolder
 from entrypoint.script.manifest import is_manifest
 from entrypoint.script.target import Target
 from tests.support.commands import Trainbox, logged
-from trainbox.run_name import run_name
+from trainbox.contract.run_name import run_name
 
 ONE = ("run", "--one-process", "--run", "r")
 CONFIG = '{"kind": "script", "script": "train.py", "is_module": false}'

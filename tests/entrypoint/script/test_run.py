@@ -14,8 +14,8 @@ import pytest
 from tests.support.commands import Ended, Trainbox, finish, wait_until
 from tests.support.nvml_stub.build import stub_env, write_config
 from tests.support.paths import ROOT
-from trainer.errors import WrongUse
-from trainer.settings.config import parse_config
+from trainbox.contract.config import parse_config
+from trainbox.contract.errors import WrongUse
 
 ONE = ("run", "--one-process")
 

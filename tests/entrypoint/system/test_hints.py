@@ -10,8 +10,8 @@ import entrypoint.cli.commands
 from entrypoint.bench.tables import check_arguments
 from entrypoint.errors import InvalidRequest
 from entrypoint.system.hints import command, runs_dir
-from trainer.errors import WrongUse
-from trainer.settings.environment import check_names
+from trainbox.contract.environment import check_names
+from trainbox.contract.errors import WrongUse
 
 COMPOSE = "docker compose run --rm --no-deps train"
 _ROOT = Path(__file__).parents[3]

@@ -9,12 +9,12 @@ from unittest.mock import patch
 
 import torch
 
+from trainbox.contract.config import Config
 from trainer.loop import preflight_validation, validate
 from trainer.loop.arithmetic import set_cuda_variables
 from trainer.loop.out_of_memory import free_memory
 from trainer.records.run_log import RunLog
 from trainer.session.train import train_task
-from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
 
 set_cuda_variables()

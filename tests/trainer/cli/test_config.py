@@ -10,9 +10,9 @@ import pytest
 
 from tests.support.here import Here
 from tests.support.tiny import TINY
+from trainbox.contract.config import Config
+from trainbox.contract.errors import WrongUse
 from trainer.cli.config import as_experiment, sweep_as_experiment
-from trainer.errors import WrongUse
-from trainer.settings.config import Config
 from trainer.sweep.grid import Sweep
 from trainer.sweep.script import Script
 

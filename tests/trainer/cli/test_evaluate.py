@@ -17,8 +17,8 @@ import torch
 from tests.support.here import Here, StopAfter
 from tests.support.ranks import Ranks
 from tests.support.tiny import Split, StepCounter, Tiny
-from trainbox.seeding import derive_seed
-from trainer.errors import Preempted, StorageFailure
+from trainbox.contract.errors import Preempted, StorageFailure
+from trainbox.contract.seeding import derive_seed
 from trainer.loop.bootstrap import bootstrap_intervals
 from trainer.records.checkpoint_files import CheckpointFiles
 from trainer.records.run_folder import RunFolder

@@ -9,10 +9,10 @@ import pytest
 from tests.support.here import Here
 from tests.support.paths import ROOT
 from tests.support.tiny import TINY
+from trainbox.contract.config import Config
+from trainbox.contract.optimizers import OPTIMIZERS
 from trainer.cli.config import sweep_as_experiment
 from trainer.cli.sweep_options import SweepOptions
-from trainer.settings.config import Config
-from trainer.settings.optimizers import OPTIMIZERS
 from trainer.sweep.grid import Range, Sweep, from_identity
 
 

@@ -16,7 +16,7 @@ import torch
 from tests.support.here import Here
 from tests.support.ranks import Ranks
 from tests.support.tiny import StepCounter
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.records.predictions import csv_rows, json_lines
 from trainer.session.predict import _write
 from trainer.system.given_files import check_files, given_files

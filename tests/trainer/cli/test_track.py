@@ -9,9 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from trainbox.contract.errors import WrongUse
 from trainer.cli.commands import cli
 from trainer.cli.track import _tracker, _until_a_signal
-from trainer.errors import WrongUse
 from trainer.system.signals import STOP_SIGNALS
 
 

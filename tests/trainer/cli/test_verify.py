@@ -22,7 +22,7 @@ from tests.support import tiny
 from tests.support.here import Here, StopAfter, training_here
 from tests.support.ranks import Ranks
 from tests.support.tiny import TEXTS, Tiny
-from trainer.errors import Changed, Differs, Preempted, StorageFailure, WrongUse
+from trainbox.contract.errors import Changed, Differs, Preempted, StorageFailure, WrongUse
 from trainer.loop.digests import DigestLog
 from trainer.records import manifest
 from trainer.records.checkpoint import CheckpointWriter

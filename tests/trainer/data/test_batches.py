@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
+from trainbox.contract.errors import WrongUse
 from trainer.data import batches
 from trainer.data.batches import (
     EvaluationBatches,
@@ -22,7 +23,6 @@ from trainer.data.batches import (
 from trainer.data.examples import length
 from trainer.data.nested import to_device
 from trainer.data.schedule import MicroBatch, Schedule, epoch_order, micro_batches
-from trainer.errors import WrongUse
 from trainer.parallel.world import World
 
 CPU = torch.device("cpu")

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from trainbox.contract.errors import Failure
 from trainer.data import workers
 from trainer.data.examples import read_examples
 from trainer.data.workers import worker_context
-from trainer.errors import Failure
 
 pytestmark = pytest.mark.skipif(
     sys.version_info >= (3, 11, 10) or sys.platform != "linux", reason="no fork of it hangs"

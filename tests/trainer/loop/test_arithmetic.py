@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.support.here import Here
+from trainbox.contract.config import Settings
 from trainer.loop.arithmetic import set_arithmetic, set_tf32
-from trainer.settings.config import Settings
 from trainer.sweep import worker
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import StepCounter, Tiny
-from trainer.errors import Preempted, WrongUse
+from trainbox.contract.errors import Preempted, WrongUse
 from trainer.loop.attributes import Attributes
 from trainer.loop.guard import check_unchanged
 from trainer.system.sources import loaded_sources

@@ -162,7 +162,7 @@ _SETS_ARITHMETIC = """
 import sys
 import torch
 from trainer.loop.arithmetic import set_arithmetic
-from trainer.settings.config import Settings
+from trainbox.contract.config import Settings
 
 def set_switches(**settings):
     set_arithmetic(Settings(8, 0.1, "fp32", "min:loss", shards=1, threads=1, **settings))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import StepCounter, Tiny
-from trainer.errors import Preempted, TaskError
+from trainbox.contract.errors import Preempted, TaskError
 
 _PICTURE = torch.zeros(3, 4, 4, dtype=torch.uint8)
 _REUSED = torch.zeros(3, 4, 4, dtype=torch.uint8)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.tiny import Tiny
+from trainbox.contract.errors import WrongUse
+from trainbox.task import Task
 from trainer.data.nested import take
-from trainer.errors import WrongUse
 from trainer.loop.export_program import export_program
 from trainer.loop.model_call import find_call
-from trainer.task import Task
 from trainer.tasks.digits import Digits
 from trainer.tasks.har import Har
 from trainer.tasks.ssvae import Ssvae

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.loop.freeze import freeze
 
 

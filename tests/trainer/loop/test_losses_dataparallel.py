@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import scatter_gather
 
+from trainbox.task import Task
 from trainer.loop.losses import LossModule
-from trainer.task import Task
 from trainer.task_loading.load import load_task
 
 # The package has a function of the same name.

@@ -12,12 +12,12 @@ from tests.support.convolutions import Pictures
 from tests.support.here import Here, StopAfter
 from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
+from trainbox.contract.config import Config
+from trainbox.contract.errors import Preempted, WrongUse
 from trainer.data.schedule import Schedule, micro_batches
-from trainer.errors import Preempted, WrongUse
 from trainer.loop.memory_format import memory_format, put_channels_last
 from trainer.parallel.strategy import STRATEGIES, Replicated
 from trainer.parallel.world import World
-from trainer.settings.config import Config
 
 PICTURES = "tests.support.convolutions:Pictures"
 BF16: dict[str, Any] = {"task": PICTURES, "precision": "bf16", "threads": 1}

@@ -15,7 +15,7 @@ from torch import nn
 
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import TINY, Large, Tiny
-from trainer.errors import OutOfMemory, Preempted, WrongUse
+from trainbox.contract.errors import OutOfMemory, Preempted, WrongUse
 from trainer.loop.out_of_memory import memory_used_up
 from trainer.records.compare import first_difference
 

@@ -14,10 +14,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import StepCounter, Tiny
-from trainer.errors import NotFinite, Preempted, WrongUse
+from trainbox.contract.config import warmup_then_cosine
+from trainbox.contract.errors import NotFinite, Preempted, WrongUse
 from trainer.loop.pace import Pace
 from trainer.records.checkpoint import CheckpointWriter
-from trainer.settings.config import warmup_then_cosine
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def _by_hand(
     kind: Callable[..., torch.optim.Optimizer], steps: int, **options: Any
 ) -> dict[str, Tensor]:
     """Return the weights after a plain loop over the same data in the same order."""
-    from trainbox.seeding import derive_seed
+    from trainbox.contract.seeding import derive_seed
     from trainer.data.schedule import epoch_order
 
     task = Tiny()

@@ -14,8 +14,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import StepCounter, Tiny
+from trainbox.contract.errors import Preempted, WrongUse
 from trainer.data.examples import read_twice, spread
-from trainer.errors import Preempted, WrongUse
 from trainer.records.compare import read_entries
 
 _OWN = numpy.random.default_rng(0)

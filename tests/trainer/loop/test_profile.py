@@ -13,7 +13,7 @@ from torch.autograd.profiler_util import FunctionEvent, FunctionEventAvg
 
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import TINY
-from trainer.errors import Preempted, StorageFailure
+from trainbox.contract.errors import Preempted, StorageFailure
 from trainer.loop.profile import _longest
 from trainer.system.signals import StopRequest
 

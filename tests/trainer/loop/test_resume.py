@@ -10,7 +10,7 @@ from tests.support.faults import GATED, Gate, SignalGate
 from tests.support.here import Here, StopAfter
 from tests.support.ranks import Forks, Ranks, StartedRanks, ranks_in
 from tests.support.tiny import TINY
-from trainer.errors import Preempted
+from trainbox.contract.errors import Preempted
 
 # An epoch has 40 steps, so the third epoch is incomplete.
 ARGUMENTS = (*GATED, "--max-steps", "100")

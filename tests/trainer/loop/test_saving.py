@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainer.errors import NotFinite, WrongUse
+from trainbox.contract.errors import NotFinite, WrongUse
 from trainer.loop.saving import Saving
 from trainer.system.signals import StopRequest
 

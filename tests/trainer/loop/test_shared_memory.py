@@ -10,9 +10,9 @@ from torch.utils.data import Dataset
 
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import Tiny
+from trainbox.contract.errors import Preempted, StorageFailure
 from trainer.data.examples import read_examples
 from trainer.data.nested import tensors_in
-from trainer.errors import Preempted, StorageFailure
 from trainer.loop.shared_memory import LoaderBatches, least_bytes
 
 # The tests use more workers than this machine has CPUs.

@@ -13,9 +13,9 @@ from torch.optim import AdamW
 
 from tests.support.here import Here
 from tests.support.tiny import Tiny
-from trainbox.seeding import derive_seed
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.seeding import derive_seed
 from trainer.data.schedule import MicroBatch
-from trainer.errors import WrongUse
 from trainer.loop.step import EagerStep, _seeds, learning_rate
 
 

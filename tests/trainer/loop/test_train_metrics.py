@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import Tiny
-from trainer.classification import Classification
-from trainer.errors import Preempted
+from trainbox.classification import Classification
+from trainbox.contract.errors import Preempted
 
 _NEAR = "tests.trainer.loop.test_train_metrics:Near"
 _TRAIN = ("train", "--device", "cpu", "--run", "r")

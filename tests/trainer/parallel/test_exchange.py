@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from trainbox.contract.errors import WrongUse
 from trainer.data.schedule import micro_batches
-from trainer.errors import WrongUse
 from trainer.parallel.exchange import Reduction
 from trainer.parallel.shard_sums import Exchange
 from trainer.parallel.tree import TreeSum, subtrees

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainer.errors import MESSAGES
+from trainbox.contract.errors import MESSAGES
 from trainer.parallel import world
 from trainer.parallel.stalled_gpu import start_watch
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.parallel.strategy import launched_as
 
 

@@ -23,8 +23,8 @@ from torch import nn
 
 from tests.support.commands import clean_environment
 from tests.support.unsafe_pickle import MakesFolder
-from trainbox.files import replacing
-from trainer.errors import NotFinite, StorageFailure
+from trainbox.contract.errors import NotFinite, StorageFailure
+from trainbox.contract.files import replacing
 from trainer.records.checkpoint import CheckpointWriter
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.here import Here, StopAfter
+from trainbox.contract.errors import Preempted
 from trainer.data.schedule import Schedule
-from trainer.errors import Preempted
 from trainer.records.console import Console
 
 

@@ -9,8 +9,8 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import TENSOR
 
 from tests.support.here import Here, StopAfter
 from tests.support.tiny import Tiny
+from trainbox.contract.errors import Preempted
 from trainer.data.schedule import Schedule, micro_batches
-from trainer.errors import Preempted
 from trainer.records import gpu_events as hardware
 from trainer.records import run_log
 from trainer.records.gpu_events import HardwareEvents, hardware_events

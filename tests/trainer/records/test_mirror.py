@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.support.storages import Storages
-from trainer.errors import NetworkFailure, Preempted, StorageFailure, WrongUse
+from trainbox.contract.errors import NetworkFailure, Preempted, StorageFailure, WrongUse
 from trainer.records.checkpoint import CheckpointWriter
 from trainer.records.mirror import Mirror
 from trainer.records.mirror_plan import MARKER

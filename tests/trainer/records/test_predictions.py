@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.records.predictions import prediction_columns
 from trainer.tasks.digits import Digits
 

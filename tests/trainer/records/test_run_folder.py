@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.errors import Busy, StorageFailure
+from trainbox.contract.errors import Busy, StorageFailure
 from trainer.records.run_folder import RunFolder
 
 

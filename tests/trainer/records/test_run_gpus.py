@@ -21,7 +21,7 @@ from tests.support.here import Here, StopAfter
 from tests.support.nvml_stub.build import write_config
 from tests.support.ranks import Ranks
 from tests.support.tiny import TINY
-from trainer.errors import Preempted
+from trainbox.contract.errors import Preempted
 from trainer.parallel.strategy import STRATEGIES, Strategy
 from trainer.parallel.world import World
 from trainer.records import gpu_reader

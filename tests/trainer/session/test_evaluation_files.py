@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.errors import StorageFailure, WrongUse
+from trainbox.contract.errors import StorageFailure, WrongUse
 from trainer.parallel.world import World
 from trainer.session.evaluation_files import check_predictions, write_results
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from tests.support.here import Here
 from tests.support.library import raise_in_library
 from tests.support.tiny import TINY, Tiny
-from trainer.errors import (
+from trainbox.contract.errors import (
     DeviceMissing,
     Failure,
     NetworkFailure,

@@ -16,8 +16,8 @@ from torch import Tensor
 from tests.support.here import Here, StopAfter
 from tests.support.transfer import TRANSFER, Transfer
 from tests.support.unsafe_pickle import MakesFolder
-from trainer.errors import Preempted, WrongUse
-from trainer.initial_weights import read_tensors, unwrapped
+from trainbox.contract.errors import Preempted, WrongUse
+from trainbox.initial_weights import read_tensors, unwrapped
 
 _SHORT: dict[str, Any] = {"task": TRANSFER, "max_steps": 3}
 _RUN = ("train", TRANSFER, "--device", "cpu", "--max-steps", "1")

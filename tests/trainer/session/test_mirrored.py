@@ -14,14 +14,14 @@ from tests.support.ranks import Ranks
 from tests.support.storages import Storages
 from tests.support.tiny import TINY
 from tests.support.unsafe_pickle import MakesFolder
-from trainbox.sidecar import write_checkpoint
-from trainer.errors import Preempted, StorageFailure, WrongUse
+from trainbox.contract.config import Config
+from trainbox.contract.errors import Preempted, StorageFailure, WrongUse
+from trainbox.contract.sidecar import write_checkpoint
 from trainer.parallel.world import World
 from trainer.records.mirror import Mirror
 from trainer.records.mirror_storage import Storage
 from trainer.session import agreement
 from trainer.session.mirrored import mirrored
-from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
 
 URL = "faulty://bucket/prefix"

@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 from tests.support import tiny
 from tests.support.here import Here, StopAfter, close_files, open_files
 from tests.support.tiny import TINY, Tiny
+from trainbox.contract.config import Config
+from trainbox.contract.errors import DeviceMissing, Preempted, WrongUse
 from trainer.data.schedule import micro_batches
-from trainer.errors import DeviceMissing, Preempted, WrongUse
 from trainer.loop.report import batch_equation
 from trainer.loop.settle import settle
 from trainer.parallel.device import choose_device
@@ -29,7 +30,6 @@ from trainer.parallel.world import World
 from trainer.records.compare import manifest_differences, read_entries
 from trainer.records.run_log import RunLog
 from trainer.session.agreement import refuse_difference
-from trainer.settings.config import Config
 from trainer.system.signals import StopRequest
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from trainer.errors import WrongUse
-from trainer.settings.config import Config
+from trainbox.contract.config import Config
+from trainbox.contract.errors import WrongUse
 from trainer.sweep.grid import (
     Range,
     Sweep,

@@ -11,9 +11,9 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from tests.support.here import Here
 from tests.support.tiny import TINY
-from trainer.errors import WrongUse
+from trainbox.contract.config import Config
+from trainbox.contract.errors import WrongUse
 from trainer.session.train import train_task
-from trainer.settings.config import Config
 from trainer.sweep import slots, work, worker
 from trainer.sweep.grid import Sweep
 from trainer.sweep.results import (

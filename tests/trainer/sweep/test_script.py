@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.errors import WrongUse
-from trainer.settings.config import Config
+from trainbox.contract.config import Config
+from trainbox.contract.errors import WrongUse
 from trainer.sweep.grid import Range, Sweep, from_identity
 from trainer.sweep.reports import Reports, parse
 from trainer.sweep.results import figure, rows

@@ -14,8 +14,8 @@ from optuna.distributions import FloatDistribution
 from optuna.samplers import TPESampler
 
 from tests.support.here import Here
-from trainer.errors import StorageFailure, WrongUse
-from trainer.settings.config import Config
+from trainbox.contract.config import Config
+from trainbox.contract.errors import StorageFailure, WrongUse
 from trainer.sweep import owners, samplers
 from trainer.sweep.grid import Range, Sweep
 from trainer.sweep.script import Script

@@ -26,9 +26,9 @@ from tests.support.here import Here
 from tests.support.paths import ROOT
 from tests.support.ranks import Ranks, StartedRanks
 from tests.trainer.sweep.tasks import HELD_STEP
-from trainer.errors import WrongUse
+from trainbox.contract.config import Config
+from trainbox.contract.errors import WrongUse
 from trainer.records.compare import read_entries
-from trainer.settings.config import Config
 from trainer.sweep.crash import exit_cause, last_output
 from trainer.sweep.grid import Sweep
 from trainer.sweep.retries import TrialLimits

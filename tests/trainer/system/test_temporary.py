@@ -18,8 +18,8 @@ from torch.utils.data import TensorDataset
 from entrypoint.system import temporary as entrypoint_temporary
 from tests.support.faults import needs_linux
 from tests.support.here import Here
+from trainbox.contract.errors import StorageFailure
 from trainer.data.examples import read_examples
-from trainer.errors import StorageFailure
 from trainer.system import temporary
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.here import Here
 from tests.support.task_files import HEAD, loaded
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.task_loading.fields import TaskField, parse_fields, static_fields, summary
 from trainer.task_loading.load import load_task
 from trainer.task_loading.spec import built_in_tasks
@@ -81,7 +81,7 @@ _INHERITING = """
         ),
     ],
 )
-@pytest.mark.parametrize("public", ["trainbox", "trainer.classification"])
+@pytest.mark.parametrize("public", ["trainbox", "trainbox.classification"])
 def test_inherited_fields_are_the_same_read_and_loaded(
     write: Callable[[str, str], str], public: str, name: str, expected: list[TaskField]
 ) -> None:
@@ -93,9 +93,9 @@ def test_inherited_fields_are_the_same_read_and_loaded(
 
 _UNREADABLE = """
     from dataclasses import dataclass, field
-    import trainer.task
+    import trainbox.task
     from helper_of_mine import Helper
-    from trainer.task import Task
+    from trainbox.task import Task
 
     WIDTH = 8
 
@@ -108,7 +108,7 @@ _UNREADABLE = """
         width: "int" = 32
 
     @dataclass(frozen=True)
-    class Dotted(trainer.task.Task):
+    class Dotted(trainbox.task.Task):
         width: int = 32
 
     @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 from tests.support.here import Here
 from tests.support.task_files import HEAD, loaded
 from tests.support.tiny import Tiny
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 from trainer.task_loading.fields import TaskField, static_fields
 from trainer.task_loading.load import load_task
 from trainer.task_loading.spec import TASKS_FOLDER, built_in_tasks, locate

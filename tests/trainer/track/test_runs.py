@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.trainer.track.conftest import MakeRun, train_entry
-from trainbox.secret_rule import NOT_SHOWN
-from trainer.errors import Failure, StorageFailure, WrongUse
+from trainbox.contract.errors import Failure, StorageFailure, WrongUse
+from trainbox.contract.secret_rule import NOT_SHOWN
 from trainer.track.runs import EntryRow, find_runs, read_run, row
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.commands import Trainbox
 from tests.trainer.track.conftest import MakeRun, train_entry
-from trainer.errors import NetworkFailure, StorageFailure, WrongUse
+from trainbox.contract.errors import NetworkFailure, StorageFailure, WrongUse
 from trainer.track.upload import Tracker, Upload, send_once
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.track.conftest import MakeRun, train_entry
-from trainer.errors import Failure, NetworkFailure, StorageFailure, WrongUse
+from trainbox.contract.errors import Failure, NetworkFailure, StorageFailure, WrongUse
 from trainer.track.runs import EntryRow, Run
 from trainer.track.upload import Upload, follow, send_once
 

@@ -15,8 +15,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from tests.support.here import Here
 from tests.support.ranks import Ranks
-from trainer import pictures
-from trainer.classification import Classification, most_mistaken
+from trainbox import pictures
+from trainbox.classification import Classification, most_mistaken
 
 _TASK = "tests.trainer.test_figures:Mistaken"
 

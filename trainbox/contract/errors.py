@@ -1,29 +1,26 @@
 """The failures that a user can see, each with its exit code (docs/reference/exit-codes.md)."""
 
-from trainbox.errors import Failure, StorageFailure, WrongUse
-
-__all__ = [
-    "MESSAGES",
-    "STORE",
-    "Busy",
-    "Changed",
-    "DeviceMissing",
-    "Differs",
-    "Failure",
-    "NetworkFailure",
-    "NotFinite",
-    "OutOfMemory",
-    "Preempted",
-    "StorageFailure",
-    "TaskError",
-    "TrialsFailed",
-    "WrongUse",
-    "called_exit",
-]
-
 # The variable with the folder for the last message of each rank, one file per rank.
 MESSAGES = "TRAINBOX_MESSAGES"
 STORE = "TRAINBOX_STORE"  # the variable with the file through which a machine's ranks connect
+
+
+class Failure(Exception):
+    """An expected failure, whose message names the problem and its remedy."""
+
+    exit_code = 1
+
+
+class WrongUse(Failure):
+    """A mistake of the user in the arguments, the settings, the data or the environment."""
+
+    exit_code = 2
+
+
+class StorageFailure(Failure):
+    """A file or folder of a run that cannot be written or read."""
+
+    exit_code = 4
 
 
 class TrialsFailed(Failure):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainbox.files import parse_object
-from trainer.errors import WrongUse
-from trainer.settings.optimizers import check_optimizer
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.files import parse_object
+from trainbox.contract.optimizers import check_optimizer
 
 DEFAULT_EPOCHS = 10
 DEFAULT_BATCH_SIZE = 128

@@ -9,7 +9,7 @@ import pytest
 
 from entrypoint.script.target import Target
 from tests.support.commands import Trainbox, clean_environment
-from trainbox.run_name import run_name, script_label
+from trainbox.contract.run_name import run_name, script_label
 from trainer.sweep.script import Script
 
 _PRINTS = "import trainbox; print(trainbox.run_folder())"

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from trainer.settings.config import warmup_then_cosine
-from trainer.settings.optimizers import make_optimizer
+from trainbox.contract.config import warmup_then_cosine
+from trainbox.contract.optimizers import make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.utils.data import Dataset
 
-    from trainer.pictures import Picture
+    from trainbox.pictures import Picture
 
 # Shape suffixes: B examples of a batch, C channels, H height, W width, K classes.
 

@@ -9,17 +9,17 @@ import torch
 import trainbox
 from tests.support.here import Here
 from tests.support.tiny import ScalarLoss, Tiny
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
+from trainbox.task import Task
 from trainer.loop.losses import LossModule, check_losses
-from trainer.task import Task
 
 
 def test_the_public_api_is_the_classes_that_the_trainer_uses() -> None:
     assert trainbox.Task is Task
     assert trainbox.WrongUse is WrongUse
-    assert trainbox.Classification is sys.modules["trainer.classification"].Classification
+    assert trainbox.Classification is sys.modules["trainbox.classification"].Classification
     assert trainbox.metrics.accuracy(torch.eye(2)) == 1.0
-    assert trainbox.pictures.from_figure is sys.modules["trainer.pictures"].from_figure
+    assert trainbox.pictures.from_figure is sys.modules["trainbox.pictures"].from_figure
     assert all(hasattr(trainbox, name) for name in trainbox.__all__)
     with pytest.raises(AttributeError, match="module 'trainbox' has no attribute 'Classificaton'"):
         trainbox.Classificaton  # noqa: B018

@@ -9,12 +9,12 @@ import torch
 
 from tests.support.here import Here
 from tests.support.tiny import TINY, Tiny
+from trainbox.contract.config import Config, check
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.optimizers import OPTIMIZERS, make_optimizer
+from trainbox.task import Task
 from trainer.cli.sweep import sweep
 from trainer.cli.train import train
-from trainer.errors import WrongUse
-from trainer.settings.config import Config, check
-from trainer.settings.optimizers import OPTIMIZERS, make_optimizer
-from trainer.task import Task
 
 _UNKNOWN = f"--optimizer lion does not exist: use {', '.join(OPTIMIZERS)}"
 

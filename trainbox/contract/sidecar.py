@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from trainbox.files import open_regular, read_object, replacing
+from trainbox.contract.files import open_regular, read_object, replacing
 
 
 def checkpoint_path(folder: Path, step: int, suffix: str = ".json") -> Path:

@@ -8,7 +8,7 @@ import torch
 
 from entrypoint.system import torch_build
 from entrypoint.system.torch_build import torch_architectures, torch_cuda
-from trainbox.architectures import without_code
+from trainbox.contract.architectures import without_code
 
 
 @pytest.mark.parametrize(

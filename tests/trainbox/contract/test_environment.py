@@ -7,11 +7,11 @@ import click
 import pytest
 
 from tests.support.here import Here
-from trainbox.variables import LAUNCH_NAMES
+from trainbox.contract.environment import NOT_SETTINGS, check_names
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.variables import LAUNCH_NAMES
 from trainer.cli.commands import cli
 from trainer.cli.invocation import all_settings, variables
-from trainer.errors import WrongUse
-from trainer.settings.environment import NOT_SETTINGS, check_names
 
 _ROOT = Path(__file__).parents[3]
 _SETTINGS = all_settings(click.Context(cli))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainbox.files import append_line, read_object, read_text
+from trainbox.contract.files import append_line, read_object, read_text
 
 
 def test_an_object_is_read_also_through_a_link(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from tests.support.here import Here
 from tests.support.tiny import TINY
-from trainer.errors import WrongUse
-from trainer.settings.config import (
+from trainbox.contract.config import (
     FREE_AT_RESUME,
     Config,
     check,
@@ -22,6 +21,7 @@ from trainer.settings.config import (
     split_metric,
     warmup_then_cosine,
 )
+from trainbox.contract.errors import WrongUse
 
 # Another valid value for each setting.
 _OTHER: dict[str, Any] = {

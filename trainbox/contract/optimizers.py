@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

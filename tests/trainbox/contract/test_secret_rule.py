@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainbox.secret_rule import arguments_without_secrets
+from trainbox.contract.secret_rule import arguments_without_secrets
 
 HEX = "3fa94c0b7715d2e8a6610fb49c8d27e05b13aa9f"
 

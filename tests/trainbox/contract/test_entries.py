@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainbox.entries import EntryReader, is_of_script
+from trainbox.contract.entries import EntryReader, is_of_script
 
 
 @pytest.fixture

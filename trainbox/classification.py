@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainbox import pictures
+from trainbox.contract.errors import WrongUse
+from trainbox.task import Task
 from trainbox.task_metrics import TaskMetrics
-from trainer import pictures
-from trainer.errors import WrongUse
-from trainer.task import Task
 
 # Shape suffixes: B examples of a batch, C channels, H height, W width, K classes.
 

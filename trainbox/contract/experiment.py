@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from trainbox.files import read_text
-from trainbox.variables import LAUNCH_NAMES
+from trainbox.contract.files import read_text
+from trainbox.contract.variables import LAUNCH_NAMES
 
 SUFFIX = ".toml"  # of the file's name
 TABLES = ("task", "train", "launch", "sweep")

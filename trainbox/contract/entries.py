@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from trainbox.files import open_regular
+from trainbox.contract.files import open_regular
 
 OWN_KINDS = ("health", "gpus")  # entries that `trainbox run` itself writes
 

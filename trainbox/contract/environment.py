@@ -3,8 +3,8 @@
 import re
 from collections.abc import Collection, Iterable
 
-from trainbox.variables import LAUNCH_NAMES
-from trainer.errors import WrongUse
+from trainbox.contract.errors import WrongUse
+from trainbox.contract.variables import LAUNCH_NAMES
 from trainer.system.hints import command
 
 PREFIX = "TRAINBOX_"
